@@ -1,0 +1,137 @@
+"""The native core: direct reads into memory allocated once, and products of encoded rows.
+
+Bytes, rows and numbers; no tokens and no meaning of layers. Arrays are one-dimensional and
+contiguous, and are taken as they are: a wrong type raises TypeError, it is never converted.
+Every size, offset and id is checked before anything is read or written.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+NAME: str
+
+def available_isas() -> list[str]:
+    """Instruction sets that this processor runs, the best last."""
+
+class Buffer:
+    """Anonymous page-aligned memory: allocated once, zero, never moves, touched when first used."""
+
+    def __init__(self, nbytes: int) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    def array(self) -> NDArray[np.uint8]:
+        """The memory itself, writable; the array keeps the buffer alive."""
+
+class Reader:
+    """A pool of threads doing positioned reads on one file."""
+
+    def __init__(
+        self,
+        path: str,
+        direct: str = "optional",
+        threads: int = 32,
+        gap_bytes: int = 0,
+        max_read_bytes: int = 524288,
+    ) -> None: ...
+    @property
+    def direct(self) -> bool: ...
+    @property
+    def fallback(self) -> str: ...
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    def submit(
+        self,
+        offsets: NDArray[np.int64],
+        length: int,
+        buffer: Buffer,
+        destinations: NDArray[np.int64],
+    ) -> int:
+        """Start reading `length` bytes at each offset; returns a ticket for `wait`."""
+
+    def wait(self, ticket: int) -> None:
+        """Until the reads of a ticket are done: EOFError, InterruptedError or OSError if not."""
+
+    def read(
+        self,
+        offsets: NDArray[np.int64],
+        length: int,
+        buffer: Buffer,
+        destinations: NDArray[np.int64],
+    ) -> None:
+        """Submit and wait."""
+
+    def cancel(self) -> None:
+        """Drop what is queued; what is in flight is finished before `wait` returns."""
+
+    def clear_cancel(self) -> None:
+        """Accept work again."""
+
+    def stats(self) -> dict[str, int | list[int]]:
+        """Counters since the reader was opened."""
+
+    def close(self) -> None:
+        """End the threads; later calls raise ValueError."""
+
+class Kernels:
+    """Products of encoded rows, on threads of their own, the same for every number of them."""
+
+    def __init__(self, threads: int = 1, isa: str | None = None) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    def matvec(
+        self,
+        rows: NDArray[np.uint8],
+        dtype: str,
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [n] = rows [n, d] @ x [d]."""
+
+    def dot_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """out[i] = dot of x with the row at byte ids[i] * row_stride + row_offset."""
+
+    def weighted_sum_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        block_ends: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [d] += for each block in order, the sum of weights[i] * row ids[i] within it."""
+
+    def close(self) -> None:
+        """End the threads; later calls raise ValueError."""
+
+def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
+    """CRC-32C of the bytes, continuing from `value`."""
+
+def bundle_checksums(
+    data: NDArray[np.uint8],
+    stride: int,
+    bundle_bytes: int,
+    file_id: bytes,
+    layer: int,
+    first_bundle: int,
+) -> NDArray[np.uint32]:
+    """CRC-32C of each bundle, seeded by file, layer and bundle number."""

@@ -1,0 +1,198 @@
+"""Where the time and the bytes of each token went."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from flashllm.flash.stream import StreamCounters
+
+PARTS = ("predict", "plan", "io_exposed", "manage", "attention", "ffn", "head", "sample", "other")
+_INDEX = {part: index for index, part in enumerate(PARTS)}
+_PROCESS = psutil.Process()
+
+
+class PartClock:
+    """Attributes every nanosecond between `start` and `stop` to exactly one part."""
+
+    def __init__(self) -> None:
+        self._spent_ns = [0] * len(PARTS)
+        self._part = _INDEX["other"]
+        self._mark_ns = time.perf_counter_ns()
+
+    def start(self) -> None:
+        """Forget what was counted and count for `other`."""
+        self._spent_ns = [0] * len(PARTS)
+        self._part = _INDEX["other"]
+        self._mark_ns = time.perf_counter_ns()
+
+    def switch(self, part: str) -> None:
+        """From now on, time belongs to `part`."""
+        now_ns = time.perf_counter_ns()
+        self._spent_ns[self._part] += now_ns - self._mark_ns
+        self._mark_ns = now_ns
+        self._part = _INDEX[part]
+
+    def stop(self) -> dict[str, int]:
+        """Nanoseconds by part since `start`."""
+        self.switch("other")
+        return dict(zip(PARTS, self._spent_ns, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """What one decoded token cost; times in nanoseconds, sizes in bytes."""
+
+    wall_ns: int
+    parts_ns: dict[str, int]
+    bytes_read: int
+    """Asked from the device: gaps between bundles and rounding included."""
+    bytes_useful: int
+    reads: int
+    io_busy_ns: int
+    """Time in which at least one read was under way."""
+    depth_ns: int
+    """Reads under way, summed over time: divided by io_busy_ns, the mean queue depth."""
+    depth_max: int
+    size_histogram: tuple[int, ...]
+    """Reads by size; entry i counts those of 2**i to 2**(i+1) - 1 bytes."""
+    hits: int
+    misses: int
+    passes: int
+    spilled: int
+    rss_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the active bundles that were in DRAM already."""
+        return ratio(self.hits, self.hits + self.misses, empty=1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, the derived ones included."""
+        return {
+            **dataclasses.asdict(self),
+            "hit_rate": self.hit_rate,
+            "queue_depth_mean": ratio(self.depth_ns, self.io_busy_ns),
+            "io_bytes_per_second": ratio(self.bytes_read * 1e9, self.io_busy_ns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """What reading the prompt cost, the first token's draw included."""
+
+    tokens: int = 0
+    wall_ns: int = 0
+    bytes_read: int = 0
+
+    @classmethod
+    def of(cls, cost: TokenCost, tokens: int) -> PrefillCost:
+        """The cost of a first step, as that of its prompt."""
+        return cls(tokens=tokens, wall_ns=cost.wall_ns, bytes_read=cost.bytes_read)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Reads the counters of reader and slot pool around each step."""
+
+    reader_stats: Any
+    counters: StreamCounters
+    clock: PartClock = field(default_factory=PartClock)
+    _wall_ns: int = 0
+    _reader: Mapping[str, Any] = field(default_factory=dict)
+    _counters: StreamCounters = field(default_factory=StreamCounters)
+
+    def start(self) -> None:
+        """A step begins."""
+        self._reader = self.reader_stats()
+        self._counters = self.counters.copy()
+        self._wall_ns = time.perf_counter_ns()
+        self.clock.start()
+
+    def token(self) -> TokenCost:
+        """A step ends, and this is what it cost."""
+        parts_ns = self.clock.stop()
+        wall_ns = time.perf_counter_ns() - self._wall_ns
+        now, before = self.reader_stats(), self._reader
+        counts = self.counters.since(self._counters)
+        histogram = zip(now["size_histogram"], before["size_histogram"], strict=True)
+        return TokenCost(
+            wall_ns=wall_ns,
+            parts_ns=parts_ns,
+            bytes_read=now["bytes_read"] - before["bytes_read"],
+            bytes_useful=now["bytes_useful"] - before["bytes_useful"],
+            reads=now["reads"] - before["reads"],
+            io_busy_ns=now["busy_ns"] - before["busy_ns"],
+            depth_ns=now["depth_ns"] - before["depth_ns"],
+            depth_max=now["depth_max"],
+            size_histogram=tuple(late - early for late, early in histogram),
+            hits=counts.hits,
+            misses=counts.misses,
+            passes=counts.passes,
+            spilled=counts.spilled,
+            rss_bytes=rss_bytes(),
+        )
+
+
+def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
+    """The `decode` object of a report: sums over the decoded tokens, and the rates they give."""
+    wall_ns = sum(cost.wall_ns for cost in costs)
+    hits = sum(cost.hits for cost in costs)
+    misses = sum(cost.misses for cost in costs)
+    io_busy_ns = sum(cost.io_busy_ns for cost in costs)
+    bytes_read = sum(cost.bytes_read for cost in costs)
+    sizes = [list(cost.size_histogram) for cost in costs]
+    return {
+        "tokens": len(costs),
+        "wall_ns": wall_ns,
+        "tokens_per_second": ratio(len(costs) * 1e9, wall_ns),
+        "parts_ns": {part: sum(cost.parts_ns[part] for cost in costs) for part in PARTS},
+        "bytes_read": bytes_read,
+        "bytes_useful": sum(cost.bytes_useful for cost in costs),
+        "reads": sum(cost.reads for cost in costs),
+        "hit_rate": ratio(hits, hits + misses, empty=1.0),
+        "hits": hits,
+        "misses": misses,
+        "passes": sum(cost.passes for cost in costs),
+        "spilled": sum(cost.spilled for cost in costs),
+        "io_busy_ns": io_busy_ns,
+        "io_bytes_per_second": ratio(bytes_read * 1e9, io_busy_ns),
+        "queue_depth_mean": ratio(sum(cost.depth_ns for cost in costs), io_busy_ns),
+        "queue_depth_max": max((cost.depth_max for cost in costs), default=0),
+        "read_sizes": _histogram(sizes),
+    }
+
+
+def _histogram(sizes: Sequence[Sequence[int]]) -> dict[str, int]:
+    totals = [sum(column) for column in zip(*sizes, strict=True)]
+    return {str(1 << power): count for power, count in enumerate(totals) if count}
+
+
+def ratio(part: float, whole: float, empty: float = 0.0) -> float:
+    """`part` over `whole`, and `empty` where there is nothing to divide by."""
+    return part / whole if whole else empty
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process, now."""
+    return int(_PROCESS.memory_info().rss)
+
+
+def rss_peak_bytes() -> int:
+    """The most resident memory that this process ever had."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)

@@ -1,0 +1,374 @@
+"""The engine: open a model, ask for logits, generate tokens, each with what it cost.
+
+    with flashllm.open_model(path, memory=4 << 30) as model:
+        for token in model.generate(model.tokenizer.encode("Hello"), max_tokens=32):
+            print(token.text, token.cost.bytes_read)
+
+One generation at a time; `cancel` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.accounting import Meter, PrefillCost, TokenCost, decode_summary, rss_peak_bytes
+from flashllm.errors import Cancelled, ModelNotFound, UsageError
+from flashllm.flash.plan import Plan
+from flashllm.flash.store import PREDICTORS_FILE, Store
+from flashllm.loading import load_decoder, open_decoder
+from flashllm.model.decoder import Decoder
+from flashllm.sampling import Sampler, Sampling, StopMatcher
+from flashllm.spec import ModelSpec
+from flashllm.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "Generation",
+    "Model",
+    "ModelInfo",
+    "Sampling",
+    "Token",
+    "load_info",
+    "open_decoder",
+    "open_model",
+]
+
+OnPrefill = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a converted model is, from its manifest."""
+
+    name: str
+    directory: str
+    spec: ModelSpec
+    has_predictors: bool
+    has_tokenizer: bool
+    synthetic: bool
+    file_bytes: dict[str, int]
+    source: dict[str, Any]
+    layout_version: int
+    bundle_stride_bytes: int
+    activity: dict[str, Any] | None
+    """Mean sparsity, false negatives and false positives of the predictors, where known."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**dataclasses.asdict(self), "spec": self.spec.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token; `text` is what can be shown now and may be empty.
+
+    The cost of the first token is that of the whole prompt.
+    """
+
+    id: int
+    text: str
+    cost: TokenCost
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"id": self.id, "text": self.text, "cost": self.cost.to_json()}
+
+
+def open_model(
+    path: str | os.PathLike[str] | None,
+    memory: int | None = None,
+    select: str | None = None,
+    window: int | None = None,
+    io_threads: int | None = None,
+    *,
+    direct: bool = True,
+    context: int | None = None,
+) -> Model:
+    """Open a converted model; None is the one that comes with the project.
+
+    `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
+    predicted, all, oracle; `window` in tokens. Errors: `ModelNotFound`, `ModelError`,
+    `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    """
+    decoder, plan, store = load_decoder(
+        model_directory(path),
+        memory=memory,
+        select=select,
+        window=window,
+        io_threads=io_threads,
+        direct=direct,
+        context=context,
+    )
+    try:
+        return Model(decoder, plan, store)
+    except BaseException:
+        store.close()
+        raise
+
+
+def load_info(path: str | os.PathLike[str] | None) -> ModelInfo:
+    """Describe a converted model without loading it."""
+    with Store(model_directory(path)) as store:
+        return _info(store, load_tokenizer(store.directory) is not None)
+
+
+def model_directory(path: str | os.PathLike[str] | None) -> Path:
+    """Where the model at `path` is; the demo is converted at its first use."""
+    if path is None:
+        from flashllm.convert import demo_model
+
+        return Path(demo_model())
+    directory = Path(path)
+    if not directory.exists():
+        raise ModelNotFound(f"{directory}: there is nothing. Make it with `flashllm convert`")
+    return directory
+
+
+class Model:
+    """An open model. Close it, or use it as a context manager."""
+
+    def __init__(self, decoder: Decoder, plan: Plan, store: Store) -> None:
+        self.plan = plan
+        self.tokenizer: Tokenizer | None = load_tokenizer(store.directory)
+        self.info = _info(store, self.tokenizer is not None)
+        self._decoder = decoder
+        self._store = store
+        self._running: Generation | None = None
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Exact logits [tokens, vocab] after each of `ids`, all neurons computed."""
+        self._check(ids)
+        self._stop_running()
+        return self._decoder.logits(ids)
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        max_tokens: int = 256,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        on_prefill: OnPrefill | None = None,
+    ) -> Generation:
+        """Continue `ids` by up to `max_tokens`; nothing runs before the first token is asked for.
+
+        `stop` holds strings that end the text and are not part of it; `on_prefill` is called with
+        (tokens done, tokens in all).
+        """
+        self._check(ids)
+        if max_tokens < 0:
+            raise UsageError(f"max_tokens is {max_tokens}; expected 0 or more")
+        if stop and self.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer, and this model came without one")
+        self._stop_running()
+        self._running = Generation(
+            self, self._decoder, list(ids), max_tokens, sampling or Sampling(), stop, on_prefill
+        )
+        return self._running
+
+    def cancel(self) -> None:
+        """End the running generation within a layer. From any thread."""
+        self._decoder.cancel()
+
+    def close(self) -> None:
+        """Stop the threads and give the memory back."""
+        self._stop_running()
+        self._store.close()
+
+    def io_report(self) -> dict[str, Any]:
+        """How the bundles are read: direct or not, by how many threads, and why not direct."""
+        reader = self._store.reader
+        return {
+            "direct": bool(reader.direct),
+            "threads": int(reader.threads),
+            "fallback": str(reader.fallback) or None,
+        }
+
+    def reader_stats(self) -> dict[str, Any]:
+        """Counts of the reader since the model was opened."""
+        stats: dict[str, Any] = self._store.reader.stats()
+        return stats
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if not len(ids):
+            raise UsageError("the prompt is empty; give it at least one token")
+        vocab = self.info.spec.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab:
+                raise UsageError(f"token id {token} is outside the vocabulary of {vocab}")
+        if len(ids) > self.plan.context:
+            raise UsageError(
+                f"the prompt has {len(ids)} tokens and the context {self.plan.context};"
+                " shorten it, or open the model with a larger --ctx-size"
+                f" (this model can do {self.info.spec.max_positions})"
+            )
+
+    def _stop_running(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+        self._decoder.clear_cancel()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Generation:
+    """Iterator of tokens; afterwards `finish_reason`, `text` and `report()` tell how it went."""
+
+    def __init__(
+        self,
+        model: Model,
+        decoder: Decoder,
+        ids: list[int],
+        max_tokens: int,
+        sampling: Sampling,
+        stop: Sequence[str],
+        on_prefill: OnPrefill | None,
+    ) -> None:
+        self.finish_reason: str | None = None
+        """"stop", "length", "context" or "cancelled"; None while it runs."""
+        self.text = ""
+        self.ids: list[int] = []
+        self.prompt_tokens = len(ids)
+        self.prefill = PrefillCost()
+        self.costs: list[TokenCost] = []
+        """One for each token decoded; the first token is the prefill's."""
+        self._model = model
+        self._decoder = decoder
+        self._matcher = StopMatcher(stop)
+        self._text = model.tokenizer.decoder() if model.tokenizer else None
+        self._meter = Meter(model.reader_stats, decoder.pool.counters, decoder.clock)
+        self._sampler = Sampler(sampling, ids)
+        self._steps = self._run(ids, max_tokens, on_prefill)
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        return next(self._steps)
+
+    def close(self) -> None:
+        """Stop here; the next `__next__` ends the iteration."""
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+        self._steps.close()
+
+    def report(self) -> dict[str, Any]:
+        """Everything about this generation, as `flashllm run --json` prints it."""
+        plan, info = self._model.plan, self._model.info
+        prefill = self.prefill
+        return {
+            "model": info.name,
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "prefill": {"wall_ns": prefill.wall_ns, "bytes_read": prefill.bytes_read},
+            "decode": decode_summary(self.costs),
+            "memory": {
+                "ceiling_bytes": plan.ceiling_bytes,
+                "rss_peak_bytes": rss_peak_bytes(),
+                "resident_bytes": plan.resident_bytes,
+                "predictor_bytes": plan.split["predictors"],
+                "slot_bytes": plan.split["slots"],
+                "kv_bytes": plan.split["kv"],
+            },
+            "io": self._model.io_report(),
+            "settings": {
+                "select": plan.select,
+                "window": plan.window,
+                "context": plan.context,
+                "slots": sum(plan.slots_per_layer),
+            },
+        }
+
+    def _run(
+        self, ids: list[int], max_tokens: int, on_prefill: OnPrefill | None
+    ) -> Generator[Token, None, None]:
+        try:
+            yield from self._tokens(ids, max_tokens, on_prefill)
+        except Cancelled:
+            self.finish_reason = "cancelled"
+        finally:
+            self.text += self._matcher.flush()
+
+    def _tokens(
+        self, ids: list[int], max_tokens: int, on_prefill: OnPrefill | None
+    ) -> Iterator[Token]:
+        meter, decoder = self._meter, self._decoder
+        meter.start()
+        logits = decoder.prefill(ids, progress=on_prefill)
+        if max_tokens == 0:
+            self.finish_reason = "length"
+            self._close_step(len(ids))
+            return
+        while True:
+            meter.clock.switch("sample")
+            token = self._sampler.next(logits)
+            meter.clock.switch("other")
+            text = self._accept(token, last=len(self.ids) + 1 == max_tokens)
+            cost = self._close_step(len(ids))
+            if token not in self._eos_ids():
+                yield Token(token, text, cost)
+            if self.finish_reason is not None:
+                return
+            meter.start()
+            logits = decoder.decode(token)
+
+    def _accept(self, token: int, last: bool) -> str:
+        # Takes a token in: what to show, and whether it is the last one.
+        if token in self._eos_ids():
+            self.finish_reason = "stop"
+            return ""
+        self.ids.append(token)
+        shown = self._matcher.push(self._text.push(token)) if self._text else ""
+        if self._matcher.stopped:
+            self.finish_reason = "stop"
+        elif last:
+            self.finish_reason = "length"
+        elif self._decoder.length >= self._decoder.context:
+            self.finish_reason = "context"
+        if self.finish_reason is not None and not self._matcher.stopped and self._text:
+            shown += self._matcher.push(self._text.flush()) + self._matcher.flush()
+        self.text += shown
+        return shown
+
+    def _close_step(self, prompt_tokens: int) -> TokenCost:
+        cost = self._meter.token()
+        if self._decoder.length == prompt_tokens:
+            self.prefill = PrefillCost.of(cost, prompt_tokens)
+        else:
+            self.costs.append(cost)
+        return cost
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        tokenizer = self._model.tokenizer
+        return tokenizer.eos_ids if tokenizer else self._model.info.spec.eos_ids
+
+
+def _info(store: Store, has_tokenizer: bool) -> ModelInfo:
+    manifest = store.manifest
+    activity = store.load_activity()
+    return ModelInfo(
+        name=manifest.name,
+        directory=str(store.directory),
+        spec=store.spec,
+        has_predictors=PREDICTORS_FILE in manifest.files,
+        has_tokenizer=has_tokenizer,
+        synthetic=manifest.synthetic,
+        file_bytes={name: record.bytes for name, record in manifest.files.items()},
+        source=manifest.source,
+        layout_version=manifest.layout_version,
+        bundle_stride_bytes=store.header.stride,
+        activity=activity.get("mean") if activity else None,
+    )

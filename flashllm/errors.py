@@ -1,0 +1,115 @@
+"""Every error that a user can meet, as one tree.
+
+    FlashllmError                   exit code 1, unexpected
+    +-- UsageError                  2   a flag, a prompt or a setting that makes no sense
+    +-- ModelError                  65  the model's data is wrong
+    |   +-- NotACheckpoint          65  the source is no checkpoint
+    |   +-- UnsupportedModel        65  a family, an activation or a key that nobody here knows
+    |   +-- TensorMismatch          65  a tensor absent, extra, or of a wrong shape or type
+    |   +-- LayoutError             65  a converted model that does not hold together
+    |   +-- ModelTruncated          65  a file ends before it should
+    |   +-- ChecksumMismatch        65  bytes that are not those that were written
+    +-- ModelNotFound               66  nothing at that path
+    +-- MemoryCeilingTooSmall       71  the ceiling cannot be met
+    +-- CannotCreate                73  the output cannot be written
+    |   +-- DestinationExists       73  and it is not ours to overwrite
+    |   +-- NotEnoughSpace          73  on the destination's disk
+    +-- ReadFailed                  74  the device or the file system failed
+    +-- Interrupted                 75  stopped on request; can be started again
+    +-- Cancelled                   130 a generation stopped on request
+
+A message says what happened, where (file, layer, offset) and what to do next.
+Assertions are for bugs; files, disks and users raise one of these.
+"""
+
+from __future__ import annotations
+
+
+class FlashllmError(Exception):
+    """Base of all errors that the user may see."""
+
+    exit_code = 1
+
+
+class UsageError(FlashllmError):
+    """A flag, a prompt or a setting that makes no sense."""
+
+    exit_code = 2
+
+
+class ModelError(FlashllmError):
+    """The data of a model is wrong."""
+
+    exit_code = 65
+
+
+class NotACheckpoint(ModelError):
+    """The source of a conversion is no checkpoint."""
+
+
+class UnsupportedModel(ModelError):
+    """A family, an activation or a configuration key that is not supported."""
+
+
+class TensorMismatch(ModelError):
+    """A tensor is absent, extra, or of a wrong shape or type."""
+
+
+class LayoutError(ModelError):
+    """A converted model does not hold together."""
+
+
+class ModelTruncated(ModelError):
+    """A file ends before it should."""
+
+
+class ChecksumMismatch(ModelError):
+    """Bytes on flash are not those that the converter wrote."""
+
+
+class ModelNotFound(FlashllmError):
+    """There is nothing at the path of a model."""
+
+    exit_code = 66
+
+
+class MemoryCeilingTooSmall(FlashllmError):
+    """The memory ceiling cannot be met; `smallest_bytes` could be."""
+
+    exit_code = 71
+
+    def __init__(self, message: str, smallest_bytes: int) -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+
+
+class CannotCreate(FlashllmError):
+    """The output cannot be written."""
+
+    exit_code = 73
+
+
+class DestinationExists(CannotCreate):
+    """The destination exists and is not ours to overwrite."""
+
+
+class NotEnoughSpace(CannotCreate):
+    """The disk of the destination is too full."""
+
+
+class ReadFailed(FlashllmError):
+    """The device or the file system failed while reading."""
+
+    exit_code = 74
+
+
+class Interrupted(FlashllmError):
+    """Stopped on request; what was done is kept or removed, nothing half-written opens."""
+
+    exit_code = 75
+
+
+class Cancelled(FlashllmError):
+    """A generation was stopped on request."""
+
+    exit_code = 130

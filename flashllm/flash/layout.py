@@ -1,0 +1,199 @@
+"""Flash layout v1: the header of `ffn.bundles`, its one formula, and the resident tensors.
+
+    offset(layer, bundle) = data_offset + (layer * bundles_per_layer + bundle) * stride
+
+`docs/layout-v1.md` is this page in words; a test holds the two and a committed file together.
+Everything about the bytes of a converted model can be imported from here.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flashllm.errors import LayoutError, ModelTruncated
+from flashllm.flash.core import crc32c
+from flashllm.flash.manifest import FileRecord, Manifest, read_manifest
+from flashllm.flash.resident import check_resident, resident_dtype, tensor_table
+from flashllm.flash.safetensors_header import TensorRecord, read_tensor_index
+from flashllm.spec import DTYPE_BYTES, MAX_LAYERS, MAX_WIDTH, ModelSpec
+
+__all__ = [
+    "BundleHeader",
+    "FileRecord",
+    "Manifest",
+    "TensorRecord",
+    "check_resident",
+    "default_stride",
+    "read_header",
+    "read_manifest",
+    "read_tensor_index",
+    "resident_dtype",
+    "tensor_table",
+]
+
+MAGIC = b"flashllm"
+MAJOR, MINOR = 1, 0
+HEADER_BYTES = 4096
+DATA_OFFSET = 16384
+FILE_ALIGNMENT = 16384
+"""Data start and file end on a page of any system in use (16 KiB on Apple's)."""
+DTYPE_CODES = {"f32": 1, "f16": 2, "bf16": 3}
+FILE_ID_BYTES = 16
+
+# magic, major, minor, header_bytes, dtype, rows_per_neuron, neurons_per_bundle, n_layers,
+# bundles_per_layer, d_model, stride, bundle_bytes, data_offset, file_bytes, file_id; zeros follow
+# up to the CRC-32C in the last four bytes.
+FIELDS = struct.Struct("<8sHHIIIIIIIQQQQ16s")
+CHECKSUM = struct.Struct("<I")
+_CHECKSUM_AT = HEADER_BYTES - CHECKSUM.size
+_DATA_OFFSET_MAX = 1 << 20
+_FILE_BYTES_MAX = 1 << 62
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def default_stride(bundle_bytes: int) -> int:
+    """Bytes from one bundle to the next: whole 4096s, or 512s where that wastes over an eighth."""
+    stride = round_up(bundle_bytes, 4096)
+    if (stride - bundle_bytes) * 8 > bundle_bytes:
+        return round_up(bundle_bytes, 512)
+    return stride
+
+
+@dataclass(frozen=True, slots=True)
+class BundleHeader:
+    """The shape of `ffn.bundles`; `file_id` seeds the checksums of its bundles."""
+
+    dtype: str
+    rows_per_neuron: int
+    neurons_per_bundle: int
+    n_layers: int
+    bundles_per_layer: int
+    d_model: int
+    stride: int
+    data_offset: int
+    file_id: bytes
+
+    @classmethod
+    def for_spec(cls, spec: ModelSpec, file_id: bytes) -> BundleHeader:
+        """The header that the converter writes for a model."""
+        return cls(
+            dtype=spec.dtype,
+            rows_per_neuron=spec.rows_per_neuron,
+            neurons_per_bundle=spec.neurons_per_bundle,
+            n_layers=spec.n_layers,
+            bundles_per_layer=spec.bundles_per_layer,
+            d_model=spec.d_model,
+            stride=default_stride(spec.bundle_bytes),
+            data_offset=DATA_OFFSET,
+            file_id=file_id,
+        )
+
+    @property
+    def bundle_bytes(self) -> int:
+        """Useful bytes of a bundle; the rest of the stride is zeros."""
+        row_bytes = self.d_model * DTYPE_BYTES[self.dtype]
+        return self.neurons_per_bundle * self.rows_per_neuron * row_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        bundles = self.n_layers * self.bundles_per_layer
+        return round_up(self.data_offset + bundles * self.stride, FILE_ALIGNMENT)
+
+    def offset(self, layer: int, bundle: int) -> int:
+        """Position in the file of the first byte of a bundle."""
+        if not (0 <= layer < self.n_layers and 0 <= bundle < self.bundles_per_layer):
+            raise IndexError(
+                f"layer {layer}, bundle {bundle}: the file has {self.n_layers} layers "
+                f"of {self.bundles_per_layer} bundles"
+            )
+        return self.data_offset + (layer * self.bundles_per_layer + bundle) * self.stride
+
+    def pack(self) -> bytes:
+        """The 4096 bytes at the start of the file."""
+        fields = FIELDS.pack(
+            MAGIC, MAJOR, MINOR, HEADER_BYTES, DTYPE_CODES[self.dtype], self.rows_per_neuron,
+            self.neurons_per_bundle, self.n_layers, self.bundles_per_layer, self.d_model,
+            self.stride, self.bundle_bytes, self.data_offset, self.file_bytes, self.file_id,
+        )  # fmt: skip
+        body = fields.ljust(_CHECKSUM_AT, b"\0")
+        return body + CHECKSUM.pack(crc32c(np.frombuffer(body, dtype=np.uint8)))
+
+    @classmethod
+    def unpack(cls, raw: bytes, path: Path) -> BundleHeader:
+        """The header in `raw`, every field bounded and checked against the others.
+
+        `ModelTruncated` for fewer than 4096 bytes, else `LayoutError`, both naming `path`.
+        """
+        if len(raw) < HEADER_BYTES:
+            raise ModelTruncated(f"{path}: ends inside its header, at byte {len(raw)}")
+        (magic, major, minor, header_bytes, dtype_code, rows_per_neuron, neurons_per_bundle,
+         n_layers, bundles_per_layer, d_model, stride, bundle_bytes, data_offset, file_bytes,
+         file_id) = FIELDS.unpack_from(raw)  # fmt: skip
+        if magic != MAGIC:
+            raise LayoutError(f"{path}: does not start with {MAGIC!r}; this is no file of bundles")
+        if (major, minor) != (MAJOR, MINOR):
+            raise LayoutError(
+                f"{path}: layout {major}.{minor}; this version reads {MAJOR}.{MINOR}. "
+                "Convert the checkpoint again, or update flashllm."
+            )
+        body = np.frombuffer(raw, dtype=np.uint8, count=_CHECKSUM_AT)
+        if CHECKSUM.unpack_from(raw, _CHECKSUM_AT)[0] != crc32c(body):
+            raise LayoutError(f"{path}: the checksum of the header is wrong; convert again")
+        if body[FIELDS.size :].any():
+            raise LayoutError(f"{path}: the header's unused bytes are not zero")
+        dtypes = {code: name for name, code in DTYPE_CODES.items()}
+        if header_bytes != HEADER_BYTES or dtype_code not in dtypes:
+            raise LayoutError(f"{path}: header of {header_bytes} bytes, encoding {dtype_code}")
+        header = cls(
+            dtypes[dtype_code], rows_per_neuron, neurons_per_bundle, n_layers, bundles_per_layer,
+            d_model, stride, data_offset, file_id,
+        )  # fmt: skip
+        header._check(path)
+        if (bundle_bytes, file_bytes) != (header.bundle_bytes, header.file_bytes):
+            raise LayoutError(
+                f"{path}: the header says {bundle_bytes} bytes a bundle and {file_bytes} in all; "
+                f"its other fields give {header.bundle_bytes} and {header.file_bytes}"
+            )
+        return header
+
+    def _check(self, path: Path) -> None:
+        """`LayoutError` for a field out of its bounds."""
+        limits = {
+            "rows_per_neuron": 3,
+            "neurons_per_bundle": MAX_WIDTH,
+            "n_layers": MAX_LAYERS,
+            "bundles_per_layer": MAX_WIDTH,
+            "d_model": MAX_WIDTH,
+        }
+        for name, limit in limits.items():
+            if not 1 <= getattr(self, name) <= limit:
+                raise LayoutError(f"{path}: {name} is {getattr(self, name)}; expected 1 to {limit}")
+        if self.stride % 512 or not 0 <= self.stride - self.bundle_bytes < 4096:
+            raise LayoutError(
+                f"{path}: a stride of {self.stride} for bundles of {self.bundle_bytes} bytes"
+            )
+        if self.data_offset % 4096 or not HEADER_BYTES <= self.data_offset <= _DATA_OFFSET_MAX:
+            raise LayoutError(f"{path}: data_offset is {self.data_offset}")
+        if self.file_bytes > _FILE_BYTES_MAX:
+            raise LayoutError(f"{path}: a size of {self.file_bytes} bytes is impossible")
+
+
+def read_header(path: Path) -> BundleHeader:
+    """The header of `ffn.bundles`, held against the size of the file."""
+    with open(path, "rb") as file:
+        header = BundleHeader.unpack(file.read(HEADER_BYTES), path)
+        size = file.seek(0, 2)
+    if size < header.file_bytes:
+        raise ModelTruncated(f"{path}: {size} bytes, but its header says {header.file_bytes}")
+    if size > header.file_bytes:
+        raise LayoutError(f"{path}: {size} bytes, but its header says {header.file_bytes}")
+    return header

@@ -1,0 +1,214 @@
+"""The twin of the native core in numpy: the same names, the same answers, slow.
+
+It runs where nothing was compiled, and it is what the native core is tested against.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.flash.numpy_reader import Buffer, Reader, require_array
+
+__all__ = [
+    "NAME",
+    "Buffer",
+    "Kernels",
+    "Reader",
+    "available_isas",
+    "bundle_checksums",
+    "crc32c",
+]
+
+NAME = "numpy"
+_MAX_THREADS = 1024
+_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_DECODED_ROWS = 1024  # rows decoded at a time: bounds the memory of a product of many rows
+
+
+def available_isas() -> list[str]:
+    """Names that `Kernels` takes."""
+    return ["numpy"]
+
+
+def _decode(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
+    """The values of encoded bytes, [..., bytes] to [..., values]."""
+    if dtype == "f32":
+        return raw.view(np.float32)
+    if dtype == "f16":
+        return raw.view(np.float16).astype(np.float32)
+    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _row_bytes(dtype: str, width: int) -> int:
+    if dtype not in _ITEM_BYTES:
+        raise ValueError(f"dtype is {dtype!r}; expected one of {sorted(_ITEM_BYTES)}")
+    if width < 1:
+        raise ValueError("a row has no columns")
+    return _ITEM_BYTES[dtype] * width
+
+
+class Kernels:
+    """Products of encoded rows. `threads` is kept for its twin's sake; everything runs on one."""
+
+    def __init__(self, threads: int = 1, isa: str | None = None) -> None:
+        if not 1 <= threads <= _MAX_THREADS:
+            raise ValueError(f"threads is {threads}; expected 1 to {_MAX_THREADS}")
+        if isa not in (None, "numpy"):
+            raise ValueError(f"isa is {isa!r}; available: numpy")
+        self.threads = threads
+        self.isa = "numpy"
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the kernels are closed")
+
+    def close(self) -> None:
+        """Later calls raise ValueError."""
+        self._closed = True
+
+    def matvec(
+        self,
+        rows: NDArray[np.uint8],
+        dtype: str,
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [n] = rows [n, d] @ x [d]."""
+        self._check_open()
+        require_array("rows", rows, np.uint8)
+        require_array("x", x, np.float32)
+        require_array("out", out, np.float32, writable=True)
+        row_bytes = _row_bytes(dtype, len(x))
+        if len(rows) != len(out) * row_bytes:
+            raise ValueError(
+                f"rows has {len(rows)} bytes; {len(out)} rows of {row_bytes} were expected"
+            )
+        encoded = rows.reshape(len(out), row_bytes)
+        for first in range(0, len(out), _DECODED_ROWS):
+            part = _decode(encoded[first : first + _DECODED_ROWS], dtype)
+            out[first : first + _DECODED_ROWS] = (part * x).sum(axis=1)
+
+    def dot_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """out[i] = dot of x with the row at byte ids[i] * row_stride + row_offset."""
+        self._check_open()
+        require_array("x", x, np.float32)
+        require_array("out", out, np.float32, writable=True)
+        row_bytes = _row_bytes(dtype, len(x))
+        starts = _row_starts(rows, row_stride, row_offset, row_bytes, ids)
+        if len(out) != len(ids):
+            raise ValueError(f"out has {len(out)} values for {len(ids)} ids")
+        for i, start in enumerate(starts):
+            out[i] = (_decode(rows[start : start + row_bytes], dtype) * x).sum()
+
+    def weighted_sum_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        block_ends: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [d] += for each block in order, the sum of weights[i] * row ids[i] within it."""
+        self._check_open()
+        require_array("weights", weights, np.float32)
+        require_array("block_ends", block_ends, np.int32)
+        require_array("out", out, np.float32, writable=True)
+        row_bytes = _row_bytes(dtype, len(out))
+        starts = _row_starts(rows, row_stride, row_offset, row_bytes, ids)
+        if len(weights) != len(ids):
+            raise ValueError(f"weights has {len(weights)} values for {len(ids)} ids")
+        bounds = [0, *block_ends.tolist()]
+        if bounds[-1] != len(ids) or any(np.diff(bounds) < 0):
+            raise ValueError(f"block_ends must rise to the number of ids, {len(ids)}")
+        for first, last in zip(bounds, bounds[1:], strict=False):
+            partial = np.zeros(len(out), np.float32)
+            for i in range(first, last):
+                if weights[i] != 0.0:
+                    raw = rows[starts[i] : starts[i] + row_bytes]
+                    partial += weights[i] * _decode(raw, dtype)
+            out += partial
+
+
+def _row_starts(
+    rows: NDArray[np.uint8],
+    row_stride: int,
+    row_offset: int,
+    row_bytes: int,
+    ids: NDArray[np.int32],
+) -> list[int]:
+    """Byte positions of the rows, checked: IndexError for an id outside `rows`."""
+    require_array("rows", rows, np.uint8)
+    require_array("ids", ids, np.int32)
+    if row_stride < 1 or row_offset < 0:
+        raise ValueError(f"row_stride is {row_stride} and row_offset {row_offset}")
+    starts = [int(i) * row_stride + row_offset for i in ids]
+    for i, start in zip(ids, starts, strict=True):
+        if i < 0 or start + row_bytes > len(rows):
+            raise IndexError(
+                f"id {i}: its row ends at byte {start + row_bytes}, outside {len(rows)} bytes"
+            )
+    return starts
+
+
+def _crc_table() -> NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
+    """CRC-32C of the bytes, continuing from `value`."""
+    require_array("data", data, np.uint8)
+    table = _CRC_TABLE.tolist()
+    state = value ^ 0xFFFFFFFF
+    for byte in data.tobytes():
+        state = table[(state ^ byte) & 0xFF] ^ (state >> 8)
+    return state ^ 0xFFFFFFFF
+
+
+def bundle_checksums(
+    data: NDArray[np.uint8],
+    stride: int,
+    bundle_bytes: int,
+    file_id: bytes,
+    layer: int,
+    first_bundle: int,
+) -> NDArray[np.uint32]:
+    """CRC-32C of each bundle, seeded by file, layer and bundle number."""
+    require_array("data", data, np.uint8)
+    if not 1 <= bundle_bytes <= stride or len(data) % stride or len(file_id) != 16:
+        raise ValueError(
+            f"{len(data)} bytes, stride {stride}, bundle {bundle_bytes}, file id {len(file_id)}: "
+            "expected whole strides, a bundle within its stride, 16 bytes of file id"
+        )
+    count = len(data) // stride
+    if not 0 <= layer < 1 << 32 or not 0 <= first_bundle <= (1 << 32) - max(count, 1):
+        raise ValueError(f"layer {layer} and bundle {first_bundle} must fit in 32 bits")
+    seed = crc32c(np.frombuffer(file_id + struct.pack("<I", layer), np.uint8))
+    numbers = np.arange(first_bundle, first_bundle + count, dtype="<u4")
+    state = np.full(count, seed ^ 0xFFFFFFFF, np.uint32)
+    for column in numbers.view(np.uint8).reshape(count, 4).T:
+        state = _CRC_TABLE[(state ^ column) & 0xFF] ^ (state >> np.uint32(8))
+    for column in data.reshape(count, stride)[:, :bundle_bytes].T:
+        state = _CRC_TABLE[(state ^ column) & 0xFF] ^ (state >> np.uint32(8))
+    return state ^ np.uint32(0xFFFFFFFF)

@@ -1,0 +1,217 @@
+"""How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan.
+
+What follows from the shape alone (the prefill's chunk and block) never depends on the ceiling,
+since the rounding of a matrix product depends on its shape and the answer must not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.stream import smallest_slots
+from flashllm.spec import DTYPE_BYTES, ModelSpec
+
+MIB = 1 << 20
+DEFAULT_IO_THREADS = 32
+DEFAULT_CONTEXT = 2048
+DEFAULT_WINDOW = 5
+"""The paper's window for its first model; used where no recording says what fits."""
+GAP_BYTES = 4096
+"""Neighbours on flash that are at most this far apart are read at once."""
+SLACK = 1.1
+"""Slots beyond what the calibration text needed, since other texts may need a little more."""
+
+_PREFILL_ACTIVATION_BYTES = 2 * MIB
+_PREFILL_BLOCK_BYTES = 4 * MIB
+_LINEAR_BLOCK_BYTES = 4 * MIB
+_RESERVE_BYTES = 40 * MIB
+_THREAD_BYTES = 192 << 10
+_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """Sizes of the prefill's pieces, from the model's shape alone."""
+
+    tokens: int
+    """Tokens that go through the model together."""
+    bundles: int
+    """Bundles that are read, and computed with, together."""
+    linear_rows: int
+    """Rows of a resident matrix that are decoded together."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, stride: int) -> PrefillShape:
+        """The shape for a model whose bundles lie `stride` bytes apart."""
+        tokens = 64
+        while tokens < 512 and 2 * tokens * spec.d_model * 4 <= _PREFILL_ACTIVATION_BYTES:
+            tokens *= 2
+        bundles = max(_PREFILL_BLOCK_BYTES // stride // _BLOCK, 1) * _BLOCK
+        return cls(
+            tokens=tokens,
+            bundles=min(bundles, spec.bundles_per_layer),
+            linear_rows=max(_LINEAR_BLOCK_BYTES // (spec.d_model * 4), 16),
+        )
+
+    def bytes(self, spec: ModelSpec, stride: int, context: int) -> int:
+        """Memory of a prefill at its peak: two blocks in flight, decoded rows, activations."""
+        widest = max(spec.d_model, spec.embed_dim)
+        blocks = 2 * self.bundles * stride
+        decoded = self.bundles * spec.bundle_bytes // DTYPE_BYTES[spec.dtype] * 4
+        rows = self.linear_rows * widest * 4
+        activations = self.tokens * (10 * widest + 3 * self.bundles + 2 * context) * 4
+        return blocks + decoded + rows + activations
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes that a model needs apart from slots, and what its recording said about slots."""
+
+    interpreter: int
+    """Resident memory of the process before the model is loaded."""
+    embeddings: int
+    attention: int
+    """All resident tensors that are no embeddings: attention, norms, biases, head."""
+    predictors: int
+    stride: int
+    windows: tuple[int, ...] = ()
+    slots_needed: tuple[tuple[int, ...], ...] = ()
+    """For each of `windows`, slots needed by each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a ceiling leads to. Bytes by component in `split`, at most the ceiling in sum."""
+
+    ceiling_bytes: int
+    smallest_bytes: int
+    """The smallest ceiling that these settings accept."""
+    split: dict[str, int]
+    window: int
+    slots_per_layer: tuple[int, ...]
+    slots_wanted: int
+    """Slots that the window needs on the calibration text; more than there are means passes."""
+    io_threads: int
+    context: int
+    select: str
+    prefill: PrefillShape
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights that are always in DRAM."""
+        return self.split["embeddings"] + self.split["attention"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+
+def kv_bytes(spec: ModelSpec, context: int) -> int:
+    """Keys and values of a whole context, in f32."""
+    return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * context * 4
+
+
+def make_plan(
+    spec: ModelSpec,
+    sizes: Sizes,
+    ceiling_bytes: int,
+    *,
+    select: str,
+    window: int | None = None,
+    io_threads: int | None = None,
+    context: int | None = None,
+) -> Plan:
+    """Split a ceiling; `MemoryCeilingTooSmall` names the smallest that would do."""
+    io_threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, 1024)
+    default_context = min(DEFAULT_CONTEXT, spec.max_positions)
+    context = _within("ctx-size", context, default_context, spec.max_positions)
+    if window is not None:
+        window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
+    shape = PrefillShape.of(spec, sizes.stride)
+    split = {
+        "interpreter": sizes.interpreter,
+        "embeddings": sizes.embeddings,
+        "attention": sizes.attention,
+        "predictors": sizes.predictors if select == "predicted" else 0,
+        "kv": kv_bytes(spec, context),
+        "prefill": shape.bytes(spec, sizes.stride, context),
+        "reserve": _RESERVE_BYTES + io_threads * _THREAD_BYTES,
+    }
+    fixed_bytes = sum(split.values())
+    least = smallest_slots(spec.bundles_per_layer)
+    smallest_bytes = fixed_bytes + spec.n_layers * least * sizes.stride
+    if ceiling_bytes < smallest_bytes:
+        raise MemoryCeilingTooSmall(
+            _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
+        )
+    affordable = (ceiling_bytes - fixed_bytes) // sizes.stride
+    window, wanted = _choose_window(spec, sizes, select, window, affordable)
+    slots = _fit(wanted, affordable, least)
+    split["slots"] = sum(slots) * sizes.stride
+    return Plan(
+        ceiling_bytes=ceiling_bytes,
+        smallest_bytes=smallest_bytes,
+        split=split,
+        window=window,
+        slots_per_layer=tuple(slots),
+        slots_wanted=sum(wanted),
+        io_threads=io_threads,
+        context=context,
+        select=select,
+        prefill=shape,
+    )
+
+
+def _within(name: str, value: int | None, default: int, limit: int) -> int:
+    if value is None:
+        return default
+    if not 1 <= value <= limit:
+        raise UsageError(f"{name} is {value}; expected 1 to {limit}")
+    return value
+
+
+def _choose_window(
+    spec: ModelSpec, sizes: Sizes, select: str, window: int | None, affordable: int
+) -> tuple[int, list[int]]:
+    """The window, and the slots that each layer wants for it."""
+    everything = [spec.bundles_per_layer] * spec.n_layers
+    if select == "all" or not sizes.windows:
+        return window or DEFAULT_WINDOW, everything
+    if window is not None:
+        return window, _wanted(spec, sizes, window)
+    chosen = sizes.windows[0]
+    for candidate in sizes.windows:
+        if sum(_wanted(spec, sizes, candidate)) <= affordable:
+            chosen = candidate
+    return chosen, _wanted(spec, sizes, chosen)
+
+
+def _wanted(spec: ModelSpec, sizes: Sizes, window: int) -> list[int]:
+    for recorded, needed in zip(sizes.windows, sizes.slots_needed, strict=True):
+        if recorded >= window:
+            return [min(int(slots * SLACK) + 1, spec.bundles_per_layer) for slots in needed]
+    return [spec.bundles_per_layer] * spec.n_layers
+
+
+def _fit(wanted: list[int], affordable: int, least: int) -> list[int]:
+    """Slots a layer: those wanted, or fewer in the same proportions where memory is short."""
+    wanted = [max(slots, least) for slots in wanted]
+    if sum(wanted) <= affordable:
+        return wanted
+    spare = affordable - least * len(wanted)
+    excess = sum(wanted) - least * len(wanted)
+    return [least + (slots - least) * spare // excess for slots in wanted]
+
+
+def _too_small(ceiling_bytes: int, smallest_bytes: int, split: dict[str, int]) -> str:
+    # Rounded up, so that the figure printed is accepted when it is typed in.
+    smallest_mib = -(-smallest_bytes // MIB)
+    parts = ", ".join(f"{name} {bytes_ / MIB:.0f}" for name, bytes_ in split.items() if bytes_)
+    return (
+        f"a memory ceiling of {ceiling_bytes / MIB:.0f} MiB is too small; the smallest that works"
+        f" here is {smallest_mib} MiB ({parts}, the rest for slots). Try"
+        f" --memory {smallest_mib + 8}MiB, or a smaller --ctx-size"
+    )

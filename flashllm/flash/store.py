@@ -1,0 +1,222 @@
+"""A converted model, opened: checked, its resident tensors in memory, its bundles at hand.
+
+Goals: weights reach memory by direct reads and stay in anonymous memory (no mmap of a file, so
+a truncated file is a short read and the page cache stays empty). Not here: torch, tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.errors import Cancelled, LayoutError, ModelTruncated, ReadFailed
+from flashllm.flash import core
+from flashllm.flash.layout import (
+    BundleHeader,
+    Manifest,
+    TensorRecord,
+    check_resident,
+    read_header,
+    read_manifest,
+    read_tensor_index,
+)
+from flashllm.spec import ModelSpec
+
+BUNDLES_FILE = "ffn.bundles"
+RESIDENT_FILE = "resident.safetensors"
+PREDICTORS_FILE = "predictors.safetensors"
+ACTIVITY_FILE = "activity.json"
+
+# Large sequential reads: a few threads saturate any device at this size.
+_LOAD_READ_BYTES = 1 << 20
+_LOAD_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """Encoded values as they lie in memory: `raw` is [nbytes] of `dtype`, row-major in `shape`."""
+
+    raw: NDArray[np.uint8]
+    dtype: str
+    shape: tuple[int, ...]
+
+    def floats(self) -> NDArray[np.float32]:
+        """A decoded copy."""
+        if self.dtype == "f32":
+            values = self.raw.view(np.float32).copy()
+        elif self.dtype == "f16":
+            values = self.raw.view(np.float16).astype(np.float32)
+        else:
+            wide = self.raw.view(np.uint16).astype(np.uint32) << np.uint32(16)
+            values = wide.view(np.float32)
+        decoded: NDArray[np.float32] = values.reshape(self.shape)
+        return decoded
+
+
+class Store:
+    """An open model directory. Close it, or use it as a context manager."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifest: Manifest = read_manifest(directory)
+        self.spec: ModelSpec = self.manifest.spec
+        self.header: BundleHeader = read_header(directory / BUNDLES_FILE)
+        _check_header(self.header, self.spec, directory / BUNDLES_FILE)
+        self._reader: core.Reader | None = None
+
+    def open_reader(self, direct: bool, threads: int, gap_bytes: int = 0) -> core.Reader:
+        """Open the bundle file for reading; returns the core's reader."""
+        assert self._reader is None
+        path = self.directory / BUNDLES_FILE
+        self._reader = _open_reader(path, direct, threads, gap_bytes=gap_bytes)
+        if self._reader.file_bytes < self.header.file_bytes:
+            raise ModelTruncated(
+                f"{path}: {self._reader.file_bytes} bytes; its header says {self.header.file_bytes}."
+                " Convert the model again"
+            )
+        return self._reader
+
+    @property
+    def reader(self) -> core.Reader:
+        """The reader of the bundle file."""
+        assert self._reader is not None
+        return self._reader
+
+    def read_bundles(
+        self,
+        layer: int,
+        ids: NDArray[np.int32],
+        buffer: core.Buffer,
+        destinations: NDArray[np.int64],
+    ) -> None:
+        """Read bundles to byte positions of `buffer`; blocks until they are there."""
+        header = self.header
+        offsets = header.offset(layer, 0) + ids.astype(np.int64) * header.stride
+        where = f"{self.directory / BUNDLES_FILE}, layer {layer}"
+        with ReadErrors(where):
+            self.reader.read(offsets, header.stride, buffer, destinations)
+
+    def submit_span(self, layer: int, first: int, count: int, buffer: core.Buffer) -> int:
+        """Begin to read `count` neighbouring bundles to the start of `buffer`; returns a ticket."""
+        offsets = np.array([self.header.offset(layer, first)], dtype=np.int64)
+        length = count * self.header.stride
+        return int(self.reader.submit(offsets, length, buffer, np.zeros(1, dtype=np.int64)))
+
+    def wait(self, ticket: int, layer: int) -> None:
+        """Wait for a span."""
+        with ReadErrors(f"{self.directory / BUNDLES_FILE}, layer {layer}"):
+            self.reader.wait(ticket)
+
+    def load_resident(self, direct: bool) -> dict[str, RawTensor]:
+        """All resident tensors, read once; `LayoutError` when they are not those of the spec."""
+        path = self.directory / RESIDENT_FILE
+        index = read_tensor_index(path)
+        check_resident(index, self.spec, path)
+        return _load(path, index, direct)
+
+    def load_predictors(self, direct: bool) -> dict[str, RawTensor] | None:
+        """The predictors' tensors, or None where the model has none."""
+        if PREDICTORS_FILE not in self.manifest.files:
+            return None
+        path = self.directory / PREDICTORS_FILE
+        return _load(path, read_tensor_index(path), direct)
+
+    def load_activity(self) -> dict[str, Any] | None:
+        """What recording the activations showed, or None."""
+        if ACTIVITY_FILE not in self.manifest.files:
+            return None
+        path = self.directory / ACTIVITY_FILE
+        try:
+            activity = json.loads(path.read_bytes())
+        except (ValueError, OSError) as error:
+            raise LayoutError(f"{path}: {error}. Convert the model again") from error
+        if not isinstance(activity, dict):
+            raise LayoutError(f"{path}: expected an object. Convert the model again")
+        return activity
+
+    def file_bytes(self, name: str) -> int:
+        """Size of one of the model's files as the manifest has it; 0 where there is none."""
+        record = self.manifest.files.get(name)
+        return record.bytes if record else 0
+
+    def close(self) -> None:
+        """Stop the reader's threads."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ReadErrors:
+    """Turns what the core raises while reading into errors of ours, with the place."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, EOFError):
+            raise ModelTruncated(
+                f"{self._where}: the file ends too early ({error}). Run `flashllm verify`,"
+                " then convert the model again"
+            ) from error
+        if isinstance(error, InterruptedError):
+            raise Cancelled("stopped while reading") from error
+        if isinstance(error, OSError):
+            raise ReadFailed(
+                f"{self._where}: {error}. If it happens again, check the disk, then run"
+                " `flashllm verify`"
+            ) from error
+
+
+def _open_reader(path: Path, direct: bool, threads: int, **options: int) -> core.Reader:
+    try:
+        mode = "optional" if direct else "disabled"
+        return core.Reader(str(path), direct=mode, threads=threads, **options)
+    except OSError as error:
+        raise ReadFailed(f"{path}: {error.strerror or error}") from error
+
+
+def _load(path: Path, index: dict[str, TensorRecord], direct: bool) -> dict[str, RawTensor]:
+    reader = _open_reader(path, direct, _LOAD_THREADS, max_read_bytes=_LOAD_READ_BYTES)
+    try:
+        buffer = core.Buffer(reader.file_bytes)
+        zero = np.zeros(1, dtype=np.int64)
+        with ReadErrors(str(path)):
+            reader.read(zero, reader.file_bytes, buffer, zero)
+    finally:
+        reader.close()
+    raw = buffer.array()
+    return {
+        name: RawTensor(raw[t.offset : t.offset + t.nbytes], t.dtype, tuple(t.shape))
+        for name, t in index.items()
+    }
+
+
+def _check_header(header: BundleHeader, spec: ModelSpec, path: Path) -> None:
+    pairs = {
+        "dtype": (header.dtype, spec.dtype),
+        "layers": (header.n_layers, spec.n_layers),
+        "width": (header.d_model, spec.d_model),
+        "bundles a layer": (header.bundles_per_layer, spec.bundles_per_layer),
+        "rows a neuron": (header.rows_per_neuron, spec.rows_per_neuron),
+        "neurons a bundle": (header.neurons_per_bundle, spec.neurons_per_bundle),
+    }
+    for what, (found, expected) in pairs.items():
+        if found != expected:
+            raise LayoutError(
+                f"{path}: {what} is {found}, but the manifest says {expected}."
+                " The files do not belong together; convert the model again"
+            )

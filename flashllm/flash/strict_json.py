@@ -1,0 +1,53 @@
+"""JSON from files that nobody vouches for: bounded, without repeated keys, without NaN."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flashllm.errors import ModelError
+
+DEPTH_MAX = 8
+
+
+def parse_object(
+    raw: bytes, path: Path, error: type[ModelError], depth_max: int = DEPTH_MAX
+) -> dict[str, Any]:
+    """The object that `raw` spells, or `error` naming `path`.
+
+    Refused: text that is not UTF-8, a key given twice, NaN and infinities, nesting beyond
+    `depth_max`, anything but an object at the top. The caller has bounded the size of `raw`.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"the key {twice[:80]!r} occurs twice")
+        return values
+
+    def refuse_constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not a number that JSON knows")
+
+    try:
+        values = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant
+        )
+        _check_depth(values, depth_max)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path}: not valid JSON: {problem}") from problem
+    if not isinstance(values, dict):
+        raise error(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+def _check_depth(value: object, depth_left: int) -> None:
+    """`ValueError` where objects and lists nest deeper than `depth_left`."""
+    if not isinstance(value, dict | list):
+        return
+    if depth_left == 0:
+        raise ValueError("objects and lists nest too deep")
+    for child in value.values() if isinstance(value, dict) else value:
+        _check_depth(child, depth_left - 1)

@@ -1,0 +1,132 @@
+"""Opening a converted model: plan first, then load what the plan has room for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+
+from flashllm.accounting import rss_bytes
+from flashllm.errors import LayoutError, UsageError
+from flashllm.flash import core
+from flashllm.flash.layout import read_tensor_index
+from flashllm.flash.plan import GAP_BYTES, Plan, Sizes, make_plan
+from flashllm.flash.store import PREDICTORS_FILE, RESIDENT_FILE, RawTensor, Store
+from flashllm.model.decoder import Decoder
+from flashllm.model.select import SELECTORS, SelectAll, Selector, SelectPredicted
+
+AVAILABLE_SHARE = 0.75
+"""Without a ceiling, the part of the memory available now that a model may take."""
+
+
+@contextlib.contextmanager
+def open_decoder(directory: str | os.PathLike[str]) -> Iterator[Decoder]:
+    """A decoder for exact forward passes over a converted model, for recording and evaluation."""
+    decoder, _, store = load_decoder(Path(directory), select="all")
+    with store:
+        yield decoder
+
+
+def load_decoder(
+    directory: Path,
+    *,
+    memory: int | None = None,
+    select: str | None = None,
+    window: int | None = None,
+    io_threads: int | None = None,
+    direct: bool = True,
+    context: int | None = None,
+) -> tuple[Decoder, Plan, Store]:
+    """Open a directory; the caller closes the store."""
+    store = Store(directory)
+    try:
+        chosen = choose_selector(store, select)
+        _warm_up()
+        sizes = _sizes(store, chosen)
+        ceiling_bytes = memory
+        if ceiling_bytes is None:
+            available_bytes = psutil.virtual_memory().available
+            ceiling_bytes = sizes.interpreter + int(available_bytes * AVAILABLE_SHARE)
+        plan = make_plan(
+            store.spec,
+            sizes,
+            ceiling_bytes,
+            select=chosen,
+            window=window,
+            io_threads=io_threads,
+            context=context,
+        )
+        store.open_reader(direct, plan.io_threads, GAP_BYTES)
+        kernels = core.Kernels(threads=torch.get_num_threads())
+        resident = store.load_resident(direct)
+        selector = _selector(store, chosen, kernels, direct)
+        return Decoder(store, resident, selector, plan, kernels), plan, store
+    except BaseException:
+        store.close()
+        raise
+
+
+def choose_selector(store: Store, select: str | None) -> str:
+    """The selector asked for, or the best that the model has; `UsageError` where it has none."""
+    has_predictors = PREDICTORS_FILE in store.manifest.files
+    if select is None:
+        return "predicted" if has_predictors else "all"
+    if select not in SELECTORS:
+        raise UsageError(f"--select {select}: expected one of {', '.join(SELECTORS)}")
+    if select == "predicted" and not has_predictors:
+        raise UsageError(
+            f"{store.directory} has no predictors; convert it with --predictors train,"
+            " or use --select all"
+        )
+    return select
+
+
+def _selector(store: Store, select: str, kernels: core.Kernels, direct: bool) -> Selector | None:
+    if select == "all":
+        return SelectAll(store.header.bundles_per_layer)
+    if select == "oracle":
+        return None
+    tensors: dict[str, RawTensor] | None = store.load_predictors(direct)
+    assert tensors is not None
+    return SelectPredicted(tensors, store.spec, kernels)
+
+
+def _warm_up() -> None:
+    # The libraries under torch allocate at their first use: let that be part of what is measured.
+    x = torch.ones(64, 64)
+    torch.nn.functional.layer_norm(torch.softmax(x @ x, -1), (64,))
+    torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+
+
+def _sizes(store: Store, select: str) -> Sizes:
+    index = read_tensor_index(store.directory / RESIDENT_FILE)
+    embeddings = sum(t.nbytes for name, t in index.items() if name.startswith("embed."))
+    windows, needed = _slots_needed(store, select)
+    return Sizes(
+        interpreter=rss_bytes(),
+        embeddings=embeddings,
+        attention=store.file_bytes(RESIDENT_FILE) - embeddings,
+        predictors=store.file_bytes(PREDICTORS_FILE),
+        stride=store.header.stride,
+        windows=windows,
+        slots_needed=needed,
+    )
+
+
+def _slots_needed(store: Store, select: str) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    activity = store.load_activity()
+    if activity is None or select == "all":
+        return (), ()
+    try:
+        windows = tuple(int(window) for window in activity["windows"])
+        needed = tuple(tuple(int(n) for n in row) for row in activity[select]["slots_needed"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise LayoutError(f"{store.directory}: activity.json: {error!r}. Convert again") from error
+    fits = len(needed) == len(windows) and all(len(row) == store.spec.n_layers for row in needed)
+    if not fits or list(windows) != sorted(set(windows)) or not all(w > 0 for w in windows):
+        raise LayoutError(f"{store.directory}: activity.json does not fit the model. Convert again")
+    return windows, needed

@@ -1,0 +1,90 @@
+"""Selectors: which bundles of a layer this token needs.
+
+Low-rank predictors after LLM in a flash, section 3.1: from the output of the current layer's
+attention, as the feed-forward layer sees it, to the neurons that will be above zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.errors import TensorMismatch
+from flashllm.flash import core
+from flashllm.flash.store import RawTensor
+from flashllm.flash.window import Ids
+from flashllm.spec import ModelSpec
+
+SELECTORS = ("predicted", "all", "oracle")
+
+
+class Selector(Protocol):
+    """What produces the active set."""
+
+    def select(self, layer: int, x: NDArray[np.float32]) -> Ids:
+        """Ascending ids of the active bundles for the feed-forward input `x` [d_model]."""
+        ...
+
+
+class SelectAll:
+    """Every bundle: exact, and as slow as reading the whole layer."""
+
+    def __init__(self, n_bundles: int) -> None:
+        self._ids = np.arange(n_bundles, dtype=np.int32)
+
+    def select(self, layer: int, x: NDArray[np.float32]) -> Ids:  # noqa: ARG002
+        """All ids."""
+        return self._ids
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """One layer's predictor: active where `up @ (down @ x)` exceeds `cut`."""
+
+    down: RawTensor  # [rank, d_model]
+    up: RawTensor  # [d_ffn, rank]
+    cut: NDArray[np.float32]  # [d_ffn], threshold minus bias
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, RawTensor], layer: int, spec: ModelSpec) -> LowRank:
+        """The predictor of a layer; `TensorMismatch` when its tensors do not fit the model."""
+
+        def tensor(part: str, *dtypes: str) -> RawTensor:
+            name = f"layers.{layer}.{part}"
+            if name not in tensors or tensors[name].dtype not in dtypes:
+                raise TensorMismatch(f"predictors: {name} is missing or not in {dtypes}")
+            return tensors[name]
+
+        down, up = tensor("down", "f16", "f32"), tensor("up", "f16", "f32")
+        bias, threshold = tensor("bias", "f32"), tensor("threshold", "f32")
+        rank = down.shape[0]
+        found = (down.shape, up.shape, bias.shape, threshold.shape)
+        expected = ((rank, spec.d_model), (spec.d_ffn, rank), (spec.d_ffn,), (1,))
+        if found != expected:
+            raise TensorMismatch(
+                f"predictors: layer {layer} has shapes {found}; expected {expected}"
+            )
+        return cls(down, up, threshold.floats() - bias.floats())
+
+
+class SelectPredicted:
+    """The neurons that the low-rank predictors name."""
+
+    def __init__(
+        self, tensors: Mapping[str, RawTensor], spec: ModelSpec, kernels: core.Kernels
+    ) -> None:
+        self._layers = [LowRank.of(tensors, layer, spec) for layer in range(spec.n_layers)]
+        self._kernels = kernels
+        self._scores = np.empty(spec.d_ffn, dtype=np.float32)
+
+    def select(self, layer: int, x: NDArray[np.float32]) -> Ids:
+        """Ids predicted to be active."""
+        predictor = self._layers[layer]
+        inner = np.empty(predictor.down.shape[0], dtype=np.float32)
+        self._kernels.matvec(predictor.down.raw, predictor.down.dtype, x, inner)
+        self._kernels.matvec(predictor.up.raw, predictor.up.dtype, inner, self._scores)
+        return np.flatnonzero(self._scores > predictor.cut).astype(np.int32)

@@ -1,0 +1,31 @@
+#include "buffer.h"
+
+#include <sys/mman.h>
+
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "checked.h"
+
+namespace flash_core {
+
+namespace {
+constexpr uint64_t kPageBytes = 4096;
+}
+
+Buffer::Buffer(int64_t nbytes) {
+  if (nbytes <= 0) {
+    throw std::invalid_argument("a buffer of " + std::to_string(nbytes) + " bytes");
+  }
+  size_ = static_cast<size_t>(nbytes);
+  capacity_ = static_cast<size_t>(Checked(size_).round_up(kPageBytes).get());
+  void* memory =
+      mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<uint8_t*>(memory);
+}
+
+Buffer::~Buffer() { munmap(data_, capacity_); }
+
+}  // namespace flash_core

@@ -1,0 +1,29 @@
+// Anonymous page-aligned memory: allocated once, zero, never moved, touched when first used.
+//
+// Lifetime: readers hold a shared_ptr while reads are in flight, so that memory that nobody else
+// wants any more is still there when the device writes into it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flash_core {
+
+class Buffer {
+ public:
+  // invalid_argument unless nbytes > 0; bad_alloc where there is no such memory.
+  explicit Buffer(int64_t nbytes);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+  size_t capacity_ = 0;
+};
+
+}  // namespace flash_core

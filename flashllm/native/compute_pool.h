@@ -1,0 +1,54 @@
+// Threads that compute parts of one job together with the caller.
+//
+// They spin for at most 50 microseconds after a job, since the next one of the same layer follows
+// at once, and then sleep. Not a goal: queues, priorities, jobs that throw.
+// Threads: one caller at a time. In a child of fork() the caller does every part by itself.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace flash_core {
+
+class ComputePool {
+ public:
+  explicit ComputePool(int threads);  // the caller is one of them
+  ~ComputePool();
+  ComputePool(const ComputePool&) = delete;
+  ComputePool& operator=(const ComputePool&) = delete;
+
+  // Calls job(0) to job(parts - 1), once each, and returns when all have. parts <= threads().
+  void run(int parts, const std::function<void(int)>& job);
+  int threads() const { return threads_wanted_; }
+
+ private:
+  struct Signals {
+    std::mutex mutex;
+    std::condition_variable started;
+    std::condition_variable finished;
+  };
+
+  void work(int index);
+  void stop();
+  bool wait_for_generation(uint64_t seen);
+
+  int threads_wanted_;
+  pid_t process_;
+  std::unique_ptr<Signals> signals_ = std::make_unique<Signals>();  // given up after fork()
+  std::atomic<uint64_t> generation_{0};  // counts jobs; changed with the lock held
+  std::atomic<int> unfinished_{0};
+  std::atomic<bool> stopping_{false};
+  const std::function<void(int)>* job_ = nullptr;
+  int parts_ = 0;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace flash_core

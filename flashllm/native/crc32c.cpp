@@ -1,0 +1,158 @@
+#include "crc32c.h"
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#ifdef __linux__
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+#endif
+
+namespace flash_core {
+
+namespace {
+
+constexpr uint32_t kPolynomial = 0x82F63B78;
+using Tables = std::array<std::array<uint32_t, 256>, 8>;
+
+// tables[k][b]: what byte b does to the state when k more bytes follow it.
+Tables make_tables() {
+  Tables tables = {};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    uint32_t state = byte;
+    for (int bit = 0; bit < 8; ++bit) {
+      state = (state & 1) != 0 ? (state >> 1) ^ kPolynomial : state >> 1;
+    }
+    tables[0][byte] = state;
+  }
+  for (size_t k = 1; k < 8; ++k) {
+    for (size_t byte = 0; byte < 256; ++byte) {
+      const uint32_t before = tables[k - 1][byte];
+      tables[k][byte] = (before >> 8) ^ tables[0][before & 0xFF];
+    }
+  }
+  return tables;
+}
+
+uint64_t load_le64(const uint8_t* data) {
+  uint64_t word = 0;
+  for (int i = 7; i >= 0; --i) word = (word << 8) | data[i];
+  return word;
+}
+
+using Update = uint32_t (*)(uint32_t state, const uint8_t* data, size_t size);
+
+uint32_t update_portable(uint32_t state, const uint8_t* data, size_t size) {
+  static const Tables tables = make_tables();
+  for (; size >= 8; data += 8, size -= 8) {
+    const uint64_t word = load_le64(data) ^ state;
+    state = 0;
+    for (size_t k = 0; k < 8; ++k) state ^= tables[7 - k][(word >> (8 * k)) & 0xFF];
+  }
+  for (; size > 0; ++data, --size) state = (state >> 8) ^ tables[0][(state ^ *data) & 0xFF];
+  return state;
+}
+
+#if defined(__x86_64__)
+
+__attribute__((target("sse4.2"))) uint32_t update_hardware(uint32_t state, const uint8_t* data,
+                                                           size_t size) {
+  uint64_t wide = state;
+  for (; size >= 8; data += 8, size -= 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, data, 8);
+    wide = _mm_crc32_u64(wide, word);
+  }
+  state = static_cast<uint32_t>(wide);
+  for (; size > 0; ++data, --size) state = _mm_crc32_u8(state, *data);
+  return state;
+}
+
+bool has_hardware() { return __builtin_cpu_supports("sse4.2") != 0; }
+
+#elif defined(__aarch64__)
+
+#ifdef __clang__
+__attribute__((target("crc")))
+#else
+__attribute__((target("+crc")))
+#endif
+uint32_t update_hardware(uint32_t state, const uint8_t* data, size_t size) {
+  for (; size >= 8; data += 8, size -= 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, data, 8);
+    state = __crc32cd(state, word);
+  }
+  for (; size > 0; ++data, --size) state = __crc32cb(state, *data);
+  return state;
+}
+
+bool has_hardware() {
+#ifdef __linux__
+  return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+#else
+  return true;  // every processor that Apple ever sold with this architecture
+#endif
+}
+
+#else
+
+uint32_t update_hardware(uint32_t state, const uint8_t* data, size_t size) {
+  return update_portable(state, data, size);
+}
+
+bool has_hardware() { return false; }
+
+#endif
+
+Update best_update() { return has_hardware() ? update_hardware : update_portable; }
+
+std::array<uint8_t, 4> le32(uint32_t value) {
+  return {static_cast<uint8_t>(value), static_cast<uint8_t>(value >> 8),
+          static_cast<uint8_t>(value >> 16), static_cast<uint8_t>(value >> 24)};
+}
+
+}  // namespace
+
+uint32_t crc32c(const uint8_t* data, size_t size, uint32_t value) {
+  static const Update update = best_update();
+  return ~update(~value, data, size);
+}
+
+uint32_t crc32c_portable(const uint8_t* data, size_t size, uint32_t value) {
+  return ~update_portable(~value, data, size);
+}
+
+std::vector<uint32_t> bundle_checksums(const uint8_t* data, size_t size, int64_t stride,
+                                       int64_t bundle_bytes, const BundlePlace& place) {
+  if (stride < 1 || bundle_bytes < 1 || bundle_bytes > stride ||
+      size % static_cast<uint64_t>(stride) != 0) {
+    throw std::invalid_argument(std::to_string(size) + " bytes, stride " + std::to_string(stride) +
+                                ", bundle " + std::to_string(bundle_bytes) +
+                                ": expected whole strides and a bundle within its stride");
+  }
+  const size_t count = size / static_cast<size_t>(stride);
+  if (count > 0 && count - 1 > std::numeric_limits<uint32_t>::max() - place.first_bundle) {
+    throw std::invalid_argument("bundle numbers must fit in 32 bits");
+  }
+  const uint32_t in_file = crc32c(place.file_id, 16);
+  const uint32_t in_layer = crc32c(le32(place.layer).data(), 4, in_file);
+  std::vector<uint32_t> checksums(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto number = le32(place.first_bundle + static_cast<uint32_t>(i));
+    const uint32_t seed = crc32c(number.data(), 4, in_layer);
+    checksums[i] = crc32c(data + i * static_cast<size_t>(stride),
+                          static_cast<size_t>(bundle_bytes), seed);
+  }
+  return checksums;
+}
+
+}  // namespace flash_core

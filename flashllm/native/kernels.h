@@ -1,0 +1,67 @@
+// Products of encoded rows: dot with a vector, and weighted sum.
+//
+// Goals: no read outside the rows whatever the ids are; the same bits for every number of
+// threads. Not goals: matrices with more than one vector, training.
+// Threads: calls are served one at a time; each is computed by `threads` of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "compute_pool.h"
+#include "dtype.h"
+#include "kernel_table.h"
+
+namespace flash_core {
+
+template <class T>
+struct View {
+  T* data;
+  size_t size;
+};
+
+// Rows within a stretch of bytes: row `id` begins at byte id * stride + offset.
+struct Rows {
+  View<const uint8_t> bytes;
+  int64_t stride;
+  int64_t offset;
+  DType dtype;
+};
+
+class Kernels {
+ public:
+  // invalid_argument for a number of threads out of range, or an unknown name. With no name:
+  // the environment's FLASHLLM_ISA, else the best that the processor has.
+  Kernels(int threads, const char* isa);
+
+  // out [n] = rows [n, d] @ x [d]; invalid_argument unless rows has exactly n * d values.
+  void matvec(View<const uint8_t> rows, DType dtype, View<const float> x, View<float> out);
+
+  // out [n]: out[i] = dot(row ids[i], x [d]); out_of_range for an id outside the bytes.
+  void dot_rows(const Rows& rows, View<const int32_t> ids, View<const float> x, View<float> out);
+
+  // out [d] += over blocks b in order, the sum in order of weights[i] * row ids[i] for i from
+  // block_ends[b - 1] to block_ends[b]. A block's sum starts at 0; a weight of 0 skips its row.
+  void weighted_sum_rows(const Rows& rows, View<const int32_t> ids, View<const float> weights,
+                         View<const int32_t> block_ends, View<float> out);
+
+  void close();
+  const char* isa() const { return table_.name; }
+  int threads() const { return threads_; }
+
+ private:
+  // Locks, and refuses a closed object.
+  std::unique_lock<std::mutex> enter();
+  int parts_for(size_t bytes) const;
+
+  const KernelTable& table_;
+  int threads_;
+  std::mutex mutex_;
+  std::unique_ptr<ComputePool> pool_;
+  std::vector<std::vector<float>> partials_;  // of each thread: [columns]
+};
+
+}  // namespace flash_core

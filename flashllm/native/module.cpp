@@ -1,0 +1,199 @@
+// The one file that knows Python: types in, types out, the interpreter's lock released meanwhile.
+// No logic: what is checked is checked by the library.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+#include "crc32c.h"
+#include "errors.h"
+#include "kernels.h"
+#include "reader.h"
+
+namespace nb = nanobind;
+using namespace flash_core;
+using namespace nb::literals;
+
+namespace {
+
+template <class T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Released = nb::call_guard<nb::gil_scoped_release>;
+
+template <class T>
+View<T> view(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+void translate(const std::exception_ptr& error, void*) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const DeviceError& device) {
+    const nb::object arguments = nb::make_tuple(device.code(), device.what(), device.path());
+    PyErr_SetObject(PyExc_OSError, arguments.ptr());
+  } catch (const EndOfFile& end) {
+    PyErr_SetString(PyExc_EOFError, end.what());
+  } catch (const ReadCancelled& cancelled) {
+    PyErr_SetString(PyExc_InterruptedError, cancelled.what());
+  }
+}
+
+uint64_t submit(Reader& reader, const Array<const int64_t>& offsets, int64_t length,
+                std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations) {
+  if (offsets.size() != destinations.size()) {
+    throw std::invalid_argument(std::to_string(offsets.size()) + " offsets for " +
+                                std::to_string(destinations.size()) + " destinations");
+  }
+  return reader.submit({offsets.data(), destinations.data(), offsets.size(), length},
+                       std::move(buffer));
+}
+
+nb::dict stats(const Reader& reader) {
+  const ReadStats now = reader.stats();
+  nb::dict result;
+  result["bytes_read"] = now.bytes_read;
+  result["bytes_useful"] = now.bytes_useful;
+  result["reads"] = now.reads;
+  result["busy_ns"] = now.busy_ns;
+  result["depth_ns"] = now.depth_ns;
+  result["depth_max"] = now.depth_max;
+  result["retries"] = now.retries;
+  result["short_reads"] = now.short_reads;
+  result["bounced"] = now.bounced;
+  result["size_histogram"] =
+      std::vector<uint64_t>(now.size_histogram.begin(), now.size_histogram.end());
+  return result;
+}
+
+nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> checksums(const Array<const uint8_t>& data,
+                                                        int64_t stride, int64_t bundle_bytes,
+                                                        const nb::bytes& file_id, uint32_t layer,
+                                                        uint32_t first_bundle) {
+  if (file_id.size() != 16) throw std::invalid_argument("file_id must have 16 bytes");
+  const BundlePlace place = {static_cast<const uint8_t*>(file_id.data()), layer, first_bundle};
+  auto values = std::make_unique<std::vector<uint32_t>>();
+  {
+    const nb::gil_scoped_release released;
+    *values = bundle_checksums(data.data(), data.size(), stride, bundle_bytes, place);
+  }
+  const size_t count = values->size();
+  uint32_t* const first = values->data();
+  nb::capsule owner(values.release(), [](void* pointer) noexcept {
+    delete static_cast<std::vector<uint32_t>*>(pointer);
+  });
+  return {first, {count}, owner};
+}
+
+void define_reading(nb::module_& m) {
+  nb::class_<Buffer>(m, "Buffer")
+      .def(nb::init<int64_t>(), "nbytes"_a)
+      .def_prop_ro("nbytes", &Buffer::size)
+      .def_prop_ro("address",
+                   [](const Buffer& self) { return reinterpret_cast<uintptr_t>(self.data()); })
+      .def("array", [](nb::handle_t<Buffer> self) {
+        const Buffer& buffer = nb::cast<const Buffer&>(self);
+        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(buffer.data(), {buffer.size()}, self);
+      });
+  nb::class_<Reader>(m, "Reader")
+      .def(
+          "__init__",
+          [](Reader* self, const std::string& path, const std::string& direct, int threads,
+             int64_t gap_bytes, int64_t max_read_bytes) {
+            new (self) Reader(open_file(path, parse_direct(direct)), path,
+                              {threads, gap_bytes, max_read_bytes});
+          },
+          "path"_a, "direct"_a = "optional", "threads"_a = 32, "gap_bytes"_a = 0,
+           "max_read_bytes"_a = 524288)
+      .def_prop_ro("direct", &Reader::direct)
+      .def_prop_ro("fallback", &Reader::fallback)
+      .def_prop_ro("alignment", &Reader::alignment)
+      .def_prop_ro("file_bytes", &Reader::file_bytes)
+      .def_prop_ro("threads", &Reader::threads)
+      .def("submit", &submit, "offsets"_a.noconvert(), "length"_a, "buffer"_a,
+           "destinations"_a.noconvert(), Released())
+      .def("wait", &Reader::wait, "ticket"_a, Released())
+      .def(
+          "read",
+          [](Reader& self, const Array<const int64_t>& offsets, int64_t length,
+             std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations) {
+            self.wait(submit(self, offsets, length, std::move(buffer), destinations));
+          },
+          "offsets"_a.noconvert(), "length"_a, "buffer"_a, "destinations"_a.noconvert(),
+          Released())
+      .def("cancel", &Reader::cancel, Released())
+      .def("clear_cancel", &Reader::clear_cancel, Released())
+      .def("stats", &stats)
+      .def("close", &Reader::close, Released());
+}
+
+void define_kernels(nb::module_& m) {
+  nb::class_<Kernels>(m, "Kernels")
+      .def(
+          "__init__",
+          [](Kernels* self, int threads, const std::optional<std::string>& isa) {
+            new (self) Kernels(threads, isa ? isa->c_str() : nullptr);
+          },
+          "threads"_a = 1, "isa"_a = nb::none())
+      .def_prop_ro("isa", &Kernels::isa)
+      .def_prop_ro("threads", &Kernels::threads)
+      .def(
+          "matvec",
+          [](Kernels& self, const Array<const uint8_t>& rows, const std::string& dtype,
+             const Array<const float>& x, const Array<float>& out) {
+            self.matvec(view(rows), parse_dtype(dtype), view(x), view(out));
+          },
+          "rows"_a.noconvert(), "dtype"_a, "x"_a.noconvert(), "out"_a.noconvert(), Released())
+      .def(
+          "dot_rows",
+          [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,
+             int64_t row_offset, const std::string& dtype, const Array<const int32_t>& ids,
+             const Array<const float>& x, const Array<float>& out) {
+            self.dot_rows({view(rows), row_stride, row_offset, parse_dtype(dtype)}, view(ids),
+                          view(x), view(out));
+          },
+          "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
+          "x"_a.noconvert(), "out"_a.noconvert(), Released())
+      .def(
+          "weighted_sum_rows",
+          [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,
+             int64_t row_offset, const std::string& dtype, const Array<const int32_t>& ids,
+             const Array<const float>& weights, const Array<const int32_t>& block_ends,
+             const Array<float>& out) {
+            self.weighted_sum_rows({view(rows), row_stride, row_offset, parse_dtype(dtype)},
+                                   view(ids), view(weights), view(block_ends), view(out));
+          },
+          "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
+          "weights"_a.noconvert(), "block_ends"_a.noconvert(), "out"_a.noconvert(), Released())
+      .def("close", &Kernels::close, Released());
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "Direct reads into memory allocated once, and products of encoded rows.";
+  m.attr("NAME") = "native";
+  nb::register_exception_translator(translate);
+  define_reading(m);
+  define_kernels(m);
+  m.def("available_isas", [] {
+    std::vector<std::string> names;
+    for (const KernelTable* table : available_kernels()) names.emplace_back(table->name);
+    return names;
+  });
+  m.def(
+      "crc32c",
+      [](const Array<const uint8_t>& data, uint32_t value) {
+        return crc32c(data.data(), data.size(), value);
+      },
+      "data"_a.noconvert(), "value"_a = 0, Released());
+  m.def("bundle_checksums", &checksums, "data"_a.noconvert(), "stride"_a, "bundle_bytes"_a,
+        "file_id"_a, "layer"_a, "first_bundle"_a);
+}

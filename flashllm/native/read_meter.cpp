@@ -1,0 +1,66 @@
+#include "read_meter.h"
+
+#include <algorithm>
+
+namespace flash_core {
+
+namespace {
+
+size_t floor_log2(uint64_t value) {
+  size_t result = 0;
+  while (value >>= 1) ++result;
+  return result;
+}
+
+}  // namespace
+
+// Adds the time since the last change at the depth that held until now.
+void ReadMeter::advance_locked() {
+  const Clock::time_point now = Clock::now();
+  if (depth_ > 0) {
+    const auto elapsed_ns = static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(now - changed_).count());
+    stats_.busy_ns += elapsed_ns;
+    stats_.depth_ns += elapsed_ns * depth_;
+  }
+  changed_ = now;
+}
+
+void ReadMeter::begin_read(uint64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  advance_locked();
+  ++depth_;
+  ++stats_.reads;
+  stats_.bytes_read += bytes;
+  stats_.depth_max = std::max(stats_.depth_max, depth_);
+  ++stats_.size_histogram[std::min(floor_log2(bytes), stats_.size_histogram.size() - 1)];
+}
+
+void ReadMeter::end_read() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  advance_locked();
+  --depth_;
+}
+
+void ReadMeter::count_retry() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++stats_.retries;
+}
+
+void ReadMeter::count_short_read() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++stats_.short_reads;
+}
+
+void ReadMeter::count_run(uint64_t bytes_useful, bool bounced) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stats_.bytes_useful += bytes_useful;
+  stats_.bounced += bounced ? 1 : 0;
+}
+
+ReadStats ReadMeter::stats() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return stats_;
+}
+
+}  // namespace flash_core

@@ -1,0 +1,188 @@
+#include "reader.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "errors.h"
+#include "read_run.h"
+#include "threads.h"
+
+namespace flash_core {
+
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int64_t kMaxReadBytes = int64_t{1} << 30;
+
+ReadLimits check_options(const ReaderOptions& options, uint64_t alignment) {
+  if (options.threads < 1 || options.threads > kMaxThreads) {
+    throw std::invalid_argument("threads is " + std::to_string(options.threads) +
+                                "; expected 1 to " + std::to_string(kMaxThreads));
+  }
+  if (options.gap_bytes < 0 || options.max_read_bytes < 1 ||
+      options.max_read_bytes > kMaxReadBytes) {
+    throw std::invalid_argument("gap_bytes is " + std::to_string(options.gap_bytes) +
+                                " and max_read_bytes " + std::to_string(options.max_read_bytes));
+  }
+  const Checked piece = Checked(static_cast<uint64_t>(options.max_read_bytes));
+  return {static_cast<uint64_t>(options.gap_bytes),
+          std::max(piece.round_down(alignment).get(), alignment), alignment};
+}
+
+}  // namespace
+
+Reader::Reader(OpenedFile file, std::string path, const ReaderOptions& options)
+    : source_(std::move(file.source)),
+      path_(std::move(path)),
+      fallback_(std::move(file.fallback)),
+      limits_(check_options(options, source_->alignment())),
+      threads_wanted_(static_cast<size_t>(options.threads)),
+      process_(getpid()) {
+  const SignalsBlocked blocked;
+  threads_.reserve(threads_wanted_);
+  try {
+    for (size_t i = 0; i < threads_wanted_; ++i) threads_.emplace_back([this] { work(); });
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+Reader::~Reader() { close(); }
+
+bool Reader::forked() const { return getpid() != process_; }
+
+void Reader::check_process() const {
+  if (forked()) {
+    throw std::invalid_argument("the reader of " + path_ + " belongs to the process before fork");
+  }
+}
+
+void Reader::check_open_locked() const {
+  if (closed_) throw std::invalid_argument("the reader of " + path_ + " is closed");
+}
+
+uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target) {
+  check_process();
+  auto job = std::make_shared<Job>();
+  job->plan = plan_reads(batch, source_->size(), target->size(), limits_);
+  job->target = std::move(target);
+  job->unfinished = job->plan.runs.size();
+  const size_t wakes = std::min(job->unfinished, threads_wanted_);
+  uint64_t ticket = 0;
+  {
+    const std::lock_guard<std::mutex> lock(signals_->mutex);
+    check_open_locked();
+    ticket = next_ticket_++;
+    jobs_.emplace(ticket, job);
+    if (cancelled_) {
+      drop_locked(job.get());
+    } else if (job->unfinished > 0) {
+      queue_.push_back(std::move(job));
+    }
+  }
+  for (size_t i = 0; i < wakes; ++i) signals_->work.notify_one();
+  return ticket;
+}
+
+void Reader::wait(uint64_t ticket) {
+  check_process();
+  std::shared_ptr<Job> job;
+  {
+    std::unique_lock<std::mutex> lock(signals_->mutex);
+    check_open_locked();
+    const auto found = jobs_.find(ticket);
+    if (found == jobs_.end()) {
+      throw std::invalid_argument("no ticket " + std::to_string(ticket) +
+                                  "; each is waited for once");
+    }
+    job = std::move(found->second);
+    jobs_.erase(found);
+    signals_->done.wait(lock, [&job] { return job->unfinished == 0; });
+  }
+  if (job->error) std::rethrow_exception(job->error);
+}
+
+void Reader::cancel() {
+  check_process();
+  const std::lock_guard<std::mutex> lock(signals_->mutex);
+  cancelled_ = true;
+  drop_all_locked();
+}
+
+void Reader::clear_cancel() {
+  check_process();
+  const std::lock_guard<std::mutex> lock(signals_->mutex);
+  cancelled_ = false;
+}
+
+// Runs that were not started will not be; those in flight still count as unfinished.
+void Reader::drop_locked(Job* job) {
+  const size_t waiting = job->plan.runs.size() - job->next;
+  job->next = job->plan.runs.size();
+  job->unfinished -= waiting;
+  if (waiting > 0 && !job->error) {
+    job->error = std::make_exception_ptr(ReadCancelled("reading " + path_ + " was cancelled"));
+  }
+  if (job->unfinished == 0) signals_->done.notify_all();
+}
+
+void Reader::drop_all_locked() {
+  for (const auto& job : queue_) drop_locked(job.get());
+  queue_.clear();
+}
+
+void Reader::close() {
+  if (forked()) {
+    for (std::thread& thread : threads_) thread.detach();  // they stayed in the parent
+    threads_.clear();
+    static_cast<void>(signals_.release());
+    return;
+  }
+  std::vector<std::thread> threads;
+  {
+    const std::lock_guard<std::mutex> lock(signals_->mutex);
+    closed_ = true;
+    drop_all_locked();
+    threads.swap(threads_);
+  }
+  signals_->work.notify_all();
+  for (std::thread& thread : threads) thread.join();
+}
+
+void Reader::work() {
+  Buffer scratch(scratch_bytes(limits_));
+  std::unique_lock<std::mutex> lock(signals_->mutex);
+  while (true) {
+    signals_->work.wait(lock, [this] { return closed_ || !queue_.empty(); });
+    if (closed_) return;
+    run_one(&lock, &scratch);
+  }
+}
+
+// Starts the next run of the first job, without the lock while it reads.
+void Reader::run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch) {
+  const std::shared_ptr<Job> job = queue_.front();
+  const Run& run = job->plan.runs[job->next++];
+  if (job->next == job->plan.runs.size()) queue_.pop_front();
+  lock->unlock();
+  std::exception_ptr error;
+  try {
+    read_run({source_.get(), &path_, &meter_, scratch}, job->plan, run, job->target->data());
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock->lock();
+  if (error && !job->error) {
+    job->error = error;
+    const auto queued = std::find(queue_.begin(), queue_.end(), job);
+    if (queued != queue_.end()) queue_.erase(queued);
+    drop_locked(job.get());
+  }
+  if (--job->unfinished == 0) signals_->done.notify_all();
+}
+
+}  // namespace flash_core

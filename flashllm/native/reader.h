@@ -1,0 +1,104 @@
+// A pool of threads that reads batches of one file into buffers.
+//
+// Goals: one call a batch; everything checked before anything is queued; cancel and close leave
+// no read in flight behind them. Not goals: writing, ordering between batches.
+// Threads: every function may be called by any thread. Buffers live at least until their batch
+// is done. After fork() a reader refuses to work, since its threads are not there.
+#pragma once
+
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "buffer.h"
+#include "file_source.h"
+#include "read_meter.h"
+#include "read_plan.h"
+#include "source.h"
+
+namespace flash_core {
+
+struct ReaderOptions {
+  int threads = 32;
+  int64_t gap_bytes = 0;
+  int64_t max_read_bytes = 524288;
+};
+
+class Reader {
+ public:
+  // invalid_argument for options out of their range.
+  Reader(OpenedFile file, std::string path, const ReaderOptions& options);
+  ~Reader();
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+
+  // Queues a batch; out_of_range and invalid_argument if any of it is wrong, with nothing queued.
+  uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target);
+
+  // Until a batch is done, once for each ticket; DeviceError, EndOfFile or ReadCancelled if it
+  // is not complete, and then no read of it is in flight any more.
+  void wait(uint64_t ticket);
+
+  void cancel();
+  void clear_cancel();
+  void close();
+
+  ReadStats stats() const { return meter_.stats(); }
+  bool direct() const { return fallback_.empty(); }
+  const std::string& fallback() const { return fallback_; }
+  size_t alignment() const { return source_->alignment(); }
+  uint64_t file_bytes() const { return source_->size(); }
+  int threads() const { return static_cast<int>(threads_wanted_); }
+
+ private:
+  struct Job {
+    ReadPlan plan;
+    std::shared_ptr<Buffer> target;
+    size_t next = 0;        // run to be started
+    size_t unfinished = 0;  // runs queued or in flight
+    std::exception_ptr error;
+  };
+
+  // Destroying a condition that has waiters hangs, and after fork() the waiters are gone for
+  // ever: a child gives this up instead.
+  struct Signals {
+    std::mutex mutex;
+    std::condition_variable work;  // there are runs to start, or closed_
+    std::condition_variable done;  // some job has no unfinished run
+  };
+
+  bool forked() const;
+  void check_process() const;
+  void check_open_locked() const;
+  void work();
+  void run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch);
+  void drop_locked(Job* job);
+  void drop_all_locked();
+
+  std::unique_ptr<Source> source_;
+  std::string path_;
+  std::string fallback_;
+  ReadLimits limits_ = {};
+  size_t threads_wanted_;
+  pid_t process_;
+  ReadMeter meter_;
+
+  std::unique_ptr<Signals> signals_ = std::make_unique<Signals>();
+  std::deque<std::shared_ptr<Job>> queue_;
+  std::unordered_map<uint64_t, std::shared_ptr<Job>> jobs_;
+  uint64_t next_ticket_ = 1;
+  bool cancelled_ = false;
+  bool closed_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace flash_core

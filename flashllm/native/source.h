@@ -1,0 +1,33 @@
+// Where bytes come from: three functions, and the back-ends that stand behind them.
+//
+// A source is used by many threads at once; none of the three functions changes anything that
+// another thread could see, the script of a FaultySource apart, which has a lock.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flash_core {
+
+class Source {
+ public:
+  Source() = default;
+  virtual ~Source() = default;
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+
+  // Bytes when it was opened; it may be shorter by now.
+  virtual uint64_t size() const = 0;
+
+  // What offsets, lengths and addresses of a read must be multiples of; 1 for anything.
+  virtual size_t alignment() const = 0;
+
+  // One read at an offset into `count` vectors: bytes read, fewer at the end of the file or where
+  // the system liked it so; or minus an errno.
+  virtual ssize_t read(const iovec* vectors, int count, uint64_t offset) = 0;
+};
+
+}  // namespace flash_core

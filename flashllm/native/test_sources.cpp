@@ -1,0 +1,56 @@
+#include "test_sources.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+namespace flash_core {
+
+MemorySource::MemorySource(std::vector<uint8_t> bytes, size_t alignment)
+    : bytes_(std::move(bytes)), alignment_(alignment) {}
+
+ssize_t MemorySource::read(const iovec* vectors, int count, uint64_t offset) {
+  if (offset % alignment_ != 0) return -EINVAL;
+  uint64_t position = offset;
+  for (int i = 0; i < count; ++i) {
+    const auto address = reinterpret_cast<uintptr_t>(vectors[i].iov_base);
+    if (address % alignment_ != 0 || vectors[i].iov_len % alignment_ != 0) return -EINVAL;
+    if (position >= bytes_.size()) continue;
+    const size_t take = std::min<uint64_t>(vectors[i].iov_len, bytes_.size() - position);
+    std::memcpy(vectors[i].iov_base, bytes_.data() + position, take);
+    position += take;
+  }
+  return static_cast<ssize_t>(position - offset);
+}
+
+FaultySource::FaultySource(std::unique_ptr<Source> inner, std::deque<Fault> script, bool forever)
+    : inner_(std::move(inner)), script_(std::move(script)), forever_(forever) {}
+
+Fault FaultySource::next_fault() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (script_.empty()) return {};
+  const Fault fault = script_.front();
+  if (!forever_ || script_.size() > 1) script_.pop_front();
+  return fault;
+}
+
+ssize_t FaultySource::read(const iovec* vectors, int count, uint64_t offset) {
+  const Fault fault = next_fault();
+  if (fault.kind == Fault::Kind::fail) return -static_cast<ssize_t>(fault.value);
+  if (fault.kind == Fault::Kind::delay) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(fault.value));
+  }
+  const ssize_t got = inner_->read(vectors, count, offset);
+  if (got <= 0) return got;
+  if (fault.kind == Fault::Kind::shorten) return std::min<ssize_t>(got, fault.value);
+  if (fault.kind == Fault::Kind::flip) {
+    auto* first = static_cast<uint8_t*>(vectors[0].iov_base);
+    first[fault.value / 8] ^= static_cast<uint8_t>(1U << (fault.value % 8));
+  }
+  return got;
+}
+
+}  // namespace flash_core

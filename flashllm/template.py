@@ -1,0 +1,163 @@
+"""Chat templates: from messages to text, with what people wrote kept apart from the rest.
+
+The contents of messages never reach the template. It sees placeholders that nobody can guess;
+its output is split at them, and only the template's own text may become control tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from flashllm.errors import ModelError, UsageError
+
+TEMPLATE_BYTES_MAX = 1 << 16  # the longest known in the wild has about 15 KiB
+OUTPUT_CHARACTERS_MAX = 1 << 22
+CPU_SECONDS_MAX = 2
+WALL_SECONDS_MAX = 10.0
+MEMORY_BYTES_MAX = 1 << 29
+
+ROLES = ("system", "user", "assistant")
+PLAIN_STOP = "\nUser:"
+"""Where an answer ends that was asked for by the plain template, if the model goes on by itself."""
+
+_PROCESS = Path(__file__).with_name("template_process.py")
+# Private-use borders and digits: no case, nothing to escape, no white space.
+_PLACEHOLDER = re.compile("\ue000[0-9]{39}\ue001")
+_PLACEHOLDER_PART = re.compile("[\ue000\ue001]")
+
+
+class Message(TypedDict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a rendered conversation: a message's content, or the template's own text."""
+
+    text: str
+    is_content: bool
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises `UsageError` for no messages at all and for a role that nobody knows."""
+    if not messages:
+        raise UsageError("the conversation is empty; there is nothing to answer")
+    for message in messages:
+        if message["role"] not in ROLES:
+            raise UsageError(
+                f"unknown role {message['role']!r}; expected one of {', '.join(ROLES)}"
+            )
+
+
+def render_plain(messages: Sequence[Message]) -> list[Segment]:
+    """For models without a template: `User: ...`, `Assistant: ...`, ready for the next answer."""
+    segments: list[Segment] = []
+    for message in messages:
+        before = {"system": "", "user": "User: ", "assistant": "Assistant: "}[message["role"]]
+        after = "\n\n" if message["role"] == "system" else "\n"
+        segments += (
+            Segment(before, False),
+            Segment(message["content"].strip(), True),
+            Segment(after, False),
+        )
+    return [*segments, Segment("Assistant:", False)]
+
+
+def render_template(
+    template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]
+) -> list[Segment]:
+    """Renders a Jinja chat template with the start of an answer at its end.
+
+    `special_tokens` are the template's variables (`bos_token`, ...). Raises `UsageError` where the
+    template refuses the conversation, `ModelError` where it is broken or takes too long.
+    """
+    contents: dict[str, str] = {}
+    variables = {
+        **special_tokens,
+        "messages": [
+            {"role": message["role"], "content": _hide(message["content"], contents)}
+            for message in messages
+        ],
+        "add_generation_prompt": True,
+        "tools": None,
+        "documents": None,
+    }
+    return _split(_run_process(template, variables), contents)
+
+
+def _hide(content: str, contents: dict[str, str]) -> str:
+    """A placeholder between the content's own edges of white space, which templates may trim."""
+    core = content.strip()
+    if not core:
+        return content
+    placeholder = f"\ue000{secrets.randbelow(10**39):039d}\ue001"
+    contents[placeholder] = core
+    before, _, after = content.partition(core)
+    return f"{before}{placeholder}{after}"
+
+
+def _split(rendered: str, contents: Mapping[str, str]) -> list[Segment]:
+    segments: list[Segment] = []
+    position = 0
+    for match in _PLACEHOLDER.finditer(rendered):
+        if match[0] in contents:
+            segments.append(Segment(rendered[position : match.start()], False))
+            segments.append(Segment(contents[match[0]], True))
+            position = match.end()
+    segments.append(Segment(rendered[position:], False))
+    if any(not part.is_content and _PLACEHOLDER_PART.search(part.text) for part in segments):
+        raise ModelError("chat template: it cuts messages into pieces; try --raw")
+    return segments
+
+
+def _run_process(template: str, variables: Mapping[str, object]) -> str:
+    if len(template.encode("utf-8", "replace")) > TEMPLATE_BYTES_MAX:
+        raise ModelError(f"chat template: longer than {TEMPLATE_BYTES_MAX} bytes; try --raw")
+    request = {
+        "template": template,
+        "variables": variables,
+        "output_limit": OUTPUT_CHARACTERS_MAX,
+        "cpu_seconds": CPU_SECONDS_MAX,
+        "memory_bytes": MEMORY_BYTES_MAX,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", str(_PROCESS)],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            timeout=WALL_SECONDS_MAX,
+            start_new_session=True,  # Ctrl-C on the terminal is for us, not for the child
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelError("chat template: it does not end; try --raw") from error
+    except OSError as error:
+        raise ModelError(
+            f"chat template: its process does not start ({error}); try --raw"
+        ) from error
+    return _read_answer(done)
+
+
+def _read_answer(done: subprocess.CompletedProcess[bytes]) -> str:
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError as error:
+        ended = "it took too long" if done.returncode < 0 else f"exit code {done.returncode}"
+        raise ModelError(f"chat template: rendering was stopped ({ended}); try --raw") from error
+    if "text" in answer:
+        return str(answer["text"])
+    reason = str(answer["error"])[:500]
+    if answer["refused"]:
+        raise UsageError(f"the model's chat template refuses this conversation: {reason}")
+    raise ModelError(f"chat template: it is broken ({reason}); try --raw")

@@ -1,0 +1,11 @@
+"""Predictors of activity: recorded, trained, calibrated and measured here; loaded by the runtime.
+
+Goal: for every layer a low-rank map from the feed-forward input to "this neuron will be active",
+with its errors known on text that neither training nor calibration saw. Not here: running them.
+Source: LLM in a flash (arXiv 2312.11514), section 3.1.
+"""
+
+from .report import LayerReport, Report
+from .train import train_predictors
+
+__all__ = ["LayerReport", "Report", "train_predictors"]

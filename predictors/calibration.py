@@ -1,0 +1,205 @@
+"""Calibration texts: found, read and cut into contexts of token ids.
+
+`.jsonl` holds a conversation a line (a list of messages, or an object with `messages`), `.ids` a
+context of token ids a line; anything else is plain text in UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from flashllm.errors import ReadFailed, UsageError
+
+from .progress import Progress
+
+TEXT_BYTES_MAX = 64 << 20
+TOKENS_MIN = 1_000
+TOKENS_GOOD = 50_000
+CONTEXTS_MIN = 20
+CONTEXT_TOKENS_MAX = 2_048
+CHARACTERS_PER_TOKEN_MAX = 8
+NAMES = ("calibration.jsonl", "calibration.ids")
+ROLES = ("system", "user", "assistant")
+
+Message = dict[str, str]
+Context = list[int]
+
+
+class TextEncoder(Protocol):
+    """What is needed of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text, with bos in front where the model has it."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation, with the prompt for another answer at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimits:
+    """What contexts have to fit: the model's vocabulary and positions, and the tokens wanted."""
+
+    vocab_size: int
+    max_positions: int
+    tokens_max: int
+    bos_id: int | None = None
+
+
+def find_calibration(directory: Path, given: Path | None) -> Path:
+    """The file asked for, or the one that lies in the model's directory or beside it."""
+    if given is not None:
+        return given
+    for folder in (directory, directory.resolve().parent):
+        for name in NAMES:
+            if (folder / name).is_file():
+                return folder / name
+    raise UsageError(
+        f"{directory}: no {' or '.join(NAMES)} in the model's directory or beside it; "
+        "give a text to calibrate on with --calibration FILE (.jsonl, .txt or .ids)"
+    )
+
+
+def read_contexts(
+    path: Path, tokenizer: TextEncoder | None, limits: ContextLimits, seed: int, progress: Progress
+) -> list[Context]:
+    """Contexts of token ids in an order that `seed` decides, about `limits.tokens_max` tokens.
+
+    Raises `UsageError` for a file that is absent, empty, not UTF-8, malformed or too short.
+    """
+    text = _read_text(path, progress)
+    if path.suffix == ".ids":
+        contexts = _shuffled(text, lambda n, line: _parse_ids(path, n, line, limits), limits, seed)
+    elif tokenizer is None:
+        raise UsageError(f"{path}: the model has no tokenizer; give token ids in a .ids file")
+    elif path.suffix == ".jsonl":
+        contexts = _shuffled(
+            text,
+            lambda n, line: encode_conversation(tokenizer, _parse_conversation(path, n, line)),
+            limits,
+            seed,
+        )
+    else:
+        text = text[: limits.tokens_max * CHARACTERS_PER_TOKEN_MAX]
+        contexts = [tokenizer.encode(text)[: limits.tokens_max]]
+    contexts = _cut(contexts, limits)
+    random.Random(seed).shuffle(contexts)
+    _check_length(path, sum(map(len, contexts)), progress)
+    return contexts
+
+
+def encode_conversation(tokenizer: TextEncoder, messages: Sequence[Message]) -> Context:
+    """The conversation as the model would have seen it, up to the end of its last message.
+
+    `encode_chat` ends with the prompt for another answer; after an answer that prompt never comes,
+    so what the conversation shares at its end with itself before that answer is taken off.
+    """
+    whole = tokenizer.encode_chat(messages)
+    if messages[-1]["role"] != "assistant" or len(messages) == 1:
+        return whole
+    before = tokenizer.encode_chat(messages[:-1])
+    shared = 0
+    while shared < min(len(whole), len(before)) and whole[-1 - shared] == before[-1 - shared]:
+        shared += 1
+    return whole[: len(whole) - shared]
+
+
+def _read_text(path: Path, progress: Progress) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(TEXT_BYTES_MAX + 1)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise UsageError(f"{path}: no such calibration file ({error.strerror})") from error
+    except OSError as error:
+        raise ReadFailed(f"{path}: cannot read the calibration text: {error.strerror}") from error
+    if len(raw) > TEXT_BYTES_MAX:
+        raw = raw[: raw.rfind(b"\n", 0, TEXT_BYTES_MAX) + 1]
+        progress.warn(f"{path}: only the first {TEXT_BYTES_MAX >> 20} MiB are used")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: not UTF-8 text (byte {error.start}); convert it, or give another file"
+        ) from error
+
+
+def _shuffled(
+    text: str, encode: Callable[[int, str], Context], limits: ContextLimits, seed: int
+) -> list[Context]:
+    """The lines in a seeded order, encoded one by one until there are tokens enough."""
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    random.Random(seed).shuffle(lines)
+    contexts: list[Context] = []
+    tokens = 0
+    for number, line in lines:
+        if tokens >= limits.tokens_max:
+            break
+        contexts.append(encode(number, line)[: limits.tokens_max - tokens])
+        tokens += len(contexts[-1])
+    return contexts
+
+
+def _parse_ids(path: Path, number: int, line: str, limits: ContextLimits) -> Context:
+    words = line.split()
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(f"{path}, line {number}: expected token ids, separated by spaces")
+    ids = [int(word) if len(word) < 10 else limits.vocab_size for word in words]
+    if ids and max(ids) >= limits.vocab_size:
+        raise UsageError(
+            f"{path}, line {number}: a token id beyond the vocabulary of {limits.vocab_size:,}"
+        )
+    return ids
+
+
+def _parse_conversation(path: Path, number: int, line: str) -> list[Message]:
+    where = f"{path}, line {number}"
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON ({error}); expected a list of messages") from error
+    messages = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(messages, list) or not messages:
+        raise UsageError(f"{where}: expected a list of messages, each with role and content")
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            raise UsageError(f"{where}: a message whose role is none of {', '.join(ROLES)}")
+        if not isinstance(message.get("content"), str):
+            raise UsageError(f"{where}: a message whose content is no text")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _cut(contexts: list[Context], limits: ContextLimits) -> list[Context]:
+    """Contexts that fit the model, and enough of them to hold some out, whole."""
+    longest = min(limits.max_positions, CONTEXT_TOKENS_MAX)
+    if len(contexts) < CONTEXTS_MIN:
+        longest = min(longest, max(2, sum(map(len, contexts)) // CONTEXTS_MIN))
+    return [piece for context in contexts for piece in _pieces(context, longest, limits.bos_id)]
+
+
+def _pieces(context: Context, longest: int, bos_id: int | None) -> list[Context]:
+    """Pieces of at most `longest` ids; where the context begins with bos, all of them do."""
+    if len(context) <= longest:
+        return [context] if context else []
+    start = context[:1] if context[0] == bos_id else []
+    step = max(1, longest - len(start))
+    body = context[len(start) :]
+    return [start + body[i : i + step] for i in range(0, len(body), step)]
+
+
+def _check_length(path: Path, tokens: int, progress: Progress) -> None:
+    if tokens == 0:
+        raise UsageError(f"{path}: the calibration text is empty; give another with --calibration")
+    if tokens < TOKENS_MIN:
+        raise UsageError(
+            f"{path}: {tokens:,} tokens are too few to calibrate on; "
+            f"give at least {TOKENS_MIN:,}, better {TOKENS_GOOD:,} and more"
+        )
+    if tokens < TOKENS_GOOD:
+        progress.warn(
+            f"{path}: {tokens:,} tokens to calibrate on; predictors from fewer than "
+            f"{TOKENS_GOOD:,} miss more on other text"
+        )

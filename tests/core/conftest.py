@@ -1,0 +1,64 @@
+"""Both cores, and files to read with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashllm._core as native_core
+from flashllm.flash import numpy_core
+
+FILE_BYTES = 300_001  # a multiple of nothing: the last block of the file is a short one
+
+
+@pytest.fixture(scope="session", params=["native", "numpy"])
+def core(request: pytest.FixtureRequest) -> ModuleType:
+    """Each of the two cores: what holds for one holds for the other."""
+    return {"native": native_core, "numpy": numpy_core}[request.param]
+
+
+@pytest.fixture(scope="session")
+def contents() -> np.ndarray:
+    """What the file to read holds."""
+    return np.random.default_rng(1).integers(0, 256, FILE_BYTES, dtype=np.uint8)
+
+
+@pytest.fixture(scope="session")
+def data_file(tmp_path_factory: pytest.TempPathFactory, contents: np.ndarray) -> Path:
+    """A file of random bytes."""
+    path = tmp_path_factory.mktemp("core") / "data.bin"
+    contents.tofile(path)
+    return path
+
+
+@pytest.fixture(params=["optional", "disabled"])
+def open_reader(
+    request: pytest.FixtureRequest, core: ModuleType, data_file: Path
+) -> Callable[..., Any]:
+    """Opens the file: directly where the file system can, or buffered."""
+
+    def open_one(**options: Any) -> Any:
+        return core.Reader(str(data_file), direct=request.param, **options)
+
+    return open_one
+
+
+@pytest.fixture(scope="session", params=["f32", "f16", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    """Each encoding of rows."""
+    return str(request.param)
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512", "neon", "numpy"])
+def make_kernels(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Kernels of each instruction set that this processor has, and those of the numpy twin."""
+    isa = request.param
+    core = numpy_core if isa == "numpy" else native_core
+    if isa not in core.available_isas():
+        pytest.skip(f"this processor has no {isa}")
+    return lambda threads=1: core.Kernels(threads, isa)

@@ -1,0 +1,197 @@
+"""The engine: the same answer at every setting, accounts that close, and stopping."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashllm.accounting import PARTS
+from flashllm.engine import Model, open_model
+from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, UsageError
+from flashllm.sampling import Sampling
+
+PROMPT = [5, 17, 40, 8, 61, 33, 12, 9, 77, 50]
+
+
+def tokens(directory: Path, count: int = 60, **settings: Any) -> list[int]:
+    with open_model(directory, **settings) as model:
+        return [token.id for token in model.generate(PROMPT, max_tokens=count)]
+
+
+def smallest_memory(directory: Path, **settings: Any) -> int:
+    with pytest.raises(MemoryCeilingTooSmall) as caught:
+        open_model(directory, memory=10 << 20, **settings)
+    # The interpreter itself may have grown by a page or two since.
+    return caught.value.smallest_bytes + (4 << 20)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"select": "oracle"},
+    {"select": "all"},
+    {"window": 1},
+    {"window": 50},
+    {"io_threads": 1},
+    {"direct": False},
+    {"context": 100},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_settings_do_not_change_the_answer(sparse_model: Path, settings: dict[str, Any]) -> None:
+    assert tokens(sparse_model, **settings) == tokens(sparse_model)
+
+
+@pytest.mark.parametrize("select", ["predicted", "all", "oracle"])
+def test_the_smallest_ceiling_gives_the_same_answer(sparse_model: Path, select: str) -> None:
+    memory = smallest_memory(sparse_model, select=select)
+    assert tokens(sparse_model, select=select, memory=memory) == tokens(sparse_model)
+
+
+def test_a_layer_that_needs_more_slots_than_it_has_is_done_in_passes(sparse_model: Path) -> None:
+    expected = tokens(sparse_model, count=20, select="all")
+    with open_model(sparse_model, select="all") as model:
+        plan = model.plan
+        assert sum(plan.slots_per_layer) == plan.slots_wanted
+    from flashllm.flash import plan as plans
+    from flashllm.loading import load_decoder
+
+    decoder, _, store = load_decoder(sparse_model, select="all")
+    with store:
+        few = [plans.smallest_slots(store.header.bundles_per_layer)] * store.spec.n_layers
+        decoder.pool.__init__(store, few, 5)  # type: ignore[misc]
+        logits = decoder.prefill(PROMPT)
+        found = []
+        for _ in range(20):
+            found.append(int(np.argmax(logits)))
+            logits = decoder.decode(found[-1])
+        assert decoder.pool.counters.passes > 0
+        assert decoder.pool.counters.hits < decoder.pool.counters.misses
+    assert found == expected
+
+
+def test_the_pool_never_moves(sparse_model: Path) -> None:
+    with open_model(sparse_model, window=2) as model:
+        decoder = model._decoder
+        address = decoder.pool.address
+        for seed in range(8):
+            list(model.generate(PROMPT, max_tokens=125, sampling=Sampling(1.0, seed=seed)))
+            assert decoder.pool.address == address
+
+
+def test_window_loads_follow_the_active_sets(sparse_model: Path) -> None:
+    """Bytes a token are those of the bundles that the last k tokens did not use, and no others."""
+    with open_model(sparse_model, window=3) as model:
+        selector = model._decoder._ffn._selector
+        history: dict[int, list[set[int]]] = {}
+        real = selector.select
+
+        def recording(layer: int, x: Any) -> Any:
+            ids = real(layer, x)
+            history.setdefault(layer, []).append(set(ids.tolist()))
+            return ids
+
+        selector.select = recording
+        generation = model.generate(PROMPT, max_tokens=30)
+        costs = [token.cost for token in generation][1:]
+        for step in range(3, len(costs)):
+            misses = 0
+            for sets in history.values():
+                misses += len(sets[step] - set().union(*sets[step - 3 : step]))
+            assert costs[step].misses == misses
+            assert costs[step].bytes_useful == misses * model.info.bundle_stride_bytes
+            assert costs[step].passes == 0
+
+
+def test_accounts_close(model: Model) -> None:
+    generation = model.generate(PROMPT, max_tokens=100)
+    for token in generation:
+        assert set(token.cost.parts_ns) == set(PARTS)
+        assert sum(token.cost.parts_ns.values()) <= token.cost.wall_ns
+    decode = generation.report()["decode"]
+    assert decode["tokens"] == 99
+    assert sum(decode["parts_ns"].values()) == pytest.approx(decode["wall_ns"], rel=0.02)
+    assert decode["bytes_useful"] <= decode["bytes_read"]
+
+
+def test_sampling_with_a_seed_repeats(model: Model) -> None:
+    def run(seed: int) -> list[int]:
+        sampling = Sampling(temperature=1.5, seed=seed)
+        return [t.id for t in model.generate(PROMPT, max_tokens=40, sampling=sampling)]
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_cancel_during_prefill(model: Model) -> None:
+    generation = model.generate(PROMPT, on_prefill=lambda _done, _total: model.cancel())
+    assert list(generation) == []
+    assert generation.finish_reason == "cancelled"
+    assert len(list(model.generate(PROMPT, max_tokens=3))) == 3
+
+
+def test_cancel_during_decode_keeps_what_was_said(model: Model) -> None:
+    expected = [token.id for token in model.generate(PROMPT, max_tokens=10)]
+    generation = model.generate(PROMPT, max_tokens=100)
+    found = []
+    for token in generation:
+        found.append(token.id)
+        if len(found) == 10:
+            model.cancel()
+    assert found == expected
+    assert generation.finish_reason == "cancelled"
+
+
+def test_cancel_from_another_thread(model: Model) -> None:
+    started = threading.Event()
+    stopper = threading.Thread(target=lambda: (started.wait(), model.cancel()))
+    stopper.start()
+    generation = model.generate(PROMPT, max_tokens=10**6, sampling=Sampling(1.0))
+    for _ in generation:
+        started.set()
+    stopper.join()
+    assert generation.finish_reason in ("cancelled", "context")
+    assert [t.id for t in model.generate(PROMPT, max_tokens=2)]
+
+
+def test_the_context_ends_a_generation(sparse_model: Path) -> None:
+    with open_model(sparse_model, context=12) as model:
+        generation = model.generate(PROMPT, max_tokens=50)
+        assert len(list(generation)) == 3
+        assert generation.finish_reason == "context"
+
+
+def test_a_new_generation_ends_the_one_before(model: Model) -> None:
+    first = model.generate(PROMPT, max_tokens=50)
+    next(first)
+    second = model.generate(PROMPT, max_tokens=5)
+    assert list(first) == []
+    assert first.finish_reason == "cancelled"
+    assert len(list(second)) == 5
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [([], "empty"), ([96], "outside the vocabulary"), ([-1], "outside"), ([3] * 161, "context")],
+)
+def test_prompts_that_cannot_be(model: Model, ids: list[int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        model.generate(ids)
+    with pytest.raises(UsageError, match=message):
+        model.logits(ids)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="flashllm convert"):
+        open_model(tmp_path / "absent")
+
+
+def test_zero_tokens(model: Model) -> None:
+    generation = model.generate(PROMPT, max_tokens=0)
+    assert list(generation) == []
+    report = generation.report()
+    assert report["finish_reason"] == "length"
+    assert report["prefill"]["bytes_read"] > 0

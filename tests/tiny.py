@@ -1,0 +1,94 @@
+"""Tiny random checkpoints, written by transformers, with nothing left at its default value.
+
+Freshly initialised models have zero biases and norms of ones: whatever is wrong with those would
+not show. Here every parameter is random, and large enough to matter.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import OPTConfig, OPTForCausalLM
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 200,
+    "max_position_embeddings": 64,
+    "activation_function": "relu",
+    "do_layer_norm_before": True,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+
+
+def tiny_opt(seed: int = 0, **changes: Any) -> OPTForCausalLM:
+    """A random model; `changes` go over `SIZES`."""
+    torch.manual_seed(seed)
+    model = OPTForCausalLM(OPTConfig(**{**SIZES, **changes})).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "layer_norm.weight" in name:
+                parameter.copy_(1 + 0.2 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(0.2 * noise)
+            else:
+                parameter.copy_(noise * 0.7 / parameter.shape[1] ** 0.5)
+    return model
+
+
+def save_opt(model: OPTForCausalLM, directory: Path, **options: Any) -> Path:
+    """Write the checkpoint as transformers does."""
+    model.save_pretrained(directory, **options)
+    return directory
+
+
+def save_opt_bin(model: OPTForCausalLM, directory: Path) -> Path:
+    """Write the checkpoint as older versions of transformers did: a pickled state dict."""
+    directory.mkdir()
+    model.config.architectures = ["OPTForCausalLM"]
+    model.config.save_pretrained(directory)
+    state = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    torch.save(state, directory / "pytorch_model.bin")
+    return directory
+
+
+def save_exact_predictors(model: OPTForCausalLM, path: Path) -> Path:
+    """Predictors of full rank that compute the pre-activation itself: they are never wrong.
+
+    The model's weights must be representable in f16, as the predictors' are.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    layers = model.model.decoder.layers
+    width, d_ffn = model.config.hidden_size, model.config.ffn_dim
+    for index, layer in enumerate(layers):
+        tensors[f"layers.{index}.down"] = torch.eye(width).half()
+        tensors[f"layers.{index}.up"] = layer.fc1.weight.detach().half().contiguous()
+        tensors[f"layers.{index}.bias"] = layer.fc1.bias.detach().float()
+        tensors[f"layers.{index}.threshold"] = torch.zeros(1)
+    save_file(tensors, path)
+    needed = [[min(40 * window, d_ffn)] * len(layers) for window in WINDOWS]
+    activity = {
+        "calibration_tokens": 1,
+        "heldout_tokens": 1,
+        "windows": WINDOWS,
+        "predicted": {"slots_needed": needed},
+        "oracle": {"slots_needed": needed},
+        "layers": [{"rank": width} for _ in layers],
+        "mean": {"false_negatives": 0.0, "false_positives": 0.0},
+    }
+    (path.parent / "activity.json").write_text(json.dumps(activity))
+    return path
+
+
+WINDOWS = [1, 2, 5, 10, 50]

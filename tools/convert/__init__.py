@@ -1,0 +1,23 @@
+"""Checkpoints to flash layout, and checks of the result.
+
+`convert` writes a converted model, `verify` reads one through, `demo_model` gives the one that
+comes with the package. The only package that knows names of families and of Hugging Face.
+"""
+
+from __future__ import annotations
+
+from .demo import demo_model
+from .pipeline import convert
+from .progress import Progress, progress_for
+from .report import Problem, VerifyReport
+from .verification import verify
+
+__all__ = [
+    "Problem",
+    "Progress",
+    "VerifyReport",
+    "convert",
+    "demo_model",
+    "progress_for",
+    "verify",
+]

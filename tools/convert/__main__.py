@@ -1,0 +1,42 @@
+"""`python -m tools.convert SRC DST`: a checkpoint to a converted model, from a clone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flashllm.errors import FlashllmError
+from flashllm.spec import DTYPE_BYTES
+
+from . import convert, progress_for
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Convert as the arguments ask; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="convert", description=__doc__)
+    parser.add_argument("source", type=Path, help="directory of the checkpoint")
+    parser.add_argument("destination", type=Path, help="directory to create")
+    parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), help="default: as the source")
+    parser.add_argument("--predictors", default="none", help="none, train, or a path")
+    parser.add_argument("--calibration", type=Path, help="text to train the predictors on")
+    options = parser.parse_args(arguments)
+    try:
+        convert(
+            options.source,
+            options.destination,
+            dtype=options.dtype,
+            predictors=options.predictors,
+            calibration=options.calibration,
+            progress=progress_for(),
+        )
+    except FlashllmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(options.destination)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

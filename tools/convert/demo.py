@@ -1,0 +1,74 @@
+"""The model that comes with the package, converted at first use into the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import platformdirs
+
+import flashllm
+from flashllm.errors import CannotCreate, ModelError, ModelNotFound
+from flashllm.flash.layout import read_manifest
+from flashllm.flash.manifest import LAYOUT_VERSION, PREDICTORS_FILE
+
+from .pipeline import convert
+from .progress import Progress
+
+HOME_VARIABLE = "FLASHLLM_HOME"
+
+
+def demo_model(progress: Progress | None = None) -> Path:
+    """Directory of the converted demo; made when absent, damaged, or of another version.
+
+    Lies in the user's cache directory, or below FLASHLLM_HOME where that is set. Two processes at
+    once are safe: one converts, the other waits.
+    """
+    source = Path(flashllm.__file__).parent / "demo"
+    if not (source / "config.json").is_file():
+        raise ModelNotFound(f"{source}: the demo is not installed; give the path of a model")
+    home = os.environ.get(HOME_VARIABLE) or platformdirs.user_cache_dir("flashllm")
+    models = Path(home) / "models"
+    directory = models / f"demo-{_source_hash(source)}"
+    if _opens(directory):
+        return directory
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        lock = os.open(models / "demo.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as problem:
+        raise CannotCreate(
+            f"{models}: cannot be written: {problem.strerror}; set {HOME_VARIABLE} to a directory "
+            "that can"
+        ) from problem
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _opens(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+            predictors = source / PREDICTORS_FILE
+            chosen = predictors if predictors.is_file() else "none"
+            convert(source, directory, predictors=chosen, progress=progress)
+    finally:
+        os.close(lock)
+    return directory
+
+
+def _opens(directory: Path) -> bool:
+    """Whether a complete converted model is there."""
+    try:
+        read_manifest(directory)
+    except (ModelError, ModelNotFound):
+        return False
+    return True
+
+
+def _source_hash(source: Path) -> str:
+    """16 hexadecimal digits over the names and the bytes of all files of the demo."""
+    digest = hashlib.sha256(f"layout {LAYOUT_VERSION}, flashllm {flashllm.__version__}".encode())
+    for path in sorted(path for path in source.iterdir() if path.is_file()):
+        content = path.read_bytes()
+        digest.update(f"\n{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]

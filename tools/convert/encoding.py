@@ -1,0 +1,60 @@
+"""From one encoding of weights to another, in numpy: f32, f16, bf16, rounding to nearest even.
+
+Values that are no finite numbers, in or out, are refused: a model that holds one is damaged, and
+one that does not fit a narrower type would become one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.errors import TensorMismatch
+
+# The exponent bits: all set means infinity or NaN.
+_EXPONENT = {"f32": np.uint32(0x7F800000), "f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
+
+
+def encode(raw: NDArray[np.uint8], source: str, target: str, name: str) -> NDArray[np.uint8]:
+    """The same values in another encoding, as bytes; `TensorMismatch` naming the tensor."""
+    if not _all_finite(raw, source):
+        raise TensorMismatch(f"tensor {name}: holds NaN or infinity; the checkpoint is damaged")
+    if source == target:
+        return raw
+    encoded = narrow(widen(raw, source), target)
+    if not _all_finite(encoded, target):
+        raise TensorMismatch(
+            f"tensor {name}: holds values too large for {target}; convert with --dtype f32 or bf16"
+        )
+    return encoded
+
+
+def widen(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
+    """Encoded weights as float32, exactly."""
+    if dtype == "f32":
+        return raw.view(np.float32)
+    if dtype == "f16":
+        return raw.view(np.float16).astype(np.float32)
+    bits: NDArray[np.uint32] = raw.view(np.uint16).astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32)
+
+
+def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[np.uint8]:
+    """float32 encoded; what is too large becomes infinity."""
+    if dtype == "f32":
+        return values.view(np.uint8)
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint8)
+    bits = values.view(np.uint32)
+    # Half of the last kept bit, less one where that bit is even: ties go to even.
+    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    rounded: NDArray[np.uint16] = ((bits + half) >> np.uint32(16)).astype(np.uint16)
+    return rounded.view(np.uint8)
+
+
+def _all_finite(raw: NDArray[np.uint8], dtype: str) -> bool:
+    """Whether no encoded value is an infinity or a NaN."""
+    exponent = _EXPONENT[dtype]
+    bits = raw.view(exponent.dtype)
+    return not bool(np.any((bits & exponent) == exponent))

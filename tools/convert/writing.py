@@ -1,0 +1,165 @@
+"""Writes the weights of a converted model, block by block: resident tensors, bundles, checksums.
+
+At most one tensor of the source is held whole (the one that is transposed), in its own encoding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.flash.core import bundle_checksums
+from flashllm.flash.layout import BundleHeader, FileRecord, resident_dtype, tensor_table
+from flashllm.flash.manifest import BUNDLES_FILE, CHECKSUMS_FILE, RESIDENT_FILE
+from flashllm.flash.safetensors_header import pack_tensor_header
+from flashllm.spec import DTYPE_BYTES, ModelSpec
+
+from .checkpoint import Checkpoint, SourceTensor
+from .destination import OutputFile
+from .encoding import encode
+from .files import BLOCK_BYTES
+from .matching import Assignment, BundleRow
+from .progress import Progress
+
+# A square of this many values stays in cache while it is turned.
+_TILE = 64
+
+
+def resident_layout(spec: ModelSpec) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, encoding and shape of the resident tensors, in the order of the file."""
+    table = tensor_table(spec)
+    entries = [(name, resident_dtype(shape, spec), shape) for name, shape in table.items()]
+    return sorted(entries, key=lambda entry: (entry[1] != "f32", entry[0]))
+
+
+def resident_bytes(spec: ModelSpec) -> int:
+    """Size of `resident.safetensors`."""
+    layout = resident_layout(spec)
+    data_bytes = sum(math.prod(shape) * DTYPE_BYTES[dtype] for _, dtype, shape in layout)
+    return len(pack_tensor_header(layout)) + data_bytes
+
+
+def blocks_of(
+    checkpoint: Checkpoint, tensor: SourceTensor, start: int = 0, stop: int | None = None
+) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of a tensor from `start` to `stop` in blocks; each is overwritten by the next."""
+    stop = tensor.nbytes if stop is None else stop
+    buffer = np.empty(min(BLOCK_BYTES, max(stop - start, 0)), dtype=np.uint8)
+    for position in range(start, stop, BLOCK_BYTES):
+        block = buffer[: min(BLOCK_BYTES, stop - position)]
+        checkpoint.read_into(block.data, tensor, position)
+        yield block
+
+
+def write_resident(
+    directory: Path,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    assigned: Mapping[str, SourceTensor],
+    progress: Progress,
+) -> FileRecord:
+    """`resident.safetensors`, in the order of `resident_layout`."""
+    layout = resident_layout(spec)
+    with OutputFile(directory / RESIDENT_FILE) as file:
+        file.write(pack_tensor_header(layout))
+        progress.advance(file.record.bytes)
+        for name, dtype, _ in layout:
+            tensor = assigned[name]
+            for block in blocks_of(checkpoint, tensor):
+                encoded = encode(block, tensor.dtype, dtype, tensor.name)
+                file.write(encoded.data)
+                progress.advance(len(encoded))
+    return file.record
+
+
+def write_bundles(
+    directory: Path,
+    header: BundleHeader,
+    checkpoint: Checkpoint,
+    assignment: Assignment,
+    progress: Progress,
+) -> dict[str, FileRecord]:
+    """`ffn.bundles` and `ffn.crc32c`, layer after layer."""
+    with (
+        OutputFile(directory / BUNDLES_FILE) as file,
+        OutputFile(directory / CHECKSUMS_FILE) as checksums,
+    ):
+        file.write(header.pack().ljust(header.data_offset, b"\0"))
+        progress.advance(header.data_offset)
+        for layer, rows in enumerate(assignment.bundled):
+            first = 0
+            for block in layer_blocks(header, checkpoint, rows):
+                sums = bundle_checksums(
+                    block.reshape(-1),
+                    header.stride,
+                    header.bundle_bytes,
+                    header.file_id,
+                    layer,
+                    first,
+                )
+                file.write(block.data)
+                checksums.write(sums.astype("<u4").data)
+                first += len(block)
+                progress.advance(block.nbytes)
+        padding_bytes = header.file_bytes - file.record.bytes
+        file.write(bytes(padding_bytes))
+        progress.advance(padding_bytes)
+    return {BUNDLES_FILE: file.record, CHECKSUMS_FILE: checksums.record}
+
+
+def layer_blocks(
+    header: BundleHeader, checkpoint: Checkpoint, rows: tuple[BundleRow, ...]
+) -> Iterator[NDArray[np.uint8]]:
+    """The bundles of a layer, [n, stride] bytes a block; each block is overwritten by the next.
+
+    Row r of a neuron comes from the r-th of `rows`: its row, or its column where transposed.
+    """
+    assert header.neurons_per_bundle == 1, "bundles of several neurons are not written yet"
+    whole = {row.tensor.name: _read_whole(checkpoint, row.tensor) for row in rows if row.transposed}
+    bundles_max = max(1, BLOCK_BYTES // header.stride)
+    row_bytes = header.d_model * DTYPE_BYTES[header.dtype]
+    buffer = np.zeros((min(bundles_max, header.bundles_per_layer), header.stride), dtype=np.uint8)
+    for first in range(0, header.bundles_per_layer, bundles_max):
+        block = buffer[: min(bundles_max, header.bundles_per_layer - first)]
+        for position, row in enumerate(rows):
+            if row.transposed:
+                raw = _columns(whole[row.tensor.name], row.tensor, first, len(block))
+            else:
+                raw = _rows(checkpoint, row.tensor, first, len(block))
+            encoded = encode(raw, row.tensor.dtype, header.dtype, row.tensor.name)
+            start = position * row_bytes
+            block[:, start : start + row_bytes] = encoded.reshape(len(block), row_bytes)
+        yield block
+
+
+def _read_whole(checkpoint: Checkpoint, tensor: SourceTensor) -> NDArray[np.uint8]:
+    """All bytes of a tensor."""
+    content = np.empty(tensor.nbytes, dtype=np.uint8)
+    checkpoint.read_into(content.data, tensor, 0)
+    return content
+
+
+def _rows(
+    checkpoint: Checkpoint, tensor: SourceTensor, first: int, count: int
+) -> NDArray[np.uint8]:
+    """Rows `first` to `first + count` of a matrix, as one run of bytes."""
+    row_bytes = tensor.nbytes // tensor.shape[0]
+    content = np.empty(count * row_bytes, dtype=np.uint8)
+    checkpoint.read_into(content.data, tensor, first * row_bytes)
+    return content
+
+
+def _columns(
+    whole: NDArray[np.uint8], tensor: SourceTensor, first: int, count: int
+) -> NDArray[np.uint8]:
+    """Columns `first` to `first + count` of a matrix, each as a row, as one run of bytes."""
+    unsigned = np.dtype(f"u{DTYPE_BYTES[tensor.dtype]}")
+    matrix = whole.view(unsigned).reshape(tensor.shape)[:, first : first + count]
+    turned = np.empty((count, tensor.shape[0]), dtype=unsigned)
+    for start in range(0, tensor.shape[0], _TILE):
+        turned[:, start : start + _TILE] = matrix[start : start + _TILE].T
+    return turned.reshape(-1).view(np.uint8)

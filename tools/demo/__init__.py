@@ -1,0 +1,1 @@
+"""Builds, trains and scores the small model that comes with the project."""

@@ -1,0 +1,223 @@
+"""Trains the demo model on the processor: `python -m tools.demo.train`.
+
+Seeded and resumable: batches follow from the seed and the step, everything else is in the
+checkpoint. An L1 penalty on the ReLU outputs is steered so that sparsity rises along a line to
+its goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from .batches import Batch, Sampler
+from .corpus import load_material
+from .export import export
+from .model import Decoder, Shape
+from .optimizer import make_optimizers
+from .tokenizer import ConversationEncoder, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the result, beside the corpus and the tokenizer."""
+
+    steps: int = 4000
+    batch_tokens: int = 8192
+    row_tokens: int = 128
+    long_row_tokens: int = 512
+    long_rows_from: float = 0.88  # fraction of the steps
+    lr: float = 2e-3
+    decay_from: float = 0.5
+    warmup_steps: int = 100
+    weight_decay: float = 0.0
+    muon: bool = True
+    sparsity_from: float = 0.3
+    sparsity_to: float = 0.75
+    sparsity_goal: float = 0.97
+    seed: int = 11
+
+    def lr_at(self, step: int) -> float:
+        """Warm-up, level, then straight down to 0; `steps` may change until the way down."""
+        warmup = (step + 1) / self.warmup_steps
+        decay = (self.steps - step) / (self.steps * (1 - self.decay_from))
+        return self.lr * min(1.0, warmup, decay)
+
+    def row_tokens_at(self, step: int) -> int:
+        """Length of the rows, which are longest at the end."""
+        return self.long_row_tokens if step >= self.long_rows_from * self.steps else self.row_tokens
+
+
+@dataclass(slots=True)
+class SparsityControl:
+    """Steers the L1 coefficient: up while too many neurons are active, down otherwise."""
+
+    coefficient: float = 0.0
+    begin: float = 0.0
+
+    def update(self, recipe: Recipe, step: int, sparsity: float) -> None:
+        """Looks at the sparsity of one step and steers."""
+        progress = step / recipe.steps
+        if progress < recipe.sparsity_from:
+            self.begin = sparsity
+            return
+        span = recipe.sparsity_to - recipe.sparsity_from
+        fraction = min(1.0, (progress - recipe.sparsity_from) / span)
+        goal = self.begin + fraction * (recipe.sparsity_goal - self.begin)
+        rate = 0.02 if sparsity < goal else -0.02
+        self.coefficient = max(0.01, self.coefficient * math.exp(rate))
+
+
+class Run:
+    """One training run in a folder: model, optimizers, sampler, and the files that let it go on."""
+
+    def __init__(self, recipe: Recipe, shape: Shape, corpus: Path, folder: Path) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.folder, self.corpus = recipe, folder, corpus
+        self.model = Decoder(shape)
+        self.optimizers = make_optimizers(self.model, recipe.lr, recipe.weight_decay, recipe.muon)
+        encoder = ConversationEncoder(load_tokenizer(corpus))
+        self.sampler = Sampler(load_material(corpus), encoder, recipe.seed)
+        self.control = SparsityControl()
+        self.step, self.seconds = 0, 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def train_step(self) -> dict[str, float]:
+        """One step; returns loss (nats an answer token), sparsity and the penalty's coefficient."""
+        recipe, step = self.recipe, self.step
+        tokens = recipe.row_tokens_at(step)
+        rows = recipe.batch_tokens // tokens
+        batch = self.sampler.batch(step, rows, tokens, self.model.shape.positions_max)
+        for layer in self.model.blocks:
+            layer.l1 = self.control.coefficient
+        loss = self._loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.lr_at(step)
+            optimizer.step()
+            optimizer.zero_grad()
+        sparsity = self._sparsity()
+        self.control.update(recipe, step, sparsity)
+        self.step += 1
+        return {"loss": loss.item(), "sparsity": sparsity, "l1": self.control.coefficient}
+
+    def _loss(self, batch: Batch) -> Tensor:
+        targets = torch.from_numpy(batch.targets)
+        learned = targets >= 0
+        with torch.autocast("cpu", torch.bfloat16):
+            ids, positions = torch.from_numpy(batch.ids), torch.from_numpy(batch.positions)
+            hidden = self.model(ids, positions)
+            logits = self.model.logits(hidden[learned])
+        losses = F.cross_entropy(logits.float(), targets[learned], reduction="none")
+        owners = batch.owners[learned.numpy()]
+        self.sampler.learn_losses(owners, losses.detach().numpy())
+        return losses.mean()
+
+    def _sparsity(self) -> float:
+        """Of the last batch; one row in eight is enough to see it."""
+        active = (layer.active[::8] for layer in self.model.blocks)
+        return float(np.mean([(a == 0).float().mean().item() for a in active]))
+
+    def save(self) -> None:
+        """Writes the checkpoint, under another name first: a killed run loses minutes only."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "word_loss": torch.from_numpy(self.sampler.word_loss),
+            "control": [self.control.coefficient, self.control.begin],
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+        part = self.folder / "checkpoint.part"
+        torch.save(state, part)
+        os.replace(part, self.folder / "checkpoint.pt")
+
+    def resume(self) -> None:
+        """Goes on from the checkpoint of the folder, where there is one."""
+        path = self.folder / "checkpoint.pt"
+        if not path.exists():
+            return
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.sampler.word_loss = state["word_loss"].numpy()
+        self.control = SparsityControl(*state["control"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        print(f"resumed at step {self.step}", flush=True)
+
+    def train(self, save_seconds: float, log_steps: int) -> None:
+        """Runs to the last step, logging a line of JSON every few steps."""
+        saved = started = time.monotonic()
+        before = self.seconds
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+            while self.step < self.recipe.steps:
+                seen = self.train_step()
+                now = time.monotonic()
+                self.seconds = before + now - started
+                if self.step % log_steps == 0 or self.step == self.recipe.steps:
+                    print(self._line(seen), file=log, flush=True)
+                if now - saved > save_seconds or self.step == self.recipe.steps:
+                    self.save()
+                    saved = now
+
+    def _line(self, seen: dict[str, float]) -> str:
+        word_loss = self.sampler.word_loss
+        record = {
+            "step": self.step,
+            "tokens": self.step * self.recipe.batch_tokens,
+            "seconds": round(self.seconds, 1),
+            **{key: round(value, 4) for key, value in seen.items()},
+            "definition_loss": round(float(word_loss.mean()), 4),
+            "words_known": int((word_loss < 0.05).sum()),
+        }
+        return json.dumps(record)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Command line; every field of the recipe is an option."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, default=Path("build/demo/corpus"))
+    parser.add_argument("--folder", type=Path, default=Path("build/demo/run"))
+    parser.add_argument("--export", type=Path, default=None, help="write the model here at the end")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--save-seconds", type=float, default=180)
+    parser.add_argument("--log-steps", type=int, default=20)
+    for name, value in asdict(Recipe()).items():
+        kind = (lambda text: text == "true") if isinstance(value, bool) else type(value)
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, default=value)
+    for name in ("d_model", "layers", "heads", "ffn_dim"):
+        default = Shape.__dataclass_fields__[name].default
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs the command line."""
+    args = parse_arguments()
+    torch.set_num_threads(args.threads)
+    recipe = Recipe(**{name: getattr(args, name) for name in asdict(Recipe())})
+    sizes = {name: getattr(args, name) for name in ("d_model", "layers", "heads", "ffn_dim")}
+    shape = Shape(load_tokenizer(args.corpus).get_piece_size(), **sizes)
+    run = Run(recipe, shape, args.corpus, args.folder)
+    run.resume()
+    run.train(args.save_seconds, args.log_steps)
+    if args.export is not None:
+        export(run.model, args.corpus, args.export)
+
+
+if __name__ == "__main__":
+    main()
