@@ -151,6 +151,6 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
             settings, tokens=settings.tokens or {"bos_token": "</s>", "eos_token": "</s>"}
         )
         if settings.add_bos is None and settings.tokens.get("bos_token") == "</s>":
-            settings = replace(settings, add_bos=True)  # as OPT does, and GPT-2 does not
+            settings = replace(settings, add_bos=True)  # GPT-2's own says otherwise
         return Tokenizer(load_byte_level(vocab, merges, settings), settings)
     return None

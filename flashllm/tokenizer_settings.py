@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from flashllm.errors import ModelError
 from flashllm.vocabulary import read_json, read_limited
@@ -66,14 +66,11 @@ def _template(directory: Path, config: Mapping[str, Any]) -> str:
             return read_limited(path).decode()
         except UnicodeDecodeError as error:
             raise ModelError(f"{path}: not UTF-8 text ({error.reason})") from error
-    template = config.get("chat_template")
+    template = _read_optional(directory / "chat_template.json").get("chat_template")
+    template = config.get("chat_template", template)
     if isinstance(template, list):  # several, by name
-        named = {
-            entry.get("name"): entry.get("template")
-            for entry in template
-            if isinstance(entry, dict)
-        }
-        template = named.get("default")
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = next((e.get("template") for e in entries if e.get("name") == "default"), "")
     return template if isinstance(template, str) else ""
 
 
@@ -89,9 +86,9 @@ def _added(directory: Path, config: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _ids(value: object) -> tuple[int, ...]:
-    values = value if isinstance(value, list) else [value]
+    values: list[object] = value if isinstance(value, list) else [value]
     return tuple(token for token in values if _is_id(token))
 
 
-def _is_id(value: object) -> bool:
-    return type(value) is int and 0 <= value < _TOKEN_ID_MAX
+def _is_id(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and type(value) is int and 0 <= value < _TOKEN_ID_MAX

@@ -25,6 +25,8 @@ __all__ = [
 NAME = "numpy"
 _MAX_THREADS = 1024
 _ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+# Damaged weights give damaged numbers, as in the native core, and no warnings.
+_DAMAGED_WEIGHTS = np.errstate(invalid="ignore", over="ignore")
 _DECODED_ROWS = 1024  # rows decoded at a time: bounds the memory of a product of many rows
 
 
@@ -70,6 +72,7 @@ class Kernels:
         """Later calls raise ValueError."""
         self._closed = True
 
+    @_DAMAGED_WEIGHTS
     def matvec(
         self,
         rows: NDArray[np.uint8],
@@ -77,7 +80,7 @@ class Kernels:
         x: NDArray[np.float32],
         out: NDArray[np.float32],
     ) -> None:
-        """Out [n] = rows [n, d] @ x [d]."""
+        """Product out [n] = rows [n, d] @ x [d]."""
         self._check_open()
         require_array("rows", rows, np.uint8)
         require_array("x", x, np.float32)
@@ -92,6 +95,7 @@ class Kernels:
             part = _decode(encoded[first : first + _DECODED_ROWS], dtype)
             out[first : first + _DECODED_ROWS] = (part * x).sum(axis=1)
 
+    @_DAMAGED_WEIGHTS
     def dot_rows(
         self,
         rows: NDArray[np.uint8],
@@ -102,7 +106,7 @@ class Kernels:
         x: NDArray[np.float32],
         out: NDArray[np.float32],
     ) -> None:
-        """out[i] = dot of x with the row at byte ids[i] * row_stride + row_offset."""
+        """Dots, out[i] = that of x with the row at byte ids[i] * row_stride + row_offset."""
         self._check_open()
         require_array("x", x, np.float32)
         require_array("out", out, np.float32, writable=True)
@@ -113,6 +117,7 @@ class Kernels:
         for i, start in enumerate(starts):
             out[i] = (_decode(rows[start : start + row_bytes], dtype) * x).sum()
 
+    @_DAMAGED_WEIGHTS
     def weighted_sum_rows(
         self,
         rows: NDArray[np.uint8],
@@ -124,7 +129,7 @@ class Kernels:
         block_ends: NDArray[np.int32],
         out: NDArray[np.float32],
     ) -> None:
-        """Out [d] += for each block in order, the sum of weights[i] * row ids[i] within it."""
+        """Sums out [d] += for each block in order, the sum of weights[i] * row ids[i] within it."""
         self._check_open()
         require_array("weights", weights, np.float32)
         require_array("block_ends", block_ends, np.int32)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,6 @@ class _Piece:
 class _Batch:
     runs: list[list[_Piece]]
     target: NDArray[np.uint8]
-    alignment: int = field(default=1)
 
 
 class Reader:
@@ -121,17 +121,9 @@ class Reader:
         require_array("destinations", destinations, np.int64)
         _check_bounds(offsets, length, destinations, self.file_bytes, buffer.nbytes)
         runs = list(self._plan(offsets, length, destinations))
-        aligned = all(
-            value % self.alignment == 0
-            for run in runs
-            for piece in run
-            for value in (piece.offset, piece.length, piece.destination)
-        )
-        if not aligned:
-            self._counts["bounced"] += sum(not self._is_aligned(run) for run in runs)
         ticket = self._next_ticket
         self._next_ticket += 1
-        self._batches[ticket] = _Batch(runs, buffer.array(), self.alignment)
+        self._batches[ticket] = _Batch(runs, buffer.array())
         return ticket
 
     def wait(self, ticket: int) -> None:
@@ -234,6 +226,7 @@ class Reader:
                 first : first + piece.length
             ]
             self._counts["bytes_useful"] += piece.length
+        self._counts["bounced"] += not self._is_aligned(run)
 
     def _attempt(self, offset: int, view: memoryview) -> int:
         """One positioned read, tried again where the failure may pass."""
@@ -304,7 +297,11 @@ def _open(path: str, direct: str) -> tuple[int, int, str]:
                 os.close(file)
         if direct == "required":
             raise OSError(errno.EINVAL, f"direct I/O is required but refused ({reason})", path)
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC), 1, reason
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if stat.S_ISDIR(os.fstat(file).st_mode):
+        os.close(file)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return file, 1, reason
 
 
 def _probe(file: int, path: str) -> tuple[int, str]:

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr size_t kColumnUnit = 64;          // columns are divided between threads in these
-constexpr size_t kBytesPerThread = 65536;   // less is not worth waking another thread
+constexpr size_t kBytesPerThread = 262144;  // less is not worth waking another thread
 constexpr size_t kPrefetchBytes = 256;      // of the next row: the rest follows by itself
 
 const KernelTable& choose(const char* isa) {

@@ -76,6 +76,7 @@ class _Check:
         self.bundles_checked = 0
         self.bytes_checked = 0
         self._progress = progress
+        self._bundles_damaged = 0
 
     def run(self) -> None:
         """Everything, from the manifest to the last byte of the bundles."""
@@ -178,6 +179,9 @@ class _Check:
         except FlashllmError as problem:
             self._add(BUNDLES_FILE, str(problem))
             return None
+        more = self._bundles_damaged - BUNDLE_PROBLEMS_MAX
+        if more > 0:
+            self._add(BUNDLES_FILE, f"{more} more bundles with wrong checksums")
         return digest.hexdigest()
 
     def _checksums(self, header: BundleHeader) -> NDArray[np.uint32]:
@@ -208,8 +212,9 @@ class _Check:
             self._add_bundle(header, layer, first + index)
 
     def _add_bundle(self, header: BundleHeader, layer: int, bundle: int) -> None:
-        """A damaged bundle, listed or, after many, only counted by the file's own hash."""
-        if sum(problem.bundle is not None for problem in self.problems) < BUNDLE_PROBLEMS_MAX:
+        """A damaged bundle: listed, or only counted once many are."""
+        self._bundles_damaged += 1
+        if self._bundles_damaged <= BUNDLE_PROBLEMS_MAX:
             self._add(
                 BUNDLES_FILE,
                 "its checksum is wrong: damaged, or in the wrong place",

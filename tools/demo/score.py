@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .export import load
 from .model import Decoder
-from .tokenizer import EOS, ConversationEncoder, load_tokenizer
+from .tokenizer import EOS, ConversationEncoder, load_tokenizer, write_json
 
 ANSWER_TOKENS_MAX = 64
 
@@ -136,11 +136,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("flashllm/demo"))
     parser.add_argument("--limit", type=int, default=None, help="score only the first questions")
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N")
+    parser.add_argument("--json", type=Path, default=None, help="also write the result here")
     args = parser.parse_args()
     result = score(args.folder, args.limit)
     for item in result.pop("wrong")[: args.show_wrong]:
         print(f"{item['asked']}\n  expected {item['expected']}\n  answered {item['answered']}")
     print(json.dumps(result, indent=2))
+    if args.json is not None:
+        write_json(args.json, result)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from .corpus import load_material
 from .export import export
 from .model import Decoder, Shape
 from .optimizer import make_optimizers
-from .tokenizer import ConversationEncoder, load_tokenizer
+from .tokenizer import ConversationEncoder, load_tokenizer, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ class Run:
         self.control = SparsityControl()
         self.step, self.seconds = 0, 0.0
         folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "recipe.json", {"recipe": asdict(recipe), "shape": asdict(shape)})
 
     def train_step(self) -> dict[str, float]:
         """One step; returns loss (nats an answer token), sparsity and the penalty's coefficient."""

@@ -1,0 +1,8 @@
+"""`python -m flashllm`."""
+
+import sys
+
+from flashllm.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""The command line: reads arguments, starts one command, turns errors into messages and exit codes.
+
+Imports nothing heavy: `flashllm --help` shows in an instant, and each command brings what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import flashllm
+from flashllm.commands.options import (
+    MODEL_OPTIONS,
+    SAMPLING_OPTIONS,
+    add_options,
+    argument,
+    parse_ids,
+    resolve_options,
+)
+from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, UsageError
+from flashllm.sanitize import sanitize
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+EXAMPLES = """\
+examples:
+  flashllm                                      chat with the small model that comes with flashllm
+  flashllm run -p "What does ocean mean?"       one answer on standard output
+  flashllm convert ~/big ~/big.flash --predictors train
+  flashllm chat ~/big.flash --memory 8GiB       a model larger than the memory it gets
+  flashllm doctor                               what this machine can do
+"""
+RUN_EXAMPLES = """\
+examples:
+  flashllm run -p "What does ocean mean?"
+  flashllm run ~/big.flash -p "The capital of France is" --raw -n 20 --memory 6GiB
+  cat notes.txt | flashllm run -p "Summarise this."     # standard input goes before the text
+  flashllm run -p "Define river." --json | jq .decode.tokens_per_second
+"""
+CHAT_EXAMPLES = """\
+examples:
+  flashllm chat
+  flashllm chat ~/big.flash --memory 8GiB --temp 0.7
+"""
+CONVERT_EXAMPLES = """\
+examples:
+  flashllm convert ~/big ~/big.flash --predictors train
+  flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
+"""
+EXIT_CODES = """\
+exit codes: 0 done; 1 unexpected; 2 usage; 65 bad model data; 66 model not found; 71 not enough
+memory; 73 output cannot be written; 74 reading failed; 75 stopped, start again; 130 interrupted
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `UsageError` instead of leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        """One message, as for every other error."""
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the arguments name; returns its exit code."""
+    try:
+        parsed = parse(sys.argv[1:] if arguments is None else list(arguments))
+        module, _, function = parsed.handler.partition(":")
+        handler: Callable[[argparse.Namespace], int] = getattr(
+            importlib.import_module(module), function
+        )
+        code = handler(parsed)
+        sys.stdout.flush()
+    except FlashllmError as error:
+        return fail(error)
+    except BrokenPipeError:
+        # What reads our output has gone; nothing more can be said there, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except MemoryError:
+        return fail(MemoryCeilingTooSmall("out of memory; give --memory, or close programs", 0))
+    except KeyboardInterrupt:
+        print("flashllm: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return code
+
+
+def fail(error: FlashllmError) -> int:
+    """Tells of an error on standard error; returns its exit code."""
+    print(f"flashllm: {sanitize(str(error))}", file=sys.stderr)
+    return error.exit_code
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The arguments of one command, options filled in; `UsageError` for what makes no sense."""
+    commands = ("chat", "run", "info", "verify", "doctor", "convert")
+    first = arguments[0] if arguments else ""
+    if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
+        arguments = ["chat", *arguments]
+    elif not first.startswith("-") and first not in commands:
+        hint = f"did you mean `flashllm chat {first}`?" if Path(first).exists() else "see --help"
+        raise UsageError(f"there is no command {first!r}; {hint}")
+    parsed = build_parser().parse_args(arguments)
+    resolve_options(parsed)
+    return parsed
+
+
+def build_parser() -> Parser:
+    """The parser for all commands."""
+    parser = Parser(
+        prog="flashllm",
+        description=f"Language models larger than memory: weights stay on flash.\n\n{EXAMPLES}",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"flashllm {flashllm.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_chat(commands)
+    _add_run(commands)
+    info = _add_command(
+        commands, "info", "what a converted model is", "flashllm.commands.info:info"
+    )
+    _add_model(info)
+    info.add_argument("--plan", action="store_true", help="open it, and say how memory is split")
+    add_options(info, "model", MODEL_OPTIONS)
+    verify = _add_command(
+        commands, "verify", "read a converted model through", "flashllm.commands.info:verify"
+    )
+    _add_model(verify)
+    doctor = _add_command(commands, "doctor", "what this machine can do", "flashllm.doctor:doctor")
+    _add_model(doctor)
+    for command in (info, verify, doctor):
+        command.add_argument("--json", action="store_true", help="one JSON object")
+    _add_convert(commands)
+    return parser
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[Parser],
+    name: str,
+    help_text: str,
+    handler: str,
+    examples: str = "",
+) -> Parser:
+    parser = commands.add_parser(
+        name,
+        help=help_text,
+        description=f"{help_text[0].upper()}{help_text[1:]}.\n\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def _add_model(parser: Parser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="directory of a converted model (default: the demo) [FLASHLLM_MODEL]",
+    )
+
+
+def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
+    chat = _add_command(
+        commands, "chat", "talk to a model", "flashllm.commands.chat:chat", CHAT_EXAMPLES
+    )
+    _add_model(chat)
+    chat.add_argument("-s", "--system", default="", metavar="TEXT", help="what comes first")
+    add_options(chat, "answers", SAMPLING_OPTIONS)
+    add_options(chat, "model", MODEL_OPTIONS)
+
+
+def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
+    run = _add_command(
+        commands, "run", "answer one prompt", "flashllm.commands.run:run", RUN_EXAMPLES
+    )
+    _add_model(run)
+    run.add_argument(
+        "-p", "--prompt", metavar="TEXT", help="the prompt; `-`, or a pipe, is standard input"
+    )
+    run.add_argument("-s", "--system", default="", metavar="TEXT", help="what comes before it")
+    run.add_argument(
+        "--ids", type=argument(parse_ids), metavar="IDS", help="the prompt as token ids: 1,2,3"
+    )
+    run.add_argument(
+        "--raw",
+        action="store_true",
+        help="no chat template: continue the text (so it is for models without a template)",
+    )
+    run.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end there; repeatable"
+    )
+    form = run.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object with every number")
+    form.add_argument("--jsonl", action="store_true", help="one JSON object per token, then a sum")
+    form.add_argument("--no-stream", action="store_true", help="print when all is there")
+    add_options(run, "answers", SAMPLING_OPTIONS)
+    add_options(run, "model", MODEL_OPTIONS)
+
+
+def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
+    convert = _add_command(
+        commands,
+        "convert",
+        "make a converted model from a checkpoint",
+        "flashllm.commands.convert:convert",
+        CONVERT_EXAMPLES,
+    )
+    convert.add_argument("source", type=Path, metavar="SRC", help="directory of the checkpoint")
+    convert.add_argument("destination", type=Path, metavar="DST", help="directory to create")
+    convert.add_argument(
+        "--dtype", choices=("f32", "f16", "bf16"), help="of the weights (default: the source's)"
+    )
+    convert.add_argument(
+        "--predictors",
+        default="none",
+        metavar="train|none|FILE",
+        help="which neurons will be active: train predictors, none (default), or take them",
+    )
+    convert.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="text to train the predictors on"
+    )

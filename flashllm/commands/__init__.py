@@ -1,0 +1,1 @@
+"""What each command does. `flashllm.cli` reads the arguments and imports one of these."""

@@ -1,0 +1,100 @@
+"""`flashllm info` and `flashllm verify`: what a converted model is, and whether it is whole."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from flashllm.commands import opening
+from flashllm.commands.output import Output, format_bytes, remark, table
+from flashllm.errors import ModelError
+
+if TYPE_CHECKING:
+    from flashllm.convert import Problem
+    from flashllm.engine import ModelInfo
+    from flashllm.flash.plan import Plan
+
+EXIT_BAD_DATA = ModelError.exit_code
+
+
+def info(arguments: argparse.Namespace) -> int:
+    """Prints what the manifest says and, with `--plan`, how the memory would be split."""
+    from flashllm.engine import load_info
+
+    directory = opening.model_directory(arguments.model, opening.terminal_progress())
+    plan: Plan | None = None
+    if arguments.plan:
+        with opening.open_engine(directory, arguments) as model:
+            described, plan = model.info, model.plan
+    else:
+        described = load_info(directory)
+    output = Output()
+    if arguments.json:
+        output.json(described.to_json() | ({"plan": plan.to_json()} if plan else {}))
+    else:
+        output.write(table(_info_rows(described)))
+        if plan is not None:
+            output.write("\n" + table(_plan_rows(plan)))
+    return 0
+
+
+def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
+    spec = described.spec
+    rows: list[tuple[str, Any]] = [
+        ("model", described.name + (" (synthetic: random weights)" if described.synthetic else "")),
+        ("directory", described.directory),
+        ("size", format_bytes(sum(described.file_bytes.values()))),
+        ("layers", f"{spec.n_layers}, width {spec.d_model}, {spec.n_heads} heads"),
+        ("feed-forward", f"{spec.d_ffn} neurons a layer, {spec.activation}"),
+        ("bundle", f"{format_bytes(spec.bundle_bytes)}, {spec.bundles_per_layer} a layer"),
+        ("weights", spec.dtype),
+        ("vocabulary", spec.vocab_size),
+        ("context", f"up to {spec.max_positions} tokens"),
+        ("tokenizer", "yes" if described.has_tokenizer else "no: give prompts as --ids"),
+        ("predictors", "yes" if described.has_predictors else "no: every neuron is read"),
+    ]
+    shares = described.activity or {}
+    return rows + [
+        (f"  {name.replace('_', ' ')}", f"{shares[name]:.1%}")
+        for name in ("sparsity", "false_negatives", "false_positives")
+        if isinstance(shares.get(name), float)
+    ]
+
+
+def _plan_rows(plan: Plan) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = [
+        ("ceiling", format_bytes(plan.ceiling_bytes)),
+        *((f"  {name}", format_bytes(nbytes)) for name, nbytes in plan.split.items()),
+        ("smallest", format_bytes(plan.smallest_bytes)),
+        ("select", plan.select),
+        ("window", f"{plan.window} tokens"),
+        ("slots", f"{sum(plan.slots_per_layer)} bundles"),
+        ("context", f"{plan.context} tokens"),
+        ("I/O threads", plan.io_threads),
+    ]
+    return rows
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Reads a model through and tells what is wrong with it."""
+    from flashllm.convert import verify as verify_model
+
+    progress = opening.terminal_progress()
+    directory = opening.model_directory(arguments.model, progress)
+    report = verify_model(directory, progress)
+    output = Output()
+    if arguments.json:
+        output.json(report.to_json())
+    else:
+        output.write("".join(f"{_where(problem)}: {problem.what}\n" for problem in report.problems))
+        checked = f"{report.bundles_checked} bundles, {format_bytes(report.bytes_checked)}"
+        output.write(f"{'whole' if report.ok else 'damaged'}: {checked}, {report.seconds:.1f} s\n")
+    if not report.ok:
+        remark(f"{directory}: the model is damaged; convert it again")
+        return EXIT_BAD_DATA
+    return 0
+
+
+def _where(problem: Problem) -> str:
+    places = (("layer", problem.layer), ("bundle", problem.bundle), ("offset", problem.offset))
+    return ", ".join([problem.file, *(f"{name} {at}" for name, at in places if at is not None)])

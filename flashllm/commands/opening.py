@@ -1,0 +1,83 @@
+"""From a command's arguments to an open model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashllm.sanitize import sanitize_line
+
+if TYPE_CHECKING:
+    from flashllm.convert import Progress
+    from flashllm.engine import Model
+    from flashllm.sampling import Sampling
+
+
+class CleanProgress:
+    """Progress whose words, which hold names of files, are made harmless first."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def start(self, phase: str, total_bytes: int) -> None:
+        """A phase begins."""
+        self._progress.start(sanitize_line(phase), total_bytes)
+
+    def advance(self, nbytes: int) -> None:
+        """So many bytes more are done."""
+        self._progress.advance(nbytes)
+
+    def warn(self, text: str) -> None:
+        """Something that the user should know."""
+        self._progress.warn(sanitize_line(text))
+
+    def finish(self) -> None:
+        """Everything is over."""
+        self._progress.finish()
+
+
+def terminal_progress() -> Progress:
+    """A bar on standard error if that is a terminal, plain lines if it is not."""
+    from flashllm.convert import progress_for
+
+    return CleanProgress(progress_for(sys.stderr))
+
+
+def model_directory(model: str | None, progress: Progress | None) -> Path:
+    """Where the model is; without a name, the demo, which is converted at its first use."""
+    if model is not None:
+        return Path(model)
+    from flashllm.convert import demo_model
+
+    return demo_model(progress)
+
+
+def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
+    """Opens the model with the options of the command line."""
+    from flashllm.engine import open_model
+
+    return open_model(
+        directory,
+        memory=arguments.memory,
+        select=arguments.select,
+        window=arguments.window,
+        io_threads=arguments.io_threads,
+        direct=not arguments.no_direct,
+        context=arguments.ctx_size,
+    )
+
+
+def sampling_of(arguments: argparse.Namespace) -> Sampling:
+    """How tokens are drawn; `UsageError` for what makes no sense."""
+    from flashllm.sampling import Sampling
+
+    return Sampling(
+        temperature=arguments.temp,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+        seed=arguments.seed,
+    )

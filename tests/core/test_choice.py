@@ -1,0 +1,122 @@
+"""Which core and which instruction set are taken, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flashllm import _core
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FLASHLLM_")}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+SHOW = "from flashllm.flash import core; print(core.NAME, core.FALLBACK)"
+
+
+def test_native_is_taken_where_it_was_built() -> None:
+    assert run(SHOW).stdout.strip() == "native"
+
+
+def test_the_twin_can_be_asked_for_and_says_so() -> None:
+    assert run(SHOW, FLASHLLM_CORE="numpy").stdout.strip() == "numpy FLASHLLM_CORE=numpy"
+
+
+def test_an_unknown_core_is_refused() -> None:
+    finished = run(SHOW, FLASHLLM_CORE="fortran")
+    assert finished.returncode == 1
+    assert "expected native or numpy" in finished.stderr
+
+
+def test_without_the_native_core_the_twin_says_why() -> None:
+    hide = "import sys; sys.modules['flashllm._core'] = None; "
+    assert run(hide + SHOW).stdout.startswith("numpy the native core is not there")
+    assert "ModuleNotFoundError" in run(hide + SHOW, FLASHLLM_CORE="native").stderr
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+def test_the_environment_chooses_the_instruction_set(isa: str) -> None:
+    show = "from flashllm import _core; print(_core.Kernels().isa)"
+    assert run(show, FLASHLLM_ISA=isa).stdout.strip() == isa
+
+
+def test_an_unknown_instruction_set_is_refused() -> None:
+    finished = run("from flashllm import _core; _core.Kernels()", FLASHLLM_ISA="mmx")
+    assert "available: scalar" in finished.stderr
+
+
+def test_an_argument_goes_before_the_environment() -> None:
+    show = "from flashllm import _core; print(_core.Kernels(isa='scalar').isa)"
+    assert run(show, FLASHLLM_ISA="mmx").stdout.strip() == "scalar"
+
+
+def test_scalar_comes_first_and_the_best_is_the_default() -> None:
+    isas = _core.available_isas()
+    assert isas[0] == "scalar"
+    shown = run("from flashllm import _core; print(_core.Kernels().isa)").stdout.strip()
+    assert shown == isas[-1]
+
+
+FORK = """
+import os, sys, warnings
+import numpy as np
+warnings.simplefilter("ignore")
+from flashllm import _core
+reader = _core.Reader(sys.executable)
+kernels = _core.Kernels(2)
+rows, x, out = np.ones(1 << 20, np.float32), np.ones(1024, np.float32), np.empty(1024, np.float32)
+child = os.fork()
+if child == 0:
+    try:
+        reader.submit(np.zeros(1, np.int64), 512, _core.Buffer(512), np.zeros(1, np.int64))
+    except ValueError as error:
+        kernels.matvec(rows.view(np.uint8), "f32", x, out)
+        print("child:", error, out.sum(), flush=True)
+    del reader, kernels
+    os._exit(0)
+print("parent:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+reader.read(np.zeros(1, np.int64), 512, _core.Buffer(512), np.zeros(1, np.int64))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_neither_hangs_nor_reads() -> None:
+    finished = run(FORK)
+    assert finished.returncode == 0, finished.stderr
+    assert "belongs to the process before fork 1048576.0" in finished.stdout
+    assert "parent: 0" in finished.stdout
+
+
+SIGNALS = """
+import os, signal, threading, time
+from flashllm import _core
+import sys
+seen = []
+signal.signal(signal.SIGINT, lambda *_: seen.append(threading.current_thread().name))
+reader, kernels = _core.Reader(sys.executable), _core.Kernels(3)
+masks = []
+for task in os.listdir("/proc/self/task"):
+    fields = dict(l.split(":", 1) for l in open(f"/proc/self/task/{task}/status"))
+    masks.append((int(task) == os.getpid(), bool(int(fields["SigBlk"], 16) & 0x2)))
+assert len(masks) >= 1 + 32 + 2
+print(sorted(set(masks)))
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="no /proc here")
+def test_threads_leave_the_signals_to_the_main_thread() -> None:
+    # OpenBLAS, which numpy brings, starts threads of its own that block nothing.
+    finished = run(SIGNALS, OPENBLAS_NUM_THREADS="1")
+    assert finished.stdout.strip() == "[(False, True), (True, False)]", finished.stderr

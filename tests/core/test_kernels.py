@@ -1,0 +1,214 @@
+"""Every instruction set against 64-bit arithmetic, for every encoding, also at odd widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashllm import _core
+from flashllm.flash import numpy_core
+
+Make = Callable[..., Any]
+WIDTHS = [1, 7, 8, 16, 33, 64, 257, 1000]
+ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Bytes of float32 values in an encoding, rounded towards zero for bf16."""
+    if dtype == "f32":
+        return values.astype("<f4").reshape(-1).view(np.uint8)
+    if dtype == "f16":
+        return values.astype("<f2").reshape(-1).view(np.uint8)
+    return (values.astype("<f4").view("<u4") >> 16).astype("<u2").reshape(-1).view(np.uint8)
+
+
+def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """64-bit values of encoded bytes."""
+    if dtype == "f32":
+        return raw.view("<f4").astype(np.float64)
+    if dtype == "f16":
+        return raw.view("<f2").astype(np.float64)
+    return (raw.view("<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
+
+
+def normal(shape: int | tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def assert_close(got: np.ndarray, expected: np.ndarray, scale: np.ndarray) -> None:
+    """Within 1e-5 of the sum of the magnitudes that were added up."""
+    assert np.all(np.abs(got - expected) <= 1e-5 * scale + 1e-30)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_matvec(make_kernels: Make, dtype: str, width: int) -> None:
+    rows = encode(normal((19, width)), dtype)
+    x = normal(width, seed=1)
+    out = np.full(19, np.nan, np.float32)
+    make_kernels().matvec(rows, dtype, x, out)
+    exact = decode(rows, dtype).reshape(19, width)
+    assert_close(out, exact @ x, np.abs(exact) @ np.abs(x))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_dot_rows(make_kernels: Make, dtype: str, width: int) -> None:
+    rows, stride, offset = bundles(11, width, dtype)
+    ids = np.array([10, 0, 3, 3, 7], np.int32)
+    x = normal(width, seed=1)
+    out = np.full(5, np.nan, np.float32)
+    make_kernels().dot_rows(rows, stride, offset, dtype, ids, x, out)
+    exact = rows_at(rows, stride, offset, width, dtype)[ids]
+    assert_close(out, exact @ x, np.abs(exact) @ np.abs(x))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_weighted_sum_rows(make_kernels: Make, dtype: str, width: int) -> None:
+    rows, stride, offset = bundles(11, width, dtype)
+    ids = np.array([0, 2, 3, 5, 6, 8, 9, 10, 1, 4], np.int32)
+    weights = normal(10, seed=2)
+    weights[4] = 0.0
+    before = normal(width, seed=3)
+    out = before.copy()
+    ends = np.array([0, 5, 9, 9, 10], np.int32)
+    make_kernels().weighted_sum_rows(rows, stride, offset, dtype, ids, weights, ends, out)
+    exact = rows_at(rows, stride, offset, width, dtype)[ids]
+    scale = np.abs(weights) @ np.abs(exact) + np.abs(before)
+    assert_close(out, before + weights @ exact, scale)
+
+
+def bundles(count: int, width: int, dtype: str) -> tuple[np.ndarray, int, int]:
+    """Bytes of `count` bundles with something before each row and something after it."""
+    item = ITEM_BYTES[dtype]
+    offset, stride = 3 * item, (width + 5) * item
+    return encode(normal((count, width + 5), seed=4), dtype), stride, offset
+
+
+def rows_at(rows: np.ndarray, stride: int, offset: int, width: int, dtype: str) -> np.ndarray:
+    raw = rows.reshape(-1, stride)[:, offset : offset + width * ITEM_BYTES[dtype]]
+    return decode(np.ascontiguousarray(raw).reshape(-1), dtype).reshape(-1, width)
+
+
+def test_rows_need_no_alignment(make_kernels: Make, dtype: str) -> None:
+    rows, stride, offset = bundles(5, 33, dtype)
+    shifted = np.empty(len(rows) + 1, np.uint8)[1:]
+    shifted[:] = rows
+    ids, x = np.arange(5, dtype=np.int32), normal(33)
+    kernels, out, shifted_out = make_kernels(), np.empty(5, np.float32), np.empty(5, np.float32)
+    kernels.dot_rows(rows, stride, offset, dtype, ids, x, out)
+    kernels.dot_rows(shifted, stride, offset, dtype, ids, x, shifted_out)
+    assert np.array_equal(out, shifted_out)
+
+
+@pytest.mark.parametrize("width", [1, 64, 257, 1000, 4096])
+def test_bits_do_not_depend_on_the_number_of_threads(
+    make_kernels: Make, dtype: str, width: int
+) -> None:
+    count = 300
+    rows = encode(normal((count, width)), dtype)
+    x, weights = normal(width, seed=1), normal(count, seed=2)
+    ids = np.random.default_rng(3).permutation(count).astype(np.int32)
+    ends = np.array([64, 128, 192, 256, 300], np.int32)
+    stride = width * ITEM_BYTES[dtype]
+    results = []
+    for threads in (1, 2, 3, 7):
+        kernels = make_kernels(threads)
+        product, dots = np.empty(count, np.float32), np.empty(count, np.float32)
+        total = np.zeros(width, np.float32)
+        kernels.matvec(rows, dtype, x, product)
+        kernels.dot_rows(rows, stride, 0, dtype, ids, x, dots)
+        kernels.weighted_sum_rows(rows, stride, 0, dtype, ids, weights, ends, total)
+        assert np.array_equal(product[ids], dots)
+        results.append((product, dots, total))
+    for other in results[1:]:
+        for first, second in zip(results[0], other, strict=True):
+            assert np.array_equal(first, second)
+
+
+def test_blocks_are_summed_apart_and_then_added_in_order(make_kernels: Make) -> None:
+    # (big + -big) within a block vanishes before the small ones are added; in one go, in
+    # single precision, the first small one would be lost.
+    rows = encode(np.array([[1.0], [1e9], [-1e9], [1.0]]), "f32")
+    ids, ends = np.arange(4, dtype=np.int32), np.array([1, 3, 4], np.int32)
+    out = np.zeros(1, np.float32)
+    make_kernels().weighted_sum_rows(rows, 4, 0, "f32", ids, np.ones(4, np.float32), ends, out)
+    assert out[0] == 2.0
+    whole = np.zeros(1, np.float32)
+    one_block = np.array([4], np.int32)
+    make_kernels().weighted_sum_rows(
+        rows, 4, 0, "f32", ids, np.ones(4, np.float32), one_block, whole
+    )
+    assert whole[0] == 1.0
+
+
+def test_rows_of_weight_zero_are_skipped_whatever_they_hold(
+    make_kernels: Make, dtype: str
+) -> None:
+    values = normal((3, 40))
+    rows = encode(values, dtype)
+    rows.reshape(3, -1)[1] = 255  # not a number, in every encoding
+    ids, weights = np.arange(3, dtype=np.int32), np.array([1, 0, 1], np.float32)
+    out = np.zeros(40, np.float32)
+    stride = 40 * ITEM_BYTES[dtype]
+    make_kernels().weighted_sum_rows(
+        rows, stride, 0, dtype, ids, weights, np.array([3], np.int32), out
+    )
+    assert np.isfinite(out).all()
+    assert np.any(out != 0)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_every_16_bit_value_is_decoded_exactly(make_kernels: Make, dtype: str) -> None:
+    codes = np.arange(1 << 16, dtype="<u2")
+    with np.errstate(invalid="ignore"):  # signalling NaNs among the codes
+        exact = decode(codes.view(np.uint8), dtype)
+    finite = np.isfinite(exact)
+    out = np.empty(1 << 16, np.float32)
+    make_kernels().matvec(codes.view(np.uint8), dtype, np.ones(1, np.float32), out)
+    assert np.array_equal(out[finite], exact[finite])
+    assert np.array_equal(np.isnan(out), np.isnan(exact))
+    assert np.array_equal(np.isinf(out), np.isinf(exact))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    width=st.integers(1, 300),
+    count=st.integers(1, 40),
+    threads=st.integers(1, 3),
+    dtype=st.sampled_from(["f32", "f16", "bf16"]),
+    seed=st.integers(0, 1000),
+)
+def test_native_agrees_with_its_twin_and_all_sets_with_scalar(
+    width: int, count: int, threads: int, dtype: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = encode(normal((count, width), seed), dtype)
+    ids = rng.integers(0, count, count).astype(np.int32)
+    weights, x = normal(count, seed + 1), normal(width, seed + 2)
+    ends = np.sort(np.append(rng.integers(0, count, 3), count)).astype(np.int32)
+    stride = width * ITEM_BYTES[dtype]
+    exact = decode(rows, dtype).reshape(count, width)[ids]
+    for kernels in [
+        numpy_core.Kernels(),
+        *(_core.Kernels(threads, isa) for isa in _core.available_isas()),
+    ]:
+        dots, total = np.empty(count, np.float32), np.zeros(width, np.float32)
+        kernels.dot_rows(rows, stride, 0, dtype, ids, x, dots)
+        kernels.weighted_sum_rows(rows, stride, 0, dtype, ids, weights, ends, total)
+        assert_close(dots, exact @ x, np.abs(exact) @ np.abs(x))
+        assert_close(total, weights @ exact, np.abs(weights) @ np.abs(exact))
+        kernels.close()
+
+
+def test_no_rows_is_fine(make_kernels: Make) -> None:
+    nothing, ids = np.empty(0, np.uint8), np.empty(0, np.int32)
+    x, none, out = normal(8), np.empty(0, np.float32), np.ones(8, np.float32)
+    kernels = make_kernels(2)
+    kernels.matvec(nothing, "f16", x, none)
+    kernels.dot_rows(nothing, 16, 0, "f16", ids, x, none)
+    kernels.weighted_sum_rows(nothing, 16, 0, "f16", ids, none, ids, out)
+    assert (out == 1).all()

@@ -1,0 +1,176 @@
+"""Writes the model card from what was measured: `python -m tools.demo.card`.
+
+It reads the run's recipe and log, the scores that `tools.demo.score --json` kept and the exported
+folder; no number in the card is typed in by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CURVE_ROWS = 12
+
+TEXT = """\
+# The demo model: a dictionary companion
+
+A small OPT-architecture language model with ReLU, trained by this project. It knows {words:,}
+English words: what each means, its part of speech, synonyms, its opposite, what it is a kind of,
+and an example, in one turn or several. It greets, says who it is, and says "I don't know the word
+..." for words outside. It knows nothing else, and repeats WordNet rather than reason about it.
+
+## Files
+
+An ordinary Hugging Face checkpoint: `config.json`, `model.safetensors` (16-bit floats,
+{parameters:,} parameters), a sentencepiece tokenizer with a chat template. `words.txt` lists the
+words; `calibration.jsonl` holds {calibration:,} conversations as in training, `heldout.jsonl`
+{held_out:,} questions in phrasings never trained on, each with its expected answer. A line of
+`calibration.jsonl` is a list of messages with `role` and `content`; a line of `heldout.jsonl` has
+`messages` (the last one is the question), `expected`, `intent` and `word`.
+
+## Data and licence
+
+WordNet 3.0 (Princeton University), under `WORDNET-LICENSE.txt`, which covers the definitions,
+relations and examples that the model was trained on and these files repeat. The words are single
+alphabetic lemmas, most frequent first by WordNet's own tag counts; a word's first sense in its
+most frequent part of speech decides its answers. Definitions are the first clause of the gloss,
+of at most 16 words; lemmas whose gloss has no such clause, or that WordNet marks as slurs or
+obscene, are left out. Meanings that WordNet ranks lower are not in it, and its choice of a first
+sense can surprise.
+
+## Shape and training
+
+| | |
+| --- | --- |
+{settings}
+
+Muon for the matrices of the layers and AdamW for the rest, in bf16 autocast on the processor;
+loss on answers only; half of the words drawn evenly and half by the running loss of their
+definition. An L1 penalty on the ReLU outputs is steered so that sparsity rises along a line to
+its goal.
+
+| step | tokens (M) | minutes | nats/answer token | nats/definition token | FFN sparsity |
+| --: | --: | --: | --: | --: | --: |
+{curve}
+
+Minutes are of wall time on two shared cores.
+
+## Scores
+
+Greedy answers to the held-out questions, by `python -m tools.demo.score`. Right means equal to
+the expected answer, spaces and case aside; for unknown words, that the word was said to be
+unknown.
+
+| question | asked | right |
+| --- | --: | --: |
+{scores}
+
+Mean FFN sparsity on these questions and the answers given: **{sparsity:.1%}** of the ReLU outputs
+are exactly 0; by layer: {by_layer}.
+
+## How to make it again
+
+    apt-get install wordnet-base
+    python -m tools.demo.corpus
+    python -m tools.demo.tokenizer
+    python -m tools.demo.train {options} --export flashllm/demo
+    python -m tools.demo.score --json build/demo/score.json
+    python -m tools.demo.card
+
+Seeds: corpus 20, tokenizer 7, training {seed}. The corpus and the tokenizer come out byte for
+byte; training does so as far as the processor and torch's kernels are the same.
+"""
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Lines of the log by step; where a run was resumed, the later of two lines for a step counts."""
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    by_step = {record["step"]: record for record in records}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def curve_rows(log: Sequence[dict[str, Any]]) -> str:
+    """A dozen rows of the log, evenly spaced, the last one included."""
+    picked = [log[round(i * (len(log) - 1) / CURVE_ROWS)] for i in range(1, CURVE_ROWS + 1)]
+    return "\n".join(
+        f"| {r['step']} | {r['tokens'] / 1e6:.1f} | {r['seconds'] / 60:.0f} | {r['loss']:.3f} |"
+        f" {r['definition_loss']:.3f} | {r['sparsity']:.1%} |"
+        for r in picked
+    )
+
+
+def score_rows(score: dict[str, Any]) -> str:
+    """One row an intent."""
+    return "\n".join(
+        f"| {intent.replace('_', ' ')} | {score['asked'][intent]:,} | {right:.1%} |"
+        for intent, right in score["right"].items()
+    )
+
+
+def setting_rows(recipe: dict[str, Any], shape: dict[str, Any]) -> str:
+    """Shape and recipe as rows of a table."""
+    settings = {**shape, **recipe}
+    return "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in settings.items())
+
+
+def options(recipe: dict[str, Any]) -> str:
+    """The trainer's options that give this recipe."""
+    names = ("steps", "batch_tokens", "lr", "weight_decay")
+    return " ".join(f"--{name.replace('_', '-')} {recipe[name]}" for name in names)
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a text file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def count_parameters(path: Path) -> int:
+    """Elements of all tensors, by the header of a safetensors file."""
+    with path.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    header.pop("__metadata__", None)
+    total = 0
+    for tensor in header.values():
+        count = 1
+        for size in tensor["shape"]:
+            count *= size
+        total += count
+    return total
+
+
+def make_card(run: Path, score: dict[str, Any], folder: Path) -> str:
+    """The card's text."""
+    plan = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
+    recipe, shape = plan["recipe"], plan["shape"]
+    return TEXT.format(
+        words=count_lines(folder / "words.txt"),
+        parameters=count_parameters(folder / "model.safetensors"),
+        calibration=count_lines(folder / "calibration.jsonl"),
+        held_out=count_lines(folder / "heldout.jsonl"),
+        settings=setting_rows(recipe, shape),
+        curve=curve_rows(read_log(run / "log.jsonl")),
+        scores=score_rows(score),
+        sparsity=score["sparsity"],
+        by_layer=", ".join(f"{value:.1%}" for value in score["sparsity_by_layer"]),
+        options=options(recipe),
+        seed=recipe["seed"],
+    )
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, default=Path("build/demo/run"))
+    parser.add_argument("--score", type=Path, default=Path("build/demo/score.json"))
+    parser.add_argument("--folder", type=Path, default=Path("flashllm/demo"))
+    args = parser.parse_args()
+    score = json.loads(args.score.read_text(encoding="utf-8"))
+    card = make_card(args.run, score, args.folder)
+    (args.folder / "README.md").write_text(card, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
