@@ -12,6 +12,11 @@ from flashllm.errors import UsageError
 if TYPE_CHECKING:
     from flashllm.engine import Model
 
+DEMO_WELCOME = (
+    "This small model came with flashllm; it explains English words. "
+    "Try: What does ocean mean?\nF1 explains keys and numbers."
+)
+
 
 def chat(arguments: argparse.Namespace) -> int:
     """Opens the chat and stays until it is left; returns the exit code."""
@@ -29,5 +34,6 @@ def chat(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         system=arguments.system,
         name=arguments.model or "the demo",
+        **({} if arguments.model else {"welcome": DEMO_WELCOME}),
     )
     return run_app(app)

@@ -44,10 +44,14 @@ FILE_ALIGNMENT = 16384
 DTYPE_CODES = {"f32": 1, "f16": 2, "bf16": 3}
 FILE_ID_BYTES = 16
 
-# magic, major, minor, header_bytes, dtype, rows_per_neuron, neurons_per_bundle, n_layers,
-# bundles_per_layer, d_model, stride, bundle_bytes, data_offset, file_bytes, file_id; zeros follow
-# up to the CRC-32C in the last four bytes.
-FIELDS = struct.Struct("<8sHHIIIIIIIQQQQ16s")
+# Field and struct code, in the order of the file; zeros follow up to the CRC-32C at the end.
+HEADER_FIELDS = {
+    "magic": "8s", "major": "H", "minor": "H", "header_bytes": "I", "dtype": "I",
+    "rows_per_neuron": "I", "neurons_per_bundle": "I", "n_layers": "I", "bundles_per_layer": "I",
+    "d_model": "I", "stride": "Q", "bundle_bytes": "Q", "data_offset": "Q", "file_bytes": "Q",
+    "file_id": "16s",
+}  # fmt: skip
+FIELDS = struct.Struct("<" + "".join(HEADER_FIELDS.values()))
 CHECKSUM = struct.Struct("<I")
 _CHECKSUM_AT = HEADER_BYTES - CHECKSUM.size
 _DATA_OFFSET_MAX = 1 << 20
@@ -119,12 +123,15 @@ class BundleHeader:
 
     def pack(self) -> bytes:
         """The 4096 bytes at the start of the file."""
-        fields = FIELDS.pack(
-            MAGIC, MAJOR, MINOR, HEADER_BYTES, DTYPE_CODES[self.dtype], self.rows_per_neuron,
-            self.neurons_per_bundle, self.n_layers, self.bundles_per_layer, self.d_model,
-            self.stride, self.bundle_bytes, self.data_offset, self.file_bytes, self.file_id,
-        )  # fmt: skip
-        body = fields.ljust(_CHECKSUM_AT, b"\0")
+        own = {name: getattr(self, name) for name in HEADER_FIELDS if hasattr(self, name)}
+        values = own | {
+            "magic": MAGIC,
+            "major": MAJOR,
+            "minor": MINOR,
+            "header_bytes": HEADER_BYTES,
+            "dtype": DTYPE_CODES[self.dtype],
+        }
+        body = FIELDS.pack(*(values[name] for name in HEADER_FIELDS)).ljust(_CHECKSUM_AT, b"\0")
         return body + CHECKSUM.pack(crc32c(np.frombuffer(body, dtype=np.uint8)))
 
     @classmethod
@@ -135,34 +142,33 @@ class BundleHeader:
         """
         if len(raw) < HEADER_BYTES:
             raise ModelTruncated(f"{path}: ends inside its header, at byte {len(raw)}")
-        (magic, major, minor, header_bytes, dtype_code, rows_per_neuron, neurons_per_bundle,
-         n_layers, bundles_per_layer, d_model, stride, bundle_bytes, data_offset, file_bytes,
-         file_id) = FIELDS.unpack_from(raw)  # fmt: skip
-        if magic != MAGIC:
+        values = dict(zip(HEADER_FIELDS, FIELDS.unpack_from(raw), strict=True))
+        if values.pop("magic") != MAGIC:
             raise LayoutError(f"{path}: does not start with {MAGIC!r}; this is no file of bundles")
-        if (major, minor) != (MAJOR, MINOR):
+        version = values.pop("major"), values.pop("minor")
+        if version != (MAJOR, MINOR):
             raise LayoutError(
-                f"{path}: layout {major}.{minor}; this version reads {MAJOR}.{MINOR}. "
+                f"{path}: layout {version[0]}.{version[1]}; this version reads {MAJOR}.{MINOR}. "
                 "Convert the checkpoint again, or update flashllm."
             )
         body = np.frombuffer(raw, dtype=np.uint8, count=_CHECKSUM_AT)
         if CHECKSUM.unpack_from(raw, _CHECKSUM_AT)[0] != crc32c(body):
             raise LayoutError(f"{path}: the checksum of the header is wrong; convert again")
         if body[FIELDS.size :].any():
-            raise LayoutError(f"{path}: the header's unused bytes are not zero")
+            raise LayoutError(f"{path}: the unused bytes of the header are not zero")
         dtypes = {code: name for name, code in DTYPE_CODES.items()}
-        if header_bytes != HEADER_BYTES or dtype_code not in dtypes:
-            raise LayoutError(f"{path}: header of {header_bytes} bytes, encoding {dtype_code}")
-        header = cls(
-            dtypes[dtype_code], rows_per_neuron, neurons_per_bundle, n_layers, bundles_per_layer,
-            d_model, stride, data_offset, file_id,
-        )  # fmt: skip
+        header_bytes, code = values.pop("header_bytes"), values.pop("dtype")
+        if header_bytes != HEADER_BYTES or code not in dtypes:
+            raise LayoutError(f"{path}: a header of {header_bytes} bytes, encoding {code}")
+        derived = {name: values.pop(name) for name in ("bundle_bytes", "file_bytes")}
+        header = cls(dtype=dtypes[code], **values)
         header._check(path)
-        if (bundle_bytes, file_bytes) != (header.bundle_bytes, header.file_bytes):
-            raise LayoutError(
-                f"{path}: the header says {bundle_bytes} bytes a bundle and {file_bytes} in all; "
-                f"its other fields give {header.bundle_bytes} and {header.file_bytes}"
-            )
+        for name, value in derived.items():
+            if value != getattr(header, name):
+                raise LayoutError(
+                    f"{path}: {name} is {value}, but the other fields of the header give "
+                    f"{getattr(header, name)}"
+                )
         return header
 
     def _check(self, path: Path) -> None:

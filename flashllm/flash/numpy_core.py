@@ -5,6 +5,7 @@ It runs where nothing was compiled, and it is what the native core is tested aga
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import numpy as np
@@ -141,7 +142,7 @@ class Kernels:
         bounds = [0, *block_ends.tolist()]
         if bounds[-1] != len(ids) or any(np.diff(bounds) < 0):
             raise ValueError(f"block_ends must rise to the number of ids, {len(ids)}")
-        for first, last in zip(bounds, bounds[1:], strict=False):
+        for first, last in itertools.pairwise(bounds):
             partial = np.zeros(len(out), np.float32)
             for i in range(first, last):
                 if weights[i] != 0.0:
@@ -211,9 +212,9 @@ def bundle_checksums(
         raise ValueError(f"layer {layer} and bundle {first_bundle} must fit in 32 bits")
     seed = crc32c(np.frombuffer(file_id + struct.pack("<I", layer), np.uint8))
     numbers = np.arange(first_bundle, first_bundle + count, dtype="<u4")
-    state = np.full(count, seed ^ 0xFFFFFFFF, np.uint32)
+    state: NDArray[np.uint32] = np.full(count, seed ^ 0xFFFFFFFF, np.uint32)
     for column in numbers.view(np.uint8).reshape(count, 4).T:
         state = _CRC_TABLE[(state ^ column) & 0xFF] ^ (state >> np.uint32(8))
     for column in data.reshape(count, stride)[:, :bundle_bytes].T:
         state = _CRC_TABLE[(state ^ column) & 0xFF] ^ (state >> np.uint32(8))
-    return state ^ np.uint32(0xFFFFFFFF)
+    return np.bitwise_not(state)

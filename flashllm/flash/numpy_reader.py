@@ -27,7 +27,9 @@ _TRANSIENT_RETRIES = 1000
 _DEGRADES = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
 
 
-def require_array(name: str, array: NDArray[Any], dtype: Any, writable: bool = False) -> None:
+def require_array(
+    name: str, array: NDArray[Any], dtype: type[np.generic], writable: bool = False
+) -> None:
     """TypeError unless the array is one-dimensional, contiguous and of that type."""
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
         raise TypeError(f"{name} must be a one-dimensional array of {np.dtype(dtype).name}")

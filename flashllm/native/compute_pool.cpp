@@ -84,9 +84,7 @@ void ComputePool::run(int parts, const std::function<void(int)>& job) {
 
 // Until there is a job after the one numbered `seen`; false when there will be none.
 bool ComputePool::wait_for_generation(uint64_t seen) {
-  const auto changed = [this, seen] {
-    return generation_.load(std::memory_order_acquire) != seen;
-  };
+  const auto changed = [this, seen] { return generation_.load(std::memory_order_acquire) != seen; };
   if (!spin_until(changed)) {
     std::unique_lock<std::mutex> lock(signals_->mutex);
     signals_->started.wait(lock, changed);
@@ -98,7 +96,9 @@ void ComputePool::work(int index) {
   for (uint64_t seen = 0; wait_for_generation(seen); ++seen) {
     if (index < parts_) (*job_)(index);
     if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      { const std::lock_guard<std::mutex> lock(signals_->mutex); }  // the caller is asleep, or not yet
+      {
+        const std::lock_guard<std::mutex> lock(signals_->mutex);
+      }  // the caller is asleep, or not yet
       signals_->finished.notify_one();
     }
   }

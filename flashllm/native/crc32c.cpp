@@ -149,8 +149,8 @@ std::vector<uint32_t> bundle_checksums(const uint8_t* data, size_t size, int64_t
   for (size_t i = 0; i < count; ++i) {
     const auto number = le32(place.first_bundle + static_cast<uint32_t>(i));
     const uint32_t seed = crc32c(number.data(), 4, in_layer);
-    checksums[i] = crc32c(data + i * static_cast<size_t>(stride),
-                          static_cast<size_t>(bundle_bytes), seed);
+    checksums[i] =
+        crc32c(data + i * static_cast<size_t>(stride), static_cast<size_t>(bundle_bytes), seed);
   }
   return checksums;
 }

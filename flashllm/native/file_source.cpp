@@ -171,8 +171,7 @@ Direct parse_direct(const std::string& name) {
   if (name == "required") return Direct::required;
   if (name == "optional") return Direct::optional;
   if (name == "disabled") return Direct::disabled;
-  throw std::invalid_argument("direct is '" + name +
-                              "'; expected required, optional or disabled");
+  throw std::invalid_argument("direct is '" + name + "'; expected required, optional or disabled");
 }
 
 OpenedFile open_file(const std::string& path, Direct direct) {

@@ -31,9 +31,7 @@ FLASH_INLINE uint16x4_t load_halves(const uint8_t* row) {
 
 struct F32 {
   static constexpr size_t item_bytes = 4;
-  FLASH_INLINE float32x4_t load(const uint8_t* row) {
-    return vreinterpretq_f32_u8(vld1q_u8(row));
-  }
+  FLASH_INLINE float32x4_t load(const uint8_t* row) { return vreinterpretq_f32_u8(vld1q_u8(row)); }
 };
 
 struct F16 {

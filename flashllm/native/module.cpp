@@ -111,7 +111,7 @@ void define_reading(nb::module_& m) {
                               {threads, gap_bytes, max_read_bytes});
           },
           "path"_a, "direct"_a = "optional", "threads"_a = 32, "gap_bytes"_a = 0,
-           "max_read_bytes"_a = 524288)
+          "max_read_bytes"_a = 524288)
       .def_prop_ro("direct", &Reader::direct)
       .def_prop_ro("fallback", &Reader::fallback)
       .def_prop_ro("alignment", &Reader::alignment)
@@ -126,8 +126,7 @@ void define_reading(nb::module_& m) {
              std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations) {
             self.wait(submit(self, offsets, length, std::move(buffer), destinations));
           },
-          "offsets"_a.noconvert(), "length"_a, "buffer"_a, "destinations"_a.noconvert(),
-          Released())
+          "offsets"_a.noconvert(), "length"_a, "buffer"_a, "destinations"_a.noconvert(), Released())
       .def("cancel", &Reader::cancel, Released())
       .def("clear_cancel", &Reader::clear_cancel, Released())
       .def("stats", &stats)

@@ -13,8 +13,8 @@ class SignalsBlocked {
   SignalsBlocked() {
     sigset_t blocked;
     sigemptyset(&blocked);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGCHLD, SIGWINCH,
-                             SIGUSR1, SIGUSR2, SIGPIPE}) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGCHLD, SIGWINCH, SIGUSR1,
+                             SIGUSR2, SIGPIPE}) {
       sigaddset(&blocked, signal);
     }
     pthread_sigmask(SIG_BLOCK, &blocked, &previous_);

@@ -83,7 +83,7 @@ if child == 0:
         reader.submit(np.zeros(1, np.int64), 512, _core.Buffer(512), np.zeros(1, np.int64))
     except ValueError as error:
         kernels.matvec(rows.view(np.uint8), "f32", x, out)
-        print("child:", error, out.sum(), flush=True)
+        print("child:", error, int(out.sum()), flush=True)
     del reader, kernels
     os._exit(0)
 print("parent:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -95,7 +95,7 @@ reader.read(np.zeros(1, np.int64), 512, _core.Buffer(512), np.zeros(1, np.int64)
 def test_a_forked_child_neither_hangs_nor_reads() -> None:
     finished = run(FORK)
     assert finished.returncode == 0, finished.stderr
-    assert "belongs to the process before fork 1048576.0" in finished.stdout
+    assert "belongs to the process before fork 1048576" in finished.stdout
     assert "parent: 0" in finished.stdout
 
 

@@ -145,9 +145,7 @@ def test_blocks_are_summed_apart_and_then_added_in_order(make_kernels: Make) -> 
     assert whole[0] == 1.0
 
 
-def test_rows_of_weight_zero_are_skipped_whatever_they_hold(
-    make_kernels: Make, dtype: str
-) -> None:
+def test_rows_of_weight_zero_are_skipped_whatever_they_hold(make_kernels: Make, dtype: str) -> None:
     values = normal((3, 40))
     rows = encode(values, dtype)
     rows.reshape(3, -1)[1] = 255  # not a number, in every encoding

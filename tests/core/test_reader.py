@@ -54,9 +54,7 @@ def test_neighbours_become_one_read_and_gaps_are_counted(
     assert stats["bytes_useful"] == 4 * 4096
 
 
-def test_long_requests_are_split(
-    open_reader: Open, core: ModuleType, contents: np.ndarray
-) -> None:
+def test_long_requests_are_split(open_reader: Open, core: ModuleType, contents: np.ndarray) -> None:
     reader = open_reader(threads=4, max_read_bytes=8192)
     buffer = core.Buffer(65536)
     reader.read(int64(4096), 20480, buffer, int64(8192))
@@ -121,9 +119,7 @@ def test_tickets_may_be_waited_for_in_any_order(
         assert np.array_equal(buffer.array(), contents[i * 4096 : (i + 1) * 4096])
 
 
-def test_a_buffer_that_nobody_holds_outlives_its_reads(
-    open_reader: Open, core: ModuleType
-) -> None:
+def test_a_buffer_that_nobody_holds_outlives_its_reads(open_reader: Open, core: ModuleType) -> None:
     reader = open_reader(threads=8)
     offsets = np.arange(64, dtype=np.int64) * 4096
     tickets = [reader.submit(offsets, 4096, core.Buffer(1 << 18), offsets) for _ in range(20)]
@@ -293,11 +289,14 @@ def test_cancel_from_another_thread_ends_a_wait(open_reader: Open, core: ModuleT
     stop = threading.Thread(target=reader.cancel)
     started = threading.Event()
 
+    def read_for_ever() -> None:
+        while True:
+            started.set()
+            reader.read(int64(0), 262_144, buffer, int64(0))
+
     def read_until_cancelled() -> None:
         with pytest.raises(InterruptedError):
-            while True:
-                started.set()
-                reader.read(int64(0), 262_144, buffer, int64(0))
+            read_for_ever()
 
     worker = threading.Thread(target=read_until_cancelled)
     worker.start()

@@ -126,7 +126,9 @@ def test_tensors_absent_extra_misshapen(tmp_path: Path) -> None:
     refuse(
         write_checkpoint(tmp_path / "turned", tensors=turned),
         TensorMismatch,
-        re.escape(f"{FC1} in model.safetensors has shape [12, 20], but config.json asks for [20, 12]"),
+        re.escape(
+            f"{FC1} in model.safetensors has shape [12, 20], but config.json asks for [20, 12]"
+        ),
     )
     twice = {**tensors, FC1.removeprefix("model."): tensors[FC1]}
     refuse(write_checkpoint(tmp_path / "twice", tensors=twice), TensorMismatch, "same tensor")

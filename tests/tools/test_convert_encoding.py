@@ -56,7 +56,7 @@ def test_ties_go_to_even() -> None:
 def test_no_nan_and_no_infinity_passes(source: str, target: str, value: float) -> None:
     values = torch.tensor([1.0, value, 2.0], dtype=TORCH[source])
     raw = values.view(torch.uint8).numpy()
-    with pytest.raises(TensorMismatch, match="tensor some.name: holds NaN"):
+    with pytest.raises(TensorMismatch, match=r"tensor some\.name: holds NaN"):
         encode(raw, source, target, "some.name")
 
 

@@ -86,7 +86,7 @@ byte; training does so as far as the processor and torch's kernels are the same.
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Lines of the log by step; where a run was resumed, the later of two lines for a step counts."""
+    """Lines of the log by step; of two lines for one step, as a resumed run leaves, the later."""
     records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     by_step = {record["step"]: record for record in records}
     return [by_step[step] for step in sorted(by_step)]

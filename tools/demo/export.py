@@ -14,6 +14,7 @@ from .tokenizer import BOS, EOS, PAD, write_json
 PREFIX = "model.decoder."
 COPIED = (
     "tokenizer.model",
+    "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "words.txt",

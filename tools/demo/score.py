@@ -64,7 +64,8 @@ def answer_greedily(model: Decoder, prompts: Sequence[list[int]]) -> list[Answer
     tokens = torch.full((len(prompts),), ids.shape[1])
     running = torch.ones(len(prompts), dtype=torch.bool)
     given: list[list[int]] = [[] for _ in prompts]
-    for position in range(ids.shape[1], ids.shape[1] + ANSWER_TOKENS_MAX):
+    stop = min(ids.shape[1] + ANSWER_TOKENS_MAX, model.shape.positions_max)
+    for position in range(ids.shape[1], stop):
         chosen = model.logits(hidden[:, -1]).argmax(-1)
         running &= chosen != EOS
         if not running.any():

@@ -39,7 +39,7 @@ def _sentences(material: Material, conversations: int, seed: int) -> Iterator[st
 
 
 def train_tokenizer(material: Material, folder: Path, conversations: int, seed: int) -> None:
-    """Writes tokenizer.model, tokenizer_config.json and special_tokens_map.json into the folder."""
+    """Writes tokenizer.model and the JSON files beside it into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "tokenizer.model").open("wb") as stream:
         sp.SentencePieceTrainer.train(
@@ -60,19 +60,19 @@ def train_tokenizer(material: Material, folder: Path, conversations: int, seed: 
             minloglevel=2,
         )
     write_tokenizer_config(folder)
+    write_fast_tokenizer(folder)
 
 
 def write_tokenizer_config(folder: Path) -> None:
     """Writes the two JSON files that name the control tokens and hold the chat template."""
     controls = [*SPECIALS.values(), *ROLES.values()]
     config = {
-        "tokenizer_class": "LlamaTokenizer",
+        "tokenizer_class": "PreTrainedTokenizerFast",  # Llama's takes every model for BPE
         **SPECIALS,
         "add_bos_token": True,
         "add_eos_token": False,
         "additional_special_tokens": list(ROLES.values()),
         "clean_up_tokenization_spaces": False,
-        "legacy": False,
         "model_max_length": 512,
         "added_tokens_decoder": {
             str(index): {"content": token, "special": True, "normalized": False}
@@ -83,6 +83,40 @@ def write_tokenizer_config(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", config)
     specials = {**SPECIALS, "additional_special_tokens": list(ROLES.values())}
     write_json(folder / "special_tokens_map.json", specials)
+
+
+def write_fast_tokenizer(folder: Path) -> None:
+    """Writes tokenizer.json: the same pieces and ids for the tokenizers library."""
+    model = load_tokenizer(folder)
+    space = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    controls = enumerate([*SPECIALS.values(), *ROLES.values()])
+    normalizers = [
+        {"type": "NFKC"},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        {"type": "Strip", "strip_left": True, "strip_right": True},
+    ]
+    pieces = range(model.get_piece_size())
+    description = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": c, **flags, "special": True} for i, c in controls],
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {**space, "split": True},
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [{"type": "ByteFallback"}, {**space, "split": True}],
+        },
+        "model": {
+            "type": "Unigram",
+            "unk_id": UNK,
+            "vocab": [[model.id_to_piece(i), model.get_score(i)] for i in pieces],
+            "byte_fallback": True,
+        },
+    }
+    write_json(folder / "tokenizer.json", description)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -1,0 +1,359 @@
+"""The chat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Footer, Static
+
+from flashllm.errors import FlashllmError
+from flashllm.sanitize import sanitize_line
+from flashllm.ui import messages
+from flashllm.ui.conversation import Conversation
+from flashllm.ui.engine_thread import EngineThread, Request
+from flashllm.ui.help import HelpScreen
+from flashllm.ui.prompt import Prompt
+from flashllm.ui.statistics import AnswerStatistics, prefill_text
+from flashllm.ui.status import StatusLine
+from flashllm.ui.transcript import Answer, Notice, Question, Transcript
+
+if TYPE_CHECKING:
+    from flashllm.engine import Model
+    from flashllm.sampling import Sampling
+
+BATCH_SECONDS = 0.03
+TICK_SECONDS = 0.25
+CLOSE_SECONDS = 2.0
+HINT_SECONDS = 3.0
+
+
+class Phase(Enum):
+    """What the engine is doing."""
+
+    OPENING = auto()
+    CLOSED = auto()
+    READY = auto()
+    READING = auto()
+    WRITING = auto()
+
+
+class ChatApp(App[None]):
+    """A conversation with one model; `open_engine` gives the model and may take its time."""
+
+    CSS_PATH = Path(__file__).with_name("chat.tcss")
+    TITLE = "flashllm"
+    ENABLE_COMMAND_PALETTE = False
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]  # noqa: RUF012  as the base does
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop"),
+        Binding("ctrl+r", "reopen", "Open again"),
+        Binding("ctrl+n", "new_conversation", "New"),
+        Binding("f1", "help", "Help"),
+        Binding("ctrl+q", "quit", "Quit", priority=True),
+        Binding("ctrl+c", "copy_or_stop", "Copy or stop", show=False, priority=True),
+    ]
+
+    def __init__(
+        self,
+        open_engine: Callable[[], Model],
+        *,
+        sampling: Sampling | None = None,
+        max_tokens: int = 512,
+        system: str = "",
+        name: str = "the model",
+        welcome: str = "Ask something below. F1 explains keys and numbers.",
+    ) -> None:
+        super().__init__()
+        self.engine = EngineThread(open_engine, self._post)
+        self.conversation = Conversation(system)
+        self.phase = Phase.OPENING
+        self._model: Model | None = None
+        self._model_name = sanitize_line(name)
+        self._sampling = sampling
+        self._max_tokens = max_tokens
+        self._statistics = AnswerStatistics()
+        self._prefill = (0, 0)
+        self._since = time.monotonic()
+        self._hint = ("", 0.0)
+        self._welcome = welcome
+        self._question: Question | None = None
+        self._answer: Answer | None = None
+
+    def compose(self) -> ComposeResult:
+        """Title, transcript, prompt, status, keys."""
+        yield Static(f"flashllm  {self._model_name}", id="title", markup=False)
+        yield Transcript()
+        yield Prompt(compact=False, highlight_cursor_line=False, placeholder="Ask something")
+        yield StatusLine()
+        yield Footer(compact=True, show_command_palette=False)
+
+    async def on_mount(self) -> None:
+        """Starts to open the model; the prompt can be written meanwhile."""
+        self.query_one(Prompt).focus()
+        self.set_interval(TICK_SECONDS, self._show_status)
+        self._leave_on_signals()
+        await self._tell(self._welcome)
+        self._open()
+
+    # What the user does
+
+    @on(Prompt.Submitted)
+    async def send(self, event: Prompt.Submitted) -> None:
+        """Sends the message, if it can be answered now; otherwise it stays where it is."""
+        text = event.text.strip()
+        if not text:
+            return
+        if self.phase is not Phase.READY:
+            reasons = {
+                Phase.OPENING: "the model is still being opened",
+                Phase.CLOSED: "there is no model; Ctrl+R tries again",
+            }
+            self._show_hint(reasons.get(self.phase, "an answer is on its way; Esc stops it"))
+            return
+        self.query_one(Prompt).clear()
+        transcript = self.query_one(Transcript)
+        self._question, self._answer = Question(text), Answer()
+        await transcript.add(self._question)
+        await transcript.add(self._answer)
+        self._statistics, self._prefill = AnswerStatistics(), (0, 0)
+        self._enter(Phase.READING)
+        self.engine.ask(
+            Request(
+                self.conversation.ask(text),
+                self.conversation.system,
+                self._max_tokens,
+                self._sampling,
+            )
+        )
+
+    def action_stop(self) -> None:
+        """Stops the answer."""
+        if self.phase in (Phase.READING, Phase.WRITING):
+            self.engine.stop()
+            self._show_hint("stopping")
+
+    def action_copy_or_stop(self) -> None:
+        """Ctrl+C stops an answer; otherwise it copies, and says how to leave."""
+        if self.phase in (Phase.READING, Phase.WRITING):
+            self.action_stop()
+            return
+        selected = self.screen.get_selected_text() or self.query_one(Prompt).selected_text
+        if selected:
+            self.copy_to_clipboard(selected)
+            self._show_hint("copied")
+        else:
+            self._show_hint("Ctrl+Q leaves")
+
+    async def action_new_conversation(self) -> None:
+        """Forgets the conversation."""
+        if self.phase in (Phase.READING, Phase.WRITING):
+            self._show_hint("an answer is on its way; Esc stops it")
+            return
+        self.conversation.clear()
+        self._statistics = AnswerStatistics()
+        await self.query_one(Transcript).remove_children()
+        await self._tell(self._welcome)
+        self._show_status()
+
+    def action_reopen(self) -> None:
+        """Tries again to open the model."""
+        if self.phase is Phase.CLOSED:
+            self._open()
+
+    def action_help(self) -> None:
+        """Shows the page of help."""
+        self.push_screen(HelpScreen())
+
+    def action_scroll_transcript(self, pages: int) -> None:
+        """Scrolls by pages, wherever the cursor is."""
+        transcript = self.query_one(Transcript)
+        scroll = transcript.action_page_up if pages < 0 else transcript.action_page_down
+        scroll()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Keys that would do nothing now are not shown."""
+        if action == "stop":
+            return self.phase in (Phase.READING, Phase.WRITING)
+        if action == "reopen":
+            return self.phase is Phase.CLOSED
+        return True
+
+    # What the engine does
+
+    @on(messages.Opened)
+    async def show_opened(self, event: messages.Opened) -> None:
+        """The model is there."""
+        self._model = event.model
+        plan, described = event.model.plan, event.model.info
+        self._model_name = sanitize_line(described.name)
+        title = f"flashllm  {self._model_name}, {described.spec.dtype}, {plan.select}, "
+        self.query_one("#title", Static).update(f"{title}context {plan.context}")
+        self._enter(Phase.READY)
+
+    @on(messages.OpenFailed)
+    async def show_open_failed(self, event: messages.OpenFailed) -> None:
+        """The model is not there, and why."""
+        self._enter(Phase.CLOSED)
+        text = f"{self._model_name} cannot be opened: {explain(event.error)}"
+        await self._tell(f"{text}\nCtrl+R tries again, Ctrl+Q leaves.", "error")
+
+    @on(messages.Shortened)
+    async def show_shortened(self, event: messages.Shortened) -> None:
+        """Old messages are left out from now on."""
+        self.conversation.dropped += event.dropped
+        await self._tell(
+            f"The conversation outgrew the context: its first {self.conversation.dropped} messages "
+            "are no longer sent to the model.",
+            before=self._answer,
+        )
+
+    @on(messages.Prefilling)
+    def show_prefill(self, event: messages.Prefilling) -> None:
+        """The prompt is being read."""
+        self._prefill = (event.done, event.total)
+        self._show_status()
+
+    @on(messages.TokensReady)
+    def expect_tokens(self) -> None:
+        """Tokens are shown in batches, since a screen need not change oftener than that."""
+        self.set_timer(BATCH_SECONDS, self.show_tokens)
+
+    async def show_tokens(self) -> None:
+        """Shows the tokens that have come."""
+        tokens = self.engine.take()
+        if not tokens or self._answer is None:
+            return
+        if self.phase is Phase.READING:
+            self._enter(Phase.WRITING)
+        for token in tokens:
+            self._statistics.add(token)
+        await self._answer.add("".join(token.text for token in tokens))
+        self._show_status()
+
+    @on(messages.Answered)
+    async def finish_answer(self, event: messages.Answered) -> None:
+        """The answer is complete, or as complete as it will be."""
+        await self.show_tokens()
+        await self._finish(event.text)
+        reasons = {
+            "cancelled": "Stopped.",
+            "length": f"Stopped at {self._max_tokens} tokens (-n changes that).",
+            "context": "Stopped: the context is full. Ctrl+N begins a new conversation.",
+        }
+        if event.finish_reason in reasons:
+            await self._tell(reasons[event.finish_reason])
+
+    @on(messages.Failed)
+    async def show_failed(self, event: messages.Failed) -> None:
+        """The answer broke off; what was typed comes back if nothing was answered."""
+        await self.show_tokens()
+        await self._finish(self._answer.shown_text if self._answer else "")
+        await self._tell(explain(event.error), "error")
+
+    # Around
+
+    async def _finish(self, text: str) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            await answer.finish()
+        if text.strip():
+            self.conversation.answer(text)
+        else:
+            await self._give_back(self.conversation.take_back())
+            if answer is not None:
+                await answer.remove()
+        self._enter(Phase.READY)
+
+    async def _give_back(self, text: str) -> None:
+        """What was asked in vain can be sent again, unless something else was typed meanwhile."""
+        prompt = self.query_one(Prompt)
+        if not prompt.text:
+            prompt.load_text(text)
+            prompt.move_cursor(prompt.document.end)
+            if self._question is not None:
+                await self._question.remove()
+
+    async def _tell(self, text: str, kind: str = "info", before: Answer | None = None) -> None:
+        transcript = self.query_one(Transcript)
+        if before is None:
+            await transcript.add(Notice(text, kind))
+        else:
+            await transcript.mount(Notice(text, kind), before=before)
+
+    def _open(self) -> None:
+        self._enter(Phase.OPENING)
+        self.engine.open()
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self._since = time.monotonic()
+        self._hint = ("", 0.0)
+        self.refresh_bindings()
+        self._show_status()
+
+    def _show_hint(self, text: str) -> None:
+        self._hint = (text, time.monotonic() + HINT_SECONDS)
+        self._show_status()
+
+    def _show_status(self) -> None:
+        hint, until = self._hint
+        parts = [hint] if hint and time.monotonic() < until else []
+        elapsed = time.monotonic() - self._since
+        if self.phase is Phase.OPENING:
+            parts.append(f"opening {self._model_name}: {elapsed:.0f} s")
+        elif self.phase is Phase.READING:
+            parts.append(prefill_text(*self._prefill, elapsed))
+        elif self._statistics.tokens and self._model is not None:
+            plan = self._model.plan
+            parts += self._statistics.parts(plan.ceiling_bytes)
+            used = self._prefill[1] + self._statistics.tokens
+            parts.append(f"ctx {used}/{plan.context}")
+        elif self.phase is Phase.READY:
+            parts.append("ready")
+        with contextlib.suppress(IndexError):  # no screen any more
+            for line in self.screen_stack[0].query(StatusLine):
+                line.parts = tuple(parts)
+
+    def _post(self, message: Message) -> None:
+        with contextlib.suppress(RuntimeError):  # the application has gone
+            self.post_message(message)
+
+    def _leave_on_signals(self) -> None:
+        if self.is_headless:
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.exit, None, 128 + number)
+
+
+def explain(error: BaseException) -> str:
+    """An error in words for users."""
+    if isinstance(error, FlashllmError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "out of memory; leave, and come back with a smaller --memory"
+    return f"unexpected: {type(error).__name__}: {error}"
+
+
+def run_app(app: ChatApp) -> int:
+    """Runs the chat in the terminal; returns the exit code."""
+    app.run()
+    code = app.return_code or 0
+    if not app.engine.close(CLOSE_SECONDS):
+        # Opening, or a read that hangs: nothing that has to be saved is at stake.
+        sys.stdout.flush()
+        os._exit(code)
+    return code

@@ -1,0 +1,172 @@
+"""The engine's thread: opens the model, answers one request after the other, closes it.
+
+All calls into the engine but `cancel` come from here. It is a daemon thread, so that leaving the
+application never waits for a read or a conversion that takes its time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashllm.errors import UsageError
+from flashllm.ui import messages
+from flashllm.ui.conversation import fit
+
+if TYPE_CHECKING:
+    from textual.message import Message as TextualMessage
+
+    from flashllm.engine import Generation, Model, Token
+    from flashllm.sampling import Sampling
+    from flashllm.template import Message
+
+PREFILL_REPORT_SECONDS = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A conversation to be answered."""
+
+    messages: list[Message]
+    system: str
+    max_tokens: int
+    sampling: Sampling | None
+
+
+class _Open:
+    """The command to open the model, again after a failure."""
+
+
+class EngineThread:
+    """Owns the model. Tokens are kept until `take`, all else is posted as it happens."""
+
+    def __init__(
+        self, open_engine: Callable[[], Model], post: Callable[[TextualMessage], object]
+    ) -> None:
+        self._open_engine = open_engine
+        self._post = post
+        self._commands: queue.SimpleQueue[Request | _Open | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._model: Model | None = None
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._tokens: list[Token] = []
+        self._announced = False
+
+    def open(self) -> None:
+        """Starts opening the model; `Opened` or `OpenFailed` tells the end of it."""
+        if not self._thread.is_alive():
+            self._thread.start()
+        self._commands.put(_Open())
+
+    def ask(self, request: Request) -> None:
+        """Starts an answer; `Answered` or `Failed` tells the end of it."""
+        self._stopping.clear()
+        self._commands.put(request)
+
+    def stop(self) -> None:
+        """Ends the running answer within a layer."""
+        self._stopping.set()
+        if self._model is not None:
+            self._model.cancel()
+
+    def take(self) -> list[Token]:
+        """The tokens that came since the last call."""
+        with self._lock:
+            tokens, self._tokens = self._tokens, []
+            self._announced = False
+        return tokens
+
+    def close(self, seconds: float) -> bool:
+        """Stops and closes; False if that takes longer than one wants to wait."""
+        self.stop()
+        self._commands.put(None)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            command = self._commands.get()
+            if command is None:
+                break
+            if isinstance(command, _Open):
+                self._open()
+            else:
+                self._serve(command)
+        if self._model is not None:
+            self._model.close()
+
+    def _open(self) -> None:
+        try:
+            model = self._open_engine()
+            if model.tokenizer is None:
+                model.close()
+                raise UsageError(
+                    "this model came without a tokenizer, which a chat needs; "
+                    "`flashllm run MODEL --ids 1,2,3` works without one"
+                )
+        except BaseException as error:  # noqa: BLE001  shown in the application
+            self._post(messages.OpenFailed(error))
+        else:
+            self._model = model
+            self._post(messages.Opened(model))
+
+    def _serve(self, request: Request) -> None:
+        try:
+            generation = self._start(request)
+            for token in generation:
+                self._push(token)
+        except BaseException as error:  # noqa: BLE001  shown in the application
+            self._post(messages.Failed(error))
+        else:
+            self._post(messages.Answered(generation.finish_reason or "stop", generation.text))
+
+    def _start(self, request: Request) -> Generation:
+        model = self._model
+        assert model is not None
+        tokenizer = model.tokenizer
+        assert tokenizer is not None
+        fitted = fit(
+            request.messages,
+            request.system,
+            tokenizer.encode_chat,
+            model.plan.context,
+            request.max_tokens,
+        )
+        if fitted.dropped:
+            self._post(messages.Shortened(fitted.dropped))
+        generation = model.generate(
+            fitted.ids,
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            stop=tokenizer.chat_stops,
+            on_prefill=self._report_prefill(),
+        )
+        if self._stopping.is_set():  # asked for while there was nothing to stop yet
+            model.cancel()
+        return generation
+
+    def _report_prefill(self) -> Callable[[int, int], None]:
+        last = 0.0
+
+        def report(done: int, total: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= PREFILL_REPORT_SECONDS or done == total:
+                last = now
+                self._post(messages.Prefilling(done, total))
+
+        return report
+
+    def _push(self, token: Token) -> None:
+        with self._lock:
+            self._tokens.append(token)
+            announce = not self._announced
+            self._announced = True
+        if announce:
+            self._post(messages.TokensReady())

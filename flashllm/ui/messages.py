@@ -1,0 +1,64 @@
+"""What the engine's thread tells the application."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+if TYPE_CHECKING:
+    from flashllm.engine import Model
+
+
+class Opened(Message):
+    """The model is open."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+
+class OpenFailed(Message):
+    """The model could not be opened."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Shortened(Message):
+    """The conversation outgrew the context; so many of its oldest messages are left out now."""
+
+    def __init__(self, dropped: int) -> None:
+        super().__init__()
+        self.dropped = dropped
+
+
+class Prefilling(Message):
+    """So many tokens of the prompt have been read."""
+
+    def __init__(self, done: int, total: int) -> None:
+        super().__init__()
+        self.done = done
+        self.total = total
+
+
+class TokensReady(Message):
+    """Tokens wait to be taken; posted once for all that come until they are."""
+
+
+class Answered(Message):
+    """The answer is over; `finish_reason` and `text` are the generation's."""
+
+    def __init__(self, finish_reason: str, text: str) -> None:
+        super().__init__()
+        self.finish_reason = finish_reason
+        self.text = text
+
+
+class Failed(Message):
+    """The answer ended in an error; the tokens that came before stay."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error

@@ -1,0 +1,135 @@
+// Checked arithmetic, buffers, checksums and the plan of reads.
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "buffer.h"
+#include "checked.h"
+#include "crc32c.h"
+#include "read_plan.h"
+#include "testing.h"
+
+using namespace flash_core;
+
+namespace {
+
+constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
+
+ReadPlan plan(const std::vector<int64_t>& offsets, int64_t length, const ReadLimits& limits) {
+  std::vector<int64_t> destinations;
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    destinations.push_back(static_cast<int64_t>(i) * length);
+  }
+  return plan_reads({offsets.data(), destinations.data(), offsets.size(), length}, 1 << 20, 1 << 20,
+                    limits);
+}
+
+}  // namespace
+
+TEST(checked_refuses_what_wraps_around) {
+  CHECK((Checked(2) + Checked(3)).get() == 5);
+  CHECK((Checked(kMax) + Checked(0)).get() == kMax);
+  CHECK_THROWS(std::out_of_range, "64 bits", Checked(kMax) + Checked(1));
+  CHECK((Checked(1ULL << 32) * Checked((1ULL << 32) - 1)).get() == kMax - ((1ULL << 32) - 1));
+  CHECK_THROWS(std::out_of_range, "64 bits", Checked(1ULL << 32) * Checked(1ULL << 32));
+  CHECK_THROWS(std::out_of_range, "id is negative: -1", Checked::from_signed(-1, "id"));
+  CHECK(Checked::from_signed(7, "id").get() == 7);
+}
+
+TEST(checked_rounds) {
+  CHECK(Checked(0).round_up(512).get() == 0);
+  CHECK(Checked(1).round_up(512).get() == 512);
+  CHECK(Checked(512).round_up(512).get() == 512);
+  CHECK(Checked(1023).round_down(512).get() == 512);
+  CHECK_THROWS(std::out_of_range, "64 bits", Checked(kMax).round_up(4096));
+}
+
+TEST(buffer_is_zero_aligned_and_writable_to_its_last_byte) {
+  Buffer buffer(5000);
+  CHECK(buffer.size() == 5000);
+  CHECK(reinterpret_cast<uintptr_t>(buffer.data()) % 4096 == 0);
+  for (size_t i = 0; i < buffer.size(); ++i) CHECK(buffer.data()[i] == 0);
+  std::memset(buffer.data(), 1, buffer.size());
+}
+
+TEST(buffer_refuses_what_is_no_size) {
+  CHECK_THROWS(std::invalid_argument, "0 bytes", Buffer(0));
+  CHECK_THROWS(std::invalid_argument, "-5 bytes", Buffer(-5));
+  CHECK_THROWS(std::bad_alloc, "", Buffer(std::numeric_limits<int64_t>::max()));
+}
+
+TEST(crc_matches_published_vectors) {
+  const std::vector<uint8_t> zeros(32, 0);
+  const std::vector<uint8_t> ones(32, 0xFF);
+  const auto* digits = reinterpret_cast<const uint8_t*>("123456789");
+  CHECK(crc32c(zeros.data(), 32) == 0x8A9136AA);
+  CHECK(crc32c(ones.data(), 32) == 0x62A8AB43);
+  CHECK(crc32c(digits, 9) == 0xE3069283);
+  CHECK(crc32c_portable(digits, 9) == 0xE3069283);
+}
+
+TEST(crc_is_the_same_with_and_without_instructions_at_every_size_and_address) {
+  std::vector<uint8_t> bytes(300);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 37 + 11);
+  for (size_t first = 0; first < 9; ++first) {
+    for (size_t size = 0; size < 280; ++size) {
+      const uint8_t* data = bytes.data() + first;
+      CHECK(crc32c(data, size) == crc32c_portable(data, size));
+      const uint32_t half = crc32c(data, size / 2);
+      CHECK(crc32c(data + size / 2, size - size / 2, half) == crc32c(data, size));
+    }
+  }
+}
+
+TEST(bundle_numbers_end_at_32_bits) {
+  const std::vector<uint8_t> data(128);
+  const std::vector<uint8_t> id(16);
+  CHECK(bundle_checksums(data.data(), 128, 64, 64, {id.data(), 0, 0xFFFFFFFE}).size() == 2);
+  CHECK_THROWS(std::invalid_argument, "32 bits",
+               bundle_checksums(data.data(), 128, 64, 64, {id.data(), 0, 0xFFFFFFFF}));
+  CHECK_THROWS(std::invalid_argument, "whole strides",
+               bundle_checksums(data.data(), 127, 64, 64, {id.data(), 0, 0}));
+}
+
+TEST(plan_sorts_and_merges_within_the_gap) {
+  const ReadPlan merged = plan({8192, 0, 1024, 3072}, 1024, {1024, 65536, 512});
+  CHECK(merged.pieces.size() == 4);
+  CHECK(merged.runs.size() == 2);
+  CHECK(merged.runs[0].count == 3);
+  CHECK(merged.pieces[0].offset == 0);
+  CHECK(merged.pieces[3].offset == 8192);
+  CHECK(merged.pieces[3].destination == 0);
+}
+
+TEST(plan_never_exceeds_the_size_of_a_read) {
+  const ReadPlan split = plan({0, 5000}, 5000, {512, 4096, 512});
+  CHECK(split.pieces.size() == 4);
+  for (const Run& run : split.runs) {
+    const Piece& first = split.pieces[run.first];
+    const Piece& last = split.pieces[run.first + run.count - 1];
+    CHECK(last.offset + last.length - first.offset <= 4096);
+  }
+}
+
+TEST(plan_marks_what_must_be_bounced) {
+  CHECK(!plan({0, 512}, 512, {0, 4096, 512}).runs[0].bounced);
+  CHECK(plan({1}, 512, {0, 4096, 512}).runs[0].bounced);
+  CHECK(plan({0}, 511, {0, 4096, 512}).runs[0].bounced);
+}
+
+TEST(plan_keeps_overlapping_requests_apart) {
+  CHECK(plan({0, 256, 256}, 512, {4096, 65536, 1}).runs.size() == 3);
+}
+
+TEST(plan_checks_everything_first) {
+  const ReadLimits limits = {0, 4096, 512};
+  const auto whole = int64_t{1} << 20;
+  CHECK_THROWS(std::out_of_range, "offset", plan({whole}, 1, limits));
+  CHECK_THROWS(std::out_of_range, "negative", plan({-1}, 1, limits));
+  CHECK_THROWS(std::out_of_range, "offset", plan({1}, std::numeric_limits<int64_t>::max(), limits));
+  CHECK_THROWS(std::invalid_argument, "length", plan({0}, 0, limits));
+  const std::vector<int64_t> offsets = {0, 512};
+  const std::vector<int64_t> same = {0, 511};
+  CHECK_THROWS(std::invalid_argument, "overlap",
+               plan_reads({offsets.data(), same.data(), 2, 512}, 4096, 4096, limits));
+}

@@ -1,0 +1,211 @@
+// The reader over memory that fails in every way a device can.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "errors.h"
+#include "reader.h"
+#include "test_sources.h"
+#include "testing.h"
+
+using namespace flash_core;
+
+namespace {
+
+using Kind = Fault::Kind;
+
+std::vector<uint8_t> some_bytes(size_t count) {
+  std::vector<uint8_t> bytes(count);
+  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<uint8_t>((i * 2654435761U) >> 13);
+  return bytes;
+}
+
+const std::vector<uint8_t>& contents() {
+  static const std::vector<uint8_t> bytes = some_bytes(100'003);
+  return bytes;
+}
+
+std::unique_ptr<Source> memory(size_t alignment) {
+  return std::make_unique<MemorySource>(contents(), alignment);
+}
+
+std::unique_ptr<Reader> faulty(std::deque<Fault> script, bool forever = false, int threads = 1,
+                               size_t alignment = 512) {
+  auto source = std::make_unique<FaultySource>(memory(alignment), std::move(script), forever);
+  return std::make_unique<Reader>(OpenedFile{std::move(source), ""}, "name",
+                                  ReaderOptions{threads, 2048, 8192});
+}
+
+struct Request {
+  std::vector<int64_t> offsets;
+  int64_t length;
+  std::vector<int64_t> destinations;
+};
+
+Request scattered() { return {{4096, 0, 1024, 20480, 30000}, 1024, {0, 2048, 4096, 8192, 16001}}; }
+
+// Reads, and checks every byte of the buffer: those asked for, and that no other was written.
+void read_and_check(Reader* reader, const Request& request) {
+  const auto buffer = std::make_shared<Buffer>(65'536);
+  std::vector<uint8_t> expected(buffer->size(), 0xA5);
+  std::memcpy(buffer->data(), expected.data(), expected.size());
+  for (size_t i = 0; i < request.offsets.size(); ++i) {
+    std::memcpy(expected.data() + request.destinations[i], contents().data() + request.offsets[i],
+                static_cast<size_t>(request.length));
+  }
+  reader->wait(reader->submit(
+      {request.offsets.data(), request.destinations.data(), request.offsets.size(), request.length},
+      buffer));
+  CHECK(std::memcmp(buffer->data(), expected.data(), expected.size()) == 0);
+}
+
+}  // namespace
+
+TEST(reads_arrive_from_memory_aligned_or_not) {
+  for (const size_t alignment : {1, 512, 4096}) {
+    for (const int threads : {1, 4}) {
+      const auto reader = faulty({}, false, threads, alignment);
+      read_and_check(reader.get(), scattered());
+      read_and_check(reader.get(), {{99'003}, 1000, {5}});
+      read_and_check(reader.get(), {{0}, 50'000, {4096}});
+    }
+  }
+}
+
+TEST(short_reads_are_resumed_wherever_they_stop) {
+  for (int64_t bytes : {1, 2, 511, 512, 513, 1000, 1024, 2048, 5119}) {
+    for (const size_t alignment : {1, 512}) {
+      const auto reader = faulty({{Kind::shorten, bytes}}, false, 1, alignment);
+      read_and_check(reader.get(), scattered());
+    }
+  }
+}
+
+TEST(short_reads_for_ever_still_end) {
+  const auto reader = faulty({{Kind::shorten, 700}}, true);
+  read_and_check(reader.get(), scattered());
+  CHECK(reader->stats().short_reads > 0);
+}
+
+TEST(interruptions_are_tried_again) {
+  const auto reader = faulty({{Kind::fail, EINTR}, {Kind::fail, EAGAIN}, {Kind::fail, EINTR}});
+  read_and_check(reader.get(), scattered());
+  CHECK(reader->stats().retries == 3);
+}
+
+TEST(a_device_error_is_tried_again_twice) {
+  const auto reader = faulty({{Kind::fail, EIO}, {Kind::fail, EIO}});
+  read_and_check(reader.get(), scattered());
+  CHECK(reader->stats().retries == 2);
+}
+
+TEST(a_device_error_that_stays_is_reported_with_its_offset) {
+  const auto reader = faulty({{Kind::none}, {Kind::fail, EIO}}, true);
+  try {
+    read_and_check(reader.get(), scattered());
+    CHECK(false);
+  } catch (const DeviceError& error) {
+    CHECK(error.code() == EIO);
+    CHECK(error.path() == "name");
+    CHECK(std::string(error.what()).find("at offset ") != std::string::npos);
+  }
+}
+
+TEST(what_cannot_pass_is_not_tried_again) {
+  for (const int code : {EINVAL, ENXIO, EBADF, ENOMEM}) {
+    const auto reader = faulty({{Kind::fail, code}});
+    CHECK_THROWS(DeviceError, "offset 0", read_and_check(reader.get(), scattered()));
+    CHECK(reader->stats().retries == 0);
+    read_and_check(reader.get(), scattered());
+  }
+}
+
+TEST(an_interruption_that_never_ends_does_end) {
+  const auto reader = faulty({{Kind::fail, EINTR}}, true);
+  CHECK_THROWS(DeviceError, "offset", read_and_check(reader.get(), scattered()));
+}
+
+// The n-th operation fails, for every n until none does: always a right result or an error that
+// says so, and a reader that goes on working.
+TEST(every_read_in_turn_fails_and_the_reader_goes_on) {
+  for (const Fault& fault :
+       {Fault{Kind::fail, EIO}, Fault{Kind::fail, ENXIO}, Fault{Kind::fail, EINTR},
+        Fault{Kind::shorten, 512}, Fault{Kind::shorten, 0}, Fault{Kind::delay, 1}}) {
+    for (size_t n = 0; n < 12; ++n) {
+      std::deque<Fault> script(n);
+      script.push_back(fault);
+      const auto reader = faulty(script, false, 3);
+      try {
+        read_and_check(reader.get(), scattered());
+      } catch (const DeviceError& error) {
+        CHECK(error.code() == ENXIO);
+      } catch (const EndOfFile&) {
+        CHECK(fault.kind == Kind::shorten && fault.value == 0);
+      }
+    }
+  }
+}
+
+TEST(a_flipped_bit_arrives_flipped) {
+  const auto reader = faulty({{Kind::flip, 3}});
+  CHECK_THROWS(testing::Failure, "memcmp", read_and_check(reader.get(), {{0}, 512, {0}}));
+  read_and_check(reader.get(), {{0}, 512, {0}});
+}
+
+TEST(a_file_that_ends_early_is_reported) {
+  for (const size_t alignment : {1, 512}) {
+    auto shorter = std::make_unique<MemorySource>(some_bytes(10'000), alignment);
+    // It says that it has the full size, as a file does that was cut after it was opened.
+    class Cut final : public Source {
+     public:
+      explicit Cut(std::unique_ptr<Source> inner) : inner_(std::move(inner)) {}
+      uint64_t size() const override { return 100'000; }
+      size_t alignment() const override { return inner_->alignment(); }
+      ssize_t read(const iovec* vectors, int count, uint64_t offset) override {
+        return inner_->read(vectors, count, offset);
+      }
+
+     private:
+      std::unique_ptr<Source> inner_;
+    };
+    Reader reader({std::make_unique<Cut>(std::move(shorter)), ""}, "cut", {2, 0, 8192});
+    CHECK_THROWS(EndOfFile, "offset 10000", read_and_check(&reader, {{9'000}, 2'000, {0}}));
+    CHECK_THROWS(EndOfFile, "offset", read_and_check(&reader, {{50'000}, 512, {0}}));
+  }
+}
+
+TEST(counts_add_up) {
+  const auto reader = faulty({}, false, 4);
+  read_and_check(reader.get(), scattered());
+  const ReadStats stats = reader->stats();
+  CHECK(stats.bytes_useful == 5 * 1024);
+  CHECK(stats.reads == 3);
+  CHECK(stats.bytes_read == 5120 + 1024 + 1536);
+  CHECK(stats.bounced == 1);
+  uint64_t counted = 0;
+  for (const uint64_t reads : stats.size_histogram) counted += reads;
+  CHECK(counted == stats.reads);
+  CHECK(stats.depth_max >= 1 && stats.depth_max <= 4);
+}
+
+TEST(files_are_read_directly_or_not) {
+  char path[] = "/tmp/flash_core_test_XXXXXX";
+  const int file = mkstemp(path);
+  CHECK(file >= 0);
+  CHECK(write(file, contents().data(), contents().size()) ==
+        static_cast<ssize_t>(contents().size()));
+  close(file);
+  for (const Direct direct : {Direct::optional, Direct::disabled}) {
+    Reader reader(open_file(path, direct), path, {4, 2048, 8192});
+    CHECK(reader.file_bytes() == contents().size());
+    CHECK(reader.direct() == reader.fallback().empty());
+    read_and_check(&reader, scattered());
+    read_and_check(&reader, {{99'003}, 1000, {5}});
+  }
+  unlink(path);
+  CHECK_THROWS(DeviceError, "No such file", open_file(path, Direct::optional));
+  CHECK_THROWS(DeviceError, "directory", open_file("/tmp", Direct::disabled));
+  CHECK_THROWS(std::invalid_argument, "expected required", parse_direct("perhaps"));
+}

@@ -1,0 +1,504 @@
+"""The chat over a scripted engine: what is sent, shown, stopped, kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from textual import events
+from textual.pilot import Pilot
+from textual.widgets import Markdown, Static
+
+from flashllm.errors import MemoryCeilingTooSmall, ReadFailed, UsageError
+from flashllm.ui.app import ChatApp, Phase
+from flashllm.ui.help import HelpScreen
+from flashllm.ui.prompt import Prompt
+from flashllm.ui.status import StatusLine
+from flashllm.ui.transcript import Answer, Notice, Question, Transcript
+from tests.ui.fake_engine import FakeModel, Prefill
+
+WAIT_SECONDS = 30.0
+
+
+class CountingApp(ChatApp):
+    """Remembers its phases, some of which pass in no time."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.entered: list[Phase] = []
+        super().__init__(*arguments, **options)
+
+    def _enter(self, phase: Phase) -> None:
+        self.entered.append(phase)
+        super()._enter(phase)
+
+
+def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
+    def open_engine() -> Any:
+        if isinstance(model, Exception):
+            raise model
+        return model
+
+    return CountingApp(open_engine, **options)
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    for _ in range(int(WAIT_SECONDS / 0.02)):
+        await pilot.pause(0.02)
+        if condition():
+            return
+    raise AssertionError("it did not happen")
+
+
+async def ready(pilot: Pilot[None]) -> ChatApp:
+    app = cast("ChatApp", pilot.app)
+    await until(pilot, lambda: app.phase is Phase.READY)
+    return app
+
+
+async def say(pilot: Pilot[None], text: str) -> None:
+    pilot.app.query_one(Prompt).load_text(text)
+    await pilot.press("enter")
+
+
+async def ask(pilot: Pilot[None], text: str) -> ChatApp:
+    """Asks, and waits for the end of the answer."""
+    app = await ready(pilot)
+    entered = cast("CountingApp", app).entered
+    before = entered.count(Phase.READING)
+    await say(pilot, text)
+    await until(pilot, lambda: entered.count(Phase.READING) > before)
+    return await ready(pilot)
+
+
+def texts(app: ChatApp, kind: type[Static]) -> list[str]:
+    return [str(widget.content) for widget in app.query(kind)]
+
+
+def answers(app: ChatApp) -> list[str]:
+    return [widget.shown_text for widget in app.query(Answer)]
+
+
+def status(app: ChatApp) -> str:
+    return str(app.query_one(StatusLine).render())
+
+
+def screen_text(app: ChatApp) -> str:
+    """Every character on the screen, as the terminal would get it."""
+    width, height = app.size
+    strips = app.screen._compositor.render_strips()
+    assert len(strips) == height
+    return "\n".join("".join(segment.text for segment in strip)[:width] for strip in strips)
+
+
+async def test_a_question_is_sent_and_the_answer_streams() -> None:
+    gate = threading.Event()
+    model = FakeModel(["An ocean", gate, " is", " water."])
+    async with make_app(model, max_tokens=9, system="Be brief.").run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press(*"ocean", "enter")
+        await until(pilot, lambda: answers(app) == ["An ocean"])
+        assert app.phase is Phase.WRITING
+        assert "An ocean" in screen_text(app)
+        gate.set()
+        await ready(pilot)
+        assert texts(app, Question) == ["ocean"]
+        assert answers(app) == ["An ocean is water."]
+        assert app.query_one(Markdown).source == "An ocean is water."
+        assert "An ocean is water." in screen_text(app)
+        assert app.query_one(Prompt).text == ""
+        assert status(app) == (
+            "3 tok | 20.0 tok/s | 0.30 MB/tok | hit 91 % | RSS 310 of 512 MiB | ctx 3/512"
+        )
+    assert model.requests[0]["max_tokens"] == 9
+    sent = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "ocean"}]
+    assert model.tokenizer is not None
+    assert model.tokenizer.conversations == [sent]
+    assert app.engine.close(WAIT_SECONDS)
+    assert model.closed
+
+
+async def test_the_conversation_is_sent_with_the_next_question() -> None:
+    model = FakeModel(["one"], ["two"])
+    async with make_app(model).run_test() as pilot:
+        await ask(pilot, "a")
+        await ask(pilot, "b")
+    assert model.tokenizer is not None
+    assert [message["content"] for message in model.tokenizer.conversations[1]] == ["a", "one", "b"]
+
+
+@pytest.mark.parametrize("key", ["escape", "ctrl+c"])
+async def test_a_key_stops_the_answer_and_keeps_what_is_there(key: str) -> None:
+    model = FakeModel(["begun", threading.Event(), " never"])
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: answers(app) == ["begun"])
+        await pilot.press(key)
+        await ready(pilot)
+        assert answers(app) == ["begun"]
+        assert "Stopped." in texts(app, Notice)
+        assert [m["content"] for m in app.conversation.messages] == ["go", "begun"]
+        await ask(pilot, "again")
+
+
+async def test_stopping_before_the_first_token_gives_the_question_back() -> None:
+    model = FakeModel([Prefill(64, 128), threading.Event(), "never"])
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "a long question")
+        await until(pilot, lambda: "64 of 128 tokens" in status(app))
+        await pilot.press("escape")
+        await ready(pilot)
+        assert app.query_one(Prompt).text == "a long question"
+        assert app.conversation.messages == []
+        assert list(app.query(Question)) == []
+
+
+async def test_stopping_while_the_engine_has_not_begun_is_not_lost() -> None:
+    gate = threading.Event()
+    model = FakeModel(["never shown", threading.Event()])
+    assert model.tokenizer is not None
+    encode = model.tokenizer.encode_chat
+
+    def slow_encode(messages: Any) -> list[int]:
+        gate.wait(WAIT_SECONDS)
+        return encode(messages)
+
+    model.tokenizer.encode_chat = slow_encode  # type: ignore[method-assign]
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: app.phase is Phase.READING)
+        await pilot.press("escape")
+        gate.set()
+        await ready(pilot)
+        assert answers(app) == []
+
+
+async def test_an_error_is_shown_and_the_partial_answer_kept() -> None:
+    model = FakeModel(["half an"], [ReadFailed("ffn.bundles: offset 4096: I/O error")], ["fine"])
+    model._answers[0] = ["half an", ReadFailed("ffn.bundles: layer 3: I/O error")]
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "first")
+        assert answers(app) == ["half an"]
+        assert "ffn.bundles: layer 3: I/O error" in texts(app, Notice)
+        assert app.query_one(Prompt).text == ""
+        await ask(pilot, "second")
+        assert "ffn.bundles: offset 4096: I/O error" in texts(app, Notice)
+        assert app.query_one(Prompt).text == "second"
+        assert texts(app, Question) == ["first"]
+        await pilot.press("enter")
+        await until(pilot, lambda: answers(app) == ["half an", "fine"])
+        await ready(pilot)
+
+
+async def test_an_unforeseen_error_leaves_the_application_usable() -> None:
+    model = FakeModel([RuntimeError("bug")], ["fine"])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "first")
+        assert "unexpected: RuntimeError: bug" in texts(app, Notice)
+        await ask(pilot, "second")
+        assert answers(app) == ["fine"]
+
+
+async def test_a_model_that_does_not_open_says_why_and_can_be_tried_again() -> None:
+    attempts: list[object] = [
+        MemoryCeilingTooSmall("10 MB is too small; the smallest is 212 MiB", 212 << 20),
+        FakeModel(["yes"]),
+    ]
+
+    def open_engine() -> Any:
+        attempt = attempts.pop(0)
+        if isinstance(attempt, Exception):
+            raise attempt
+        return attempt
+
+    app = ChatApp(open_engine, name="big")
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: app.phase is Phase.CLOSED)
+        notice = texts(app, Notice)[-1]
+        assert "big cannot be opened: 10 MB is too small; the smallest is 212 MiB" in notice
+        await say(pilot, "typed early")
+        assert app.query_one(Prompt).text == "typed early"
+        assert "Ctrl+R tries again" in status(app)
+        await pilot.press("ctrl+r")
+        await ready(pilot)
+        await pilot.press("enter")
+        await until(pilot, lambda: answers(app) == ["yes"])
+
+
+async def test_what_is_typed_while_opening_stays() -> None:
+    gate = threading.Event()
+
+    def open_engine() -> Any:
+        gate.wait(WAIT_SECONDS)
+        return FakeModel(["yes"])
+
+    app = ChatApp(open_engine, name="slow")
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "opening slow" in status(app))
+        await say(pilot, "early")
+        assert app.query_one(Prompt).text == "early"
+        assert status(app).startswith("the model is still being opened")
+        gate.set()
+        await ready(pilot)
+        assert app.query_one(Prompt).text == "early"
+
+
+async def test_a_model_without_a_tokenizer_is_refused() -> None:
+    model = FakeModel(["x"])
+    model.tokenizer = None
+    async with make_app(model).run_test() as pilot:
+        app = cast("ChatApp", pilot.app)
+        await until(pilot, lambda: app.phase is Phase.CLOSED)
+        assert "--ids" in texts(app, Notice)[-1]
+        assert model.closed
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (120, 40), (20, 6)])
+async def test_small_terminals(size: tuple[int, int]) -> None:
+    model = FakeModel(["An ocean is a large body of water. "] * 8)
+    async with make_app(model).run_test(size=size) as pilot:
+        app = await ask(pilot, "What does ocean mean?")
+        await pilot.pause()
+        screen = screen_text(app)
+        assert "8 tok" in screen
+        assert "water." in screen
+        assert app.query_one(Transcript).size.height >= 1
+        assert app.query_one(Prompt).region.bottom <= size[1]
+
+
+async def test_growing_text_leaves_room_for_the_transcript() -> None:
+    async with make_app(FakeModel(["x"])).run_test(size=(40, 12)) as pilot:
+        app = await ready(pilot)
+        app.query_one(Prompt).load_text("line\n" * 50)
+        await pilot.pause()
+        assert app.query_one(Prompt).size.height <= 3
+        assert app.query_one(Transcript).size.height >= 5
+
+
+PAYLOADS = (
+    "\x1b]52;c;ZXZpbA==\x07",
+    "\x1b]0;title\x07",
+    "\x1b[2J",
+    "\x1b]8;;https://example.org\x1b\\",
+    "\x9b31m",
+    "\x1bPq#0\x1b\\",
+    "\x1b_G\x1b\\",
+    "\u202e",
+)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=[repr(payload) for payload in PAYLOADS])
+async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
+    split = len(payload) // 2
+    model = FakeModel([f"one {payload}two", f" three {payload[:split]}", f"{payload[split:]}four"])
+    model.info.name = f"na{payload}me"
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, f"do {payload}this")
+        assert answers(app) == ["one two three four"]
+        assert app.query_one(Markdown).source == "one two three four"
+        assert texts(app, Question) == ["do this"]
+        assert "name" in str(app.query_one("#title", Static).content)
+        for character in screen_text(app):
+            assert character == "\n" or character >= " "
+            assert not "\x7f" <= character <= "\x9f"
+            assert character != "\u202e"
+
+
+async def test_escape_sequences_in_errors_do_not_reach_the_screen() -> None:
+    model = FakeModel([ReadFailed("a\x1b]0;title\x07b\x1b[2Jc")])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "go")
+        assert "abc" in texts(app, Notice)
+
+
+async def test_pasted_escape_sequences_are_dropped() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        prompt = app.query_one(Prompt)
+        prompt.post_message(events.Paste("one\x1b]0;t\x07 two\r\nthree\rfour"))
+        await until(pilot, lambda: prompt.text != "")
+        assert prompt.text == "one two\nthree\nfour"
+
+
+async def test_markup_and_html_stay_text() -> None:
+    text = "[bold]b[/bold] [@click=app.quit]q[/] <b>html</b> [/wrong]"
+    model = FakeModel([text])
+    async with make_app(model, name="[red]x[/red]").run_test(size=(100, 30)) as pilot:
+        app = await ask(pilot, text)
+        screen = screen_text(app)
+        assert screen.count(text) == 2
+        assert texts(app, Question) == [text]
+        await pilot.click(Answer)
+        assert app.is_running
+
+
+async def test_links_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    model = FakeModel(["[a link](https://example.org)"])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "link?")
+        monkeypatch.setattr(app, "open_url", lambda url, **_: opened.append(url))
+        await pilot.pause()
+        await pilot.click(Markdown, offset=(3, 0))
+        await pilot.pause()
+        assert opened == []
+
+
+async def test_line_ends_of_an_answer_are_kept_and_nothing_is_lost() -> None:
+    lines = [f"line {number}" for number in range(40)]
+    model = FakeModel([piece for line in lines for piece in (line, "\n")])
+    async with make_app(model).run_test(size=(60, 60)) as pilot:
+        app = await ask(pilot, "lines")
+        await pilot.pause()
+        shown = [line.strip() for line in screen_text(app).splitlines()]
+        assert [line for line in shown if line.startswith("line ")] == lines
+
+
+async def test_a_full_context_drops_the_oldest_messages_and_says_so() -> None:
+    model = FakeModel(["w " * 10], context=50)
+    async with make_app(model, max_tokens=20).run_test() as pilot:
+        for number in range(3):
+            await ask(pilot, f"question {number}")
+        app = await ask(pilot, "question 3")
+        assert any("its first 2 messages are no longer sent" in t for t in texts(app, Notice))
+        assert model.tokenizer is not None
+        sent = model.tokenizer.conversations[-1]
+        assert sent[0]["content"] == "question 1"
+        assert sent[-1]["content"] == "question 3"
+        await ask(pilot, "question 4")
+        assert model.tokenizer.conversations[-1][0]["content"] == "question 2"
+
+
+async def test_a_message_beyond_the_context_is_refused_and_kept() -> None:
+    model = FakeModel(["x"], context=50)
+    async with make_app(model).run_test() as pilot:
+        long_text = "word " * 60
+        app = await ask(pilot, long_text)
+        assert any("this message has 61 tokens" in text for text in texts(app, Notice))
+        assert app.query_one(Prompt).text == long_text.strip()
+        assert model.requests == []
+
+
+async def test_the_end_by_length_is_told() -> None:
+    async with make_app(FakeModel(["a", "b", "c"]), max_tokens=2).run_test() as pilot:
+        app = await ask(pilot, "go")
+        assert answers(app) == ["ab"]
+        assert any("Stopped at 2 tokens" in text for text in texts(app, Notice))
+
+
+async def test_a_second_question_waits_for_the_first_answer() -> None:
+    gate = threading.Event()
+    async with make_app(FakeModel(["a", gate])).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "one")
+        await until(pilot, lambda: answers(app) == ["a"])
+        await say(pilot, "two")
+        await pilot.press("ctrl+n")
+        assert app.query_one(Prompt).text == "two"
+        assert texts(app, Question) == ["one"]
+        gate.set()
+        await ready(pilot)
+
+
+async def test_a_new_conversation_forgets_the_old_one() -> None:
+    model = FakeModel(["one"], ["two"])
+    async with make_app(model).run_test() as pilot:
+        await ask(pilot, "a")
+        await pilot.press("ctrl+n")
+        app = await ask(pilot, "b")
+        assert texts(app, Question) == ["b"]
+        assert model.tokenizer is not None
+        assert [m["content"] for m in model.tokenizer.conversations[1]] == ["b"]
+
+
+async def test_keys_of_the_prompt() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press("a", "ctrl+j", "b", "shift+enter", "c")
+        assert app.query_one(Prompt).text == "a\nb\nc"
+        await pilot.press("enter")
+        await until(pilot, lambda: texts(app, Question) == ["a\nb\nc"])
+        await ready(pilot)
+        await pilot.press("space", "enter")
+        assert app.phase is Phase.READY
+
+
+async def test_help_opens_and_closes() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press("f1")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("escape")
+        assert not isinstance(app.screen, HelpScreen)
+        await pilot.press("f1", "f1")
+        assert not isinstance(app.screen, HelpScreen)
+
+
+async def test_an_answer_goes_on_behind_the_help() -> None:
+    gate = threading.Event()
+    async with make_app(FakeModel(["a", gate, "b"])).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: app.phase is Phase.WRITING)
+        await pilot.press("f1")
+        gate.set()
+        await ready(pilot)
+        await pilot.press("escape")
+        assert answers(app) == ["ab"]
+
+
+async def test_ctrl_c_copies_what_is_selected_and_never_quits() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        app.query_one(Prompt).load_text("copy me")
+        app.query_one(Prompt).select_all()
+        await pilot.press("ctrl+c")
+        assert app.clipboard == "copy me"
+        app.query_one(Prompt).clear()
+        await pilot.press("ctrl+c")
+        assert "Ctrl+Q leaves" in status(app)
+        assert app.is_running
+
+
+async def test_scrolling_away_and_back() -> None:
+    model = FakeModel(["line\n\n"] * 60)
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "long")
+        transcript = app.query_one(Transcript)
+        await until(pilot, lambda: transcript.scroll_y > 20)
+        before = transcript.scroll_y
+        await pilot.press("pageup")
+        await until(pilot, lambda: transcript.scroll_y < before)
+        await pilot.press("pagedown")
+        await until(pilot, lambda: transcript.scroll_y == before)
+
+
+async def test_quitting_in_the_middle_of_an_answer_closes_the_model() -> None:
+    model = FakeModel(["a", threading.Event()])
+    app = make_app(model)
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: app.phase is Phase.WRITING)
+        await pilot.press("ctrl+q")
+    assert await asyncio.to_thread(app.engine.close, WAIT_SECONDS)
+    assert model.closed
+
+
+async def test_a_usage_error_from_the_template_is_told() -> None:
+    model = FakeModel(["x"])
+    assert model.tokenizer is not None
+
+    def refuse(messages: object) -> list[int]:
+        raise UsageError("the model's chat template refuses this conversation: no system")
+
+    model.tokenizer.encode_chat = refuse  # type: ignore[method-assign]
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "hello")
+        assert any("refuses this conversation" in text for text in texts(app, Notice))
+        assert app.query_one(Prompt).text == "hello"
