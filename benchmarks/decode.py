@@ -1,6 +1,7 @@
-"""What decoding costs, as in the README's table: `python -m benchmarks.decode [MODEL] [--memory SIZE]`.
+"""What decoding costs, as in the README: `python -m benchmarks.decode [MODEL] [OPTIONS]`.
 
-Runs `flashllm run --json` in processes of its own, five times, and prints medians and spread.
+Runs `flashllm run --json` in processes of its own, five times, and prints medians and spread;
+options that it does not know go to `flashllm run`, such as --memory 2GiB.
 The last line of the output is JSON.
 """
 

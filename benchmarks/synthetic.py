@@ -10,8 +10,8 @@ The text that such a model writes means nothing, but it moves as many bytes as t
 - generation wanders: layers move the residual far enough from the token's embedding that the tied
   head does not just repeat the token.
 
-No neuron is more often active than another, which is the worst case for a window. One tensor is in
-memory, a block at a time. `calibration.ids` holds token ids to train predictors on, a context a line.
+No neuron is more often active than another, which is the worst case for a window. Only a block of
+rows is in memory. `calibration.ids` holds token ids to train predictors on, one context a line.
 """
 
 from __future__ import annotations
@@ -128,12 +128,12 @@ class Weights:
         """Standard deviation of the values of a matrix.
 
         Each layer adds a variance of 1/n_layers to the residual, which so ends near 1, against
-        that of 11/d_model of the embeddings: the head's logits then favour no token of the input.
+        that of 4/d_model of the embeddings: the head's logits then favour no token of the input.
         """
         shape = self._shape
         gain = 1 / math.sqrt(shape.n_layers)
         if "embed_" in name:
-            return 1 / (0.3 * math.sqrt(shape.d_model))
+            return 1 / (0.5 * math.sqrt(shape.d_model))
         if name.endswith("fc2.weight"):
             return gain / math.sqrt(RELU_SECOND_MOMENT * shape.d_ffn)
         into = self.shapes[name][1]
@@ -171,7 +171,7 @@ def write_checkpoint(
     directory.mkdir()
     progress.start("random weights", total_bytes)
     shards = _shards(sizes, min(SHARD_BYTES_MAX, total_bytes // SHARDS_MIN))
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= dict.fromkeys(names, file_name)

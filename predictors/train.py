@@ -73,20 +73,17 @@ def train_predictors(
     progress = progress or SilentProgress()
     text = find_calibration(directory, calibration)
     try:
-        with (
-            closing(UpProjections(directory)) as projections,
-            open_decoder(directory) as decoder,
-        ):
-            tokenizer = load_tokenizer(directory)
-            spec = decoder.spec
-            bos_id = tokenizer.bos_id if tokenizer is not None else spec.bos_id
-            limits = ContextLimits(spec.vocab_size, decoder.context, tokens_max, bos_id)
-            contexts = read_contexts(text, tokenizer, limits, seed, progress)
-            with _scratch(output) as scratch:
+        with closing(UpProjections(directory)) as projections, _scratch(output) as scratch:
+            with open_decoder(directory) as decoder:
+                tokenizer, spec = load_tokenizer(directory), decoder.spec
+                bos_id = tokenizer.bos_id if tokenizer is not None else spec.bos_id
+                limits = ContextLimits(spec.vocab_size, decoder.context, tokens_max, bos_id)
+                contexts = read_contexts(text, tokenizer, limits, seed, progress)
                 recorded = record(decoder, spec, contexts, Path(scratch), progress)
-                predictors, thresholds, report = train_on(
-                    recorded, projections.layer, progress, seed, false_negative_target
-                )
+            del decoder  # its weights would only take memory from training
+            predictors, thresholds, report = train_on(
+                recorded, projections.layer, progress, seed, false_negative_target
+            )
         write_predictors(output, predictors, thresholds, report)
     except KeyboardInterrupt:
         raise Interrupted("training of predictors stopped; nothing was kept") from None

@@ -47,6 +47,15 @@ def tiny_opt(seed: int = 0, **changes: Any) -> OPTForCausalLM:
     return model
 
 
+def sparse_opt() -> OPTForCausalLM:
+    """A model most of whose neurons are silent, with weights that f16 can represent."""
+    model = tiny_opt(num_hidden_layers=3, ffn_dim=320, max_position_embeddings=160)
+    with torch.no_grad():
+        for layer in model.model.decoder.layers:
+            layer.fc1.bias -= 0.8
+    return model.half().float()
+
+
 def save_opt(model: OPTForCausalLM, directory: Path, **options: Any) -> Path:
     """Write the checkpoint as transformers does."""
     model.save_pretrained(directory, **options)

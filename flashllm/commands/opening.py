@@ -51,7 +51,8 @@ def model_directory(model: str | None, progress: Progress | None) -> Path:
         return Path(model)
     from flashllm.convert import demo_model
 
-    return demo_model(progress)
+    directory: Path = demo_model(progress)
+    return directory
 
 
 def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:

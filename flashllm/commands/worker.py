@@ -13,6 +13,8 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 EXIT_INTERRUPTED = 130
+# A signal may reach another thread than the main one, which then has to look up by itself.
+POLL_SECONDS = 0.1
 
 _Event = TypeVar("_Event")
 
@@ -36,7 +38,10 @@ class Worker(Generic[_Event]):
         """Starts the work and yields its events as they come."""
         self._thread.start()
         while True:
-            event = self._queue.get()
+            try:
+                event = self._queue.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                continue
             if isinstance(event, _End):
                 self._thread.join()
                 if event.error is not None:

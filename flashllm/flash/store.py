@@ -76,8 +76,8 @@ class Store:
         self._reader = _open_reader(path, direct, threads, gap_bytes=gap_bytes)
         if self._reader.file_bytes < self.header.file_bytes:
             raise ModelTruncated(
-                f"{path}: {self._reader.file_bytes} bytes; its header says {self.header.file_bytes}."
-                " Convert the model again"
+                f"{path}: {self._reader.file_bytes} bytes; its header says"
+                f" {self.header.file_bytes}. Convert the model again"
             )
         return self._reader
 

@@ -6,9 +6,14 @@
 #include <stdexcept>
 #include <string>
 
+// Clang declares the instructions only where they are on for the whole file, as on every Mac.
+#if defined(__aarch64__) && (!defined(__clang__) || defined(__ARM_FEATURE_CRC32))
+#define FLASH_ARM_CRC 1
+#endif
+
 #if defined(__x86_64__)
 #include <nmmintrin.h>
-#elif defined(__aarch64__)
+#elif defined(FLASH_ARM_CRC)
 #include <arm_acle.h>
 #ifdef __linux__
 #include <asm/hwcap.h>
@@ -78,11 +83,9 @@ __attribute__((target("sse4.2"))) uint32_t update_hardware(uint32_t state, const
 
 bool has_hardware() { return __builtin_cpu_supports("sse4.2") != 0; }
 
-#elif defined(__aarch64__)
+#elif defined(FLASH_ARM_CRC)
 
-#ifdef __clang__
-__attribute__((target("crc")))
-#else
+#ifndef __clang__
 __attribute__((target("+crc")))
 #endif
 uint32_t update_hardware(uint32_t state, const uint8_t* data, size_t size) {

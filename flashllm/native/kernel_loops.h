@@ -7,10 +7,17 @@
 // V gives Type, width, zero(), broadcast(), load(), store(), fma(a, b, c) = a * b + c with one
 // rounding, add(), sum(). An encoding gives item_bytes and load(), `V::width` values widened.
 
-constexpr size_t kPrefetchBytes = 1024;  // ahead in a row; harmless past its end
+// Fetches the lines of `next` that lie where `Bytes` of the present row are being read: a whole
+// row ahead, which the processor cannot guess when rows are anywhere. Into the second-level cache,
+// since that many lines cannot be under way to the first: 17 GB/s rather than 9 of random rows of
+// 8 KiB, where reading in order gives 19.
+template <size_t Bytes>
+FLASH_TARGET inline void prefetch(const uint8_t* next) {
+  for (size_t at = 0; at < Bytes; at += 64) __builtin_prefetch(next + at, 0, 2);
+}
 
 template <class V, class Encoding>
-FLASH_TARGET float dot(const uint8_t* row, const float* x, size_t columns) {
+FLASH_TARGET float dot(const uint8_t* row, const uint8_t* next, const float* x, size_t columns) {
   constexpr size_t kWidth = V::width;
   constexpr size_t kBytes = kWidth * Encoding::item_bytes;
   // Four sums: a fused multiply-add takes four cycles and two can start in each.
@@ -19,7 +26,8 @@ FLASH_TARGET float dot(const uint8_t* row, const float* x, size_t columns) {
   typename V::Type sum2 = V::zero();
   typename V::Type sum3 = V::zero();
   size_t c = 0;
-  for (; c + 4 * kWidth <= columns; c += 4 * kWidth, row += 4 * kBytes) {
+  for (; c + 4 * kWidth <= columns; c += 4 * kWidth, row += 4 * kBytes, next += 4 * kBytes) {
+    prefetch<4 * kBytes>(next);
     sum0 = V::fma(Encoding::load(row), V::load(x + c), sum0);
     sum1 = V::fma(Encoding::load(row + kBytes), V::load(x + c + kWidth), sum1);
     sum2 = V::fma(Encoding::load(row + 2 * kBytes), V::load(x + c + 2 * kWidth), sum2);
@@ -39,16 +47,16 @@ FLASH_TARGET float dot(const uint8_t* row, const float* x, size_t columns) {
 }
 
 template <class V, class Encoding, size_t Rows>
-FLASH_TARGET void add(const uint8_t* const* rows, const float* weights, float* sum,
-                      size_t columns) {
+FLASH_TARGET void add(const uint8_t* const* rows, const uint8_t* const* next, const float* weights,
+                      float* sum, size_t columns) {
   constexpr size_t kWidth = V::width;
   constexpr size_t kBytes = kWidth * Encoding::item_bytes;
   size_t c = 0;
   for (; c + kWidth <= columns; c += kWidth) {
     typename V::Type value = V::load(sum + c);
     for (size_t r = 0; r < Rows; ++r) {
+      prefetch<kBytes>(next[r] + c * Encoding::item_bytes);
       const uint8_t* from = rows[r] + c * Encoding::item_bytes;
-      __builtin_prefetch(from + kPrefetchBytes);
       value = V::fma(V::broadcast(weights[r]), Encoding::load(from), value);
     }
     V::store(sum + c, value);

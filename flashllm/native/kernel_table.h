@@ -11,7 +11,9 @@
 namespace flash_core {
 
 // Sum of row[c] * x[c] over `columns`, in an order that depends on nothing but their number.
-using DotFunction = float (*)(const uint8_t* row, const float* x, size_t columns);
+// `next` is the row that will be asked for after this one, or this one: it is fetched meanwhile.
+using DotFunction = float (*)(const uint8_t* row, const uint8_t* next, const float* x,
+                              size_t columns);
 
 constexpr size_t kRowsPerAdd = 4;
 
@@ -19,8 +21,9 @@ constexpr size_t kRowsPerAdd = 4;
 // the other for each column, so that the bits are those of adding them one by one; and each
 // column is computed alike wherever a range begins and ends, so that any split of the columns
 // gives the same bits. Several at a time since the sum then goes through the cache less often.
-using AddFunction = void (*)(const uint8_t* const* rows, const float* weights, float* sum,
-                             size_t columns);
+// `next` are as many rows that will be added after these, or any others.
+using AddFunction = void (*)(const uint8_t* const* rows, const uint8_t* const* next,
+                             const float* weights, float* sum, size_t columns);
 
 struct KernelTable {
   const char* name;

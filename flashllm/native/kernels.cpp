@@ -15,7 +15,6 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr size_t kColumnUnit = 64;          // columns are divided between threads in these
 constexpr size_t kBytesPerThread = 262144;  // less is not worth waking another thread
-constexpr size_t kPrefetchBytes = 256;      // of the next row: the rest follows by itself
 
 const KernelTable& choose(const char* isa) {
   if (isa == nullptr) isa = std::getenv("FLASHLLM_ISA");
@@ -69,15 +68,24 @@ const uint8_t* row_at(const Rows& rows, int32_t id) {
          static_cast<uint64_t>(rows.offset);
 }
 
-void prefetch_row(const uint8_t* row, size_t bytes) {
-  for (size_t at = 0; at < std::min(bytes, kPrefetchBytes); at += 64) __builtin_prefetch(row + at);
-}
-
 // The first of `count` things that part `part` of `parts` has.
 size_t part_begin(size_t count, int part, int parts) {
   return count / static_cast<size_t>(parts) * static_cast<size_t>(part) +
          std::min(count % static_cast<size_t>(parts), static_cast<size_t>(part));
 }
+
+// Rows to be added at once; while they are, those of the next group are fetched.
+struct Group {
+  std::array<const uint8_t*, kRowsPerAdd> starts = {};
+  std::array<float, kRowsPerAdd> weights = {};
+  size_t count = 0;
+
+  void append(const uint8_t* start, float weight) {
+    starts[count] = start;
+    weights[count] = weight;
+    ++count;
+  }
+};
 
 struct Columns {
   float* sum;  // [last - first]
@@ -92,19 +100,27 @@ void add_block(const KernelTable& table, const Rows& rows, View<const int32_t> i
   const AddFunction add_four = table.add_four[static_cast<size_t>(rows.dtype)];
   const size_t width = columns.last - columns.first;
   const size_t skip = columns.first * item_bytes(rows.dtype);
-  std::array<const uint8_t*, kRowsPerAdd> starts = {};
-  std::array<float, kRowsPerAdd> factors = {};
-  size_t waiting = 0;
+  Group pending;
+  Group incoming;
   for (size_t i = 0; i < ids.size; ++i) {
     if (weights[i] == 0.0F) continue;
-    starts[waiting] = row_at(rows, ids.data[i]) + skip;
-    factors[waiting] = weights[i];
-    prefetch_row(starts[waiting], width * item_bytes(rows.dtype));
-    if (++waiting < kRowsPerAdd) continue;
-    add_four(starts.data(), factors.data(), columns.sum, width);
-    waiting = 0;
+    incoming.append(row_at(rows, ids.data[i]) + skip, weights[i]);
+    if (incoming.count < kRowsPerAdd) continue;
+    if (pending.count > 0) {
+      add_four(pending.starts.data(), incoming.starts.data(), pending.weights.data(), columns.sum,
+               width);
+    }
+    pending = incoming;
+    incoming.count = 0;
   }
-  for (size_t r = 0; r < waiting; ++r) add_one(&starts[r], &factors[r], columns.sum, width);
+  if (pending.count > 0) {
+    add_four(pending.starts.data(), incoming.starts.data(), pending.weights.data(), columns.sum,
+             width);
+  }
+  for (size_t r = 0; r < incoming.count; ++r) {
+    const uint8_t* const* next = &incoming.starts[std::min(r + 1, incoming.count - 1)];
+    add_one(&incoming.starts[r], next, &incoming.weights[r], columns.sum, width);
+  }
 }
 
 }  // namespace
@@ -148,7 +164,8 @@ void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x,
   pool_->run(parts, [&](int part) {
     const size_t end = part_begin(out.size, part + 1, parts);
     for (size_t i = part_begin(out.size, part, parts); i < end; ++i) {
-      out.data[i] = dot(rows.data + i * stride, x.data, x.size);
+      const uint8_t* row = rows.data + i * stride;
+      out.data[i] = dot(row, i + 1 < end ? row + stride : row, x.data, x.size);
     }
   });
 }
@@ -164,8 +181,8 @@ void Kernels::dot_rows(const Rows& rows, View<const int32_t> ids, View<const flo
   pool_->run(parts, [&](int part) {
     const size_t end = part_begin(ids.size, part + 1, parts);
     for (size_t i = part_begin(ids.size, part, parts); i < end; ++i) {
-      if (i + 1 < end) prefetch_row(row_at(rows, ids.data[i + 1]), bytes);
-      out.data[i] = dot(row_at(rows, ids.data[i]), x.data, x.size);
+      const uint8_t* next = row_at(rows, ids.data[std::min(i + 1, end - 1)]);
+      out.data[i] = dot(row_at(rows, ids.data[i]), next, x.data, x.size);
     }
   });
 }

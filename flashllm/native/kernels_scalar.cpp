@@ -32,14 +32,15 @@ struct BF16 {
 };
 
 template <class Encoding>
-float dot(const uint8_t* row, const float* x, size_t columns) {
+float dot(const uint8_t* row, const uint8_t* /*next*/, const float* x, size_t columns) {
   float sum = 0;
   for (size_t c = 0; c < columns; ++c) sum += Encoding::load(row, c) * x[c];
   return sum;
 }
 
 template <class Encoding, size_t Rows>
-void add(const uint8_t* const* rows, const float* weights, float* sum, size_t columns) {
+void add(const uint8_t* const* rows, const uint8_t* const* /*next*/, const float* weights,
+         float* sum, size_t columns) {
   for (size_t r = 0; r < Rows; ++r) {
     for (size_t c = 0; c < columns; ++c) sum[c] += weights[r] * Encoding::load(rows[r], c);
   }

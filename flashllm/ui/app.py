@@ -38,6 +38,8 @@ BATCH_SECONDS = 0.03
 TICK_SECONDS = 0.25
 CLOSE_SECONDS = 2.0
 HINT_SECONDS = 3.0
+CLOSED_HINT = "there is no model; Ctrl+R tries again"
+BUSY_HINT = "an answer is on its way; Esc stops it"
 
 
 class Phase(Enum):
@@ -89,6 +91,7 @@ class ChatApp(App[None]):
         self._since = time.monotonic()
         self._hint = ("", 0.0)
         self._welcome = welcome
+        self._send_when_open = False
         self._question: Question | None = None
         self._answer: Answer | None = None
 
@@ -116,12 +119,11 @@ class ChatApp(App[None]):
         text = event.text.strip()
         if not text:
             return
+        if self.phase is Phase.OPENING:
+            self._wait_to_send(True)
+            return
         if self.phase is not Phase.READY:
-            reasons = {
-                Phase.OPENING: "the model is still being opened",
-                Phase.CLOSED: "there is no model; Ctrl+R tries again",
-            }
-            self._show_hint(reasons.get(self.phase, "an answer is on its way; Esc stops it"))
+            self._show_hint(CLOSED_HINT if self.phase is Phase.CLOSED else BUSY_HINT)
             return
         self.query_one(Prompt).clear()
         transcript = self.query_one(Transcript)
@@ -140,7 +142,8 @@ class ChatApp(App[None]):
         )
 
     def action_stop(self) -> None:
-        """Stops the answer."""
+        """Stops the answer, or keeps what waits for the model from being sent."""
+        self._wait_to_send(False)
         if self.phase in (Phase.READING, Phase.WRITING):
             self.engine.stop()
             self._show_hint("stopping")
@@ -160,7 +163,7 @@ class ChatApp(App[None]):
     async def action_new_conversation(self) -> None:
         """Forgets the conversation."""
         if self.phase in (Phase.READING, Phase.WRITING):
-            self._show_hint("an answer is on its way; Esc stops it")
+            self._show_hint(BUSY_HINT)
             return
         self.conversation.clear()
         self._statistics = AnswerStatistics()
@@ -186,7 +189,7 @@ class ChatApp(App[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Keys that would do nothing now are not shown."""
         if action == "stop":
-            return self.phase in (Phase.READING, Phase.WRITING)
+            return self.phase in (Phase.READING, Phase.WRITING) or self._send_when_open
         if action == "reopen":
             return self.phase is Phase.CLOSED
         return True
@@ -202,6 +205,9 @@ class ChatApp(App[None]):
         title = f"flashllm  {self._model_name}, {described.spec.dtype}, {plan.select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
         self._enter(Phase.READY)
+        if self._send_when_open:
+            self._wait_to_send(False)
+            self.query_one(Prompt).action_submit()
 
     @on(messages.OpenFailed)
     async def show_open_failed(self, event: messages.OpenFailed) -> None:
@@ -294,8 +300,14 @@ class ChatApp(App[None]):
             await transcript.mount(Notice(text, kind), before=before)
 
     def _open(self) -> None:
+        self._send_when_open = False
         self._enter(Phase.OPENING)
         self.engine.open()
+
+    def _wait_to_send(self, wait: bool) -> None:
+        self._send_when_open = wait
+        self.refresh_bindings()
+        self._show_status()
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -314,6 +326,8 @@ class ChatApp(App[None]):
         elapsed = time.monotonic() - self._since
         if self.phase is Phase.OPENING:
             parts.append(f"opening {self._model_name}: {elapsed:.0f} s")
+            if self._send_when_open:
+                parts.append("then sends (Esc: no)")
         elif self.phase is Phase.READING:
             parts.append(prefill_text(*self._prefill, elapsed))
         elif self._statistics.tokens and self._model is not None:

@@ -25,7 +25,8 @@ def cached_bytes(path):
     import ctypes, mmap, os
     size = os.path.getsize(path)
     with open(path, "rb") as file:
-        view = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
+        view = mmap.mmap(file.fileno(), size, prot=prot, flags=mmap.MAP_PRIVATE)
         pages = (size + 4095) // 4096
         state = (ctypes.c_ubyte * pages)()
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))

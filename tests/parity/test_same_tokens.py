@@ -1,4 +1,4 @@
-"""The demo answers the same, bit for bit, whatever the memory, the window and the reading threads.
+"""The demo answers the same, bit for bit, whatever the memory, the window and the threads.
 
 Twenty prompts of the held-out text, 64 tokens each, against the run with every setting at its default.
 """
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashllm.convert import demo_model
 
 import flashllm
-from flashllm.convert import demo_model
 from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.loading import load_decoder
 from flashllm.tokenizer import load_tokenizer

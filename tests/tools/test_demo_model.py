@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,15 @@ from .test_demo_corpus import folder as wordnet_folder
 __all__ = ["wordnet_folder"]
 
 TINY = {"d_model": 16, "layers": 2, "heads": 2, "ffn_dim": 32, "positions_max": 64}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On work this small, more threads wait for each other longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(names, arrays, max_size=5))
 def test_reads_what_the_reference_library_writes(
     tmp_path: Path, tensors: dict[str, np.ndarray]
@@ -49,7 +49,7 @@ def test_reads_what_the_reference_library_writes(
         assert content == tensors[name].tobytes()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(names.filter(bool), arrays.filter(lambda a: a.size > 0), max_size=5))
 def test_the_reference_library_reads_what_we_write(
     tmp_path: Path, tensors: dict[str, np.ndarray]
@@ -128,7 +128,9 @@ def test_too_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         read_tensor_index(tmp_path / "x")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200
+)
 @given(st.data())
 def test_a_mutated_header_raises_ours_or_describes_the_file(
     tmp_path: Path, data: st.DataObject

@@ -163,7 +163,7 @@ class FakeModel:
     def close(self) -> None:
         self.closed = True
 
-    def __enter__(self) -> FakeModel:  # noqa: PYI034
+    def __enter__(self) -> FakeModel:
         return self
 
     def __exit__(self, *_: object) -> None:

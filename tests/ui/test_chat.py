@@ -131,7 +131,7 @@ async def test_the_conversation_is_sent_with_the_next_question() -> None:
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
 async def test_a_key_stops_the_answer_and_keeps_what_is_there(key: str) -> None:
-    model = FakeModel(["begun", threading.Event(), " never"])
+    model = FakeModel(["begun", threading.Event(), " never"], ["fine"])
     async with make_app(model).run_test() as pilot:
         app = await ready(pilot)
         await say(pilot, "go")
@@ -241,11 +241,29 @@ async def test_what_is_typed_while_opening_stays() -> None:
     async with app.run_test() as pilot:
         await until(pilot, lambda: "opening slow" in status(app))
         await say(pilot, "early")
-        assert app.query_one(Prompt).text == "early"
-        assert status(app).startswith("the model is still being opened")
+        await until(pilot, lambda: "then sends" in status(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: "then sends" not in status(app))
         gate.set()
         await ready(pilot)
         assert app.query_one(Prompt).text == "early"
+        assert texts(app, Question) == []
+
+
+async def test_what_is_sent_while_opening_is_answered_then() -> None:
+    gate = threading.Event()
+
+    def open_engine() -> Any:
+        gate.wait(WAIT_SECONDS)
+        return FakeModel(["yes"])
+
+    app = ChatApp(open_engine, name="slow")
+    async with app.run_test() as pilot:
+        await pilot.pause()
+        await say(pilot, "early")
+        gate.set()
+        await until(pilot, lambda: answers(app) == ["yes"])
+        assert texts(app, Question) == ["early"]
 
 
 async def test_a_model_without_a_tokenizer_is_refused() -> None:

@@ -1,5 +1,7 @@
 """Drawing tokens against a plain reference; stop strings against `str.find`."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -98,7 +100,7 @@ def test_stop_matcher_ends_where_the_first_stop_string_begins(
     matcher = StopMatcher(stops)
     shown = ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         shown += matcher.push(text[start:end])
         if matcher.stopped:
             break
@@ -107,7 +109,8 @@ def test_stop_matcher_ends_where_the_first_stop_string_begins(
     # The first stop string to be complete decides; of several, the one that begins first.
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     if not ends:
-        assert shown == text and not matcher.stopped
+        assert shown == text
+        assert not matcher.stopped
     else:
         assert matcher.stopped
         assert text.startswith(shown)

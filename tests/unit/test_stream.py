@@ -1,5 +1,7 @@
 """Cutting an active set: pieces fit, and never split a block of summation."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ def test_pieces_fit_and_keep_blocks_whole(ids: np.ndarray, n_slots: int) -> None
     assert np.concatenate(pieces).tolist() == ids.tolist()
     assert all(len(piece) <= n_slots for piece in pieces)
     blocks = [set((piece // BLOCK_IDS).tolist()) for piece in pieces]
-    for earlier, later in zip(blocks, blocks[1:], strict=False):
+    for earlier, later in itertools.pairwise(blocks):
         assert not earlier & later
 
 

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from transformers import OPTForCausalLM
 
-from flashllm.convert import convert
-from flashllm.engine import Model, open_model
-from tests.tiny import save_exact_predictors, save_opt, tiny_opt
-
-
-def sparse_opt() -> OPTForCausalLM:
-    """A model most of whose neurons are silent, as in those that the method is made for."""
-    model = tiny_opt(num_hidden_layers=3, ffn_dim=320, max_position_embeddings=160)
-    with torch.no_grad():
-        for layer in model.model.decoder.layers:
-            layer.fc1.bias -= 0.8
-    return model.half().float()
+# Tests of the chat and of bytes load this file too, and do without torch: what needs it is
+# imported by the fixtures that are asked for.
+if TYPE_CHECKING:
+    from flashllm.engine import Model
 
 
 @pytest.fixture(scope="session")
 def sparse_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its converted directory."""
+    """A converted model most of whose neurons are silent, as in those the method is made for."""
+    from flashllm.convert import convert
+
+    from tests.tiny import save_exact_predictors, save_opt, sparse_opt
+
     root = tmp_path_factory.mktemp("sparse")
     model = sparse_opt()
     predictors = save_exact_predictors(model, root / "predictors.safetensors")
@@ -36,5 +31,7 @@ def sparse_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(sparse_model: Path) -> Iterator[Model]:
     """It, open, with the default settings."""
+    from flashllm.engine import open_model
+
     with open_model(sparse_model) as opened:
         yield opened

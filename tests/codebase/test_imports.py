@@ -1,0 +1,99 @@
+"""Who imports whom, seen from the outside: each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flashllm
+
+PACKAGE = Path(flashllm.__file__).parent
+HEAVY = ("torch", "textual", "transformers", "tokenizers", "sentencepiece")
+
+
+def loaded_after(code: str, *unwanted: str) -> set[str]:
+    """Which of the unwanted packages are loaded when the code has run."""
+    show = f"import sys; print('loaded:', *({set(unwanted)!r} & set(sys.modules)))"
+    finished = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{show}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"FLASHLLM_CORE": "native"},
+    )
+    assert finished.returncode == 0, finished.stderr
+    return set(finished.stdout.splitlines()[-1].split()[1:])
+
+
+def modules_of(folder: str) -> list[str]:
+    """Names of the modules in a folder of the package, its own included."""
+    prefix = f"flashllm.{folder}"
+    found = pkgutil.walk_packages([str(PACKAGE / folder)], prefix + ".")
+    return [prefix, *(module.name for module in found)]
+
+
+def modules_at_the_top() -> list[str]:
+    return [
+        f"flashllm.{path.stem}"
+        for path in sorted(PACKAGE.glob("*.py"))
+        if path.stem not in ("__init__", "__main__")
+    ]
+
+
+def test_the_package_alone_is_light() -> None:
+    assert loaded_after("import flashllm", *HEAVY, "numpy.testing") == set()
+
+
+@pytest.mark.parametrize("module", modules_of("flash"))
+def test_bytes_know_nothing_of_torch(module: str) -> None:
+    assert loaded_after(f"import {module}", *HEAVY) == set()
+
+
+@pytest.mark.parametrize("module", ["flashllm.errors", "flashllm.spec", "flashllm.sanitize"])
+def test_the_lowest_need_nothing(module: str) -> None:
+    assert loaded_after(f"import {module}", *HEAVY, "psutil", "safetensors") == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"]], ids=" ".join)
+def test_help_is_light(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from flashllm.cli import main
+sys.argv = ["flashllm", *{arguments!r}]
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, done.code
+"""
+    assert loaded_after(code, *HEAVY) == set()
+
+
+def test_only_the_user_interface_knows_textual() -> None:
+    below = [
+        *modules_at_the_top(),
+        *modules_of("flash"),
+        *modules_of("model"),
+        *modules_of("commands"),
+        "flashllm.convert",
+        "flashllm.predictors",
+        "flashllm.predictors.train",
+    ]
+    code = "import importlib\nfor name in " + repr(below) + ": importlib.import_module(name)"
+    assert loaded_after(code, "textual", "transformers") == set()
+
+
+@pytest.mark.parametrize("module", [*modules_at_the_top(), "flashllm.convert"])
+def test_every_module_can_be_imported_first(module: str) -> None:
+    assert loaded_after(f"import {module}", "textual", "transformers") == set()
+
+
+def test_no_module_is_loaded_twice_under_two_names() -> None:
+    names = ("tools", "predictors")
+    code = "import flashllm.convert, flashllm.predictors.train, flashllm.engine"
+    assert loaded_after(code, *names) == set()

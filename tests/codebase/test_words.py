@@ -1,0 +1,33 @@
+"""Families are data: their names occur in one file of what runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = re.compile(r"\b(opt|falcon|llama|mixtral)\b|(OPT|Opt|Falcon|Llama|Mixtral)[A-Z][a-z]\w*")
+FOLDERS = ("flashllm", "predictors", "tools/convert")
+ALLOWED = {"tools/convert/families.py"}
+
+
+def sources() -> list[str]:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    return sorted(
+        str(path.relative_to(ROOT))
+        for path in paths
+        if path.suffix in (".py", ".pyi", ".h", ".cpp") and "demo" not in path.parts
+    )
+
+
+@pytest.mark.parametrize("source", sources())
+def test_families_are_named_in_one_file_only(source: str) -> None:
+    named = {match.group() for match in FAMILIES.finditer((ROOT / source).read_text("utf-8"))}
+    assert bool(named) == (source in ALLOWED), named
+
+
+@pytest.mark.parametrize("source", sources())
+def test_files_are_of_a_size_that_can_be_read(source: str) -> None:
+    assert len((ROOT / source).read_text("utf-8").splitlines()) <= 400
