@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from flashllm.accounting import Meter, PrefillCost, TokenCost, decode_summary, rss_peak_bytes
 from flashllm.errors import Cancelled, ModelNotFound, UsageError
+from flashllm.flash.manifest import PREDICTORS_FILE
 from flashllm.flash.plan import Plan
-from flashllm.flash.store import PREDICTORS_FILE, Store
+from flashllm.flash.store import Store
 from flashllm.loading import load_decoder, open_decoder
 from flashllm.model.decoder import Decoder
 from flashllm.sampling import Sampler, Sampling, StopMatcher

@@ -14,8 +14,9 @@ from flashllm.accounting import rss_bytes
 from flashllm.errors import LayoutError, UsageError
 from flashllm.flash import core
 from flashllm.flash.layout import read_tensor_index
+from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.plan import GAP_BYTES, Plan, Sizes, make_plan
-from flashllm.flash.store import PREDICTORS_FILE, RESIDENT_FILE, RawTensor, Store
+from flashllm.flash.store import RawTensor, Store
 from flashllm.model.decoder import Decoder
 from flashllm.model.select import SELECTORS, SelectAll, Selector, SelectPredicted
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
 
 from flashllm.errors import ModelError, UsageError
 
@@ -34,11 +33,8 @@ _PLACEHOLDER = re.compile("\ue000[0-9]{39}\ue001")
 _PLACEHOLDER_PART = re.compile("[\ue000\ue001]")
 
 
-class Message(TypedDict):
-    """One turn of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
+Message = Mapping[str, str]
+"""One turn of a conversation: its `role` (system, user, assistant) and its `content`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +46,15 @@ class Segment:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises `UsageError` for no messages at all and for a role that nobody knows."""
+    """Raises `UsageError` for no messages at all and for one that is none."""
     if not messages:
         raise UsageError("the conversation is empty; there is nothing to answer")
     for message in messages:
-        if message["role"] not in ROLES:
-            raise UsageError(
-                f"unknown role {message['role']!r}; expected one of {', '.join(ROLES)}"
-            )
+        if message.get("role") not in ROLES:
+            known = ", ".join(ROLES)
+            raise UsageError(f"unknown role {message.get('role')!r}; expected one of {known}")
+        if not isinstance(message.get("content"), str):
+            raise UsageError("a message has no content; expected a text")
 
 
 def render_plain(messages: Sequence[Message]) -> list[Segment]:
@@ -141,7 +138,7 @@ def _run_process(template: str, variables: Mapping[str, object]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise ModelError("chat template: it does not end; try --raw") from error
+        raise ModelError("chat template: it takes too long; try --raw") from error
     except OSError as error:
         raise ModelError(
             f"chat template: its process does not start ({error}); try --raw"
@@ -153,8 +150,9 @@ def _read_answer(done: subprocess.CompletedProcess[bytes]) -> str:
     try:
         answer = json.loads(done.stdout)
     except ValueError as error:
-        ended = "it took too long" if done.returncode < 0 else f"exit code {done.returncode}"
-        raise ModelError(f"chat template: rendering was stopped ({ended}); try --raw") from error
+        killed = done.returncode < 0  # by the limit on CPU time
+        reason = "it takes too long" if killed else f"its process ended with {done.returncode}"
+        raise ModelError(f"chat template: {reason}; try --raw") from error
     if "text" in answer:
         return str(answer["text"])
     reason = str(answer["error"])[:500]

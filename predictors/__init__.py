@@ -5,7 +5,8 @@ with its errors known on text that neither training nor calibration saw. Not her
 Source: LLM in a flash (arXiv 2312.11514), section 3.1.
 """
 
+from .calibration import find_calibration
 from .report import LayerReport, Report
 from .train import train_predictors
 
-__all__ = ["LayerReport", "Report", "train_predictors"]
+__all__ = ["LayerReport", "Report", "find_calibration", "train_predictors"]

@@ -51,8 +51,13 @@ class ContextLimits:
 
 
 def find_calibration(directory: Path, given: Path | None) -> Path:
-    """The file asked for, or the one that lies in the model's directory or beside it."""
+    """The file asked for, or the one that lies in the model's directory or beside it.
+
+    `UsageError` where there is none; worth a call before any long work.
+    """
     if given is not None:
+        if not given.is_file():
+            raise UsageError(f"{given}: no such calibration file")
         return given
     for folder in (directory, directory.resolve().parent):
         for name in NAMES:
@@ -72,6 +77,8 @@ def read_contexts(
     Raises `UsageError` for a file that is absent, empty, not UTF-8, malformed or too short.
     """
     text = _read_text(path, progress)
+    if not text.strip():
+        raise UsageError(f"{path}: the calibration text is empty; give another with --calibration")
     if path.suffix == ".ids":
         contexts = _shuffled(text, lambda n, line: _parse_ids(path, n, line, limits), limits, seed)
     elif tokenizer is None:
@@ -112,8 +119,6 @@ def _read_text(path: Path, progress: Progress) -> str:
     try:
         with path.open("rb") as file:
             raw = file.read(TEXT_BYTES_MAX + 1)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise UsageError(f"{path}: no such calibration file ({error.strerror})") from error
     except OSError as error:
         raise ReadFailed(f"{path}: cannot read the calibration text: {error.strerror}") from error
     if len(raw) > TEXT_BYTES_MAX:
@@ -191,8 +196,6 @@ def _pieces(context: Context, longest: int, bos_id: int | None) -> list[Context]
 
 
 def _check_length(path: Path, tokens: int, progress: Progress) -> None:
-    if tokens == 0:
-        raise UsageError(f"{path}: the calibration text is empty; give another with --calibration")
     if tokens < TOKENS_MIN:
         raise UsageError(
             f"{path}: {tokens:,} tokens are too few to calibrate on; "

@@ -15,12 +15,12 @@ from .lowrank import LowRank, Parameters
 from .record import unpack_active
 
 BATCH_TOKENS = 512
-STEPS_PER_PASS_MIN = 8
+STEPS_PER_PASS_MIN = 32
 TOKENS_SEEN = 1_500_000
 PASSES_MIN, PASSES_MAX = 4, 16
-PATIENCE_PASSES = 4
+PATIENCE_PASSES = 6
 TUNE_TOKENS_MAX = 8_192
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 2e-3
 WARMUP_SHARE = 0.05
 WEIGHT_DECAY = 1e-2
 # Beyond this, where a threshold will lie is learned worse (measured on the demo).
@@ -55,7 +55,7 @@ def passes_over(tokens: int) -> int:
 
 
 def batch_tokens(tokens: int) -> int:
-    """Tokens of one step: 512, fewer where a pass would have less than eight steps."""
+    """Tokens of one step: 512, fewer where a pass would have less than 32 steps."""
     return max(1, min(BATCH_TOKENS, tokens // STEPS_PER_PASS_MIN))
 
 

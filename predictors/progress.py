@@ -47,8 +47,8 @@ class SilentProgress:
 class LineProgress:
     """Plain lines on a stream, one every ten seconds at most, with the time left."""
 
-    def __init__(self, stream: TextIO = sys.stderr) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
         self._phase = ""
         self._total_bytes = self._done_bytes = 0
         self._started = self._shown = 0.0

@@ -6,12 +6,14 @@ contexts. Memory is that of one chunk of tokens; the disk holds `Recording.bytes
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 import numpy as np
 import torch
@@ -102,10 +104,10 @@ class Recording:
             )
         self.shape = shape
         self._train_tokens = train_tokens
-        self._inputs_path = directory / "inputs"
-        self._active_path = directory / "active"
-        self._inputs: BinaryIO = self._inputs_path.open("wb")
-        self._active: BinaryIO = self._active_path.open("wb")
+        self._directory = directory
+        # Nameless files: whatever ends this process, nothing is left of them.
+        self._inputs = _nameless_file(directory)
+        self._active = _nameless_file(directory)
         self._written = [0] * shape.n_layers
         self._sums = np.zeros((shape.n_layers, shape.d_ffn))
 
@@ -118,30 +120,35 @@ class Recording:
         assert (inputs.shape[1], values.shape[1]) == (shape.d_model, shape.d_ffn)
         assert first + len(inputs) <= shape.tokens, "more tokens than contexts hold"
         place = layer * shape.tokens + first
-        _put(self._inputs, place * 2 * shape.d_model, inputs)
-        _put(self._active, place * shape.bits_bytes, active)
+        try:
+            _put(self._inputs, place * 2 * shape.d_model, inputs)
+            _put(self._active, place * shape.bits_bytes, active)
+        except OSError as error:
+            raise _cannot_write(self._directory, error) from error
         self._written[layer] = first + len(inputs)
         training = max(0, self._train_tokens - first)
         self._sums[layer] += values[:training].sum(axis=0, dtype=np.float64)
 
-    def close(self) -> None:
-        """Flush the files; reading starts after this."""
+    def finish(self) -> None:
+        """Hand everything to the system; reading starts after this."""
+        assert all(written == self.shape.tokens for written in self._written), "not all tapped"
         try:
-            self._inputs.close()
-            self._active.close()
+            self._inputs.flush()
+            self._active.flush()
         except OSError as error:
-            raise _cannot_write(self._inputs_path, error) from error
+            raise _cannot_write(self._directory, error) from error
 
-    @property
-    def complete(self) -> bool:
-        """Whether every layer was recorded for every token."""
-        return all(written == self.shape.tokens for written in self._written)
+    def close(self) -> None:
+        """Give the space back."""
+        for file in (self._inputs, self._active):
+            with contextlib.suppress(OSError):  # of a full disk, told before
+                file.close()
 
     def inputs(self, layer: int) -> NDArray[np.float16]:
         """Feed-forward inputs of a layer, [tokens, d_model], mapped from disk."""
         shape = self.shape
         return np.memmap(
-            self._inputs_path,
+            self._inputs,
             np.float16,
             "r",
             layer * shape.tokens * 2 * shape.d_model,
@@ -152,7 +159,7 @@ class Recording:
         """Packed bits of the neurons above zero, [tokens, bits_bytes], mapped from disk."""
         shape = self.shape
         return np.memmap(
-            self._active_path,
+            self._active,
             np.uint8,
             "r",
             layer * shape.tokens * shape.bits_bytes,
@@ -176,8 +183,7 @@ def record_contexts(
     for ids in contexts:
         decoder.prefill(ids, tap=recording.tap)
         progress.advance(len(ids) * shape.n_layers * shape.token_bytes)
-    recording.close()
-    assert recording.complete, "the decoder did not tap every layer and token"
+    recording.finish()
     progress.finish()
 
 
@@ -188,14 +194,21 @@ def unpack_active(bits: NDArray[np.uint8], d_ffn: int) -> torch.Tensor:
 
 
 def _put(file: BinaryIO, offset: int, values: NDArray[np.generic]) -> None:
+    file.seek(offset)
+    file.write(np.ascontiguousarray(values).data)
+
+
+def _nameless_file(directory: Path) -> BinaryIO:
     try:
-        file.seek(offset)
-        file.write(np.ascontiguousarray(values).data)
+        return cast("BinaryIO", tempfile.TemporaryFile(dir=directory))
     except OSError as error:
-        raise _cannot_write(Path(file.name), error) from error
+        raise _cannot_write(directory, error) from error
 
 
-def _cannot_write(path: Path, error: OSError) -> CannotCreate:
+def _cannot_write(directory: Path, error: OSError) -> CannotCreate:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotEnoughSpace(f"{path}: the disk filled up while recording; free some and repeat")
-    return CannotCreate(f"{path}: cannot record activations: {error.strerror}")
+        return NotEnoughSpace(
+            f"{directory}: the disk filled up while recording activations; free some, or give a "
+            "shorter calibration text"
+        )
+    return CannotCreate(f"{directory}: cannot record activations here: {error.strerror}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -73,17 +72,19 @@ def train_predictors(
     progress = progress or SilentProgress()
     text = find_calibration(directory, calibration)
     try:
-        with closing(UpProjections(directory)) as projections, _scratch(output) as scratch:
+        _make_directory(output)
+        with closing(UpProjections(directory)) as projections:
             with open_decoder(directory) as decoder:
                 tokenizer, spec = load_tokenizer(directory), decoder.spec
                 bos_id = tokenizer.bos_id if tokenizer is not None else spec.bos_id
                 limits = ContextLimits(spec.vocab_size, decoder.context, tokens_max, bos_id)
                 contexts = read_contexts(text, tokenizer, limits, seed, progress)
-                recorded = record(decoder, spec, contexts, Path(scratch), progress)
+                recorded = record(decoder, spec, contexts, output, progress)
             del decoder  # its weights would only take memory from training
-            predictors, thresholds, report = train_on(
-                recorded, projections.layer, progress, seed, false_negative_target
-            )
+            with closing(recorded.recording):
+                predictors, thresholds, report = train_on(
+                    recorded, projections.layer, progress, seed, false_negative_target
+                )
         write_predictors(output, predictors, thresholds, report)
     except KeyboardInterrupt:
         raise Interrupted("training of predictors stopped; nothing was kept") from None
@@ -94,15 +95,19 @@ def record(
     decoder: TappedDecoder,
     spec: ModelSpec,
     contexts: Sequence[Context],
-    scratch: Path,
+    directory: Path,
     progress: Progress,
 ) -> Recorded:
-    """Record all contexts in files of the directory `scratch`."""
+    """Record all contexts on the disk of `directory`; close the recording after use."""
     lengths = [len(context) for context in contexts]
     split = split_contexts(lengths)
     shape = Shape(spec.n_layers, spec.d_model, spec.d_ffn, sum(lengths))
-    with closing(Recording(scratch, shape, len(split.train))) as recording:
+    recording = Recording(directory, shape, len(split.train))
+    try:
         record_contexts(decoder, contexts, recording, progress)
+    except BaseException:
+        recording.close()
+        raise
     return Recorded(recording, split)
 
 
@@ -212,10 +217,8 @@ def _predicted_bits(data: LayerData, predictor: LowRank, threshold: float) -> ND
     return bits
 
 
-def _scratch(output: Path) -> tempfile.TemporaryDirectory[str]:
-    """A directory inside `output` for the recording, gone when it is left."""
+def _make_directory(output: Path) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix=".recording-", dir=output)
     except OSError as error:
         raise CannotCreate(f"{output}: cannot write here: {error.strerror}") from error

@@ -25,12 +25,8 @@ from flashllm.flash.layout import (
     read_manifest,
     read_tensor_index,
 )
+from flashllm.flash.manifest import ACTIVITY_FILE, BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.spec import ModelSpec
-
-BUNDLES_FILE = "ffn.bundles"
-RESIDENT_FILE = "resident.safetensors"
-PREDICTORS_FILE = "predictors.safetensors"
-ACTIVITY_FILE = "activity.json"
 
 # Large sequential reads: a few threads saturate any device at this size.
 _LOAD_READ_BYTES = 1 << 20

@@ -7,9 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
-from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,11 +20,11 @@ from textual.widgets import Footer, Static
 from flashllm.errors import FlashllmError
 from flashllm.sanitize import sanitize_line
 from flashllm.ui import messages
+from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Activity, Phase
 from flashllm.ui.conversation import Conversation
 from flashllm.ui.engine_thread import EngineThread, Request
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.prompt import Prompt
-from flashllm.ui.statistics import AnswerStatistics, prefill_text
 from flashllm.ui.status import StatusLine
 from flashllm.ui.transcript import Answer, Notice, Question, Transcript
 
@@ -37,19 +35,6 @@ if TYPE_CHECKING:
 BATCH_SECONDS = 0.03
 TICK_SECONDS = 0.25
 CLOSE_SECONDS = 2.0
-HINT_SECONDS = 3.0
-CLOSED_HINT = "there is no model; Ctrl+R tries again"
-BUSY_HINT = "an answer is on its way; Esc stops it"
-
-
-class Phase(Enum):
-    """What the engine is doing."""
-
-    OPENING = auto()
-    CLOSED = auto()
-    READY = auto()
-    READING = auto()
-    WRITING = auto()
 
 
 class ChatApp(App[None]):
@@ -81,23 +66,16 @@ class ChatApp(App[None]):
         super().__init__()
         self.engine = EngineThread(open_engine, self._post)
         self.conversation = Conversation(system)
-        self.phase = Phase.OPENING
-        self._model: Model | None = None
-        self._model_name = sanitize_line(name)
+        self.activity = Activity(sanitize_line(name))
         self._sampling = sampling
         self._max_tokens = max_tokens
-        self._statistics = AnswerStatistics()
-        self._prefill = (0, 0)
-        self._since = time.monotonic()
-        self._hint = ("", 0.0)
         self._welcome = welcome
-        self._send_when_open = False
         self._question: Question | None = None
         self._answer: Answer | None = None
 
     def compose(self) -> ComposeResult:
         """Title, transcript, prompt, status, keys."""
-        yield Static(f"flashllm  {self._model_name}", id="title", markup=False)
+        yield Static(f"flashllm  {self.activity.model_name}", id="title", markup=False)
         yield Transcript()
         yield Prompt(compact=False, highlight_cursor_line=False, placeholder="Ask something")
         yield StatusLine()
@@ -119,18 +97,18 @@ class ChatApp(App[None]):
         text = event.text.strip()
         if not text:
             return
-        if self.phase is Phase.OPENING:
+        phase = self.activity.phase
+        if phase is Phase.OPENING:
             self._wait_to_send(True)
             return
-        if self.phase is not Phase.READY:
-            self._show_hint(CLOSED_HINT if self.phase is Phase.CLOSED else BUSY_HINT)
+        if phase is not Phase.READY:
+            self._show_hint(CLOSED_HINT if phase is Phase.CLOSED else BUSY_HINT)
             return
         self.query_one(Prompt).clear()
         transcript = self.query_one(Transcript)
         self._question, self._answer = Question(text), Answer()
         await transcript.add(self._question)
         await transcript.add(self._answer)
-        self._statistics, self._prefill = AnswerStatistics(), (0, 0)
         self._enter(Phase.READING)
         self.engine.ask(
             Request(
@@ -144,13 +122,13 @@ class ChatApp(App[None]):
     def action_stop(self) -> None:
         """Stops the answer, or keeps what waits for the model from being sent."""
         self._wait_to_send(False)
-        if self.phase in (Phase.READING, Phase.WRITING):
+        if self.activity.is_answering:
             self.engine.stop()
             self._show_hint("stopping")
 
     def action_copy_or_stop(self) -> None:
         """Ctrl+C stops an answer; otherwise it copies, and says how to leave."""
-        if self.phase in (Phase.READING, Phase.WRITING):
+        if self.activity.is_answering:
             self.action_stop()
             return
         selected = self.screen.get_selected_text() or self.query_one(Prompt).selected_text
@@ -162,18 +140,18 @@ class ChatApp(App[None]):
 
     async def action_new_conversation(self) -> None:
         """Forgets the conversation."""
-        if self.phase in (Phase.READING, Phase.WRITING):
+        if self.activity.is_answering:
             self._show_hint(BUSY_HINT)
             return
         self.conversation.clear()
-        self._statistics = AnswerStatistics()
+        self.activity.forget()
         await self.query_one(Transcript).remove_children()
         await self._tell(self._welcome)
         self._show_status()
 
     def action_reopen(self) -> None:
         """Tries again to open the model."""
-        if self.phase is Phase.CLOSED:
+        if self.activity.phase is Phase.CLOSED:
             self._open()
 
     def action_help(self) -> None:
@@ -189,9 +167,9 @@ class ChatApp(App[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Keys that would do nothing now are not shown."""
         if action == "stop":
-            return self.phase in (Phase.READING, Phase.WRITING) or self._send_when_open
+            return self.activity.is_answering or self.activity.send_when_open
         if action == "reopen":
-            return self.phase is Phase.CLOSED
+            return self.activity.phase is Phase.CLOSED
         return True
 
     # What the engine does
@@ -199,13 +177,13 @@ class ChatApp(App[None]):
     @on(messages.Opened)
     async def show_opened(self, event: messages.Opened) -> None:
         """The model is there."""
-        self._model = event.model
         plan, described = event.model.plan, event.model.info
-        self._model_name = sanitize_line(described.name)
-        title = f"flashllm  {self._model_name}, {described.spec.dtype}, {plan.select}, "
+        self.activity.plan = plan
+        self.activity.model_name = sanitize_line(described.name)
+        title = f"flashllm  {self.activity.model_name}, {described.spec.dtype}, {plan.select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
         self._enter(Phase.READY)
-        if self._send_when_open:
+        if self.activity.send_when_open:
             self._wait_to_send(False)
             self.query_one(Prompt).action_submit()
 
@@ -213,7 +191,7 @@ class ChatApp(App[None]):
     async def show_open_failed(self, event: messages.OpenFailed) -> None:
         """The model is not there, and why."""
         self._enter(Phase.CLOSED)
-        text = f"{self._model_name} cannot be opened: {explain(event.error)}"
+        text = f"{self.activity.model_name} cannot be opened: {explain(event.error)}"
         await self._tell(f"{text}\nCtrl+R tries again, Ctrl+Q leaves.", "error")
 
     @on(messages.Shortened)
@@ -229,7 +207,7 @@ class ChatApp(App[None]):
     @on(messages.Prefilling)
     def show_prefill(self, event: messages.Prefilling) -> None:
         """The prompt is being read."""
-        self._prefill = (event.done, event.total)
+        self.activity.prefill(event.done, event.total)
         self._show_status()
 
     @on(messages.TokensReady)
@@ -242,10 +220,9 @@ class ChatApp(App[None]):
         tokens = self.engine.take()
         if not tokens or self._answer is None:
             return
-        if self.phase is Phase.READING:
+        if self.activity.phase is Phase.READING:
             self._enter(Phase.WRITING)
-        for token in tokens:
-            self._statistics.add(token)
+        self.activity.count(tokens)
         await self._answer.add("".join(token.text for token in tokens))
         self._show_status()
 
@@ -300,46 +277,28 @@ class ChatApp(App[None]):
             await transcript.mount(Notice(text, kind), before=before)
 
     def _open(self) -> None:
-        self._send_when_open = False
+        self.activity.send_when_open = False
         self._enter(Phase.OPENING)
         self.engine.open()
 
     def _wait_to_send(self, wait: bool) -> None:
-        self._send_when_open = wait
+        self.activity.send_when_open = wait
         self.refresh_bindings()
         self._show_status()
 
     def _enter(self, phase: Phase) -> None:
-        self.phase = phase
-        self._since = time.monotonic()
-        self._hint = ("", 0.0)
+        self.activity.enter(phase)
         self.refresh_bindings()
         self._show_status()
 
     def _show_hint(self, text: str) -> None:
-        self._hint = (text, time.monotonic() + HINT_SECONDS)
+        self.activity.hint(text)
         self._show_status()
 
     def _show_status(self) -> None:
-        hint, until = self._hint
-        parts = [hint] if hint and time.monotonic() < until else []
-        elapsed = time.monotonic() - self._since
-        if self.phase is Phase.OPENING:
-            parts.append(f"opening {self._model_name}: {elapsed:.0f} s")
-            if self._send_when_open:
-                parts.append("then sends (Esc: no)")
-        elif self.phase is Phase.READING:
-            parts.append(prefill_text(*self._prefill, elapsed))
-        elif self._statistics.tokens and self._model is not None:
-            plan = self._model.plan
-            parts += self._statistics.parts(plan.ceiling_bytes)
-            used = self._prefill[1] + self._statistics.tokens
-            parts.append(f"ctx {used}/{plan.context}")
-        elif self.phase is Phase.READY:
-            parts.append("ready")
         with contextlib.suppress(IndexError):  # no screen any more
             for line in self.screen_stack[0].query(StatusLine):
-                line.parts = tuple(parts)
+                line.parts = self.activity.parts()
 
     def _post(self, message: Message) -> None:
         with contextlib.suppress(RuntimeError):  # the application has gone

@@ -71,8 +71,9 @@ class EngineThread:
     def stop(self) -> None:
         """Ends the running answer within a layer."""
         self._stopping.set()
-        if self._model is not None:
-            self._model.cancel()
+        model = self._model
+        if model is not None:
+            model.cancel()
 
     def take(self) -> list[Token]:
         """The tokens that came since the last call."""
@@ -98,8 +99,9 @@ class EngineThread:
                 self._open()
             else:
                 self._serve(command)
-        if self._model is not None:
-            self._model.close()
+        model, self._model = self._model, None
+        if model is not None:
+            model.close()
 
     def _open(self) -> None:
         try:

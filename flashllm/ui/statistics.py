@@ -51,10 +51,13 @@ class AnswerStatistics:
 
 
 def memory_of_ceiling(rss_bytes: int, ceiling_bytes: int) -> str:
-    """`310 of 512 MiB`, or in GiB where the ceiling is large."""
-    if ceiling_bytes >= 10 * GIBIBYTE:
-        return f"{rss_bytes / GIBIBYTE:.1f} of {ceiling_bytes / GIBIBYTE:.1f} GiB"
-    return f"{rss_bytes / MEBIBYTE:.0f} of {ceiling_bytes / MEBIBYTE:.0f} MiB"
+    """`310 of 512 MiB`, `310 MiB of 15.2 GiB` or `5.8 of 16.0 GiB`."""
+    if ceiling_bytes < 10 * GIBIBYTE:
+        return f"{rss_bytes / MEBIBYTE:.0f} of {ceiling_bytes / MEBIBYTE:.0f} MiB"
+    ceiling = f"{ceiling_bytes / GIBIBYTE:.1f} GiB"
+    if rss_bytes < GIBIBYTE:
+        return f"{rss_bytes / MEBIBYTE:.0f} MiB of {ceiling}"
+    return f"{rss_bytes / GIBIBYTE:.1f} of {ceiling}"
 
 
 def prefill_text(done: int, total: int, elapsed_seconds: float) -> str:

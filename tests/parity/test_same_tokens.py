@@ -1,6 +1,6 @@
 """The demo answers the same, bit for bit, whatever the memory, the window and the threads.
 
-Twenty prompts of the held-out text, 64 tokens each, against the run with every setting at its default.
+Twenty prompts of the held-out text, 64 tokens each, against the run with the default settings.
 """
 
 from __future__ import annotations

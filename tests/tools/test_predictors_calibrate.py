@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from flashllm.predictors.activity import WINDOWS, window_use
 from flashllm.predictors.calibrate import SCORE_MAX, ScoreHistogram, choose_thresholds
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SCORES = st.floats(-SCORE_MAX, SCORE_MAX, width=32)
 SAMPLES = st.lists(st.tuples(SCORES, st.booleans()), min_size=1, max_size=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,7 +71,9 @@ def recorded(tmp_path_factory):
     stack = Stack()
     scratch = tmp_path_factory.mktemp("recording")
     contexts = random_contexts(100, 50)
-    return stack, contexts, record(stack, stack.spec, contexts, scratch, SilentProgress())
+    recorded = record(stack, stack.spec, contexts, scratch, SilentProgress())
+    with closing(recorded.recording):
+        yield stack, contexts, recorded
 
 
 @pytest.fixture(scope="module")
@@ -142,27 +143,24 @@ def test_a_planted_low_rank_layer_is_predicted_almost_exactly(trained):
 
 
 def test_training_beats_its_start_where_regression_is_not_the_answer():
-    # Half of the inputs' variance lies where every neuron is far below zero: regression spends
-    # its rank there, a classifier need not.
+    # Where one input silences all neurons, eight others tell nothing: regression spends its rank
+    # on them all the same, a classifier need not.
     generator = torch.Generator().manual_seed(1)
-    tokens, rank = 6000, 4
-    group = torch.rand(tokens, generator=generator) < 0.5
+    tokens, rank = 12_000, 6
     x = torch.randn(tokens, D_MODEL, generator=generator)
-    x[:, :8] *= 0.7 * (~group)[:, None]
-    x[:, 8:] *= 3.0 * group[:, None]
-    x[:, -1] = group.float() * 30
+    silenced = torch.rand(tokens, generator=generator) < 0.5
+    x[:, 4:12] *= silenced[:, None]
+    x[:, 12:] = 0
+    x[:, 12] = silenced.float()
     up = torch.randn(D_FFN, D_MODEL, generator=generator)
-    up[:, 4:8] = 0
-    up[:, -1] = -2
-    bias = torch.full((D_FFN,), -2.0)
-    pre_activation = x @ up.T + bias
+    up[:, 12] = -8.0
+    pre_activation = x @ up.T - 2.0
     data = layer_data(x, pre_activation > 0)
-    train, tune = data.part(range(5000)), data.part(range(5000, 6000))
-    start = initial_parameters(up, train.inputs, pre_activation[:5000].mean(0), rank, 0)
+    train, tune = data.part(range(10_000)), data.part(range(10_000, tokens))
+    start = initial_parameters(up, train.inputs, pre_activation[:10_000].mean(0), rank, 0)
     before = false_positives(start.rounded(), tune)
     after = false_positives(fit(start, train, tune, 0.04, 0, lambda _: None), tune)
-    assert before > 0.10
-    assert after < 0.5 * before
+    assert after < 0.75 * before
 
 
 def test_gradients_by_hand_are_autograds():
@@ -255,8 +253,10 @@ def test_odd_widths_are_packed_and_unpacked(tmp_path):
     with closing(Recording(tmp_path, shape, 4)) as recording:
         values = torch.randn(5, 13, generator=torch.Generator().manual_seed(0))
         recording.tap(0, torch.full((5, 3), 1e9), values)
-    assert torch.equal(unpack_active(np.asarray(recording.active(0)), 13), values > 0)
-    assert np.isfinite(recording.inputs(0)).all()
+        recording.finish()
+        assert torch.equal(unpack_active(np.asarray(recording.active(0)), 13), values > 0)
+        assert np.isfinite(recording.inputs(0)).all()
+        assert list(tmp_path.iterdir()) == []
 
 
 def layer_data(inputs: torch.Tensor, active: torch.Tensor) -> LayerData:

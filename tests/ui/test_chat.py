@@ -13,7 +13,8 @@ from textual.pilot import Pilot
 from textual.widgets import Markdown, Static
 
 from flashllm.errors import MemoryCeilingTooSmall, ReadFailed, UsageError
-from flashllm.ui.app import ChatApp, Phase
+from flashllm.ui.activity import Phase
+from flashllm.ui.app import ChatApp
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.status import StatusLine
@@ -54,7 +55,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
 
 async def ready(pilot: Pilot[None]) -> ChatApp:
     app = cast("ChatApp", pilot.app)
-    await until(pilot, lambda: app.phase is Phase.READY)
+    await until(pilot, lambda: app.activity.phase is Phase.READY)
     return app
 
 
@@ -100,7 +101,7 @@ async def test_a_question_is_sent_and_the_answer_streams() -> None:
         app = await ready(pilot)
         await pilot.press(*"ocean", "enter")
         await until(pilot, lambda: answers(app) == ["An ocean"])
-        assert app.phase is Phase.WRITING
+        assert app.activity.phase is Phase.WRITING
         assert "An ocean" in screen_text(app)
         gate.set()
         await ready(pilot)
@@ -171,7 +172,7 @@ async def test_stopping_while_the_engine_has_not_begun_is_not_lost() -> None:
     async with make_app(model).run_test() as pilot:
         app = await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.phase is Phase.READING)
+        await until(pilot, lambda: app.activity.phase is Phase.READING)
         await pilot.press("escape")
         gate.set()
         await ready(pilot)
@@ -218,7 +219,7 @@ async def test_a_model_that_does_not_open_says_why_and_can_be_tried_again() -> N
 
     app = ChatApp(open_engine, name="big")
     async with app.run_test() as pilot:
-        await until(pilot, lambda: app.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
         notice = texts(app, Notice)[-1]
         assert "big cannot be opened: 10 MB is too small; the smallest is 212 MiB" in notice
         await say(pilot, "typed early")
@@ -271,7 +272,7 @@ async def test_a_model_without_a_tokenizer_is_refused() -> None:
     model.tokenizer = None
     async with make_app(model).run_test() as pilot:
         app = cast("ChatApp", pilot.app)
-        await until(pilot, lambda: app.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
         assert "--ids" in texts(app, Notice)[-1]
         assert model.closed
 
@@ -443,7 +444,7 @@ async def test_keys_of_the_prompt() -> None:
         await until(pilot, lambda: texts(app, Question) == ["a\nb\nc"])
         await ready(pilot)
         await pilot.press("space", "enter")
-        assert app.phase is Phase.READY
+        assert app.activity.phase is Phase.READY
 
 
 async def test_help_opens_and_closes() -> None:
@@ -462,7 +463,7 @@ async def test_an_answer_goes_on_behind_the_help() -> None:
     async with make_app(FakeModel(["a", gate, "b"])).run_test() as pilot:
         app = await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.phase is Phase.WRITING)
+        await until(pilot, lambda: app.activity.phase is Phase.WRITING)
         await pilot.press("f1")
         gate.set()
         await ready(pilot)
@@ -502,7 +503,7 @@ async def test_quitting_in_the_middle_of_an_answer_closes_the_model() -> None:
     async with app.run_test() as pilot:
         await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.phase is Phase.WRITING)
+        await until(pilot, lambda: app.activity.phase is Phase.WRITING)
         await pilot.press("ctrl+q")
     assert await asyncio.to_thread(app.engine.close, WAIT_SECONDS)
     assert model.closed

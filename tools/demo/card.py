@@ -9,8 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from .train import Recipe
 
 CURVE_ROWS = 12
 
@@ -76,12 +80,14 @@ are exactly 0; by layer: {by_layer}.
     apt-get install wordnet-base
     python -m tools.demo.corpus
     python -m tools.demo.tokenizer
-    python -m tools.demo.train {options} --export flashllm/demo
+{commands}
     python -m tools.demo.score --json build/demo/score.json
     python -m tools.demo.card
 
-Seeds: corpus 20, tokenizer 7, training {seed}. The corpus and the tokenizer come out byte for
-byte; training does so as far as the processor and torch's kernels are the same.
+The trainer goes on from its last checkpoint; where there is more than one line of it, the plan was
+changed while it ran, to fit the time that the shared cores gave. Seeds: corpus 20, tokenizer 7,
+training {seed}. The corpus and the tokenizer come out byte for byte; training does so as far as the
+processor and torch's kernels are the same.
 """
 
 
@@ -116,10 +122,23 @@ def setting_rows(recipe: dict[str, Any], shape: dict[str, Any]) -> str:
     return "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in settings.items())
 
 
-def options(recipe: dict[str, Any]) -> str:
-    """The trainer's options that give this recipe."""
-    names = ("steps", "batch_tokens", "lr", "weight_decay")
-    return " ".join(f"--{name.replace('_', '-')} {recipe[name]}" for name in names)
+def read_stages(path: Path) -> list[dict[str, Any]]:
+    """What each stage of the run was given; stages that left no step behind are dropped."""
+    records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    by_step = {record["from_step"]: record for record in records}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def commands(stages: Sequence[dict[str, Any]]) -> str:
+    """The trainer's command for each stage, with the options that are not the defaults."""
+    defaults = asdict(Recipe())
+    lines = []
+    for stage, following in zip_longest(stages, stages[1:]):
+        changed = {k: v for k, v in stage["recipe"].items() if v != defaults[k]}
+        options = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in changed.items())
+        end = f"  # to step {following['from_step']}" if following else " --export flashllm/demo"
+        lines.append(f"    python -m tools.demo.train {options}{end}")
+    return "\n".join(lines)
 
 
 def count_lines(path: Path) -> int:
@@ -143,8 +162,8 @@ def count_parameters(path: Path) -> int:
 
 def make_card(run: Path, score: dict[str, Any], folder: Path) -> str:
     """The card's text."""
-    plan = json.loads((run / "recipe.json").read_text(encoding="utf-8"))
-    recipe, shape = plan["recipe"], plan["shape"]
+    stages = read_stages(run / "stages.jsonl")
+    recipe, shape = stages[-1]["recipe"], stages[-1]["shape"]
     return TEXT.format(
         words=count_lines(folder / "words.txt"),
         parameters=count_parameters(folder / "model.safetensors"),
@@ -155,7 +174,7 @@ def make_card(run: Path, score: dict[str, Any], folder: Path) -> str:
         scores=score_rows(score),
         sparsity=score["sparsity"],
         by_layer=", ".join(f"{value:.1%}" for value in score["sparsity_by_layer"]),
-        options=options(recipe),
+        commands=commands(stages),
         seed=recipe["seed"],
     )
 

@@ -26,7 +26,7 @@ from .corpus import load_material
 from .export import export
 from .model import Decoder, Shape
 from .optimizer import make_optimizers
-from .tokenizer import ConversationEncoder, load_tokenizer, write_json
+from .tokenizer import ConversationEncoder, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,6 @@ class Run:
         self.control = SparsityControl()
         self.step, self.seconds = 0, 0.0
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "recipe.json", {"recipe": asdict(recipe), "shape": asdict(shape)})
 
     def train_step(self) -> dict[str, float]:
         """One step; returns loss (nats an answer token), sparsity and the penalty's coefficient."""
@@ -162,6 +161,7 @@ class Run:
 
     def train(self, save_seconds: float, log_steps: int) -> None:
         """Runs to the last step, logging a line of JSON every few steps."""
+        self._note_stage()
         saved = started = time.monotonic()
         before = self.seconds
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
@@ -174,6 +174,16 @@ class Run:
                 if now - saved > save_seconds or self.step == self.recipe.steps:
                     self.save()
                     saved = now
+
+    def _note_stage(self) -> None:
+        """Keeps what this stage runs with, since a resumed run may have another plan."""
+        stage = {
+            "from_step": self.step,
+            "recipe": asdict(self.recipe),
+            "shape": asdict(self.model.shape),
+        }
+        with (self.folder / "stages.jsonl").open("a", encoding="utf-8") as stream:
+            print(json.dumps(stage), file=stream)
 
     def _line(self, seen: dict[str, float]) -> str:
         word_loss = self.sampler.word_loss

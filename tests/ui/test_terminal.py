@@ -1,0 +1,134 @@
+"""Through a real pseudo-terminal: nothing that a model says acts on it, and it is given back."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WAIT_SECONDS = 60.0
+SCRIPT = """
+import sys
+from flashllm.commands import opening
+from flashllm.cli import main
+from tests.ui.fake_engine import FakeModel
+steps = {steps!r}
+opening.open_engine = lambda directory, arguments: FakeModel(steps)
+sys.exit(main(sys.argv[1:]))
+"""
+PAYLOADS = {
+    "clipboard": "\x1b]52;c;RVZJTA==\x07",
+    "title": "\x1b]0;EVIL\x07",
+    "link": "\x1b]8;;https://evil.example\x1b\\",
+    "clear": "\x1b[2J",
+    "colour_c1": "\x9b31m",
+    "title_c1": "\x9d0;EVIL\x9c",
+    "dcs": "\x1bP+qEVIL\x1b\\",
+    "apc": "\x1b_EVIL\x1b\\",
+    "bidi": "\u202eEVIL\u202c",
+    "unterminated": "\x1b]0;EVIL",
+}
+
+
+class Terminal:
+    """A process on a pseudo-terminal."""
+
+    def __init__(self, steps: list[str], *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT.format(steps=steps), *arguments],
+            cwd=ROOT,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.output = b""
+
+    def read_until(self, wanted: bytes) -> None:
+        while wanted not in self.output:
+            assert self._read(), self.output[-2000:]
+
+    def read_all(self) -> bytes:
+        while self._read():
+            pass
+        os.close(self._ours)
+        return self.output
+
+    def write(self, text: bytes) -> None:
+        os.write(self._ours, text)
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._ours], [], [], WAIT_SECONDS)
+        assert ready, self.output[-2000:]
+        try:
+            chunk = os.read(self._ours, 1 << 16)
+        except OSError:  # the other side has been closed
+            return False
+        self.output += chunk
+        return bool(chunk)
+
+
+SHOWN = {"bidi": "before EVILafter", "unterminated": "before"}
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_run_on_a_terminal_is_sanitized(name: str) -> None:
+    payload = PAYLOADS[name]
+    middle = len(payload) // 2
+    steps = ["before ", payload[:middle], payload[middle:], "after"]
+    terminal = Terminal(steps, "run", "m", "-p", "x")
+    output = terminal.read_all().decode()
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+    assert output.strip() == SHOWN.get(name, "before after")
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]", output)
+
+
+def test_run_into_a_pipe_is_left_as_it_is() -> None:
+    payload = "".join(PAYLOADS.values())
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(steps=[payload]), "run", "m", "-p", "x"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode() == payload + "\n"
+
+
+def test_the_chat_lets_no_sequence_through_and_gives_the_terminal_back() -> None:
+    hostile = "".join(payload for name, payload in PAYLOADS.items() if name not in SHOWN)
+    terminal = Terminal(["begin ", hostile, " finish"], "chat", "m")
+    terminal.read_until(b"ready")
+    terminal.write(b"hello\r")
+    terminal.read_until(b"finish")
+    terminal.write(b"\x11")
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+    assert b"\x1b]52" not in output
+    assert b"\x1b]0;" not in output
+    assert b"\x1b]8;" not in output
+    assert b"EVIL" not in output
+    assert b"\x1b[?1049l" in output
+    assert b"Traceback" not in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_in_order(number: signal.Signals) -> None:
+    terminal = Terminal(["x"], "chat", "m")
+    terminal.read_until(b"ready")
+    terminal.process.send_signal(number)
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 128 + number
+    assert b"\x1b[?1049l" in output
+    assert b"Traceback" not in output
