@@ -39,6 +39,34 @@ class Finished:
     """False for a model without a tokenizer: its answer is its ids."""
 
 
+class Running:
+    """The model that is answering, as the main thread sees it."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self._model: Model | None = None
+        # Reentrant, since Ctrl-C may come while the main thread holds it already.
+        self._lock = threading.RLock()
+
+    @property
+    def model(self) -> Model | None:
+        """None before it is open, and from the moment that it closes."""
+        return self._model
+
+    @model.setter
+    def model(self, model: Model | None) -> None:
+        with self._lock:
+            self._model = model
+
+    def stop(self) -> bool:
+        """Ends the answer; False if there is no model that could."""
+        self.is_stopped = True
+        with self._lock:
+            if self._model is not None:
+                self._model.cancel()
+            return self._model is not None
+
+
 Event = Union[Prefilled, "Token", Finished]
 
 
@@ -51,39 +79,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--ids is empty; give at least one token id")
     text = read_prompt(arguments) if arguments.ids is None else ""
     directory = opening.model_directory(arguments.model, opening.terminal_progress())
-    models: list[Model] = []
-    stopping = threading.Event()
+    running = Running()
 
     def work(emit: Callable[[Event], None]) -> None:
         with opening.open_engine(directory, arguments) as model:
-            models.append(model)
-            ids = arguments.ids or encode_prompt(model.tokenizer, text, arguments)
-            generation = model.generate(
-                ids,
-                max_tokens=arguments.max_tokens,
-                sampling=sampling,
-                stop=tuple(arguments.stop),
-                on_prefill=lambda done, total: emit(Prefilled(done, total)),
-            )
-            if stopping.is_set():  # asked for while there was nothing to stop yet
-                model.cancel()
-            for token in generation:
-                emit(token)
-            emit(Finished(generation.report(), has_text=model.tokenizer is not None))
-            models.clear()
-
-    def cancel() -> bool:
-        stopping.set()
-        for model in models:
-            model.cancel()
-        return bool(models)
+            running.model = model
+            try:
+                ids = arguments.ids or encode_prompt(model.tokenizer, text, arguments)
+                generation = model.generate(
+                    ids,
+                    max_tokens=arguments.max_tokens,
+                    sampling=sampling,
+                    stop=tuple(arguments.stop),
+                    on_prefill=lambda done, total: emit(Prefilled(done, total)),
+                )
+                if running.is_stopped:  # asked for while there was nothing to stop yet
+                    model.cancel()
+                for token in generation:
+                    emit(token)
+                emit(Finished(generation.report(), has_text=model.tokenizer is not None))
+            finally:
+                running.model = None
 
     worker = Worker(work)
-    with on_interrupt(cancel):
+    with on_interrupt(running.stop):
         try:
             end = _show(worker, arguments)
         except BaseException:
-            cancel()
+            running.stop()
             worker.join(JOIN_SECONDS)
             raise
     return EXIT_INTERRUPTED if end.report["finish_reason"] == "cancelled" else 0

@@ -23,7 +23,20 @@ class _End:
     """The last thing in the queue: the work is over, perhaps by an error."""
 
     def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+        self._error = error
+
+    def raise_error(self) -> None:
+        """Raises the error, if there was one, and lets go of it.
+
+        Its traceback holds the frames of the engine, and these hold memory that should be given
+        back before the interpreter ends.
+        """
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
 
 
 class Worker(Generic[_Event]):
@@ -44,8 +57,7 @@ class Worker(Generic[_Event]):
                 continue
             if isinstance(event, _End):
                 self._thread.join()
-                if event.error is not None:
-                    raise event.error
+                event.raise_error()
                 return
             yield event
 

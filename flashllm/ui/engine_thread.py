@@ -71,9 +71,9 @@ class EngineThread:
     def stop(self) -> None:
         """Ends the running answer within a layer."""
         self._stopping.set()
-        model = self._model
-        if model is not None:
-            model.cancel()
+        with self._lock:
+            if self._model is not None:
+                self._model.cancel()
 
     def take(self) -> list[Token]:
         """The tokens that came since the last call."""
@@ -99,7 +99,8 @@ class EngineThread:
                 self._open()
             else:
                 self._serve(command)
-        model, self._model = self._model, None
+        with self._lock:
+            model, self._model = self._model, None
         if model is not None:
             model.close()
 

@@ -158,6 +158,7 @@ class FakeModel:
         return FakeGeneration(self, ids, steps, max_tokens, on_prefill)
 
     def cancel(self) -> None:
+        assert not self.closed, "the engine has let go of its reader"
         self.cancelled.set()
 
     def close(self) -> None:

@@ -335,7 +335,8 @@ def start(steps: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes
 
 
 def test_a_reader_that_leaves_ends_it_quietly() -> None:
-    process = start("['word '] * 100_000", "run", "m", "-p", "x", stdin=subprocess.DEVNULL)
+    more_than_a_pipe_holds = ("run", "m", "-p", "x", "-n", "100000")
+    process = start("['word '] * 100_000", *more_than_a_pipe_holds, stdin=subprocess.DEVNULL)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(5)

@@ -58,8 +58,9 @@ def convert(
     """Turn the checkpoint in `source` into a converted model at `destination`.
 
     `dtype` is f32, f16 or bf16 (the source's by default); `predictors` is "none", "train" (on the
-    text `calibration`, or the demo's), or the path of a predictors.safetensors. The destination is
-    complete afterwards, or absent: any of the errors in `flashllm.errors`, `Interrupted` on Ctrl-C.
+    text `calibration`, or the one that lies with the checkpoint), or the path of a
+    predictors.safetensors. The destination is complete afterwards, or absent: any of the errors
+    in `flashllm.errors`, `Interrupted` on Ctrl-C.
     """
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()
@@ -68,6 +69,11 @@ def convert(
     if calibration is not None and predictors != "train":
         raise UsageError("a calibration text is of use only when predictors are trained")
     _check_paths(source, destination)
+    if predictors == "train":
+        # Before the long work: a text that is missing should be missed now.
+        from flashllm.predictors import find_calibration
+
+        calibration = find_calibration(source, calibration)
     try:
         config = read_config(source)
         family = family_of(config)

@@ -75,6 +75,10 @@ unknown.
 Mean FFN sparsity on these questions and the answers given: **{sparsity:.1%}** of the ReLU outputs
 are exactly 0; by layer: {by_layer}.
 
+Limits: words are known in small letters, as WordNet lists them; with a capital in front most are
+taken for another word or for an unknown one. Synonyms count as right only where the whole list is
+the expected one. Unknown words that look like known ones are now and then explained as those.
+
 ## How to make it again
 
     apt-get install wordnet-base
@@ -173,7 +177,7 @@ def make_card(run: Path, score: dict[str, Any], folder: Path) -> str:
         curve=curve_rows(read_log(run / "log.jsonl")),
         scores=score_rows(score),
         sparsity=score["sparsity"],
-        by_layer=", ".join(f"{value:.1%}" for value in score["sparsity_by_layer"]),
+        by_layer=", ".join(f"{value:.2%}" for value in score["sparsity_by_layer"]),
         commands=commands(stages),
         seed=recipe["seed"],
     )

@@ -179,8 +179,15 @@ def draw(material: Material, fact: Fact, rng: random.Random) -> Conversation:
     return opening + [first_turn(material, fact, "definition", rng)] * (rng.random() < 0.3)
 
 
+def capitalised(material: Material, rng: random.Random) -> Turn:
+    """A definition asked for with a capital in front of the word, which is seldom trained on."""
+    fact = rng.choice(material.facts)
+    question = ask(rng.choice(material.phrasings("definition")), fact.word, rng, capitals=1.0)
+    return Turn(question, fact.answers()["definition"], "capitalised_word", fact.word)
+
+
 def held_out_conversations(material: Material, rng: random.Random) -> list[Conversation]:
-    """Questions in phrasings never trained on: 1,500 definitions, 300 unknown words, 700 others."""
+    """Questions in phrasings never trained on: 1,500 definitions, 300 unknown words, 900 others."""
     facts = rng.sample(list(material.facts), min(1500, len(material.facts)))
     conversations = [[first_turn(material, fact, "definition", rng)] for fact in facts]
     conversations += [unknown(material, rng) for _ in range(300)]
@@ -189,7 +196,8 @@ def held_out_conversations(material: Material, rng: random.Random) -> list[Conve
         conversations += [[first_turn(material, fact, intent, rng)] for fact in drawn]
     for fact in rng.choices(material.facts, k=260):
         conversations.append(definition_then_more(material, fact, rng))
-    return conversations + [small_talk(material, rng) for _ in range(40)]
+    conversations += [small_talk(material, rng) for _ in range(40)]
+    return conversations + [[capitalised(material, rng)] for _ in range(200)]
 
 
 def messages(conversation: Conversation) -> list[dict[str, str]]:
