@@ -174,7 +174,7 @@ class Model:
         return self._running
 
     def cancel(self) -> None:
-        """End the running generation within a layer. From any thread."""
+        """End the running generation within a layer. From any thread, also after `close`."""
         self._decoder.cancel()
 
     def close(self) -> None:

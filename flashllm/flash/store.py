@@ -6,6 +6,7 @@ a truncated file is a short read and the page cache stays empty). Not here: torc
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +140,19 @@ class Store:
         """Size of one of the model's files as the manifest has it; 0 where there is none."""
         record = self.manifest.files.get(name)
         return record.bytes if record else 0
+
+    def cancel_reads(self) -> None:
+        """Make the reads under way end with `Cancelled`; nothing on a closed store."""
+        reader = self._reader
+        if reader is not None:
+            # Closed in between by another thread: there is nothing left to cancel.
+            with contextlib.suppress(ValueError):
+                reader.cancel()
+
+    def allow_reads(self) -> None:
+        """Forget an earlier `cancel_reads`."""
+        if self._reader is not None:
+            self._reader.clear_cancel()
 
     def close(self) -> None:
         """Stop the reader's threads."""

@@ -121,12 +121,12 @@ class Decoder:
     def cancel(self) -> None:
         """Make the running call raise `Cancelled` within a layer. From any thread."""
         self._cancelled.set()
-        self._store.reader.cancel()
+        self._store.cancel_reads()
 
     def clear_cancel(self) -> None:
         """Forget an earlier `cancel`."""
         self._cancelled.clear()
-        self._store.reader.clear_cancel()
+        self._store.allow_reads()
 
     @torch.inference_mode()
     def _prompt(

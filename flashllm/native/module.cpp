@@ -179,6 +179,8 @@ void define_kernels(nb::module_& m) {
 NB_MODULE(_core, m) {
   m.doc() = "Direct reads into memory allocated once, and products of encoded rows.";
   m.attr("NAME") = "native";
+  // A program that ends in the middle of an answer still holds its model: no leak, and no news.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   define_reading(m);
   define_kernels(m);

@@ -157,6 +157,13 @@ def test_cancel_from_another_thread(model: Model) -> None:
     assert [t.id for t in model.generate(PROMPT, max_tokens=2)]
 
 
+def test_cancel_after_close_is_nothing(sparse_model: Path) -> None:
+    with open_model(sparse_model) as model:
+        pass
+    model.cancel()
+    model.close()
+
+
 def test_the_context_ends_a_generation(sparse_model: Path) -> None:
     with open_model(sparse_model, context=12) as model:
         generation = model.generate(PROMPT, max_tokens=50)
