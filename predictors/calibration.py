@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -80,15 +81,19 @@ def read_contexts(
     if not text.strip():
         raise UsageError(f"{path}: the calibration text is empty; give another with --calibration")
     if path.suffix == ".ids":
-        contexts = _shuffled(text, lambda n, line: _parse_ids(path, n, line, limits), limits, seed)
+        contexts = _shuffled(
+            text, lambda n, line: _parse_ids(path, n, line, limits), limits, seed, progress
+        )
     elif tokenizer is None:
         raise UsageError(f"{path}: the model has no tokenizer; give token ids in a .ids file")
     elif path.suffix == ".jsonl":
+        talks = ConversationEncoder(tokenizer)
         contexts = _shuffled(
             text,
-            lambda n, line: encode_conversation(tokenizer, _parse_conversation(path, n, line)),
+            lambda n, line: talks.encode(_parse_conversation(path, n, line)),
             limits,
             seed,
+            progress,
         )
     else:
         text = text[: limits.tokens_max * CHARACTERS_PER_TOKEN_MAX]
@@ -99,20 +104,35 @@ def read_contexts(
     return contexts
 
 
-def encode_conversation(tokenizer: TextEncoder, messages: Sequence[Message]) -> Context:
-    """The conversation as the model would have seen it, up to the end of its last message.
+class ConversationEncoder:
+    """Conversations as the model would have seen them, up to the end of their last message.
 
     `encode_chat` ends with the prompt for another answer; after an answer that prompt never comes,
-    so what the conversation shares at its end with itself before that answer is taken off.
+    so it is taken off: what a conversation of the same roles shares at its end with itself before
+    that answer.
     """
-    whole = tokenizer.encode_chat(messages)
-    if messages[-1]["role"] != "assistant" or len(messages) == 1:
-        return whole
-    before = tokenizer.encode_chat(messages[:-1])
-    shared = 0
-    while shared < min(len(whole), len(before)) and whole[-1 - shared] == before[-1 - shared]:
-        shared += 1
-    return whole[: len(whole) - shared]
+
+    def __init__(self, tokenizer: TextEncoder) -> None:
+        self._tokenizer = tokenizer
+        self._prompts: dict[tuple[str, ...], int] = {}
+
+    def encode(self, messages: Sequence[Message]) -> Context:
+        """Token ids of a conversation."""
+        ids = self._tokenizer.encode_chat(messages)
+        roles = tuple(message["role"] for message in messages)
+        if roles[-1] != "assistant" or len(roles) == 1:
+            return ids
+        if roles not in self._prompts:
+            self._prompts[roles] = self._prompt_tokens(roles)
+        return ids[: len(ids) - self._prompts[roles]]
+
+    def _prompt_tokens(self, roles: Sequence[str]) -> int:
+        contents = [str(number % 10) for number in range(len(roles))]  # neighbours differ
+        messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+        whole = self._tokenizer.encode_chat(messages)
+        before = self._tokenizer.encode_chat(messages[:-1])
+        pairs = zip(reversed(whole), reversed(before), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _read_text(path: Path, progress: Progress) -> str:
@@ -133,18 +153,25 @@ def _read_text(path: Path, progress: Progress) -> str:
 
 
 def _shuffled(
-    text: str, encode: Callable[[int, str], Context], limits: ContextLimits, seed: int
+    text: str,
+    encode: Callable[[int, str], Context],
+    limits: ContextLimits,
+    seed: int,
+    progress: Progress,
 ) -> list[Context]:
     """The lines in a seeded order, encoded one by one until there are tokens enough."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     random.Random(seed).shuffle(lines)
     contexts: list[Context] = []
     tokens = 0
+    progress.start("encoding the calibration text", sum(len(line) for _, line in lines))
     for number, line in lines:
         if tokens >= limits.tokens_max:
             break
         contexts.append(encode(number, line)[: limits.tokens_max - tokens])
         tokens += len(contexts[-1])
+        progress.advance(len(line))
+    progress.finish()
     return contexts
 
 

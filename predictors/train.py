@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,8 @@ from .report import LayerReport, Report
 from .weights import UpProjections
 
 TOKENS_MAX = 300_000
+# Below this many weights a layer, two threads mostly wait for each other.
+WEIGHTS_OF_ONE_THREAD = 1 << 22
 ONES_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
 
 
@@ -81,7 +83,7 @@ def train_predictors(
                 contexts = read_contexts(text, tokenizer, limits, seed, progress)
                 recorded = record(decoder, spec, contexts, output, progress)
             del decoder  # its weights would only take memory from training
-            with closing(recorded.recording):
+            with closing(recorded.recording), _threads(spec):
                 predictors, thresholds, report = train_on(
                     recorded, projections.layer, progress, seed, false_negative_target
                 )
@@ -222,3 +224,15 @@ def _make_directory(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotCreate(f"{output}: cannot write here: {error.strerror}") from error
+
+
+@contextmanager
+def _threads(spec: ModelSpec) -> Iterator[None]:
+    """One thread for narrow layers, for the time of training."""
+    before = torch.get_num_threads()
+    if spec.d_model * spec.d_ffn < WEIGHTS_OF_ONE_THREAD:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -7,8 +7,10 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -308,8 +310,16 @@ class ChatApp(App[None]):
         if self.is_headless:
             return
         loop = asyncio.get_running_loop()
+
+        def leave(number: int, _frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.exit, None, 128 + number)
+            # A terminal that has gone takes no more output, and writing to it may wait for ever.
+            last_resort = threading.Timer(2 * CLOSE_SECONDS, os._exit, [128 + number])
+            last_resort.daemon = True
+            last_resort.start()
+
         for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self.exit, None, 128 + number)
+            signal.signal(number, leave)
 
 
 def explain(error: BaseException) -> str:

@@ -214,8 +214,18 @@ def test_a_destination_that_appears_meanwhile_is_kept(source: Path, tmp_path: Pa
     assert not list((tmp_path / "out").iterdir())
 
 
+# However fast the disk is, there is time to interrupt.
+SLOW = """
+import sys, time
+from tools.convert import __main__ as command, progress
+advance = progress.PlainProgress.advance
+progress.PlainProgress.advance = lambda *given: (time.sleep(0.3), advance(*given))
+sys.exit(command.main())
+"""
+
+
 def _start(source: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tools.convert", str(source), str(out)]
+    command = [sys.executable, "-c", SLOW, str(source), str(out)]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -9,7 +9,7 @@ import pytest
 from flashllm.predictors.calibration import (
     CONTEXTS_MIN,
     ContextLimits,
-    encode_conversation,
+    ConversationEncoder,
     find_calibration,
     read_contexts,
 )
@@ -66,10 +66,11 @@ def write_lines(path: Path, lines) -> Path:
 
 def test_a_conversation_ends_with_its_last_answer():
     tokenizer = ByteTokenizer()
-    whole = encode_conversation(tokenizer, conversation("ab", "cd", "e", "f"))
-    assert tokenizer.encode_chat(conversation("ab", "cd", "e", "f")) == [*whole, ASSISTANT]
-    question = encode_conversation(tokenizer, conversation("ab"))
-    assert question[-1] == ASSISTANT
+    talks = ConversationEncoder(tokenizer)
+    for contents in (("ab", "cd", "e", "f"), ("same", "same"), ("x", "y")):
+        whole = talks.encode(conversation(*contents))
+        assert tokenizer.encode_chat(conversation(*contents)) == [*whole, ASSISTANT]
+    assert talks.encode(conversation("ab"))[-1] == ASSISTANT
 
 
 def test_conversations_are_contexts_in_a_seeded_order(tmp_path):
@@ -79,7 +80,7 @@ def test_conversations_are_contexts_in_a_seeded_order(tmp_path):
     contexts = read(path)
     assert len(contexts) == 50
     expected = [
-        encode_conversation(ByteTokenizer(), t["messages"] if isinstance(t, dict) else t)
+        ConversationEncoder(ByteTokenizer()).encode(t["messages"] if isinstance(t, dict) else t)
         for t in talks
     ]
     assert sorted(contexts) == sorted(expected)

@@ -68,6 +68,10 @@ class Terminal:
     def write(self, text: bytes) -> None:
         os.write(self._ours, text)
 
+    def vanish(self) -> None:
+        """The window is closed: nobody reads any more."""
+        os.close(self._ours)
+
     def _read(self) -> bool:
         ready, _, _ = select.select([self._ours], [], [], WAIT_SECONDS)
         assert ready, self.output[-2000:]
@@ -132,3 +136,15 @@ def test_a_signal_leaves_the_terminal_in_order(number: signal.Signals) -> None:
     assert terminal.process.wait(WAIT_SECONDS) == 128 + number
     assert b"\x1b[?1049l" in output
     assert b"Traceback" not in output
+
+
+def test_a_terminal_that_vanishes_takes_the_chat_along() -> None:
+    # Enough to say that output is waiting for a reader when the terminal goes.
+    terminal = Terminal(["many words "] * 4000, "chat", "m")
+    terminal.read_until(b"ready")
+    terminal.write(b"hello\r")
+    terminal.read_until(b"many words")
+    terminal.vanish()
+    # Not a controlling terminal here, so the kernel does not send what a shell's would get.
+    terminal.process.send_signal(signal.SIGHUP)
+    assert terminal.process.wait(WAIT_SECONDS) == 128 + signal.SIGHUP
