@@ -33,8 +33,9 @@ from .report import LayerReport, Report
 from .weights import UpProjections
 
 TOKENS_MAX = 300_000
-# Below this many weights a layer, two threads mostly wait for each other.
-WEIGHTS_OF_ONE_THREAD = 1 << 22
+# A layer of about a minute's work: below it, threads gain little, and where other programs keep
+# the cores busy they wait for each other (measured: two took eight times as long as one).
+OPERATIONS_OF_ONE_THREAD = 3e12
 ONES_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
 
 
@@ -83,7 +84,7 @@ def train_predictors(
                 contexts = read_contexts(text, tokenizer, limits, seed, progress)
                 recorded = record(decoder, spec, contexts, output, progress)
             del decoder  # its weights would only take memory from training
-            with closing(recorded.recording), _threads(spec):
+            with closing(recorded.recording), _threads(recorded):
                 predictors, thresholds, report = train_on(
                     recorded, projections.layer, progress, seed, false_negative_target
                 )
@@ -226,11 +227,20 @@ def _make_directory(output: Path) -> None:
         raise CannotCreate(f"{output}: cannot write here: {error.strerror}") from error
 
 
+def operations_of_layer(shape: Shape, train_tokens: int) -> float:
+    """Multiplications and additions of training one layer of the usual rank."""
+    rank = rank_of_layer(shape.n_layers, shape.d_model, 0)
+    seen = train_tokens * passes_over(train_tokens)
+    return 6.0 * rank * (shape.d_model + shape.d_ffn) * seen
+
+
 @contextmanager
-def _threads(spec: ModelSpec) -> Iterator[None]:
-    """One thread for narrow layers, for the time of training."""
+def _threads(recorded: Recorded) -> Iterator[None]:
+    """One thread where there is little to do, for the time of training."""
     before = torch.get_num_threads()
-    if spec.d_model * spec.d_ffn < WEIGHTS_OF_ONE_THREAD:
+    if operations_of_layer(recorded.recording.shape, len(recorded.split.train)) < (
+        OPERATIONS_OF_ONE_THREAD
+    ):
         torch.set_num_threads(1)
     try:
         yield

@@ -219,7 +219,7 @@ SLOW = """
 import sys, time
 from tools.convert import __main__ as command, progress
 advance = progress.PlainProgress.advance
-progress.PlainProgress.advance = lambda *given: (time.sleep(0.3), advance(*given))
+progress.PlainProgress.advance = lambda *given: (time.sleep(0.03), advance(*given))
 sys.exit(command.main())
 """
 

@@ -15,7 +15,12 @@ from flashllm.predictors.lowrank import LowRank, Parameters, initial_parameters,
 from flashllm.predictors.progress import SilentProgress
 from flashllm.predictors.record import Recording, Shape, split_contexts, unpack_active
 from flashllm.predictors.report import FILE_NAME, read_report, table
-from flashllm.predictors.train import record, train_on
+from flashllm.predictors.train import (
+    OPERATIONS_OF_ONE_THREAD,
+    operations_of_layer,
+    record,
+    train_on,
+)
 from safetensors.torch import load_file
 
 from flashllm.errors import NotEnoughSpace
@@ -191,6 +196,12 @@ def test_the_start_with_full_rank_has_the_sign_of_the_pre_activation():
 
 def test_passes_follow_the_number_of_tokens():
     assert passes_over(1_000) > passes_over(300_000) >= 2
+
+
+def test_the_work_of_a_layer_decides_on_threads_not_the_machine():
+    demo, large = Shape(6, 256, 1024, 67_000), Shape(32, 4096, 16384, 300_000)
+    assert operations_of_layer(demo, 54_000) < OPERATIONS_OF_ONE_THREAD
+    assert operations_of_layer(large, 240_000) > OPERATIONS_OF_ONE_THREAD
 
 
 def test_the_same_seed_gives_the_same_bytes(recorded, tmp_path):
