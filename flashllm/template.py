@@ -6,6 +6,7 @@ its output is split at them, and only the template's own text may become control
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
@@ -79,43 +80,70 @@ def render_template(
     `special_tokens` are the template's variables (`bos_token`, ...). Raises `UsageError` where the
     template refuses the conversation, `ModelError` where it is broken or takes too long.
     """
-    contents: dict[str, str] = {}
+    shapes = tuple(_Shape.of(message) for message in messages)
+    skeleton = _skeleton(template, tuple(sorted(special_tokens.items())), shapes)
+    return [
+        Segment(part, False) if isinstance(part, str) else Segment(_core(messages[part]), True)
+        for part in skeleton
+    ]
+
+
+def _core(message: Message) -> str:
+    return message["content"].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a template can tell of a message: its role, and white space around a placeholder."""
+
+    role: str
+    before: str
+    has_core: bool
+    after: str
+
+    @classmethod
+    def of(cls, message: Message) -> _Shape:
+        core = _core(message)
+        if not core:
+            return cls(message["role"], message["content"], False, "")
+        before, _, after = message["content"].partition(core)
+        return cls(message["role"], before, True, after)
+
+
+# A rendering takes a process, some 60 ms: conversations of one shape share it.
+@functools.lru_cache(maxsize=256)
+def _skeleton(
+    template: str, special_tokens: tuple[tuple[str, str], ...], shapes: tuple[_Shape, ...]
+) -> tuple[str | int, ...]:
+    """The rendered template: its own text, and the number of the message whose content follows."""
+    places: dict[str, int] = {}
+    messages = []
+    for number, shape in enumerate(shapes):
+        placeholder = f"\ue000{secrets.randbelow(10**39):039d}\ue001" if shape.has_core else ""
+        places[placeholder] = number
+        content = f"{shape.before}{placeholder}{shape.after}"
+        messages.append({"role": shape.role, "content": content})
     variables = {
-        **special_tokens,
-        "messages": [
-            {"role": message["role"], "content": _hide(message["content"], contents)}
-            for message in messages
-        ],
+        **dict(special_tokens),
+        "messages": messages,
         "add_generation_prompt": True,
         "tools": None,
         "documents": None,
     }
-    return _split(_run_process(template, variables), contents)
+    return _split(_run_process(template, variables), places)
 
 
-def _hide(content: str, contents: dict[str, str]) -> str:
-    """A placeholder between the content's own edges of white space, which templates may trim."""
-    core = content.strip()
-    if not core:
-        return content
-    placeholder = f"\ue000{secrets.randbelow(10**39):039d}\ue001"
-    contents[placeholder] = core
-    before, _, after = content.partition(core)
-    return f"{before}{placeholder}{after}"
-
-
-def _split(rendered: str, contents: Mapping[str, str]) -> list[Segment]:
-    segments: list[Segment] = []
+def _split(rendered: str, places: Mapping[str, int]) -> tuple[str | int, ...]:
+    parts: list[str | int] = []
     position = 0
     for match in _PLACEHOLDER.finditer(rendered):
-        if match[0] in contents:
-            segments.append(Segment(rendered[position : match.start()], False))
-            segments.append(Segment(contents[match[0]], True))
+        if match[0] in places:
+            parts += (rendered[position : match.start()], places[match[0]])
             position = match.end()
-    segments.append(Segment(rendered[position:], False))
-    if any(not part.is_content and _PLACEHOLDER_PART.search(part.text) for part in segments):
+    parts.append(rendered[position:])
+    if any(isinstance(part, str) and _PLACEHOLDER_PART.search(part) for part in parts):
         raise ModelError("chat template: it cuts messages into pieces; try --raw")
-    return segments
+    return tuple(parts)
 
 
 def _run_process(template: str, variables: Mapping[str, object]) -> str:
