@@ -26,8 +26,11 @@ AVAILABLE_SHARE = 0.75
 
 @contextlib.contextmanager
 def open_decoder(directory: str | os.PathLike[str]) -> Iterator[Decoder]:
-    """A decoder for exact forward passes over a converted model, for recording and evaluation."""
-    decoder, _, store = load_decoder(Path(directory), select="all")
+    """A decoder for exact forward passes over a converted model, in as little memory as will do.
+
+    For recording and evaluation, which send whole texts through and keep no window.
+    """
+    decoder, _, store = load_decoder(Path(directory), select="all", window=1, least=True)
     with store:
         yield decoder
 
@@ -41,15 +44,16 @@ def load_decoder(
     io_threads: int | None = None,
     direct: bool = True,
     context: int | None = None,
+    least: bool = False,
 ) -> tuple[Decoder, Plan, Store]:
-    """Open a directory; the caller closes the store."""
+    """Open a directory; the caller closes the store. `least` is for the smallest plan there is."""
     store = Store(directory)
     try:
         chosen = choose_selector(store, select)
         _warm_up()
         sizes = _sizes(store, chosen)
         ceiling_bytes = memory
-        if ceiling_bytes is None:
+        if ceiling_bytes is None and not least:
             available_bytes = psutil.virtual_memory().available
             ceiling_bytes = sizes.interpreter + int(available_bytes * AVAILABLE_SHARE)
         plan = make_plan(

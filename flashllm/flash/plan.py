@@ -117,14 +117,17 @@ def kv_bytes(spec: ModelSpec, context: int) -> int:
 def make_plan(
     spec: ModelSpec,
     sizes: Sizes,
-    ceiling_bytes: int,
+    ceiling_bytes: int | None,
     *,
     select: str,
     window: int | None = None,
     io_threads: int | None = None,
     context: int | None = None,
 ) -> Plan:
-    """Split a ceiling; `MemoryCeilingTooSmall` names the smallest that would do."""
+    """Split a ceiling, or with None the smallest that will do.
+
+    `MemoryCeilingTooSmall` names that, `UsageError` a setting out of its range.
+    """
     io_threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, 1024)
     default_context = min(DEFAULT_CONTEXT, spec.max_positions)
     context = _within("ctx-size", context, default_context, spec.max_positions)
@@ -143,6 +146,8 @@ def make_plan(
     fixed_bytes = sum(split.values())
     least = smallest_slots(spec.bundles_per_layer)
     smallest_bytes = fixed_bytes + spec.n_layers * least * sizes.stride
+    if ceiling_bytes is None:
+        ceiling_bytes = smallest_bytes
     if ceiling_bytes < smallest_bytes:
         raise MemoryCeilingTooSmall(
             _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes

@@ -60,6 +60,7 @@ def test_the_split_stays_below_the_ceiling(spare: int, select: str) -> None:
 
 def test_the_smallest_is_accepted_and_one_byte_less_is_not() -> None:
     least = smallest()
+    assert make_plan(SPEC, SIZES, None, select="predicted").ceiling_bytes == least
     assert make_plan(SPEC, SIZES, least, select="predicted").smallest_bytes == least
     with pytest.raises(MemoryCeilingTooSmall, match=r"--memory \d+MiB"):
         make_plan(SPEC, SIZES, least - 1, select="predicted")
