@@ -214,9 +214,11 @@ def test_a_destination_that_appears_meanwhile_is_kept(source: Path, tmp_path: Pa
     assert not list((tmp_path / "out").iterdir())
 
 
-# However fast the disk is, there is time to interrupt.
+# However fast the disk is, there is time to interrupt; and a shell that started the tests in the
+# background has made them ignore Ctrl-C, which a child would inherit.
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tools.convert import __main__ as command, progress
 advance = progress.PlainProgress.advance
 progress.PlainProgress.advance = lambda *given: (time.sleep(0.03), advance(*given))
