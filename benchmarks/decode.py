@@ -1,4 +1,4 @@
-"""What decoding costs, as in the README: `python -m benchmarks.decode [MODEL] [OPTIONS]`.
+"""What decoding costs, as in the README: `python -m benchmarks.decode [OPTIONS]`.
 
 Runs `flashllm run --json` in processes of its own, five times, and prints medians and spread;
 options that it does not know go to `flashllm run`, such as --memory 2GiB.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PROMPT = ["-p", "What does ocean mean, and what is the opposite of good?", "--raw"]
+PROMPT = ["-p", "What does ocean mean?"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ HEADER = (
 def main() -> int:
     """Measure one model at one setting."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
-    parser.add_argument("model", nargs="?", help="a converted model; without one, the demo")
+    parser.add_argument("--model", help="a converted model; without one, the demo")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("-n", "--tokens", type=int, default=128)
     parser.add_argument("--ids", help="prompt as token ids, for a model without a tokenizer")
@@ -105,6 +105,9 @@ def main() -> int:
             sys.stderr.write(finished.stderr)
             return finished.returncode
         reports.append(json.loads(finished.stdout))
+        if not reports[-1]["decode"]["tokens"]:
+            print("the answer ended at once: give another prompt with --ids", file=sys.stderr)
+            return 1
         speed = reports[-1]["decode"]["tokens_per_second"]
         print(f"run {number + 1} of {arguments.runs}: {speed:.1f} tokens/s", file=sys.stderr)
     measured = Measured.of(reports)

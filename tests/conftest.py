@@ -35,3 +35,13 @@ def model(sparse_model: Path) -> Iterator[Model]:
 
     with open_model(sparse_model) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that comes with the project, converted."""
+    from flashllm.convert import demo_model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASHLLM_HOME", str(tmp_path_factory.mktemp("home")))
+        return demo_model()

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flashllm.convert import demo_model
 
 import flashllm
 from flashllm.errors import MemoryCeilingTooSmall
@@ -22,13 +21,6 @@ PROMPTS = 20
 TOKENS = 64
 ROOM_BYTES = 8 << 20
 """By how much the process may grow between asking for the smallest ceiling and using it."""
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHLLM_HOME", str(tmp_path_factory.mktemp("home")))
-        return demo_model()
 
 
 def questions() -> list[str]:

@@ -79,6 +79,13 @@ Limits: words are known in small letters, as WordNet lists them; with a capital 
 taken for another word or for an unknown one. Synonyms count as right only where the whole list is
 the expected one. Unknown words that look like known ones are now and then explained as those.
 
+## Predictors
+
+`predictors.safetensors` and `activity.json` come from `flashllm convert flashllm/demo OUT
+--predictors train`, which trains them on `calibration.jsonl`; copy the two files here from OUT
+when the weights change. `flashllm info` prints their errors, `python -m predictors DIR` those of
+each layer, and `python -m tools.demo.score_runtime` compares answers with and without them.
+
 ## How to make it again
 
     apt-get install wordnet-base
