@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from flashllm.accounting import Meter, PrefillCost, TokenCost, decode_summary, rss_peak_bytes
 from flashllm.errors import Cancelled, ModelNotFound, UsageError
+from flashllm.flash import core
 from flashllm.flash.manifest import PREDICTORS_FILE
 from flashllm.flash.plan import Plan
 from flashllm.flash.store import Store
@@ -108,7 +109,7 @@ def open_model(
         context=context,
     )
     try:
-        return Model(decoder, plan, store)
+        return Model(decoder, plan, store, direct)
     except BaseException:
         store.close()
         raise
@@ -135,8 +136,9 @@ def model_directory(path: str | os.PathLike[str] | None) -> Path:
 class Model:
     """An open model. Close it, or use it as a context manager."""
 
-    def __init__(self, decoder: Decoder, plan: Plan, store: Store) -> None:
+    def __init__(self, decoder: Decoder, plan: Plan, store: Store, direct: bool = True) -> None:
         self.plan = plan
+        self._direct_wanted = direct
         self.tokenizer: Tokenizer | None = load_tokenizer(store.directory)
         self.info = _info(store, self.tokenizer is not None)
         self._decoder = decoder
@@ -190,6 +192,16 @@ class Model:
             "threads": int(reader.threads),
             "fallback": str(reader.fallback) or None,
         }
+
+    def cautions(self) -> list[str]:
+        """What makes this machine slower than it could be, in sentences; empty when all is well."""
+        found = []
+        if core.FALLBACK:
+            found.append(f"without the compiled core everything is slow ({core.FALLBACK})")
+        fallback = str(self._store.reader.fallback)
+        if fallback and self._direct_wanted:
+            found.append(f"reads go through the page cache, not direct ({fallback})")
+        return found
 
     def reader_stats(self) -> dict[str, Any]:
         """Counts of the reader since the model was opened."""

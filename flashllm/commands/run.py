@@ -84,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     def work(emit: Callable[[Event], None]) -> None:
         with opening.open_engine(directory, arguments) as model:
             running.model = model
+            for caution in model.cautions():
+                remark(caution)
             try:
                 ids = arguments.ids or encode_prompt(model.tokenizer, text, arguments)
                 generation = model.generate(

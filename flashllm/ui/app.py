@@ -185,6 +185,8 @@ class ChatApp(App[None]):
         title = f"flashllm  {self.activity.model_name}, {described.spec.dtype}, {plan.select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
         self._enter(Phase.READY)
+        for caution in event.model.cautions():
+            await self._tell(sanitize_line(caution), "error")
         if self.activity.send_when_open:
             self._wait_to_send(False)
             self.query_one(Prompt).action_submit()

@@ -202,3 +202,16 @@ def test_zero_tokens(model: Model) -> None:
     report = generation.report()
     assert report["finish_reason"] == "length"
     assert report["prefill"]["bytes_read"] > 0
+
+
+def test_a_slow_setting_is_not_silent(sparse_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashllm.flash import core
+
+    with open_model(sparse_model) as model:
+        expected = model.io_report()["fallback"]
+        assert (expected is None) == (not [c for c in model.cautions() if "page cache" in c])
+    with open_model(sparse_model, direct=False) as model:
+        # Asked for, so nobody has to be told.
+        assert not [c for c in model.cautions() if "page cache" in c]
+        monkeypatch.setattr(core, "FALLBACK", "it was not built")
+        assert any("it was not built" in caution for caution in model.cautions())

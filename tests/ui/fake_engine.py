@@ -139,6 +139,7 @@ class FakeModel:
         self.tokenizer: FakeTokenizer | None = tokenizer or FakeTokenizer()
         self.cancelled = threading.Event()
         self.closed = False
+        self.slow_because: list[str] = []
         self.requests: list[dict[str, Any]] = []
         self._answers = list(answers)
 
@@ -156,6 +157,9 @@ class FakeModel:
         )
         steps = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return FakeGeneration(self, ids, steps, max_tokens, on_prefill)
+
+    def cautions(self) -> list[str]:
+        return self.slow_because
 
     def cancel(self) -> None:
         assert not self.closed, "the engine has let go of its reader"
