@@ -521,3 +521,12 @@ async def test_a_usage_error_from_the_template_is_told() -> None:
         app = await ask(pilot, "hello")
         assert any("refuses this conversation" in text for text in texts(app, Notice))
         assert app.query_one(Prompt).text == "hello"
+
+
+async def test_what_makes_it_slow_is_said() -> None:
+    model = FakeModel(["x"])
+    model.slow_because = ["reads go through the page cache, not direct (\x1b[2Jprobe)"]
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await until(pilot, lambda: any("page cache" in str(n.render()) for n in app.query(Notice)))
+        assert not any("\x1b" in str(notice.render()) for notice in app.query(Notice))
