@@ -29,9 +29,10 @@ def answers(directory: Path, select: str) -> list[str]:
         found = []
         for record in definitions():
             generation = model.generate(model.tokenizer.encode_chat(record["messages"]), 64)
-            assert all(token.text is not None for token in generation)
+            shown = "".join(token.text for token in generation)
             assert generation.finish_reason == "stop"
-            found.append(generation.text)
+            assert shown == generation.text
+            found.append(shown)
         return found
 
 
