@@ -18,19 +18,20 @@ from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.plan import GAP_BYTES, Plan, Sizes, make_plan
 from flashllm.flash.store import RawTensor, Store
 from flashllm.model.decoder import Decoder
-from flashllm.model.select import SELECTORS, SelectAll, Selector, SelectPredicted
+from flashllm.model.select import SELECTORS, SelectAll, SelectGate, Selector, SelectPredicted
 
 AVAILABLE_SHARE = 0.75
 """Without a ceiling, the part of the memory available now that a model may take."""
 
 
 @contextlib.contextmanager
-def open_decoder(directory: str | os.PathLike[str]) -> Iterator[Decoder]:
-    """A decoder for exact forward passes over a converted model, in as little memory as will do.
+def open_decoder(directory: str | os.PathLike[str], select: str | None = None) -> Iterator[Decoder]:
+    """A decoder for forward passes over a converted model, in as little memory as will do.
 
-    For recording and evaluation, which send whole texts through and keep no window.
+    For recording and evaluation, which send whole texts through and keep no window. `select` is
+    what `Decoder.choose` and mode selected go by; "all" without it.
     """
-    decoder, _, store = load_decoder(Path(directory), select="all", window=1, least=True)
+    decoder, _, store = load_decoder(Path(directory), select=select or "all", window=1, least=True)
     with store:
         yield decoder
 
@@ -77,22 +78,35 @@ def load_decoder(
 
 def choose_selector(store: Store, select: str | None) -> str:
     """The selector asked for, or the best that the model has; `UsageError` where it has none."""
+    spec, where = store.spec, store.directory
     has_predictors = PREDICTORS_FILE in store.manifest.files
+    has_gate = spec.gate == "resident" and spec.sparse
     if select is None:
-        return "predicted" if has_predictors else "all"
+        if has_predictors:
+            return "predicted"
+        return "gate" if has_gate else "all"
     if select not in SELECTORS:
         raise UsageError(f"--select {select}: expected one of {', '.join(SELECTORS)}")
-    if select == "predicted" and not has_predictors:
+    if select != "all" and not spec.sparse:
         raise UsageError(
-            f"{store.directory} has no predictors; convert it with --predictors train,"
-            " or use --select all"
+            f"--select {select}: the neurons of {where} are never zero (its activation is"
+            f" {spec.activation}), so all of them are needed; use --select all"
         )
+    if select == "gate" and not has_gate:
+        raise UsageError(f"--select gate: {where} has no resident gate; use --select all")
+    if select == "predicted" and not has_predictors:
+        advice = "use --select gate, which is exact" if has_gate else (
+            "convert it with --predictors train, or use --select all"
+        )  # fmt: skip
+        raise UsageError(f"--select predicted: {where} has no predictors; {advice}")
     return select
 
 
 def _selector(store: Store, select: str, kernels: core.Kernels, direct: bool) -> Selector | None:
     if select == "all":
         return SelectAll(store.header.bundles_per_layer)
+    if select == "gate":
+        return SelectGate()
     if select == "oracle":
         return None
     tensors: dict[str, RawTensor] | None = store.load_predictors(direct)
@@ -128,7 +142,8 @@ def _slots_needed(store: Store, select: str) -> tuple[tuple[int, ...], tuple[tup
         return (), ()
     try:
         windows = tuple(int(window) for window in activity["windows"])
-        needed = tuple(tuple(int(n) for n in row) for row in activity[select]["slots_needed"])
+        recorded = activity[select if select in activity else "oracle"]
+        needed = tuple(tuple(int(n) for n in row) for row in recorded["slots_needed"])
     except (KeyError, TypeError, ValueError) as error:
         raise LayoutError(f"{store.directory}: activity.json: {error!r}. Convert again") from error
     fits = len(needed) == len(windows) and all(len(row) == store.spec.n_layers for row in needed)

@@ -6,19 +6,74 @@ One frozen description, made by the converter, stored in the manifest, read by t
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flashllm.errors import LayoutError
 
 DType = Literal["f32", "f16", "bf16"]
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
 
+Activation = Literal["relu", "fatrelu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
+SPARSE_ACTIVATIONS = ("relu", "fatrelu", "relu2", "drelu")
+"""Those that are exactly zero for many inputs, so that a neuron may be left unread."""
+Gate = Literal["none", "resident", "bundled"]
+RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+
 # Limits that no real model comes near; a header beyond them is damaged or hostile.
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 23
 MAX_POSITIONS = 1 << 24
+MAX_SCALE = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions over the first `dims` of each head, halves rotated against each other.
+
+    Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071) for `scaling` of that name.
+    """
+
+    theta: float
+    dims: int
+    scaling: RopeScaling = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 0
+    """Positions that the model was first trained for; of use with llama3 and yarn only."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    """What sines and cosines are multiplied by."""
+    truncate: bool = True
+    """Whether yarn's range of dimensions is rounded to whole numbers."""
+
+    def __post_init__(self) -> None:
+        if self.scaling not in get_args(RopeScaling):
+            raise LayoutError(f"spec: rope scaling is {self.scaling!r}")
+        for name in (
+            "theta",
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+        ):
+            _check_number(f"rope {name}", getattr(self, name), 1e12)
+        if type(self.dims) is not int or not 2 <= self.dims <= MAX_WIDTH or self.dims % 2:
+            raise LayoutError(f"spec: rope dims is {self.dims!r}; expected an even number")
+        least = 1 if self.scaling in ("llama3", "yarn") else 0
+        if (
+            type(self.original_positions) is not int
+            or not least <= self.original_positions <= MAX_POSITIONS
+        ):
+            raise LayoutError(f"spec: rope original_positions is {self.original_positions!r}")
+        if type(self.truncate) is not bool:
+            raise LayoutError(f"spec: rope truncate is {self.truncate!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +82,7 @@ class ModelSpec:
 
     `d_model` is the width of the residual stream, `embed_dim` that of the token embedding (they
     differ where the checkpoint projects in and out). A neuron is `rows_per_neuron` rows of
-    `d_model` weights: up and down, or gate, up and down.
+    `d_model` weights on flash: up and down, with the gate in front where that is bundled too.
     """
 
     n_layers: int
@@ -46,18 +101,68 @@ class ModelSpec:
     """Encoding of the resident matrices and of the bundles."""
     norm_placement: Literal["pre", "post"]
     norm_affine: bool
+    """Whether norms have weights at all."""
     norm_eps: float
     final_norm: bool
     attention_bias: bool
+    """Of query, key and value; `attention_output_bias` of the projection behind them."""
     ffn_bias: bool
+    """Of up and down, and of the gate where there is one."""
     tied_head: bool
-    activation: Literal["relu"]
+    activation: Activation
+    """Of the gate where there is one, else of up; drelu is relu of both."""
     rows_per_neuron: int = 2
     neurons_per_bundle: int = 1
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    attention_output_bias: bool = False
+    head_bias: bool = False
+    norm: Literal["layer", "rms"] = "layer"
+    norm_bias: bool = True
+    """Whether norms that have weights have biases too."""
+    qk_norm: bool = False
+    """Whether each head's queries and keys go through an RMS norm, before positions."""
+    block: Literal["sequential", "parallel"] = "sequential"
+    """Parallel: attention and feed-forward both read the block's input, and both are added."""
+    shared_norm: bool = False
+    """Whether one norm feeds both branches of a parallel block."""
+    positions: Literal["learned", "rope"] = "learned"
+    rope: Rope | None = None
+    attention_windows: tuple[int, ...] = ()
+    """Tokens that each layer's attention sees, the current one included; 0 for all of them.
+    Empty where all layers see everything."""
+    gate: Gate = "none"
+    """Where the rows of the feed-forward gate lie, if it has one."""
+    activation_threshold: float = 0.0
+    """What an input must exceed to be kept by fatrelu."""
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    """What the output of a branch is multiplied by before it is added."""
+    logit_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_choices()
+        if self.n_heads % self.n_kv_heads:
+            raise LayoutError("spec: n_kv_heads does not divide n_heads")
+        if self.d_ffn % self.neurons_per_bundle:
+            raise LayoutError("spec: neurons_per_bundle does not divide d_ffn")
+        if self.rows_per_neuron != (3 if self.gate == "bundled" else 2):
+            raise LayoutError("spec: rows_per_neuron does not fit the gate")
+        if (self.rope is not None) != (self.positions == "rope"):
+            raise LayoutError("spec: rope belongs to positions of that kind, and to no other")
+        if self.rope is not None and self.rope.dims > self.head_dim:
+            raise LayoutError("spec: rope dims are more than head_dim")
+        if self.positions == "learned" and self.n_heads * self.head_dim != self.d_model:
+            raise LayoutError("spec: n_heads and head_dim do not fit d_model")
+        if self.activation == "drelu" and not self.gated:
+            raise LayoutError("spec: drelu needs a gate")
+        if self.shared_norm and (self.block != "parallel" or self.norm_placement != "pre"):
+            raise LayoutError("spec: shared_norm belongs to a parallel block with norms in front")
+        if self.block == "parallel" and self.norm_placement != "pre":
+            raise LayoutError("spec: a parallel block has its norms in front")
+
+    def _check_sizes(self) -> None:
         limits = {
             "n_layers": MAX_LAYERS,
             "d_model": MAX_WIDTH,
@@ -81,20 +186,41 @@ class ModelSpec:
             raise LayoutError(
                 f"spec: position_offset is {self.position_offset!r}; expected 0 to 64"
             )
-        if self.dtype not in DTYPE_BYTES:
-            raise LayoutError(
-                f"spec: dtype is {self.dtype!r}; expected one of {sorted(DTYPE_BYTES)}"
-            )
-        if self.norm_placement not in ("pre", "post"):
-            raise LayoutError(f"spec: norm_placement is {self.norm_placement!r}")
-        if self.activation != "relu":
-            raise LayoutError(f"spec: activation is {self.activation!r}; this version knows relu")
-        if self.n_heads * self.head_dim != self.d_model or self.n_heads % self.n_kv_heads:
-            raise LayoutError("spec: n_heads, n_kv_heads and head_dim do not fit d_model")
-        if self.d_ffn % self.neurons_per_bundle:
-            raise LayoutError("spec: neurons_per_bundle does not divide d_ffn")
+        windows = self.attention_windows
+        if not all(type(n) is int and 0 <= n <= MAX_POSITIONS for n in windows) or (
+            windows and len(windows) != self.n_layers
+        ):
+            raise LayoutError("spec: attention_windows is not a list of sizes, one a layer")
         if not isinstance(self.norm_eps, float) or not 0.0 < self.norm_eps < 1.0:
             raise LayoutError(f"spec: norm_eps is {self.norm_eps!r}")
+        for name in ("embed_scale", "residual_scale", "logit_scale"):
+            _check_number(name, getattr(self, name), MAX_SCALE)
+        threshold = self.activation_threshold
+        if not isinstance(threshold, float) or not 0.0 <= threshold <= MAX_SCALE:
+            raise LayoutError(f"spec: activation_threshold is {threshold!r}")
+        if threshold and self.activation != "fatrelu":
+            raise LayoutError("spec: only fatrelu has an activation_threshold")
+
+    def _check_choices(self) -> None:
+        choices: dict[str, tuple[Any, ...]] = {
+            "dtype": tuple(DTYPE_BYTES),
+            "norm_placement": ("pre", "post"),
+            "norm": ("layer", "rms"),
+            "block": ("sequential", "parallel"),
+            "positions": ("learned", "rope"),
+            "gate": get_args(Gate),
+            "activation": get_args(Activation),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise LayoutError(
+                    f"spec: {name} is {getattr(self, name)!r}; expected one of {', '.join(known)}"
+                )
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise LayoutError(
+                    f"spec: {name} is {getattr(self, name)!r}; expected true or false"
+                )
 
     @property
     def row_bytes(self) -> int:
@@ -111,6 +237,20 @@ class ModelSpec:
         """Bundles that one feed-forward layer consists of."""
         return self.d_ffn // self.neurons_per_bundle
 
+    @property
+    def gated(self) -> bool:
+        """Whether a neuron's output is a gate's times its up projection's."""
+        return self.gate != "none"
+
+    @property
+    def sparse(self) -> bool:
+        """Whether neurons are exactly zero often enough that leaving some unread is exact."""
+        return self.activation in SPARSE_ACTIVATIONS
+
+    def attention_window(self, layer: int) -> int:
+        """Tokens that the attention of a layer sees; 0 for all."""
+        return self.attention_windows[layer] if self.attention_windows else 0
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the manifest."""
         return dataclasses.asdict(self)
@@ -118,28 +258,43 @@ class ModelSpec:
     @classmethod
     def from_json(cls, values: object) -> ModelSpec:
         """The spec that a manifest describes; `LayoutError` for a key absent, unknown or wrong."""
-        if not isinstance(values, dict):
-            raise LayoutError("spec: expected an object")
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - set(fields))
-        if unknown:
-            raise LayoutError(f"spec: unknown keys {unknown}; was it written by a newer version?")
-        missing = sorted(
-            name
-            for name, field in fields.items()
-            if field.default is dataclasses.MISSING and name not in values
-        )
-        if missing:
-            raise LayoutError(f"spec: keys {missing} are missing")
-        known = dict(values)
-        for name in ("norm_affine", "final_norm", "attention_bias", "ffn_bias", "tied_head"):
-            if not isinstance(known[name], bool):
-                raise LayoutError(f"spec: {name} is {known[name]!r}; expected true or false")
-        eos_ids = known.get("eos_ids", ())
-        if not isinstance(eos_ids, list | tuple) or not all(type(i) is int for i in eos_ids):
-            raise LayoutError("spec: eos_ids is not a list of whole numbers")
-        known["eos_ids"] = tuple(eos_ids)
+        known = _known_fields(cls, values, "spec")
+        for name in ("eos_ids", "attention_windows"):
+            numbers = known.get(name, ())
+            if not isinstance(numbers, list | tuple) or not all(type(i) is int for i in numbers):
+                raise LayoutError(f"spec: {name} is not a list of whole numbers")
+            known[name] = tuple(numbers)
         bos_id = known.get("bos_id")
         if bos_id is not None and type(bos_id) is not int:
             raise LayoutError(f"spec: bos_id is {bos_id!r}")
+        if known.get("rope") is not None:
+            known["rope"] = Rope(**_known_fields(Rope, known["rope"], "spec: rope"))
         return cls(**known)
+
+
+_FLAGS = (
+    "norm_affine", "norm_bias", "final_norm", "qk_norm", "shared_norm", "attention_bias",
+    "attention_output_bias", "ffn_bias", "head_bias", "tied_head",
+)  # fmt: skip
+
+
+def _check_number(name: str, value: object, limit: float) -> None:
+    if not isinstance(value, float) or not math.isfinite(value) or not 0.0 < value <= limit:
+        raise LayoutError(f"spec: {name} is {value!r}; expected a number above 0")
+
+
+def _known_fields(kind: Any, values: object, where: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise LayoutError(f"{where}: expected an object")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise LayoutError(f"{where}: unknown keys {unknown}; was it written by a newer version?")
+    missing = sorted(
+        name
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING and name not in values
+    )
+    if missing:
+        raise LayoutError(f"{where}: keys {missing} are missing")
+    return dict(values)

@@ -62,7 +62,11 @@ class PrefillShape:
         blocks = 2 * self.bundles * stride
         decoded = self.bundles * spec.bundle_bytes // DTYPE_BYTES[spec.dtype] * 4
         rows = self.linear_rows * widest * 4
-        activations = self.tokens * (10 * widest + 3 * self.bundles + 2 * context) * 4
+        hidden = (4 if spec.gated else 3) * self.bundles
+        if spec.gate == "resident":
+            hidden += spec.d_ffn  # the whole gate at once
+        heads = 3 * max(spec.n_heads * spec.head_dim - spec.d_model, 0)
+        activations = self.tokens * (10 * widest + heads + hidden + 2 * context) * 4
         return blocks + decoded + rows + activations
 
 
@@ -92,6 +96,7 @@ class Plan:
     split: dict[str, int]
     window: int
     slots_per_layer: tuple[int, ...]
+    """Places for bundles; where every neuron is needed, the bundles that stay for good."""
     slots_wanted: int
     """Slots that the window needs on the calibration text; more than there are means passes."""
     io_threads: int
@@ -144,7 +149,8 @@ def make_plan(
         "reserve": _RESERVE_BYTES + io_threads * _THREAD_BYTES,
     }
     fixed_bytes = sum(split.values())
-    least = smallest_slots(spec.bundles_per_layer)
+    # Where every neuron is needed they pass through the prefill's buffers; none need stay.
+    least = 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
     smallest_bytes = fixed_bytes + spec.n_layers * least * sizes.stride
     if ceiling_bytes is None:
         ceiling_bytes = smallest_bytes
@@ -154,7 +160,7 @@ def make_plan(
         )
     affordable = (ceiling_bytes - fixed_bytes) // sizes.stride
     window, wanted = _choose_window(spec, sizes, select, window, affordable)
-    slots = _fit(wanted, affordable, least)
+    slots = _pin(spec, shape, affordable) if select == "all" else _fit(wanted, affordable, least)
     split["slots"] = sum(slots) * sizes.stride
     return Plan(
         ceiling_bytes=ceiling_bytes,
@@ -209,6 +215,16 @@ def _fit(wanted: list[int], affordable: int, least: int) -> list[int]:
     spare = affordable - least * len(wanted)
     excess = sum(wanted) - least * len(wanted)
     return [least + (slots - least) * spare // excess for slots in wanted]
+
+
+def _pin(spec: ModelSpec, shape: PrefillShape, affordable: int) -> list[int]:
+    """Bundles a layer that stay where all are needed: whole blocks, spread over the layers."""
+    blocks = -(-spec.bundles_per_layer // shape.bundles)
+    if affordable >= spec.n_layers * spec.bundles_per_layer:
+        return [spec.bundles_per_layer] * spec.n_layers
+    each, more = divmod(affordable // shape.bundles, spec.n_layers)
+    pinned = [min(each + (layer < more), blocks) for layer in range(spec.n_layers)]
+    return [min(n * shape.bundles, spec.bundles_per_layer) for n in pinned]
 
 
 def _too_small(ceiling_bytes: int, smallest_bytes: int, split: dict[str, int]) -> str:

@@ -13,30 +13,54 @@ from flashllm.spec import ModelSpec
 def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every resident tensor of a model; matrices are [out, in]."""
     width = spec.d_model
-    kv_width = spec.n_kv_heads * spec.head_dim
-    table: dict[str, tuple[int, ...]] = {
-        "embed.weight": (spec.vocab_size, spec.embed_dim),
-        "embed.positions": (spec.max_positions + spec.position_offset, width),
-    }
+    table: dict[str, tuple[int, ...]] = {"embed.weight": (spec.vocab_size, spec.embed_dim)}
+    if spec.positions == "learned":
+        table["embed.positions"] = (spec.max_positions + spec.position_offset, width)
     if spec.embed_dim != width:
         table["embed.project_in.weight"] = (width, spec.embed_dim)
         table["head.project_out.weight"] = (spec.embed_dim, width)
     if not spec.tied_head:
         table["head.weight"] = (spec.vocab_size, spec.embed_dim)
-    norms = ["final_norm"] if spec.final_norm else []
+    if spec.head_bias:
+        table["head.bias"] = (spec.vocab_size,)
+    if spec.final_norm:
+        table |= _norm("final_norm", spec)
     for layer in range(spec.n_layers):
         prefix = f"layers.{layer}"
-        for name, rows in (("q", width), ("k", kv_width), ("v", kv_width), ("o", width)):
-            table[f"{prefix}.attn.{name}.weight"] = (rows, width)
-            if spec.attention_bias:
-                table[f"{prefix}.attn.{name}.bias"] = (rows,)
+        table |= _attention(f"{prefix}.attn", spec) | _norm(f"{prefix}.attn_norm", spec)
+        if not spec.shared_norm:
+            table |= _norm(f"{prefix}.ffn_norm", spec)
+        if spec.gate == "resident":
+            table[f"{prefix}.ffn.gate.weight"] = (spec.d_ffn, width)
         if spec.ffn_bias:
+            if spec.gated:
+                table[f"{prefix}.ffn.gate.bias"] = (spec.d_ffn,)
             table[f"{prefix}.ffn.up.bias"] = (spec.d_ffn,)
             table[f"{prefix}.ffn.down.bias"] = (width,)
-        norms += [f"{prefix}.attn_norm", f"{prefix}.ffn_norm"]
-    if spec.norm_affine:
-        table |= {f"{norm}.{leaf}": (width,) for norm in norms for leaf in ("weight", "bias")}
     return table
+
+
+def _attention(prefix: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    heads, kv_heads = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    table: dict[str, tuple[int, ...]] = {}
+    for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        table[f"{prefix}.{name}.weight"] = (rows, spec.d_model)
+        if spec.attention_bias:
+            table[f"{prefix}.{name}.bias"] = (rows,)
+    table[f"{prefix}.o.weight"] = (spec.d_model, heads)
+    if spec.attention_output_bias:
+        table[f"{prefix}.o.bias"] = (spec.d_model,)
+    if spec.qk_norm:
+        table[f"{prefix}.q_norm.weight"] = (spec.head_dim,)
+        table[f"{prefix}.k_norm.weight"] = (spec.head_dim,)
+    return table
+
+
+def _norm(name: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    if not spec.norm_affine:
+        return {}
+    leaves = ("weight", "bias") if spec.norm_bias else ("weight",)
+    return {f"{name}.{leaf}": (spec.d_model,) for leaf in leaves}
 
 
 def resident_dtype(shape: tuple[int, ...], spec: ModelSpec) -> str:

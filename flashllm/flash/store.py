@@ -98,11 +98,13 @@ class Store:
         with ReadErrors(where):
             self.reader.read(offsets, header.stride, buffer, destinations)
 
-    def submit_span(self, layer: int, first: int, count: int, buffer: core.Buffer) -> int:
-        """Begin to read `count` neighbouring bundles to the start of `buffer`; returns a ticket."""
+    def submit_span(
+        self, layer: int, first: int, count: int, buffer: core.Buffer, place: int = 0
+    ) -> int:
+        """Begin to read `count` neighbouring bundles to byte `place` of `buffer`; a ticket."""
         offsets = np.array([self.header.offset(layer, first)], dtype=np.int64)
         length = count * self.header.stride
-        return int(self.reader.submit(offsets, length, buffer, np.zeros(1, dtype=np.int64)))
+        return int(self.reader.submit(offsets, length, buffer, np.array([place], dtype=np.int64)))
 
     def wait(self, ticket: int, layer: int) -> None:
         """Wait for a span."""

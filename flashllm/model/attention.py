@@ -9,7 +9,8 @@ from torch import Tensor
 
 from flashllm.flash import core
 from flashllm.flash.plan import kv_bytes
-from flashllm.model.weights import Linear
+from flashllm.model.rope import Rotation
+from flashllm.model.weights import Linear, Norm
 from flashllm.spec import ModelSpec
 
 
@@ -42,35 +43,51 @@ class KvCache:
 class Attention:
     """Projections of one layer and the attention between them."""
 
-    spec: ModelSpec
     query: Linear
     key: Linear
     value: Linear
     output: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    head_dim: int
+    window: int
+    """Tokens that one token sees, itself included; 0 for all before it."""
 
-    def __call__(self, x: Tensor, layer: int, cache: KvCache) -> Tensor:
+    def __call__(self, x: Tensor, layer: int, cache: KvCache, rotation: Rotation | None) -> Tensor:
         """[tokens, d_model] to the same; appends to the cache but does not advance it."""
         tokens = x.shape[0]
-        query = self._heads(self.query(x).mul_(self.spec.head_dim**-0.5))
-        keys, values = cache.append(layer, self._heads(self.key(x)), self._heads(self.value(x)))
+        query, key = self._heads(self.query(x)), self._heads(self.key(x))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if rotation is not None:
+            query, key = rotation(query), rotation(key)
+        keys, values = cache.append(layer, key, self._heads(self.value(x)))
+        if self.window:
+            # What no token of these sees need not be looked at.
+            seen = min(keys.shape[1], tokens + self.window - 1)
+            keys, values = keys[:, -seen:], values[:, -seen:]
         mixed = torch.nn.functional.scaled_dot_product_attention(
-            query[None],
+            query.mul(self.head_dim**-0.5)[None],
             keys[None],
             values[None],
-            attn_mask=causal_mask(tokens, keys.shape[1]),
+            attn_mask=causal_mask(tokens, keys.shape[1], self.window),
             scale=1.0,
-            enable_gqa=self.spec.n_kv_heads != self.spec.n_heads,
+            enable_gqa=query.shape[0] != keys.shape[0],
         )
-        return self.output(mixed[0].transpose(0, 1).reshape(tokens, self.spec.d_model))
+        return self.output(mixed[0].transpose(0, 1).reshape(tokens, -1))
 
     def _heads(self, x: Tensor) -> Tensor:
         # [tokens, heads * head_dim] to [heads, tokens, head_dim]
-        return x.view(x.shape[0], -1, self.spec.head_dim).transpose(0, 1)
+        return x.view(x.shape[0], -1, self.head_dim).transpose(0, 1)
 
 
-def causal_mask(tokens: int, length: int) -> Tensor | None:
+def causal_mask(tokens: int, length: int, window: int = 0) -> Tensor | None:
     """What the last `tokens` of `length` positions may not see, as an additive mask."""
     if tokens == 1:
         return None
     mask = torch.full((tokens, length), float("-inf"))
-    return mask.triu_(length - tokens + 1)
+    offset = length - tokens
+    hidden = mask.triu(offset + 1)
+    if window:
+        hidden += mask.tril(offset - window)
+    return hidden

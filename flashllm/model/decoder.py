@@ -7,10 +7,12 @@ A prompt goes through in chunks, exactly; a token goes through the selected neur
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,27 +22,44 @@ from torch import Tensor
 from flashllm.accounting import PartClock
 from flashllm.errors import Cancelled
 from flashllm.flash import core
+from flashllm.flash.pinned import PinnedBundles
 from flashllm.flash.plan import Plan
 from flashllm.flash.store import RawTensor, Store
 from flashllm.flash.stream import SlotPool
+from flashllm.flash.window import Ids
 from flashllm.model.attention import Attention, KvCache
-from flashllm.model.ffn import FeedForward, Tap
+from flashllm.model.ffn import Chosen, FeedForward, FeedForwardWeights, Tap
+from flashllm.model.rope import Rotary, Rotation
 from flashllm.model.select import Selector
 from flashllm.model.weights import Linear, Norm, torch_view, vector
 
+Mode = Literal["dense", "selected", "oracle"]
+"""How the tokens of a text are computed: with all neurons, with those that the decoder's selector
+names, or with those that are not zero."""
+LOGIT_ROWS = 64
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) after each chunk of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Resident weights of one layer."""
+    """Resident weights of one layer, its feed-forward part apart."""
 
     attention_norm: Norm
     attention: Attention
-    ffn_norm: Norm
-    up_bias: Tensor | None  # [d_ffn]
-    down_bias: Tensor | None  # [d_model]
+    ffn_norm: Norm | None
+    """None where the attention's norm feeds the feed-forward layer too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What tokens that go through together have in common."""
+
+    mode: Mode = "dense"
+    tap: Tap | None = None
+    chosen: Chosen | None = None
+    keep_tokens: int = 0
+    """The last so many tokens' bundles stay in the window."""
 
 
 class Decoder:
@@ -57,22 +76,33 @@ class Decoder:
         plan: Plan,
         kernels: core.Kernels,
     ) -> None:
-        self.spec = store.spec
+        self.spec = spec = store.spec
+        self.selects = plan.select
+        """Name of the selector."""
         self.clock = PartClock()
-        self.pool = SlotPool(store, plan.slots_per_layer, plan.window)
         self._plan = plan
         self._store = store
         self._resident = resident
         self._kernels = kernels
         self._cancelled = threading.Event()
-        self._cache = KvCache(self.spec, plan.context)
-        self._ffn = FeedForward(store, self.pool, selector, kernels, plan.prefill, self.clock)
+        self._cache = KvCache(spec, plan.context)
+        self.pool: SlotPool | PinnedBundles
+        if plan.select == "all":
+            self.pool = PinnedBundles(store, plan.slots_per_layer)
+        else:
+            self.pool = SlotPool(store, plan.slots_per_layer, plan.window)
+        weights = [self._ffn_weights(index) for index in range(spec.n_layers)]
+        self._ffn = FeedForward(
+            store, self.pool, selector, kernels, plan.prefill, self.clock, weights
+        )
         self._embedding = torch_view(resident["embed.weight"])
-        self._positions = torch_view(resident["embed.positions"])
-        self._layers = [self._layer(index) for index in range(self.spec.n_layers)]
-        self._final_norm = self._norm("final_norm") if self.spec.final_norm else None
-        self._head = self._linear("embed" if self.spec.tied_head else "head")
-        narrow = self.spec.embed_dim != self.spec.d_model
+        positions = resident.get("embed.positions")
+        self._positions = None if positions is None else torch_view(positions)
+        self._rotary = None if spec.rope is None else Rotary(spec.rope)
+        self._layers = [self._layer(index) for index in range(spec.n_layers)]
+        self._final_norm = self._norm("final_norm") if spec.final_norm else None
+        self._head = self._linear("embed" if spec.tied_head else "head", "head")
+        narrow = spec.embed_dim != spec.d_model
         self._project_in = self._linear("embed.project_in") if narrow else None
         self._project_out = self._linear("head.project_out") if narrow else None
 
@@ -90,18 +120,34 @@ class Decoder:
         self, ids: Sequence[int], tap: Tap | None = None, progress: Progress | None = None
     ) -> NDArray[np.float32]:
         """Start a new context with a prompt; logits [vocab] after its last token."""
-        hidden = self._prompt(ids, tap, progress)[-1]
+        done = 0
+        for hidden in self._chunks(ids, Pass(tap=tap)):
+            done += len(hidden)
+            if progress is not None:
+                progress(done, len(ids))
+                self._check_cancelled()
         logits: NDArray[np.float32] = self._logits(hidden[-1:])[0]
         return logits
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Start a new context with a prompt; logits [tokens, vocab] after each token."""
-        out = np.empty((len(ids), self.spec.vocab_size), dtype=np.float32)
-        done = 0
-        for hidden in self._prompt(ids, None, None, every=True):
-            out[done : done + len(hidden)] = self._logits(hidden)
-            done += len(hidden)
-        return out
+        return np.concatenate(list(self.logits_blocks(ids)))
+
+    def logits_blocks(
+        self,
+        ids: Sequence[int],
+        mode: Mode = "dense",
+        tap: Tap | None = None,
+        chosen: Chosen | None = None,
+    ) -> Iterator[NDArray[np.float32]]:
+        """Start a new context with a text; logits [at most 64, vocab] of its tokens, in order.
+
+        What `mode` leaves out is missing in all later layers, as it would be while decoding.
+        `tap` is called in mode dense, `chosen` in the others.
+        """
+        for hidden in self._chunks(ids, Pass(mode, tap, chosen)):
+            for start in range(0, len(hidden), LOGIT_ROWS):
+                yield self._logits(hidden[start : start + LOGIT_ROWS])
 
     @torch.inference_mode()
     def decode(self, token: int) -> NDArray[np.float32]:
@@ -110,13 +156,23 @@ class Decoder:
         # is most of a token; the row kernels have threads of their own.
         torch.set_num_threads(1)
         x = self._embed([token])
-        for index, layer in enumerate(self._layers):
+        rotation = self._rotation(1)
+        for index in range(self.spec.n_layers):
             self._check_cancelled()
-            x = self._block(index, layer, x, functools.partial(self._token_ffn, index, layer))
+            x = self._block(index, x, rotation, functools.partial(self._ffn.token, index))
         self._cache.length += 1
         self.pool.advance()
         logits: NDArray[np.float32] = self._logits(x)[0]
         return logits
+
+    @torch.inference_mode()
+    def choose(self, layer: int, x: NDArray[np.float32]) -> Ids:
+        """Ids that the selector names for the feed-forward input `x` [d_model] of a layer."""
+        return self._ffn.choose(layer, torch.from_numpy(x)[None])
+
+    def use(self, selector: Selector) -> None:
+        """Select by another selector from now on."""
+        self._ffn.selector = selector
 
     def cancel(self) -> None:
         """Make the running call raise `Cancelled` within a layer. From any thread."""
@@ -128,79 +184,78 @@ class Decoder:
         self._cancelled.clear()
         self._store.allow_reads()
 
-    @torch.inference_mode()
-    def _prompt(
-        self, ids: Sequence[int], tap: Tap | None, progress: Progress | None, every: bool = False
-    ) -> list[Tensor]:
-        # Hidden states of each chunk if `every`, else of the last one.
+    def _chunks(self, ids: Sequence[int], how: Pass) -> Iterator[Tensor]:
+        """A new context's hidden states [tokens, d_model], chunk by chunk."""
         assert 0 < len(ids) <= self.context
-        torch.set_num_threads(self._kernels.threads)
         self._cache.clear()
         self.pool.clear()
         self._ffn.reset()
-        kept: list[Tensor] = []
         step = self._plan.prefill.tokens
         for start in range(0, len(ids), step):
             chunk = ids[start : start + step]
             after = len(ids) - start - len(chunk)
-            hidden = self._chunk(chunk, tap, max(0, min(self._plan.window - after, len(chunk))))
-            kept = [*kept, hidden] if every else [hidden]
-            if progress is not None:
-                progress(start + len(chunk), len(ids))
-                self._check_cancelled()
-        return kept
+            keep_tokens = max(0, min(self._plan.window - after, len(chunk)))
+            yield self._chunk(chunk, dataclasses.replace(how, keep_tokens=keep_tokens))
 
-    def _chunk(self, ids: Sequence[int], tap: Tap | None, keep_tokens: int) -> Tensor:
+    @torch.inference_mode()
+    def _chunk(self, ids: Sequence[int], how: Pass) -> Tensor:
+        torch.set_num_threads(self._kernels.threads)
         x = self._embed(ids)
-        for index, layer in enumerate(self._layers):
+        rotation = self._rotation(len(ids))
+        for index in range(self.spec.n_layers):
             self._check_cancelled()
             self._ffn.begin(index)
-            following = index + 1 if index + 1 < len(self._layers) else None
-            feed_forward = functools.partial(
-                self._chunk_ffn, index, layer, following, keep_tokens, tap
-            )
-            x = self._block(index, layer, x, feed_forward)
+            x = self._block(index, x, rotation, functools.partial(self._chunk_ffn, index, how))
         self._cache.length += len(ids)
         self.pool.advance(len(ids))
         return x
 
-    def _chunk_ffn(
-        self,
-        index: int,
-        layer: Layer,
-        following: int | None,
-        keep_tokens: int,
-        tap: Tap | None,
-        x: Tensor,
-    ) -> Tensor:
-        out = self._ffn.chunk(index, x, layer.up_bias, following, keep_tokens, tap)
-        return out if layer.down_bias is None else out.add_(layer.down_bias)
-
-    def _token_ffn(self, index: int, layer: Layer, x: Tensor) -> Tensor:
-        up_bias = None if layer.up_bias is None else layer.up_bias.numpy()
-        out = self._ffn.token(index, x, up_bias)
-        return out if layer.down_bias is None else out.add_(layer.down_bias)
+    def _chunk_ffn(self, index: int, how: Pass, x: Tensor) -> Tensor:
+        following = index + 1 if index + 1 < self.spec.n_layers else None
+        if how.mode == "dense":
+            return self._ffn.chunk(index, x, following, how.keep_tokens, how.tap)
+        return self._ffn.chunk_selected(index, x, following, how.mode == "oracle", how.chosen)
 
     def _block(
-        self, index: int, layer: Layer, x: Tensor, feed_forward: Callable[[Tensor], Tensor]
+        self,
+        index: int,
+        x: Tensor,
+        rotation: Rotation | None,
+        feed_forward: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        pre = self.spec.norm_placement == "pre"
+        spec, layer = self.spec, self._layers[index]
+        pre = spec.norm_placement == "pre"
         self.clock.switch("attention")
-        attended = layer.attention(layer.attention_norm(x) if pre else x, index, self._cache)
+        normed = layer.attention_norm(x) if pre else x
+        attended = self._scaled(layer.attention(normed, index, self._cache, rotation))
+        if spec.block == "parallel":
+            ffn_input = normed if layer.ffn_norm is None else layer.ffn_norm(x)
+            return x + attended + self._scaled(feed_forward(ffn_input))
+        assert layer.ffn_norm is not None
         x = x + attended
         if not pre:
             x = layer.attention_norm(x)
-        added = feed_forward(layer.ffn_norm(x) if pre else x)
-        x = x + added
+        x = x + self._scaled(feed_forward(layer.ffn_norm(x) if pre else x))
         return x if pre else layer.ffn_norm(x)
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        scale = self.spec.residual_scale
+        return branch if scale == 1.0 else branch.mul_(scale)
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
         self.clock.switch("other")
         x = self._embedding[torch.tensor(ids)].float()
+        if self.spec.embed_scale != 1.0:
+            x = x * self.spec.embed_scale
         if self._project_in is not None:
             x = self._project_in(x)
+        if self._positions is None:
+            return x
         first = self._cache.length + self.spec.position_offset
         return x + self._positions[first : first + len(ids)].float()
+
+    def _rotation(self, tokens: int) -> Rotation | None:
+        return None if self._rotary is None else self._rotary.at(self._cache.length, tokens)
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> NDArray[np.float32]:
@@ -209,6 +264,8 @@ class Decoder:
             hidden = self._final_norm(hidden)
         if self._project_out is not None:
             hidden = self._project_out(hidden)
+        if self.spec.logit_scale != 1.0:
+            hidden = hidden * self.spec.logit_scale
         logits: NDArray[np.float32] = self._head(hidden).numpy()
         self.clock.switch("other")
         return logits
@@ -218,24 +275,47 @@ class Decoder:
             raise Cancelled("stopped on request")
 
     def _layer(self, index: int) -> Layer:
-        name = f"layers.{index}"
+        spec, name = self.spec, f"layers.{index}"
+        query, key, value, output = (self._linear(f"{name}.attn.{part}") for part in "qkvo")
         return Layer(
             attention_norm=self._norm(f"{name}.attn_norm"),
             attention=Attention(
-                self.spec, *(self._linear(f"{name}.attn.{part}") for part in ("q", "k", "v", "o"))
+                query=query,
+                key=key,
+                value=value,
+                output=output,
+                query_norm=self._head_norm(f"{name}.attn.q_norm"),
+                key_norm=self._head_norm(f"{name}.attn.k_norm"),
+                head_dim=spec.head_dim,
+                window=spec.attention_window(index),
             ),
-            ffn_norm=self._norm(f"{name}.ffn_norm"),
-            up_bias=self._vector(f"{name}.ffn.up.bias"),
-            down_bias=self._vector(f"{name}.ffn.down.bias"),
+            ffn_norm=None if spec.shared_norm else self._norm(f"{name}.ffn_norm"),
         )
 
-    def _linear(self, name: str) -> Linear:
-        weight, bias = self._resident[f"{name}.weight"], self._resident.get(f"{name}.bias")
+    def _ffn_weights(self, index: int) -> FeedForwardWeights:
+        name = f"layers.{index}.ffn"
+        resident_gate = self.spec.gate == "resident"
+        return FeedForwardWeights(
+            gate=self._linear(f"{name}.gate") if resident_gate else None,
+            gate_bias=None if resident_gate else self._vector(f"{name}.gate.bias"),
+            up_bias=self._vector(f"{name}.up.bias"),
+            down_bias=self._vector(f"{name}.down.bias"),
+        )
+
+    def _linear(self, name: str, bias_of: str | None = None) -> Linear:
+        weight = self._resident[f"{name}.weight"]
+        bias = self._resident.get(f"{bias_of or name}.bias")
         return Linear.of(weight, bias, self._kernels, self._plan.prefill.linear_rows)
 
     def _norm(self, name: str) -> Norm:
-        width, eps = self.spec.d_model, self.spec.norm_eps
-        return Norm(width, eps, self._vector(f"{name}.weight"), self._vector(f"{name}.bias"))
+        spec = self.spec
+        weight, bias = self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
+        return Norm(spec.norm, spec.norm_eps, weight, bias)
+
+    def _head_norm(self, name: str) -> Norm | None:
+        if not self.spec.qk_norm:
+            return None
+        return Norm("rms", self.spec.norm_eps, self._vector(f"{name}.weight"), None)
 
     def _vector(self, name: str) -> Tensor | None:
         tensor = self._resident.get(name)

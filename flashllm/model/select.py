@@ -1,7 +1,8 @@
 """Selectors: which bundles of a layer this token needs.
 
 Low-rank predictors after LLM in a flash, section 3.1: from the output of the current layer's
-attention, as the feed-forward layer sees it, to the neurons that will be above zero.
+attention, as the feed-forward layer sees it, to the neurons that will be above zero. They err, so
+what they lead to is lossy. A resident gate does not: it is what decides.
 """
 
 from __future__ import annotations
@@ -19,14 +20,21 @@ from flashllm.flash.store import RawTensor
 from flashllm.flash.window import Ids
 from flashllm.spec import ModelSpec
 
-SELECTORS = ("predicted", "all", "oracle")
+_Floats = NDArray[np.float32]
+
+SELECTORS = ("predicted", "gate", "all", "oracle")
+LOSSY = ("predicted",)
+"""Selectors that may leave out a neuron that is not zero."""
 
 
 class Selector(Protocol):
     """What produces the active set."""
 
-    def select(self, layer: int, x: NDArray[np.float32]) -> Ids:
-        """Ascending ids of the active bundles for the feed-forward input `x` [d_model]."""
+    def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:
+        """Ascending ids of the active bundles for the feed-forward input `x` [d_model].
+
+        `gate` [d_ffn] is what the gate makes of it, where the gate is resident.
+        """
         ...
 
 
@@ -36,18 +44,28 @@ class SelectAll:
     def __init__(self, n_bundles: int) -> None:
         self._ids = np.arange(n_bundles, dtype=np.int32)
 
-    def select(self, layer: int, x: NDArray[np.float32]) -> Ids:  # noqa: ARG002
+    def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:  # noqa: ARG002
         """All ids."""
         return self._ids
 
 
+class SelectGate:
+    """The neurons that a resident gate lets through: exact, since all others add zero."""
+
+    def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:  # noqa: ARG002
+        """Ids where the gate is open."""
+        assert gate is not None, "chosen only where the gate is resident"
+        return np.flatnonzero(gate).astype(np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One layer's predictor: active where `up @ (down @ x)` exceeds `cut`."""
+    """One layer's predictor: active where `up @ f(down @ x)` exceeds `cut`, f relu or nothing."""
 
     down: RawTensor  # [rank, d_model]
     up: RawTensor  # [d_ffn, rank]
-    cut: NDArray[np.float32]  # [d_ffn], threshold minus bias
+    cut: _Floats  # [d_ffn], threshold minus bias
+    hidden_relu: bool = False
 
     @classmethod
     def of(cls, tensors: Mapping[str, RawTensor], layer: int, spec: ModelSpec) -> LowRank:
@@ -68,7 +86,9 @@ class LowRank:
             raise TensorMismatch(
                 f"predictors: layer {layer} has shapes {found}; expected {expected}"
             )
-        return cls(down, up, threshold.floats() - bias.floats())
+        between = f"layers.{layer}.hidden_relu"
+        relu = between in tensors and bool(tensor("hidden_relu", "f32").floats().any())
+        return cls(down, up, threshold.floats() - bias.floats(), relu)
 
 
 class SelectPredicted:
@@ -81,10 +101,12 @@ class SelectPredicted:
         self._kernels = kernels
         self._scores = np.empty(spec.d_ffn, dtype=np.float32)
 
-    def select(self, layer: int, x: NDArray[np.float32]) -> Ids:
+    def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:  # noqa: ARG002
         """Ids predicted to be active."""
         predictor = self._layers[layer]
         inner = np.empty(predictor.down.shape[0], dtype=np.float32)
         self._kernels.matvec(predictor.down.raw, predictor.down.dtype, x, inner)
+        if predictor.hidden_relu:
+            np.maximum(inner, 0.0, out=inner)
         self._kernels.matvec(predictor.up.raw, predictor.up.dtype, inner, self._scores)
         return np.flatnonzero(self._scores > predictor.cut).astype(np.int32)

@@ -7,6 +7,7 @@ torch's matrix product over blocks of decoded rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -77,13 +78,16 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Layer normalisation over the last dimension."""
+    """Layer or RMS normalisation over the last dimension."""
 
-    width: int
+    kind: Literal["layer", "rms"]
     eps: float
     weight: Tensor | None  # [width]
     bias: Tensor | None  # [width]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, width] to the same shape."""
-        return torch.nn.functional.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
+        """[..., width] to the same shape."""
+        width = x.shape[-1:]
+        if self.kind == "rms":
+            return torch.nn.functional.rms_norm(x, width, self.weight, self.eps)
+        return torch.nn.functional.layer_norm(x, width, self.weight, self.bias, self.eps)

@@ -12,6 +12,8 @@ import pytest
 from flashllm.accounting import PARTS
 from flashllm.engine import Model, open_model
 from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, UsageError
+from flashllm.loading import load_decoder
+from flashllm.model.select import SelectAll
 from flashllm.sampling import Sampling
 
 PROMPT = [5, 17, 40, 8, 61, 33, 12, 9, 77, 50]
@@ -53,16 +55,11 @@ def test_the_smallest_ceiling_gives_the_same_answer(sparse_model: Path, select: 
 
 def test_a_layer_that_needs_more_slots_than_it_has_is_done_in_passes(sparse_model: Path) -> None:
     expected = tokens(sparse_model, count=20, select="all")
-    with open_model(sparse_model, select="all") as model:
-        plan = model.plan
-        assert sum(plan.slots_per_layer) == plan.slots_wanted
-    from flashllm.flash import plan as plans
-    from flashllm.loading import load_decoder
-
-    decoder, _, store = load_decoder(sparse_model, select="all")
+    decoder, plan, store = load_decoder(sparse_model, select="oracle", least=True)
+    n_bundles = store.header.bundles_per_layer
+    assert max(plan.slots_per_layer) < n_bundles
     with store:
-        few = [plans.smallest_slots(store.header.bundles_per_layer)] * store.spec.n_layers
-        decoder.pool.__init__(store, few, 5)  # type: ignore[misc]
+        decoder.use(SelectAll(n_bundles))
         logits = decoder.prefill(PROMPT)
         found = []
         for _ in range(20):
@@ -85,12 +82,12 @@ def test_the_pool_never_moves(sparse_model: Path) -> None:
 def test_window_loads_follow_the_active_sets(sparse_model: Path) -> None:
     """Bytes a token are those of the bundles that the last k tokens did not use, and no others."""
     with open_model(sparse_model, window=3) as model:
-        selector = model._decoder._ffn._selector
+        selector = model._decoder._ffn.selector
         history: dict[int, list[set[int]]] = {}
         real = selector.select
 
-        def recording(layer: int, x: Any) -> Any:
-            ids = real(layer, x)
+        def recording(layer: int, x: Any, gate: Any) -> Any:
+            ids = real(layer, x, gate)
             history.setdefault(layer, []).append(set(ids.tolist()))
             return ids
 

@@ -85,6 +85,7 @@ def _opt_features(config: Config) -> dict[str, Any]:
         "norm_eps": 1e-5,
         "final_norm": pre_norm and not config.flag("_remove_final_layer_norm", False),
         "attention_bias": bias,
+        "attention_output_bias": bias,
         "ffn_bias": bias,
         "tied_head": config.flag("tie_word_embeddings", True),
         "activation": config.choice("activation_function", ("relu",), default="relu"),

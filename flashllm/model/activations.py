@@ -1,0 +1,44 @@
+"""What a neuron makes of its pre-activation: the functions, and where they are above zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashllm.spec import ModelSpec
+
+
+def activate(spec: ModelSpec, x: Tensor) -> Tensor:
+    """The activation of the gate, or of up where there is no gate; the same shape, a new tensor.
+
+    Sources: FATReLU, ProSparse (arXiv 2402.13516); squared ReLU, Primer (arXiv 2109.08668); dReLU,
+    TurboSparse (arXiv 2406.05955), of which this is the gate's part.
+    """
+    kind = spec.activation
+    if kind in ("relu", "drelu"):
+        return torch.relu(x)
+    if kind == "fatrelu":
+        return torch.nn.functional.threshold(x, spec.activation_threshold, 0.0)
+    if kind == "relu2":
+        return torch.relu(x).square_()
+    if kind == "silu":
+        return torch.nn.functional.silu(x)
+    return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def combine(spec: ModelSpec, activated: Tensor, up: Tensor) -> Tensor:
+    """The neurons' outputs where there is a gate: activated gate times up."""
+    return activated * (torch.relu(up) if spec.activation == "drelu" else up)
+
+
+def margin(spec: ModelSpec, deciding: Tensor, up: Tensor | None) -> Tensor:
+    """By how much the input of each neuron's activation exceeds what silences it.
+
+    `deciding` is the gate's pre-activation where there is a gate, else up's. Of use with sparse
+    activations only.
+    """
+    if spec.activation == "drelu" and up is not None:
+        return torch.minimum(deciding, up)
+    if spec.activation_threshold:
+        return deciding - spec.activation_threshold
+    return deciding

@@ -1,0 +1,81 @@
+"""Rotary positions (RoFormer, arXiv 2104.09864) and the ways to stretch them.
+
+Stretched frequencies: linear (kaiokendev's position interpolation), llama3 (low frequencies
+divided, high ones kept, a ramp between) and yarn (arXiv 2309.00071, section 3.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashllm.spec import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Sines and cosines, [tokens, dims / 2] each, of the positions of some tokens."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[heads, tokens, head_dim] to the same: pairs of the two halves of `dims` are turned."""
+        half = self.cos.shape[1]
+        first, second = x[..., :half], x[..., half : 2 * half]
+        turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
+        return torch.cat((*turned, x[..., 2 * half :]), dim=-1)
+
+
+class Rotary:
+    """Positions of one model, computed as they are needed."""
+
+    def __init__(self, rope: Rope) -> None:
+        self._factor = rope.attention_factor
+        self._frequencies = frequencies(rope)
+
+    def at(self, first: int, tokens: int) -> Rotation:
+        """The rotation of `tokens` tokens from position `first` on."""
+        positions = torch.arange(first, first + tokens, dtype=torch.float32)
+        angles = torch.outer(positions, self._frequencies)
+        return Rotation(angles.cos() * self._factor, angles.sin() * self._factor)
+
+
+def frequencies(rope: Rope) -> Tensor:
+    """Radians a token, [dims / 2], from the fastest to the slowest."""
+    exponents = torch.arange(0, rope.dims, 2, dtype=torch.float32) / rope.dims
+    plain = 1.0 / rope.theta**exponents
+    if rope.scaling == "linear":
+        return plain / rope.factor
+    if rope.scaling == "llama3":
+        return _ramp_by_wavelength(rope, plain)
+    if rope.scaling == "yarn":
+        return _ramp_by_dimension(rope, plain)
+    return plain
+
+
+def _ramp_by_wavelength(rope: Rope, plain: Tensor) -> Tensor:
+    """Kept where `original_positions` hold many wavelengths, divided where they hold few."""
+    turns = rope.original_positions * plain / (2 * math.pi)
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return torch.lerp(plain / rope.factor, plain, ramp.clamp(0.0, 1.0))
+
+
+def _ramp_by_dimension(rope: Rope, plain: Tensor) -> Tensor:
+    """As above, with a ramp that is straight over the dimensions."""
+
+    def dimension(turns: float) -> float:
+        # The one whose wavelength fits `turns` times into the original context.
+        wavelength = rope.original_positions / (turns * 2 * math.pi)
+        return rope.dims * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dims - 1)
+    width = high - low if high != low else 0.001  # no division by zero
+    ramp = ((torch.arange(rope.dims // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    return torch.lerp(plain, plain / rope.factor, ramp)
