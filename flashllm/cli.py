@@ -20,6 +20,7 @@ from flashllm.commands.options import (
     add_options,
     argument,
     parse_ids,
+    parse_number,
     resolve_options,
 )
 from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, UsageError
@@ -52,6 +53,11 @@ CONVERT_EXAMPLES = """\
 examples:
   flashllm convert ~/big ~/big.flash --predictors train
   flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
+"""
+PLAN_EXAMPLES = """\
+examples:
+  flashllm plan ~/big --memory 8GiB
+  flashllm plan ~/falcon --act relu             # a config that does not say what its weights are
 """
 EXIT_CODES = """\
 exit codes: 0 done; 1 unexpected; 2 usage; 65 bad model data; 66 model not found; 71 not enough
@@ -99,7 +105,7 @@ def fail(error: FlashllmError) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The arguments of one command, options filled in; `UsageError` for what makes no sense."""
-    commands = ("chat", "run", "info", "verify", "doctor", "convert")
+    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert")
     first = arguments[0] if arguments else ""
     if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
         arguments = ["chat", *arguments]
@@ -137,6 +143,7 @@ def build_parser() -> Parser:
     _add_model(doctor)
     for command in (info, verify, doctor):
         command.add_argument("--json", action="store_true", help="one JSON object")
+    _add_plan(commands)
     _add_convert(commands)
     return parser
 
@@ -205,6 +212,22 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     add_options(run, "model", MODEL_OPTIONS)
 
 
+def _add_plan(commands: argparse._SubParsersAction[Parser]) -> None:
+    plan = _add_command(
+        commands,
+        "plan",
+        "what a model will take, before it is converted",
+        "flashllm.commands.plan:plan",
+        PLAN_EXAMPLES,
+    )
+    plan.add_argument(
+        "model", metavar="SRC|MODEL", help="directory of a checkpoint (its config.json is enough)"
+    )
+    plan.add_argument("--json", action="store_true", help="one JSON object")
+    _add_reading(plan)
+    add_options(plan, "model", MODEL_OPTIONS)
+
+
 def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     convert = _add_command(
         commands,
@@ -215,9 +238,7 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     convert.add_argument("source", type=Path, metavar="SRC", help="directory of the checkpoint")
     convert.add_argument("destination", type=Path, metavar="DST", help="directory to create")
-    convert.add_argument(
-        "--dtype", choices=("f32", "f16", "bf16"), help="of the weights (default: the source's)"
-    )
+    _add_reading(convert)
     convert.add_argument(
         "--predictors",
         default="none",
@@ -226,4 +247,20 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     convert.add_argument(
         "--calibration", type=Path, metavar="FILE", help="text to train the predictors on"
+    )
+
+
+def _add_reading(parser: Parser) -> None:
+    """How a checkpoint is to be understood, where its config.json does not say or says wrong."""
+    parser.add_argument(
+        "--dtype", choices=("f32", "f16", "bf16"), help="of the weights (default: the source's)"
+    )
+    parser.add_argument(
+        "--act", metavar="NAME", help="its activation, where config.json is wrong about it: relu"
+    )
+    parser.add_argument(
+        "--fatrelu-threshold",
+        type=argument(parse_number),
+        metavar="T",
+        help="what a gate must exceed to be kept (default: the source's)",
     )

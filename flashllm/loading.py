@@ -51,8 +51,7 @@ def load_decoder(
     store = Store(directory)
     try:
         chosen = choose_selector(store, select)
-        _warm_up()
-        sizes = _sizes(store, chosen)
+        sizes = model_sizes(store, chosen)
         ceiling_bytes = memory
         if ceiling_bytes is None and not least:
             available_bytes = psutil.virtual_memory().available
@@ -114,19 +113,22 @@ def _selector(store: Store, select: str, kernels: core.Kernels, direct: bool) ->
     return SelectPredicted(tensors, store.spec, kernels)
 
 
-def _warm_up() -> None:
+def interpreter_bytes() -> int:
+    """Resident memory of this process as it is before a model is loaded."""
     # The libraries under torch allocate at their first use: let that be part of what is measured.
     x = torch.ones(64, 64)
     torch.nn.functional.layer_norm(torch.softmax(x @ x, -1), (64,))
     torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+    return rss_bytes()
 
 
-def _sizes(store: Store, select: str) -> Sizes:
+def model_sizes(store: Store, select: str) -> Sizes:
+    """What `make_plan` needs to know of a converted model that is run with a selector."""
     index = read_tensor_index(store.directory / RESIDENT_FILE)
     embeddings = sum(t.nbytes for name, t in index.items() if name.startswith("embed."))
     windows, needed = _slots_needed(store, select)
     return Sizes(
-        interpreter=rss_bytes(),
+        interpreter=interpreter_bytes(),
         embeddings=embeddings,
         attention=store.file_bytes(RESIDENT_FILE) - embeddings,
         predictors=store.file_bytes(PREDICTORS_FILE),

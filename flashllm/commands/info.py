@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from flashllm.engine import ModelInfo
     from flashllm.flash.plan import Plan
 
+SELECTOR_WORDS = {
+    "predicted": "predicted (lossy: may miss active neurons)",
+    "gate": "gate (exact)",
+    "all": "all (exact)",
+    "oracle": "oracle (exact)",
+}
 EXIT_BAD_DATA = ModelError.exit_code
 
 
@@ -34,7 +40,7 @@ def info(arguments: argparse.Namespace) -> int:
     else:
         output.write(table(_info_rows(described)))
         if plan is not None:
-            output.write("\n" + table(_plan_rows(plan)))
+            output.write("\n" + table(plan_rows(plan)))
     return 0
 
 
@@ -61,13 +67,14 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
     ]
 
 
-def _plan_rows(plan: Plan) -> list[tuple[str, Any]]:
+def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
+    """The rows of a plan: the split of its ceiling, and what follows from it."""
     rows: list[tuple[str, Any]] = [
         ("ceiling", format_bytes(plan.ceiling_bytes)),
         *((f"  {name}", format_bytes(nbytes)) for name, nbytes in plan.split.items()),
         ("smallest", format_bytes(plan.smallest_bytes)),
-        ("select", plan.select),
-        ("window", f"{plan.window} tokens"),
+        ("select", SELECTOR_WORDS[plan.select]),
+        ("window", f"{plan.window} tokens" if plan.select != "all" else "none: all are needed"),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
         ("context", f"{plan.context} tokens"),
         ("I/O threads", plan.io_threads),
