@@ -78,7 +78,7 @@ def test_shapes_give_nearly_the_papers_shares() -> None:
     assert opt.embeddings == pytest.approx(0.0322, abs=1e-4)
     assert opt.attention == pytest.approx(0.3226, abs=5e-4)
     assert opt.predictors == pytest.approx(0.0126, abs=1e-4)
-    assert opt.ffn == pytest.approx(0.6451, abs=1e-4)
+    assert opt.ffn == pytest.approx(0.6451, abs=5e-4)
     assert opt.in_dram(0.24) == pytest.approx(0.5206, abs=0.002)
     ranks = [256] * 28 + [1152] * 4
     falcon = Weights.of(FALCON_7B).shares(predictor_bytes(FALCON_7B, ranks))
