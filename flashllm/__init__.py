@@ -12,7 +12,7 @@ from flashllm.sampling import Sampling
 if TYPE_CHECKING:
     from flashllm.engine import Generation, Model, Token, open_model
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Generation", "Model", "Sampling", "Token", "__version__", "open_model"]
 
 

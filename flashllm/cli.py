@@ -19,8 +19,10 @@ from flashllm.commands.options import (
     SAMPLING_OPTIONS,
     add_options,
     argument,
+    parse_count,
     parse_ids,
     parse_number,
+    parse_positive,
     resolve_options,
 )
 from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, UsageError
@@ -57,7 +59,18 @@ examples:
 PLAN_EXAMPLES = """\
 examples:
   flashllm plan ~/big --memory 8GiB
-  flashllm plan ~/falcon --act relu             # a config that does not say what its weights are
+  flashllm plan ~/other --act relu              # a config that does not say what its weights are
+"""
+EVAL_EXAMPLES = """\
+examples:
+  flashllm eval                                 the demo, on its own text and questions
+  flashllm eval ~/big.flash --text notes.txt --plot pictures
+  flashllm eval ~/big.flash --tasks questions.jsonl --limit 200 --json
+
+TEXT: .txt; .jsonl with a conversation a line, whose answers count; .ids with token ids a line.
+TASKS: .jsonl, a question a line, scored dense and as selected, side by side:
+  {"query": "The sea is", "choices": ["wet", "dry"], "answer": 0}      the likelier choice
+  {"messages": [{"role": "user", "content": "..."}], "expected": "..."}    the greedy answer
 """
 EXIT_CODES = """\
 exit codes: 0 done; 1 unexpected; 2 usage; 65 bad model data; 66 model not found; 71 not enough
@@ -105,7 +118,7 @@ def fail(error: FlashllmError) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The arguments of one command, options filled in; `UsageError` for what makes no sense."""
-    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert")
+    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert", "eval")
     first = arguments[0] if arguments else ""
     if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
         arguments = ["chat", *arguments]
@@ -145,6 +158,7 @@ def build_parser() -> Parser:
         command.add_argument("--json", action="store_true", help="one JSON object")
     _add_plan(commands)
     _add_convert(commands)
+    _add_eval(commands)
     return parser
 
 
@@ -242,8 +256,10 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     convert.add_argument(
         "--predictors",
         default="none",
-        metavar="train|none|FILE",
-        help="which neurons will be active: train predictors, none (default), or take them",
+        metavar="none|train|checkpoint|PATH",
+        help="(lossy) guess which neurons will be active: with predictors trained now, those in "
+        "the checkpoint, or those in a predictors.safetensors or a folder of model_0.pt, ... "
+        "(default: none)",
     )
     convert.add_argument(
         "--calibration", type=Path, metavar="FILE", help="text to train the predictors on"
@@ -264,3 +280,59 @@ def _add_reading(parser: Parser) -> None:
         metavar="T",
         help="what a gate must exceed to be kept (default: the source's)",
     )
+
+
+def _add_eval(commands: argparse._SubParsersAction[Parser]) -> None:
+    evaluate = _add_command(
+        commands,
+        "eval",
+        "measure what selecting neurons costs and saves",
+        "flashllm.commands.evaluate:evaluate",
+        EVAL_EXAMPLES,
+    )
+    _add_model(evaluate)
+    evaluate.add_argument(
+        "--text", type=Path, metavar="TEXT", help="perplexity, errors and window use on a text"
+    )
+    evaluate.add_argument(
+        "--tasks",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="TASKS",
+        help="right answers to questions; repeatable",
+    )
+    count = argument(parse_positive)
+    evaluate.add_argument(
+        "--tokens",
+        type=count,
+        default=20_000,
+        metavar="N",
+        help="of the text, evenly from all of its lines (20000)",
+    )
+    evaluate.add_argument(
+        "--skip",
+        type=argument(parse_count),
+        default=0,
+        metavar="N",
+        help="tokens at the start of each passage that are given, not counted (0)",
+    )
+    evaluate.add_argument(
+        "--all-tokens", action="store_true", help="in conversations, count questions too"
+    )
+    evaluate.add_argument(
+        "--limit", type=count, metavar="N", help="questions of each file, evenly from all of it"
+    )
+    evaluate.add_argument(
+        "--seed",
+        type=argument(parse_count),
+        default=0,
+        metavar="N",
+        help="of the sample of neurons whose friends are looked for (0)",
+    )
+    evaluate.add_argument("--json", action="store_true", help="one JSON object with every number")
+    evaluate.add_argument(
+        "--plot", type=Path, metavar="DIR", help="draw PNG pictures there (needs matplotlib)"
+    )
+    selectors = tuple(option for option in MODEL_OPTIONS if option.name == "select")
+    add_options(evaluate, "model", selectors)

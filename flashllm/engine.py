@@ -96,8 +96,8 @@ def open_model(
     """Open a converted model; None is the one that comes with the project.
 
     `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
-    predicted, all, oracle; `window` in tokens. Errors: `ModelNotFound`, `ModelError`,
-    `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    gate, all, oracle, which are exact, and predicted, which is lossy; `window` in tokens. Errors:
+    `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     decoder, plan, store = load_decoder(
         model_directory(path),
@@ -299,6 +299,7 @@ class Generation:
             "io": self._model.io_report(),
             "settings": {
                 "select": plan.select,
+                "lossy": plan.lossy,
                 "window": plan.window,
                 "context": plan.context,
                 "slots": sum(plan.slots_per_layer),

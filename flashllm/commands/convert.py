@@ -16,6 +16,8 @@ def convert(arguments: argparse.Namespace) -> int:
         arguments.source,
         arguments.destination,
         dtype=arguments.dtype,
+        act=arguments.act,
+        fatrelu_threshold=arguments.fatrelu_threshold,
         predictors=arguments.predictors,
         calibration=arguments.calibration,
         progress=opening.terminal_progress(),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from flashllm.convert import Problem
     from flashllm.engine import ModelInfo
     from flashllm.flash.plan import Plan
+    from flashllm.spec import ModelSpec
 
 SELECTOR_WORDS = {
     "predicted": "predicted (lossy: may miss active neurons)",
@@ -51,13 +52,13 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
         ("directory", described.directory),
         ("size", format_bytes(sum(described.file_bytes.values()))),
         ("layers", f"{spec.n_layers}, width {spec.d_model}, {spec.n_heads} heads"),
-        ("feed-forward", f"{spec.d_ffn} neurons a layer, {spec.activation}"),
+        ("feed-forward", f"{spec.d_ffn} neurons a layer, {_activation_words(spec)}"),
         ("bundle", f"{format_bytes(spec.bundle_bytes)}, {spec.bundles_per_layer} a layer"),
         ("weights", spec.dtype),
         ("vocabulary", spec.vocab_size),
         ("context", f"up to {spec.max_positions} tokens"),
         ("tokenizer", "yes" if described.has_tokenizer else "no: give prompts as --ids"),
-        ("predictors", "yes" if described.has_predictors else "no: every neuron is read"),
+        ("selector", _selector_words(described)),
     ]
     shares = described.activity or {}
     return rows + [
@@ -65,6 +66,22 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
         for name in ("sparsity", "false_negatives", "false_positives")
         if isinstance(shares.get(name), float)
     ]
+
+
+def _activation_words(spec: ModelSpec) -> str:
+    threshold = f" above {spec.activation_threshold:g}" if spec.activation_threshold else ""
+    gate = {"none": "", "resident": ", gate in memory", "bundled": ", gate on flash"}[spec.gate]
+    return f"{spec.activation}{threshold}{gate}"
+
+
+def _selector_words(described: ModelInfo) -> str:
+    spec = described.spec
+    if described.has_predictors:
+        return "predictors (lossy: may miss active neurons; --select all is exact)"
+    if spec.sparse and spec.gate == "resident":
+        return "the gate (exact)"
+    why = "it has no predictors" if spec.sparse else f"{spec.activation} is never zero"
+    return f"none: every neuron is read, since {why}"
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, Any]]:

@@ -127,7 +127,8 @@ MODEL_OPTIONS = (
         ("--select",),
         str,
         None,
-        "how active neurons are found: predicted (default with predictors), all, oracle",
+        "how active neurons are found: gate, all, oracle (exact), or predicted (lossy; the default"
+        " of a model converted with predictors)",
         "HOW",
     ),
     Option("io_threads", ("--io-threads",), parse_positive, None, "threads that read (32)", "N"),

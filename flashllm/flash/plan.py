@@ -105,13 +105,18 @@ class Plan:
     prefill: PrefillShape
 
     @property
+    def lossy(self) -> bool:
+        """Whether neurons that are not zero may be left out: where predictors choose."""
+        return self.select == "predicted"
+
+    @property
     def resident_bytes(self) -> int:
         """Weights that are always in DRAM."""
         return self.split["embeddings"] + self.split["attention"]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"lossy": self.lossy}
 
 
 def kv_bytes(spec: ModelSpec, context: int) -> int:

@@ -23,8 +23,6 @@ from flashllm.spec import ModelSpec
 _Floats = NDArray[np.float32]
 
 SELECTORS = ("predicted", "gate", "all", "oracle")
-LOSSY = ("predicted",)
-"""Selectors that may leave out a neuron that is not zero."""
 
 
 class Selector(Protocol):

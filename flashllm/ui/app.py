@@ -182,7 +182,8 @@ class ChatApp(App[None]):
         plan, described = event.model.plan, event.model.info
         self.activity.plan = plan
         self.activity.model_name = sanitize_line(described.name)
-        title = f"flashllm  {self.activity.model_name}, {described.spec.dtype}, {plan.select}, "
+        select = f"{plan.select} (lossy)" if plan.lossy else plan.select
+        title = f"flashllm  {self.activity.model_name}, {described.spec.dtype}, {select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
         self._enter(Phase.READY)
         for caution in event.model.cautions():

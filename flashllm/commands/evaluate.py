@@ -1,0 +1,116 @@
+"""`flashllm eval`: what selecting neurons costs in quality and saves in bytes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import flashllm
+from flashllm.commands import opening
+from flashllm.commands.output import Output, Ticker, remark
+from flashllm.errors import UsageError
+
+DEMO_TEXT = "heldout.jsonl"
+DEMO_TASKS = ("choices.jsonl", "heldout.jsonl")
+QUIET_SECONDS = 10.0
+TICK_SECONDS = 0.2
+
+
+class CountProgress:
+    """What is done of a phase, and how long the rest takes: one line on a terminal, else a few."""
+
+    def __init__(self) -> None:
+        self._ticker = Ticker()
+        self._live = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self._phase = ""
+        self._total = self._done = 0
+        self._start = self._ticked = self._said = 0.0
+
+    def start(self, phase: str, total_bytes: int) -> None:
+        """A phase begins."""
+        self._phase, self._total, self._done = phase, max(total_bytes, 1), 0
+        self._start = self._ticked = self._said = time.monotonic()
+
+    def advance(self, nbytes: int) -> None:
+        """So much more is done."""
+        self._done += nbytes
+        now = time.monotonic()
+        if now - self._ticked < TICK_SECONDS:
+            return
+        self._ticked = now
+        left = (now - self._start) * (self._total / self._done - 1)
+        text = f"{self._phase}: {self._done / self._total:.0%}, about {left:.0f} s left"
+        if self._live:
+            self._ticker.show(text)
+        elif now - self._said >= QUIET_SECONDS:
+            self._said = now
+            remark(text)
+
+    def warn(self, text: str) -> None:
+        """A sentence."""
+        self._ticker.clear()
+        remark(text)
+
+    def finish(self) -> None:
+        """The phase is over."""
+        self._ticker.clear()
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Evaluates as the arguments ask, and prints tables or one JSON object."""
+    text, tasks = _files(arguments)
+    if arguments.plot is not None and text is None:
+        raise UsageError("--plot draws what --text measures; give a text")
+    from flashllm.predictors.evaluation import (
+        EvaluatedModel,
+        TaskSettings,
+        TextSettings,
+        evaluate_tasks,
+        evaluate_text,
+        plots,
+        tables,
+    )
+
+    if arguments.plot is not None:
+        plots.require_matplotlib()
+        plots.make_directory(arguments.plot)
+    directory = opening.model_directory(arguments.model, opening.terminal_progress())
+    progress, start = CountProgress(), time.monotonic()
+    with EvaluatedModel.open(directory, arguments.select) as model:
+        report: dict[str, Any] = model.to_json()
+        try:
+            if text is not None:
+                settings = TextSettings(
+                    arguments.tokens, arguments.skip, arguments.all_tokens, arguments.seed
+                )
+                report["text"] = evaluate_text(model, text, settings, progress)
+            if tasks:
+                limits = TaskSettings(arguments.limit)
+                report["tasks"] = [evaluate_tasks(model, path, limits, progress) for path in tasks]
+        finally:
+            progress.finish()
+    report["seconds"] = round(time.monotonic() - start, 3)
+    output = Output()
+    if arguments.json:
+        output.json(report)
+    else:
+        output.write(tables.report_table(report))
+    if arguments.plot is not None:
+        for path in plots.draw_text(report["text"], report["model"], arguments.plot):
+            remark(f"wrote {path}")
+    return 0
+
+
+def _files(arguments: argparse.Namespace) -> tuple[Path | None, list[Path]]:
+    """The text and the tasks asked for, or those that come with the demo."""
+    text, tasks = arguments.text, list(arguments.tasks)
+    if text is not None or tasks:
+        return text, tasks
+    if arguments.model is not None:
+        raise UsageError("there is nothing to evaluate on; give --text FILE, --tasks FILE, or both")
+    demo = Path(flashllm.__file__).parent / "demo"
+    return demo / DEMO_TEXT, [demo / name for name in DEMO_TASKS]
