@@ -36,7 +36,8 @@ from flashllm.model.weights import Linear, Norm, torch_view, vector
 Mode = Literal["dense", "selected", "oracle"]
 """How the tokens of a text are computed: with all neurons, with those that the decoder's selector
 names, or with those that are not zero."""
-LOGIT_ROWS = 64
+LOGIT_ROWS_MAX = 64
+LOGIT_BLOCK_BYTES = 4 << 20
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) after each chunk of a prompt."""
 
@@ -140,14 +141,16 @@ class Decoder:
         tap: Tap | None = None,
         chosen: Chosen | None = None,
     ) -> Iterator[NDArray[np.float32]]:
-        """Start a new context with a text; logits [at most 64, vocab] of its tokens, in order.
+        """Start a new context with a text; logits [a few tokens, vocab] of all of them, in order.
 
         What `mode` leaves out is missing in all later layers, as it would be while decoding.
         `tap` is called in mode dense, `chosen` in the others.
         """
+        fitting = LOGIT_BLOCK_BYTES // (4 * self.spec.vocab_size)
+        rows = min(max(fitting, 1), LOGIT_ROWS_MAX)
         for hidden in self._chunks(ids, Pass(mode, tap, chosen)):
-            for start in range(0, len(hidden), LOGIT_ROWS):
-                yield self._logits(hidden[start : start + LOGIT_ROWS])
+            for start in range(0, len(hidden), rows):
+                yield self._logits(hidden[start : start + rows])
 
     @torch.inference_mode()
     def decode(self, token: int) -> NDArray[np.float32]:

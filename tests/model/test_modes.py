@@ -1,0 +1,98 @@
+"""A text computed with all neurons, with the selected ones, and with those that are not zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flashllm.engine import open_decoder
+from flashllm.flash.window import Ids
+from flashllm.model.attention import causal_mask
+from flashllm.model.decoder import Decoder
+
+IDS = np.random.default_rng(3).integers(3, 96, size=120).tolist()
+
+
+class SelectNothing:
+    def select(self, layer: int, x: np.ndarray, gate: np.ndarray | None) -> Ids:
+        return np.empty(0, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def decoder(sparse_model: Path) -> Iterator[Decoder]:
+    with open_decoder(sparse_model, select="predicted") as opened:
+        yield opened
+
+
+def logits(decoder: Decoder, mode: str, **watchers: object) -> np.ndarray:
+    return np.concatenate([b.copy() for b in decoder.logits_blocks(IDS, mode, **watchers)])
+
+
+@pytest.mark.parametrize("mode", ["selected", "oracle"])
+def test_exact_selectors_give_the_dense_logits(decoder: Decoder, mode: str) -> None:
+    dense = logits(decoder, "dense")
+    assert dense.shape == (len(IDS), 96)
+    np.testing.assert_allclose(logits(decoder, mode), dense, atol=1e-4, rtol=0)
+    assert np.array_equal(dense, decoder.logits(IDS))
+
+
+def test_selected_and_oracle_are_the_same_bits(decoder: Decoder) -> None:
+    """The predictors of this model are never wrong, and zeros add nothing."""
+    assert np.array_equal(logits(decoder, "selected"), logits(decoder, "oracle"))
+
+
+@pytest.mark.parametrize("mode", ["selected", "oracle"])
+def test_chosen_are_the_neurons_above_zero(decoder: Decoder, mode: str) -> None:
+    margins: dict[int, list[torch.Tensor]] = {}
+    inputs: dict[int, list[torch.Tensor]] = {}
+    chosen: dict[int, list[Ids]] = {}
+
+    def tap(layer: int, x: torch.Tensor, margin: torch.Tensor) -> None:
+        margins.setdefault(layer, []).append(margin.clone())
+        inputs.setdefault(layer, []).append(x.clone())
+
+    logits(decoder, "dense", tap=tap)
+    logits(decoder, mode, chosen=lambda layer, ids: chosen.setdefault(layer, []).extend(ids))
+    assert sorted(margins) == sorted(chosen) == [0, 1, 2]
+    for layer, pieces in margins.items():
+        dense = torch.cat(pieces).numpy()
+        assert len(chosen[layer]) == len(dense) == len(IDS)
+        for x, margin, ids in zip(torch.cat(inputs[layer]), dense, chosen[layer], strict=True):
+            # Within rounding of zero the two ways of summing up may differ.
+            sure = np.abs(margin) > 1e-5
+            assert np.array_equal(np.isin(np.arange(320), ids)[sure], (margin > 0)[sure])
+            assert np.array_equal(decoder.choose(layer, x.numpy()), ids) or not sure.all()
+
+
+def test_what_is_left_out_is_missing_in_the_loop(sparse_model: Path) -> None:
+    with open_decoder(sparse_model, select="predicted") as decoder:
+        exact = logits(decoder, "selected")
+        decoder.use(SelectNothing())
+        empty = logits(decoder, "selected")
+        assert not np.allclose(exact, empty, atol=0.1)
+        # The dense pass and the oracle do not ask the selector.
+        assert np.array_equal(logits(decoder, "oracle"), exact)
+
+
+def test_a_text_leaves_nothing_behind(decoder: Decoder) -> None:
+    first = logits(decoder, "dense")
+    logits(decoder, "selected")
+    assert np.array_equal(logits(decoder, "dense"), first)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "window"), [(5, 5, 0), (3, 9, 0), (4, 9, 3), (2, 2, 1)]
+)
+def test_the_mask(tokens: int, length: int, window: int) -> None:
+    mask = causal_mask(tokens, length, window)
+    assert mask is not None
+    for row in range(tokens):
+        position = length - tokens + row
+        for column in range(length):
+            seen = column <= position and (not window or column > position - window)
+            assert (mask[row, column] == 0.0) == seen
+            assert seen or mask[row, column] == float("-inf")
