@@ -38,6 +38,8 @@ def plan(arguments: argparse.Namespace) -> int:
         return 0
     output.write(table(_weight_rows(spec, sizes.stride)))
     output.write("\n" + table(plan_rows(made)))
+    if arguments.memory is None:
+        output.write("\nThis is the smallest ceiling; --memory SIZE plans for another.\n")
     output.write("\n" + _verdict(spec, made, sizes) + "\n")
     return 0
 
