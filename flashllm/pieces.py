@@ -1,4 +1,4 @@
-"""What tokenizer files say about single pieces: markers to hide, prefixes to add, bytes to spell.
+"""What a `tokenizer.json` says of single pieces: markers to hide, prefixes to add, bytes to spell.
 
 Everything here takes a stranger's data; a shape that is not expected raises `ValueError`,
 `KeyError` or their like, which the vocabulary's loader turns into a `ModelError`.
@@ -6,90 +6,139 @@ Everything here takes a stranger's data; a shape that is not expected raises `Va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from flashllm.errors import UnsupportedModel
 
-# sentencepiece_model.proto: ModelProto.pieces, SentencePiece.piece and .type
-_PIECES_FIELD, _PIECE_FIELD, _TYPE_FIELD = 1, 1, 3
-_CONTROL, _USER_DEFINED = 3, 4
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+ID_MAX = (1 << 23) - 1
+"""The largest id that a vocabulary may have; none that exists comes near."""
+SPACE = "\u2581"
+"""How sentencepiece writes a space."""
+# Ordinary pieces that no text has by chance, and those that look like markers where a template
+# writes them.
+_SURE_MARKER = re.compile(r"<\|[^<>|\s]+\|>")
+_MARKER_SHAPE = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]")
 
 
-def hide_user_symbols(model: bytes, hidden: Callable[[str], bool]) -> bytes:
-    """A sentencepiece model whose user-defined pieces are control pieces where `hidden` says so.
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is matched whole; the flags take in white space on its left and right."""
 
-    The library matches user-defined pieces in any text; control pieces never. The type is one byte,
-    so it is changed in place.
+    content: str
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+
+    def entry(self, token: int) -> dict[str, Any]:
+        """As `tokenizer.json` lists it."""
+        return {
+            "id": token,
+            "content": self.content,
+            "single_word": False,
+            "lstrip": self.lstrip,
+            "rstrip": self.rstrip,
+            "normalized": False,
+            "special": self.special,
+        }
+
+
+def is_marker(content: str, special: bool, template: str) -> bool:
+    """Whether an added token directs the model rather than being a stretch of text.
+
+    Files flag only some markers as special, so those in the chat template and those with a symbol
+    in them count too. Runs of white space, digits and words that a vocabulary adds are text.
     """
-    changed = bytearray(model)
-    for field, start, end in _fields(model, 0, len(model)):
-        if field != _PIECES_FIELD:
-            continue
-        piece, type_at = "", -1
-        for inner, inner_start, inner_end in _fields(model, start, end):
-            if inner == _PIECE_FIELD:
-                piece = model[inner_start:inner_end].decode("utf-8", "replace")
-            elif inner == _TYPE_FIELD:
-                type_at = inner_start
-        if type_at >= 0 and model[type_at] == _USER_DEFINED and hidden(piece):
-            changed[type_at] = _CONTROL
-    return bytes(changed)
+    text = content.replace(SPACE, " ")
+    if not text.strip():
+        return False
+    has_symbol = any(not character.isalnum() and not character.isspace() for character in text)
+    return special or (len(text) > 1 and content in template) or (has_symbol and len(text) > 2)
 
 
-def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of the value of each field of a protobuf message."""
-    position = start
-    while position < end:
-        key, position = _varint(data, position)
-        kind = key & 7
-        value_start = position
-        if kind == _VARINT:
-            _, position = _varint(data, position)
-        elif kind == _FIXED64:
-            position += 8
-        elif kind == _FIXED32:
-            position += 4
-        elif kind == _BYTES:
-            length, value_start = _varint(data, position)
-            position = value_start + length
-        else:
-            raise ValueError(f"unknown wire type {kind} at byte {position}")
-        if position > end:
-            raise ValueError(f"a field at byte {value_start} is longer than what holds it")
-        yield key >> 3, value_start, position
+def looks_like_marker(piece: str, template: str) -> bool:
+    """Whether an ordinary piece is a marker all the same, if text can reach it."""
+    if _SURE_MARKER.fullmatch(piece):
+        return True
+    return bool(_MARKER_SHAPE.fullmatch(piece)) and piece in template
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError(f"a number at byte {position} is longer than 10 bytes")
+def vocabulary_ids(description: Mapping[str, Any]) -> dict[str, int]:
+    """Pieces of the model in a `tokenizer.json` and their ids; `ValueError` if two share one."""
+    vocab = description["model"]["vocab"]
+    if isinstance(vocab, list):  # Unigram: pairs of piece and score, the id being the index
+        ids = {str(piece): token for token, (piece, _) in enumerate(vocab)}
+    else:
+        ids = dict(vocab)
+    owners: dict[int, str] = {}
+    for piece, token in ids.items():
+        if type(token) is not int or not 0 <= token <= ID_MAX:
+            raise ValueError(f"piece {piece!r} has the id {str(token)[:40]}")
+        if owners.setdefault(token, piece) != piece:
+            raise ValueError(f"pieces {owners[token]!r} and {piece!r} share the id {token}")
+    return ids
 
 
-def seclude_markers(
-    description: dict[str, Any], markers: Mapping[str, int], secret: str
-) -> int | None:
-    """Renames markers in a `tokenizer.json`, in place, to names that nobody can write; ids stay.
+def check_added(description: dict[str, Any]) -> None:
+    """Gives added tokens their ids, in place: what a vocabulary has there bears their name then.
+
+    `ValueError` where two of them share an id or a name.
+    """
+    ids = vocabulary_ids(description)
+    owners = {token: piece for piece, token in ids.items()}
+    seen: dict[int, str] = {}
+    for entry in description["added_tokens"]:
+        token, content = entry["id"], entry["content"]
+        if type(token) is not int or not 0 <= token <= ID_MAX or not isinstance(content, str):
+            raise ValueError(f"added token {str(content)[:40]!r} has the id {str(token)[:40]}")
+        if token in seen or content in seen.values():
+            raise ValueError(f"added token {content!r}: its id {token} or its name occurs twice")
+        seen[token] = content
+        if content in ids and ids[content] != token:
+            raise ValueError(f"added token {content!r} has the ids {ids[content]} and {token}")
+        if owners.get(token, content) != content:
+            _rename(description["model"], {owners[token]: content})
+    if not ids and not seen:
+        raise ValueError("it has no pieces")
+
+
+def seclude_markers(description: dict[str, Any], names: Mapping[str, str]) -> int | None:
+    """Gives markers names that nobody can write, in place; ids stay.
 
     The library matches added tokens in any text, and a marker that is in the model's own vocabulary
-    may be reached by its rules as well. Returns the id that stands for unknown pieces, if any.
+    may be reached by its rules as well. By its new name a marker is always found, whatever is
+    beside it. Returns the id that stands for unknown pieces, if any.
     """
-    names = {content: f"{secret}{token}" for content, token in markers.items()}
-    for entry in description.get("added_tokens") or ():
-        entry["content"] = names.get(entry["content"], entry["content"])
+    for entry in description["added_tokens"]:
+        if entry["content"] in names:
+            entry |= {
+                "content": names[entry["content"]],
+                "normalized": False,
+                "single_word": False,
+            }
     model = description["model"]
-    vocab = model["vocab"]
-    if isinstance(vocab, list):  # Unigram: pairs of piece and score, the id being the index
+    if isinstance(model["vocab"], list):
         unknown = model.get("unk_id")
+    else:
+        unknown = model["vocab"].get(model.get("unk_token"))
+    _rename(model, names)
+    return unknown if isinstance(unknown, int) else None
+
+
+def rename_piece(description: dict[str, Any], piece: str, name: str) -> None:
+    """Another name for one piece of the model in a `tokenizer.json`, in place."""
+    if piece != name:
+        _rename(description["model"], {piece: name})
+
+
+def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Other names for pieces of a model; rules that lead to those pieces go."""
+    vocab = model["vocab"]
+    if isinstance(vocab, list):
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
-        return unknown if isinstance(unknown, int) else None
-    unknown = vocab.get(model.get("unk_token"))
+        return
     model["vocab"] = {names.get(piece, piece): token for piece, token in vocab.items()}
     if "unk_token" in model:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
@@ -98,7 +147,6 @@ def seclude_markers(
         model["merges"] = [
             pair for pair in pairs if names.keys().isdisjoint((*pair, "".join(pair)))
         ]
-    return unknown if isinstance(unknown, int) else None
 
 
 def template_prefix(post_processor: object, tokens: Mapping[str, int]) -> tuple[int, ...]:
@@ -129,6 +177,7 @@ def describe_byte_level(vocab: dict[str, int], merges: str) -> dict[str, Any]:
     }
     return {
         "version": "1.0",
+        "added_tokens": [],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
@@ -144,7 +193,7 @@ class ByteSpelling:
         kinds = [str(decoder.get("type")) for decoder in decoders]
         self._added = added
         self._byte_level = _gpt2_alphabet() if "ByteLevel" in kinds else None
-        self._space = "\u2581"
+        self._space = SPACE
         self.strips_leading_space = False
         known = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
         if self._byte_level is None and (not kinds or not known.issuperset(kinds)):
@@ -156,6 +205,10 @@ class ByteSpelling:
             if decoder.get("type") == "Metaspace":
                 self._space = str(decoder.get("replacement", self._space))
                 self.strips_leading_space = decoder.get("prepend_scheme") != "never"
+            elif decoder.get("type") == "Replace":
+                if decoder.get("content") != " ":
+                    raise UnsupportedModel("tokenizer.json: a decoder that replaces is unknown")
+                self._space = str(decoder["pattern"]["String"])
             elif decoder.get("type") == "Strip" and decoder.get("content") == " ":
                 self.strips_leading_space = bool(decoder.get("start"))
 

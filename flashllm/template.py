@@ -1,7 +1,8 @@
 """Chat templates: from messages to text, with what people wrote kept apart from the rest.
 
 The contents of messages never reach the template. It sees placeholders that nobody can guess;
-its output is split at them, and only the template's own text may become control tokens.
+its output is split at them, and only the template's own text may become control tokens. Not here:
+what a template would change inside a message, which it cannot see.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import functools
 import json
 import re
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from pathlib import Path
 
 from flashllm.errors import ModelError, UsageError
@@ -31,7 +34,8 @@ PLAIN_STOP = "\nUser:"
 _PROCESS = Path(__file__).with_name("template_process.py")
 # Private-use borders and digits: no case, nothing to escape, no white space.
 _PLACEHOLDER = re.compile("\ue000[0-9]{39}\ue001")
-_PLACEHOLDER_PART = re.compile("[\ue000\ue001]")
+# Also as Python and JSON write them where they escape what they show.
+_PLACEHOLDER_PART = re.compile("[\ue000\ue001]|\\\\ue00[01]")
 
 
 Message = Mapping[str, str]
@@ -81,7 +85,8 @@ def render_template(
     template refuses the conversation, `ModelError` where it is broken or takes too long.
     """
     shapes = tuple(_Shape.of(message) for message in messages)
-    skeleton = _skeleton(template, tuple(sorted(special_tokens.items())), shapes)
+    now = _first_moment(datetime.now().date())
+    skeleton = _skeleton(template, tuple(sorted(special_tokens.items())), shapes, now)
     return [
         Segment(part, False) if isinstance(part, str) else Segment(_core(messages[part]), True)
         for part in skeleton
@@ -110,10 +115,23 @@ class _Shape:
         return cls(message["role"], before, True, after)
 
 
+@functools.lru_cache(maxsize=8)
+def _first_moment(day: date) -> str:
+    """When a template was first rendered on a day: what it says of the time stays till the next.
+
+    A conversation whose beginning changed would have to be read anew from there.
+    """
+    now = datetime.now()
+    return (now if now.date() == day else datetime.combine(day, time.max)).isoformat()
+
+
 # A rendering takes a process, some 60 ms: conversations of one shape share it.
 @functools.lru_cache(maxsize=256)
 def _skeleton(
-    template: str, special_tokens: tuple[tuple[str, str], ...], shapes: tuple[_Shape, ...]
+    template: str,
+    special_tokens: tuple[tuple[str, str], ...],
+    shapes: tuple[_Shape, ...],
+    now: str,
 ) -> tuple[str | int, ...]:
     """The rendered template: its own text, and the number of the message whose content follows."""
     places: dict[str, int] = {}
@@ -130,7 +148,7 @@ def _skeleton(
         "tools": None,
         "documents": None,
     }
-    return _split(_run_process(template, variables), places)
+    return _split(_run_process(template, variables, now), places)
 
 
 def _split(rendered: str, places: Mapping[str, int]) -> tuple[str | int, ...]:
@@ -146,12 +164,13 @@ def _split(rendered: str, places: Mapping[str, int]) -> tuple[str | int, ...]:
     return tuple(parts)
 
 
-def _run_process(template: str, variables: Mapping[str, object]) -> str:
+def _run_process(template: str, variables: Mapping[str, object], now: str) -> str:
     if len(template.encode("utf-8", "replace")) > TEMPLATE_BYTES_MAX:
         raise ModelError(f"chat template: longer than {TEMPLATE_BYTES_MAX} bytes; try --raw")
     request = {
         "template": template,
         "variables": variables,
+        "now": now,
         "output_limit": OUTPUT_CHARACTERS_MAX,
         "cpu_seconds": CPU_SECONDS_MAX,
         "memory_bytes": MEMORY_BYTES_MAX,
@@ -178,8 +197,9 @@ def _read_answer(done: subprocess.CompletedProcess[bytes]) -> str:
     try:
         answer = json.loads(done.stdout)
     except ValueError as error:
-        killed = done.returncode < 0  # by the limit on CPU time
-        reason = "it takes too long" if killed else f"its process ended with {done.returncode}"
+        limits = {-signal.SIGKILL, -signal.SIGXCPU}  # how the limit on CPU time ends a process
+        too_long = done.returncode in limits
+        reason = "it takes too long" if too_long else f"its process ended with {done.returncode}"
         raise ModelError(f"chat template: {reason}; try --raw") from error
     if "text" in answer:
         return str(answer["text"])

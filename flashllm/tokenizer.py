@@ -7,11 +7,14 @@ vocabulary that cannot reach them; only the chat template's own text is searched
 from __future__ import annotations
 
 import codecs
+import functools
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flashllm.errors import FlashllmError
 from flashllm.template import (
     PLAIN_STOP,
     Message,
@@ -57,8 +60,6 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self.vocab_size = vocabulary.size
         self.has_chat_template = bool(settings.template)
-        self.chat_stops: tuple[str, ...] = () if settings.template else (PLAIN_STOP,)
-        """Strings that end an answer of a model without a template."""
         self._template = settings.template
         self._tokens = settings.tokens
         self._controls = vocabulary.control_ids
@@ -78,9 +79,28 @@ class Tokenizer:
             re.compile("(" + "|".join(map(re.escape, spellings)) + ")") if spellings else None
         )
 
+    @functools.cached_property
+    def chat_stops(self) -> tuple[str, ...]:
+        """Strings that end an answer, beside the model's own end.
+
+        With a template, the marker that it puts behind an answer, as some files name another end;
+        without one, the beginning of the next question.
+        """
+        if not self._template:
+            return (PLAIN_STOP,)
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            segments = render_template(self._template, talk, self._tokens)
+        except FlashllmError:  # it will be told when the template is used
+            return ()
+        behind = itertools.takewhile(lambda segment: not segment.is_content, reversed(segments))
+        text = "".join(reversed([segment.text for segment in behind]))
+        first = self._markers.search(text) if self._markers else None
+        return (first[0],) if first and self._controls[first[0]] not in self.eos_ids else ()
+
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, the beginning-of-text id in front where the model has one."""
-        return self._prefix + self._encode_run(text)
+        return self._prefix + self._encode_parts([text])
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation, ready for the next answer.
@@ -108,22 +128,29 @@ class Tokenizer:
 
     def _encode_segments(self, segments: Iterable[Segment]) -> list[int]:
         """Markers in the template's text become ids; text between two markers is encoded as one."""
-        ids: list[int] = []
+        parts: list[str | int] = []
         run: list[str] = []
-        for part in segments:
-            split = self._markers.split(part.text) if self._markers else [part.text]
-            for piece in [part.text] if part.is_content else split:
-                if part.is_content or piece not in self._controls:
+        for segment in segments:
+            if segment.is_content or not self._markers:
+                run.append(segment.text)
+                continue
+            for piece in self._markers.split(segment.text):
+                if piece in self._controls:
+                    parts += ["".join(run), self._controls[piece]]
+                    run.clear()
+                else:
                     run.append(piece)
-                    continue
-                ids += self._encode_run("".join(run))
-                ids.append(self._controls[piece])
-                run.clear()
-        return ids + self._encode_run("".join(run))
+        return self._encode_parts([*parts, "".join(run)])
 
-    def _encode_run(self, text: str) -> list[int]:
+    def _encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         # A lone surrogate, as in a file name that is not UTF-8, has no bytes to encode.
-        return self.vocabulary.encode(text.encode("utf-8", "replace").decode()) if text else []
+        return self.vocabulary.encode(
+            [
+                part.encode("utf-8", "replace").decode() if isinstance(part, str) else part
+                for part in parts
+                if part != ""
+            ]
+        )
 
     def _control(self, spelling: str | None, otherwise: int | None) -> int | None:
         return otherwise if spelling is None else self._controls.get(spelling, otherwise)

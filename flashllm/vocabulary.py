@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from flashllm.errors import ModelError
 from flashllm.pieces import (
+    AddedToken,
     ByteSpelling,
+    check_added,
     describe_byte_level,
-    hide_user_symbols,
+    is_marker,
+    looks_like_marker,
+    rename_piece,
     seclude_markers,
     template_prefix,
+    vocabulary_ids,
 )
+from flashllm.sentencepieces import SentencePieceVocabulary
 
 if TYPE_CHECKING:
     import tokenizers
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
     from flashllm.tokenizer_settings import TokenizerSettings
 
 FILE_BYTES_MAX = 64 << 20
-_SPACE = "\u2581"  # how sentencepiece writes a space
 _Loaded = TypeVar("_Loaded")
 
 
@@ -43,24 +48,11 @@ class Vocabulary(Protocol):
     """Ids that belong in front of every text, as far as the files say."""
     strips_leading_space: bool
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text."""
+    def encode(self, parts: Sequence[str | int]) -> list[int]:
+        """Ids of stretches of text and of the control tokens between them."""
 
     def piece_bytes(self, token: int) -> bytes:
         """UTF-8 bytes, possibly of a part of a character, that a token stands for."""
-
-
-def is_marker(content: str, special: bool, template: str) -> bool:
-    """Whether an added token directs the model rather than being a stretch of text.
-
-    Files flag only some markers as special, so those in the chat template and those with a symbol
-    in them count too. Runs of white space, digits and words that a vocabulary adds are text.
-    """
-    text = content.replace(_SPACE, " ")
-    if not text.strip():
-        return False
-    has_symbol = any(not character.isalnum() and not character.isspace() for character in text)
-    return special or (len(text) > 1 and content in template) or (has_symbol and len(text) > 2)
 
 
 def read_limited(path: Path) -> bytes:
@@ -94,86 +86,50 @@ def load_guarded(path: Path, load: Callable[[], _Loaded]) -> _Loaded:
         raise ModelError(f"{path}: cannot be loaded as a tokenizer ({error})") from error
 
 
-class SentencePieceVocabulary:
-    """A sentencepiece model; `added` are ids that other files put behind it."""
-
-    def __init__(self, content: bytes, added: Mapping[int, str], template: str) -> None:
-        import sentencepiece
-
-        processor = sentencepiece.SentencePieceProcessor()
-        processor.LoadFromSerializedProto(
-            hide_user_symbols(content, lambda piece: is_marker(piece, False, template))
-        )
-        self._processor = processor
-        pieces = processor.vocab_size()
-        self._added = {token: spelling for token, spelling in added.items() if token >= pieces}
-        self.size = max([pieces, *(token + 1 for token in self._added)])
-        self.control_ids = {
-            processor.id_to_piece(token): token
-            for token in range(pieces)
-            if processor.is_control(token) or processor.is_unknown(token)
-        }
-        self.control_ids.update({spelling: token for token, spelling in self._added.items()})
-        first = processor.encode("a", out_type=str)
-        self.strips_leading_space = bool(first) and first[0].startswith(_SPACE)
-        self.prefix_ids: tuple[int, ...] = (processor.bos_id(),) if processor.bos_id() >= 0 else ()
-        ids = {
-            "bos_token": processor.bos_id(),
-            "eos_token": processor.eos_id(),
-            "pad_token": processor.pad_id(),
-        }
-        self.tokens = {
-            name: processor.id_to_piece(token) for name, token in ids.items() if token >= 0
-        }
-        for token in range(self.size):
-            self.piece_bytes(token)  # raises here, while loading, what would be raised later
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text; control pieces are not parsed by the library."""
-        return [int(token) for token in self._processor.encode(text)]
-
-    def piece_bytes(self, token: int) -> bytes:
-        """Bytes of a piece, `\u2581` being a space."""
-        if token in self._added:
-            return self._added[token].encode()
-        if not 0 <= token < self._processor.vocab_size():
-            return b""
-        piece = self._processor.id_to_piece(token)
-        if self._processor.is_byte(token):
-            return bytes([int(piece[3:5], 16)])
-        if self._processor.is_unknown(token):
-            return " \u2047 ".encode()
-        return str(piece).replace(_SPACE, " ").encode()
-
-
 class JsonVocabulary:
-    """A `tokenizer.json` for the tokenizers library; its parsed content is changed here."""
+    """A `tokenizer.json` for the tokenizers library; its parsed content is changed here.
+
+    Text and markers reach the library as one string, in which markers bear names that nobody can
+    guess: what its rules do around added tokens is done as ever.
+    """
 
     def __init__(self, path: Path, description: dict[str, Any], template: str) -> None:
-        entries = [dict(entry) for entry in description.get("added_tokens") or ()]
-        added = {str(entry["content"]): int(entry["id"]) for entry in entries}
+        check_added(description)
+        self._spelling = ByteSpelling(description, frozenset(_added_ids(description).values()))
+        _add_hidden_markers(description, self._spelling, template)
+        added = _added_ids(description)
         self.control_ids = {
-            content: token
-            for (content, token), entry in zip(added.items(), entries, strict=True)
-            if is_marker(content, bool(entry.get("special")), template)
+            str(entry["content"]): int(entry["id"])
+            for entry in description["added_tokens"]
+            if is_marker(entry["content"], bool(entry.get("special")), template)
         }
         self.prefix_ids = template_prefix(description.get("post_processor"), added)
-        self._spelling = ByteSpelling(description, frozenset(added.values()))
         self.strips_leading_space = self._spelling.strips_leading_space
-        secret = f"\ue000{secrets.token_hex(16)}\ue001"
-        unknown = seclude_markers(description, self.control_ids, secret)
-        self._forbidden = frozenset(self.control_ids.values()) - {unknown}
-        self._tokenizer = _build(description)
-        pieces = self._tokenizer.get_vocab(with_added_tokens=True)
-        self._pieces = {token: piece for piece, token in pieces.items()}
+        self._pieces = {token: piece for piece, token in vocabulary_ids(description).items()}
         self._pieces.update({token: content for content, token in added.items()})
+        self.size = max(self._pieces) + 1
         self._path = path
-        self.size = max(self._pieces, default=-1) + 1
+        secret = secrets.token_hex(16)
+        names = {c: f"\ue000{secret}.{token}\ue001" for c, token in self.control_ids.items()}
+        self._names = {token: names[content] for content, token in self.control_ids.items()}
+        unknown = seclude_markers(description, names)
+        self._guarded = frozenset(self._names) - {unknown}
+        self._tokenizer = _build(description)
+        # The library numbers added tokens one after the other, whatever the file says.
+        found = {self._tokenizer.token_to_id(names.get(c, c)): token for c, token in added.items()}
+        self._moved = {own: token for own, token in found.items() if own != token}
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text, checked for markers that found another way in."""
+    def encode(self, parts: Sequence[str | int]) -> list[int]:
+        """Ids of stretches of text and of the control tokens between them.
+
+        Checked for control tokens that found another way in.
+        """
+        text = "".join([p if isinstance(p, str) else self._names[p] for p in parts])
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        if not self._forbidden.isdisjoint(ids):
+        if self._moved:
+            ids = [self._moved.get(token, token) for token in ids]
+        wanted = [part for part in parts if part in self._guarded]
+        if [token for token in ids if token in self._guarded] != wanted:
             raise ModelError(f"{self._path}: its rules turn plain text into control tokens")
         return ids
 
@@ -186,8 +142,12 @@ class JsonVocabulary:
 def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePieceVocabulary:
     """The vocabulary in a `tokenizer.model`."""
     content = read_limited(path)
+    specials = (*settings.tokens.values(), *settings.specials)
     return load_guarded(
-        path, lambda: SentencePieceVocabulary(content, settings.added, settings.template)
+        path,
+        lambda: SentencePieceVocabulary(
+            content, settings.added, specials, settings.template, settings.legacy
+        ),
     )
 
 
@@ -211,30 +171,58 @@ def _json_vocabulary(
     path: Path, description: dict[str, Any], settings: TokenizerSettings
 ) -> JsonVocabulary:
     """Special tokens that only the settings name are added as such."""
-    entries = description.setdefault("added_tokens", [])
+    entries = [dict(entry) for entry in description.get("added_tokens") or ()]
     named = {entry["content"] for entry in entries}
-    vocab = description["model"]["vocab"]
-    ids = (
-        vocab
-        if isinstance(vocab, dict)
-        else {piece: token for token, (piece, _) in enumerate(vocab)}
-    )
-    flags = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    for content in (*settings.tokens.values(), *settings.added.values()):
+    taken = {entry["id"] for entry in entries}
+    ids = vocabulary_ids(description)
+    for token, added in settings.added.items():
+        own = ids.get(added.content, token)
+        if added.content not in named and own not in taken:
+            entries.append(added.entry(own))
+            named.add(added.content)
+            taken.add(own)
+    for content in (*settings.tokens.values(), *settings.specials):
         if content in ids and content not in named:
+            entries.append(AddedToken(content).entry(ids[content]))
             named.add(content)
-            entries.append({"id": ids[content], "content": content, **flags})
+    description["added_tokens"] = entries
     return JsonVocabulary(path, description, settings.template)
+
+
+def _added_ids(description: Mapping[str, Any]) -> dict[str, int]:
+    return {entry["content"]: entry["id"] for entry in description["added_tokens"]}
+
+
+def _add_hidden_markers(description: dict[str, Any], spelling: ByteSpelling, template: str) -> None:
+    """Adds ordinary pieces that are markers, if text could reach them, to the added tokens."""
+    named = _added_ids(description)
+    suspects = {}
+    for piece, token in vocabulary_ids(description).items():
+        if piece[:1] in ("<", "[") and piece not in named:
+            content = spelling.decode(token, piece).decode("utf-8", "replace")
+            if looks_like_marker(content, template):
+                suspects[piece] = token, content
+    if not suspects:
+        return
+    tokenizer = _build(description)
+    for piece, (token, content) in suspects.items():
+        texts = (content, f"a{content}a", f" {content} ", f"\n{content}\n")
+        if any(token in tokenizer.encode(text, add_special_tokens=False).ids for text in texts):
+            rename_piece(description, piece, content)
+            description["added_tokens"].append(AddedToken(content).entry(token))
 
 
 def _build(description: dict[str, Any]) -> tokenizers.Tokenizer:
     import tokenizers
 
-    plain = {**description, "post_processor": None, "truncation": None, "padding": None}
+    model = description["model"]
+    if model.get("dropout") is not None:  # chance belongs to training
+        model = {**model, "dropout": None}
+    plain = {
+        **description,
+        "model": model,
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
     return tokenizers.Tokenizer.from_str(json.dumps(plain))

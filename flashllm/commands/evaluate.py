@@ -16,6 +16,8 @@ from flashllm.errors import UsageError
 
 DEMO_TEXT = "heldout.jsonl"
 DEMO_TASKS = ("choices.jsonl", "heldout.jsonl")
+DEMO_LIMIT = 400
+"""Questions of each of the demo's files where nothing was asked for: some minutes, not ten."""
 QUIET_SECONDS = 10.0
 TICK_SECONDS = 0.2
 
@@ -62,7 +64,7 @@ class CountProgress:
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluates as the arguments ask, and prints tables or one JSON object."""
-    text, tasks = _files(arguments)
+    text, tasks, limit = _wanted(arguments)
     if arguments.plot is not None and text is None:
         raise UsageError("--plot draws what --text measures; give a text")
     from flashllm.predictors.evaluation import (
@@ -89,7 +91,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
                 )
                 report["text"] = evaluate_text(model, text, settings, progress)
             if tasks:
-                limits = TaskSettings(arguments.limit)
+                limits = TaskSettings(limit)
                 report["tasks"] = [evaluate_tasks(model, path, limits, progress) for path in tasks]
         finally:
             progress.finish()
@@ -100,17 +102,21 @@ def evaluate(arguments: argparse.Namespace) -> int:
     else:
         output.write(tables.report_table(report))
     if arguments.plot is not None:
-        for path in plots.draw_text(report["text"], report["model"], arguments.plot):
+        drawn = plots.draw_text(report["text"], report["model"], arguments.plot)
+        for path in drawn:
             remark(f"wrote {path}")
+        if not drawn:
+            remark("nothing was drawn: the neurons of this model are never zero")
     return 0
 
 
-def _files(arguments: argparse.Namespace) -> tuple[Path | None, list[Path]]:
-    """The text and the tasks asked for, or those that come with the demo."""
+def _wanted(arguments: argparse.Namespace) -> tuple[Path | None, list[Path], int | None]:
+    """The text, the tasks and how many of them; for the demo alone, what comes with it."""
     text, tasks = arguments.text, list(arguments.tasks)
     if text is not None or tasks:
-        return text, tasks
+        return text, tasks, arguments.limit
     if arguments.model is not None:
         raise UsageError("there is nothing to evaluate on; give --text FILE, --tasks FILE, or both")
     demo = Path(flashllm.__file__).parent / "demo"
-    return demo / DEMO_TEXT, [demo / name for name in DEMO_TASKS]
+    limit = DEMO_LIMIT if arguments.limit is None else arguments.limit
+    return demo / DEMO_TEXT, [demo / name for name in DEMO_TASKS], limit

@@ -40,12 +40,24 @@ def encode_prompt(
         raise UsageError("this model came without a tokenizer; give the prompt as ids: --ids 1,2,3")
     if arguments.raw and arguments.system:
         raise UsageError("--system needs a chat template, which --raw turns off")
-    if arguments.raw or not (tokenizer.has_chat_template or arguments.system):
+    if not _is_chat(tokenizer, arguments):
         return tokenizer.encode(text)
     messages: list[Message] = [{"role": "user", "content": text}]
     if arguments.system:
         messages.insert(0, {"role": "system", "content": arguments.system})
     return tokenizer.encode_chat(messages)
+
+
+def answer_stops(tokenizer: Tokenizer | None, arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Strings that end the answer: those asked for, and in a conversation the template's own."""
+    asked = tuple(arguments.stop)
+    if tokenizer is None or arguments.ids is not None or not _is_chat(tokenizer, arguments):
+        return asked
+    return asked + tokenizer.chat_stops
+
+
+def _is_chat(tokenizer: Tokenizer, arguments: argparse.Namespace) -> bool:
+    return not arguments.raw and bool(tokenizer.has_chat_template or arguments.system)
 
 
 def _not_empty(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from flashllm.commands import opening
 from flashllm.commands.output import Output, Ticker, remark
-from flashllm.commands.prompt import encode_prompt, read_prompt
+from flashllm.commands.prompt import answer_stops, encode_prompt, read_prompt
 from flashllm.commands.worker import EXIT_INTERRUPTED, Worker, on_interrupt
 from flashllm.errors import UsageError
 
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
                     ids,
                     max_tokens=arguments.max_tokens,
                     sampling=sampling,
-                    stop=tuple(arguments.stop),
+                    stop=answer_stops(model.tokenizer, arguments),
                     on_prefill=lambda done, total: emit(Prefilled(done, total)),
                 )
                 if running.is_stopped:  # asked for while there was nothing to stop yet

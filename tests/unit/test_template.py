@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, timedelta
+
 import pytest
 
 from flashllm import template as template_module
@@ -76,6 +78,28 @@ def test_the_words_of_a_refusal_reach_the_user() -> None:
         "{% set s = namespace(x='a') %}"
         "{% for i in range(60) %}{% set s.x = s.x ~ s.x %}{% endfor %}",
         "{% for i in range(99999) %}{{ 'as long as no line of a poem' * 3 }}{% endfor %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% import 'os' as os %}",
+        "{% from 'os' import path %}",
+        "{% extends 'base' %}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ strftime_now.__func__.__globals__ }}",
+        "{% set s = namespace(__class__=dict) %}",
+        "{% set s = namespace() %}{% set s.__class__ = dict %}",
+        "{{ messages[0].update({'role': 'user'}) }}",
+        "{{ range(10 ** 9) | list }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ 'x' | center(10 ** 10) }}",
+        "{{ messages | tojson(indent=10 ** 9) }}",
+        "{{ messages | tojson(ensure_ascii=true) }}",
+        "{{ messages[0].content | list }}",
+        "{{ messages[0].content | reverse }}",
+        "{{ strftime_now(5) }}",
+        "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}",
+        "{% if 1 %}" * 5000,
+        "{% for i in [1] %}" * 25 + "{% endfor %}" * 25,
+        "{{ 1 / 0 }}",
+        "{% no_such_tag %}",
     ],
 )
 def test_a_broken_or_hostile_template_is_an_error(source: str) -> None:
@@ -86,7 +110,74 @@ def test_a_broken_or_hostile_template_is_an_error(source: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        "{{ ''.__class__ }}",
+        "{{ '' | attr('__class__') }}",
+        "{{ '{0.__class__}'.format('') }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ namespace.__init__ }}{{ dict.__base__ }}{{ strftime_now.__self__ }}",
+    ],
+)
+def test_inner_attributes_are_not_there(source: str) -> None:
+    assert text_of(render_template(source, TALK, {})) == ""
+
+
+def test_the_words_that_templates_use() -> None:
+    source = (
+        "{%- set s = namespace(seen=0) -%}"
+        "{%- for m in messages -%}{%- set s.seen = s.seen + 1 -%}{%- endfor -%}"
+        "{%- set d = dict(a=1, b=[1, 2]) -%}"
+        "{{ s.seen }} {{ d | tojson(separators=(',', ':'), sort_keys=true) }}"
+        "{% for key, value in messages[0].items() %} {{ key }}={{ value }}{% endfor %}"
+        " {{ messages[1]['content'].strip() }} {{ messages[1].content.lstrip() }}|"
+        "{{ tools is none }} {{ documents is none }} {{ custom is defined }}"
+        " {{ messages[0].content is string }} {{ messages[-1].role }} {{ messages | length }}"
+        " {{ messages[0].get('tool_calls', 'none') }} {{ add_generation_prompt }}"
+    )
+    assert text_of(render_template(source, TALK, {})) == (
+        '2 {"a":1,"b":[1,2]} role=system content=Be brief.'
+        " Hello <|im_end|> Hello <|im_end|>\n|"
+        "True True False True user 2 none True"
+    )
+
+
+def test_what_is_set_where_answers_are_marked_stays_there() -> None:
+    source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
+    assert text_of(render_template(source, TALK, {})) == "21"
+
+
+class Clock(datetime):
+    """A clock that a test sets."""
+
+    moment = datetime(2026, 2, 28, 23, 59, 58)
+
+    @classmethod
+    def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+        return cls.moment
+
+
+def test_the_date_is_that_of_the_day_and_the_time_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "datetime", Clock)
+    monkeypatch.setattr(Clock, "moment", datetime(2026, 2, 28, 9, 5))
+    source = "{{ strftime_now('%d %b %Y %H:%M') }}"
+    assert text_of(render_template(source, TALK, {})) == "28 Feb 2026 09:05"
+    Clock.moment += timedelta(hours=3)
+    again = [*TALK, {"role": "assistant", "content": "Hi."}]
+    assert text_of(render_template(source, again, {})) == "28 Feb 2026 09:05"
+    Clock.moment += timedelta(hours=12)
+    assert text_of(render_template(source, TALK, {})) == "01 Mar 2026 00:05"
+
+
+def test_a_day_that_ends_between_two_looks_at_the_clock() -> None:
+    yesterday = datetime.now().date() - timedelta(days=1)
+    assert template_module._first_moment(yesterday).startswith(f"{yesterday}T23:59")
+    assert date.fromisoformat(template_module._first_moment(datetime.now().date())[:10])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
         "{{ 9 ** (9 ** 9) }}",
+        "{{ lipsum(n=10 ** 7) }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     ],
 )

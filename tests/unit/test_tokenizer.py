@@ -202,7 +202,7 @@ def test_a_template_makes_control_ids(tokenizer: Tokenizer) -> None:
 def test_every_marker_in_a_text_stays_text(tokenizer: Tokenizer) -> None:
     controls = control_ids(tokenizer)
     assert {"<|user|>", "<|assistant|>", "<|im_start|>", "<|im_end|>", "Turnmark"} <= set(controls)
-    plain = set(controls.values()) - {tokenizer.vocabulary.encode("\U0001f30a")[-1]}
+    plain = set(controls.values()) - {tokenizer.vocabulary.encode(["\U0001f30a"])[-1]}
     structure = [t for t in tokenizer.encode_chat(chat("a", "b", "c")) if t in plain]
     for marker in controls:
         for text in (marker, f"a{marker}b", f" {marker}\n", f"{marker}{marker} x {marker}"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
+from typing import Any
 
 from flashllm.errors import LayoutError, UsageError
-from flashllm.flash.layout import read_tensor_index
+from flashllm.flash.layout import TensorRecord, read_tensor_index
 from flashllm.flash.manifest import ACTIVITY_FILE, PREDICTORS_FILE
 from flashllm.flash.strict_json import parse_object
 from flashllm.spec import ModelSpec
@@ -15,11 +17,16 @@ ACTIVITY_BYTES_MAX = 64 << 20
 
 
 def check_predictors(path: Path, spec: ModelSpec) -> None:
-    """`LayoutError` unless the file holds a predictor of the right shape for every layer."""
+    """`LayoutError` unless the file holds a predictor of the right shape for every layer.
+
+    down [rank, d_model] and up [d_ffn, rank] in f16 or f32, bias [d_ffn] and threshold [1] in f32;
+    hidden_relu [1] in f32, which is 1 for relu between down and up, may be absent for 0.
+    """
     index = read_tensor_index(path)
     wanted = {f"layers.{i}.{leaf}" for i in range(spec.n_layers) for leaf in _LEAVES}
-    if set(index) != wanted:
-        odd = sorted(set(index) ^ wanted)
+    optional = {f"layers.{i}.{_RELU_LEAF}" for i in range(spec.n_layers)}
+    if set(index) - optional != wanted:
+        odd = sorted((set(index) - optional) ^ wanted)
         raise LayoutError(
             f"{path}: not the predictors of this model: {odd[0]} is missing or not expected "
             f"({len(odd)} such tensors)"
@@ -27,15 +34,29 @@ def check_predictors(path: Path, spec: ModelSpec) -> None:
     for layer in range(spec.n_layers):
         rank = max(index[f"layers.{layer}.down"].shape[:1], default=0)
         for leaf, (dtypes, shape) in _layer_tensors(spec, rank).items():
-            record = index[f"layers.{layer}.{leaf}"]
+            record = index.get(f"layers.{layer}.{leaf}")
+            if record is None:
+                continue
             if record.dtype not in dtypes or record.shape != shape or 0 in shape:
                 raise LayoutError(
                     f"{path}: layers.{layer}.{leaf} is {record.dtype} {list(record.shape)}; "
                     f"this model needs {dtypes[0]} {list(shape)}"
                 )
+    _check_relu(path, [index[name] for name in sorted(optional & set(index))])
 
 
 _LEAVES = ("down", "up", "bias", "threshold")
+_RELU_LEAF = "hidden_relu"
+
+
+def _check_relu(path: Path, records: list[TensorRecord]) -> None:
+    """`LayoutError` unless the switches of the layers are 0 or 1."""
+    with open(path, "rb") as file:
+        for record in records:
+            file.seek(record.offset)
+            (value,) = struct.unpack("<f", file.read(4))
+            if value not in (0.0, 1.0):
+                raise LayoutError(f"{path}: a layer's {_RELU_LEAF} is {value}; expected 0 or 1")
 
 
 def _layer_tensors(
@@ -47,28 +68,45 @@ def _layer_tensors(
         "up": (("f16", "f32"), (spec.d_ffn, rank)),
         "bias": (("f32",), (spec.d_ffn,)),
         "threshold": (("f32",), (1,)),
+        _RELU_LEAF: (("f32",), (1,)),
     }
 
 
 def check_activity(path: Path, spec: ModelSpec) -> None:
-    """`LayoutError` unless the record of activity is one of a model with as many layers."""
+    """`LayoutError` unless the record of activity is one of a model with as many layers.
+
+    A recording without predictors has no `layers`: then the windows of the oracle must have them.
+    """
     if path.stat().st_size > ACTIVITY_BYTES_MAX:
         raise LayoutError(f"{path}: larger than {ACTIVITY_BYTES_MAX} bytes")
-    layers = parse_object(path.read_bytes(), path, LayoutError).get("layers")
-    if not isinstance(layers, list) or len(layers) != spec.n_layers:
+    values = parse_object(path.read_bytes(), path, LayoutError)
+    described = [values["layers"]] if "layers" in values else _windows(values.get("oracle"))
+    if not described or not all(
+        isinstance(layers, list) and len(layers) == spec.n_layers for layers in described
+    ):
         raise LayoutError(f"{path}: does not describe {spec.n_layers} layers")
 
 
+def _windows(use: object) -> list[Any]:
+    """What each window of tokens needed, one value a layer."""
+    rows = use.get("slots_needed") if isinstance(use, dict) else None
+    return rows if isinstance(rows, list) else []
+
+
 def copy_predictors(predictors: Path, directory: Path, spec: ModelSpec) -> None:
-    """Copies `predictors` and the activity.json beside it, checked against the model."""
-    activity = predictors.parent / ACTIVITY_FILE
-    for path in (predictors, activity):
-        if not path.is_file():
-            raise UsageError(
-                f"{path}: no such file; --predictors takes none, train, or the path of a "
-                f"predictors.safetensors with its {ACTIVITY_FILE} beside it"
-            )
+    """Copies `predictors` and the activity.json beside it, checked against the model.
+
+    Predictors that others published come without a record of activity; where none lies beside
+    them, none is copied, and the plan goes by its own estimate.
+    """
+    if not predictors.is_file():
+        raise UsageError(
+            f"{predictors}: no such file; --predictors takes none, train, the path of a "
+            f"predictors.safetensors, or a folder of model_0.pt, model_1.pt, ..."
+        )
     check_predictors(predictors, spec)
-    check_activity(activity, spec)
+    activity = predictors.parent / ACTIVITY_FILE
+    if activity.is_file():
+        check_activity(activity, spec)
+        shutil.copyfile(activity, directory / ACTIVITY_FILE)
     shutil.copyfile(predictors, directory / PREDICTORS_FILE)
-    shutil.copyfile(activity, directory / ACTIVITY_FILE)
