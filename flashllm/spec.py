@@ -269,6 +269,8 @@ class ModelSpec:
             raise LayoutError(f"spec: bos_id is {bos_id!r}")
         if known.get("rope") is not None:
             known["rope"] = Rope(**_known_fields(Rope, known["rope"], "spec: rope"))
+        # Version 0.1 had one word for all four biases.
+        known.setdefault("attention_output_bias", known["attention_bias"])
         return cls(**known)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig, OPTForCausalLM
+from transformers.activations import ACT2FN
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -45,6 +46,62 @@ def tiny_opt(seed: int = 0, **changes: Any) -> OPTForCausalLM:
             else:
                 parameter.copy_(noise * 0.7 / parameter.shape[1] ** 0.5)
     return model
+
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 36,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+class FatRelu(torch.nn.Module):
+    """Zero up to a threshold, the input itself above (Song et al. 2024, arXiv 2402.13516)."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > self.threshold, x, torch.zeros_like(x))
+
+
+def tiny(model_type: str, seed: int = 0, **changes: Any) -> torch.nn.Module:
+    """A random model of any family; `changes` go over `COMMON`."""
+    torch.manual_seed(seed)
+    if changes.get("hidden_act") == "fatrelu":
+        ACT2FN["fatrelu"] = (FatRelu, {"threshold": changes["hidden_act_param"]})
+    config = AutoConfig.for_model(model_type, **{**COMMON, **changes})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    randomise(model, seed, zero_centred=model_type == "nemotron")
+    return model
+
+
+def randomise(model: torch.nn.Module, seed: int, zero_centred: bool = False) -> None:
+    """Every parameter at random: norms around 1 (or 0, where 1 is added to them), biases not 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * 0.9 / parameter.shape[1] ** 0.5)
+            elif name.endswith("weight") and not zero_centred:
+                parameter.copy_(1 + 0.3 * noise)
+            else:
+                parameter.copy_(0.3 * noise)
+
+
+def rewrite_config(directory: Path, change: dict[str, Any], remove: tuple[str, ...] = ()) -> None:
+    """Other keys in the `config.json` of a checkpoint."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    kept = {key: value for key, value in config.items() if key not in remove}
+    path.write_text(json.dumps(kept | change))
 
 
 def sparse_opt() -> OPTForCausalLM:

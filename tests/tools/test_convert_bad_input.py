@@ -72,7 +72,7 @@ def test_a_converted_model_is_no_checkpoint(tmp_path: Path) -> None:
         ({"model_type": "gpt2"}, UnsupportedModel, "'gpt2'; supported: opt"),
         ({"model_type": None}, UnsupportedModel, "supported: opt"),
         ({"model_type": ["opt"]}, UnsupportedModel, "supported: opt"),
-        ({"activation_function": "gelu"}, UnsupportedModel, "'gelu'; supported: relu"),
+        ({"activation_function": "mish"}, UnsupportedModel, "'mish'; supported: relu, fatrelu"),
         ({"quantization_config": {"bits": 4}}, UnsupportedModel, "quantization_config"),
         ({"num_attention_heads": 5}, UnsupportedModel, "head_dim"),
         ({"hidden_size": 12.0}, NotACheckpoint, "hidden_size is 12.0"),

@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,38 +100,54 @@ def test_formulas_of_the_document() -> None:
     assert header.file_bytes == (CONVERTED / "ffn.bundles").stat().st_size
 
 
+BASE: dict[str, Any] = {
+    "n_layers": 2, "d_model": 12, "n_heads": 3, "n_kv_heads": 3, "head_dim": 4, "d_ffn": 20,
+    "vocab_size": 40, "max_positions": 16, "position_offset": 2, "dtype": "f16",
+    "norm_placement": "pre", "norm_eps": 1e-5, "activation": "relu",
+}  # fmt: skip
+FLAGS = (
+    "attention_bias", "attention_output_bias", "ffn_bias", "norm_affine", "norm_bias",
+    "final_norm", "tied_head", "head_bias", "qk_norm",
+)  # fmt: skip
+CHOICES: tuple[dict[str, Any], ...] = (
+    {"embed_dim": 12},
+    {"embed_dim": 8},
+    {"embed_dim": 12, "gate": "resident"},
+    {"embed_dim": 12, "gate": "bundled", "rows_per_neuron": 3},
+    {"embed_dim": 12, "positions": "rope", "rope": {"theta": 1e4, "dims": 4}},
+    {"embed_dim": 12, "block": "parallel", "shared_norm": True},
+)
+
+
 def test_resident_table() -> None:
     """Names that the document lists for a spec are those that the code asks for."""
-    base = {
-        "n_layers": 2, "d_model": 12, "n_heads": 3, "n_kv_heads": 3, "head_dim": 4, "d_ffn": 20,
-        "vocab_size": 40, "max_positions": 16, "position_offset": 2, "dtype": "f16",
-        "norm_placement": "pre", "norm_eps": 1e-5, "activation": "relu",
-    }  # fmt: skip
-    flags = ["attention_bias", "ffn_bias", "norm_affine", "final_norm", "tied_head"]
-    for pattern in range(64):
-        chosen = {flag: bool(pattern >> i & 1) for i, flag in enumerate(flags)}
-        spec = ModelSpec.from_json(base | chosen | {"embed_dim": 8 if pattern & 32 else 12})
+    for pattern in range(1 << len(FLAGS)):
+        flags = {flag: bool(pattern >> i & 1) for i, flag in enumerate(FLAGS)}
+        spec = ModelSpec.from_json(BASE | flags | CHOICES[pattern % len(CHOICES)])
         names = set()
         for cell, _, exists in table("tensor"):
-            if documented_condition(exists, spec):
+            if all(documented_condition(part, spec) for part in exists.split(" and ")):
                 names |= {
                     name
                     for i in range(2)
                     for name in expand(cell.strip("`").replace("{i}", str(i)))
                 }
-        assert names == set(tensor_table(spec)), chosen
+        assert names == set(tensor_table(spec)), flags
 
 
 def documented_condition(text: str, spec: ModelSpec) -> bool:
-    return {
+    known = {
         "always": True,
         "embed_dim ≠ d_model": spec.embed_dim != spec.d_model,
+        "positions learned": spec.positions == "learned",
+        "gate resident": spec.gate == "resident",
+        "gated": spec.gate != "none",
         "not tied_head": not spec.tied_head,
-        "attention_bias": spec.attention_bias,
-        "norm_affine": spec.norm_affine,
-        "ffn_bias": spec.ffn_bias,
-        "final_norm and norm_affine": spec.final_norm and spec.norm_affine,
-    }[text]
+        "not shared_norm": not spec.shared_norm,
+    }
+    return (
+        known[text] if text in known else bool({flag: getattr(spec, flag) for flag in FLAGS}[text])
+    )
 
 
 def expand(name: str) -> list[str]:

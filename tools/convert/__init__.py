@@ -1,12 +1,14 @@
 """Checkpoints to flash layout, and checks of the result.
 
-`convert` writes a converted model, `verify` reads one through, `demo_model` gives the one that
-comes with the package. The only package that knows names of families and of Hugging Face.
+`convert` writes a converted model, `describe` says what it would be, `verify` reads one through,
+`demo_model` gives the one that comes with the package. The only package that knows names of
+families and of Hugging Face.
 """
 
 from __future__ import annotations
 
 from .demo import demo_model
+from .description import describe
 from .pipeline import convert
 from .progress import Progress, progress_for
 from .report import Problem, VerifyReport
@@ -18,6 +20,7 @@ __all__ = [
     "VerifyReport",
     "convert",
     "demo_model",
+    "describe",
     "progress_for",
     "verify",
 ]

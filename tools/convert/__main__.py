@@ -19,7 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help="directory of the checkpoint")
     parser.add_argument("destination", type=Path, help="directory to create")
     parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), help="default: as the source")
-    parser.add_argument("--predictors", default="none", help="none, train, or a path")
+    parser.add_argument("--act", help="activation, where config.json is wrong about it")
+    parser.add_argument("--fatrelu-threshold", type=float, help="what relu must exceed")
+    parser.add_argument(
+        "--predictors", default="none", help="(lossy) none, train, checkpoint, or a path"
+    )
     parser.add_argument("--calibration", type=Path, help="text to train the predictors on")
     options = parser.parse_args(arguments)
     try:
@@ -27,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.source,
             options.destination,
             dtype=options.dtype,
+            act=options.act,
+            fatrelu_threshold=options.fatrelu_threshold,
             predictors=options.predictors,
             calibration=options.calibration,
             progress=progress_for(),

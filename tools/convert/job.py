@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from flashllm.errors import LayoutError, TensorMismatch, UnsupportedModel, UsageError
+from flashllm.errors import TensorMismatch, UsageError
 from flashllm.spec import DType, ModelSpec
 
 from .checkpoint import Checkpoint
-from .config import GENERATION_FILE, Config, special_ids
-from .families import Family
+from .config import GENERATION_FILE, Config
+from .description import Overrides
+from .family import Family
 from .matching import Assignment, assign
 from .writing import blocks_of
 
@@ -33,38 +34,28 @@ class Job:
     checkpoint: Checkpoint
     assignment: Assignment
     tokenizer_files: tuple[str, ...]
-    overrides: dict[str, str]
+    overrides: Overrides
 
 
-def look(config: Config, family: Family, checkpoint: Checkpoint, dtype: str | None) -> Job:
-    """Everything that can be checked before a byte is written."""
+def look(
+    config: Config, family: Family, spec: ModelSpec, checkpoint: Checkpoint, overrides: Overrides
+) -> Job:
+    """Everything that can be checked before a byte is written; the encoding is chosen here."""
     source = checkpoint.directory
-    spec = _spec(config, family)
     assignment = assign(family, spec, checkpoint)
-    own_dtype = _matrix_dtype(assignment, source) if dtype is None else None
-    chosen = cast("DType", dtype or own_dtype)
+    chosen = overrides.dtype or _matrix_dtype(assignment, source)
     for copy, original in assignment.copies:
         _check_copy(checkpoint, copy.name, original.name)
     return Job(
         source=source,
         config=config,
         family=family,
-        spec=replace(spec, dtype=chosen),
+        spec=replace(spec, dtype=cast("DType", chosen)),
         checkpoint=checkpoint,
         assignment=assignment,
         tokenizer_files=tuple(name for name in TOKENIZER_FILES if (source / name).exists()),
-        overrides={} if dtype is None else {"dtype": dtype},
+        overrides=overrides,
     )
-
-
-def _spec(config: Config, family: Family) -> ModelSpec:
-    """The features of the model; its encoding is chosen later."""
-    features = family.features(config)
-    ids = special_ids(config.path.parent, config, features["vocab_size"], family.special_ids)
-    try:
-        return ModelSpec(**features, **ids, dtype="f32")
-    except LayoutError as problem:
-        raise UnsupportedModel(f"{config.path}: {problem}") from problem
 
 
 def _matrix_dtype(assignment: Assignment, source: Path) -> str:

@@ -10,37 +10,35 @@ from flashllm.flash.layout import tensor_table
 from flashllm.spec import DTYPE_BYTES, ModelSpec
 
 from .checkpoint import Checkpoint, SourceTensor
-from .families import Family, Row
+from .family import Family, Row
+from .transforms import Piece, rows_of
 
 NAMED_MAX = 6
-
-
-@dataclass(frozen=True, slots=True)
-class BundleRow:
-    """A tensor whose rows (or columns, where transposed) are the same row of every bundle."""
-
-    tensor: SourceTensor
-    transposed: bool
+_NEURON = ("gate.weight", "up", "down")
+"""The rows of a neuron, in the order of the bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """What every tensor of the source is for.
 
-    `resident` is our name -> tensor, `bundled` the rows of a neuron for each layer, `copies` pairs
-    of tensors that must hold the same values.
+    `resident` is our name -> piece, `bundled` the rows of a neuron for each layer, `copies` pairs
+    of tensors that must hold the same values, `predictors` fc1 and fc2 of each layer, if the
+    checkpoint has them.
     """
 
-    resident: dict[str, SourceTensor]
-    bundled: tuple[tuple[BundleRow, ...], ...]
+    resident: dict[str, Piece]
+    bundled: tuple[tuple[Piece, ...], ...]
     copies: tuple[tuple[SourceTensor, SourceTensor], ...]
+    predictors: tuple[tuple[SourceTensor, SourceTensor], ...]
 
     def tensors(self) -> Iterable[SourceTensor]:
-        """Everything that is written."""
-        yield from self.resident.values()
+        """Everything that is written, predictors apart."""
+        for piece in self.resident.values():
+            yield piece.tensor
         for layer in self.bundled:
-            for row in layer:
-                yield row.tensor
+            for piece in layer:
+                yield piece.tensor
 
 
 def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignment:
@@ -49,6 +47,7 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
     The encoding in `spec` does not matter here.
     """
     found = _plain_names(family, checkpoint)
+    predictors = _take_predictors(family, spec, found)
     copies = _take_copies(family, spec, found)
     wanted = _wanted(family, spec)
     where = str(checkpoint.directory)
@@ -65,16 +64,19 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
             + "; ".join(problems)
         )
     sizes = _sizes(spec)
-    resident: dict[str, SourceTensor] = {}
-    bundled: list[list[BundleRow]] = [[] for _ in range(spec.n_layers)]
-    for name, (row, layer) in wanted.items():
+    resident: dict[str, Piece] = {}
+    bundled: list[dict[str, Piece]] = [{} for _ in range(spec.n_layers)]
+    for name, rows in wanted.items():
         tensor = found[name]
-        _check(tensor, tuple(sizes[size] for size in row.shape), where)
-        if row.place == "resident":
-            resident[row.ours.format(i=layer)] = tensor
-        else:
-            bundled[layer].append(BundleRow(tensor, row.transform == "transpose"))
-    return Assignment(resident, tuple(tuple(rows) for rows in bundled), copies)
+        for row, layer in rows:
+            _check(tensor, tuple(sizes[size] for size in row.shape), where)
+            piece = Piece(tensor, rows_of(row.part, tensor.shape[0], spec), row.transform)
+            if _is_resident(row, spec):
+                resident[row.ours.format(i=layer)] = piece
+            else:
+                bundled[layer][row.ours.partition(".ffn.")[2]] = piece
+    ordered = tuple(tuple(row[leaf] for leaf in _NEURON if leaf in row) for row in bundled)
+    return Assignment(resident, ordered, copies, predictors)
 
 
 def _plain_names(family: Family, checkpoint: Checkpoint) -> dict[str, SourceTensor]:
@@ -105,25 +107,55 @@ def _take_copies(
     return tuple(copies)
 
 
-def _wanted(family: Family, spec: ModelSpec) -> dict[str, tuple[Row, int]]:
-    """Name in the source -> its row and layer, for a model of this spec."""
+def _take_predictors(
+    family: Family, spec: ModelSpec, found: dict[str, SourceTensor]
+) -> tuple[tuple[SourceTensor, SourceTensor], ...]:
+    """Removes from `found` the predictors of the layers; all layers have one, or none."""
+    if family.predictor is None:
+        return ()
+    pairs = [
+        (family.predictor[0].format(i=layer), family.predictor[1].format(i=layer))
+        for layer in range(spec.n_layers)
+    ]
+    if not any(name in found for pair in pairs for name in pair):
+        return ()
+    absent = [name for pair in pairs for name in pair if name not in found]
+    if absent:
+        raise TensorMismatch(f"predictors of some layers only; missing: {_some(absent)}")
+    return tuple((found.pop(first), found.pop(second)) for first, second in pairs)
+
+
+def _is_resident(row: Row, spec: ModelSpec) -> bool:
+    return row.place == "resident" or (row.place == "gate" and spec.gate == "resident")
+
+
+def _wanted(family: Family, spec: ModelSpec) -> dict[str, list[tuple[Row, int]]]:
+    """Name in the source -> its rows and their layer, for a model of this spec."""
     table = tensor_table(spec)
-    wanted = {}
+    wanted: dict[str, list[tuple[Row, int]]] = {}
     for row in family.rows:
+        if row.when is not None and not row.when(spec):
+            continue
         for layer in range(spec.n_layers if "{i}" in row.source else 1):
-            if row.place == "bundle" or row.ours.format(i=layer) in table:
-                wanted[row.source.format(i=layer)] = (row, layer)
+            if not _is_resident(row, spec) or row.ours.format(i=layer) in table:
+                wanted.setdefault(row.source.format(i=layer), []).append((row, layer))
     return wanted
 
 
 def _sizes(spec: ModelSpec) -> dict[str, int]:
     """What the names of sizes in a row's shape stand for."""
+    queries, keys = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     return {
         "d_model": spec.d_model,
         "embed_dim": spec.embed_dim,
+        "head_dim": spec.head_dim,
         "d_ffn": spec.d_ffn,
         "vocab_size": spec.vocab_size,
         "position_rows": spec.max_positions + spec.position_offset,
+        "q_rows": queries,
+        "kv_rows": keys,
+        "qkv_rows": queries + 2 * keys,
+        "gate_up_rows": 2 * spec.d_ffn,
     }
 
 

@@ -22,11 +22,9 @@ from .checkpoint import Checkpoint, SourceTensor
 from .destination import OutputFile
 from .encoding import encode
 from .files import BLOCK_BYTES
-from .matching import Assignment, BundleRow
+from .matching import Assignment
 from .progress import Progress
-
-# A square of this many values stays in cache while it is turned.
-_TILE = 64
+from .transforms import Piece, columns, encoded_blocks, read_rows, read_whole
 
 
 def resident_layout(spec: ModelSpec) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -59,7 +57,7 @@ def write_resident(
     directory: Path,
     spec: ModelSpec,
     checkpoint: Checkpoint,
-    assigned: Mapping[str, SourceTensor],
+    assigned: Mapping[str, Piece],
     progress: Progress,
 ) -> FileRecord:
     """`resident.safetensors`, in the order of `resident_layout`."""
@@ -68,9 +66,7 @@ def write_resident(
         file.write(pack_tensor_header(layout))
         progress.advance(file.record.bytes)
         for name, dtype, _ in layout:
-            tensor = assigned[name]
-            for block in blocks_of(checkpoint, tensor):
-                encoded = encode(block, tensor.dtype, dtype, tensor.name)
+            for encoded in encoded_blocks(checkpoint, assigned[name], dtype):
                 file.write(encoded.data)
                 progress.advance(len(encoded))
     return file.record
@@ -112,54 +108,26 @@ def write_bundles(
 
 
 def layer_blocks(
-    header: BundleHeader, checkpoint: Checkpoint, rows: tuple[BundleRow, ...]
+    header: BundleHeader, checkpoint: Checkpoint, rows: tuple[Piece, ...]
 ) -> Iterator[NDArray[np.uint8]]:
     """The bundles of a layer, [n, stride] bytes a block; each block is overwritten by the next.
 
     Row r of a neuron comes from the r-th of `rows`: its row, or its column where transposed.
     """
     assert header.neurons_per_bundle == 1, "bundles of several neurons are not written yet"
-    whole = {row.tensor.name: _read_whole(checkpoint, row.tensor) for row in rows if row.transposed}
+    turned = [row.tensor for row in rows if row.transform == "transpose"]
+    whole = {tensor.name: read_whole(checkpoint, tensor) for tensor in turned}
     bundles_max = max(1, BLOCK_BYTES // header.stride)
     row_bytes = header.d_model * DTYPE_BYTES[header.dtype]
     buffer = np.zeros((min(bundles_max, header.bundles_per_layer), header.stride), dtype=np.uint8)
     for first in range(0, header.bundles_per_layer, bundles_max):
         block = buffer[: min(bundles_max, header.bundles_per_layer - first)]
         for position, row in enumerate(rows):
-            if row.transposed:
-                raw = _columns(whole[row.tensor.name], row.tensor, first, len(block))
+            if row.transform == "transpose":
+                raw = columns(whole[row.tensor.name], row.tensor, first, len(block))
             else:
-                raw = _rows(checkpoint, row.tensor, first, len(block))
+                raw = read_rows(checkpoint, row, first, len(block))
             encoded = encode(raw, row.tensor.dtype, header.dtype, row.tensor.name)
             start = position * row_bytes
             block[:, start : start + row_bytes] = encoded.reshape(len(block), row_bytes)
         yield block
-
-
-def _read_whole(checkpoint: Checkpoint, tensor: SourceTensor) -> NDArray[np.uint8]:
-    """All bytes of a tensor."""
-    content = np.empty(tensor.nbytes, dtype=np.uint8)
-    checkpoint.read_into(content.data, tensor, 0)
-    return content
-
-
-def _rows(
-    checkpoint: Checkpoint, tensor: SourceTensor, first: int, count: int
-) -> NDArray[np.uint8]:
-    """Rows `first` to `first + count` of a matrix, as one run of bytes."""
-    row_bytes = tensor.nbytes // tensor.shape[0]
-    content = np.empty(count * row_bytes, dtype=np.uint8)
-    checkpoint.read_into(content.data, tensor, first * row_bytes)
-    return content
-
-
-def _columns(
-    whole: NDArray[np.uint8], tensor: SourceTensor, first: int, count: int
-) -> NDArray[np.uint8]:
-    """Columns `first` to `first + count` of a matrix, each as a row, as one run of bytes."""
-    unsigned = np.dtype(f"u{DTYPE_BYTES[tensor.dtype]}")
-    matrix = whole.view(unsigned).reshape(tensor.shape)[:, first : first + count]
-    turned = np.empty((count, tensor.shape[0]), dtype=unsigned)
-    for start in range(0, tensor.shape[0], _TILE):
-        turned[:, start : start + _TILE] = matrix[start : start + _TILE].T
-    return turned.reshape(-1).view(np.uint8)

@@ -1,0 +1,159 @@
+"""Tensors of a checkpoint as we store them: parts of fused ones, columns as rows, plus one.
+
+A part is rows of a matrix that repeat in even steps, so one pair of numbers describes where the
+heads of a fused projection lie. What is read at a time is a block; only a matrix that is to be
+transposed is held whole, in its own encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.spec import DTYPE_BYTES, ModelSpec
+
+from .checkpoint import Checkpoint, SourceTensor
+from .encoding import encode
+from .files import BLOCK_BYTES
+
+Transform = Literal["as is", "transpose", "plus one"]
+Part = Literal[
+    "all",
+    "first half",
+    "second half",
+    "q of groups",
+    "k of groups",
+    "v of groups",
+    "q of stack",
+    "k of stack",
+    "v of stack",
+]
+
+# A square of this many values stays in cache while it is turned.
+_TILE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`groups` runs of `count` rows; the first begins at row `first`, each `stride` later."""
+
+    first: int
+    count: int
+    stride: int
+    groups: int
+
+    @property
+    def total(self) -> int:
+        """How many rows there are."""
+        return self.count * self.groups
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """First row in the tensor, and how many follow it, for ours from `start` to `stop`."""
+        while start < stop:
+            group, inside = divmod(start, self.count)
+            taken = min(self.count - inside, stop - start)
+            yield self.first + group * self.stride + inside, taken
+            start += taken
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a tensor of the source, and what becomes of them."""
+
+    tensor: SourceTensor
+    rows: Rows
+    transform: Transform = "as is"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in the source; a row of a vector is a number."""
+        return self.tensor.nbytes // self.tensor.shape[0]
+
+
+def rows_of(part: Part, n_rows: int, spec: ModelSpec) -> Rows:
+    """The rows that a part of a tensor of `n_rows` rows consists of.
+
+    Groups: as many as there are key heads, each with its query heads, then its key, its value.
+    Stack: all queries, all keys, all values.
+    """
+    dims, kv_heads = spec.head_dim, spec.n_kv_heads
+    shared = spec.n_heads // kv_heads
+    group = (shared + 2) * dims
+    queries, keys = spec.n_heads * dims, kv_heads * dims
+    parts: dict[Part, tuple[int, int, int, int]] = {
+        "all": (0, n_rows, n_rows, 1),
+        "first half": (0, n_rows // 2, n_rows, 1),
+        "second half": (n_rows // 2, n_rows // 2, n_rows, 1),
+        "q of groups": (0, shared * dims, group, kv_heads),
+        "k of groups": (shared * dims, dims, group, kv_heads),
+        "v of groups": ((shared + 1) * dims, dims, group, kv_heads),
+        "q of stack": (0, queries, n_rows, 1),
+        "k of stack": (queries, keys, n_rows, 1),
+        "v of stack": (queries + keys, keys, n_rows, 1),
+    }
+    return Rows(*parts[part])
+
+
+def encoded_blocks(checkpoint: Checkpoint, piece: Piece, dtype: str) -> Iterator[NDArray[np.uint8]]:
+    """All rows of a piece in the encoding `dtype`, block by block."""
+    tensor = piece.tensor
+    for block in _blocks(checkpoint, piece):
+        if piece.transform == "plus one":
+            values = encode(block, tensor.dtype, "f32", tensor.name).view(np.float32)
+            block, source = (values + np.float32(1)).view(np.uint8), "f32"
+        else:
+            source = tensor.dtype
+        yield encode(block, source, dtype, tensor.name)
+
+
+def _blocks(checkpoint: Checkpoint, piece: Piece) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of all rows in blocks; each is overwritten by the next."""
+    row_bytes = piece.row_bytes
+    buffer = np.empty(min(BLOCK_BYTES, piece.rows.total * row_bytes), dtype=np.uint8)
+    filled = 0
+    for first, count in piece.rows.runs(0, piece.rows.total):
+        position, end = first * row_bytes, (first + count) * row_bytes
+        while position < end:
+            taken = min(end - position, len(buffer) - filled)
+            checkpoint.read_into(buffer[filled : filled + taken].data, piece.tensor, position)
+            position, filled = position + taken, filled + taken
+            if filled == len(buffer):
+                yield buffer
+                filled = 0
+    if filled:
+        yield buffer[:filled]
+
+
+def read_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -> NDArray[np.uint8]:
+    """Rows `first` to `first + count` of a piece, as one run of bytes."""
+    content = np.empty(count * piece.row_bytes, dtype=np.uint8)
+    filled = 0
+    for start, taken in piece.rows.runs(first, first + count):
+        nbytes = taken * piece.row_bytes
+        part = content[filled : filled + nbytes]
+        checkpoint.read_into(part.data, piece.tensor, start * piece.row_bytes)
+        filled += nbytes
+    return content
+
+
+def read_whole(checkpoint: Checkpoint, tensor: SourceTensor) -> NDArray[np.uint8]:
+    """All bytes of a tensor."""
+    content = np.empty(tensor.nbytes, dtype=np.uint8)
+    checkpoint.read_into(content.data, tensor, 0)
+    return content
+
+
+def columns(
+    whole: NDArray[np.uint8], tensor: SourceTensor, first: int, count: int
+) -> NDArray[np.uint8]:
+    """Columns `first` to `first + count` of a matrix, each as a row, as one run of bytes."""
+    unsigned = np.dtype(f"u{DTYPE_BYTES[tensor.dtype]}")
+    matrix = whole.view(unsigned).reshape(tensor.shape)[:, first : first + count]
+    turned = np.empty((count, tensor.shape[0]), dtype=unsigned)
+    for start in range(0, tensor.shape[0], _TILE):
+        turned[:, start : start + _TILE] = matrix[start : start + _TILE].T
+    return turned.reshape(-1).view(np.uint8)
