@@ -194,8 +194,13 @@ def test_an_activation_may_be_given(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "out")
     assert manifest.spec.activation == "relu"
     assert manifest.source["overrides"] == {"act": "relu"}
-    assert not any("name" in text for text in told.texts)
+    assert not any("name" in text or "never zero" in text for text in told.texts)
     check_prefill(oracle(model), tmp_path / "out", 30)
+
+    told = Warnings()
+    (tmp_path / "ReluThing").rename(tmp_path / "thing")
+    convert(tmp_path / "thing", tmp_path / "dense", progress=told)
+    assert any("gelu is never zero" in text and "plan" in text for text in told.texts)
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,20 @@ def _spec_of(
 
 
 def doubt(name: str, spec: ModelSpec, overrides: Overrides) -> str | None:
-    """A warning where the name of a checkpoint says relu and its configuration does not."""
-    if overrides.act is not None or spec.sparse or not _SAYS_RELU.search(name):
+    """What to know before a model is converted whose neurons are never zero, or are said not to be.
+
+    A name that says relu may be right where the configuration says another activation.
+    """
+    if spec.sparse:
         return None
+    if overrides.act is None and _SAYS_RELU.search(name):
+        return (
+            f"{name}: its name says relu, but its {CONFIG_FILE} says {spec.activation}; if the "
+            "model was trained with relu, convert it with --act relu"
+        )
     return (
-        f"{name}: its name says relu, but its {CONFIG_FILE} says {spec.activation}; if the model "
-        "was trained with relu, convert it with --act relu"
+        f"{name}: {spec.activation} is never zero, so a token needs all feed-forward weights, and "
+        "is slow where they do not fit into memory; `flashllm plan` says how slow"
     )
 
 
