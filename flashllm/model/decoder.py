@@ -36,6 +36,10 @@ from flashllm.model.weights import Linear, Norm, torch_view, vector
 Mode = Literal["dense", "selected", "oracle"]
 """How the tokens of a text are computed: with all neurons, with those that the decoder's selector
 names, or with those that are not zero."""
+ONE_THREAD_WEIGHTS = 1 << 22
+"""Weights of a feed-forward matrix up to which one thread computes a chunk. Two gain little there,
+and where other programs keep the cores busy they wait for each other (measured: ten times as long,
+and more)."""
 LOGIT_ROWS_MAX = 64
 LOGIT_BLOCK_BYTES = 4 << 20
 Progress = Callable[[int, int], None]
@@ -85,6 +89,8 @@ class Decoder:
         self._store = store
         self._resident = resident
         self._kernels = kernels
+        small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
+        self._chunk_threads = 1 if small else kernels.threads
         self._cancelled = threading.Event()
         self._cache = KvCache(spec, plan.context)
         self.pool: SlotPool | PinnedBundles
@@ -202,7 +208,7 @@ class Decoder:
 
     @torch.inference_mode()
     def _chunk(self, ids: Sequence[int], how: Pass) -> Tensor:
-        torch.set_num_threads(self._kernels.threads)
+        torch.set_num_threads(self._chunk_threads)
         x = self._embed(ids)
         rotation = self._rotation(len(ids))
         for index in range(self.spec.n_layers):
