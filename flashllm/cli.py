@@ -321,7 +321,10 @@ def _add_eval(commands: argparse._SubParsersAction[Parser]) -> None:
         "--all-tokens", action="store_true", help="in conversations, count questions too"
     )
     evaluate.add_argument(
-        "--limit", type=count, metavar="N", help="questions of each file, evenly from all of it"
+        "--limit",
+        type=count,
+        metavar="N",
+        help="questions of each file, evenly from all of it (all; 400 where nothing is asked for)",
     )
     evaluate.add_argument(
         "--seed",

@@ -6,7 +6,18 @@ Source: LLM in a flash (arXiv 2312.11514), section 3.1.
 """
 
 from .calibration import find_calibration
-from .report import LayerReport, Report
+from .measure import measure_activity, measure_predictors
+from .report import Activity, LayerReport, Report
+from .targets import Targets
 from .train import train_predictors
 
-__all__ = ["LayerReport", "Report", "find_calibration", "train_predictors"]
+__all__ = [
+    "Activity",
+    "LayerReport",
+    "Report",
+    "Targets",
+    "find_calibration",
+    "measure_activity",
+    "measure_predictors",
+    "train_predictors",
+]

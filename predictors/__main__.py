@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flashllm.errors import FlashllmError
 
+from .calibration import TOKENS_MAX
 from .progress import LineProgress
 from .report import read_report, table
 
@@ -20,6 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--train", type=Path, metavar="OUT", help="train, and write to OUT")
     parser.add_argument("--calibration", type=Path, metavar="FILE", help=".jsonl, .txt or .ids")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS_MAX, help="at most so many of the text (%(default)s)"
+    )
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="unfinished work (OUT.predictors-work)"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.train is None:
@@ -33,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.calibration,
                 LineProgress(),
                 options.seed,
+                tokens_max=options.tokens,
+                work=options.work,
             )
     except FlashllmError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from flashllm.errors import CannotCreate
+from flashllm.errors import CannotCreate, NotEnoughSpace
 
 from .lowrank import LowRank
 from .report import FILE_NAME as ACTIVITY_FILE
-from .report import Report
+from .report import Activity, Report
 
 PREDICTORS_FILE = "predictors.safetensors"
 
@@ -22,24 +23,15 @@ PREDICTORS_FILE = "predictors.safetensors"
 def write_predictors(
     output: Path, predictors: Sequence[LowRank], thresholds: Sequence[float], report: Report
 ) -> None:
-    """Write both files to the directory `output`, or neither."""
-    contents = {
-        PREDICTORS_FILE: save(predictor_tensors(predictors, thresholds)),
-        ACTIVITY_FILE: report.to_bytes(),
-    }
-    parts = {name: output / f".{name}.part" for name in contents}
-    try:
-        for name, content in contents.items():
-            _write(parts[name], content)
-        # The tensors last: they are what makes the runtime look for predictors.
-        for name in (ACTIVITY_FILE, PREDICTORS_FILE):
-            parts[name].replace(output / name)
-    except OSError as error:
-        raise CannotCreate(f"{output}: cannot write the predictors: {error.strerror}") from error
-    finally:
-        for part in parts.values():
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+    """Write both files to the directory `output`, each whole or not at all."""
+    # The tensors last: they are what makes the runtime look for predictors.
+    write_file(output / ACTIVITY_FILE, report.to_bytes())
+    write_file(output / PREDICTORS_FILE, save(predictor_tensors(predictors, thresholds)))
+
+
+def write_activity(output: Path, report: Report | Activity) -> None:
+    """Write `activity.json` alone."""
+    write_file(output / ACTIVITY_FILE, report.to_bytes())
 
 
 def predictor_tensors(
@@ -55,8 +47,27 @@ def predictor_tensors(
     return tensors
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def write_file(path: Path, content: bytes) -> None:
+    """A file that is there whole, or as it was before; durable."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_error(path: Path, error: OSError) -> CannotCreate:
+    """The error of ours for a failed write."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NotEnoughSpace(
+            f"{path}: the disk filled up; free some and run the same command again, it continues "
+            "where it stopped"
+        )
+    return CannotCreate(f"{path}: cannot write here: {error.strerror}")

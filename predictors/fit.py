@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from .calibrate import ScoreHistogram
 from .lowrank import LowRank, Parameters
-from .record import unpack_active
+from .rows import BATCH_TOKENS, LayerData, unpack_active
 
-BATCH_TOKENS = 512
 STEPS_PER_PASS_MIN = 32
 TOKENS_SEEN = 1_500_000
 PASSES_MIN, PASSES_MAX = 4, 16
@@ -22,31 +19,10 @@ PATIENCE_PASSES = 6
 TUNE_TOKENS_MAX = 8_192
 LEARNING_RATE = 2e-3
 WARMUP_SHARE = 0.05
+DENSITY_TOKENS = 4_096
 WEIGHT_DECAY = 1e-2
 # Beyond this, where a threshold will lie is learned worse (measured on the demo).
 POSITIVE_WEIGHT_MAX = 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerData:
-    """Inputs [tokens, d_model] and packed active bits [tokens, bits_bytes] of one layer."""
-
-    inputs: NDArray[np.float16]
-    active: NDArray[np.uint8]
-    d_ffn: int
-
-    def part(self, tokens: range) -> LayerData:
-        """A run of its tokens."""
-        where = slice(tokens.start, tokens.stop)
-        return LayerData(self.inputs[where], self.active[where], self.d_ffn)
-
-    def batch(self, where: slice | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs as float32 and activity as booleans of the tokens asked for."""
-        inputs = torch.from_numpy(self.inputs[where].astype(np.float32))
-        return inputs, unpack_active(np.asarray(self.active[where]), self.d_ffn)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
 
 
 def passes_over(tokens: int) -> int:
@@ -66,13 +42,16 @@ def fit(
     false_negative_target: float,
     seed: int,
     advance: Callable[[int], None],
+    passes: int | None = None,
 ) -> LowRank:
-    """The best predictor met on the way, judged after every pass on `tune`.
+    """The best predictor met on the way, the start included, judged after every pass on `tune`.
 
     Judged by false positives at the threshold that meets the target of false negatives. Calls
-    `advance` with tokens seen, in all `len(train) * passes_over(len(train))`.
+    `advance` with tokens seen, in all `passes` times those of `train` however soon it stops;
+    without `passes`, as many as `passes_over` says.
     """
-    passes, size = passes_over(len(train)), batch_tokens(len(train))
+    passes = passes_over(len(train)) if passes is None else passes
+    size = batch_tokens(len(train))
     steps = math.ceil(len(train) / size)
     optimizer = _optimizer(parameters)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -116,8 +95,12 @@ def _learning_rate_factor(step: int, steps: int) -> float:
 
 def _positive_weight(train: LayerData) -> float:
     """What an active neuron weighs in the loss against an inactive one."""
-    sample = train.active[:: max(1, len(train) // 4096)]
-    density = unpack_active(np.asarray(sample), train.d_ffn).float().mean().item()
+    where = np.arange(0, len(train), max(1, len(train) // DENSITY_TOKENS))
+    active = sum(
+        int(train.batch(where[start : start + BATCH_TOKENS])[1].sum())
+        for start in range(0, len(where), BATCH_TOKENS)
+    )
+    density = active / (len(where) * train.shape.d_ffn)
     return min(POSITIVE_WEIGHT_MAX, max(1.0, (1.0 - density) / max(density, 1e-6)))
 
 
@@ -160,6 +143,5 @@ def _cost(predictor: LowRank, tune: LayerData, false_negative_target: float) -> 
 @torch.no_grad()
 def add_scores(histogram: ScoreHistogram, predictor: LowRank, data: LayerData) -> None:
     """Count the scores of all tokens of `data`."""
-    for start in range(0, len(data), BATCH_TOKENS):
-        inputs, active = data.batch(slice(start, start + BATCH_TOKENS))
-        histogram.add(predictor.scores(inputs), active)
+    for inputs, bits in data.chunks():
+        histogram.add(predictor.scores(inputs), unpack_active(bits, data.shape.d_ffn))

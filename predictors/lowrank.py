@@ -1,7 +1,7 @@
-"""The low-rank predictor of one layer: its rank, its form, and where its training starts.
+"""The low-rank predictor of one layer: its form, and where its training starts.
 
-It starts as the reduced-rank regression of the pre-activations on the recorded inputs (the SVD of
-the up-projection weighted by the inputs' covariance, and by how often a neuron is near zero), in
+It starts as the reduced-rank regression of the margins on the recorded inputs (the SVD of the
+up-projection weighted by the inputs' covariance, and by how often a neuron is near zero), in
 units of each neuron's own residual, so that its scores are close to log-odds before any training.
 """
 
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-RANK = 128
+from .rows import LayerData
+
 OVERSAMPLING = 16
 POWER_ITERATIONS = 3
 COVARIANCE_TOKENS_MIN = 8_192
-CHUNK_TOKENS = 1_024
 RIDGE = 1e-4
 # The logistic function comes closest to the normal distribution's with this slope.
 LOGISTIC_SLOPE = 1.702
@@ -25,18 +23,6 @@ LOGISTIC_SLOPE = 1.702
 RESIDUAL_SHARE_MIN = 0.05
 STD_MIN = 1e-6
 IMPORTANCE_MIN = 0.02
-
-
-def rank_of_layer(n_layers: int, d_model: int, layer: int) -> int:
-    """Rank 128, and in the last eighth of the layers d_model / 4 or half as much again.
-
-    OPT-6.7B gets 128, and 1024 in its last four, as in the paper. Narrow models get at most half
-    of their width, and three quarters of it at the end.
-    """
-    rank = max(1, min(RANK, d_model // 2))
-    if layer < n_layers - max(1, n_layers // 8):
-        return rank
-    return min(d_model, max(rank + rank // 2, d_model // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,51 +65,64 @@ class Parameters:
         return LowRank(down.half(), up.half(), bias.float().clone())
 
 
-def input_statistics(inputs: NDArray[np.float16]) -> tuple[torch.Tensor, torch.Tensor]:
+def input_statistics(data: LayerData) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean [d_model] and covariance [d_model, d_model] of inputs, or of an even sample of them."""
-    tokens, d_model = inputs.shape
-    step = max(1, tokens // max(COVARIANCE_TOKENS_MIN, 4 * d_model))
-    sample = inputs[::step]
+    d_model = data.shape.d_model
+    step = max(1, len(data) // max(COVARIANCE_TOKENS_MIN, 4 * d_model))
+    tokens = len(range(0, len(data), step))
     total = torch.zeros(d_model, dtype=torch.float64)
-    for start in range(0, len(sample), CHUNK_TOKENS):
-        total += _floats(sample[start : start + CHUNK_TOKENS]).double().sum(0)
-    mean = (total / len(sample)).float()
+    for inputs in data.sample(step):
+        total += inputs.double().sum(0)
+    mean = (total / tokens).float()
     covariance = torch.zeros(d_model, d_model)
-    for start in range(0, len(sample), CHUNK_TOKENS):
-        centred = _floats(sample[start : start + CHUNK_TOKENS]) - mean
+    for inputs in data.sample(step):
+        centred = inputs - mean
         covariance.addmm_(centred.T, centred)
-    return mean, covariance / len(sample)
+    return mean, covariance / tokens
 
 
-def initial_parameters(
-    up_projection: torch.Tensor,
-    inputs: NDArray[np.float16],
-    mean_pre_activation: torch.Tensor,
-    rank: int,
-    seed: int,
-) -> Parameters:
-    """The reduced-rank regression of the pre-activations on `inputs` [tokens, d_model].
+class Start:
+    """The reduced-rank regression of a layer's margins on its inputs, for every rank up to one.
 
-    `up_projection` [d_ffn, d_model] are the true weights, `mean_pre_activation` [d_ffn] the mean
-    over the same tokens, which stands in for the bias.
+    Of it are kept the leading directions of the margins' variance; those of a lower rank are the
+    first among them.
     """
-    mean, covariance = input_statistics(inputs)
-    d_model = len(mean)
-    ridge = RIDGE * covariance.diagonal().mean().clamp_min(STD_MIN)
-    factor = torch.linalg.cholesky(covariance + ridge * torch.eye(d_model))
-    spread = up_projection @ factor  # [d_ffn, d_model], squares of a row sum to its variance
-    variance = spread.square().sum(1).clamp_min(STD_MIN**2)
-    weight = _importance(mean_pre_activation, variance)
-    left, sizes = _leading(spread * weight[:, None], rank, seed)
-    # Hidden units of variance 1: Adam's steps then mean the same in every layer.
-    directions = (left * weight[:, None]).T / sizes.clamp_min(STD_MIN)[:, None]  # [rank, d_ffn]
-    down = directions @ up_projection
-    up = spread @ (directions @ spread).T
-    residual = (variance - up.square().sum(1)).clamp_min(0.0)
-    floor = RESIDUAL_SHARE_MIN**2 * variance
-    slope = LOGISTIC_SLOPE / torch.maximum(residual, floor).sqrt()
-    bias = mean_pre_activation - up @ (down @ mean)
-    return Parameters(down, up * slope[:, None], bias * slope)
+
+    def __init__(
+        self,
+        up_projection: torch.Tensor,
+        data: LayerData,
+        mean_margin: torch.Tensor,
+        rank_max: int,
+        seed: int,
+    ) -> None:
+        """From the true weights [d_ffn, d_model] and the mean margin [d_ffn] over `data`.
+
+        The margin is linear in the input, and its mean stands in for bias and threshold.
+        """
+        self._mean_margin = mean_margin
+        self._mean, covariance = input_statistics(data)
+        ridge = RIDGE * covariance.diagonal().mean().clamp_min(STD_MIN)
+        covariance.diagonal().add_(ridge)
+        spread = up_projection @ torch.linalg.cholesky(covariance)
+        del covariance
+        # Squares of a row of `spread` [d_ffn, d_model] sum to the variance of its margin.
+        self._variance = spread.square().sum(1).clamp_min(STD_MIN**2)
+        weight = _importance(mean_margin, self._variance)
+        left, sizes = _leading(spread * weight[:, None], rank_max, seed)
+        # Hidden units of variance 1: Adam's steps then mean the same in every layer.
+        directions = (left * weight[:, None]).T / sizes.clamp_min(STD_MIN)[:, None]
+        self._down = directions @ up_projection  # [rank, d_model]
+        self._up = spread @ (directions @ spread).T  # [d_ffn, rank]
+
+    def parameters(self, rank: int) -> Parameters:
+        """Where training at a rank starts, a copy."""
+        down, up = self._down[:rank].clone(), self._up[:, :rank].clone()
+        residual = (self._variance - up.square().sum(1)).clamp_min(0.0)
+        floor = RESIDUAL_SHARE_MIN**2 * self._variance
+        slope = LOGISTIC_SLOPE / torch.maximum(residual, floor).sqrt()
+        bias = self._mean_margin - up @ (down @ self._mean)
+        return Parameters(down, up * slope[:, None], bias * slope)
 
 
 def _importance(mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
@@ -143,7 +142,3 @@ def _leading(matrix: torch.Tensor, rank: int, seed: int) -> tuple[torch.Tensor, 
         torch.manual_seed(seed)
         left, sizes, _ = torch.svd_lowrank(matrix, q=width, niter=POWER_ITERATIONS)
     return left[:, :rank], sizes[:rank]
-
-
-def _floats(values: NDArray[np.float16]) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.float32))

@@ -1,36 +1,46 @@
-"""Activations on disk: what every feed-forward layer was given, and which neurons it made active.
+"""Activations on disk: a group of layers is recorded in one pass over the text.
 
-One file of inputs (float16) and one of packed bits, layer-major, tokens in the order of the
-contexts. Memory is that of one chunk of tokens; the disk holds `Recording.bytes_needed`.
+As many layers as the free disk has room for; the next group takes another pass. An interrupted pass
+continues after the last context of which all rows are known to be on disk.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from flashllm.errors import CannotCreate, NotEnoughSpace
+from flashllm.errors import NotEnoughSpace
 
+from .files import write_error, write_file
 from .progress import Progress
+from .rows import (
+    F16_MAX,
+    MEMORY_ROWS_BYTES,
+    LayerData,
+    RowShape,
+    RowsInMemory,
+    RowsOnDisk,
+    pack_rows,
+)
+from .work import WorkDirectory
 
-FREE_BYTES_MARGIN = 64 << 20
-F16_MAX = 65504.0
-TRAIN_SHARE = 0.8
-TUNE_SHARE = 0.1
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
+# An interruption without warning, such as a loss of power, loses at most this much.
+CHECKPOINT_TOKENS = 8_192
 
 Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
-"""Called with layer, input [tokens, d_model], pre-activation [tokens, d_ffn], chunk by chunk."""
+"""Called with layer, input [tokens, d_model], margin [tokens, d_ffn], chunk by chunk."""
 
 
 class TappedDecoder(Protocol):
@@ -41,174 +51,206 @@ class TappedDecoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of a recording."""
+class Text:
+    """Contexts to record, and how many tokens at their start are for training."""
 
-    n_layers: int
-    d_model: int
-    d_ffn: int
-    tokens: int
+    contexts: Sequence[Sequence[int]]
+    train_tokens: int
 
     @property
-    def bits_bytes(self) -> int:
-        """Bytes of one token's packed bits in one layer."""
-        return (self.d_ffn + 7) // 8
+    def tokens(self) -> int:
+        """Tokens of all contexts."""
+        return self.tokens_of(len(self.contexts))
+
+    def tokens_of(self, contexts: int) -> int:
+        """Tokens of the first so many contexts."""
+        return sum(map(len, self.contexts[:contexts]))
+
+
+def next_group(
+    work: WorkDirectory, layers: Sequence[int], shape: RowShape, tokens: int
+) -> list[int]:
+    """Those of the untrained `layers` to record next: the first that the free disk has room for.
+
+    A recording that was begun goes on if the rest of it still fits; else it is dropped.
+    """
+    layer_bytes = tokens * shape.row_bytes
+    begun = [layer for layer in _State.of(work, shape).layers if layer in layers]
+    if begun:
+        sizes = [_size(work, layer) for layer in begun]
+        if sum(max(0, layer_bytes - size) for size in sizes) <= work.free_bytes():
+            return begun
+    work.drop_recording()
+    free_bytes = work.free_bytes()
+    count = free_bytes // layer_bytes
+    if count < 1:
+        raise NotEnoughSpace(
+            f"{work.path}: recording {tokens:,} tokens takes {layer_bytes:,} bytes a layer and "
+            f"{free_bytes:,} can be used; free some and run the same command again, or give a "
+            "shorter calibration text"
+        )
+    return list(layers[:count])
+
+
+class GroupRecording:
+    """The rows of some layers, written through `tap` context by context, then read."""
+
+    def __init__(
+        self, work: WorkDirectory, layers: Sequence[int], shape: RowShape, text: Text
+    ) -> None:
+        self.layers = list(layers)
+        self._work = work
+        self._shape = shape
+        self._text = text
+        self._state = _State.of(work, shape).kept_of(self.layers)
+        self._tokens_done = text.tokens_of(self.contexts_done)
+        recorded_bytes = self._tokens_done * shape.row_bytes
+        if any(_size(work, layer) < recorded_bytes for layer in self.layers):
+            self._state, self._tokens_done = _State.fresh(self.layers, shape), 0
+        self._checkpoint_tokens = self._tokens_done
+        self._positions = dict.fromkeys(self.layers, self._tokens_done)
+        self._sums = {layer: np.zeros(shape.d_ffn) for layer in self.layers}
+        self._files: dict[int, int] = {}
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes recorded of one token in one layer."""
-        return 2 * self.d_model + self.bits_bytes
+    def contexts_done(self) -> int:
+        """Contexts recorded wholly."""
+        return self._state.contexts
 
-    @property
-    def bytes_needed(self) -> int:
-        """Bytes that the two files take."""
-        return self.n_layers * self.tokens * self.token_bytes
+    def __enter__(self) -> Self:
+        try:
+            for layer in self.layers:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self._files[layer] = os.open(self._work.rows_path(layer), flags, 0o644)
+        except OSError as error:
+            self.__exit__()
+            raise write_error(self._work.path, error) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._files.values():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._files.clear()
+
+    def record(self, decoder: TappedDecoder, progress: Progress) -> None:
+        """All contexts that are not recorded yet. However it ends, what is done is kept."""
+        token_bytes = len(self.layers) * self._shape.row_bytes
+        try:
+            for ids in self._text.contexts[self.contexts_done :]:
+                decoder.prefill(ids, tap=self.tap)
+                self._end_context(len(ids))
+                progress.advance(len(ids) * token_bytes)
+                if self._tokens_done - self._checkpoint_tokens >= CHECKPOINT_TOKENS:
+                    self._checkpoint()
+        finally:
+            self._checkpoint()
+
+    def tap(self, layer: int, ffn_input: torch.Tensor, margin: torch.Tensor) -> None:
+        """The next tokens of a layer of the current context."""
+        if layer not in self._files:
+            return
+        inputs = ffn_input.float().clamp(-F16_MAX, F16_MAX).half().numpy()
+        values = margin.float().numpy()
+        first = self._positions[layer]
+        self._write(layer, first, pack_rows(inputs, values > 0))
+        self._positions[layer] = first + len(inputs)
+        training = max(0, self._text.train_tokens - first)
+        self._sums[layer] += values[:training].sum(axis=0, dtype=np.float64)
+
+    def data(self, layer: int) -> contextlib.AbstractContextManager[LayerData]:
+        """What was recorded of a layer."""
+        return _layer_data(self._work, layer, self._shape, self._text.tokens)
+
+    def mean_margin(self, layer: int) -> torch.Tensor:
+        """Mean over the training tokens, [d_ffn]."""
+        mean = self._state.sums[self.layers.index(layer)] / self._text.train_tokens
+        return torch.from_numpy(mean.astype(np.float32))
+
+    def _end_context(self, tokens: int) -> None:
+        self._tokens_done += tokens
+        done = all(place == self._tokens_done for place in self._positions.values())
+        assert done, "a tap was not called for every token of every layer"
+        # Only now, and in one step: an interrupted context is recorded again from its start.
+        sums = self._state.sums + np.stack([self._sums[layer] for layer in self.layers])
+        self._state = _State(self.layers, self.contexts_done + 1, sums)
+        for layer in self.layers:
+            self._sums[layer][:] = 0
+
+    def _checkpoint(self) -> None:
+        try:
+            for descriptor in self._files.values():
+                os.fsync(descriptor)
+        except OSError as error:
+            raise write_error(self._work.path, error) from error
+        write_file(self._work.group_path, self._state.to_bytes())
+        self._checkpoint_tokens = self._tokens_done
+
+    def _write(self, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
+        view, offset = rows.data.cast("B"), first * self._shape.row_bytes
+        try:
+            while view:
+                count = os.pwrite(self._files[layer], view, offset)
+                view, offset = view[count:], offset + count
+        except OSError as error:
+            raise write_error(self._work.rows_path(layer), error) from error
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Which tokens train, which decide when to stop and where thresholds lie, which report."""
+class _State:
+    """How far a group's recording is: whole contexts, and sums of margins in them."""
 
-    train: range
-    tune: range
-    report: range
+    layers: list[int]
+    contexts: int
+    sums: NDArray[np.float64]  # [layers, d_ffn]
 
-
-def split_contexts(lengths: Sequence[int]) -> Split:
-    """Tokens split 80, 10 and 10 % between whole contexts, each part with one at least."""
-    assert len(lengths) >= 3, "read_contexts makes more"
-    ends = np.cumsum(lengths)
-    total = int(ends[-1])
-    last_train = _context_at(ends, TRAIN_SHARE * total, 0, len(lengths) - 3)
-    last_tune = _context_at(
-        ends, (TRAIN_SHARE + TUNE_SHARE) * total, last_train + 1, len(lengths) - 2
-    )
-    train, tune = int(ends[last_train]), int(ends[last_tune])
-    return Split(range(train), range(train, tune), range(tune, total))
-
-
-def _context_at(ends: NDArray[np.int64], token: float, low: int, high: int) -> int:
-    return min(max(int(np.searchsorted(ends, token)), low), high)
-
-
-class Recording:
-    """The recorded activations of a text: written through `tap`, then read layer by layer."""
-
-    def __init__(self, directory: Path, shape: Shape, train_tokens: int) -> None:
-        free = shutil.disk_usage(directory).free
-        if free < shape.bytes_needed + FREE_BYTES_MARGIN:
-            raise NotEnoughSpace(
-                f"{directory}: recording {shape.tokens:,} tokens takes "
-                f"{shape.bytes_needed:,} bytes and {free:,} are free; "
-                "free some, or give a shorter calibration text"
-            )
-        self.shape = shape
-        self._train_tokens = train_tokens
-        self._directory = directory
-        # Nameless files: whatever ends this process, nothing is left of them.
-        self._inputs = _nameless_file(directory)
-        self._active = _nameless_file(directory)
-        self._written = [0] * shape.n_layers
-        self._sums = np.zeros((shape.n_layers, shape.d_ffn))
-
-    def tap(self, layer: int, ffn_input: torch.Tensor, pre_activation: torch.Tensor) -> None:
-        """Append the next tokens of a layer."""
-        shape, first = self.shape, self._written[layer]
-        inputs = ffn_input.float().clamp(-F16_MAX, F16_MAX).half().numpy()
-        values = pre_activation.float().numpy()
-        active = np.packbits(values > 0, axis=1, bitorder="little")
-        assert (inputs.shape[1], values.shape[1]) == (shape.d_model, shape.d_ffn)
-        assert first + len(inputs) <= shape.tokens, "more tokens than contexts hold"
-        place = layer * shape.tokens + first
+    @classmethod
+    def of(cls, work: WorkDirectory, shape: RowShape) -> _State:
+        """What was stored; nothing recorded where that is absent or damaged."""
         try:
-            _put(self._inputs, place * 2 * shape.d_model, inputs)
-            _put(self._active, place * shape.bits_bytes, active)
-        except OSError as error:
-            raise _cannot_write(self._directory, error) from error
-        self._written[layer] = first + len(inputs)
-        training = max(0, self._train_tokens - first)
-        self._sums[layer] += values[:training].sum(axis=0, dtype=np.float64)
+            found = load(work.group_path.read_bytes())
+            layers = [int(layer) for layer in found["layers"]]
+            state = cls(layers, int(found["contexts"][0]), found["sums"])
+            if state.sums.shape == (len(layers), shape.d_ffn):
+                return state
+        except (OSError, SafetensorError, KeyError, IndexError, ValueError):
+            pass
+        return cls.fresh([], shape)
 
-    def finish(self) -> None:
-        """Hand everything to the system; reading starts after this."""
-        assert all(written == self.shape.tokens for written in self._written), "not all tapped"
-        try:
-            self._inputs.flush()
-            self._active.flush()
-        except OSError as error:
-            raise _cannot_write(self._directory, error) from error
+    @classmethod
+    def fresh(cls, layers: list[int], shape: RowShape) -> _State:
+        """Nothing recorded."""
+        return cls(layers, 0, np.zeros((len(layers), shape.d_ffn)))
 
-    def close(self) -> None:
-        """Give the space back."""
-        for file in (self._inputs, self._active):
-            with contextlib.suppress(OSError):  # of a full disk, told before
-                file.close()
+    def kept_of(self, layers: list[int]) -> _State:
+        """The state of some of its layers; that of a new recording where others are asked for."""
+        if not set(layers) <= set(self.layers):
+            return _State(layers, 0, np.zeros((len(layers), self.sums.shape[1])))
+        return _State(layers, self.contexts, self.sums[[self.layers.index(n) for n in layers]])
 
-    def inputs(self, layer: int) -> NDArray[np.float16]:
-        """Feed-forward inputs of a layer, [tokens, d_model], mapped from disk."""
-        shape = self.shape
-        return np.memmap(
-            self._inputs,
-            np.float16,
-            "r",
-            layer * shape.tokens * 2 * shape.d_model,
-            (shape.tokens, shape.d_model),
-        )
-
-    def active(self, layer: int) -> NDArray[np.uint8]:
-        """Packed bits of the neurons above zero, [tokens, bits_bytes], mapped from disk."""
-        shape = self.shape
-        return np.memmap(
-            self._active,
-            np.uint8,
-            "r",
-            layer * shape.tokens * shape.bits_bytes,
-            (shape.tokens, shape.bits_bytes),
-        )
-
-    def mean_pre_activation(self, layer: int) -> torch.Tensor:
-        """Mean over the training tokens, [d_ffn]."""
-        return torch.from_numpy((self._sums[layer] / self._train_tokens).astype(np.float32))
+    def to_bytes(self) -> bytes:
+        """The content of the group's file."""
+        numbers = {"layers": np.array(self.layers), "contexts": np.array([self.contexts])}
+        return save({**numbers, "sums": np.ascontiguousarray(self.sums)})
 
 
-def record_contexts(
-    decoder: TappedDecoder,
-    contexts: Sequence[Sequence[int]],
-    recording: Recording,
-    progress: Progress,
-) -> None:
-    """Run every context through the decoder and record all of its layers."""
-    shape = recording.shape
-    progress.start("recording activations", shape.bytes_needed)
-    for ids in contexts:
-        decoder.prefill(ids, tap=recording.tap)
-        progress.advance(len(ids) * shape.n_layers * shape.token_bytes)
-    recording.finish()
-    progress.finish()
-
-
-def unpack_active(bits: NDArray[np.uint8], d_ffn: int) -> torch.Tensor:
-    """Packed bits as a boolean tensor [tokens, d_ffn]."""
-    flags = np.unpackbits(bits, axis=1, count=d_ffn, bitorder="little")
-    return torch.from_numpy(flags.view(np.bool_))
-
-
-def _put(file: BinaryIO, offset: int, values: NDArray[np.generic]) -> None:
-    file.seek(offset)
-    file.write(np.ascontiguousarray(values).data)
-
-
-def _nameless_file(directory: Path) -> BinaryIO:
+@contextlib.contextmanager
+def _layer_data(
+    work: WorkDirectory, layer: int, shape: RowShape, tokens: int
+) -> Iterator[LayerData]:
+    rows = RowsOnDisk(work.rows_path(layer), shape.row_bytes)
     try:
-        return cast("BinaryIO", tempfile.TemporaryFile(dir=directory))
-    except OSError as error:
-        raise _cannot_write(directory, error) from error
+        if tokens * shape.row_bytes <= MEMORY_ROWS_BYTES:
+            everything = rows.take(np.arange(tokens))
+            yield LayerData(RowsInMemory(everything), shape, range(tokens))
+        else:
+            yield LayerData(rows, shape, range(tokens))
+    finally:
+        rows.close()
 
 
-def _cannot_write(directory: Path, error: OSError) -> CannotCreate:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotEnoughSpace(
-            f"{directory}: the disk filled up while recording activations; free some, or give a "
-            "shorter calibration text"
-        )
-    return CannotCreate(f"{directory}: cannot record activations here: {error.strerror}")
+def _size(work: WorkDirectory, layer: int) -> int:
+    try:
+        return work.rows_path(layer).stat().st_size
+    except OSError:
+        return 0

@@ -36,6 +36,27 @@ class LayerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Judgement:
+    """The whole model with all layers predicted, on the same held-out contexts, and the targets.
+
+    `false_negatives_set` is what thresholds were set for in the end: the target, or the part of it
+    that the perplexity asked for.
+    """
+
+    perplexity_dense: float
+    perplexity_predicted: float
+    false_negatives_target: float
+    false_positives_target: float
+    perplexity_ratio_target: float
+    false_negatives_set: float
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity with predicted neurons over that with all."""
+        return self.perplexity_predicted / self.perplexity_dense
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All layers' errors, and how many neurons each window of tokens used."""
 
@@ -44,6 +65,8 @@ class Report:
     layers: tuple[LayerReport, ...]
     predicted: tuple[WindowUse, ...]
     oracle: tuple[WindowUse, ...]
+    judgement: Judgement | None = None
+    """Absent from files of older versions, and for predictors that were not trained here."""
 
     @property
     def mean(self) -> dict[str, float]:
@@ -62,10 +85,34 @@ class Report:
             "oracle": _by_window(self.oracle),
             "layers": [dataclasses.asdict(layer) for layer in self.layers],
             "mean": self.mean,
+            **_judged(self.judgement),
         }
 
     def to_bytes(self) -> bytes:
         """The file's content, the same for the same report."""
+        return (json.dumps(self.to_json(), indent=1) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What was seen of a model that needs no predictors: sparsity a layer, and use of windows."""
+
+    calibration_tokens: int
+    sparsity: tuple[float, ...]
+    oracle: tuple[WindowUse, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `activity.json` holds."""
+        return {
+            "calibration_tokens": self.calibration_tokens,
+            "windows": list(WINDOWS),
+            "oracle": _by_window(self.oracle),
+            "layers": [{"sparsity": share} for share in self.sparsity],
+            "mean": {"sparsity": float(np.mean(self.sparsity))},
+        }
+
+    def to_bytes(self) -> bytes:
+        """The file's content, the same for the same activity."""
         return (json.dumps(self.to_json(), indent=1) + "\n").encode()
 
 
@@ -84,6 +131,8 @@ def read_report(directory: Path) -> Report:
         values = json.loads(raw)
         if values["windows"] != list(WINDOWS):
             raise ValueError("windows of another version")
+        if "predicted" not in values:
+            raise ValueError("it is of a model without predictors")
         layers = tuple(LayerReport(**layer) for layer in values["layers"])
         return Report(
             int(values["calibration_tokens"]),
@@ -91,6 +140,7 @@ def read_report(directory: Path) -> Report:
             layers,
             _by_layer(values["predicted"], len(layers)),
             _by_layer(values["oracle"], len(layers)),
+            _judgement(values),
         )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise LayoutError(
@@ -109,6 +159,12 @@ def table(report: Report) -> str:
         f"{report.heldout_tokens:,} held-out tokens of {report.calibration_tokens:,}; "
         "false negatives per active neuron, false positives per inactive one"
     )
+    judged = report.judgement
+    if judged is not None:
+        lines.append(
+            f"perplexity on held-out tokens: {judged.perplexity_dense:.3f} with all neurons, "
+            f"{judged.perplexity_predicted:.3f} with predicted ones ({judged.ratio:.4f} of it)"
+        )
     lines.append(
         "neurons that a window of tokens uses, mean of the layers, on average and at most:"
     )
@@ -131,6 +187,35 @@ def _use(layers: Sequence[WindowUse], index: int) -> str:
     mean = np.mean([use.s_agg[index] for use in layers])
     most = np.mean([use.slots_needed[index] for use in layers])
     return f"{mean:>8.1f} {most:>8.1f}"
+
+
+def _judged(judgement: Judgement | None) -> dict[str, Any]:
+    if judgement is None:
+        return {}
+    return {
+        "perplexity_dense": judgement.perplexity_dense,
+        "perplexity_predicted": judgement.perplexity_predicted,
+        "targets": {
+            "false_negatives": judgement.false_negatives_target,
+            "false_positives": judgement.false_positives_target,
+            "perplexity_ratio": judgement.perplexity_ratio_target,
+            "false_negatives_set": judgement.false_negatives_set,
+        },
+    }
+
+
+def _judgement(values: dict[str, Any]) -> Judgement | None:
+    if "perplexity_predicted" not in values:
+        return None
+    targets = values["targets"]
+    return Judgement(
+        float(values["perplexity_dense"]),
+        float(values["perplexity_predicted"]),
+        float(targets["false_negatives"]),
+        float(targets["false_positives"]),
+        float(targets["perplexity_ratio"]),
+        float(targets["false_negatives_set"]),
+    )
 
 
 def _by_window(layers: Sequence[WindowUse]) -> dict[str, Any]:

@@ -1,55 +1,85 @@
-"""From a converted model and a text to predictors: record, fit, calibrate, measure, write."""
+"""From a converted model and a text to predictors: record, train, judge, write.
+
+Layers are recorded and trained in groups that the disk has room for. What is done lies in a work
+directory until all is over, so that the same command run again continues an interrupted one:
+a recording from its last whole context, training from its last whole layer, judging from its start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+import contextlib
+import functools
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from flashllm.errors import CannotCreate, Interrupted
-from flashllm.spec import ModelSpec
+from flashllm.errors import CannotCreate, Interrupted, ReadFailed
 
-from .activity import WindowUse, window_use
-from .calibrate import FALSE_NEGATIVE_TARGET, ScoreHistogram, choose_thresholds
-from .calibration import Context, ContextLimits, find_calibration, read_contexts
+from .calibration import TOKENS_MAX, Context, find_calibration
 from .files import write_predictors
-from .fit import BATCH_TOKENS, LayerData, add_scores, fit, passes_over
-from .lowrank import LowRank, initial_parameters, rank_of_layer
+from .fit import passes_over
+from .judge import judge
+from .layer import TrainedLayer, layer_tokens, train_layer
+from .model import ConvertedModel, TrainableModel, check_trainable
 from .progress import Progress, SilentProgress
-from .record import (
-    Recording,
-    Shape,
-    Split,
-    TappedDecoder,
-    record_contexts,
-    split_contexts,
-)
-from .report import LayerReport, Report
-from .weights import UpProjections
+from .record import GroupRecording, Text, next_group
+from .report import Report
+from .rows import RowShape
+from .split import Split, contexts_of, split_contexts
+from .targets import Targets
+from .work import WorkDirectory, default_work, key_of
 
-TOKENS_MAX = 300_000
 # A layer of about a minute's work: below it, threads gain little, and where other programs keep
 # the cores busy they wait for each other (measured: two took eight times as long as one).
 OPERATIONS_OF_ONE_THREAD = 3e12
-ONES_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
+USUAL_RANK = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A finished recording with the split of its tokens."""
+class Task:
+    """What is trained: contexts in order, split, to targets."""
 
-    recording: Recording
+    model: TrainableModel
+    contexts: Sequence[Context]
     split: Split
+    targets: Targets
+    seed: int
 
-    def layer(self, layer: int) -> LayerData:
-        """What was recorded of a layer."""
-        recording = self.recording
-        return LayerData(recording.inputs(layer), recording.active(layer), recording.shape.d_ffn)
+    @classmethod
+    def of(
+        cls, model: TrainableModel, contexts: Sequence[Context], targets: Targets, seed: int
+    ) -> Task:
+        """With the contexts split."""
+        return cls(model, contexts, split_contexts([len(ids) for ids in contexts]), targets, seed)
+
+    @property
+    def shape(self) -> RowShape:
+        """Widths of what is recorded."""
+        return RowShape(self.model.spec.d_model, self.model.spec.d_ffn)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all contexts."""
+        return self.split.report.stop
+
+    @property
+    def key(self) -> str:
+        """Hash of all that the result depends on."""
+        ids = hashlib.sha256()
+        for context in self.contexts:
+            ids.update(np.array([len(context), *context], np.int64).tobytes())
+        return key_of(
+            model=self.model.identity,
+            spec=self.model.spec.to_json(),
+            contexts=ids.hexdigest(),
+            targets=asdict(self.targets),
+            seed=self.seed,
+        )
 
 
 def train_predictors(
@@ -60,164 +90,116 @@ def train_predictors(
     seed: int = 0,
     *,
     tokens_max: int = TOKENS_MAX,
-    false_negative_target: float = FALSE_NEGATIVE_TARGET,
+    targets: Targets | None = None,
+    work: Path | None = None,
 ) -> Report:
     """Train the predictors of the converted model in `directory` and write them to `output`.
 
-    The same model, text and seed give the same bytes on the same machine. At most `tokens_max`
-    tokens of the text are used. Raises `UsageError` for a text that will not do,
-    `NotEnoughSpace`, and `Interrupted` on Ctrl-C; nothing is left in `output` then.
+    The same model, text and seed give the same bytes on the same machine, interrupted or not. At
+    most `tokens_max` tokens of the text are used, and as many where it has them. Unfinished work
+    lies in `work`, beside `output` without it. Raises `UsageError` for a model or a text that will
+    not do, `NotEnoughSpace`, and `Interrupted` on Ctrl-C; `output` then is as it was.
     """
-    # Above the runtime: what only wants the types or the report should not load it.
-    from flashllm.engine import open_decoder
-    from flashllm.tokenizer import load_tokenizer
-
     progress = progress or SilentProgress()
+    model = ConvertedModel(directory)
+    check_trainable(directory, model.spec)
     text = find_calibration(directory, calibration)
+    work = work or default_work(output)
     try:
         _make_directory(output)
-        with closing(UpProjections(directory)) as projections:
-            with open_decoder(directory) as decoder:
-                tokenizer, spec = load_tokenizer(directory), decoder.spec
-                bos_id = tokenizer.bos_id if tokenizer is not None else spec.bos_id
-                limits = ContextLimits(spec.vocab_size, decoder.context, tokens_max, bos_id)
-                contexts = read_contexts(text, tokenizer, limits, seed, progress)
-                recorded = record(decoder, spec, contexts, output, progress)
-            del decoder  # its weights would only take memory from training
-            with closing(recorded.recording), _threads(recorded):
-                predictors, thresholds, report = train_on(
-                    recorded, projections.layer, progress, seed, false_negative_target
-                )
-        write_predictors(output, predictors, thresholds, report)
+        contexts = model.contexts(text, tokens_max, seed, progress)
+        return train(Task.of(model, contexts, targets or Targets(), seed), output, work, progress)
     except KeyboardInterrupt:
-        raise Interrupted("training of predictors stopped; nothing was kept") from None
+        raise Interrupted(
+            f"training of predictors stopped; run the same command again to continue it, or remove "
+            f"what is done, {work}"
+        ) from None
+
+
+def train(task: Task, output: Path, work: Path, progress: Progress) -> Report:
+    """Train, judge and write; `work` is gone afterwards."""
+    with WorkDirectory(work, task.key) as directory:
+        layers = train_layers(task, directory, progress)
+        with task.model.open() as decoder:
+            number, judgement = judge(
+                decoder,
+                lambda tensors: task.model.use(decoder, tensors),
+                layers,
+                contexts_of(task.contexts, task.split.tune),
+                contexts_of(task.contexts, task.split.report),
+                task.targets,
+                task.shape.row_bytes * task.model.spec.n_layers,
+                progress,
+            )
+        choices = [layer.choices[number] for layer in layers]
+        report = Report(
+            task.tokens,
+            len(task.split.report),
+            tuple(choice.errors for choice in choices),
+            tuple(choice.use for choice in choices),
+            tuple(layer.oracle for layer in layers),
+            judgement,
+        )
+        thresholds = [choice.threshold for choice in choices]
+        write_predictors(output, [layer.predictor for layer in layers], thresholds, report)
+        directory.remove()
     return report
 
 
-def record(
-    decoder: TappedDecoder,
-    spec: ModelSpec,
-    contexts: Sequence[Context],
-    directory: Path,
-    progress: Progress,
-) -> Recorded:
-    """Record all contexts on the disk of `directory`; close the recording after use."""
-    lengths = [len(context) for context in contexts]
-    split = split_contexts(lengths)
-    shape = Shape(spec.n_layers, spec.d_model, spec.d_ffn, sum(lengths))
-    recording = Recording(directory, shape, len(split.train))
-    try:
-        record_contexts(decoder, contexts, recording, progress)
-    except BaseException:
-        recording.close()
-        raise
-    return Recorded(recording, split)
-
-
-def train_on(
-    recorded: Recorded,
-    up_projection: Callable[[int], torch.Tensor],
-    progress: Progress,
-    seed: int = 0,
-    false_negative_target: float = FALSE_NEGATIVE_TARGET,
-) -> tuple[list[LowRank], list[float], Report]:
-    """Predictors, thresholds and report from a recording and the true up-projections."""
-    shape = recorded.recording.shape
-    predictors: list[LowRank] = []
-    histograms: list[ScoreHistogram] = []
-    seen = passes_over(len(recorded.split.train)) * len(recorded.split.train)
-    progress.start("training predictors", shape.n_layers * seen * shape.token_bytes)
-    for layer in range(shape.n_layers):
-        data = recorded.layer(layer)
-        tune = data.part(recorded.split.tune)
-        predictors.append(
-            fit(
-                initial_parameters(
-                    up_projection(layer),
-                    data.part(recorded.split.train).inputs,
-                    recorded.recording.mean_pre_activation(layer),
-                    rank_of_layer(shape.n_layers, shape.d_model, layer),
-                    seed + layer,
-                ),
-                data.part(recorded.split.train),
-                tune,
-                false_negative_target,
-                seed + layer,
-                lambda tokens: progress.advance(tokens * shape.token_bytes),
-            )
+def train_layers(task: Task, work: WorkDirectory, progress: Progress) -> list[TrainedLayer]:
+    """All layers, group by group; those that are done already are taken as they are."""
+    numbers = range(task.model.spec.n_layers)
+    left = [number for number in numbers if work.layer(number) is None]
+    part = 0
+    while left:
+        group = next_group(work, left, task.shape, task.tokens)
+        part += 1
+        parts = part - 1 + math.ceil(len(left) / len(group))
+        _train_group(task, work, group, f", part {part} of {parts}" if parts > 1 else "", progress)
+        work.drop_recording()
+        left = [number for number in left if number not in group]
+    # Not kept while others were trained: together they can be as large as what training takes.
+    layers = [layer for layer in map(work.layer, numbers) if layer is not None]
+    if len(layers) < len(numbers):
+        raise ReadFailed(
+            f"{work.path}: a trained layer cannot be read back; check the disk, then run the same "
+            "command again"
         )
-        histograms.append(ScoreHistogram())
-        add_scores(histograms[-1], predictors[-1], tune)
+    return layers
+
+
+def _train_group(
+    task: Task, work: WorkDirectory, group: Sequence[int], part: str, progress: Progress
+) -> None:
+    """Record the layers of a group, then train them one by one."""
+    shape, split = task.shape, task.split
+    text = Text(task.contexts, len(split.train))
+    with GroupRecording(work, group, shape, text) as recording:
+        left = task.contexts[recording.contexts_done :]
+        if left:
+            total_bytes = sum(map(len, left)) * len(group) * shape.row_bytes
+            progress.start(f"recording activations{part}", total_bytes)
+            with task.model.open() as decoder:
+                recording.record(decoder, progress)
+            del decoder  # its weights would only take memory from training
+            progress.finish()
+    tokens = layer_tokens(split, shape.d_model, shape.d_ffn)
+    progress.start(f"training predictors{part}", len(group) * tokens * shape.row_bytes)
+    with _threads(shape, len(split.train)):
+        for number in group:
+            with recording.data(number) as data:
+                layer = train_layer(
+                    data,
+                    split,
+                    functools.partial(task.model.up_projection, number),
+                    recording.mean_margin(number),
+                    task.model.bundle_bytes,
+                    task.targets,
+                    task.seed + number,
+                    lambda seen: progress.advance(seen * shape.row_bytes),
+                )
+            work.keep_layer(number, layer)
     progress.finish()
-    thresholds = choose_thresholds(histograms, false_negative_target)
-    return predictors, thresholds, measure(recorded, predictors, thresholds, progress)
-
-
-def measure(
-    recorded: Recorded,
-    predictors: Sequence[LowRank],
-    thresholds: Sequence[float],
-    progress: Progress,
-) -> Report:
-    """Errors on the tokens kept for reporting, and the use of windows over all tokens."""
-    shape = recorded.recording.shape
-    layers: list[LayerReport] = []
-    uses: tuple[list[WindowUse], list[WindowUse]] = ([], [])
-    progress.start("measuring predictors", shape.bytes_needed)
-    for layer, (predictor, threshold) in enumerate(zip(predictors, thresholds, strict=True)):
-        data = recorded.layer(layer)
-        predicted = _predicted_bits(data, predictor, threshold)
-        part = recorded.split.report
-        layers.append(
-            layer_report(
-                data.active[part.start : part.stop],
-                predicted[part.start : part.stop],
-                shape.d_ffn,
-                predictor.rank,
-                threshold,
-            )
-        )
-        uses[0].append(window_use(predicted, shape.d_ffn))
-        uses[1].append(window_use(data.active, shape.d_ffn))
-        progress.advance(shape.tokens * shape.token_bytes)
-    progress.finish()
-    return Report(
-        shape.tokens, len(recorded.split.report), tuple(layers), tuple(uses[0]), tuple(uses[1])
-    )
-
-
-def layer_report(
-    active: NDArray[np.uint8],
-    predicted: NDArray[np.uint8],
-    d_ffn: int,
-    rank: int,
-    threshold: float,
-) -> LayerReport:
-    """Errors of packed bits `predicted` against packed bits `active`, both [tokens, bytes]."""
-    total = len(active) * d_ffn
-    actives, predicteds, hits = (
-        int(ONES_OF_BYTE[bits].sum(dtype=np.int64))
-        for bits in (active, predicted, active & predicted)
-    )
-    return LayerReport(
-        rank=rank,
-        threshold=threshold,
-        false_negatives=(actives - hits) / max(1, actives),
-        false_positives=(predicteds - hits) / max(1, total - actives),
-        sparsity=1 - actives / total,
-        active_predicted=predicteds / total,
-    )
-
-
-@torch.no_grad()
-def _predicted_bits(data: LayerData, predictor: LowRank, threshold: float) -> NDArray[np.uint8]:
-    """Packed bits [tokens, bytes] of the neurons predicted to be active."""
-    bits = np.empty(data.active.shape, np.uint8)
-    for start in range(0, len(data), BATCH_TOKENS):
-        where = slice(start, start + BATCH_TOKENS)
-        scores = predictor.scores(torch.from_numpy(data.inputs[where].astype(np.float32)))
-        bits[where] = np.packbits((scores > threshold).numpy(), axis=1, bitorder="little")
-    return bits
 
 
 def _make_directory(output: Path) -> None:
@@ -227,20 +209,17 @@ def _make_directory(output: Path) -> None:
         raise CannotCreate(f"{output}: cannot write here: {error.strerror}") from error
 
 
-def operations_of_layer(shape: Shape, train_tokens: int) -> float:
+def operations_of_layer(shape: RowShape, train_tokens: int) -> float:
     """Multiplications and additions of training one layer of the usual rank."""
-    rank = rank_of_layer(shape.n_layers, shape.d_model, 0)
     seen = train_tokens * passes_over(train_tokens)
-    return 6.0 * rank * (shape.d_model + shape.d_ffn) * seen
+    return 6.0 * min(USUAL_RANK, shape.d_model) * (shape.d_model + shape.d_ffn) * seen
 
 
-@contextmanager
-def _threads(recorded: Recorded) -> Iterator[None]:
+@contextlib.contextmanager
+def _threads(shape: RowShape, train_tokens: int) -> Iterator[None]:
     """One thread where there is little to do, for the time of training."""
     before = torch.get_num_threads()
-    if operations_of_layer(recorded.recording.shape, len(recorded.split.train)) < (
-        OPERATIONS_OF_ONE_THREAD
-    ):
+    if operations_of_layer(shape, train_tokens) < OPERATIONS_OF_ONE_THREAD:
         torch.set_num_threads(1)
     try:
         yield

@@ -42,6 +42,8 @@ and where other programs keep the cores busy they wait for each other (measured:
 and more)."""
 LOGIT_ROWS_MAX = 64
 LOGIT_BLOCK_BYTES = 4 << 20
+FeedForwardCall = Callable[[Tensor, Tensor], Tensor]
+"""From the feed-forward input, and what the norm made it of, to the output."""
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) after each chunk of a prompt."""
 
@@ -176,7 +178,7 @@ class Decoder:
 
     @torch.inference_mode()
     def choose(self, layer: int, x: NDArray[np.float32]) -> Ids:
-        """Ids that the selector names for the feed-forward input `x` [d_model] of a layer."""
+        """Ids that the selector of a layer names for what it reads, `x` [d_model]."""
         return self._ffn.choose(layer, torch.from_numpy(x)[None])
 
     def use(self, selector: Selector) -> None:
@@ -219,18 +221,19 @@ class Decoder:
         self.pool.advance(len(ids))
         return x
 
-    def _chunk_ffn(self, index: int, how: Pass, x: Tensor) -> Tensor:
+    def _chunk_ffn(self, index: int, how: Pass, x: Tensor, before_norm: Tensor) -> Tensor:
         following = index + 1 if index + 1 < self.spec.n_layers else None
         if how.mode == "dense":
-            return self._ffn.chunk(index, x, following, how.keep_tokens, how.tap)
-        return self._ffn.chunk_selected(index, x, following, how.mode == "oracle", how.chosen)
+            return self._ffn.chunk(index, x, before_norm, following, how.keep_tokens, how.tap)
+        oracle = how.mode == "oracle"
+        return self._ffn.chunk_selected(index, x, before_norm, following, oracle, how.chosen)
 
     def _block(
         self,
         index: int,
         x: Tensor,
         rotation: Rotation | None,
-        feed_forward: Callable[[Tensor], Tensor],
+        feed_forward: FeedForwardCall,
     ) -> Tensor:
         spec, layer = self.spec, self._layers[index]
         pre = spec.norm_placement == "pre"
@@ -239,12 +242,12 @@ class Decoder:
         attended = self._scaled(layer.attention(normed, index, self._cache, rotation))
         if spec.block == "parallel":
             ffn_input = normed if layer.ffn_norm is None else layer.ffn_norm(x)
-            return x + attended + self._scaled(feed_forward(ffn_input))
+            return x + attended + self._scaled(feed_forward(ffn_input, x))
         assert layer.ffn_norm is not None
         x = x + attended
         if not pre:
             x = layer.attention_norm(x)
-        x = x + self._scaled(feed_forward(layer.ffn_norm(x) if pre else x))
+        x = x + self._scaled(feed_forward(layer.ffn_norm(x) if pre else x, x))
         return x if pre else layer.ffn_norm(x)
 
     def _scaled(self, branch: Tensor) -> Tensor:

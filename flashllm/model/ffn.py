@@ -25,8 +25,8 @@ from flashllm.model.select import Selector
 from flashllm.model.weights import TORCH_DTYPES, Linear
 
 Tap = Callable[[int, Tensor, Tensor], None]
-"""Called with (layer, input [tokens, d_model], margin [tokens, d_ffn]) where all is computed; a
-neuron is active where its margin is above zero."""
+"""Called with (layer, what the selector reads [tokens, d_model], margin [tokens, d_ffn]) where all
+is computed; a neuron is active where its margin is above zero."""
 Chosen = Callable[[int, list[Ids]], None]
 """Called with (layer, the selected ids of each token) where only those are computed."""
 
@@ -88,8 +88,11 @@ class FeedForward:
 
     # One token ------------------------------------------------------------------------------
 
-    def token(self, layer: int, x: Tensor) -> Tensor:
-        """[1, d_model] to the same: the active neurons only."""
+    def token(self, layer: int, x: Tensor, before_norm: Tensor) -> Tensor:
+        """[1, d_model] to the same: the active neurons only.
+
+        `before_norm` [1, d_model] is what the norm made `x` of, which some selectors read.
+        """
         self._clock.switch("predict")
         vector: _Floats = x.contiguous().numpy()[0]
         gate = self._gate(layer, x)
@@ -97,11 +100,13 @@ class FeedForward:
         if isinstance(self._pool, PinnedBundles):
             self._add_all(layer, vector, gate, out)
         else:
-            self._add_active(self._pool, layer, vector, gate, out)
+            read = self._read_by_selector(x, before_norm).contiguous().numpy()[0]
+            ids = self._select(layer, read, gate)
+            self._add_active(self._pool, layer, ids, vector, gate, out)
         return self._with_bias(layer, torch.from_numpy(out)[None])
 
     def choose(self, layer: int, x: Tensor) -> Ids:
-        """Ids that the selector names for an input [1, d_model]."""
+        """Ids that the selector names for what it reads, [1, d_model]."""
         vector: _Floats = x.contiguous().numpy()[0]
         return self._select(layer, vector, self._gate(layer, x))
 
@@ -114,10 +119,15 @@ class FeedForward:
         return outputs
 
     def _add_active(
-        self, pool: SlotPool, layer: int, x: _Floats, gate: _Floats | None, out: _Floats
+        self,
+        pool: SlotPool,
+        layer: int,
+        ids: Ids,
+        x: _Floats,
+        gate: _Floats | None,
+        out: _Floats,
     ) -> None:
         clock = self._clock
-        ids = self._select(layer, x, gate)
         clock.switch("plan")
         for piece in pool.passes(layer, ids):
             clock.switch("manage")
@@ -198,6 +208,7 @@ class FeedForward:
         self,
         layer: int,
         x: Tensor,
+        before_norm: Tensor,
         following: int | None = None,
         keep_tokens: int = 0,
         tap: Tap | None = None,
@@ -229,11 +240,17 @@ class FeedForward:
             if keep_tokens and isinstance(self._pool, SlotPool):
                 self._keep(self._pool, layer, block, hidden[-keep_tokens:], len(x))
         if tap is not None:
-            tap(layer, x, torch.cat(margins, dim=1))
+            tap(layer, self._read_by_selector(x, before_norm), torch.cat(margins, dim=1))
         return self._with_bias(layer, out)
 
     def chunk_selected(
-        self, layer: int, x: Tensor, following: int | None, oracle: bool, chosen: Chosen | None
+        self,
+        layer: int,
+        x: Tensor,
+        before_norm: Tensor,
+        following: int | None,
+        oracle: bool,
+        chosen: Chosen | None,
     ) -> Tensor:
         """[tokens, d_model] to the same: of each token the selected neurons only.
 
@@ -243,9 +260,10 @@ class FeedForward:
         vectors: _Floats = x.contiguous().numpy()
         gates = [self._gate(layer, x[t : t + 1]) for t in range(len(x))]
         selector = None if oracle else self.selector
-        named = [selector.select(layer, v, g) for v, g in zip(vectors, gates, strict=True)] if (
-            selector is not None
-        ) else None  # fmt: skip
+        named: list[Ids] | None = None
+        if selector is not None:
+            read: _Floats = self._read_by_selector(x, before_norm).contiguous().numpy()
+            named = [selector.select(layer, v, g) for v, g in zip(read, gates, strict=True)]
         found: list[list[Ids]] = [[] for _ in gates]
         out = np.zeros_like(vectors)
         for block in self._blocks(layer, following):
@@ -259,6 +277,10 @@ class FeedForward:
         if chosen is not None:
             chosen(layer, [np.concatenate(pieces) for pieces in found])
         return self._with_bias(layer, torch.from_numpy(out))
+
+    def _read_by_selector(self, x: Tensor, before_norm: Tensor) -> Tensor:
+        reads_before = self.selector is not None and self.selector.before_norm
+        return before_norm if reads_before else x
 
     def _blocks(self, layer: int, following: int | None = None) -> Iterator[Block]:
         """All bundles of a layer, those that are pinned first, always in the same blocks."""

@@ -28,6 +28,11 @@ SELECTORS = ("predicted", "gate", "all", "oracle")
 class Selector(Protocol):
     """What produces the active set."""
 
+    @property
+    def before_norm(self) -> bool:
+        """Whether it reads the stream that the feed-forward's norm reads, not its output."""
+        ...
+
     def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:
         """Ascending ids of the active bundles for the feed-forward input `x` [d_model].
 
@@ -39,6 +44,8 @@ class Selector(Protocol):
 class SelectAll:
     """Every bundle: exact, and as slow as reading the whole layer."""
 
+    before_norm = False
+
     def __init__(self, n_bundles: int) -> None:
         self._ids = np.arange(n_bundles, dtype=np.int32)
 
@@ -49,6 +56,8 @@ class SelectAll:
 
 class SelectGate:
     """The neurons that a resident gate lets through: exact, since all others add zero."""
+
+    before_norm = False
 
     def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:  # noqa: ARG002
         """Ids where the gate is open."""
@@ -64,6 +73,7 @@ class LowRank:
     up: RawTensor  # [d_ffn, rank]
     cut: _Floats  # [d_ffn], threshold minus bias
     hidden_relu: bool = False
+    before_norm: bool = False
 
     @classmethod
     def of(cls, tensors: Mapping[str, RawTensor], layer: int, spec: ModelSpec) -> LowRank:
@@ -84,9 +94,11 @@ class LowRank:
             raise TensorMismatch(
                 f"predictors: layer {layer} has shapes {found}; expected {expected}"
             )
-        between = f"layers.{layer}.hidden_relu"
-        relu = between in tensors and bool(tensor("hidden_relu", "f32").floats().any())
-        return cls(down, up, threshold.floats() - bias.floats(), relu)
+        flags = {
+            name: f"layers.{layer}.{name}" in tensors and bool(tensor(name, "f32").floats().any())
+            for name in ("hidden_relu", "before_norm")
+        }
+        return cls(down, up, threshold.floats() - bias.floats(), **flags)
 
 
 class SelectPredicted:
@@ -96,6 +108,9 @@ class SelectPredicted:
         self, tensors: Mapping[str, RawTensor], spec: ModelSpec, kernels: core.Kernels
     ) -> None:
         self._layers = [LowRank.of(tensors, layer, spec) for layer in range(spec.n_layers)]
+        self.before_norm = self._layers[0].before_norm
+        if any(layer.before_norm != self.before_norm for layer in self._layers):
+            raise TensorMismatch("predictors: some read before the norm, others behind it")
         self._kernels = kernels
         self._scores = np.empty(spec.d_ffn, dtype=np.float32)
 

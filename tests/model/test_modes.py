@@ -18,6 +18,8 @@ IDS = np.random.default_rng(3).integers(3, 96, size=120).tolist()
 
 
 class SelectNothing:
+    before_norm = False
+
     def select(self, layer: int, x: np.ndarray, gate: np.ndarray | None) -> Ids:
         return np.empty(0, dtype=np.int32)
 

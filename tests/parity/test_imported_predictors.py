@@ -16,7 +16,6 @@ import pytest
 import torch
 from flashllm.convert import convert, verify
 
-from flashllm.errors import UsageError
 from flashllm.flash.layout import read_manifest
 from flashllm.loading import load_decoder
 from tests.parity.compare import oracle, prompt
@@ -73,19 +72,72 @@ def test_exact_ones(tmp_path: Path, extra: dict[str, float]) -> None:
     np.testing.assert_allclose(found[None], expected, atol=2e-2)
 
 
-def test_a_threshold_of_what_cannot_be_known(tmp_path: Path) -> None:
-    model = gated()
+def random_ones(folder: Path, width: int, d_ffn: int, threshold: float) -> list[torch.nn.Module]:
+    """A folder of predictors that know nothing, and the networks that they are."""
+    folder.mkdir()
+    networks = []
+    for layer in range(2):
+        first = torch.nn.Linear(width, 7, bias=False)
+        second = torch.nn.Linear(7, d_ffn, bias=False)
+        tensors = {"fc1.weight": first.weight.data, "fc2.weight": second.weight.data}
+        torch.save(tensors, folder / f"model_{layer}.pt")
+        networks.append(torch.nn.Sequential(first, torch.nn.ReLU(), second))
+    (folder / "config.json").write_text(json.dumps({"sparse_threshold": threshold}))
+    return networks
+
+
+@pytest.mark.parametrize(
+    ("model_type", "norm", "changes"),
+    [
+        ("llama", "post_attention_layernorm", {"hidden_act": "relu", "intermediate_size": 83}),
+        ("falcon", "input_layernorm", {"activation": "relu", "ffn_hidden_size": 83}),
+        (
+            "falcon",
+            "ln_mlp",
+            {"activation": "relu", "ffn_hidden_size": 83, "new_decoder_architecture": True},
+        ),
+        (
+            "falcon",
+            "post_attention_layernorm",
+            {"activation": "relu", "ffn_hidden_size": 83, "parallel_attn": False},
+        ),
+    ],
+)
+def test_they_read_what_the_norm_reads(
+    tmp_path: Path, model_type: str, norm: str, changes: dict[str, Any]
+) -> None:
+    """In the first layer, which no earlier mistake has changed, with a threshold that is not 0."""
+    torch.manual_seed(4)
+    threshold = 0.02
+    model = tiny(model_type, **changes)
     model.save_pretrained(tmp_path / "source")
-    folder = published(tmp_path / "predictors", model, sparse_threshold=0.5)
-    with pytest.raises(UsageError, match=r"their threshold is 0\.5"):
-        convert(tmp_path / "source", tmp_path / "out", predictors=folder)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_norm_that_hides_what_they_read(tmp_path: Path) -> None:
-    falcon = tiny("falcon", activation="relu", ffn_hidden_size=83)
-    falcon.save_pretrained(tmp_path / "source")
-    folder = published(tmp_path / "predictors", gated())
-    with pytest.raises(UsageError, match="what a layer norm puts out does not tell"):
-        convert(tmp_path / "source", tmp_path / "out", predictors=folder)
-    assert not (tmp_path / "out").exists()
+    networks = random_ones(tmp_path / "predictors", 36, 83, threshold)
+    convert(tmp_path / "source", tmp_path / "out", predictors=tmp_path / "predictors")
+    body = model.transformer.h if model_type == "falcon" else model.model.layers
+    read: list[torch.Tensor] = []
+    getattr(body[0], norm).register_forward_pre_hook(lambda _, inputs: read.append(inputs[0][0]))
+    ids = prompt(40, 97)
+    oracle(model)(ids)
+    with torch.no_grad():
+        scores = networks[0](read[0]).numpy()
+    chosen: dict[int, list[np.ndarray]] = {}
+    tapped: dict[int, list[torch.Tensor]] = {}
+    decoder, _, store = load_decoder(tmp_path / "out", select="predicted")
+    with store:
+        for _ in decoder.logits_blocks(
+            ids, "selected", chosen=lambda layer, each: chosen.setdefault(layer, []).extend(each)
+        ):
+            pass
+        decoder.prefill(ids, tap=lambda layer, x, _: tapped.setdefault(layer, []).append(x))
+        asked = [decoder.choose(0, x.numpy()) for x in torch.cat(tapped[0])]
+        before = decoder.pool.counters.copy()
+        decoder.decode(5)
+        step = decoder.pool.counters.since(before)
+    assert 0 < step.hits + step.misses < 2 * 83
+    sure = np.abs(scores - threshold) > 1e-3  # stored in f16
+    assert sure.mean() > 0.9
+    for row, certain, *found in zip(scores, sure, chosen[0], asked, strict=True):
+        for names in found:
+            named = np.isin(np.arange(83), names)
+            assert np.array_equal(named[certain], (row > threshold)[certain])
+    assert 0.03 < np.mean(scores > threshold) < 0.97

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 import torch
 from flashllm.convert import convert
-from flashllm.predictors import train_predictors
+from flashllm.predictors import measure_activity, measure_predictors, train_predictors
 from flashllm.predictors.__main__ import main
+from flashllm.predictors.activity import WINDOWS
 from flashllm.predictors.files import PREDICTORS_FILE
+from flashllm.predictors.model import ConvertedModel, check_trainable
 from flashllm.predictors.progress import SilentProgress
 from flashllm.predictors.report import FILE_NAME, read_report
 from flashllm.predictors.weights import UpProjections
 
 import flashllm
-from flashllm.errors import CannotCreate, Interrupted, UnsupportedModel, UsageError
+from flashllm.errors import CannotCreate, Interrupted, LayoutError, UnsupportedModel, UsageError
 from tests.tiny import save_opt, tiny_opt
 
 VOCAB = 96
@@ -55,7 +60,7 @@ class InterruptedProgress(SilentProgress):
         self.now = phase
 
     def advance(self, nbytes):
-        if self.now == self.phase:
+        if self.now.startswith(self.phase):
             raise KeyboardInterrupt
 
 
@@ -84,13 +89,18 @@ def test_the_same_text_and_seed_give_the_same_files(directory, text, tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "phase", ["recording activations", "training predictors", "measuring predictors"]
-)
-def test_ctrl_c_leaves_nothing(directory, text, tmp_path, phase):
-    with pytest.raises(Interrupted, match="nothing was kept"):
-        train_predictors(directory, tmp_path / "out", text, InterruptedProgress(phase))
-    assert list((tmp_path / "out").iterdir()) == []
+@pytest.mark.parametrize("phase", ["recording activations", "training predictors", "perplexity"])
+def test_ctrl_c_says_how_to_continue(directory, text, tmp_path, phase):
+    out = tmp_path / "out"
+    with pytest.raises(Interrupted, match="run the same command again") as caught:
+        train_predictors(directory, out, text, InterruptedProgress(phase))
+    assert list(out.iterdir()) == []
+    assert str(tmp_path / "out.predictors-work") in str(caught.value)
+    train_predictors(directory, out, text)
+    assert not (tmp_path / "out.predictors-work").exists()
+    train_predictors(directory, tmp_path / "at once", text)
+    for name in (PREDICTORS_FILE, FILE_NAME):
+        assert (out / name).read_bytes() == (tmp_path / "at once" / name).read_bytes()
 
 
 def test_a_destination_that_is_a_file_is_refused(directory, text, tmp_path):
@@ -103,6 +113,90 @@ def test_without_a_text_the_message_says_how_to_give_one(directory, tmp_path):
     with pytest.raises(UsageError, match="--calibration FILE"):
         train_predictors(directory, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation": "silu"}, "zero for no neuron.*--select all"),
+        ({"gate": "resident"}, "decides exactly.*--select gate"),
+        ({"gate": "bundled", "rows_per_neuron": 3}, "decides exactly"),
+    ],
+)
+def test_models_that_predictors_are_no_use_to_are_refused(directory, changes, message):
+    spec = dataclasses.replace(ConvertedModel(directory).spec, **changes)
+    with pytest.raises(UsageError, match=message) as caught:
+        check_trainable(directory, spec)
+    assert str(directory) in str(caught.value)
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+def test_models_without_a_gate_are_trained_for(directory, activation):
+    spec = dataclasses.replace(ConvertedModel(directory).spec, activation=activation)
+    check_trainable(directory, spec)
+
+
+def sets_of(opt, layer, contexts):
+    """What neurons are active, by transformers."""
+    seen = []
+    hook = opt.model.decoder.layers[layer].fc1.register_forward_hook(
+        lambda _, __, out: seen.append(out.detach().reshape(-1, out.shape[-1]) > 0)
+    )
+    with torch.no_grad():
+        for ids in contexts:
+            opt(torch.tensor([ids]))
+    hook.remove()
+    return torch.cat(seen).numpy()
+
+
+def test_activity_without_predictors_is_that_of_the_model(opt, directory, text, tmp_path):
+    activity = measure_activity(directory, text, output=tmp_path)
+    contexts = ConvertedModel(directory).contexts(text, 50_000, 0, SilentProgress())
+    values = json.loads((tmp_path / FILE_NAME).read_text())
+    assert values["calibration_tokens"] == 60 * 40
+    assert values["windows"] == list(WINDOWS)
+    for layer in range(2):
+        flags = sets_of(opt, layer, contexts)
+        assert activity.sparsity[layer] == pytest.approx(1 - flags.mean(), abs=1e-4)
+        five = [flags[max(0, t - 4) : t + 1].any(0).sum() for t in range(len(flags))]
+        use = values["oracle"]
+        assert use["slots_needed"][4][layer] == pytest.approx(max(five), abs=1)
+        assert use["s_agg"][4][layer] == pytest.approx(np.mean(five), rel=1e-3)
+    assert values["mean"] == {"sparsity": pytest.approx(np.mean(activity.sparsity))}
+    with pytest.raises(LayoutError, match="without predictors"):
+        read_report(tmp_path)
+
+
+def test_imported_predictors_are_measured_on_a_text(checkpoint, text, tmp_path):
+    convert(checkpoint, tmp_path / "model", predictors="train", calibration=text)
+    trained = read_report(tmp_path / "model")
+    (tmp_path / "out").mkdir()
+    report = measure_predictors(tmp_path / "model", text, output=tmp_path / "out")
+    assert read_report(tmp_path / "out") == report
+    assert report.heldout_tokens == report.calibration_tokens == 60 * 40
+    for mine, theirs in zip(report.layers, trained.layers, strict=True):
+        assert (mine.rank, mine.threshold) == (theirs.rank, pytest.approx(theirs.threshold))
+    # The same text, all of it: windows are those that training saw.
+    for mine, theirs in zip(report.predicted, trained.predicted, strict=True):
+        assert mine.s_agg == pytest.approx(theirs.s_agg, rel=1e-2)
+    assert report.oracle == trained.oracle
+
+
+def test_a_model_that_is_never_sparse_has_no_activity_to_measure(
+    directory, text, tmp_path, monkeypatch
+):
+    spec = dataclasses.replace(ConvertedModel(directory).spec, activation="gelu")
+    monkeypatch.setattr(ConvertedModel, "spec", spec)
+    for measure in (measure_activity, measure_predictors):
+        with pytest.raises(UsageError, match="no activity to measure"):
+            measure(directory, text, output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_measuring_can_be_stopped(directory, text, tmp_path):
+    with pytest.raises(Interrupted, match="nothing was written"):
+        measure_activity(directory, text, InterruptedProgress("measuring"), output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_neurons_of_three_rows_are_refused(directory, monkeypatch):

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from flashllm.predictors.calibration import (
     CONTEXTS_MIN,
+    TOKENS_MAX,
     ContextLimits,
     ConversationEncoder,
     find_calibration,
     read_contexts,
 )
 from flashllm.predictors.progress import SilentProgress
+from flashllm.predictors.split import split_contexts
 
 from flashllm.errors import UsageError
 
@@ -115,6 +117,29 @@ def test_no_more_tokens_than_asked_for(tmp_path):
     path = write_lines(tmp_path / "t.ids", lines)
     contexts = read(path, limits=ContextLimits(300, 128, 2_050, BOS))
     assert sum(map(len, contexts)) == 2_050
+
+
+class WordTokenizer(ByteTokenizer):
+    """Ten letters a token, as in text of long words."""
+
+    def letters(self, text):
+        return [5] * (len(text) // 10)
+
+
+def test_no_fewer_tokens_than_asked_for_where_the_text_has_them(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text("x" * 200_000)
+    for tokens in (2_050, 19_999):
+        contexts = read(path, tokenizer=WordTokenizer(), limits=ContextLimits(300, 128, tokens))
+        assert sum(map(len, contexts)) == tokens
+    whole = read(path, tokenizer=WordTokenizer(), limits=ContextLimits(300, 128, 50_000))
+    assert sum(map(len, whole)) == 20_001
+
+
+def test_by_default_three_hundred_thousand_tokens_train():
+    lengths = [512] * (TOKENS_MAX // 512) + [TOKENS_MAX % 512]
+    assert len(split_contexts(lengths).train) >= 300_000
+    assert sum(lengths) == TOKENS_MAX
 
 
 def test_few_tokens_are_warned_of(tmp_path):

@@ -1,123 +1,109 @@
-"""Recording, fitting and writing predictors on problems whose answer is known."""
+"""Fitting, ranks, and writing predictors, on problems whose answer is known."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
-from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 from flashllm.predictors.calibrate import ScoreHistogram
-from flashllm.predictors.files import PREDICTORS_FILE, write_predictors
-from flashllm.predictors.fit import LayerData, add_scores, fit, passes_over, set_gradients
-from flashllm.predictors.lowrank import LowRank, Parameters, initial_parameters, rank_of_layer
+from flashllm.predictors.calibration import Context
+from flashllm.predictors.files import PREDICTORS_FILE
+from flashllm.predictors.fit import add_scores, fit, passes_over, set_gradients
+from flashllm.predictors.layer import layer_tokens, train_layer
+from flashllm.predictors.lowrank import LowRank, Parameters, Start
 from flashllm.predictors.progress import SilentProgress
-from flashllm.predictors.record import Recording, Shape, split_contexts, unpack_active
+from flashllm.predictors.rank import Trial, best_of, choose_rank, ladder, trial_tokens
 from flashllm.predictors.report import FILE_NAME, read_report, table
-from flashllm.predictors.train import (
-    OPERATIONS_OF_ONE_THREAD,
-    operations_of_layer,
-    record,
-    train_on,
-)
+from flashllm.predictors.rows import LayerData, RowShape
+from flashllm.predictors.split import contexts_of, split_contexts
+from flashllm.predictors.targets import Prices, Targets
+from flashllm.predictors.train import OPERATIONS_OF_ONE_THREAD, operations_of_layer, train
 from safetensors.torch import load_file
 
-from flashllm.errors import NotEnoughSpace
+from tests.tools.predictor_models import D_FFN, D_MODEL, N_LAYERS, Stack, task_of
 
-D_MODEL, D_FFN, N_LAYERS, VOCAB = 32, 96, 2, 200
-
-
-class Stack:
-    """A plain torch stack of feed-forward layers; attention is a mean over the last tokens."""
-
-    def __init__(self, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.spec = type("Spec", (), {"n_layers": N_LAYERS, "d_model": D_MODEL, "d_ffn": D_FFN})()
-        self.embedding = torch.randn(VOCAB, D_MODEL, generator=generator)
-        # Of rank 4: the predictor's rank of 16 can be exact.
-        self.ups = [
-            torch.randn(D_FFN, 4, generator=generator)
-            @ torch.randn(4, D_MODEL, generator=generator)
-            for _ in range(N_LAYERS)
-        ]
-        self.downs = [
-            0.1 * torch.randn(D_FFN, D_MODEL, generator=generator) for _ in range(N_LAYERS)
-        ]
-        self.bias = -6.0 - torch.rand(D_FFN, generator=generator)
-
-    def layer(self, layer: int) -> torch.Tensor:
-        return self.ups[layer]
-
-    def inputs(self, ids: list[int]) -> list[torch.Tensor]:
-        x = self.embedding[torch.tensor(ids)]
-        seen = []
-        for up, down in zip(self.ups, self.downs, strict=True):
-            mixed = x + torch.cat([torch.zeros(1, D_MODEL), x[:-1]])
-            seen.append(torch.nn.functional.layer_norm(mixed, (D_MODEL,)))
-            x = x + torch.relu(seen[-1] @ up.T + self.bias) @ down
-        return seen
-
-    def prefill(self, ids, *, tap):
-        # In two chunks, as a decoder would.
-        for start, stop in ((0, len(ids) // 2), (len(ids) // 2, len(ids))):
-            for layer, x in enumerate(self.inputs(ids)):
-                part = x[start:stop]
-                tap(layer, part, part @ self.ups[layer].T + self.bias)
+PRICES = Prices(false_load=4096.0, miss=4 * 4096.0, dram=0.05)
 
 
-def random_contexts(count: int, tokens: int, seed: int = 0) -> list[list[int]]:
-    generator = np.random.default_rng(seed)
-    return [generator.integers(0, VOCAB, tokens).tolist() for _ in range(count)]
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small work shared between threads is slower where other programs keep the cores busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    stack = Stack()
-    scratch = tmp_path_factory.mktemp("recording")
-    contexts = random_contexts(100, 50)
-    recorded = record(stack, stack.spec, contexts, scratch, SilentProgress())
-    with closing(recorded.recording):
-        yield stack, contexts, recorded
-
-
-@pytest.fixture(scope="module")
-def trained(recorded):
-    stack, _, recording = recorded
-    return train_on(recording, stack.layer, SilentProgress(), seed=3)
-
-
-def test_rank_of_opt_6_7b_is_the_papers():
-    ranks = [rank_of_layer(32, 4096, layer) for layer in range(32)]
-    assert ranks == [128] * 28 + [1024] * 4
+def trained(tmp_path_factory):
+    """A stack of rank 4, its task, and the directory with its predictors."""
+    stack, output = Stack(), tmp_path_factory.mktemp("trained")
+    task = task_of(stack, seed=3)
+    report = train(task, output, output.parent / "trained-work", SilentProgress())
+    return stack, task, output, report
 
 
 @pytest.mark.parametrize(
-    ("n_layers", "d_model", "expected"),
+    ("d_model", "d_ffn", "expected"),
     [
-        (24, 2048, [128] * 21 + [512] * 3),
-        (6, 256, [128] * 5 + [192]),
-        (2, 32, [16, 24]),
+        (4096, 16384, [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]),
+        (256, 1024, [32, 48, 64, 96, 128, 192, 204]),
+        (32, 96, [4, 8, 16, 24]),
+        (32, 4, [3]),
         (1, 1, [1]),
     ],
 )
-def test_rank_of_other_shapes(n_layers, d_model, expected):
-    assert [rank_of_layer(n_layers, d_model, layer) for layer in range(n_layers)] == expected
+def test_ladders_end_where_a_predictor_is_as_large_as_what_it_predicts(d_model, d_ffn, expected):
+    assert ladder(d_model, d_ffn) == expected
 
 
-def test_recording_holds_what_the_decoder_computed(recorded):
-    stack, contexts, recording = recorded
-    for layer in range(N_LAYERS):
-        expected = torch.cat([stack.inputs(ids)[layer] for ids in contexts])
-        data = recording.layer(layer)
-        assert np.array_equal(data.inputs, expected.half().numpy())
-        pre_activation = expected @ stack.ups[layer].T + stack.bias
-        active = unpack_active(np.asarray(data.active), D_FFN)
-        # Chunks of another length may round another way, so the very smallest are left out.
-        clear = pre_activation.abs() > 1e-4
-        assert torch.equal(active[clear], pre_activation[clear] > 0)
-        mean = pre_activation[: len(recording.split.train)].mean(0)
-        torch.testing.assert_close(recording.recording.mean_pre_activation(layer), mean)
+def planted(rank: int, noise: float, tokens: int = 4_000, width: int = 64):
+    """Data of a layer whose up-projection is of a rank, but for noise that makes it full."""
+    generator = torch.Generator().manual_seed(rank)
+    x = torch.randn(tokens, width, generator=generator)
+    up = torch.randn(4 * width, rank, generator=generator)
+    up = up @ torch.randn(rank, width, generator=generator) / rank**0.5
+    up += noise * torch.randn(4 * width, width, generator=generator)
+    margin = x @ up.T - 1.7 * up.square().sum(1).sqrt()
+    data = LayerData.of(x.half().numpy(), (margin > 0).numpy())
+    return up, data, margin[: tokens * 4 // 5].mean(0)
+
+
+def chosen_rank(rank: int, noise: float, prices: Prices = PRICES, **targets: float) -> int:
+    up, data, mean_margin = planted(rank, noise)
+    split = len(data) * 4 // 5
+    train, tune = data.part(range(split)), data.part(range(split, len(data)))
+    start = Start(up, train, mean_margin, ladder(*up.shape[::-1])[-1], 0)
+    seen: list[int] = []
+    found = choose_rank(start, train, tune, Targets(**targets), prices, 0, seen.append)
+    assert sum(seen) == trial_tokens(len(train), data.shape.d_model, data.shape.d_ffn)
+    return found
+
+
+def test_a_layer_of_a_rank_gets_about_that_rank_and_a_noisy_one_more():
+    assert chosen_rank(14, 0.0) == 16
+    assert chosen_rank(28, 0.0) == 32
+    assert chosen_rank(14, 0.4) > 16
+
+
+def test_where_memory_is_dear_the_least_rank_that_meets_the_target_is_taken():
+    dear = dataclasses.replace(PRICES, dram=1e6)
+    assert chosen_rank(28, 0.0, dear, false_positives=0.3) < chosen_rank(28, 0.0)
+    # A target that no rank meets leaves the choice to the price alone.
+    assert chosen_rank(14, 1.0, dear, false_positives=0.0) == ladder(64, 256)[0]
+    free = dataclasses.replace(PRICES, dram=0.0)
+    assert chosen_rank(14, 1.0, free, false_positives=0.0) >= 48
+
+
+def test_the_best_trial_meets_the_target_first_and_is_cheap_second():
+    trials = [Trial(32, 0.2, 10.0), Trial(64, 0.02, 30.0), Trial(128, 0.01, 25.0)]
+    assert best_of(trials, Targets()) == 128
+    assert best_of([*trials[:2], Trial(128, 0.01, 31.0)], Targets()) == 64
+    assert best_of(trials, Targets(false_positives=0.001)) == 32
 
 
 def test_split_is_by_whole_contexts_and_covers_all():
@@ -128,6 +114,12 @@ def test_split_is_by_whole_contexts_and_covers_all():
     assert (split.train.start, split.report.stop) == (0, sum(lengths))
     assert (split.train.stop, split.tune.stop) == (split.tune.start, split.report.start)
     assert min(map(len, (split.train, split.tune, split.report))) > 0
+    contexts: list[Context] = [[number] * length for number, length in enumerate(lengths)]
+    parts = [contexts_of(contexts, part) for part in (split.train, split.tune, split.report)]
+    assert list(itertools.chain(*parts)) == contexts
+    assert [sum(map(len, part)) for part in parts] == [
+        len(split.train), len(split.tune), len(split.report)
+    ]  # fmt: skip
 
 
 def test_three_contexts_are_one_for_each_part():
@@ -139,12 +131,43 @@ def test_three_contexts_are_one_for_each_part():
     )
 
 
-def test_a_planted_low_rank_layer_is_predicted_almost_exactly(trained):
-    _, _, report = trained
+def test_a_planted_low_rank_model_is_predicted_almost_exactly(trained):
+    report = trained[3]
     assert 0.02 < 1 - report.mean["sparsity"] < 0.4
     for layer in report.layers:
-        assert layer.false_negatives < 0.01
-        assert layer.false_positives < 0.01
+        assert layer.rank == 4
+        assert layer.false_negatives < 0.02
+        assert layer.false_positives < 0.02
+    assert report.judgement.ratio < 1.01
+
+
+def test_a_threshold_of_the_activation_moves_the_target_of_the_regression(tmp_path):
+    report = train(task_of(Stack(1, threshold=1.5)), tmp_path, tmp_path / "work", SilentProgress())
+    assert 0.02 < 1 - report.mean["sparsity"] < 0.4
+    assert report.mean["false_negatives"] < 0.02
+    assert report.mean["false_positives"] < 0.02
+
+
+def test_the_report_part_decides_nothing():
+    # Another activity in the report part changes what is reported and no bit of the predictor.
+    up, data, mean_margin = planted(8, 0.2, tokens=1_500, width=32)
+    split = split_contexts([100] * 15)
+    rows = data.rows.take(np.arange(len(data)))
+    rows[split.report.start :, 2 * data.shape.d_model :] ^= 0xFF
+    other = LayerData(type(data.rows)(rows), data.shape, data.tokens)
+    found = []
+    for variant in (data, other):
+        seen: list[int] = []
+        found.append(
+            train_layer(variant, split, lambda: up, mean_margin, 256, Targets(), 0, seen.append)
+        )
+        assert sum(seen) == layer_tokens(split, data.shape.d_model, data.shape.d_ffn)
+    one, two = found
+    for part in ("down", "up", "bias"):
+        assert torch.equal(getattr(one.predictor, part), getattr(two.predictor, part))
+    assert [c.threshold for c in one.choices] == [c.threshold for c in two.choices]
+    assert one.choices[0].errors.false_negatives < 0.2
+    assert two.choices[0].errors.false_negatives > 0.5
 
 
 def test_training_beats_its_start_where_regression_is_not_the_answer():
@@ -159,10 +182,10 @@ def test_training_beats_its_start_where_regression_is_not_the_answer():
     x[:, 12] = silenced.float()
     up = torch.randn(D_FFN, D_MODEL, generator=generator)
     up[:, 12] = -8.0
-    pre_activation = x @ up.T - 2.0
-    data = layer_data(x, pre_activation > 0)
+    margin = x @ up.T - 2.0
+    data = LayerData.of(x.half().numpy(), (margin > 0).numpy())
     train, tune = data.part(range(10_000)), data.part(range(10_000, tokens))
-    start = initial_parameters(up, train.inputs, pre_activation[:10_000].mean(0), rank, 0)
+    start = Start(up, train, margin[:10_000].mean(0), rank, 0).parameters(rank)
     before = false_positives(start.rounded(), tune)
     after = false_positives(fit(start, train, tune, 0.04, 0, lambda _: None), tune)
     assert after < 0.75 * before
@@ -183,15 +206,20 @@ def test_gradients_by_hand_are_autograds():
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_the_start_with_full_rank_has_the_sign_of_the_pre_activation():
+def test_the_start_with_full_rank_has_the_sign_of_the_margin():
     generator = torch.Generator().manual_seed(2)
     up = torch.randn(D_FFN, D_MODEL, generator=generator)
     x = torch.randn(3000, D_MODEL, generator=generator) + 0.5
-    pre_activation = x @ up.T - 6.0
-    start = initial_parameters(up, x.half().numpy(), pre_activation.mean(0), D_MODEL, 0)
-    scores = start.rounded().scores(x)
-    clear = pre_activation.abs() > 0.2
-    assert torch.equal(scores[clear] > 0, pre_activation[clear] > 0)
+    margin = x @ up.T - 6.0
+    data = LayerData.of(x.half().numpy(), (margin > 0).numpy())
+    start = Start(up, data, margin.mean(0), D_MODEL, 0)
+    scores = start.parameters(D_MODEL).rounded().scores(x)
+    clear = margin.abs() > 0.2
+    assert torch.equal(scores[clear] > 0, margin[clear] > 0)
+    # Of a lower rank are the first directions of the same.
+    low = start.parameters(5)
+    assert torch.equal(low.down, start.parameters(D_MODEL).down[:5])
+    assert low.up.shape == (D_FFN, 5)
 
 
 def test_passes_follow_the_number_of_tokens():
@@ -199,80 +227,70 @@ def test_passes_follow_the_number_of_tokens():
 
 
 def test_the_work_of_a_layer_decides_on_threads_not_the_machine():
-    demo, large = Shape(6, 256, 1024, 67_000), Shape(32, 4096, 16384, 300_000)
+    demo, large = RowShape(256, 1024), RowShape(4096, 16384)
     assert operations_of_layer(demo, 54_000) < OPERATIONS_OF_ONE_THREAD
     assert operations_of_layer(large, 240_000) > OPERATIONS_OF_ONE_THREAD
 
 
-def test_the_same_seed_gives_the_same_bytes(recorded, tmp_path):
-    stack, _, recording = recorded
-    contents = []
-    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        (tmp_path / name).mkdir()
-        write_predictors(tmp_path / name, *train_on(recording, stack.layer, SilentProgress(), seed))
-        contents.append([(tmp_path / name / f).read_bytes() for f in (PREDICTORS_FILE, FILE_NAME)])
+def test_the_same_seed_gives_the_same_bytes(trained, tmp_path):
+    stack, task, output, _ = trained
+    contents = [[(output / name).read_bytes() for name in (PREDICTORS_FILE, FILE_NAME)]]
+    for seed in (3, 6):
+        again, place = dataclasses.replace(task, seed=seed), tmp_path / str(seed)
+        place.mkdir()
+        train(again, place, tmp_path / "work", SilentProgress())
+        contents.append([(place / name).read_bytes() for name in (PREDICTORS_FILE, FILE_NAME)])
     assert contents[0] == contents[1]
-    assert contents[0] != contents[2]
+    assert contents[0][0] != contents[2][0]
+    assert stack.opened > 2
 
 
-def test_written_files_hold_the_contracts_tensors_and_report(trained, recorded, tmp_path):
-    predictors, thresholds, report = trained
-    write_predictors(tmp_path, predictors, thresholds, report)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, PREDICTORS_FILE]
-    tensors = load_file(tmp_path / PREDICTORS_FILE)
+def test_written_files_hold_the_contracts_tensors_and_report(trained):
+    stack, task, output, report = trained
+    assert sorted(path.name for path in output.iterdir()) == [FILE_NAME, PREDICTORS_FILE]
+    tensors = load_file(output / PREDICTORS_FILE)
     assert len(tensors) == 4 * N_LAYERS
     for layer in range(N_LAYERS):
-        rank = rank_of_layer(N_LAYERS, D_MODEL, layer)
+        rank = report.layers[layer].rank
         found = {part: tensors[f"layers.{layer}.{part}"] for part in ("down", "up", "bias")}
         assert {part: (t.dtype, tuple(t.shape)) for part, t in found.items()} == {
             "down": (torch.float16, (rank, D_MODEL)),
             "up": (torch.float16, (D_FFN, rank)),
             "bias": (torch.float32, (D_FFN,)),
         }
-        assert tensors[f"layers.{layer}.threshold"].tolist() == [pytest.approx(thresholds[layer])]
-        check_errors(recorded, LowRank(**found), thresholds[layer], report.layers[layer], layer)
-    assert read_report(tmp_path) == report
-    values = json.loads((tmp_path / FILE_NAME).read_text())
+        threshold = tensors[f"layers.{layer}.threshold"]
+        assert threshold.tolist() == [pytest.approx(report.layers[layer].threshold)]
+        check_errors(stack, task, LowRank(**found), layer, report.layers[layer])
+    assert read_report(output) == report
+    values = json.loads((output / FILE_NAME).read_text())
     assert len(values["predicted"]["slots_needed"]) == len(values["windows"])
     assert all(len(row) == N_LAYERS for row in values["oracle"]["slots_needed"])
+    assert values["targets"]["perplexity_ratio"] == task.targets.perplexity_ratio
+    assert values["perplexity_dense"] > 1
     assert "mean" in table(report)
 
 
-def check_errors(recorded, predictor, threshold, reported, layer):
-    """The report's figures, counted again from the tensors on the tokens kept for it."""
-    data = recorded[2].layer(layer).part(recorded[2].split.report)
-    predicted = predictor.scores(torch.from_numpy(data.inputs.astype(np.float32))) > threshold
-    active = unpack_active(np.asarray(data.active), D_FFN)
+def test_a_report_of_an_older_version_is_read(trained, tmp_path):
+    report = trained[3]
+    older = dataclasses.replace(report, judgement=None)
+    (tmp_path / FILE_NAME).write_bytes(older.to_bytes())
+    assert read_report(tmp_path) == older
+    assert "perplexity" in table(report)
+    assert "perplexity" not in table(older)
+
+
+def check_errors(stack, task, predictor, layer, reported):
+    """The report's figures, counted again from the tensors on the contexts kept for it."""
+    seen = [stack.margins(ids)[layer] for ids in contexts_of(task.contexts, task.split.report)]
+    inputs = torch.cat([inputs for inputs, _ in seen]).half().float()
+    active = torch.cat([margin for _, margin in seen]) > 0
+    predicted = predictor.scores(inputs) > reported.threshold
     misses = (active & ~predicted).sum() / active.sum()
     extras = (~active & predicted).sum() / (~active).sum()
-    assert reported.false_negatives == pytest.approx(misses.item(), abs=1e-6)
-    assert reported.false_positives == pytest.approx(extras.item(), abs=1e-6)
-    assert reported.sparsity == pytest.approx(1 - active.float().mean().item(), abs=1e-6)
-    assert reported.active_predicted == pytest.approx(predicted.float().mean().item(), abs=1e-6)
-
-
-def test_a_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    usage = type("Usage", (), {"free": 1 << 20})()
-    monkeypatch.setattr("flashllm.predictors.record.shutil.disk_usage", lambda _: usage)
-    with pytest.raises(NotEnoughSpace, match="shorter calibration text"):
-        Recording(tmp_path, Shape(N_LAYERS, D_MODEL, D_FFN, 100_000), 80_000)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_odd_widths_are_packed_and_unpacked(tmp_path):
-    shape = Shape(1, 3, 13, 5)
-    with closing(Recording(tmp_path, shape, 4)) as recording:
-        values = torch.randn(5, 13, generator=torch.Generator().manual_seed(0))
-        recording.tap(0, torch.full((5, 3), 1e9), values)
-        recording.finish()
-        assert torch.equal(unpack_active(np.asarray(recording.active(0)), 13), values > 0)
-        assert np.isfinite(recording.inputs(0)).all()
-        assert list(tmp_path.iterdir()) == []
-
-
-def layer_data(inputs: torch.Tensor, active: torch.Tensor) -> LayerData:
-    bits = np.packbits(active.numpy(), axis=1, bitorder="little")
-    return LayerData(inputs.half().numpy(), bits, active.shape[1])
+    assert reported.false_negatives == pytest.approx(misses.item(), abs=2e-3)
+    assert reported.false_positives == pytest.approx(extras.item(), abs=2e-3)
+    assert reported.sparsity == pytest.approx(1 - active.float().mean().item(), abs=1e-3)
+    assert reported.active_predicted == pytest.approx(predicted.float().mean().item(), abs=1e-3)
 
 
 def false_positives(predictor: LowRank, data: LayerData) -> float:

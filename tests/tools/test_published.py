@@ -89,7 +89,7 @@ def test_what_was_published_is_what_is_written(
     check_predictors(target / FILE, SPEC)
     assert [path.name for path in target.iterdir()] == [FILE]
     found = load_file(target / FILE)
-    assert len(found) == 15
+    assert len(found) == 18
     for layer, rank in enumerate(RANKS):
         for leaf, key in (("down", "fc1.weight"), ("up", "fc2.weight")):
             expected = state(layer, dtype)[key].to(torch.float16).numpy()
@@ -98,6 +98,7 @@ def test_what_was_published_is_what_is_written(
         assert not found[f"layers.{layer}.bias"].any()
         assert found[f"layers.{layer}.threshold"].tolist() == [-0.25]
         assert found[f"layers.{layer}.hidden_relu"].tolist() == [1.0]
+        assert found[f"layers.{layer}.before_norm"].tolist() == [1.0]
 
 
 def test_the_scores_are_those_of_the_published_network(source: Path, target: Path) -> None:
@@ -348,18 +349,19 @@ def test_a_place_that_cannot_be_written(source: Path, tmp_path: Path) -> None:
         import_published(source, SPEC, tmp_path / "absent")
 
 
-def test_the_switch_for_relu_is_optional_and_zero_or_one(source: Path, target: Path) -> None:
+@pytest.mark.parametrize("switch", ["hidden_relu", "before_norm"])
+def test_switches_are_optional_and_zero_or_one(source: Path, target: Path, switch: str) -> None:
     import_published(source, SPEC, target)
     found = load_file(target / FILE)
-    without = {name: values for name, values in found.items() if "hidden_relu" not in name}
+    without = {name: values for name, values in found.items() if switch not in name}
     save_file(without, target / FILE)
     check_predictors(target / FILE, SPEC)
     for value, dtype in ((0.5, np.float32), (np.nan, np.float32), (1, np.float16)):
-        save_file({**found, "layers.1.hidden_relu": np.array([value], dtype)}, target / FILE)
-        with pytest.raises(LayoutError, match="hidden_relu is"):
+        save_file({**found, f"layers.1.{switch}": np.array([value], dtype)}, target / FILE)
+        with pytest.raises(LayoutError, match=f"{switch} is"):
             check_predictors(target / FILE, SPEC)
-    save_file({**found, "layers.3.hidden_relu": np.ones(1, np.float32)}, target / FILE)
-    with pytest.raises(LayoutError, match=r"layers.3.hidden_relu is missing or not expected"):
+    save_file({**found, f"layers.3.{switch}": np.ones(1, np.float32)}, target / FILE)
+    with pytest.raises(LayoutError, match=f"layers.3.{switch} is missing or not expected"):
         check_predictors(target / FILE, SPEC)
 
 

@@ -135,7 +135,9 @@ class FakeModel:
         self, *answers: Sequence[Step], context: int = 512, tokenizer: FakeTokenizer | None = None
     ) -> None:
         self.info = SimpleNamespace(name="fake", spec=SimpleNamespace(dtype="f16"))
-        self.plan = SimpleNamespace(ceiling_bytes=512 << 20, context=context, select="predicted", lossy=True)
+        self.plan = SimpleNamespace(
+            ceiling_bytes=512 << 20, context=context, select="predicted", lossy=True
+        )
         self.tokenizer: FakeTokenizer | None = tokenizer or FakeTokenizer()
         self.cancelled = threading.Event()
         self.closed = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import flashllm
-from flashllm.errors import CannotCreate, Interrupted, ReadFailed, UsageError
+from flashllm.errors import CannotCreate, Interrupted, ReadFailed
 from flashllm.flash.layout import BundleHeader, FileRecord, Manifest
 from flashllm.flash.manifest import (
     LAYOUT_VERSION,
@@ -59,8 +59,6 @@ def convert(
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()
     overrides = Overrides(dtype, act, fatrelu_threshold)
-    if calibration is not None and predictors != predicting.TRAIN:
-        raise UsageError("a calibration text is of use only when predictors are trained")
     check_source(source)
     if destination.resolve().is_relative_to(source.resolve()) and not destination.exists():
         raise CannotCreate(f"{destination}: inside the checkpoint; choose a place outside it")
@@ -68,8 +66,8 @@ def convert(
         config = read_config(source)
         family = family_of(config)
         spec = spec_of(config, family, overrides, predicted=predicting.imports(predictors))
-        predicting.check_wish(predictors, spec)
-        if predictors == predicting.TRAIN:
+        predicting.check_wish(predictors, spec, calibration)
+        if predictors == predicting.TRAIN or calibration is not None:
             # Before the long work: a text that is missing should be missed now.
             from flashllm.predictors import find_calibration
 
@@ -80,7 +78,13 @@ def convert(
             job = look(config, family, spec, checkpoint, overrides)
             with partial_directory(destination) as partial:
                 check_space(partial, _needed_bytes(job, predictors))
-                _write(job, partial, predictors, calibration, progress)
+                manifest = _write(job, partial, predictors, progress)
+                if predictors == predicting.TRAIN or calibration is not None:
+                    learnt = predicting.learn(
+                        predictors, partial, destination, calibration, progress
+                    )
+                    files = manifest.files | learnt
+                    write_manifest(partial, replace(manifest, files=files))
     except OSError as problem:
         reason = os.strerror(problem.errno) if problem.errno else str(problem)
         raise ReadFailed(f"{problem.filename or source}: cannot be read: {reason}") from problem
@@ -102,13 +106,7 @@ def _needed_bytes(job: Job, predictors: predicting.Wish) -> int:
     return needed + predicting.needed_bytes(job, predictors)
 
 
-def _write(
-    job: Job,
-    directory: Path,
-    predictors: predicting.Wish,
-    calibration: Path | None,
-    progress: Progress,
-) -> None:
+def _write(job: Job, directory: Path, predictors: predicting.Wish, progress: Progress) -> Manifest:
     """All files of the converted model, its manifest last."""
     files = {name: _copy(job, name, directory) for name in job.tokenizer_files}
     if not {"tokenizer.model", "tokenizer.json", "vocab.json"} & set(files):
@@ -137,9 +135,7 @@ def _write(
         tool_version=flashllm.__version__,
     )
     write_manifest(directory, manifest)
-    if predictors == predicting.TRAIN:
-        files = files | predicting.train(directory, calibration, progress)
-        write_manifest(directory, replace(manifest, files=files))
+    return manifest
 
 
 def _copy(job: Job, name: str, directory: Path) -> FileRecord:

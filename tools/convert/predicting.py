@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,8 @@ from .files import sha256_of
 from .job import Job
 from .predictor_files import copy_predictors
 from .progress import Progress, SilentProgress
-from .published import published_layers, write_published
-from .transforms import Piece, encoded_blocks, read_whole
+from .published import import_published, write_published
+from .transforms import read_whole
 
 Wish = str | Path
 """What --predictors says: one of the words below, or the path of what others made."""
@@ -37,8 +37,17 @@ def imports(wish: Wish) -> bool:
     return wish not in (NONE, TRAIN)
 
 
-def check_wish(wish: Wish, spec: ModelSpec) -> None:
-    """`UsageError` where predictors can do nothing for the model, or none need be trained."""
+def check_wish(wish: Wish, spec: ModelSpec, calibration: Path | None) -> None:
+    """`UsageError` where predictors can do nothing for the model, or none need be trained.
+
+    A calibration text trains predictors, and says of others and of gates how many neurons they let
+    through; without either of them it is of no use.
+    """
+    if calibration is not None and (not spec.sparse or (wish == NONE and not spec.gated)):
+        raise UsageError(
+            f"--calibration {calibration}: there is nothing to measure or train with it; "
+            "predictors are trained with --predictors train"
+        )
     if wish == NONE:
         return
     if not spec.sparse:
@@ -73,20 +82,32 @@ def take_predictors(job: Job, wish: Wish, directory: Path) -> dict[str, FileReco
     if wish == INSIDE:
         if not job.assignment.predictors:
             raise UsageError(f"--predictors {wish}: there are none in {job.source}")
-        write_published(_behind_norm(job, wish, 0.0, _inside(job)), 0.0, job.spec, directory)
+        write_published(_inside(job), 0.0, job.spec, directory)
     elif Path(wish).is_dir():
-        threshold, layers = published_layers(Path(wish), job.spec)
-        write_published(_behind_norm(job, wish, threshold, layers), threshold, job.spec, directory)
+        import_published(Path(wish), job.spec, directory)
     else:
         copy_predictors(Path(wish), directory, job.spec)
     return records(directory)
 
 
-def train(directory: Path, calibration: Path | None, progress: Progress) -> dict[str, FileRecord]:
-    """Trains predictors of the model that is complete in `directory`, into it."""
-    from flashllm.predictors import train_predictors
+def learn(
+    wish: Wish, directory: Path, destination: Path, calibration: Path | None, progress: Progress
+) -> dict[str, FileRecord]:
+    """What a text teaches of the model that is complete in `directory`, written into it.
 
-    train_predictors(directory, directory, calibration, progress)
+    Trains predictors, or measures what others or the gate let through. `destination` is where the
+    model will be: training continues from what lies beside it.
+    """
+    from flashllm.predictors import measure_activity, measure_predictors, train_predictors
+
+    if wish == TRAIN:
+        # The partial directory vanishes on an interruption; what was trained must not.
+        work = destination.with_name(f"{destination.name}.predictors-work")
+        train_predictors(directory, directory, calibration, progress, work=work)
+    elif imports(wish):
+        measure_predictors(directory, calibration, progress)
+    else:
+        measure_activity(directory, calibration, progress)
     return records(directory)
 
 
@@ -105,47 +126,6 @@ def _inside(job: Job) -> Iterator[tuple[Matrix, Matrix]]:
     """fc1 [rank, d_model] and fc2 [d_ffn, rank] of each layer, as the checkpoint has them."""
     for first, second in job.assignment.predictors:
         yield _matrix(job.checkpoint, first), _matrix(job.checkpoint, second)
-
-
-def _behind_norm(
-    job: Job, wish: Wish, threshold: float, layers: Iterable[tuple[Matrix, Matrix]]
-) -> Iterator[tuple[Matrix, Matrix]]:
-    """Predictors that read what the norm reads, made to read what it puts out, as ours do.
-
-    So all that are published were trained, and so PowerInfer feeds them. An RMS norm divides by one
-    number above 0 and multiplies by its weight: with relu between two matrices without biases and
-    a threshold of 0 the number changes no sign, and the weight is divided out of fc1. A layer
-    norm also takes the mean away, which nothing brings back.
-    """
-    if job.spec.norm != "rms" or threshold:
-        reason = (
-            f"their threshold is {threshold:g}, and only 0 means the same on both sides of it"
-            if threshold
-            else "what a layer norm puts out does not tell what that was"
-        )
-        raise UsageError(
-            f"--predictors {wish}: these read what lies before a norm, and {reason}; convert with "
-            "--predictors none, or train others where there is no gate"
-        )
-    for layer, (fc1, fc2) in enumerate(layers):
-        name = f"layers.{layer}.{'attn_norm' if job.spec.shared_norm else 'ffn_norm'}.weight"
-        weight = _vector(job.checkpoint, job.assignment.resident[name])
-        if fc1.ndim != 2 or fc1.shape[1] != len(weight):
-            raise TensorMismatch(
-                f"predictor of layer {layer}: fc1 is {list(fc1.shape)}; this model needs "
-                f"[rank, {len(weight)}]"
-            )
-        if not weight.all():
-            raise TensorMismatch(
-                f"predictor of layer {layer}: the norm in front has weights of 0, which fc1 cannot "
-                "be divided by; convert with --predictors none"
-            )
-        yield fc1 / weight, fc2
-
-
-def _vector(checkpoint: Checkpoint, piece: Piece) -> Matrix:
-    blocks = [block.copy() for block in encoded_blocks(checkpoint, piece, "f32")]
-    return np.concatenate(blocks).view(np.float32)
 
 
 def _matrix(checkpoint: Checkpoint, tensor: SourceTensor) -> Matrix:

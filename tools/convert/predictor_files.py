@@ -20,11 +20,11 @@ def check_predictors(path: Path, spec: ModelSpec) -> None:
     """`LayoutError` unless the file holds a predictor of the right shape for every layer.
 
     down [rank, d_model] and up [d_ffn, rank] in f16 or f32, bias [d_ffn] and threshold [1] in f32;
-    hidden_relu [1] in f32, which is 1 for relu between down and up, may be absent for 0.
+    hidden_relu and before_norm [1] in f32, which are 0 or 1, may be absent for 0.
     """
     index = read_tensor_index(path)
     wanted = {f"layers.{i}.{leaf}" for i in range(spec.n_layers) for leaf in _LEAVES}
-    optional = {f"layers.{i}.{_RELU_LEAF}" for i in range(spec.n_layers)}
+    optional = {f"layers.{i}.{leaf}" for i in range(spec.n_layers) for leaf in _SWITCHES}
     if set(index) - optional != wanted:
         odd = sorted((set(index) - optional) ^ wanted)
         raise LayoutError(
@@ -42,21 +42,21 @@ def check_predictors(path: Path, spec: ModelSpec) -> None:
                     f"{path}: layers.{layer}.{leaf} is {record.dtype} {list(record.shape)}; "
                     f"this model needs {dtypes[0]} {list(shape)}"
                 )
-    _check_relu(path, [index[name] for name in sorted(optional & set(index))])
+    _check_switches(path, {name: index[name] for name in sorted(optional & set(index))})
 
 
 _LEAVES = ("down", "up", "bias", "threshold")
-_RELU_LEAF = "hidden_relu"
+_SWITCHES = ("hidden_relu", "before_norm")
 
 
-def _check_relu(path: Path, records: list[TensorRecord]) -> None:
+def _check_switches(path: Path, records: dict[str, TensorRecord]) -> None:
     """`LayoutError` unless the switches of the layers are 0 or 1."""
     with open(path, "rb") as file:
-        for record in records:
+        for name, record in records.items():
             file.seek(record.offset)
             (value,) = struct.unpack("<f", file.read(4))
             if value not in (0.0, 1.0):
-                raise LayoutError(f"{path}: a layer's {_RELU_LEAF} is {value}; expected 0 or 1")
+                raise LayoutError(f"{path}: {name} is {value}; expected 0 or 1")
 
 
 def _layer_tensors(
@@ -68,7 +68,7 @@ def _layer_tensors(
         "up": (("f16", "f32"), (spec.d_ffn, rank)),
         "bias": (("f32",), (spec.d_ffn,)),
         "threshold": (("f32",), (1,)),
-        _RELU_LEAF: (("f32",), (1,)),
+        **dict.fromkeys(_SWITCHES, (("f32",), (1,))),
     }
 
 

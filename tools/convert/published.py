@@ -2,7 +2,8 @@
 
 PowerInfer's form: a folder with one `model_{layer}.pt` a layer, each a dictionary of `fc1.weight`
 [rank, d_model] and `fc2.weight` [d_ffn, rank] without biases and with relu between, and perhaps a
-`config.json` with `sparse_threshold`; a neuron is active where its score exceeds that
+`config.json` with `sparse_threshold`; a neuron is active where its score exceeds that. They read
+what the feed-forward's norm reads: so they were trained, and so PowerInfer feeds them
 (https://github.com/SJTU-IPADS/PowerInfer). One layer at a time is in memory.
 """
 
@@ -31,6 +32,7 @@ from .pickled import PickledShard
 CONFIG_FILE = "config.json"
 CONFIG_BYTES_MAX = 1 << 20
 _FLOAT16_MAX = 65504.0
+_LEAVES = 6
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Matrix = NDArray[np.float32]
@@ -74,7 +76,8 @@ def write_published(
 ) -> None:
     """Write `predictors.safetensors` from fc1 [rank, d_model] and fc2 [d_ffn, rank] of each layer.
 
-    Relu lies between the two; a score above `threshold` says active. Consumes one layer at a time.
+    Relu lies between the two, and they read before the norm; a score above `threshold` says active.
+    Consumes one layer at a time.
     Stored as f16 where all values fit, else as f32. `UsageError` for a model whose activation is
     never zero, `TensorMismatch` for matrices that are not the model's; no file is left then.
     """
@@ -94,9 +97,9 @@ def write_published(
                 for leaf, dtype, values in _leaves(down, up, threshold):
                     layout.append((f"layers.{layer}.{leaf}", dtype, values.shape))
                     file.write(values.data)
-            if len(layout) != spec.n_layers * 5:
+            if len(layout) != spec.n_layers * _LEAVES:
                 raise TensorMismatch(
-                    f"predictors of {len(layout) // 5} layers; the model has {spec.n_layers}"
+                    f"predictors of {len(layout) // _LEAVES} layers; the model has {spec.n_layers}"
                 )
             file.seek(0)
             file.write(_padded_header(layout, header_bytes))
@@ -180,6 +183,7 @@ def _leaves(
     yield "bias", "f32", zeros
     yield "threshold", "f32", np.array([threshold], dtype=np.float32)
     yield "hidden_relu", "f32", np.ones(1, dtype=np.float32)
+    yield "before_norm", "f32", np.ones(1, dtype=np.float32)
     largest = max(float(np.abs(down).max()), float(np.abs(up).max()))
     # Two odd counts of f16 would leave the next layer's f32 at an odd place.
     half = largest <= _FLOAT16_MAX and (down.size + up.size) % 2 == 0
@@ -194,6 +198,7 @@ def _header_bytes_max(spec: ModelSpec) -> int:
         "bias": (spec.d_ffn,),
         "threshold": (1,),
         "hidden_relu": (1,),
+        "before_norm": (1,),
         "down": (MAX_WIDTH, spec.d_model),
         "up": (spec.d_ffn, MAX_WIDTH),
     }

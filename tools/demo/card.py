@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from .choices import UNKNOWN
 from .train import Recipe
 
 CURVE_ROWS = 12
@@ -33,7 +34,10 @@ An ordinary Hugging Face checkpoint: `config.json`, `model.safetensors` (16-bit 
 words; `calibration.jsonl` holds {calibration:,} conversations as in training, `heldout.jsonl`
 {held_out:,} questions in phrasings never trained on, each with its expected answer. A line of
 `calibration.jsonl` is a list of messages with `role` and `content`; a line of `heldout.jsonl` has
-`messages` (the last one is the question), `expected`, `intent` and `word`.
+`messages` (the last one is the question), `expected`, `intent` and `word`. `choices.jsonl` holds
+{choices:,} multiple-choice questions, which gloss belongs to the word: `messages`, four `choices`
+of one word and part of speech, and the number of the right one as `answer`; {unknown:,} of them
+are about words outside. `flashllm eval` reads all three.
 
 ## Data and licence
 
@@ -90,6 +94,7 @@ each layer, and `python -m tools.demo.score_runtime` compares answers with and w
 
     apt-get install wordnet-base
     python -m tools.demo.corpus
+    python -m tools.demo.choices
     python -m tools.demo.tokenizer
 {commands}
     python -m tools.demo.score --json build/demo/score.json
@@ -180,6 +185,8 @@ def make_card(run: Path, score: dict[str, Any], folder: Path) -> str:
         parameters=count_parameters(folder / "model.safetensors"),
         calibration=count_lines(folder / "calibration.jsonl"),
         held_out=count_lines(folder / "heldout.jsonl"),
+        choices=count_lines(folder / "choices.jsonl"),
+        unknown=UNKNOWN,
         settings=setting_rows(recipe, shape),
         curve=curve_rows(read_log(run / "log.jsonl")),
         scores=score_rows(score),

@@ -1,0 +1,55 @@
+"""Questions answered in words: greedy answers by the runtime, dense and with the selector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashllm.engine import open_model
+from flashllm.errors import UsageError
+
+from ..calibration import Message
+from ..progress import Progress
+from .model import EvaluatedModel
+from .outcomes import Outcome
+
+MARGIN_TOKENS = 8
+"""What an answer may be longer than the expected one, beyond which it cannot be right."""
+Asked = tuple[str, str, list[Message], str]
+"""Where the line is, its group, the conversation, and the expected answer."""
+
+
+def answer_all(
+    model: EvaluatedModel, questions: Sequence[Asked], answer_tokens: int, progress: Progress
+) -> list[Outcome]:
+    """Exact matches, spaces and case aside, by the same code that `flashllm run` answers with."""
+    selects = {"dense": "all"}
+    if model.selector is not None:
+        selects[model.selector] = model.selector
+    outcomes = [Outcome(group) for _, group, _, _ in questions]
+    progress.start("answering questions", len(selects) * len(questions))
+    for name, select in selects.items():
+        with open_model(model.directory, select=select) as engine:
+            assert engine.tokenizer is not None
+            for outcome, (where, _, messages, expected) in zip(outcomes, questions, strict=True):
+                ids = engine.tokenizer.encode_chat(messages)
+                if len(ids) >= engine.plan.context:
+                    raise UsageError(
+                        f"{where}: {len(ids):,} tokens leave no room for an answer in a context of "
+                        f"{engine.plan.context:,}"
+                    )
+                longest = max(answer_tokens, len(engine.tokenizer.encode(expected)) + MARGIN_TOKENS)
+                generation = engine.generate(
+                    ids, max_tokens=longest, stop=engine.tokenizer.chat_stops
+                )
+                for _ in generation:
+                    pass
+                answer = normalised(generation.text)
+                outcome.add("exact", name, answer, answer == normalised(expected))
+                progress.advance(1)
+    progress.finish()
+    return outcomes
+
+
+def normalised(text: str) -> str:
+    """Lower case, with one space between words."""
+    return " ".join(text.lower().split())

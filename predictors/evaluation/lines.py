@@ -1,0 +1,57 @@
+"""Files of text, and which of their lines to take where not all are wanted."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashllm.errors import ReadFailed, UsageError
+
+from ..progress import Progress
+
+FILE_BYTES_MAX = 64 << 20
+# Multiples of it, their whole parts left off, never lie close together (H. Weyl).
+GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file's text, and the hash of the bytes that it was read from."""
+
+    path: Path
+    text: str
+    sha256: str
+
+    def lines(self) -> list[tuple[int, str]]:
+        """Numbers, counted from 1, and contents of the lines that are not blank."""
+        numbered = enumerate(self.text.split("\n"), 1)
+        return [(number, line) for number, line in numbered if line.strip()]
+
+
+def read_text_file(path: Path, progress: Progress) -> TextFile:
+    """A file in UTF-8; `UsageError` where it is absent, empty or in another encoding."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ReadFailed(f"{path}: cannot be read: {error.strerror}") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raw = raw[: raw.rfind(b"\n", 0, FILE_BYTES_MAX) + 1]
+        progress.warn(f"{path}: only the first {FILE_BYTES_MAX >> 20} MiB are used")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: not UTF-8 text (byte {error.start}); convert it, or give another file"
+        ) from error
+    if not text.strip():
+        raise UsageError(f"{path}: the file is empty")
+    return TextFile(path, text, hashlib.sha256(raw).hexdigest())
+
+
+def evenly(count: int) -> list[int]:
+    """0 to count - 1 in an order of which every beginning is spread evenly over the whole."""
+    return sorted(range(count), key=lambda index: index * GOLDEN % 1.0)

@@ -1,0 +1,118 @@
+"""The model under evaluation: opened once in little memory, with what is said of it in a report."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import flashllm
+from flashllm.engine import open_decoder
+from flashllm.errors import UnsupportedModel
+from flashllm.flash.store import Store
+from flashllm.loading import choose_selector
+from flashllm.spec import ModelSpec
+from flashllm.tokenizer import Tokenizer, load_tokenizer
+
+Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
+Chosen = Callable[[int, list[NDArray[np.int32]]], None]
+
+EXACT = ("all", "oracle")
+"""Selectors that need no judging beside the dense and the oracle's run."""
+LOSSY = "predicted"
+"""The only selector that may leave out a neuron that is not zero."""
+
+
+class Decoder(Protocol):
+    """What is needed of a decoder: whole texts through it, in each way of computing."""
+
+    spec: ModelSpec
+    selects: str
+
+    @property
+    def context(self) -> int:
+        """Tokens that a context can hold."""
+
+    def logits_blocks(
+        self,
+        ids: Sequence[int],
+        mode: Any = "dense",
+        tap: Tap | None = None,
+        chosen: Chosen | None = None,
+    ) -> Iterator[NDArray[np.float32]]:
+        """Logits of a new context, block by block; see `flashllm.model.decoder`."""
+
+    def choose(self, layer: int, x: NDArray[np.float32]) -> NDArray[np.int32]:
+        """What the selector names for one feed-forward input."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedModel:
+    """A decoder, its tokenizer, and what is known of the model's files."""
+
+    directory: Path
+    name: str
+    stride_bytes: int
+    source: dict[str, Any]
+    decoder: Decoder
+    tokenizer: Tokenizer | None
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, directory: Path, select: str | None) -> Iterator[EvaluatedModel]:
+        """Opens a converted model; `UsageError` for a selector that it does not have."""
+        with Store(directory) as store:
+            chosen = choose_selector(store, select)
+            name, stride = store.manifest.name, store.header.stride
+            source = dict(store.manifest.source)
+            if store.spec.neurons_per_bundle != 1:
+                raise UnsupportedModel(
+                    f"{directory}: {store.spec.neurons_per_bundle} neurons a bundle; evaluation is "
+                    "for models whose bundles are single neurons"
+                )
+        tokenizer = load_tokenizer(directory)
+        with open_decoder(directory, chosen) as decoder:
+            yield cls(directory, name, stride, source, decoder, tokenizer)
+
+    @property
+    def selector(self) -> str | None:
+        """The selector to be judged, None where all neurons are read."""
+        return None if self.decoder.selects in EXACT else self.decoder.selects
+
+    @property
+    def modes(self) -> dict[str, str]:
+        """Ways of computing, by the name they have in reports; the dense one comes first."""
+        modes = {"dense": "dense"}
+        if self.decoder.spec.sparse:
+            modes["oracle"] = "oracle"
+        if self.selector is not None:
+            modes[self.selector] = "selected"
+        return modes
+
+    def to_json(self) -> dict[str, Any]:
+        """What was evaluated, and by which versions."""
+        spec = self.decoder.spec
+        return {
+            "model": self.name,
+            "directory": str(self.directory),
+            "layers": spec.n_layers,
+            "neurons_per_layer": spec.d_ffn,
+            "activation": spec.activation,
+            "bundle_stride_bytes": self.stride_bytes,
+            "select": self.decoder.selects,
+            "lossy": self.decoder.selects == LOSSY,
+            "source": self.source,
+            "versions": {
+                "flashllm": flashllm.__version__,
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+            },
+        }

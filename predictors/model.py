@@ -1,0 +1,127 @@
+"""A converted model as training sees it: a decoder to record and judge with, and true weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from flashllm.errors import UsageError
+from flashllm.flash import core
+from flashllm.flash.layout import read_header, read_manifest
+from flashllm.flash.manifest import BUNDLES_FILE, RESIDENT_FILE
+from flashllm.flash.plan import DEFAULT_CONTEXT
+from flashllm.flash.store import RawTensor
+from flashllm.spec import ModelSpec
+
+from .calibration import Context, ContextLimits, read_contexts
+from .judge import ScoringDecoder
+from .progress import Progress
+from .record import TappedDecoder
+from .weights import UpProjections
+
+if TYPE_CHECKING:
+    from flashllm.model.decoder import Decoder
+
+
+class TrainingDecoder(TappedDecoder, ScoringDecoder, Protocol):
+    """A decoder that can record and score."""
+
+
+class TrainableModel(Protocol):
+    """What training needs of a model."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its features."""
+
+    @property
+    def bundle_bytes(self) -> int:
+        """Bytes read from flash for one neuron."""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What tells it from other models."""
+
+    def open(self) -> AbstractContextManager[TrainingDecoder]:
+        """A decoder, whose memory is free again afterwards."""
+
+    def use(self, decoder: Any, tensors: Mapping[str, RawTensor]) -> None:
+        """Make a decoder select by these predictors."""
+
+    def up_projection(self, layer: int) -> torch.Tensor:
+        """True weights [d_ffn, d_model] in float32."""
+
+
+class ConvertedModel:
+    """The model in a directory; nothing of it is held between calls."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._manifest = read_manifest(directory)
+        self._header = read_header(directory / BUNDLES_FILE)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its features."""
+        return self._manifest.spec
+
+    @property
+    def bundle_bytes(self) -> int:
+        """Bytes read from flash for one neuron."""
+        return self._header.stride
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Hashes of the files that hold its weights."""
+        files = self._manifest.files
+        hashes = {name: files[name].sha256 for name in (BUNDLES_FILE, RESIDENT_FILE)}
+        return {"file_id": self._header.file_id.hex(), **hashes}
+
+    @contextmanager
+    def open(self, select: str | None = None) -> Iterator[Decoder]:
+        """A decoder in as little memory as will do."""
+        # Above the runtime: what only wants a report should not load it.
+        from flashllm.engine import open_decoder
+
+        with open_decoder(self.directory, select) as decoder:
+            yield decoder
+
+    def use(self, decoder: Any, tensors: Mapping[str, RawTensor]) -> None:
+        """Make a decoder select by these predictors."""
+        from flashllm.model.select import SelectPredicted
+
+        kernels = core.Kernels(threads=torch.get_num_threads())
+        decoder.use(SelectPredicted(tensors, self.spec, kernels))
+
+    def up_projection(self, layer: int) -> torch.Tensor:
+        """True weights of a layer, read from its bundles."""
+        with closing(UpProjections(self.directory)) as projections:
+            return projections.layer(layer)
+
+    def contexts(self, text: Path, tokens_max: int, seed: int, progress: Progress) -> list[Context]:
+        """The calibration text as contexts of token ids that the model takes."""
+        from flashllm.tokenizer import load_tokenizer
+
+        tokenizer, spec = load_tokenizer(self.directory), self.spec
+        bos_id = tokenizer.bos_id if tokenizer is not None else spec.bos_id
+        longest = min(spec.max_positions, DEFAULT_CONTEXT)
+        limits = ContextLimits(spec.vocab_size, longest, tokens_max, bos_id)
+        return read_contexts(text, tokenizer, limits, seed, progress)
+
+
+def check_trainable(where: object, spec: ModelSpec) -> None:
+    """`UsageError` for a model for which predictors would be of no use, saying why."""
+    if not spec.sparse:
+        raise UsageError(
+            f"{where}: its activation is {spec.activation}, which is zero for no neuron, so there "
+            "is nothing to predict; convert it without --predictors, it runs with --select all"
+        )
+    if spec.gated:
+        raise UsageError(
+            f"{where}: its neurons have a gate, which decides exactly which are active; convert it "
+            "without --predictors train, it runs with --select gate"
+        )

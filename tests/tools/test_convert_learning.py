@@ -1,0 +1,117 @@
+"""What a text teaches while a model is converted: predictors, or how much others let through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flashllm.convert import convert, verify
+from flashllm.predictors.progress import SilentProgress
+from safetensors import safe_open
+
+from flashllm.errors import Interrupted, UsageError
+from flashllm.flash.layout import read_manifest
+from flashllm.loading import load_decoder
+from tests.tiny import save_opt, sparse_opt, tiny
+
+TOKENS = 1_500
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "some.ids"
+    ids = np.random.default_rng(1).integers(3, 96, size=(TOKENS // 50, 50))
+    path.write_text("\n".join(" ".join(map(str, line)) for line in ids))
+    return path
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("gated") / "source"
+    tiny("llama", hidden_act="relu", intermediate_size=83).save_pretrained(source)
+    return source
+
+
+class StopIn(SilentProgress):
+    """Ctrl-C as soon as a phase makes progress."""
+
+    def __init__(self, phase: str) -> None:
+        self._phase = phase
+        self.met = False
+
+    def start(self, phase: str, total_bytes: int) -> None:
+        self.met = phase.startswith(self._phase)
+
+    def advance(self, nbytes: int) -> None:
+        if self.met:
+            raise KeyboardInterrupt
+
+
+def test_a_gate_is_measured(gated: Path, text: Path, tmp_path: Path) -> None:
+    convert(gated, tmp_path / "out", calibration=text)
+    manifest = read_manifest(tmp_path / "out")
+    assert "activity.json" in manifest.files
+    assert "predictors.safetensors" not in manifest.files
+    assert verify(tmp_path / "out").ok
+    activity = json.loads((tmp_path / "out" / "activity.json").read_text())
+    assert activity["calibration_tokens"] == TOKENS
+    needed = activity["oracle"]["slots_needed"][0]
+    assert all(0 < slots < 83 for slots in needed)
+    # The plan has room for what was measured, rather than for everything.
+    decoder, plan, store = load_decoder(tmp_path / "out", window=1)
+    with store:
+        assert decoder.selects == "gate"
+        assert plan.slots_wanted < 2 * 83 or max(needed) > 75
+        decoder.prefill(list(range(3, 40)))
+        decoder.decode(7)
+
+
+def test_predictors_of_others_are_measured(gated: Path, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "predictors"
+    folder.mkdir()
+    for layer in range(2):
+        tensors = {"fc1.weight": torch.randn(9, 36), "fc2.weight": torch.randn(83, 9)}
+        torch.save(tensors, folder / f"model_{layer}.pt")
+    convert(gated, tmp_path / "out", predictors=folder, calibration=text)
+    manifest = read_manifest(tmp_path / "out")
+    assert {"activity.json", "predictors.safetensors"} <= set(manifest.files)
+    assert verify(tmp_path / "out").ok
+    mean = json.loads((tmp_path / "out" / "activity.json").read_text())["mean"]
+    # They know nothing of the model: they miss half of what is active.
+    assert 0.3 < mean["false_negatives"] < 0.7
+    assert 0.3 < mean["false_positives"] < 0.7
+
+
+@pytest.mark.parametrize("act", ["silu", None])
+def test_a_text_that_teaches_nothing_is_refused(
+    gated: Path, text: Path, tmp_path: Path, act: str | None
+) -> None:
+    source = gated
+    if act is None:
+        source = save_opt(sparse_opt(), tmp_path / "source")
+    with pytest.raises(UsageError, match="nothing to measure or train"):
+        convert(source, tmp_path / "out", act=act, calibration=text)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("phase", ["recording", "training", "perplexity"])
+def test_training_goes_on_where_it_was_interrupted(text: Path, tmp_path: Path, phase: str) -> None:
+    source = save_opt(sparse_opt(), tmp_path / "source")
+    out, work = tmp_path / "out", tmp_path / "out.predictors-work"
+    stopped = StopIn(phase)
+    with pytest.raises(Interrupted, match="run the same command again to continue"):
+        convert(source, out, predictors="train", calibration=text, progress=stopped)
+    assert stopped.met
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.predictors-work", "source"]
+
+    convert(source, out, predictors="train", calibration=text)
+    assert not work.exists()
+    assert verify(out).ok
+    convert(source, tmp_path / "at once", predictors="train", calibration=text)
+    for name in ("predictors.safetensors", "activity.json"):
+        assert (out / name).read_bytes() == (tmp_path / "at once" / name).read_bytes()
+    with safe_open(out / "predictors.safetensors", "numpy") as tensors:
+        assert len(tensors.keys()) == 3 * 4
