@@ -60,7 +60,7 @@ class ModelInfo:
     layout_version: int
     bundle_stride_bytes: int
     activity: dict[str, Any] | None
-    """Mean sparsity, false negatives and false positives of the predictors, where known."""
+    """Mean sparsity, errors of the predictors, and perplexity predicted over dense, where known."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -384,5 +384,13 @@ def _info(store: Store, has_tokenizer: bool) -> ModelInfo:
         source=manifest.source,
         layout_version=manifest.layout_version,
         bundle_stride_bytes=store.header.stride,
-        activity=activity.get("mean") if activity else None,
+        activity=_shares(activity) if activity else None,
     )
+
+
+def _shares(activity: dict[str, Any]) -> dict[str, Any]:
+    shares = dict(activity.get("mean") or {})
+    dense, predicted = activity.get("perplexity_dense"), activity.get("perplexity_predicted")
+    if isinstance(dense, float) and isinstance(predicted, float) and dense > 0:
+        shares["perplexity_ratio"] = predicted / dense
+    return shares

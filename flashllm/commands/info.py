@@ -61,11 +61,14 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
         ("selector", _selector_words(described)),
     ]
     shares = described.activity or {}
-    return rows + [
+    rows += [
         (f"  {name.replace('_', ' ')}", f"{shares[name]:.1%}")
         for name in ("sparsity", "false_negatives", "false_positives")
         if isinstance(shares.get(name), float)
     ]
+    if isinstance(shares.get("perplexity_ratio"), float):
+        rows.append(("  perplexity", f"{shares['perplexity_ratio']:.4f} of the exact model's"))
+    return rows
 
 
 def _activation_words(spec: ModelSpec) -> str:

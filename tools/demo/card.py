@@ -88,7 +88,7 @@ the expected one. Unknown words that look like known ones are now and then expla
 `predictors.safetensors` and `activity.json` come from `flashllm convert flashllm/demo OUT
 --predictors train`, which trains them on `calibration.jsonl`; copy the two files here from OUT
 when the weights change. `flashllm info` prints their errors, `python -m predictors DIR` those of
-each layer, and `python -m tools.demo.score_runtime` compares answers with and without them.
+each layer, and `flashllm eval` compares answers and texts with and without them.
 
 ## How to make it again
 
