@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             importlib.import_module(module), function
         )
         code = handler(parsed)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed before the start
+            sys.stdout.flush()
     except FlashllmError as error:
         return fail(error)
     except BrokenPipeError:

@@ -389,7 +389,8 @@ def _info(store: Store, has_tokenizer: bool) -> ModelInfo:
 
 
 def _shares(activity: dict[str, Any]) -> dict[str, Any]:
-    shares = dict(activity.get("mean") or {})
+    mean = activity.get("mean")
+    shares = dict(mean) if isinstance(mean, dict) else {}
     dense, predicted = activity.get("perplexity_dense"), activity.get("perplexity_predicted")
     if isinstance(dense, float) and isinstance(predicted, float) and dense > 0:
         shares["perplexity_ratio"] = predicted / dense

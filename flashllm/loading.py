@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from flashllm.accounting import rss_bytes
-from flashllm.errors import LayoutError, UsageError
+from flashllm.errors import LayoutError, UnsupportedModel, UsageError
 from flashllm.flash import core
 from flashllm.flash.layout import read_tensor_index
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
@@ -19,19 +19,24 @@ from flashllm.flash.plan import GAP_BYTES, Plan, Sizes, make_plan
 from flashllm.flash.store import RawTensor, Store
 from flashllm.model.decoder import Decoder
 from flashllm.model.select import SELECTORS, SelectAll, SelectGate, Selector, SelectPredicted
+from flashllm.spec import ModelSpec
 
 AVAILABLE_SHARE = 0.75
 """Without a ceiling, the part of the memory available now that a model may take."""
 
 
 @contextlib.contextmanager
-def open_decoder(directory: str | os.PathLike[str], select: str | None = None) -> Iterator[Decoder]:
+def open_decoder(
+    directory: str | os.PathLike[str], select: str | None = None, context: int | None = None
+) -> Iterator[Decoder]:
     """A decoder for forward passes over a converted model, in as little memory as will do.
 
     For recording and evaluation, which send whole texts through and keep no window. `select` is
-    what `Decoder.choose` and mode selected go by; "all" without it.
+    what `Decoder.choose` and mode selected go by; "all" without it. `context` is in tokens.
     """
-    decoder, _, store = load_decoder(Path(directory), select=select or "all", window=1, least=True)
+    decoder, _, store = load_decoder(
+        Path(directory), select=select or "all", window=1, context=context, least=True
+    )
     with store:
         yield decoder
 
@@ -50,6 +55,11 @@ def load_decoder(
     """Open a directory; the caller closes the store. `least` is for the smallest plan there is."""
     store = Store(directory)
     try:
+        if store.spec.neurons_per_bundle != 1:
+            raise UnsupportedModel(
+                f"{directory}: {store.spec.neurons_per_bundle} neurons a bundle; this version runs"
+                " models whose bundles are single neurons"
+            )
         chosen = choose_selector(store, select)
         sizes = model_sizes(store, chosen)
         ceiling_bytes = memory
@@ -84,6 +94,13 @@ def choose_selector(store: Store, select: str | None) -> str:
         if has_predictors:
             return "predicted"
         return "gate" if has_gate else "all"
+    check_selector(select, spec, has_predictors, where)
+    return select
+
+
+def check_selector(select: str, spec: ModelSpec, has_predictors: bool, where: Path) -> None:
+    """`UsageError` for a selector that there is not, or that a model of this shape cannot have."""
+    has_gate = spec.gate == "resident" and spec.sparse
     if select not in SELECTORS:
         raise UsageError(f"--select {select}: expected one of {', '.join(SELECTORS)}")
     if select != "all" and not spec.sparse:
@@ -98,7 +115,6 @@ def choose_selector(store: Store, select: str | None) -> str:
             "convert it with --predictors train, or use --select all"
         )  # fmt: skip
         raise UsageError(f"--select predicted: {where} has no predictors; {advice}")
-    return select
 
 
 def _selector(store: Store, select: str, kernels: core.Kernels, direct: bool) -> Selector | None:
@@ -146,7 +162,7 @@ def _slots_needed(store: Store, select: str) -> tuple[tuple[int, ...], tuple[tup
         windows = tuple(int(window) for window in activity["windows"])
         recorded = activity[select if select in activity else "oracle"]
         needed = tuple(tuple(int(n) for n in row) for row in recorded["slots_needed"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise LayoutError(f"{store.directory}: activity.json: {error!r}. Convert again") from error
     fits = len(needed) == len(windows) and all(len(row) == store.spec.n_layers for row in needed)
     if not fits or list(windows) != sorted(set(windows)) or not all(w > 0 for w in windows):

@@ -6,7 +6,6 @@ One frozen description, made by the converter, stored in the manifest, read by t
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -27,6 +26,7 @@ MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 23
 MAX_POSITIONS = 1 << 24
 MAX_SCALE = 1e6
+MIN_SCALE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,10 @@ class Rope:
             or not least <= self.original_positions <= MAX_POSITIONS
         ):
             raise LayoutError(f"spec: rope original_positions is {self.original_positions!r}")
+        if self.scaling == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise LayoutError("spec: rope high_freq_factor is not above low_freq_factor")
+        if self.scaling == "yarn" and self.theta <= 1.0:
+            raise LayoutError(f"spec: rope theta is {self.theta!r}; yarn needs more than 1")
         if type(self.truncate) is not bool:
             raise LayoutError(f"spec: rope truncate is {self.truncate!r}")
 
@@ -281,8 +285,8 @@ _FLAGS = (
 
 
 def _check_number(name: str, value: object, limit: float) -> None:
-    if not isinstance(value, float) or not math.isfinite(value) or not 0.0 < value <= limit:
-        raise LayoutError(f"spec: {name} is {value!r}; expected a number above 0")
+    if not isinstance(value, float) or not MIN_SCALE <= value <= limit:
+        raise LayoutError(f"spec: {name} is {value!r}; expected {MIN_SCALE:g} to {limit:g}")
 
 
 def _known_fields(kind: Any, values: object, where: str) -> dict[str, Any]:

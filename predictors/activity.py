@@ -7,7 +7,6 @@ Tokens are counted as they come: memory is that of a few of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,13 +54,6 @@ class WindowCounter:
         for start in range(0, len(bits), step):
             chunk = bits[start : start + step]
             self._add(np.unpackbits(chunk, axis=1, count=self._d_ffn, bitorder="little"))
-
-    def add_ids(self, tokens: Sequence[NDArray[np.integer]]) -> None:
-        """The next tokens, as the ids that each used."""
-        flags = np.zeros((len(tokens), self._d_ffn), np.uint8)
-        for row, ids in zip(flags, tokens, strict=True):
-            row[ids] = 1
-        self.add(np.packbits(flags, axis=1, bitorder="little"))
 
     def use(self) -> WindowUse:
         """What was counted."""

@@ -80,7 +80,7 @@ def read_contexts(
 
     Raises `UsageError` for a file that is absent, empty, not UTF-8, malformed or too short.
     """
-    text = _read_text(path, progress)
+    _, text = read_text(path, progress)
     if not text.strip():
         raise UsageError(f"{path}: the calibration text is empty; give another with --calibration")
     if path.suffix == ".ids":
@@ -137,21 +137,33 @@ class ConversationEncoder:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _read_text(path: Path, progress: Progress) -> str:
+def read_text(path: Path, progress: Progress) -> tuple[bytes, str]:
+    """A file in UTF-8, its bytes and its text; of a long one the beginning, with a warning."""
     try:
         with path.open("rb") as file:
             raw = file.read(TEXT_BYTES_MAX + 1)
     except OSError as error:
-        raise ReadFailed(f"{path}: cannot read the calibration text: {error.strerror}") from error
+        raise ReadFailed(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > TEXT_BYTES_MAX:
-        raw = raw[: raw.rfind(b"\n", 0, TEXT_BYTES_MAX) + 1]
+        raw = raw[: _cut_at(raw)]
         progress.warn(f"{path}: only the first {TEXT_BYTES_MAX >> 20} MiB are used")
     try:
-        return raw.decode("utf-8-sig")
+        return raw, raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path}: not UTF-8 text (byte {error.start}); convert it, or give another file"
         ) from error
+
+
+def _cut_at(raw: bytes) -> int:
+    """Where the last line ends that fits; of a single line, where its last character begins."""
+    end = raw.rfind(b"\n", 0, TEXT_BYTES_MAX) + 1
+    if end:
+        return end
+    end = TEXT_BYTES_MAX
+    while end and raw[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
 
 
 def encode_plain(text: str, tokenizer: TextEncoder, tokens_max: int) -> Context:
@@ -208,7 +220,11 @@ def parse_conversation(path: Path, number: int, line: str) -> list[Message]:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON ({error}); expected a list of messages") from error
-    messages = value.get("messages") if isinstance(value, dict) else value
+    return checked_messages(where, value.get("messages") if isinstance(value, dict) else value)
+
+
+def checked_messages(where: str, messages: object) -> list[Message]:
+    """The messages of a conversation; `UsageError` for what is none."""
     if not isinstance(messages, list) or not messages:
         raise UsageError(f"{where}: expected a list of messages, each with role and content")
     for message in messages:

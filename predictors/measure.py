@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashllm.errors import Interrupted, UsageError
 from flashllm.flash.store import RawTensor, Store
@@ -47,15 +48,20 @@ def measure_activity(
     n_layers, d_ffn = model.spec.n_layers, model.spec.d_ffn
     counters = [WindowCounter(d_ffn) for _ in range(n_layers)]
     used = [0] * n_layers
-
-    def tap(layer: int, _: torch.Tensor, margin: torch.Tensor) -> None:
-        bits = np.packbits((margin > 0).numpy(), axis=1, bitorder="little")
-        counters[layer].add(bits)
-        used[layer] += count_ones(bits)
-
+    # Of the others' neurons those are not zero whose gate is open.
+    gate_reads_more = model.spec.gate == "resident" and model.spec.activation == "drelu"
+    of_gate = [WindowCounter(d_ffn) for _ in range(n_layers)] if gate_reads_more else []
     try:
         contexts = model.contexts(text, tokens_max, seed, progress)
-        with model.open() as decoder:
+        with model.open(contexts) as decoder:
+
+            def tap(layer: int, inputs: torch.Tensor, margin: torch.Tensor) -> None:
+                bits = _packed(margin > 0)
+                counters[layer].add(bits)
+                used[layer] += count_ones(bits)
+                if gate_reads_more:
+                    of_gate[layer].add(_packed(decoder.gate_opens(layer, inputs)))
+
             _run(decoder, contexts, tap, model, progress)
     except KeyboardInterrupt:
         raise _interrupted() from None
@@ -64,6 +70,7 @@ def measure_activity(
         tokens,
         tuple(1 - count / (tokens * d_ffn) for count in used),
         tuple(counter.use() for counter in counters),
+        tuple(counter.use() for counter in of_gate),
     )
     write_activity(output or directory, activity)
     return activity
@@ -93,14 +100,14 @@ def measure_predictors(
     errors = [ErrorCounter(d_ffn) for _ in range(n_layers)]
     try:
         contexts = model.contexts(text, tokens_max, seed, progress)
-        with model.open("predicted") as decoder:
+        with model.open(contexts, "predicted") as decoder:
 
             def tap(layer: int, inputs: torch.Tensor, margin: torch.Tensor) -> None:
                 flags = np.zeros(margin.shape, np.bool_)
                 for row, x in zip(flags, inputs.float().contiguous().numpy(), strict=True):
                     row[decoder.choose(layer, x)] = True
                 predicted = np.packbits(flags, axis=1, bitorder="little")
-                active = np.packbits((margin > 0).numpy(), axis=1, bitorder="little")
+                active = _packed(margin > 0)
                 predicted_use[layer].add(predicted)
                 oracle_use[layer].add(active)
                 errors[layer].add(active, predicted)
@@ -119,6 +126,11 @@ def measure_predictors(
     )
     write_activity(output or directory, report)
     return report
+
+
+def _packed(flags: torch.Tensor) -> NDArray[np.uint8]:
+    """Bits [tokens, bytes] of booleans [tokens, d_ffn]."""
+    return np.packbits(flags.numpy(), axis=1, bitorder="little")
 
 
 def _run(

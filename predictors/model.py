@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,8 +46,8 @@ class TrainableModel(Protocol):
     def identity(self) -> dict[str, str]:
         """What tells it from other models."""
 
-    def open(self) -> AbstractContextManager[TrainingDecoder]:
-        """A decoder, whose memory is free again afterwards."""
+    def open(self, contexts: Sequence[Context]) -> AbstractContextManager[TrainingDecoder]:
+        """A decoder for these contexts, whose memory is free again afterwards."""
 
     def use(self, decoder: Any, tensors: Mapping[str, RawTensor]) -> None:
         """Make a decoder select by these predictors."""
@@ -82,12 +82,12 @@ class ConvertedModel:
         return {"file_id": self._header.file_id.hex(), **hashes}
 
     @contextmanager
-    def open(self, select: str | None = None) -> Iterator[Decoder]:
-        """A decoder in as little memory as will do."""
+    def open(self, contexts: Sequence[Context], select: str | None = None) -> Iterator[Decoder]:
+        """A decoder for these contexts, in as little memory as will do."""
         # Above the runtime: what only wants a report should not load it.
         from flashllm.engine import open_decoder
 
-        with open_decoder(self.directory, select) as decoder:
+        with open_decoder(self.directory, select, max(map(len, contexts))) as decoder:
             yield decoder
 
     def use(self, decoder: Any, tensors: Mapping[str, RawTensor]) -> None:

@@ -100,6 +100,8 @@ class Activity:
     calibration_tokens: int
     sparsity: tuple[float, ...]
     oracle: tuple[WindowUse, ...]
+    gate: tuple[WindowUse, ...] = ()
+    """Of what the gate lets through, where up may silence some of that as well."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `activity.json` holds."""
@@ -107,6 +109,7 @@ class Activity:
             "calibration_tokens": self.calibration_tokens,
             "windows": list(WINDOWS),
             "oracle": _by_window(self.oracle),
+            **({"gate": _by_window(self.gate)} if self.gate else {}),
             "layers": [{"sparsity": share} for share in self.sparsity],
             "mean": {"sparsity": float(np.mean(self.sparsity))},
         }

@@ -23,12 +23,12 @@ from flashllm.errors import CannotCreate, Interrupted, ReadFailed
 from .calibration import TOKENS_MAX, Context, find_calibration
 from .files import write_predictors
 from .fit import passes_over
-from .judge import judge
+from .judge import bounded, judge
 from .layer import TrainedLayer, layer_tokens, train_layer
 from .model import ConvertedModel, TrainableModel, check_trainable
 from .progress import Progress, SilentProgress
 from .record import GroupRecording, Text, next_group
-from .report import Report
+from .report import Judgement, Report
 from .rows import RowShape
 from .split import Split, contexts_of, split_contexts
 from .targets import Targets
@@ -118,19 +118,11 @@ def train_predictors(
 
 def train(task: Task, output: Path, work: Path, progress: Progress) -> Report:
     """Train, judge and write; `work` is gone afterwards."""
+    for part in (task.split.tune, task.split.report):
+        bounded(contexts_of(task.contexts, part))  # what cannot be judged is told before the work
     with WorkDirectory(work, task.key) as directory:
         layers = train_layers(task, directory, progress)
-        with task.model.open() as decoder:
-            number, judgement = judge(
-                decoder,
-                lambda tensors: task.model.use(decoder, tensors),
-                layers,
-                contexts_of(task.contexts, task.split.tune),
-                contexts_of(task.contexts, task.split.report),
-                task.targets,
-                task.shape.row_bytes * task.model.spec.n_layers,
-                progress,
-            )
+        number, judgement = _judge(task, layers, progress)
         choices = [layer.choices[number] for layer in layers]
         report = Report(
             task.tokens,
@@ -144,6 +136,21 @@ def train(task: Task, output: Path, work: Path, progress: Progress) -> Report:
         write_predictors(output, [layer.predictor for layer in layers], thresholds, report)
         directory.remove()
     return report
+
+
+def _judge(task: Task, layers: Sequence[TrainedLayer], progress: Progress) -> tuple[int, Judgement]:
+    """In the loop. The decoder is gone afterwards: writing takes memory of its own."""
+    with task.model.open(task.contexts) as decoder:
+        return judge(
+            decoder,
+            lambda tensors: task.model.use(decoder, tensors),
+            layers,
+            contexts_of(task.contexts, task.split.tune),
+            contexts_of(task.contexts, task.split.report),
+            task.targets,
+            task.shape.row_bytes * task.model.spec.n_layers,
+            progress,
+        )
 
 
 def train_layers(task: Task, work: WorkDirectory, progress: Progress) -> list[TrainedLayer]:
@@ -179,7 +186,7 @@ def _train_group(
         if left:
             total_bytes = sum(map(len, left)) * len(group) * shape.row_bytes
             progress.start(f"recording activations{part}", total_bytes)
-            with task.model.open() as decoder:
+            with task.model.open(task.contexts) as decoder:
                 recording.record(decoder, progress)
             del decoder  # its weights would only take memory from training
             progress.finish()

@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import flashllm
 from flashllm.errors import CannotCreate, LayoutError
 
 from .files import write_error, write_file
@@ -43,7 +44,8 @@ def default_work(output: Path) -> Path:
 
 def key_of(**about: Any) -> str:
     """Hash of all that a training's result depends on; plain values only."""
-    text = json.dumps({"version": WORK_VERSION, **about}, sort_keys=True)
+    versions = {"version": WORK_VERSION, "flashllm": flashllm.__version__}
+    text = json.dumps({**versions, **about}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

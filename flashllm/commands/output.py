@@ -19,7 +19,10 @@ class Output:
     """Standard output. A terminal gets sanitized text, a file or a pipe gets the text as it is."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stdout if stream is None else stream
+        stream = sys.stdout if stream is None else stream
+        if stream is None:  # the program was started without one
+            raise CannotCreate("standard output: is closed, so there is nowhere to write to")
+        self._stream = stream
         self._sanitizer = Sanitizer() if self._stream.isatty() else None
         self._at_line_start = True
         if isinstance(self._stream, io.TextIOWrapper):

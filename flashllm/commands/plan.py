@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from flashllm.flash.plan import Plan, Sizes
     from flashllm.spec import ModelSpec
 
-MANIFEST = "manifest.json"
-
 
 def plan(arguments: argparse.Namespace) -> int:
     """Prints the plan for a checkpoint, from its config.json alone, or for a converted model."""
@@ -27,7 +25,7 @@ def plan(arguments: argparse.Namespace) -> int:
         spec,
         sizes,
         arguments.memory,
-        select=arguments.select or select,
+        select=select,
         window=arguments.window,
         io_threads=arguments.io_threads,
         context=arguments.ctx_size,
@@ -48,21 +46,30 @@ def _described(arguments: argparse.Namespace) -> tuple[ModelSpec, Sizes, str]:
     """Shape, sizes and selector of what the argument names."""
     from flashllm.convert import describe
     from flashllm.flash.estimate import sizes_of_shape, usual_selector
-    from flashllm.loading import choose_selector, interpreter_bytes, model_sizes
+    from flashllm.flash.manifest import MANIFEST_FILE
+    from flashllm.loading import (
+        check_selector,
+        choose_selector,
+        interpreter_bytes,
+        model_sizes,
+    )
 
     directory = Path(arguments.model)
     if not directory.is_dir():
         raise ModelNotFound(
             f"{directory}: no such directory; give a checkpoint's, or a converted model's"
         )
-    if not (directory / MANIFEST).is_file():
+    if not (directory / MANIFEST_FILE).is_file():
         spec: ModelSpec = describe(
             directory,
             act=arguments.act,
             fatrelu_threshold=arguments.fatrelu_threshold,
             dtype=arguments.dtype,
         )
-        return spec, sizes_of_shape(spec, interpreter_bytes()), usual_selector(spec)
+        select = arguments.select or usual_selector(spec)
+        # A gate that decides takes the place of predictors; all others can be given some.
+        check_selector(select, spec, not spec.gated, directory)
+        return spec, sizes_of_shape(spec, interpreter_bytes()), select
     from flashllm.flash.store import Store
 
     with Store(directory) as store:

@@ -58,15 +58,14 @@ class PrefillShape:
 
     def bytes(self, spec: ModelSpec, stride: int, context: int) -> int:
         """Memory of a prefill at its peak: two blocks in flight, decoded rows, activations."""
-        widest = max(spec.d_model, spec.embed_dim)
+        widest = max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
         blocks = 2 * self.bundles * stride
         decoded = self.bundles * spec.bundle_bytes // DTYPE_BYTES[spec.dtype] * 4
         rows = self.linear_rows * widest * 4
         hidden = (4 if spec.gated else 3) * self.bundles
         if spec.gate == "resident":
             hidden += spec.d_ffn  # the whole gate at once
-        heads = 3 * max(spec.n_heads * spec.head_dim - spec.d_model, 0)
-        activations = self.tokens * (10 * widest + heads + hidden + 2 * context) * 4
+        activations = self.tokens * (10 * widest + hidden + 2 * context) * 4
         return blocks + decoded + rows + activations
 
 
@@ -78,7 +77,7 @@ class Sizes:
     """Resident memory of the process before the model is loaded."""
     embeddings: int
     attention: int
-    """All resident tensors that are no embeddings: attention, norms, biases, head."""
+    """All resident tensors that are no embeddings: attention, norms, biases, head, gates."""
     predictors: int
     stride: int
     windows: tuple[int, ...] = ()
@@ -224,12 +223,16 @@ def _fit(wanted: list[int], affordable: int, least: int) -> list[int]:
 
 def _pin(spec: ModelSpec, shape: PrefillShape, affordable: int) -> list[int]:
     """Bundles a layer that stay where all are needed: whole blocks, spread over the layers."""
-    blocks = -(-spec.bundles_per_layer // shape.bundles)
-    if affordable >= spec.n_layers * spec.bundles_per_layer:
-        return [spec.bundles_per_layer] * spec.n_layers
-    each, more = divmod(affordable // shape.bundles, spec.n_layers)
-    pinned = [min(each + (layer < more), blocks) for layer in range(spec.n_layers)]
-    return [min(n * shape.bundles, spec.bundles_per_layer) for n in pinned]
+    pinned = [0] * spec.n_layers
+    for first in range(0, spec.bundles_per_layer, shape.bundles):
+        size = min(shape.bundles, spec.bundles_per_layer - first)
+        more = min(affordable // size, spec.n_layers)
+        for layer in range(more):
+            # Only behind the blocks before it: what is pinned is the beginning of a layer.
+            if pinned[layer] == first:
+                pinned[layer] += size
+                affordable -= size
+    return pinned
 
 
 def _too_small(ceiling_bytes: int, smallest_bytes: int, split: dict[str, int]) -> str:

@@ -7,7 +7,6 @@ a truncated file is a short read and the page cache stays empty). Not here: torc
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,13 @@ from flashllm.flash.layout import (
     read_tensor_index,
 )
 from flashllm.flash.manifest import ACTIVITY_FILE, BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.strict_json import parse_object
 from flashllm.spec import ModelSpec
 
 # Large sequential reads: a few threads saturate any device at this size.
 _LOAD_READ_BYTES = 1 << 20
 _LOAD_THREADS = 4
+_ACTIVITY_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +132,13 @@ class Store:
             return None
         path = self.directory / ACTIVITY_FILE
         try:
-            activity = json.loads(path.read_bytes())
-        except (ValueError, OSError) as error:
+            with path.open("rb") as file:
+                raw = file.read(_ACTIVITY_BYTES_MAX + 1)
+        except OSError as error:
             raise LayoutError(f"{path}: {error}. Convert the model again") from error
-        if not isinstance(activity, dict):
-            raise LayoutError(f"{path}: expected an object. Convert the model again")
-        return activity
+        if len(raw) > _ACTIVITY_BYTES_MAX:
+            raise LayoutError(f"{path}: larger than any recording. Convert the model again")
+        return parse_object(raw, path, LayoutError)
 
     def file_bytes(self, name: str) -> int:
         """Size of one of the model's files as the manifest has it; 0 where there is none."""

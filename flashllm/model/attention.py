@@ -85,9 +85,9 @@ def causal_mask(tokens: int, length: int, window: int = 0) -> Tensor | None:
     """What the last `tokens` of `length` positions may not see, as an additive mask."""
     if tokens == 1:
         return None
-    mask = torch.full((tokens, length), float("-inf"))
     offset = length - tokens
-    hidden = mask.triu(offset + 1)
+    # In place: of a long context, a third copy would be more than the plan has room for.
+    hidden = torch.full((tokens, length), float("-inf")).triu_(offset + 1)
     if window:
-        hidden += mask.tril(offset - window)
+        hidden += torch.full((tokens, length), float("-inf")).tril_(offset - window)
     return hidden

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm.accounting import PartClock
-from flashllm.errors import Cancelled
+from flashllm.errors import Cancelled, ModelError
 from flashllm.flash import core
 from flashllm.flash.pinned import PinnedBundles
 from flashllm.flash.plan import Plan
@@ -181,6 +181,11 @@ class Decoder:
         """Ids that the selector of a layer names for what it reads, `x` [d_model]."""
         return self._ffn.choose(layer, torch.from_numpy(x)[None])
 
+    @torch.inference_mode()
+    def gate_opens(self, layer: int, x: Tensor) -> Tensor:
+        """Which neurons a resident gate lets through, [tokens, d_ffn], for [tokens, d_model]."""
+        return self._ffn.gate_opens(layer, x)
+
     def use(self, selector: Selector) -> None:
         """Select by another selector from now on."""
         self._ffn.selector = selector
@@ -279,6 +284,12 @@ class Decoder:
         if self.spec.logit_scale != 1.0:
             hidden = hidden * self.spec.logit_scale
         logits: NDArray[np.float32] = self._head(hidden).numpy()
+        if not np.isfinite(logits).all():
+            raise ModelError(
+                f"{self._store.directory}: what the model computes overflows f32, so there is no"
+                " answer; its weights are damaged, or its activation is not the one it was trained"
+                " with"
+            )
         self.clock.switch("other")
         return logits
 

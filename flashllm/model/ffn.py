@@ -110,6 +110,12 @@ class FeedForward:
         vector: _Floats = x.contiguous().numpy()[0]
         return self._select(layer, vector, self._gate(layer, x))
 
+    def gate_opens(self, layer: int, x: Tensor) -> Tensor:
+        """Which neurons a resident gate lets through, [tokens, d_ffn], for [tokens, d_model]."""
+        gate = self._weights[layer].gate
+        assert gate is not None, "asked only where the gate is resident"
+        return activate(self._spec, gate(x)) != 0
+
     def _gate(self, layer: int, x: Tensor) -> _Floats | None:
         """The resident gate's outputs [d_ffn] for [1, d_model], or None where it is on flash."""
         gate = self._weights[layer].gate

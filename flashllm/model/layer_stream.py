@@ -44,6 +44,8 @@ class LayerStream:
         n_bundles = self._store.header.bundles_per_layer
         if first < n_bundles:
             self.begin(layer, first)
+        elif following is not None:
+            self.begin(*following)
         for start in range(first, n_bundles, self._bundles):
             assert self._ahead is not None
             ticket = self._ahead[2]

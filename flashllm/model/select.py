@@ -87,10 +87,10 @@ class LowRank:
 
         down, up = tensor("down", "f16", "f32"), tensor("up", "f16", "f32")
         bias, threshold = tensor("bias", "f32"), tensor("threshold", "f32")
-        rank = down.shape[0]
+        rank = max(down.shape[:1], default=0)
         found = (down.shape, up.shape, bias.shape, threshold.shape)
         expected = ((rank, spec.d_model), (spec.d_ffn, rank), (spec.d_ffn,), (1,))
-        if found != expected:
+        if found != expected or not rank:
             raise TensorMismatch(
                 f"predictors: layer {layer} has shapes {found}; expected {expected}"
             )

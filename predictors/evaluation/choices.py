@@ -29,8 +29,8 @@ class Encoded:
 
     given: int
     ids: tuple[list[int], ...]
-    nbytes: tuple[int, ...] = ()
-    """Of each choice's text in UTF-8: what log-likelihoods are divided by for acc_norm."""
+    characters: tuple[int, ...] = ()
+    """Of each choice's text: what log-likelihoods are divided by for acc_norm."""
     answer: int = 0
     group: str = ""
 
@@ -57,7 +57,7 @@ def encode_choices(
 def score_choices(
     model: EvaluatedModel, questions: Sequence[Encoded], progress: Progress
 ) -> list[Outcome]:
-    """Which choice each way of computing takes, by log-likelihood and by that of a byte."""
+    """Which choice each way of computing takes, by log-likelihood and by that of a character."""
     modes = {name: mode for name, mode in model.modes.items() if name != "oracle"}
     progress.start(
         "scoring choices", len(modes) * sum(len(ids) for q in questions for ids in q.ids)
@@ -70,7 +70,7 @@ def score_choices(
             for ids in question.ids:
                 logs.append(log_likelihood(model.decoder, ids, question.given, mode))
                 progress.advance(len(ids))
-            scores = {"acc": np.array(logs), "acc_norm": np.array(logs) / question.nbytes}
+            scores = {"acc": np.array(logs), "acc_norm": np.array(logs) / question.characters}
             for measure, values in scores.items():
                 taken = int(values.argmax())
                 outcome.add(measure, name, taken, taken == question.answer)

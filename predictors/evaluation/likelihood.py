@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.errors import ModelError
+
 KEPT_BYTES_MAX = 64 << 20
 """Of a passage's dense log-probabilities, for the divergence of the others from them."""
 
 
 def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Log-softmax of each row, [tokens, vocab]."""
+    """Log-softmax of each row, [tokens, vocab]; `ModelError` where a logit is no number."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     sums = np.exp(shifted).sum(axis=1, dtype=np.float64, keepdims=True)
+    if not np.isfinite(sums).all():
+        raise ModelError(
+            "the model's logits are not finite; run `flashllm verify`, then convert it again, with"
+            " --dtype f32 or bf16 if it is in f16"
+        )
     return np.asarray(shifted - np.log(sums).astype(np.float32))
 
 

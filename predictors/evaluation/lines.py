@@ -6,11 +6,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashllm.errors import ReadFailed, UsageError
+from flashllm.errors import UsageError
 
+from ..calibration import read_text
 from ..progress import Progress
 
-FILE_BYTES_MAX = 64 << 20
 # Multiples of it, their whole parts left off, never lie close together (H. Weyl).
 GOLDEN = 0.6180339887498949
 
@@ -33,20 +33,7 @@ def read_text_file(path: Path, progress: Progress) -> TextFile:
     """A file in UTF-8; `UsageError` where it is absent, empty or in another encoding."""
     if not path.is_file():
         raise UsageError(f"{path}: no such file")
-    try:
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ReadFailed(f"{path}: cannot be read: {error.strerror}") from error
-    if len(raw) > FILE_BYTES_MAX:
-        raw = raw[: raw.rfind(b"\n", 0, FILE_BYTES_MAX) + 1]
-        progress.warn(f"{path}: only the first {FILE_BYTES_MAX >> 20} MiB are used")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}: not UTF-8 text (byte {error.start}); convert it, or give another file"
-        ) from error
+    raw, text = read_text(path, progress)
     if not text.strip():
         raise UsageError(f"{path}: the file is empty")
     return TextFile(path, text, hashlib.sha256(raw).hexdigest())

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 import flashllm
 from flashllm.engine import open_decoder
-from flashllm.errors import UnsupportedModel
 from flashllm.flash.store import Store
 from flashllm.loading import choose_selector
 from flashllm.spec import ModelSpec
@@ -72,11 +71,6 @@ class EvaluatedModel:
             chosen = choose_selector(store, select)
             name, stride = store.manifest.name, store.header.stride
             source = dict(store.manifest.source)
-            if store.spec.neurons_per_bundle != 1:
-                raise UnsupportedModel(
-                    f"{directory}: {store.spec.neurons_per_bundle} neurons a bundle; evaluation is "
-                    "for models whose bundles are single neurons"
-                )
         tokenizer = load_tokenizer(directory)
         with open_decoder(directory, chosen) as decoder:
             yield cls(directory, name, stride, source, decoder, tokenizer)

@@ -51,7 +51,7 @@ def draw_text(text: dict[str, Any], title: str, directory: Path) -> list[Path]:
         try:
             with rc_context({"axes.titlesize": 10, "figure.titlesize": 10}):
                 figure = draw(text)
-                figure.suptitle(title, color="#555555")
+                figure.suptitle(title, color="#555555", parse_math=False)
                 figure.savefig(path, dpi=DOTS_PER_INCH)
         except OSError as error:
             raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error

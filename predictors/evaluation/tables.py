@@ -11,6 +11,7 @@ from flashllm.sanitize import sanitize_line
 WIDTH = 80
 WINDOWS_SHOWN = (1, 2, 3, 5, 10, 20, 40, 64)
 MIB = 1 << 20
+LONGEST_NUMBER = 1e6
 
 Row = Sequence[str]
 
@@ -54,12 +55,12 @@ def _modes(modes: dict[str, Any]) -> str:
     rows: list[Row] = [("", "perplexity", "to dense", "stderr", "same token", "KL, nats")]
     for name, found in modes.items():
         beside: Row = (
-            f"{found['ratio']:.4f}",
-            f"{found['ratio_stderr']:.4f}",
+            _decimals(found["ratio"], 4),
+            _decimals(found["ratio_stderr"], 4),
             f"{found['same_token']:.2%}",
-            f"{found['divergence_nats']:.5f}",
+            _decimals(max(0.0, found["divergence_nats"]), 5),  # rounding may leave it below 0
         )
-        rows.append((name, f"{found['perplexity']:.4f}", *(beside if name != "dense" else ())))
+        rows.append((name, _decimals(found["perplexity"], 4), *(beside if name != "dense" else ())))
     return _columns(rows)
 
 
@@ -207,6 +208,11 @@ def _names(*rows: tuple[str, str]) -> str:
 
 def _bytes(nbytes: float) -> str:
     return f"{nbytes / MIB:.2f} MiB" if nbytes >= MIB else f"{nbytes / 1024:.1f} KiB"
+
+
+def _decimals(value: float, digits: int) -> str:
+    """With so many digits after the point; what is too long for a column by its magnitude."""
+    return f"{value:.{digits}f}" if value < LONGEST_NUMBER else f"{value:.4g}"
 
 
 def _number(value: float | None) -> str:

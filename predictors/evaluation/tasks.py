@@ -14,7 +14,7 @@ from typing import Any
 
 from flashllm.errors import UsageError
 
-from ..calibration import ROLES, ConversationEncoder, Message
+from ..calibration import ConversationEncoder, Message, checked_messages
 from ..progress import Progress
 from .answers import answer_all
 from .choices import Encoded, encode_choices, score_choices
@@ -98,8 +98,8 @@ def _encode(model: EvaluatedModel, talks: ConversationEncoder, question: Questio
             f"{question.where}: {longest:,} tokens, and the model's context holds "
             f"{model.decoder.context:,}"
         )
-    nbytes = tuple(len(choice.encode()) for choice in question.choices)
-    return Encoded(encoded.given, encoded.ids, nbytes, question.answer, question.group)
+    characters = tuple(map(len, question.choices))
+    return Encoded(encoded.given, encoded.ids, characters, question.answer, question.group)
 
 
 def _messages(question: Question) -> list[Message]:
@@ -129,14 +129,16 @@ def _parse(where: str, line: str) -> Question:
         raise UsageError(f"{where}: expected choices, or an expected answer as text")
     if "messages" not in value:
         raise UsageError(f"{where}: a question to be answered in words needs messages")
-    return Question(where, group, _conversation(where, value), expected=value["expected"])
+    return Question(
+        where, group, checked_messages(where, value["messages"]), expected=value["expected"]
+    )
 
 
 def _query(where: str, value: dict[str, Any]) -> str | list[Message]:
     if ("query" in value) == ("messages" in value):
         raise UsageError(f"{where}: expected either a query or messages")
     if "messages" in value:
-        return _conversation(where, value)
+        return checked_messages(where, value["messages"])
     if not isinstance(value["query"], str) or not value["query"].strip():
         raise UsageError(f"{where}: the query is no text, or empty")
     return str(value["query"])
@@ -154,15 +156,3 @@ def _choices(where: str, value: dict[str, Any]) -> tuple[tuple[str, ...], int]:
             f"0 to {len(choices) - 1}"
         )
     return tuple(choices), answer
-
-
-def _conversation(where: str, value: dict[str, Any]) -> list[Message]:
-    messages = value["messages"]
-    if not isinstance(messages, list) or not messages:
-        raise UsageError(f"{where}: messages is no list, or empty")
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise UsageError(f"{where}: a message whose role is none of {', '.join(ROLES)}")
-        if not isinstance(message.get("content"), str):
-            raise UsageError(f"{where}: a message whose content is no text")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]

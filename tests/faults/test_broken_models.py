@@ -42,6 +42,13 @@ def overwrite(name: str, at: int, with_bytes: bytes) -> Callable[[Path], None]:
     return damage
 
 
+def replace_file(name: str, content: bytes) -> Callable[[Path], None]:
+    def damage(directory: Path) -> None:
+        (directory / name).write_bytes(content)
+
+    return damage
+
+
 DAMAGES = {
     "no manifest: half-converted": remove("manifest.json"),
     "no bundles": remove("ffn.bundles"),
@@ -54,6 +61,8 @@ DAMAGES = {
     "resident header length lies": overwrite("resident.safetensors", 0, b"\xff" * 8),
     "predictors cut": cut("predictors.safetensors", 0.5),
     "activity is no JSON": overwrite("activity.json", 0, b"["),
+    "activity is deep": replace_file("activity.json", b'{"windows": ' + b"[" * 100_000),
+    "windows without end": replace_file("activity.json", b'{"windows": [1e999], "oracle": {}}'),
 }
 
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from flashllm.convert import convert
 
 from flashllm.accounting import PARTS
 from flashllm.engine import Model, open_model
-from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, UsageError
+from flashllm.errors import MemoryCeilingTooSmall, ModelError, ModelNotFound, UsageError
 from flashllm.loading import load_decoder
 from flashllm.model.select import SelectAll
 from flashllm.sampling import Sampling
+from tests.tiny import save_opt, tiny_opt
 
 PROMPT = [5, 17, 40, 8, 61, 33, 12, 9, 77, 50]
 
@@ -212,3 +215,16 @@ def test_a_slow_setting_is_not_silent(sparse_model: Path, monkeypatch: pytest.Mo
         assert not [c for c in model.cautions() if "page cache" in c]
         monkeypatch.setattr(core, "FALLBACK", "it was not built")
         assert any("it was not built" in caution for caution in model.cautions())
+
+
+def test_an_answer_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    checkpoint = tiny_opt()
+    with torch.no_grad():
+        for layer in checkpoint.model.decoder.layers:
+            layer.fc1.weight *= 1e20
+            layer.fc2.weight *= 1e20
+    convert(save_opt(checkpoint, tmp_path / "source"), tmp_path / "converted")
+    with open_model(tmp_path / "converted") as model:
+        for temperature in (0.0, 1.0):
+            with pytest.raises(ModelError, match="overflows"):
+                list(model.generate([5, 6], sampling=Sampling(temperature=temperature)))

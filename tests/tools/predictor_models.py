@@ -58,7 +58,8 @@ class Stack:
         self.opened = 0
 
     @contextmanager
-    def open(self):
+    def open(self, contexts: Any):
+        assert max(map(len, contexts)) > 0
         self.opened += 1
         yield self
 

@@ -226,8 +226,19 @@ sys.exit(command.main())
 """
 
 
-def _start(source: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SLOW, str(source), str(out)]
+# The same by the command that users have.
+SLOW_COMMAND = """
+import sys, time
+from flashllm import cli
+from flashllm.convert import progress
+advance = progress.PlainProgress.advance
+progress.PlainProgress.advance = lambda *given: (time.sleep(0.03), advance(*given))
+sys.exit(cli.main(["convert", *sys.argv[1:]]))
+"""
+
+
+def _start(source: Path, out: Path, script: str = SLOW) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, str(source), str(out)]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -257,6 +268,20 @@ def test_a_real_ctrl_c(large_source: Path, tmp_path: Path) -> None:
     process = _start(large_source, tmp_path / "out")
     _wait_for_partial(tmp_path)
     process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "nothing is left" in stderr
+    assert "Traceback" not in stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_told_to_end_it_cleans_up(
+    large_source: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = _start(large_source, tmp_path / "out", SLOW_COMMAND)
+    _wait_for_partial(tmp_path)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "nothing is left" in stderr

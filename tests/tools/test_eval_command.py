@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flashllm.convert import convert
+from flashllm.predictors.evaluation import tables
 
 import flashllm
 from flashllm.cli import main
@@ -205,3 +206,14 @@ def test_without_arguments_the_demo_is_evaluated_on_what_comes_with_it(capsys, d
     names = [Path(tasks["file"]).name for tasks in report["tasks"]]
     assert names == ["choices.jsonl", "heldout.jsonl"]
     assert report["text"]["modes"]["predicted"]["ratio"] <= 1.01
+
+
+def test_hopeless_figures_fit_a_terminal_too(capsys, sparse_model, text):
+    report = evaluated(capsys, sparse_model, "--text", text)
+    for found in report["text"]["modes"].values():
+        found |= {"perplexity": 1e304, "ratio": 2e200, "ratio_stderr": 3e190}
+        found["divergence_nats"] = -1e-9
+    shown = tables.report_table(report)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "1e+304" in shown
+    assert "-0.00000" not in shown

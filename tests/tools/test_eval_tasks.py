@@ -162,7 +162,7 @@ SAID = '{"messages": [{"role": "user", "content": "x"}]'
         (SAID + ', "expected": " "}', "an expected answer as text"),
         (SAID + ', "expected": 5}', "an expected answer as text"),
         ('{"query": "q", "expected": "x"}', "needs messages"),
-        ('{"messages": [], "expected": "x"}', "messages is no list, or empty"),
+        ('{"messages": [], "expected": "x"}', "expected a list of messages"),
         ('{"messages": [5], "expected": "x"}', "role is none of"),
         ('{"messages": [{"role": "user"}], "expected": "x"}', "content is no text"),
         (SAID + ', "expected": "x", "intent": 5}', "intent is no text"),
@@ -197,3 +197,19 @@ def test_bad_files_are_refused(tmp_path, content, message):
 def test_answers_are_compared_without_case_and_spaces():
     assert normalised(" Ocean (noun):  a large\nbody ") == normalised("ocean (noun): a large body")
     assert normalised("oceans") != normalised("ocean")
+
+
+class ForgivingTokenizer(ByteTokenizer):
+    """Takes what is no character for a question mark, as real ones take it for some other."""
+
+    def letters(self, text):
+        return super().letters(text.encode("utf-8", "replace").decode())
+
+
+def test_half_a_character_in_a_choice_is_scored_as_another(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    line = {"query": "a", "choices": ["b\ud800", "c"], "answer": 0}  # legal in JSON's escapes
+    path.write_text(json.dumps(line))
+    model = evaluated(TableDecoder(), ForgivingTokenizer())
+    report = evaluate_tasks(model, path, TaskSettings(), SilentProgress())
+    assert report["multiple_choice"]["questions"] == 1

@@ -120,6 +120,26 @@ def test_what_cannot_be_planned_is_named(
     assert "Traceback" not in message
 
 
+@pytest.mark.parametrize(
+    ("changes", "select", "named"),
+    [
+        ({"hidden_act": "relu"}, "everything", "expected one of"),
+        ({"hidden_act": "relu"}, "predicted", "use --select gate"),
+        ({}, "gate", "never zero"),
+        ({"model_type": "arcee", "hidden_act": "relu2"}, "gate", "no resident gate"),
+    ],
+)
+def test_a_selector_that_the_model_cannot_have(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    select: str,
+    named: str,
+) -> None:
+    assert main(["plan", str(checkpoint(tmp_path, **changes)), "--select", select]) == 2
+    assert named in capsys.readouterr().err
+
+
 def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(tmp_path / "none")]) == 66
     assert main(["plan", str(tmp_path)]) == 65

@@ -160,9 +160,6 @@ def test_windows_outlast_the_pieces_that_tokens_come_in():
     for row in bits:
         single.add(row[None])
     assert single.use() == whole.use()
-    by_ids = WindowCounter(61)
-    by_ids.add_ids([np.flatnonzero(row) for row in flags])
-    assert by_ids.use() == whole.use()
 
 
 def test_loads_are_the_increments_of_the_aggregate_use():

@@ -117,7 +117,6 @@ def test_the_loosest_round_that_will_do_is_taken():
 
 def test_where_no_round_will_do_the_best_is_taken_and_said_so():
     number, judgement, progress = judged([1e6, 1.5, 1e6, 1e6], perplexity_ratio=0.5)
-    assert number in (0, 1, 2, 3)
     stack = Stack()
     dense = perplexity(stack, TUNE, "dense", lambda _: None)
     ratios = []

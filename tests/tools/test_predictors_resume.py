@@ -20,7 +20,7 @@ from flashllm.predictors.rows import LayerData, RowShape, RowsOnDisk, unpack_act
 from flashllm.predictors.train import train
 from flashllm.predictors.work import WorkDirectory, default_work
 
-from flashllm.errors import CannotCreate, NotEnoughSpace, ReadFailed
+from flashllm.errors import CannotCreate, NotEnoughSpace, ReadFailed, UsageError
 from tests.tools.predictor_models import D_FFN, D_MODEL, Stack, random_contexts, task_of
 
 N_LAYERS = 3
@@ -372,3 +372,11 @@ def test_a_recording_that_ends_early_says_so(tmp_path):
         RowsOnDisk(path, 4).take(np.array([2]))
     with pytest.raises(ReadFailed, match="cannot read"):
         RowsOnDisk(tmp_path / "absent", 4)
+
+
+def test_contexts_that_cannot_be_judged_are_refused_before_the_work(tmp_path):
+    contexts = [*CONTEXTS[:50], *([4] for _ in range(200))]
+    singles = task_of(Stack(2, n_layers=N_LAYERS), contexts)
+    with pytest.raises(UsageError, match="single tokens"):
+        train(singles, tmp_path / "out", tmp_path / "work", SilentProgress())
+    assert not (tmp_path / "work").exists()

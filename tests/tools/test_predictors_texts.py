@@ -13,6 +13,7 @@ from flashllm.predictors.calibration import (
     ConversationEncoder,
     find_calibration,
     read_contexts,
+    read_text,
 )
 from flashllm.predictors.progress import SilentProgress
 from flashllm.predictors.split import split_contexts
@@ -134,6 +135,14 @@ def test_no_fewer_tokens_than_asked_for_where_the_text_has_them(tmp_path):
         assert sum(map(len, contexts)) == tokens
     whole = read(path, tokenizer=WordTokenizer(), limits=ContextLimits(300, 128, 50_000))
     assert sum(map(len, whole)) == 20_001
+
+
+def test_of_a_long_text_the_beginning_is_used(tmp_path, monkeypatch):
+    monkeypatch.setattr("flashllm.predictors.calibration.TEXT_BYTES_MAX", 1_001)
+    path = tmp_path / "t.txt"
+    for content, used in (("é" * 800, "é" * 500), ("ab\n" * 400, "ab\n" * 333)):
+        path.write_text(content, encoding="utf-8")
+        assert read_text(path, SilentProgress()) == (used.encode(), used)
 
 
 def test_by_default_three_hundred_thousand_tokens_train():

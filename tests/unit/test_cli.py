@@ -396,3 +396,18 @@ def test_a_full_disk_under_standard_output(form: list[str]) -> None:
     assert done.returncode == 73
     assert b"flashllm: standard output: cannot be written" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_a_standard_output_that_is_closed() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", SCRIPT.format(steps="['x']"), "run", "m", "-p", "x"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+        cwd=root,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert done.returncode == 73
+    assert b"flashllm: standard output: is closed" in done.stderr
+    assert b"Traceback" not in done.stderr

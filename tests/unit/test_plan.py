@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.plan import MIB, PrefillShape, Sizes, kv_bytes, make_plan
-from flashllm.spec import ModelSpec
+from flashllm.spec import ModelSpec, Rope
 
 SPEC = ModelSpec(
     n_layers=4,
@@ -102,6 +102,15 @@ def test_the_prefill_follows_from_the_shape() -> None:
         for ceiling in (smallest("all"), 1 << 30, 1 << 40)
     }
     assert shapes == {PrefillShape.of(SPEC, SIZES.stride)}
+
+
+def test_a_prefill_has_room_for_heads_wider_than_the_model() -> None:
+    """Query, its turned halves, its scaled copy, what attention makes, in rows: six at least."""
+    rope = dataclasses.replace(SPEC, positions="rope", rope=Rope(1e4, 64))
+    wide = dataclasses.replace(rope, n_heads=16)
+    shape = PrefillShape.of(wide, SIZES.stride)
+    extra = shape.bytes(wide, SIZES.stride, 512) - shape.bytes(rope, SIZES.stride, 512)
+    assert extra >= 6 * shape.tokens * (16 - 4) * 64 * 4
 
 
 def test_kv_cache_of_a_context() -> None:

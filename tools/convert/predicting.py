@@ -74,7 +74,12 @@ def needed_bytes(job: Job, wish: Wish) -> int:
     path = Path(wish)
     if path.is_file():
         return path.stat().st_size
-    return sum(part.stat().st_size for part in path.glob("*.pt")) if path.is_dir() else 0
+    if not path.is_dir():
+        return 0
+    # What does not fit into f16 is written as f32.
+    return 2 * sum(part.stat().st_size for part in path.glob("*.pt")) + 4 * spec.n_layers * (
+        spec.d_ffn
+    )
 
 
 def take_predictors(job: Job, wish: Wish, directory: Path) -> dict[str, FileRecord]:
