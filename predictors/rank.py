@@ -1,8 +1,9 @@
-"""The rank of a layer's predictor: as high as it pays, and no higher than the target asks.
+"""The rank of a layer's predictor: as high as the targets ask, and no higher.
 
 Ranks of a ladder are tried from below, each with a start by regression and one short pass of
-training, judged on the tokens held out for tuning. A step up the ladder costs memory and saves
-false positives; both are weighed in bytes of flash a token.
+training, judged on the tokens held out for tuning. The first that meets the targets is taken: memory
+is what users of such models lack. Where none does, a step up the ladder costs memory and saves false
+positives, and both are weighed in bytes of flash a token.
 """
 
 from __future__ import annotations
@@ -56,10 +57,9 @@ def choose_rank(
     seed: int,
     advance: Callable[[int], None],
 ) -> int:
-    """The cheapest rank of those that meet the targets, or of all where none does.
+    """The lowest rank that meets the targets, or the cheapest of all where none does.
 
-    Calls `advance` with tokens seen, in all `trial_tokens`. The ladder ends early where the targets
-    are met and another step did not pay.
+    Calls `advance` with tokens seen, in all `trial_tokens`, those of trials not needed included.
     """
     shape, some = train.shape, train.part(range(min(len(train), TRIAL_TOKENS)))
     ranks = ladder(shape.d_model, shape.d_ffn)
@@ -75,16 +75,18 @@ def choose_rank(
         nbytes = rank * (shape.d_model + shape.d_ffn) * VALUE_BYTES
         cost = loads * prices.false_load + nbytes * prices.dram
         trials.append(Trial(rank, float(histogram.false_positives()[edge]), cost))
-        if len(trials) > 1 and _met(trials[-2], targets) and cost >= trials[-2].cost_bytes:
+        if _met(trials[-1], targets):
             advance((len(ranks) - 1 - number) * len(some))
             break
     return best_of(trials, targets)
 
 
 def best_of(trials: list[Trial], targets: Targets) -> int:
-    """The rank that costs least among those that meet the target; among all where none does."""
-    meeting = [trial for trial in trials if _met(trial, targets)]
-    return min(meeting or trials, key=lambda trial: (trial.cost_bytes, trial.rank)).rank
+    """The lowest rank that meets the targets; where none does, the one that costs least."""
+    meeting = [trial.rank for trial in trials if _met(trial, targets)]
+    if meeting:
+        return min(meeting)
+    return min(trials, key=lambda trial: (trial.cost_bytes, trial.rank)).rank
 
 
 def _met(trial: Trial, targets: Targets) -> bool:

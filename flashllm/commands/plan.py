@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.commands.info import plan_rows
 from flashllm.commands.output import Output, format_bytes, table
-from flashllm.errors import ModelNotFound
+from flashllm.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
     from flashllm.flash.plan import Plan, Sizes
@@ -72,6 +72,11 @@ def _described(arguments: argparse.Namespace) -> tuple[ModelSpec, Sizes, str]:
         return spec, sizes_of_shape(spec, interpreter_bytes()), select
     from flashllm.flash.store import Store
 
+    if (arguments.act, arguments.fatrelu_threshold, arguments.dtype) != (None, None, None):
+        raise UsageError(
+            f"{directory} is converted already; --act, --fatrelu-threshold and --dtype are for"
+            " checkpoints"
+        )
     with Store(directory) as store:
         select = choose_selector(store, arguments.select)
         return store.spec, model_sizes(store, select), select
@@ -91,7 +96,7 @@ def _weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
         ("  embeddings", part(weights.embeddings)),
         ("  attention", part(weights.attention)),
         ("  gates", part(weights.gate)),
-        ("  feed-forward, on flash", f"{part(weights.ffn)}, and {padding:.1%} of it for padding"),
+        ("  feed-forward, on flash", f"{part(weights.ffn)}, and {padding:.1%} more for padding"),
         ("neurons", f"{spec.n_layers} x {spec.d_ffn}, {format_bytes(stride)} each on flash"),
     ]
     return [row for row in rows if row[0] != "  gates" or weights.gate]
@@ -105,16 +110,16 @@ def _verdict(spec: ModelSpec, made: Plan, sizes: Sizes) -> str:
     if made.select != "all":
         named = "its predictors name (lossy)" if made.select == "predicted" else "are not zero"
         return (
-            f"A token reads the neurons that {named} and that the window does not hold:\n"
-            f"{format_bytes(moved.per_percent_bytes)} for each 1 % of them. How many there are"
-            " depends on text and model; `flashllm eval` counts them."
+            f"A token reads the neurons that {named} and that the\nwindow does not hold:"
+            f" {format_bytes(moved.per_percent_bytes)} for each 1 % of them. How many there are"
+            "\ndepends on text and model; `flashllm eval` counts them."
         )
     rest = moved.layer_bytes - moved.pinned_bytes
     why = f" since {spec.activation} is never zero" if not spec.sparse else ""
     if not rest:
-        return f"A token needs every neuron{why}; under this ceiling all of them stay in memory."
+        return f"A token needs every neuron{why};\nunder this ceiling all of them stay in memory."
     return (
-        f"A token needs every neuron{why}, and reads {format_bytes(rest)} of them from flash"
-        f"\n({format_bytes(moved.pinned_bytes)} stay in memory): {rest / 1e9:.1f} s a token on a"
+        f"A token needs every neuron{why},\nand reads {format_bytes(rest)} of them from flash"
+        f" ({format_bytes(moved.pinned_bytes)} stay in memory):\n{rest / 1e9:.1f} s a token on a"
         " disk that reads 1 GB/s."
     )

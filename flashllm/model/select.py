@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flashllm.errors import TensorMismatch
 from flashllm.flash import core
+from flashllm.flash.finite import all_finite
 from flashllm.flash.store import RawTensor
 from flashllm.flash.window import Ids
 from flashllm.spec import ModelSpec
@@ -92,13 +93,24 @@ class LowRank:
         expected = ((rank, spec.d_model), (spec.d_ffn, rank), (spec.d_ffn,), (1,))
         if found != expected or not rank:
             raise TensorMismatch(
-                f"predictors: layer {layer} has shapes {found}; expected {expected}"
+                f"predictors: layer {layer} has shapes {found}; expected {expected}, of a rank"
+                " above 0"
             )
-        flags = {
-            name: f"layers.{layer}.{name}" in tensors and bool(tensor(name, "f32").floats().any())
-            for name in ("hidden_relu", "before_norm")
-        }
-        return cls(down, up, threshold.floats() - bias.floats(), **flags)
+        if not all(all_finite(part.raw, part.dtype) for part in (down, up, bias, threshold)):
+            raise TensorMismatch(
+                f"predictors: layer {layer} holds NaN or infinity; convert the model again"
+            )
+
+        def switch(part: str) -> bool:
+            if f"layers.{layer}.{part}" not in tensors:
+                return False
+            values = tensor(part, "f32").floats().tolist()
+            if values not in ([0.0], [1.0]):
+                raise TensorMismatch(f"predictors: layers.{layer}.{part} is {values}, not 0 or 1")
+            return bool(values[0])
+
+        cut = threshold.floats() - bias.floats()
+        return cls(down, up, cut, switch("hidden_relu"), switch("before_norm"))
 
 
 class SelectPredicted:

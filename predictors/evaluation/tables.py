@@ -38,7 +38,7 @@ def _text(text: dict[str, Any], select: str) -> list[str]:
     head = _names(
         ("text", Path(text["file"]).name),
         ("tokens", f"{text['tokens']:,} in {text['passages']:,} passages"),
-        ("counted", f"{text['tokens_counted']:,}"),
+        ("counted", f"{text['tokens_counted']:,}, of which {text['tokens_scored']:,} scored"),
     )
     parts = [head, _modes(text["modes"])]
     if "mean" in text:
@@ -122,9 +122,8 @@ def _margins(margins: Sequence[dict[str, Any]], has_selector: bool) -> str:
         for kind, _ in kinds:
             row += [_number(layer[kind]["quantiles"][name]) for name in ("q10", "q50", "q90")]
         rows.append(row)
-    return "pre-activations of neurons that were active, and of those missed, quantiles:\n" + (
-        _columns(rows)
-    )
+    missed = ", and of those missed" if len(kinds) > 1 else ""
+    return f"pre-activations of neurons that were active{missed}, quantiles:\n{_columns(rows)}"
 
 
 def _friends(friends: Sequence[dict[str, Any]]) -> str:

@@ -108,7 +108,7 @@ def read_passages(
     if text.counted < TOKENS_MIN:
         raise UsageError(
             f"{path}: {text.counted:,} tokens that count are too few to evaluate on; "
-            f"give at least {TOKENS_MIN}, better {TOKENS:,}"
+            f"give at least {TOKENS_MIN}, better {TOKENS:,}, and look at --tokens and --skip"
         )
     return text
 

@@ -144,3 +144,18 @@ def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["plan", str(tmp_path / "none")]) == 66
     assert main(["plan", str(tmp_path)]) == 65
     assert "config.json" in capsys.readouterr().err
+
+
+def test_a_converted_model_is_what_it_is(
+    sparse_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(sparse_model), "--dtype", "bf16"]) == 2
+    assert "converted already" in capsys.readouterr().err
+
+
+def test_the_text_fits_a_terminal(
+    tmp_path: Path, sparse_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([str(checkpoint(tmp_path))], [str(sparse_model)]):
+        assert main(["plan", *arguments]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

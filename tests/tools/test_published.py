@@ -27,6 +27,8 @@ from flashllm.errors import (
     UsageError,
 )
 from flashllm.flash.layout import read_tensor_index
+from flashllm.flash.store import RawTensor
+from flashllm.model.select import LowRank
 from flashllm.spec import ModelSpec
 
 SPEC = ModelSpec(
@@ -400,3 +402,29 @@ def test_a_record_of_activity_is_of_as_many_layers(
         return
     with pytest.raises(LayoutError, match="does not describe 3 layers"):
         check_activity(path, SPEC)
+
+
+@pytest.mark.parametrize("leaf", ["up", "down", "bias", "threshold"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_predictors_that_are_no_numbers(
+    source: Path, target: Path, leaf: str, value: float
+) -> None:
+    """They would leave neurons out in silence: here and where the model is opened."""
+    import_published(source, SPEC, target)
+    found = load_file(target / FILE)
+    found[f"layers.1.{leaf}"].reshape(-1)[-1] = value
+    save_file(found, target / FILE)
+    with pytest.raises(LayoutError, match=f"layers.1.{leaf} holds NaN or infinity"):
+        check_predictors(target / FILE, SPEC)
+    dtypes = {"float16": "f16", "float32": "f32"}
+    tensors = {
+        name: RawTensor(
+            np.ascontiguousarray(values).reshape(-1).view(np.uint8),
+            dtypes[str(values.dtype)],
+            values.shape,
+        )
+        for name, values in found.items()
+    }
+    LowRank.of(tensors, 0, SPEC)
+    with pytest.raises(TensorMismatch, match="layer 1 holds NaN or infinity"):
+        LowRank.of(tensors, 1, SPEC)

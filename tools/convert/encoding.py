@@ -10,19 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.errors import TensorMismatch
-
-# The exponent bits: all set means infinity or NaN.
-_EXPONENT = {"f32": np.uint32(0x7F800000), "f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
+from flashllm.flash.finite import all_finite
 
 
 def encode(raw: NDArray[np.uint8], source: str, target: str, name: str) -> NDArray[np.uint8]:
     """The same values in another encoding, as bytes; `TensorMismatch` naming the tensor."""
-    if not _all_finite(raw, source):
+    if not all_finite(raw, source):
         raise TensorMismatch(f"tensor {name}: holds NaN or infinity; the checkpoint is damaged")
     if source == target:
         return raw
     encoded = narrow(widen(raw, source), target)
-    if not _all_finite(encoded, target):
+    if not all_finite(encoded, target):
         raise TensorMismatch(
             f"tensor {name}: holds values too large for {target}; convert with --dtype f32 or bf16"
         )
@@ -51,10 +49,3 @@ def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[np.uint8]:
     half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     rounded: NDArray[np.uint16] = ((bits + half) >> np.uint32(16)).astype(np.uint16)
     return rounded.view(np.uint8)
-
-
-def _all_finite(raw: NDArray[np.uint8], dtype: str) -> bool:
-    """Whether no encoded value is an infinity or a NaN."""
-    exponent = _EXPONENT[dtype]
-    bits = raw.view(exponent.dtype)
-    return not bool(np.any((bits & exponent) == exponent))

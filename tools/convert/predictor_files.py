@@ -7,11 +7,16 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flashllm.errors import LayoutError, UsageError
+from flashllm.flash.finite import all_finite
 from flashllm.flash.layout import TensorRecord, read_tensor_index
 from flashllm.flash.manifest import ACTIVITY_FILE, PREDICTORS_FILE
 from flashllm.flash.strict_json import parse_object
 from flashllm.spec import ModelSpec
+
+from .files import BLOCK_BYTES
 
 ACTIVITY_BYTES_MAX = 64 << 20
 
@@ -43,6 +48,7 @@ def check_predictors(path: Path, spec: ModelSpec) -> None:
                     f"this model needs {dtypes[0]} {list(shape)}"
                 )
     _check_switches(path, {name: index[name] for name in sorted(optional & set(index))})
+    _check_finite(path, index)
 
 
 _LEAVES = ("down", "up", "bias", "threshold")
@@ -57,6 +63,17 @@ def _check_switches(path: Path, records: dict[str, TensorRecord]) -> None:
             (value,) = struct.unpack("<f", file.read(4))
             if value not in (0.0, 1.0):
                 raise LayoutError(f"{path}: {name} is {value}; expected 0 or 1")
+
+
+def _check_finite(path: Path, index: dict[str, TensorRecord]) -> None:
+    """`LayoutError` for a NaN or an infinity, with which neurons would be left out in silence."""
+    with open(path, "rb") as file:
+        for name, record in index.items():
+            file.seek(record.offset)
+            for start in range(0, record.nbytes, BLOCK_BYTES):
+                raw = file.read(min(BLOCK_BYTES, record.nbytes - start))
+                if not all_finite(np.frombuffer(raw, np.uint8), record.dtype):
+                    raise LayoutError(f"{path}: {name} holds NaN or infinity; train it again")
 
 
 def _layer_tensors(

@@ -1,0 +1,20 @@
+"""Whether encoded weights are numbers: an infinity or a NaN among them means damage."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The exponent bits: all set means infinity or NaN.
+_EXPONENT = {"f32": np.uint32(0x7F800000), "f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
+_BLOCK_BYTES = 4 << 20
+
+
+def all_finite(raw: NDArray[np.uint8], dtype: str) -> bool:
+    """Whether no encoded value is an infinity or a NaN; in blocks, so that memory stays bounded."""
+    exponent = _EXPONENT[dtype]
+    for start in range(0, len(raw), _BLOCK_BYTES):
+        bits = raw[start : start + _BLOCK_BYTES].view(exponent.dtype)
+        if np.any((bits & exponent) == exponent):
+            return False
+    return True
