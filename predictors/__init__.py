@@ -5,7 +5,7 @@ with its errors known on text that neither training nor calibration saw. Not her
 Source: LLM in a flash (arXiv 2312.11514), section 3.1.
 """
 
-from .calibration import find_calibration
+from .calibration import check_calibration, find_calibration
 from .measure import measure_activity, measure_predictors
 from .report import Activity, LayerReport, Report
 from .targets import Targets
@@ -16,6 +16,7 @@ __all__ = [
     "LayerReport",
     "Report",
     "Targets",
+    "check_calibration",
     "find_calibration",
     "measure_activity",
     "measure_predictors",

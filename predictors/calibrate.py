@@ -63,12 +63,16 @@ class ScoreHistogram:
         return max(0, found - 1)
 
 
-def choose_threshold(histogram: ScoreHistogram, target: float, prices: Prices) -> float:
-    """The threshold that costs least in bytes among those that miss at most `target`.
+def choose_threshold(
+    histogram: ScoreHistogram, false_negatives: float, false_positives: float, prices: Prices
+) -> float:
+    """The threshold that costs least in bytes among those that meet both targets.
 
-    Where misses are dearer than what a lower threshold reads in vain, it lies below what the target
-    alone would allow.
+    Where misses are dearer than what a lower threshold reads in vain, it lies below what the first
+    target alone would allow. Where none meets both, it reads least of those that meet the first:
+    a price alone would have a layer read whole whose neurons the window mostly holds.
     """
     cost = prices.false_load * histogram.false_loads() + prices.miss * histogram.misses()
-    allowed = histogram.highest(target) + 1
-    return float(histogram.edges[int(np.argmin(cost[:allowed]))])
+    highest, extras = histogram.highest(false_negatives), histogram.false_positives()
+    allowed = extras[: highest + 1] <= max(false_positives, extras[highest])
+    return float(histogram.edges[int(np.argmin(np.where(allowed, cost[: highest + 1], np.inf)))])

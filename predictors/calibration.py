@@ -16,7 +16,7 @@ from typing import Protocol
 
 from flashllm.errors import ReadFailed, UsageError
 
-from .progress import Progress
+from .progress import Progress, SilentProgress
 
 TEXT_BYTES_MAX = 64 << 20
 TOKENS_MIN = 1_000
@@ -27,6 +27,8 @@ TOKENS_GOOD = 50_000
 CONTEXTS_MIN = 20
 CONTEXT_TOKENS_MAX = 2_048
 CHARACTERS_PER_TOKEN_MAX = 8
+# Of a text as a whole.
+BYTES_PER_TOKEN_MIN = 3
 NAMES = ("calibration.jsonl", "calibration.ids")
 ROLES = ("system", "user", "assistant")
 
@@ -61,7 +63,8 @@ def find_calibration(directory: Path, given: Path | None) -> Path:
     """
     if given is not None:
         if not given.is_file():
-            raise UsageError(f"{given}: no such calibration file")
+            what = "is not a file" if given.exists() else "no such file"
+            raise UsageError(f"{given}: {what}; give a calibration text (.jsonl, .txt or .ids)")
         return given
     for folder in (directory, directory.resolve().parent):
         for name in NAMES:
@@ -73,6 +76,25 @@ def find_calibration(directory: Path, given: Path | None) -> Path:
     )
 
 
+def check_calibration(path: Path, vocab_size: int, has_tokenizer: bool) -> int:
+    """Refuse a text as `read_contexts` would, as far as its tokenizer is not needed for that.
+
+    About as many tokens as it will give, at most; of a `.ids` file exactly. For before long work.
+    """
+    raw, text = _read(path, has_tokenizer, SilentProgress())
+    if path.suffix == ".ids":
+        limits = ContextLimits(vocab_size, CONTEXT_TOKENS_MAX, TOKENS_MAX)
+        tokens = sum(len(parse_ids(path, n, line, limits)) for n, line in _lines(text))
+        _check_length(path, tokens, SilentProgress())
+        return tokens
+    if path.suffix == ".jsonl":
+        for number, line in _lines(text):
+            parse_conversation(path, number, line)
+    elif len(raw) < TOKENS_MIN - 1:  # no token is less than a byte, but for bos
+        raise _too_short(path, f"{len(raw):,} bytes of text")
+    return len(raw) // BYTES_PER_TOKEN_MIN
+
+
 def read_contexts(
     path: Path, tokenizer: TextEncoder | None, limits: ContextLimits, seed: int, progress: Progress
 ) -> list[Context]:
@@ -80,15 +102,11 @@ def read_contexts(
 
     Raises `UsageError` for a file that is absent, empty, not UTF-8, malformed or too short.
     """
-    _, text = read_text(path, progress)
-    if not text.strip():
-        raise UsageError(f"{path}: the calibration text is empty; give another with --calibration")
-    if path.suffix == ".ids":
+    _, text = _read(path, tokenizer is not None, progress)
+    if path.suffix == ".ids" or tokenizer is None:
         contexts = _shuffled(
             text, lambda n, line: parse_ids(path, n, line, limits), limits, seed, progress
         )
-    elif tokenizer is None:
-        raise UsageError(f"{path}: the model has no tokenizer; give token ids in a .ids file")
     elif path.suffix == ".jsonl":
         talks = ConversationEncoder(tokenizer)
         contexts = _shuffled(
@@ -100,10 +118,20 @@ def read_contexts(
         )
     else:
         contexts = [encode_plain(text, tokenizer, limits.tokens_max)]
+    _check_length(path, sum(map(len, contexts)), progress)
     contexts = _cut(contexts, limits)
     random.Random(seed).shuffle(contexts)
-    _check_length(path, sum(map(len, contexts)), progress)
     return contexts
+
+
+def _read(path: Path, has_tokenizer: bool, progress: Progress) -> tuple[bytes, str]:
+    """A text that is not empty, of a kind that a model with or without a tokenizer takes."""
+    raw, text = read_text(path, progress)
+    if not text.strip():
+        raise UsageError(f"{path}: the calibration text is empty; give another with --calibration")
+    if path.suffix != ".ids" and not has_tokenizer:
+        raise UsageError(f"{path}: the model has no tokenizer; give token ids in a .ids file")
+    return raw, text
 
 
 class ConversationEncoder:
@@ -177,6 +205,11 @@ def encode_plain(text: str, tokenizer: TextEncoder, tokens_max: int) -> Context:
         characters *= 2
 
 
+def _lines(text: str) -> list[tuple[int, str]]:
+    """Lines that are not empty, with their numbers."""
+    return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
 def _shuffled(
     text: str,
     encode: Callable[[int, str], Context],
@@ -185,7 +218,7 @@ def _shuffled(
     progress: Progress,
 ) -> list[Context]:
     """The lines in a seeded order, encoded one by one until there are tokens enough."""
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines = _lines(text)
     random.Random(seed).shuffle(lines)
     contexts: list[Context] = []
     tokens = 0
@@ -255,12 +288,16 @@ def _pieces(context: Context, longest: int, bos_id: int | None) -> list[Context]
 
 def _check_length(path: Path, tokens: int, progress: Progress) -> None:
     if tokens < TOKENS_MIN:
-        raise UsageError(
-            f"{path}: {tokens:,} tokens are too few to calibrate on; "
-            f"give at least {TOKENS_MIN:,}, better {TOKENS_GOOD:,} and more"
-        )
+        raise _too_short(path, f"{tokens:,} tokens")
     if tokens < TOKENS_GOOD:
         progress.warn(
             f"{path}: {tokens:,} tokens to calibrate on; predictors from fewer than "
             f"{TOKENS_GOOD:,} miss more on other text"
         )
+
+
+def _too_short(path: Path, what: str) -> UsageError:
+    return UsageError(
+        f"{path}: {what} are too few to calibrate on; "
+        f"give at least {TOKENS_MIN:,} tokens, better {TOKENS_GOOD:,} and more"
+    )

@@ -107,7 +107,10 @@ def train_layer(
     predictor = fit(parameters, train, tune, targets.false_negatives, seed, advance)
     histogram = ScoreHistogram()
     add_scores(histogram, predictor, tune)
-    thresholds = [choose_threshold(histogram, target, prices) for target in targets.rounds]
+    thresholds = [
+        choose_threshold(histogram, target, targets.false_positives, prices)
+        for target in targets.rounds
+    ]
     choices = measure(data, split.report, predictor, thresholds, advance)
     return TrainedLayer(predictor, choices, oracle)
 

@@ -1,9 +1,9 @@
 """The rank of a layer's predictor: as high as the targets ask, and no higher.
 
 Ranks of a ladder are tried from below, each with a start by regression and one short pass of
-training, judged on the tokens held out for tuning. The first that meets the targets is taken: memory
-is what users of such models lack. Where none does, a step up the ladder costs memory and saves false
-positives, and both are weighed in bytes of flash a token.
+training, judged on the tokens held out for tuning. The first that meets the targets is taken:
+memory is what users of such models lack. Where none does, a step up the ladder costs memory and
+saves false positives, and both are weighed in bytes of flash a token.
 """
 
 from __future__ import annotations

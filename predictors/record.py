@@ -31,7 +31,7 @@ from .rows import (
     RowsOnDisk,
     pack_rows,
 )
-from .work import WorkDirectory
+from .work import FREE_BYTES_MARGIN, FREE_SHARE_MAX, WorkDirectory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +86,8 @@ def next_group(
     if count < 1:
         raise NotEnoughSpace(
             f"{work.path}: recording {tokens:,} tokens takes {layer_bytes:,} bytes a layer and "
-            f"{free_bytes:,} can be used; free some and run the same command again, or give a "
+            f"{free_bytes:,} can be used ({FREE_SHARE_MAX:.0%} of what is free, less "
+            f"{FREE_BYTES_MARGIN >> 20} MiB); free some and run the same command again, or give a "
             "shorter calibration text"
         )
     return list(layers[:count])
@@ -132,6 +133,9 @@ class GroupRecording:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self._files.clear()
+        if not self.contexts_done:
+            with contextlib.suppress(OSError):
+                self._work.drop_recording()  # no context is whole, so nothing could be continued
 
     def record(self, decoder: TappedDecoder, progress: Progress) -> None:
         """All contexts that are not recorded yet. However it ends, what is done is kept."""

@@ -122,6 +122,8 @@ class Activity:
 def read_report(directory: Path) -> Report:
     """The report beside a model's predictors; `ModelNotFound` or `LayoutError` without one."""
     path = directory / FILE_NAME
+    if not directory.is_dir():
+        raise ModelNotFound(f"{directory}: no such directory")
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX)

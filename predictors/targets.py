@@ -14,6 +14,8 @@ from .activity import WindowUse
 FALSE_NEGATIVES = 0.04
 FALSE_POSITIVES = 0.03
 PERPLEXITY_RATIO = 1.01
+# Times the target; from here on prediction hardly saves reading, and that is told.
+FALSE_POSITIVES_WARNED = 3.0
 # Parts of the false-negative target that are tried in turn until the perplexity is reached.
 TIGHTENING = (1.0, 0.5, 0.25, 0.125)
 

@@ -31,7 +31,7 @@ from .record import GroupRecording, Text, next_group
 from .report import Judgement, Report
 from .rows import RowShape
 from .split import Split, contexts_of, split_contexts
-from .targets import Targets
+from .targets import FALSE_POSITIVES_WARNED, Targets
 from .work import WorkDirectory, default_work, key_of
 
 # A layer of about a minute's work: below it, threads gain little, and where other programs keep
@@ -110,10 +110,10 @@ def train_predictors(
         contexts = model.contexts(text, tokens_max, seed, progress)
         return train(Task.of(model, contexts, targets or Targets(), seed), output, work, progress)
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"training of predictors stopped; run the same command again to continue it, or remove "
-            f"what is done, {work}"
-        ) from None
+        then = "to start again"
+        if work.exists():
+            then = f"again to continue it, or remove what is done, {work}"
+        raise Interrupted(f"training of predictors stopped; run the same command {then}") from None
 
 
 def train(task: Task, output: Path, work: Path, progress: Progress) -> Report:
@@ -132,10 +132,21 @@ def train(task: Task, output: Path, work: Path, progress: Progress) -> Report:
             tuple(layer.oracle for layer in layers),
             judgement,
         )
+        _warn_of_false_positives(report, task.targets, progress)
         thresholds = [choice.threshold for choice in choices]
         write_predictors(output, [layer.predictor for layer in layers], thresholds, report)
         directory.remove()
     return report
+
+
+def _warn_of_false_positives(report: Report, targets: Targets, progress: Progress) -> None:
+    found = report.mean["false_positives"]
+    if found >= FALSE_POSITIVES_WARNED * targets.false_positives:
+        progress.warn(
+            f"predictors read {found:.0%} of the silent neurons in vain, and the target is "
+            f"{targets.false_positives:.0%}; a longer calibration text helps where the model can "
+            "be predicted at all, else --select all may be as fast"
+        )
 
 
 def _judge(task: Task, layers: Sequence[TrainedLayer], progress: Progress) -> tuple[int, Judgement]:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -30,7 +31,7 @@ KEY_FILE = "key.json"
 GROUP_FILE = "group.safetensors"
 OUR_NAMES = re.compile(r"key\.json|group\.safetensors|(layer|rows)-\d{4}|\..*\.part")
 # Changes with what a trained layer or a recording means; one of another version is discarded.
-WORK_VERSION = 1
+WORK_VERSION = 2
 # Free space left to others, and to the files that are written besides recordings.
 FREE_BYTES_MARGIN = 64 << 20
 FREE_SHARE_MAX = 0.9
@@ -47,6 +48,12 @@ def key_of(**about: Any) -> str:
     versions = {"version": WORK_VERSION, "flashllm": flashllm.__version__}
     text = json.dumps({**versions, **about}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def space_for(work: Path, recording_bytes: int) -> int:
+    """Free bytes that a recording needs, less those that one in `work` has taken already."""
+    taken_bytes = sum(path.stat().st_size for path in work.glob("rows-*"))
+    return max(0, math.ceil((recording_bytes + FREE_BYTES_MARGIN) / FREE_SHARE_MAX) - taken_bytes)
 
 
 class WorkDirectory:
@@ -78,7 +85,7 @@ class WorkDirectory:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
-            if not any(path.name != KEY_FILE for path in self.path.iterdir()):
+            if all(path.name == KEY_FILE for path in self.path.iterdir()):
                 self.remove()  # nothing was done that could be continued
         self._unlock()
 
@@ -104,7 +111,7 @@ class WorkDirectory:
         self.rows_path(layer).unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
-        """Bytes that recordings may take now."""
+        """Bytes that recordings may take now; `space_for` is its inverse."""
         free_bytes = shutil.disk_usage(self.path).free
         return max(0, int(free_bytes * FREE_SHARE_MAX) - FREE_BYTES_MARGIN)
 

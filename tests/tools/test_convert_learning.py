@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from flashllm.convert import convert, verify
 from flashllm.predictors.progress import SilentProgress
 from safetensors import safe_open
 
-from flashllm.errors import Interrupted, UsageError
+from flashllm.errors import Interrupted, NotEnoughSpace, UsageError
 from flashllm.flash.layout import read_manifest
 from flashllm.loading import load_decoder
 from tests.tiny import save_opt, sparse_opt, tiny
@@ -48,6 +49,16 @@ class StopIn(SilentProgress):
     def advance(self, nbytes: int) -> None:
         if self.met:
             raise KeyboardInterrupt
+
+
+class Phases(SilentProgress):
+    """Remembers what was begun."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start(self, phase: str, total_bytes: int) -> None:
+        self.started.append(phase)
 
 
 def test_a_gate_is_measured(gated: Path, text: Path, tmp_path: Path) -> None:
@@ -109,9 +120,62 @@ def test_a_text_that_teaches_nothing_is_refused(
     source = gated
     if act is None:
         source = save_opt(sparse_opt(), tmp_path / "source")
-    with pytest.raises(UsageError, match="nothing to measure or train"):
+    with pytest.raises(UsageError, match="nothing to measure or train") as caught:
         convert(source, tmp_path / "out", act=act, calibration=text)
+    # What is advised is not refused in its turn.
+    assert ("--predictors train" in str(caught.value)) == (act is None)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.ids", b"", "empty"),
+        ("t.ids", b"5 " * 999, "999 tokens are too few"),
+        ("t.ids", b"5 9999 " * 600, "beyond the vocabulary"),
+        ("t.ids", b"\x7fELF\xff" * 900, "not UTF-8"),
+        ("t.txt", b"some words " * 900, "no tokenizer"),
+    ],
+    ids=["empty", "short", "beyond", "binary", "words"],
+)
+@pytest.mark.parametrize("wish", ["train", "none"])
+def test_a_bad_text_is_refused_before_a_byte_is_written(
+    gated: Path, tmp_path: Path, wish: str, name: str, content: bytes, message: str
+) -> None:
+    source = save_opt(sparse_opt(), tmp_path / "source") if wish == "train" else gated
+    path, progress = tmp_path / name, Phases()
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        convert(source, tmp_path / "out", predictors=wish, calibration=path, progress=progress)
+    assert progress.started == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_too_full_to_record_is_refused_before_a_byte_is_written(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_opt(sparse_opt(), tmp_path / "source")
+    free = SimpleNamespace(f_bavail=48 << 10, f_frsize=1 << 10)
+    monkeypatch.setattr("flashllm.convert.destination.os.statvfs", lambda _: free)
+    convert(source, tmp_path / "plain")
+    longer, progress, needed = tmp_path / "longer.ids", Phases(), []
+    longer.write_text(text.read_text() + "\n" + text.read_text())
+    for calibration in (text, longer):
+        with pytest.raises(NotEnoughSpace, match="bytes are needed") as caught:
+            convert(
+                source,
+                tmp_path / "out",
+                predictors="train",
+                calibration=calibration,
+                progress=progress,
+            )
+        needed.append(int(str(caught.value).split(" bytes are")[0].split()[-1].replace(",", "")))
+    assert progress.started == []
+    assert needed[0] > 64 << 20
+    # One layer's inputs in f16 and bits, of as many tokens more.
+    spec = read_manifest(tmp_path / "plain").spec
+    more = TOKENS * (2 * spec.d_model + spec.d_ffn // 8)
+    assert needed[1] - needed[0] == pytest.approx(1.05 * more / 0.9, abs=3)
 
 
 @pytest.mark.parametrize("phase", ["recording", "training", "perplexity"])

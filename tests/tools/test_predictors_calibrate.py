@@ -64,20 +64,25 @@ def test_false_positives_at_a_target_are_the_fewest_that_meet_it(samples, target
 @given(
     SAMPLES,
     st.floats(0.0, 0.5),
+    st.floats(0.0, 1.0),
     st.floats(1.0, 100.0),
     st.floats(0.0, 400.0),
 )
-def test_a_threshold_is_the_cheapest_of_all_that_meet_the_target(samples, target, load, miss):
+def test_a_threshold_is_the_cheapest_of_all_that_meet_the_targets(
+    samples, target, most, load, miss
+):
     prices = Prices(false_load=load, miss=miss, dram=0.1)
     histogram = histogram_of(samples)
-    threshold = choose_threshold(histogram, target, prices)
+    threshold = choose_threshold(histogram, target, most, prices)
 
     def cost(edge):
         missed = sum(score <= edge for score, active in samples if active)
         return miss * missed + load * sum(score > edge for score, active in samples if not active)
 
     edges = [float(edge) for edge in histogram.edges]
-    allowed = [edge for edge in edges if shares(samples, edge)[0] <= target] or edges[:1]
+    meeting = [edge for edge in edges if shares(samples, edge)[0] <= target] or edges[:1]
+    least = shares(samples, meeting[-1])[1]
+    allowed = [edge for edge in meeting if shares(samples, edge)[1] <= max(most, least)]
     assert threshold in allowed
     assert cost(threshold) <= min(map(cost, allowed)) + 1e-6
 
@@ -88,7 +93,7 @@ def test_dear_misses_lower_the_threshold_and_dear_loads_raise_it_to_the_target()
     histogram = ScoreHistogram()
     histogram.add(torch.randn(2000, 50, generator=generator) + 3.0 * active, active)
     found = [
-        choose_threshold(histogram, 0.2, Prices(false_load=1.0, miss=miss, dram=0.1))
+        choose_threshold(histogram, 0.2, 1.0, Prices(false_load=1.0, miss=miss, dram=0.1))
         for miss in (0.0, 40.0, 400.0)
     ]
     assert found[0] > found[1] > found[2]
@@ -104,10 +109,46 @@ def test_an_easy_layer_is_cut_closer_than_a_hard_one():
     for distance in (8.0, 2.5):
         histogram = ScoreHistogram()
         histogram.add(noise + distance * (active.float() - 0.5), active)
-        threshold = choose_threshold(histogram, 0.04, prices)
+        threshold = choose_threshold(histogram, 0.04, 1.0, prices)
         edge = int(torch.searchsorted(histogram.edges, threshold))
         at.append(float(histogram.false_negatives()[edge]))
     assert at[0] < 0.001 < 0.03 < at[1] <= 0.04
+
+
+def noisy(distance: float, density: float = 0.05) -> ScoreHistogram:
+    """Scores of active neurons that lie so far above the others', in deviations."""
+    generator = torch.Generator().manual_seed(0)
+    active = torch.rand(2000, 50, generator=generator) < density
+    histogram = ScoreHistogram()
+    histogram.add(torch.randn(2000, 50, generator=generator) + distance * active, active)
+    return histogram
+
+
+def errors_at(histogram: ScoreHistogram, threshold: float) -> tuple[float, float]:
+    edge = int(torch.searchsorted(histogram.edges, threshold))
+    return float(histogram.false_negatives()[edge]), float(histogram.false_positives()[edge])
+
+
+@pytest.mark.parametrize("held", [0.0, 0.5, 0.9])
+def test_a_layer_that_can_be_predicted_is_cut_where_the_price_alone_would_cut_it(held):
+    prices = Prices(false_load=1.0 - held, miss=LOADS_PER_MISS, dram=0.1)
+    histogram = noisy(6.0)
+    threshold = choose_threshold(histogram, 0.04, 0.03, prices)
+    assert threshold == choose_threshold(histogram, 0.04, 1.0, prices)
+    assert max(errors_at(histogram, threshold)) < 0.03
+
+
+def test_false_positives_are_bounded_however_cheap_they_are():
+    # The window holds nearly all that is read in vain.
+    prices = Prices(false_load=0.001, miss=LOADS_PER_MISS, dram=0.1)
+    hard, hopeless = noisy(4.0, 0.4), noisy(1.0, 0.4)
+    assert errors_at(hard, choose_threshold(hard, 0.04, 1.0, prices))[1] > 0.4
+    misses, extras = errors_at(hard, choose_threshold(hard, 0.04, 0.03, prices))
+    assert misses < 0.03
+    assert 0.02 < extras <= 0.03
+    # Where both targets cannot be met, no more is read than the first one takes.
+    found = choose_threshold(hopeless, 0.04, 0.03, prices)
+    assert errors_at(hopeless, found)[1] == hopeless.false_positives_at(0.04) > 0.03
 
 
 def test_prices_follow_from_the_windows_of_a_layer():

@@ -103,6 +103,13 @@ def test_ctrl_c_says_how_to_continue(directory, text, tmp_path, phase):
         assert (out / name).read_bytes() == (tmp_path / "at once" / name).read_bytes()
 
 
+def test_where_nothing_is_kept_ctrl_c_names_nothing_to_remove(directory, text, tmp_path):
+    with pytest.raises(Interrupted, match="run the same command to start again") as caught:
+        train_predictors(directory, tmp_path / "out", text, InterruptedProgress("encoding"))
+    assert "predictors-work" not in str(caught.value)
+    assert not (tmp_path / "out.predictors-work").exists()
+
+
 def test_a_destination_that_is_a_file_is_refused(directory, text, tmp_path):
     (tmp_path / "out").touch()
     with pytest.raises(CannotCreate, match="cannot write here"):
@@ -218,5 +225,7 @@ def test_the_command_trains_and_prints_the_table(directory, text, tmp_path, caps
     assert capsys.readouterr().out == trained.out
     assert main([str(directory)]) == 66
     assert "--predictors train" in capsys.readouterr().err
+    assert main([str(tmp_path / "nosuch")]) == 66
+    assert capsys.readouterr().err.endswith("nosuch: no such directory\n")
     (tmp_path / "out" / FILE_NAME).write_text('{"windows": []}')
     assert main([out]) == 65

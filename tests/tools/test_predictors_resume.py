@@ -18,7 +18,7 @@ from flashllm.predictors.record import GroupRecording, Text, next_group
 from flashllm.predictors.report import FILE_NAME
 from flashllm.predictors.rows import LayerData, RowShape, RowsOnDisk, unpack_active
 from flashllm.predictors.train import train
-from flashllm.predictors.work import WorkDirectory, default_work
+from flashllm.predictors.work import WorkDirectory, default_work, space_for
 
 from flashllm.errors import CannotCreate, NotEnoughSpace, ReadFailed, UsageError
 from tests.tools.predictor_models import D_FFN, D_MODEL, Stack, random_contexts, task_of
@@ -255,7 +255,8 @@ def test_a_disk_too_small_for_one_layer_is_refused_before_anything_is_recorded(
 ):
     monkeypatch.setattr(WorkDirectory, "free_bytes", lambda _: LAYER_BYTES - 1)
     full = task()
-    with pytest.raises(NotEnoughSpace, match="shorter calibration text"):
+    message = "90% of what is free, less 64 MiB.*shorter calibration text"
+    with pytest.raises(NotEnoughSpace, match=message):
         train(full, tmp_path, tmp_path / "work", SilentProgress())
     assert full.model.prefills == 0
     assert list(tmp_path.iterdir()) == []
@@ -285,6 +286,41 @@ def test_free_space_leaves_some_to_others(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 10 << 30})()
     monkeypatch.setattr("flashllm.predictors.work.shutil.disk_usage", lambda _: usage)
     assert WorkDirectory(tmp_path, "a").free_bytes() == int(0.9 * (10 << 30)) - (64 << 20)
+
+
+def test_the_space_for_a_recording_is_what_lets_it_be_made(tmp_path, monkeypatch):
+    work = WorkDirectory(tmp_path, "a")
+    for nbytes in (0, 1, LAYER_BYTES, 10 << 30):
+        usage = type("Usage", (), {"free": space_for(tmp_path, nbytes)})()
+        monkeypatch.setattr("flashllm.predictors.work.shutil.disk_usage", lambda _, u=usage: u)
+        assert nbytes <= work.free_bytes() <= nbytes + 1
+    # What was recorded already is continued, or makes room.
+    before = space_for(tmp_path, 10 << 20)
+    work.rows_path(1).write_bytes(bytes(5_000))
+    assert space_for(tmp_path, 10 << 20) == before - 5_000
+    assert space_for(tmp_path / "absent", 10 << 20) == before
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("where", ["open", "prefill"])
+def test_an_error_leaves_only_what_can_be_continued(tmp_path, monkeypatch, where, failing):
+    broken, calls = task(), itertools.count()
+    whole = getattr(broken.model, where)
+
+    def fail(*arguments, **options):
+        if next(calls) == failing:
+            raise ReadFailed("broken")
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(broken.model, where, fail)
+    work = tmp_path / "work"
+    with pytest.raises(ReadFailed, match="broken"):
+        train(broken, tmp_path / "out", work, SilentProgress())
+    # The second opening is for judging, when all layers are trained.
+    assert work.exists() == bool(failing)
+    if failing:
+        kept = "layer-0002" if where == "open" else "group.safetensors"
+        assert (work / kept).is_file()
 
 
 def recording(path, layers, shape, contexts, train_tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from flashllm.predictors.calibration import (
     TOKENS_MAX,
     ContextLimits,
     ConversationEncoder,
+    check_calibration,
     find_calibration,
     read_contexts,
     read_text,
@@ -182,6 +184,30 @@ def test_bad_texts_are_refused(tmp_path, name, content, message):
     with pytest.raises(UsageError, match=message) as caught:
         read(path)
     assert str(path) in str(caught.value)
+    # Just as well before there is a model whose tokenizer could read it.
+    with pytest.raises(UsageError, match=message) as caught:
+        check_calibration(path, LIMITS.vocab_size, has_tokenizer=True)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "tokens"),
+    [
+        ("t.ids", "1 2 3 4 5\n\n6 7 8 9 299\n" * 100, 1_000),
+        ("t.txt", "some words\n" * 300, 1_100),
+        ("t.jsonl", json.dumps(conversation("ab", "cd")), 25),
+    ],
+    ids=["ids", "text", "conversations"],
+)
+def test_good_texts_pass_and_are_counted(tmp_path, name, content, tokens):
+    path = tmp_path / name
+    path.write_text(content)
+    assert check_calibration(path, LIMITS.vocab_size, has_tokenizer=True) == tokens
+    if name == "t.ids":
+        assert check_calibration(path, LIMITS.vocab_size, has_tokenizer=False) == tokens
+        path.write_text(content[2:])
+        with pytest.raises(UsageError, match="999 tokens are too few"):
+            check_calibration(path, LIMITS.vocab_size, has_tokenizer=False)
 
 
 def test_a_text_without_a_tokenizer_is_refused(tmp_path):
@@ -189,6 +215,8 @@ def test_a_text_without_a_tokenizer_is_refused(tmp_path):
     path.write_text("word " * 1_000)
     with pytest.raises(UsageError, match=r"no tokenizer; give token ids in a \.ids file"):
         read_contexts(path, None, LIMITS, 0, SilentProgress())
+    with pytest.raises(UsageError, match=r"no tokenizer; give token ids in a \.ids file"):
+        check_calibration(path, LIMITS.vocab_size, has_tokenizer=False)
 
 
 def test_the_text_is_looked_for_in_and_beside_the_model(tmp_path):
@@ -201,5 +229,9 @@ def test_the_text_is_looked_for_in_and_beside_the_model(tmp_path):
     (model / "calibration.jsonl").touch()
     assert find_calibration(model, None) == model / "calibration.jsonl"
     assert find_calibration(model, tmp_path / "calibration.ids").suffix == ".ids"
-    with pytest.raises(UsageError, match="no such calibration file"):
+    with pytest.raises(UsageError, match="no such file"):
         find_calibration(model, tmp_path / "other.txt")
+    os.mkfifo(tmp_path / "fifo")
+    for path in (model, tmp_path / "fifo", Path("/dev/null")):
+        with pytest.raises(UsageError, match="is not a file"):
+            find_calibration(model, path)

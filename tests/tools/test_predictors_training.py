@@ -148,6 +148,40 @@ def test_a_threshold_of_the_activation_moves_the_target_of_the_regression(tmp_pa
     assert report.mean["false_positives"] < 0.02
 
 
+class Warnings(SilentProgress):
+    """Keeps what was warned of."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text):
+        self.texts.append(text)
+
+
+class NoiseStack(Stack):
+    """Activity that nothing can predict."""
+
+    def prefill(self, ids, *, tap):
+        generator = torch.Generator().manual_seed(sum(ids))
+
+        def noise(layer, inputs, margin):
+            tap(layer, inputs, torch.randn(margin.shape, generator=generator) - 1.0)
+
+        super().prefill(ids, tap=noise)
+
+
+@pytest.mark.parametrize("stack", [Stack(), NoiseStack()])
+def test_reading_much_in_vain_is_warned_of(tmp_path, stack):
+    progress = Warnings()
+    report = train(task_of(stack), tmp_path, tmp_path / "work", progress)
+    warned = [text for text in progress.texts if "in vain" in text]
+    if isinstance(stack, NoiseStack):
+        assert f"{report.mean['false_positives']:.0%} of the silent neurons in vain" in warned[0]
+        assert "the target is 3%" in warned[0]
+    else:
+        assert warned == []
+
+
 def test_the_report_part_decides_nothing():
     # Another activity in the report part changes what is reported and no bit of the predictor.
     up, data, mean_margin = planted(8, 0.2, tokens=1_500, width=32)

@@ -33,6 +33,7 @@ from .progress import Progress, SilentProgress
 from .writing import resident_bytes, write_bundles, write_resident
 
 TOKENIZER_BYTES_MAX = 64 << 20
+TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
 SYNTHETIC_KEY = "flashllm_synthetic"
 
 
@@ -67,17 +68,20 @@ def convert(
         family = family_of(config)
         spec = spec_of(config, family, overrides, predicted=predicting.imports(predictors))
         predicting.check_wish(predictors, spec, calibration)
+        tokens = 0
         if predictors == predicting.TRAIN or calibration is not None:
-            # Before the long work: a text that is missing should be missed now.
-            from flashllm.predictors import find_calibration
+            # Before the long work: a text that will not do should be refused now.
+            from flashllm.predictors import check_calibration, find_calibration
 
             calibration = find_calibration(source, calibration)
+            tokens = check_calibration(calibration, spec.vocab_size, _has_tokenizer(source))
         if (warning := doubt(model_name(source), spec, overrides)) is not None:
             progress.warn(warning)
         with open_checkpoint(source) as checkpoint:
             job = look(config, family, spec, checkpoint, overrides)
             with partial_directory(destination) as partial:
-                check_space(partial, _needed_bytes(job, predictors))
+                needed = predicting.needed_bytes(job, predictors, destination, tokens)
+                check_space(partial, _needed_bytes(job) + needed)
                 manifest = _write(job, partial, predictors, progress)
                 if predictors == predicting.TRAIN or calibration is not None:
                     learnt = predicting.learn(
@@ -96,20 +100,19 @@ def convert(
         progress.finish()
 
 
-def _needed_bytes(job: Job, predictors: predicting.Wish) -> int:
-    """Bytes that the converted model will take."""
+def _needed_bytes(job: Job) -> int:
+    """Bytes that the converted model will take, without predictors."""
     spec = job.spec
     header = BundleHeader.for_spec(spec, bytes(16))
     needed = resident_bytes(spec) + header.file_bytes
     needed += 4 * spec.n_layers * spec.bundles_per_layer
-    needed += sum((job.source / name).stat().st_size for name in job.tokenizer_files)
-    return needed + predicting.needed_bytes(job, predictors)
+    return needed + sum((job.source / name).stat().st_size for name in job.tokenizer_files)
 
 
 def _write(job: Job, directory: Path, predictors: predicting.Wish, progress: Progress) -> Manifest:
     """All files of the converted model, its manifest last."""
     files = {name: _copy(job, name, directory) for name in job.tokenizer_files}
-    if not {"tokenizer.model", "tokenizer.json", "vocab.json"} & set(files):
+    if not _has_tokenizer(directory):
         progress.warn(
             f"{job.source}: no tokenizer; the model will run, but only with token ids as input"
         )
@@ -136,6 +139,10 @@ def _write(job: Job, directory: Path, predictors: predicting.Wish, progress: Pro
     )
     write_manifest(directory, manifest)
     return manifest
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).exists() for name in TOKENIZERS)
 
 
 def _copy(job: Job, name: str, directory: Path) -> FileRecord:

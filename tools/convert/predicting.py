@@ -43,12 +43,17 @@ def check_wish(wish: Wish, spec: ModelSpec, calibration: Path | None) -> None:
     A calibration text trains predictors, and says of others and of gates how many neurons they let
     through; without either of them it is of no use.
     """
-    if calibration is not None and (not spec.sparse or (wish == NONE and not spec.gated)):
-        raise UsageError(
-            f"--calibration {calibration}: there is nothing to measure or train with it; "
-            "predictors are trained with --predictors train"
-        )
     if wish == NONE:
+        if calibration is not None and not (spec.sparse and spec.gated):
+            raise UsageError(
+                f"--calibration {calibration}: there is nothing to measure or train with it; "
+                + (
+                    "predictors are trained with --predictors train"
+                    if spec.sparse
+                    else f"the activation of this model, {spec.activation}, is never zero; convert "
+                    "it without, or say --act where it is wrong"
+                )
+            )
         return
     if not spec.sparse:
         raise UsageError(
@@ -62,11 +67,12 @@ def check_wish(wish: Wish, spec: ModelSpec, calibration: Path | None) -> None:
         )
 
 
-def needed_bytes(job: Job, wish: Wish) -> int:
-    """Bytes that predictors will take at most."""
+def needed_bytes(job: Job, wish: Wish, destination: Path, tokens: int) -> int:
+    """Bytes that predictors will take at most, and to train them what so many tokens record."""
     spec = job.spec
     if wish == TRAIN:
-        return 2 * _RANK * spec.n_layers * (spec.d_model + spec.d_ffn)
+        trained = 2 * _RANK * spec.n_layers * (spec.d_model + spec.d_ffn)
+        return trained + _recording_bytes(spec, destination, tokens)
     if wish == INSIDE:
         tensors = [tensor for pair in job.assignment.predictors for tensor in pair]
         values = sum(tensor.nbytes // DTYPE_BYTES.get(tensor.dtype, 1) for tensor in tensors)
@@ -80,6 +86,17 @@ def needed_bytes(job: Job, wish: Wish) -> int:
     return 2 * sum(part.stat().st_size for part in path.glob("*.pt")) + 4 * spec.n_layers * (
         spec.d_ffn
     )
+
+
+def _recording_bytes(spec: ModelSpec, destination: Path, tokens: int) -> int:
+    """Free bytes to record one layer, the least that training goes on with."""
+    from flashllm.predictors.calibration import TOKENS_MAX
+    from flashllm.predictors.rows import RowShape
+    from flashllm.predictors.work import default_work, space_for
+
+    row_bytes = RowShape(spec.d_model, spec.d_ffn).row_bytes
+    needed: int = space_for(default_work(destination), min(tokens, TOKENS_MAX) * row_bytes)
+    return needed
 
 
 def take_predictors(job: Job, wish: Wish, directory: Path) -> dict[str, FileRecord]:
@@ -104,10 +121,11 @@ def learn(
     model will be: training continues from what lies beside it.
     """
     from flashllm.predictors import measure_activity, measure_predictors, train_predictors
+    from flashllm.predictors.work import default_work
 
     if wish == TRAIN:
         # The partial directory vanishes on an interruption; what was trained must not.
-        work = destination.with_name(f"{destination.name}.predictors-work")
+        work = default_work(destination)
         train_predictors(directory, directory, calibration, progress, work=work)
     elif imports(wish):
         measure_predictors(directory, calibration, progress)
