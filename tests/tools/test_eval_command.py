@@ -109,7 +109,6 @@ def test_with_nothing_to_judge_the_true_activity_is_shown(capsys, sparse_model, 
 def test_a_model_that_is_never_zero(capsys, text, tmp_path):
     model = tiny("llama", hidden_act="silu", intermediate_size=60, num_key_value_heads=2)
     convert(save_opt(model, tmp_path / "source"), tmp_path / "converted")
-    pytest.importorskip("matplotlib")
     arguments = ["eval", str(tmp_path / "converted"), "--text", str(text)]
     assert main([*arguments, "--plot", str(tmp_path / "pictures")]) == 0
     captured = capsys.readouterr()
@@ -139,7 +138,6 @@ def test_the_demo_on_its_own_questions(capsys, demo):
 
 
 def test_pictures_are_drawn(capsys, sparse_model, text, tmp_path):
-    pytest.importorskip("matplotlib")
     folder = tmp_path / "new" / "pictures"
     arguments = ["eval", str(sparse_model), "--text", str(text), "--plot", str(folder)]
     assert main(arguments) == 0
@@ -160,7 +158,6 @@ def test_without_matplotlib_it_says_what_to_install(capsys, sparse_model, text, 
 
 
 def test_a_place_for_pictures_that_cannot_be(capsys, sparse_model, text):
-    pytest.importorskip("matplotlib")
     assert main(["eval", str(sparse_model), "--text", str(text), "--plot", str(text)]) == 73
     assert "cannot be created" in capsys.readouterr().err
 

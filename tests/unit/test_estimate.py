@@ -17,8 +17,10 @@ from flashllm.flash.estimate import (
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.plan import MIB, make_plan
 from flashllm.spec import ModelSpec, Rope
+from tests.specs import SPEC
 
-OPT_6_7B = ModelSpec(
+OPT_6_7B = dataclasses.replace(
+    SPEC,
     n_layers=32,
     d_model=4096,
     n_heads=32,
@@ -28,17 +30,7 @@ OPT_6_7B = ModelSpec(
     vocab_size=50272,
     embed_dim=4096,
     max_positions=2048,
-    position_offset=2,
-    dtype="f16",
-    norm_placement="pre",
-    norm_affine=True,
-    norm_eps=1e-5,
-    final_norm=True,
-    attention_bias=True,
     attention_output_bias=True,
-    ffn_bias=True,
-    tied_head=True,
-    activation="relu",
 )
 FALCON_7B = dataclasses.replace(
     OPT_6_7B,

@@ -46,17 +46,6 @@ def import_published(source: Path, spec: ModelSpec, directory: Path) -> None:
     `TensorMismatch` for tensors that are not those of its layers, `NotACheckpoint` for a file that
     cannot be read as plain tensors. Nothing is left in `directory` then.
     """
-    threshold, layers = published_layers(source, spec)
-    write_published(layers, threshold, spec, directory)
-
-
-def published_layers(
-    source: Path, spec: ModelSpec
-) -> tuple[float, Iterator[tuple[Matrix, Matrix]]]:
-    """The threshold of a folder, and fc1 and fc2 of its layers, read one after the other.
-
-    Errors as those of `import_published`, of the layers as they are asked for.
-    """
     if not source.is_dir():
         raise UsageError(f"{source}: no such folder of predictors (model_0.pt, model_1.pt, ...)")
     wanted = [f"model_{layer}.pt" for layer in range(spec.n_layers)]
@@ -68,7 +57,8 @@ def published_layers(
             f"{source / odd[0]}: {problem}; {spec.n_layers} layers need model_0.pt to {wanted[-1]} "
             f"({len(odd)} such files)"
         )
-    return _threshold(source), (_layer(source, name, spec) for name in wanted)
+    layers = (_layer(source, name, spec) for name in wanted)
+    write_published(layers, _threshold(source), spec, directory)
 
 
 def write_published(
