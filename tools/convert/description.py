@@ -52,6 +52,17 @@ def describe(
     source = Path(source)
     check_source(source)
     config = read_config(source)
+    return describe_config(config, act=act, fatrelu_threshold=fatrelu_threshold, dtype=dtype)
+
+
+def describe_config(
+    config: Config,
+    *,
+    act: str | None = None,
+    fatrelu_threshold: float | None = None,
+    dtype: str | None = None,
+) -> ModelSpec:
+    """The same for a configuration that was read already."""
     overrides = Overrides(dtype, act, fatrelu_threshold)
     chosen = dtype or _dtype_named(config)
     return spec_of(config, family_of(config), overrides, cast("DType", chosen))
