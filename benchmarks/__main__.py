@@ -1,7 +1,7 @@
-"""`python -m benchmarks`: decoding with the demo, the benchmark that needs nothing else."""
+"""`python -m benchmarks`: `flashllm bench tokens` with the demo, which needs nothing else."""
 
 import sys
 
-from benchmarks.decode import main
+from flashllm.cli import main
 
-sys.exit(main())
+sys.exit(main(["bench", "tokens", *sys.argv[1:]]))

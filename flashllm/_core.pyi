@@ -75,6 +75,9 @@ class Reader:
     def stats(self) -> dict[str, int | list[int]]:
         """Counters since the reader was opened."""
 
+    def latency_histogram(self) -> NDArray[np.uint64]:
+        """Reads by how long they took, since then; `flash.latency` has the bins."""
+
     def close(self) -> None:
         """End the threads; later calls raise ValueError."""
 
@@ -122,6 +125,9 @@ class Kernels:
 
     def close(self) -> None:
         """End the threads; later calls raise ValueError."""
+
+def stream_read_ns(buffer: Buffer, threads: int) -> int:
+    """Nanoseconds to read the buffer once, each thread a part of it: the best of a few passes."""
 
 def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
     """CRC-32C of the bytes, continuing from `value`."""

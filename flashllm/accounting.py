@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
+import os
 import resource
 import sys
 import time
@@ -15,35 +17,48 @@ import psutil
 from flashllm.flash.stream import StreamCounters
 
 PARTS = ("predict", "plan", "io_exposed", "manage", "attention", "ffn", "head", "sample", "other")
-_INDEX = {part: index for index, part in enumerate(PARTS)}
+RSS_EVERY_NS = 100_000_000
+"""What a token says of memory is at most so old."""
 _PROCESS = psutil.Process()
+_PAGE_BYTES = resource.getpagesize()
+_now_ns = time.perf_counter_ns
 
 
 class PartClock:
-    """Attributes every nanosecond between `start` and `stop` to exactly one part."""
+    """Attributes every nanosecond between `start` and `stop` to exactly one part.
+
+    It only writes down when which part began, and adds up at the end: by then the weights of a
+    layer have pushed everything else out of the processor's caches, and each touch costs.
+    """
+
+    __slots__ = ("_note", "_notes", "_runs")
 
     def __init__(self) -> None:
-        self._spent_ns = [0] * len(PARTS)
-        self._part = _INDEX["other"]
-        self._mark_ns = time.perf_counter_ns()
+        self._notes: list[Any] = []  # part, time at which it began, next part, ...
+        self._note = self._notes.extend
+        self._runs = False
 
     def start(self) -> None:
         """Forget what was counted and count for `other`."""
-        self._spent_ns = [0] * len(PARTS)
-        self._part = _INDEX["other"]
-        self._mark_ns = time.perf_counter_ns()
+        self._notes = []
+        self._note = self._notes.extend
+        self._runs = True
+        self._note(("other", _now_ns()))
 
     def switch(self, part: str) -> None:
-        """From now on, time belongs to `part`."""
-        now_ns = time.perf_counter_ns()
-        self._spent_ns[self._part] += now_ns - self._mark_ns
-        self._mark_ns = now_ns
-        self._part = _INDEX[part]
+        """From now on, time belongs to `part`; nothing happens outside of `start` and `stop`."""
+        if self._runs:
+            self._note((part, _now_ns()))
 
     def stop(self) -> dict[str, int]:
         """Nanoseconds by part since `start`."""
         self.switch("other")
-        return dict(zip(PARTS, self._spent_ns, strict=True))
+        self._runs = False
+        spent_ns = dict.fromkeys(PARTS, 0)
+        notes = self._notes
+        for part, begin_ns, end_ns in zip(notes[::2], notes[1::2], notes[3::2], strict=False):
+            spent_ns[part] += end_ns - begin_ns
+        return spent_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,11 @@ class TokenCost:
     rss_bytes: int
 
     @property
+    def io_hidden_ns(self) -> int:
+        """Time in which reads were under way while something else was done."""
+        return max(self.io_busy_ns - self.parts_ns.get("io_exposed", 0), 0)
+
+    @property
     def hit_rate(self) -> float:
         """Share of the active bundles that were in DRAM already."""
         return ratio(self.hits, self.hits + self.misses, empty=1.0)
@@ -78,10 +98,15 @@ class TokenCost:
         """Plain values, the derived ones included."""
         return {
             **dataclasses.asdict(self),
+            "io_hidden_ns": self.io_hidden_ns,
             "hit_rate": self.hit_rate,
             "queue_depth_mean": ratio(self.depth_ns, self.io_busy_ns),
             "io_bytes_per_second": ratio(self.bytes_read * 1e9, self.io_busy_ns),
         }
+
+
+NO_COST = TokenCost(0, dict.fromkeys(PARTS, 0), 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0)
+"""Of a token about which nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +131,31 @@ class Meter:
     counters: StreamCounters
     clock: PartClock = field(default_factory=PartClock)
     _wall_ns: int = 0
-    _reader: Mapping[str, Any] = field(default_factory=dict)
-    _counters: StreamCounters = field(default_factory=StreamCounters)
+    _reader: Mapping[str, Any] | None = None
+    _counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    _rss_bytes: int = 0
+    _rss_ns: int = -RSS_EVERY_NS
 
     def start(self) -> None:
         """A step begins."""
-        self._reader = self.reader_stats()
-        self._counters = self.counters.copy()
-        self._wall_ns = time.perf_counter_ns()
+        self._wall_ns = _now_ns()
         self.clock.start()
+        if self._reader is None:  # otherwise the end of the step before is the beginning of this
+            self._reader = self.reader_stats()
+            self._counts = self._counted()
 
     def token(self) -> TokenCost:
-        """A step ends, and this is what it cost."""
-        parts_ns = self.clock.stop()
-        wall_ns = time.perf_counter_ns() - self._wall_ns
+        """A step ends, and this is what it cost; what it took to know that belongs to `other`."""
+        self.clock.switch("other")
         now, before = self.reader_stats(), self._reader
-        counts = self.counters.since(self._counters)
-        histogram = zip(now["size_histogram"], before["size_histogram"], strict=True)
+        assert before is not None, "a step that never began"
+        hits, misses, passes, spilled = map(operator.sub, counts := self._counted(), self._counts)
+        self._reader, self._counts = now, counts
+        sizes = tuple(map(operator.sub, now["size_histogram"], before["size_histogram"]))
+        rss_bytes = self._rss()
+        parts_ns = self.clock.stop()
         return TokenCost(
-            wall_ns=wall_ns,
+            wall_ns=_now_ns() - self._wall_ns,
             parts_ns=parts_ns,
             bytes_read=now["bytes_read"] - before["bytes_read"],
             bytes_useful=now["bytes_useful"] - before["bytes_useful"],
@@ -132,13 +163,39 @@ class Meter:
             io_busy_ns=now["busy_ns"] - before["busy_ns"],
             depth_ns=now["depth_ns"] - before["depth_ns"],
             depth_max=now["depth_max"],
-            size_histogram=tuple(late - early for late, early in histogram),
-            hits=counts.hits,
-            misses=counts.misses,
-            passes=counts.passes,
-            spilled=counts.spilled,
-            rss_bytes=rss_bytes(),
+            size_histogram=sizes,
+            hits=hits,
+            misses=misses,
+            passes=passes,
+            spilled=spilled,
+            rss_bytes=rss_bytes,
         )
+
+    def _counted(self) -> tuple[int, int, int, int]:
+        counters = self.counters
+        return counters.hits, counters.misses, counters.passes, counters.spilled
+
+    def _rss(self) -> int:
+        """Resident memory, asked for now and then: it takes the system as long as a small layer."""
+        now_ns = _now_ns()
+        if now_ns - self._rss_ns >= RSS_EVERY_NS:
+            self._rss_bytes, self._rss_ns = rss_bytes(), now_ns
+        return self._rss_bytes
+
+
+class NoMeter:
+    """Stands where a `Meter` would and measures nothing, so that what that costs can be seen."""
+
+    def __init__(self, clock: PartClock) -> None:
+        self.clock = clock
+
+    def start(self) -> None:
+        """A step begins; the clock stands still even where a cancelled step left it running."""
+        self.clock.stop()
+
+    def token(self) -> TokenCost:
+        """A step ends."""
+        return NO_COST
 
 
 def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
@@ -182,7 +239,15 @@ def ratio(part: float, whole: float, empty: float = 0.0) -> float:
 
 def rss_bytes() -> int:
     """Resident memory of this process, now."""
-    return int(_PROCESS.memory_info().rss)
+    try:
+        # After every token: a third of what psutil takes for the same.
+        file = os.open("/proc/self/statm", os.O_RDONLY)
+    except OSError:
+        return int(_PROCESS.memory_info().rss)
+    try:
+        return int(os.read(file, 128).split()[1]) * _PAGE_BYTES
+    finally:
+        os.close(file)
 
 
 def rss_peak_bytes() -> int:

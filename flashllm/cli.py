@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import flashllm
+from flashllm.commands import bench_options
 from flashllm.commands.options import (
     MODEL_OPTIONS,
     SAMPLING_OPTIONS,
@@ -23,6 +24,7 @@ from flashllm.commands.options import (
     parse_ids,
     parse_number,
     parse_positive,
+    parse_share,
     resolve_options,
 )
 from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, UsageError
@@ -60,6 +62,7 @@ PLAN_EXAMPLES = """\
 examples:
   flashllm plan ~/big --memory 8GiB
   flashllm plan ~/other --act relu              # a config that does not say what its weights are
+  flashllm plan SHAPE --memory 16GiB            # one that is built in; an unknown name lists them
 """
 EVAL_EXAMPLES = """\
 examples:
@@ -119,7 +122,7 @@ def fail(error: FlashllmError) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The arguments of one command, options filled in; `UsageError` for what makes no sense."""
-    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert", "eval")
+    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert", "eval", "bench")
     first = arguments[0] if arguments else ""
     if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
         arguments = ["chat", *arguments]
@@ -160,6 +163,7 @@ def build_parser() -> Parser:
     _add_plan(commands)
     _add_convert(commands)
     _add_eval(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -236,9 +240,19 @@ def _add_plan(commands: argparse._SubParsersAction[Parser]) -> None:
         PLAN_EXAMPLES,
     )
     plan.add_argument(
-        "model", metavar="SRC|MODEL", help="directory of a checkpoint (its config.json is enough)"
+        "model",
+        metavar="SRC|MODEL|SHAPE",
+        help="directory of a checkpoint (its config.json is enough) or of a converted model, or a"
+        " built-in shape",
     )
     plan.add_argument("--json", action="store_true", help="one JSON object")
+    plan.add_argument(
+        "--active",
+        type=argument(parse_share),
+        metavar="SHARE",
+        help="share of the neurons that a token uses, like 0.1 or 10%% (default: as recorded, or"
+        " as usual for models of this kind)",
+    )
     _add_reading(plan)
     add_options(plan, "model", MODEL_OPTIONS)
 
@@ -340,3 +354,30 @@ def _add_eval(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     selectors = tuple(option for option in MODEL_OPTIONS if option.name == "select")
     add_options(evaluate, "model", selectors)
+
+
+def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure the disk, and what each token costs",
+        description="Measure the disk, and what each token costs.",
+    )
+    kinds = bench.add_subparsers(title="what to measure", metavar="WHAT", required=True)
+    module = "flashllm.commands.bench"
+    io = _add_command(
+        kinds, "io", "throughput and latency of a disk, with no model", f"{module}_io:bench_io",
+        bench_options.IO_EXAMPLES,
+    )  # fmt: skip
+    bench_options.add_io_arguments(io)
+    tokens = _add_command(
+        kinds, "tokens", "what each token costs, beside what this machine allows",
+        f"{module}_tokens:bench_tokens", bench_options.TOKENS_EXAMPLES,
+    )  # fmt: skip
+    _add_model(tokens)
+    bench_options.add_tokens_arguments(tokens)
+    ablation = _add_command(
+        kinds, "ablation", "what each part of the method saves: the paper's Table 2",
+        f"{module}_ablation:bench_ablation", bench_options.ABLATION_EXAMPLES,
+    )  # fmt: skip
+    _add_model(ablation)
+    bench_options.add_ablation_arguments(ablation)

@@ -9,7 +9,6 @@ One generation at a time; `cancel` may be called from any thread.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,16 +18,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.accounting import Meter, PrefillCost, TokenCost, decode_summary, rss_peak_bytes
+from flashllm.accounting import (
+    Meter,
+    NoMeter,
+    PrefillCost,
+    TokenCost,
+    decode_summary,
+    rss_peak_bytes,
+)
 from flashllm.errors import Cancelled, ModelNotFound, UsageError
 from flashllm.flash import core
-from flashllm.flash.manifest import PREDICTORS_FILE
+from flashllm.flash.latency import Latencies
 from flashllm.flash.plan import Plan
 from flashllm.flash.store import Store
-from flashllm.loading import load_decoder, open_decoder
+from flashllm.loading import foreign_profile, load_decoder, open_decoder
 from flashllm.model.decoder import Decoder
+from flashllm.model_info import ModelInfo, describe
 from flashllm.sampling import Sampler, Sampling, StopMatcher
-from flashllm.spec import ModelSpec
 from flashllm.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -43,28 +49,6 @@ __all__ = [
 ]
 
 OnPrefill = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What a converted model is, from its manifest."""
-
-    name: str
-    directory: str
-    spec: ModelSpec
-    has_predictors: bool
-    has_tokenizer: bool
-    synthetic: bool
-    file_bytes: dict[str, int]
-    source: dict[str, Any]
-    layout_version: int
-    bundle_stride_bytes: int
-    activity: dict[str, Any] | None
-    """Mean sparsity, errors of the predictors, and perplexity predicted over dense, where known."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**dataclasses.asdict(self), "spec": self.spec.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +76,28 @@ def open_model(
     *,
     direct: bool = True,
     context: int | None = None,
+    profile: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Open a converted model; None is the one that comes with the project.
 
     `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
-    gate, all, oracle, which are exact, and predicted, which is lossy; `window` in tokens. Errors:
+    gate, all, oracle, which are exact, and predicted, which is lossy; `window` in tokens;
+    `profile` a file to plan with instead of what was measured of this device. Errors:
     `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
+    directory, file = model_directory(path), None if profile is None else Path(profile)
     decoder, plan, store = load_decoder(
-        model_directory(path),
+        directory,
         memory=memory,
         select=select,
         window=window,
         io_threads=io_threads,
         direct=direct,
         context=context,
+        profile=file,
     )
     try:
-        return Model(decoder, plan, store, direct)
+        return Model(decoder, plan, store, direct, foreign_profile(directory, file))
     except BaseException:
         store.close()
         raise
@@ -118,7 +106,7 @@ def open_model(
 def load_info(path: str | os.PathLike[str] | None) -> ModelInfo:
     """Describe a converted model without loading it."""
     with Store(model_directory(path)) as store:
-        return _info(store, load_tokenizer(store.directory) is not None)
+        return describe(store, load_tokenizer(store.directory) is not None)
 
 
 def model_directory(path: str | os.PathLike[str] | None) -> Path:
@@ -136,13 +124,19 @@ def model_directory(path: str | os.PathLike[str] | None) -> Path:
 class Model:
     """An open model. Close it, or use it as a context manager."""
 
-    def __init__(self, decoder: Decoder, plan: Plan, store: Store, direct: bool = True) -> None:
+    def __init__(
+        self, decoder: Decoder, plan: Plan, store: Store, direct: bool = True, caution: str = ""
+    ) -> None:
         self.plan = plan
         self._direct_wanted = direct
+        self._caution = caution
         self.tokenizer: Tokenizer | None = load_tokenizer(store.directory)
-        self.info = _info(store, self.tokenizer is not None)
+        self.info = describe(store, self.tokenizer is not None)
         self._decoder = decoder
         self._store = store
+        self.reader_stats: Callable[[], dict[str, Any]] = store.reader.stats
+        """Counts of the reader since the model was opened; asked after every token, so without
+        detours."""
         self._running: Generation | None = None
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -158,11 +152,13 @@ class Model:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         on_prefill: OnPrefill | None = None,
+        *,
+        telemetry: bool = True,
     ) -> Generation:
         """Continue `ids` by up to `max_tokens`; nothing runs before the first token is asked for.
 
         `stop` holds strings that end the text and are not part of it; `on_prefill` is called with
-        (tokens done, tokens in all).
+        (tokens done, tokens in all). Without `telemetry` nothing is measured, and costs are empty.
         """
         self._check(ids)
         if max_tokens < 0:
@@ -171,7 +167,14 @@ class Model:
             raise UsageError("stop strings need a tokenizer, and this model came without one")
         self._stop_running()
         self._running = Generation(
-            self, self._decoder, list(ids), max_tokens, sampling or Sampling(), stop, on_prefill
+            self,
+            self._decoder,
+            list(ids),
+            max_tokens,
+            sampling or Sampling(),
+            stop,
+            on_prefill,
+            telemetry,
         )
         return self._running
 
@@ -190,6 +193,7 @@ class Model:
         return {
             "direct": bool(reader.direct),
             "threads": int(reader.threads),
+            "alignment_bytes": int(reader.alignment),
             "fallback": str(reader.fallback) or None,
         }
 
@@ -201,12 +205,11 @@ class Model:
         fallback = str(self._store.reader.fallback)
         if fallback and self._direct_wanted:
             found.append(f"reads go through the page cache, not direct ({fallback})")
-        return found
+        return [*found, self._caution] if self._caution else found
 
-    def reader_stats(self) -> dict[str, Any]:
-        """Counts of the reader since the model was opened."""
-        stats: dict[str, Any] = self._store.reader.stats()
-        return stats
+    def read_latencies(self) -> Latencies:
+        """Reads since the model was opened, by how long they took."""
+        return Latencies(self._store.reader.latency_histogram())
 
     def _check(self, ids: Sequence[int]) -> None:
         if not len(ids):
@@ -247,6 +250,7 @@ class Generation:
         sampling: Sampling,
         stop: Sequence[str],
         on_prefill: OnPrefill | None,
+        telemetry: bool = True,
     ) -> None:
         self.finish_reason: str | None = None
         """"stop", "length", "context" or "cancelled"; None while it runs."""
@@ -255,12 +259,14 @@ class Generation:
         self.prompt_tokens = len(ids)
         self.prefill = PrefillCost()
         self.costs: list[TokenCost] = []
-        """One for each token decoded; the first token is the prefill's."""
+        """One for each token decoded; the first token is the prefill's. None without telemetry."""
         self._model = model
         self._decoder = decoder
         self._matcher = StopMatcher(stop)
         self._text = model.tokenizer.decoder() if model.tokenizer else None
-        self._meter = Meter(model.reader_stats, decoder.pool.counters, decoder.clock)
+        self._meter: Meter | NoMeter = NoMeter(decoder.clock)
+        if telemetry:
+            self._meter = Meter(model.reader_stats, decoder.pool.counters, decoder.clock)
         self._sampler = Sampler(sampling, ids)
         self._steps = self._run(ids, max_tokens, on_prefill)
 
@@ -359,6 +365,8 @@ class Generation:
 
     def _close_step(self, prompt_tokens: int) -> TokenCost:
         cost = self._meter.token()
+        if isinstance(self._meter, NoMeter):
+            return cost
         if self._decoder.length == prompt_tokens:
             self.prefill = PrefillCost.of(cost, prompt_tokens)
         else:
@@ -368,30 +376,3 @@ class Generation:
     def _eos_ids(self) -> tuple[int, ...]:
         tokenizer = self._model.tokenizer
         return tokenizer.eos_ids if tokenizer else self._model.info.spec.eos_ids
-
-
-def _info(store: Store, has_tokenizer: bool) -> ModelInfo:
-    manifest = store.manifest
-    activity = store.load_activity()
-    return ModelInfo(
-        name=manifest.name,
-        directory=str(store.directory),
-        spec=store.spec,
-        has_predictors=PREDICTORS_FILE in manifest.files,
-        has_tokenizer=has_tokenizer,
-        synthetic=manifest.synthetic,
-        file_bytes={name: record.bytes for name, record in manifest.files.items()},
-        source=manifest.source,
-        layout_version=manifest.layout_version,
-        bundle_stride_bytes=store.header.stride,
-        activity=_shares(activity) if activity else None,
-    )
-
-
-def _shares(activity: dict[str, Any]) -> dict[str, Any]:
-    mean = activity.get("mean")
-    shares = dict(mean) if isinstance(mean, dict) else {}
-    dense, predicted = activity.get("perplexity_dense"), activity.get("perplexity_predicted")
-    if isinstance(dense, float) and isinstance(predicted, float) and dense > 0:
-        shares["perplexity_ratio"] = predicted / dense
-    return shares

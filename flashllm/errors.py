@@ -2,6 +2,7 @@
 
     FlashllmError                   exit code 1, unexpected
     +-- UsageError                  2   a flag, a prompt or a setting that makes no sense
+    |   +-- ProfileError            2   a profile that cannot be read or does not hold together
     +-- ModelError                  65  the model's data is wrong
     |   +-- NotACheckpoint          65  the source is no checkpoint
     |   +-- UnsupportedModel        65  a family, an activation or a key that nobody here knows
@@ -15,6 +16,7 @@
     |   +-- DestinationExists       73  and it is not ours to overwrite
     |   +-- NotEnoughSpace          73  on the destination's disk
     +-- ReadFailed                  74  the device or the file system failed
+    |   +-- BenchmarkInvalid        74  a measurement that did not measure what it says
     +-- Interrupted                 75  stopped on request; can be started again
     +-- Cancelled                   130 a generation stopped on request
 
@@ -35,6 +37,10 @@ class UsageError(FlashllmError):
     """A flag, a prompt or a setting that makes no sense."""
 
     exit_code = 2
+
+
+class ProfileError(UsageError):
+    """A profile of a device cannot be read, or does not hold together."""
 
 
 class ModelError(FlashllmError):
@@ -101,6 +107,10 @@ class ReadFailed(FlashllmError):
     """The device or the file system failed while reading."""
 
     exit_code = 74
+
+
+class BenchmarkInvalid(ReadFailed):
+    """A measurement did not measure what it says, and its numbers are thrown away."""
 
 
 class Interrupted(FlashllmError):

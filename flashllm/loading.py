@@ -11,11 +11,14 @@ import psutil
 import torch
 
 from flashllm.accounting import rss_bytes
-from flashllm.errors import LayoutError, UnsupportedModel, UsageError
+from flashllm.errors import UnsupportedModel, UsageError
 from flashllm.flash import core
+from flashllm.flash.activity import Activity, recorded
+from flashllm.flash.device import describe_device
 from flashllm.flash.layout import read_tensor_index
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
-from flashllm.flash.plan import GAP_BYTES, Plan, Sizes, make_plan
+from flashllm.flash.plan import Plan, Sizes, make_plan
+from flashllm.flash.profile import Profile, find, load
 from flashllm.flash.store import RawTensor, Store
 from flashllm.model.decoder import Decoder
 from flashllm.model.select import SELECTORS, SelectAll, SelectGate, Selector, SelectPredicted
@@ -23,6 +26,8 @@ from flashllm.spec import ModelSpec
 
 AVAILABLE_SHARE = 0.75
 """Without a ceiling, the part of the memory available now that a model may take."""
+KERNEL_THREADS = torch.get_num_threads()
+"""Threads that compute; asked for before anything is decoded, which leaves torch itself one."""
 
 
 @contextlib.contextmanager
@@ -51,8 +56,12 @@ def load_decoder(
     direct: bool = True,
     context: int | None = None,
     least: bool = False,
+    profile: Path | None = None,
 ) -> tuple[Decoder, Plan, Store]:
-    """Open a directory; the caller closes the store. `least` is for the smallest plan there is."""
+    """Open a directory; the caller closes the store. `least` is for the smallest plan there is.
+
+    `profile` is a file to plan with instead of the profile that is kept of this device.
+    """
     store = Store(directory)
     try:
         if store.spec.neurons_per_bundle != 1:
@@ -74,11 +83,12 @@ def load_decoder(
             window=window,
             io_threads=io_threads,
             context=context,
+            profile=find_profile(directory, profile) if direct or profile else None,
         )
-        store.open_reader(direct, plan.io_threads, GAP_BYTES)
-        kernels = core.Kernels(threads=torch.get_num_threads())
+        store.open_reader(direct, plan.io_threads, plan.gap_bytes)
+        kernels = core.Kernels(threads=KERNEL_THREADS)
         resident = store.load_resident(direct)
-        selector = _selector(store, chosen, kernels, direct)
+        selector = make_selector(store, chosen, kernels, direct)
         return Decoder(store, resident, selector, plan, kernels), plan, store
     except BaseException:
         store.close()
@@ -117,7 +127,10 @@ def check_selector(select: str, spec: ModelSpec, has_predictors: bool, where: Pa
         raise UsageError(f"--select predicted: {where} has no predictors; {advice}")
 
 
-def _selector(store: Store, select: str, kernels: core.Kernels, direct: bool) -> Selector | None:
+def make_selector(
+    store: Store, select: str, kernels: core.Kernels, direct: bool
+) -> Selector | None:
+    """What `Decoder` selects by, for one of the names in SELECTORS; None for the oracle."""
     if select == "all":
         return SelectAll(store.header.bundles_per_layer)
     if select == "gate":
@@ -142,29 +155,39 @@ def model_sizes(store: Store, select: str) -> Sizes:
     """What `make_plan` needs to know of a converted model that is run with a selector."""
     index = read_tensor_index(store.directory / RESIDENT_FILE)
     embeddings = sum(t.nbytes for name, t in index.items() if name.startswith("embed."))
-    windows, needed = _slots_needed(store, select)
+    activity = recorded_activity(store, select)
     return Sizes(
         interpreter=interpreter_bytes(),
         embeddings=embeddings,
         attention=store.file_bytes(RESIDENT_FILE) - embeddings,
         predictors=store.file_bytes(PREDICTORS_FILE),
         stride=store.header.stride,
-        windows=windows,
-        slots_needed=needed,
+        windows=activity.windows if activity else (),
+        slots_needed=activity.slots_needed if activity else (),
     )
 
 
-def _slots_needed(store: Store, select: str) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    activity = store.load_activity()
-    if activity is None or select == "all":
-        return (), ()
-    try:
-        windows = tuple(int(window) for window in activity["windows"])
-        recorded = activity[select if select in activity else "oracle"]
-        needed = tuple(tuple(int(n) for n in row) for row in recorded["slots_needed"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise LayoutError(f"{store.directory}: activity.json: {error!r}. Convert again") from error
-    fits = len(needed) == len(windows) and all(len(row) == store.spec.n_layers for row in needed)
-    if not fits or list(windows) != sorted(set(windows)) or not all(w > 0 for w in windows):
-        raise LayoutError(f"{store.directory}: activity.json does not fit the model. Convert again")
-    return windows, needed
+def recorded_activity(store: Store, select: str) -> Activity | None:
+    """What was recorded of a converted model's neurons, for a selector; None where nothing was."""
+    values = store.load_activity()
+    if values is None or select == "all":
+        return None
+    return recorded(values, select, store.spec, str(store.directory))
+
+
+def find_profile(directory: Path, file: Path | None = None) -> Profile | None:
+    """The profile in a file, or else the one that is kept of the device that `directory` is on.
+
+    `ProfileError` where the file is none. The kept one is no setting: it is left out where bad.
+    """
+    return find(directory) if file is None else load(file)
+
+
+def foreign_profile(directory: Path, file: Path | None) -> str:
+    """What to say where the profile in a file is of another device than `directory` is on."""
+    if file is None:
+        return ""
+    measured, here = load(file).device, describe_device(directory)
+    if measured.key == here.key:
+        return ""
+    return f"{file} was measured of {measured.name}, and {directory} lies on {here.name}"

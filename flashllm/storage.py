@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ NETWORK_FILESYSTEMS = frozenset((
 _BLOCK_DEVICES = Path("/sys/dev/block")
 
 
+def cache_directory() -> Path:
+    """The directory for what can be made again: FLASHLLM_HOME, or the user's cache directory."""
+    import platformdirs
+
+    return Path(os.environ.get("FLASHLLM_HOME") or platformdirs.user_cache_dir("flashllm"))
+
+
 def existing_parent(directory: Path) -> Path:
     """The directory itself, or the nearest one above it that exists."""
     directory = directory.absolute()
@@ -26,37 +34,50 @@ def existing_parent(directory: Path) -> Path:
 
 def describe_storage(directory: Path) -> dict[str, Any]:
     """File system, mount point and device of an existing directory; None for what is not known."""
-    mount = _mount(directory)
-    device = _block_device(directory)
+    mount = find_mount(directory)
+    device = find_block_device(directory)
     return {
         "filesystem": mount.fstype if mount else None,
         "mount_point": mount.mountpoint if mount else None,
         "device": mount.device if mount else None,
         "network": bool(mount) and mount.fstype.lower() in NETWORK_FILESYSTEMS,
         "usb": device is not None and "/usb" in str(device),
-        "rotational": _rotational(device),
+        "rotational": is_rotational(device),
     }
 
 
-def _mount(directory: Path) -> Any:
-    """The mount with the longest path above the directory."""
-    resolved = directory.resolve()
-    above = [
-        mount
-        for mount in psutil.disk_partitions(all=True)
-        if resolved.is_relative_to(mount.mountpoint)
-    ]
-    return max(above, key=lambda mount: len(mount.mountpoint), default=None)
+def find_mount(path: Path) -> Any:
+    """The mount with the longest path above `path`, as psutil gives it; None where unknown."""
+    resolved = path.resolve()
+    try:
+        mounts = psutil.disk_partitions(all=True)
+    except (OSError, RuntimeError):  # a sandbox that shows no mounts
+        return None
+    above = [mount for mount in mounts if resolved.is_relative_to(mount.mountpoint)]
+    # Of two on one directory the later lies on top.
+    return max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)
 
 
-def _block_device(directory: Path) -> Path | None:
-    """The device in Linux's /sys, where the directory lies on one."""
-    number = directory.stat().st_dev
+def find_block_device(path: Path) -> Path | None:
+    """The device in Linux's /sys on which an existing path lies, or which it is; else None."""
+    status = path.stat()
+    if stat.S_ISBLK(status.st_mode):
+        return _in_sys(status.st_rdev)
+    found = _in_sys(status.st_dev)
+    if found is None and (mount := find_mount(path)) is not None:
+        # Some file systems (btrfs) number their volumes themselves; the mount names the device.
+        with contextlib.suppress(OSError):
+            device = Path(mount.device).stat()
+            found = _in_sys(device.st_rdev) if stat.S_ISBLK(device.st_mode) else None
+    return found
+
+
+def _in_sys(number: int) -> Path | None:
     link = _BLOCK_DEVICES / f"{os.major(number)}:{os.minor(number)}"
     return link.resolve() if link.exists() else None
 
 
-def _rotational(device: Path | None) -> bool | None:
+def is_rotational(device: Path | None) -> bool | None:
     """Whether the device, or the disk that it is a part of, says that it turns.
 
     Virtual devices say so whatever lies under them; they are not asked.

@@ -97,7 +97,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("window", f"{plan.window} tokens" if plan.select != "all" else "none: all are needed"),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
         ("context", f"{plan.context} tokens"),
-        ("I/O threads", plan.io_threads),
+        ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
     ]
     return rows
 

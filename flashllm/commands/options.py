@@ -54,6 +54,16 @@ def parse_number(text: str) -> float:
     return number
 
 
+def parse_share(text: str) -> float:
+    """A part of a whole, above 0 and at most 1, as `0.1` or `10%`."""
+    stripped = text.strip()
+    percent = stripped.endswith("%")
+    share = parse_number(stripped.removesuffix("%")) / (100 if percent else 1)
+    if not 0 < share <= 1:
+        raise UsageError(f"{text!r} is no share; write it like 0.1 or 10%")
+    return share
+
+
 def parse_flag(text: str) -> bool:
     """Yes or no, from the environment."""
     if text.strip().lower() in ("1", "true", "yes", "on"):
@@ -131,7 +141,23 @@ MODEL_OPTIONS = (
         " of a model converted with predictors)",
         "HOW",
     ),
-    Option("io_threads", ("--io-threads",), parse_positive, None, "threads that read (32)", "N"),
+    Option(
+        "io_threads",
+        ("--io-threads",),
+        parse_positive,
+        None,
+        "threads that read (default: from the profile of the disk, else 32)",
+        "N",
+    ),
+    Option(
+        "profile",
+        ("--profile",),
+        str,
+        None,
+        "what `flashllm bench io` measured of a disk, to plan with (default: what it kept of the"
+        " disk that the model is on)",
+        "FILE",
+    ),
     Option("no_direct", ("--no-direct",), parse_flag, False, "read through the page cache", ""),
 )
 SAMPLING_OPTIONS = (

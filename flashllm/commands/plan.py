@@ -6,120 +6,144 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashllm.commands import plan_report
 from flashllm.commands.info import plan_rows
-from flashllm.commands.output import Output, format_bytes, table
+from flashllm.commands.output import Output, remark, table
 from flashllm.errors import ModelNotFound, UsageError
 
 if TYPE_CHECKING:
-    from flashllm.flash.plan import Plan, Sizes
+    from flashllm.flash.activity import Activity
+    from flashllm.flash.advice import Case
+    from flashllm.flash.profile import Profile
     from flashllm.spec import ModelSpec
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Prints the plan for a checkpoint, from its config.json alone, or for a converted model."""
-    from flashllm.flash import estimate
-    from flashllm.flash.plan import make_plan
+    """Prints the plan for a checkpoint's config.json, a converted model, or a built-in shape."""
+    from flashllm.flash.advice import advise, ceilings
 
-    spec, sizes, select = _described(arguments)
-    made = make_plan(
-        spec,
-        sizes,
-        arguments.memory,
-        select=select,
-        window=arguments.window,
-        io_threads=arguments.io_threads,
-        context=arguments.ctx_size,
-    )
+    profile = _profile(arguments)
+    case = _case(arguments, profile)
+    made = case.plan()
+    expected = case.expect(made)
+    limits = ceilings(case, made)
+    advice = advise(case, made, expected)
     output = Output()
     if arguments.json:
-        output.json(estimate.to_json(spec, made, sizes.stride))
+        output.json(plan_report.to_json(case, made, expected, limits, advice))
         return 0
-    output.write(table(_weight_rows(spec, sizes.stride)))
+    output.write(table(plan_report.weight_rows(case.spec, case.sizes.stride)))
     output.write("\n" + table(plan_rows(made)))
     if arguments.memory is None:
         output.write("\nThis is the smallest ceiling; --memory SIZE plans for another.\n")
-    output.write("\n" + _verdict(spec, made, sizes) + "\n")
+    output.write("\n" + table(plan_report.expected_rows(case, made, expected, limits)))
+    output.write("\n" + plan_report.verdict(case, made, expected, limits, advice))
     return 0
 
 
-def _described(arguments: argparse.Namespace) -> tuple[ModelSpec, Sizes, str]:
-    """Shape, sizes and selector of what the argument names."""
-    from flashllm.convert import describe
-    from flashllm.flash.estimate import sizes_of_shape, usual_selector
+def _profile(arguments: argparse.Namespace) -> Profile | None:
+    """The profile asked for, or that of the device on which the model is, or will be."""
+    from flashllm.loading import find_profile, foreign_profile
+
+    if arguments.no_direct and arguments.profile is None:
+        return None
+    directory = Path(arguments.model)
+    place = directory if directory.exists() else Path()
+    file = None if arguments.profile is None else Path(arguments.profile)
+    found = find_profile(place, file)
+    if words := foreign_profile(place, file):
+        remark(f"{words}; it is planned with all the same")
+    return found
+
+
+def _case(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+    """Everything that the plan is made of, for what the argument names."""
     from flashllm.flash.manifest import MANIFEST_FILE
-    from flashllm.loading import (
-        check_selector,
-        choose_selector,
-        interpreter_bytes,
-        model_sizes,
-    )
 
     directory = Path(arguments.model)
-    if not directory.is_dir():
-        raise ModelNotFound(
-            f"{directory}: no such directory; give a checkpoint's, or a converted model's"
-        )
     if not (directory / MANIFEST_FILE).is_file():
-        spec: ModelSpec = describe(
-            directory,
-            act=arguments.act,
-            fatrelu_threshold=arguments.fatrelu_threshold,
-            dtype=arguments.dtype,
-        )
-        select = arguments.select or usual_selector(spec)
-        # A gate that decides takes the place of predictors; all others can be given some.
-        check_selector(select, spec, not spec.gated, directory)
-        return spec, sizes_of_shape(spec, interpreter_bytes()), select
-    from flashllm.flash.store import Store
-
+        return _unconverted(arguments, profile)
     if (arguments.act, arguments.fatrelu_threshold, arguments.dtype) != (None, None, None):
         raise UsageError(
             f"{directory} is converted already; --act, --fatrelu-threshold and --dtype are for"
             " checkpoints"
         )
-    with Store(directory) as store:
-        select = choose_selector(store, arguments.select)
-        return store.spec, model_sizes(store, select), select
+    return _converted(arguments, profile)
 
 
-def _weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
-    from flashllm.flash.estimate import Weights
+def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+    """A checkpoint, from its config.json alone, or a shape that is built in."""
+    from flashllm.flash.advice import Case
+    from flashllm.flash.estimate import sizes_of_shape, usual_selector
+    from flashllm.loading import check_selector, interpreter_bytes
 
-    weights = Weights.of(spec)
-
-    def part(nbytes: int) -> str:
-        return f"{format_bytes(nbytes)}, {nbytes / weights.total:.1%}"
-
-    padding = weights.padding / max(weights.ffn, 1)
-    rows = [
-        ("weights", f"{format_bytes(weights.total)} in {spec.dtype}"),
-        ("  embeddings", part(weights.embeddings)),
-        ("  attention", part(weights.attention)),
-        ("  gates", part(weights.gate)),
-        ("  feed-forward, on flash", f"{part(weights.ffn)}, and {padding:.1%} more for padding"),
-        ("neurons", f"{spec.n_layers} x {spec.d_ffn}, {format_bytes(stride)} each on flash"),
-    ]
-    return [row for row in rows if row[0] != "  gates" or weights.gate]
+    spec = _described(arguments)
+    select = arguments.select or usual_selector(spec)
+    # A gate that decides takes the place of predictors; all others can be given some.
+    check_selector(select, spec, not spec.gated, Path(arguments.model))
+    sizes = sizes_of_shape(spec, interpreter_bytes())
+    activity = _activity(arguments, spec, select, None)
+    return Case(spec, sizes, activity, select, **_settings(arguments), profile=profile)
 
 
-def _verdict(spec: ModelSpec, made: Plan, sizes: Sizes) -> str:
-    """What a token will read, in sentences."""
-    from flashllm.flash.estimate import traffic
+def _described(arguments: argparse.Namespace) -> ModelSpec:
+    """The spec of a directory, which wins, or else of a shape."""
+    from flashllm.convert import describe
+    from flashllm.convert.shapes import describe_shape
 
-    moved = traffic(spec, made, sizes.stride)
-    if made.select != "all":
-        named = "its predictors name (lossy)" if made.select == "predicted" else "are not zero"
-        return (
-            f"A token reads the neurons that {named} and that the\nwindow does not hold:"
-            f" {format_bytes(moved.per_percent_bytes)} for each 1 % of them. How many there are"
-            "\ndepends on text and model; `flashllm eval` counts them."
+    options = {
+        "act": arguments.act,
+        "fatrelu_threshold": arguments.fatrelu_threshold,
+        "dtype": arguments.dtype,
+    }
+    directory = Path(arguments.model)
+    spec: ModelSpec
+    if directory.is_dir():
+        spec = describe(directory, **options)
+    elif len(directory.parts) > 1 or directory.exists():
+        raise ModelNotFound(
+            f"{directory}: no such directory; give a checkpoint's, a converted model's, or the name"
+            " of a built-in shape"
         )
-    rest = moved.layer_bytes - moved.pinned_bytes
-    why = f" since {spec.activation} is never zero" if not spec.sparse else ""
-    if not rest:
-        return f"A token needs every neuron{why};\nunder this ceiling all of them stay in memory."
-    return (
-        f"A token needs every neuron{why},\nand reads {format_bytes(rest)} of them from flash"
-        f" ({format_bytes(moved.pinned_bytes)} stay in memory):\n{rest / 1e9:.1f} s a token on a"
-        " disk that reads 1 GB/s."
+    else:
+        spec = describe_shape(arguments.model, **options)
+    return spec
+
+
+def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+    from flashllm.flash.advice import Case
+    from flashllm.flash.store import Store
+    from flashllm.loading import choose_selector, model_sizes, recorded_activity
+
+    with Store(Path(arguments.model)) as store:
+        select = choose_selector(store, arguments.select)
+        sizes = model_sizes(store, select)
+        spec = store.spec
+        activity = _activity(arguments, spec, select, recorded_activity(store, select))
+    return Case(
+        spec, sizes, activity, select, **_settings(arguments), profile=profile, converted=True
     )
+
+
+def _activity(
+    arguments: argparse.Namespace, spec: ModelSpec, select: str, recorded: Activity | None
+) -> Activity | None:
+    """What tokens use: as recorded, or assumed where that is not known or said to be otherwise."""
+    from flashllm.flash.activity import assumed
+
+    if select == "all" or not spec.sparse:
+        if arguments.active is not None:
+            raise UsageError("--active: every neuron is used here, since the selector is all")
+        return None
+    if recorded is not None and arguments.active is None:
+        return recorded
+    return assumed(spec, select, arguments.active)
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "memory": arguments.memory,
+        "window": arguments.window,
+        "io_threads": arguments.io_threads,
+        "context": arguments.ctx_size,
+    }

@@ -20,6 +20,7 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "stream_read_ns",
 ]
 
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING or not FALLBACK:
         available_isas,
         bundle_checksums,
         crc32c,
+        stream_read_ns,
     )
 else:
     from flashllm.flash.numpy_core import (
@@ -60,4 +62,5 @@ else:
         available_isas,
         bundle_checksums,
         crc32c,
+        stream_read_ns,
     )

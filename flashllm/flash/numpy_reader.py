@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.flash import latency
+
 _PAGE = 4096
 _MAX_THREADS = 1024
 _MAX_PIECES = 256  # destinations of one read; the native core's vectors of a call are bounded
@@ -97,7 +99,7 @@ class Reader:
         self._path, self.threads = path, threads
         self._file, self.alignment, self.fallback = _open(path, direct)
         self.direct = not self.fallback
-        self.file_bytes = os.fstat(self._file).st_size
+        self.file_bytes = _size(self._file)
         self._gap = gap_bytes
         self._piece = max(max_read_bytes // self.alignment * self.alignment, self.alignment)
         widest = self._piece + 2 * max(self.alignment, _PAGE)
@@ -109,6 +111,7 @@ class Reader:
             ("bytes_read", "bytes_useful", "reads", "busy_ns", "depth_ns", "depth_max"), 0
         ) | dict.fromkeys(("retries", "short_reads", "bounced"), 0)
         self._sizes = [0] * 32
+        self._latencies = np.zeros(latency.BINS, np.uint64)
 
     def submit(
         self,
@@ -160,6 +163,11 @@ class Reader:
     def stats(self) -> dict[str, int | list[int]]:
         """Counters since the reader was opened."""
         return {**self._counts, "size_histogram": list(self._sizes)}
+
+    def latency_histogram(self) -> NDArray[np.uint64]:
+        """Reads by how long they took, since then; `flash.latency` has the bins."""
+        counts: NDArray[np.uint64] = self._latencies.copy()
+        return counts
 
     def close(self) -> None:
         """Close the file; later calls raise ValueError."""
@@ -252,6 +260,7 @@ class Reader:
         self._counts["busy_ns"] += elapsed_ns
         self._counts["depth_ns"] += elapsed_ns
         self._counts["depth_max"] = 1
+        self._latencies[latency.bin_of(elapsed_ns)] += np.uint64(1)
         self._sizes[min(asked.bit_length() - 1, 31)] += 1
 
 
@@ -306,12 +315,18 @@ def _open(path: str, direct: str) -> tuple[int, int, str]:
     return file, 1, reason
 
 
+def _size(file: int) -> int:
+    status = os.fstat(file)
+    # A device has no size but its end.
+    return os.lseek(file, 0, os.SEEK_END) if stat.S_ISBLK(status.st_mode) else status.st_size
+
+
 def _probe(file: int, path: str) -> tuple[int, str]:
     """The alignment at which a direct read works, or 0 and why none does."""
     reason = ""
     memory = mmap.mmap(-1, 2 * _PAGE)
     for alignment in (512, _PAGE):
-        offset = alignment if os.fstat(file).st_size >= 2 * alignment else 0
+        offset = alignment if _size(file) >= 2 * alignment else 0
         try:
             os.preadv(file, [memoryview(memory)[alignment : 2 * alignment]], offset)
         except OSError as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
 from flashllm.spec import DTYPE_BYTES, ModelSpec
 
@@ -20,7 +21,10 @@ DEFAULT_CONTEXT = 2048
 DEFAULT_WINDOW = 5
 """The paper's window for its first model; used where no recording says what fits."""
 GAP_BYTES = 4096
-"""Neighbours on flash that are at most this far apart are read at once."""
+"""Neighbours on flash that are at most this far apart are read at once, where no profile says how
+far apart they may be."""
+MAX_READ_BYTES = 512 << 10
+"""The largest single read of the core: what runs of neighbours are cut into."""
 SLACK = 1.1
 """Slots beyond what the calibration text needed, since other texts may need a little more."""
 
@@ -29,6 +33,8 @@ _PREFILL_BLOCK_BYTES = 4 * MIB
 _LINEAR_BLOCK_BYTES = 4 * MIB
 _RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
+"""Of a thread that reads: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
+_MAX_THREADS = 1024
 _BLOCK = 64
 
 
@@ -102,6 +108,8 @@ class Plan:
     context: int
     select: str
     prefill: PrefillShape
+    gap_bytes: int = GAP_BYTES
+    """Neighbours on flash that are at most this far apart are read at once."""
 
     @property
     def lossy(self) -> bool:
@@ -132,12 +140,14 @@ def make_plan(
     window: int | None = None,
     io_threads: int | None = None,
     context: int | None = None,
+    profile: Profile | None = None,
 ) -> Plan:
     """Split a ceiling, or with None the smallest that will do.
 
-    `MemoryCeilingTooSmall` names that, `UsageError` a setting out of its range.
+    A `profile` chooses the threads that were not asked for, and the gap, where there is room for
+    what they take. `MemoryCeilingTooSmall` names the smallest ceiling, `UsageError` a setting out
+    of its range.
     """
-    io_threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, 1024)
     default_context = min(DEFAULT_CONTEXT, spec.max_positions)
     context = _within("ctx-size", context, default_context, spec.max_positions)
     if window is not None:
@@ -150,19 +160,21 @@ def make_plan(
         "predictors": sizes.predictors if select == "predicted" else 0,
         "kv": kv_bytes(spec, context),
         "prefill": shape.bytes(spec, sizes.stride, context),
-        "reserve": _RESERVE_BYTES + io_threads * _THREAD_BYTES,
     }
-    fixed_bytes = sum(split.values())
     # Where every neuron is needed they pass through the prefill's buffers; none need stay.
     least = 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
-    smallest_bytes = fixed_bytes + spec.n_layers * least * sizes.stride
+    needed_bytes = sum(split.values()) + spec.n_layers * least * sizes.stride
+    reads = _ways_to_read(sizes, select, io_threads, profile)
+    smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
     if ceiling_bytes is None:
         ceiling_bytes = smallest_bytes
-    if ceiling_bytes < smallest_bytes:
+    fitting = [read for read in reads if needed_bytes + read.reserve_bytes <= ceiling_bytes]
+    split["reserve"] = (fitting or reads[-1:])[0].reserve_bytes
+    if not fitting:
         raise MemoryCeilingTooSmall(
             _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
         )
-    affordable = (ceiling_bytes - fixed_bytes) // sizes.stride
+    affordable = (ceiling_bytes - sum(split.values())) // sizes.stride
     window, wanted = _choose_window(spec, sizes, select, window, affordable)
     slots = _pin(spec, shape, affordable) if select == "all" else _fit(wanted, affordable, least)
     split["slots"] = sum(slots) * sizes.stride
@@ -173,11 +185,42 @@ def make_plan(
         window=window,
         slots_per_layer=tuple(slots),
         slots_wanted=sum(wanted),
-        io_threads=io_threads,
+        io_threads=fitting[0].threads,
         context=context,
         select=select,
         prefill=shape,
+        gap_bytes=fitting[0].gap_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Threads that read, and the gap that they read over."""
+
+    threads: int
+    gap_bytes: int
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is set aside for them, and for everything that no other part names."""
+        # What lies in a gap is read into a scratch of each thread's.
+        gap_bytes = max(self.gap_bytes - GAP_BYTES, 0)
+        return _RESERVE_BYTES + self.threads * (_THREAD_BYTES + gap_bytes)
+
+
+def _ways_to_read(
+    sizes: Sizes, select: str, io_threads: int | None, profile: Profile | None
+) -> list[_Reading]:
+    """How to read, the best first: by the profile, and as without one."""
+    threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, _MAX_THREADS)
+    usual = _Reading(threads, GAP_BYTES)
+    if profile is None:
+        return [usual]
+    # Where every neuron is needed, whole blocks are read.
+    read_bytes = MAX_READ_BYTES if select == "all" else sizes.stride
+    if io_threads is None:
+        threads = min(profile.best_threads(read_bytes), _MAX_THREADS)
+    return [_Reading(threads, profile.gap_bytes(read_bytes, threads)), usual]
 
 
 def _within(name: str, value: int | None, default: int, limit: int) -> int:

@@ -66,12 +66,20 @@ class Store:
         self.header: BundleHeader = read_header(directory / BUNDLES_FILE)
         _check_header(self.header, self.spec, directory / BUNDLES_FILE)
         self._reader: core.Reader | None = None
+        self._rows_apart = False
 
-    def open_reader(self, direct: bool, threads: int, gap_bytes: int = 0) -> core.Reader:
-        """Open the bundle file for reading; returns the core's reader."""
+    def open_reader(
+        self, direct: bool, threads: int, gap_bytes: int = 0, rows_apart: bool = False
+    ) -> core.Reader:
+        """Open the bundle file for reading; returns the core's reader.
+
+        `rows_apart` reads the rows of a bundle as if they did not lie together: for measuring what
+        bundling gains.
+        """
         assert self._reader is None
+        self._rows_apart = rows_apart
         path = self.directory / BUNDLES_FILE
-        self._reader = _open_reader(path, direct, threads, gap_bytes=gap_bytes)
+        self._reader = _open_reader(path, direct, threads=threads, gap_bytes=gap_bytes)
         if self._reader.file_bytes < self.header.file_bytes:
             raise ModelTruncated(
                 f"{path}: {self._reader.file_bytes} bytes; its header says"
@@ -95,9 +103,24 @@ class Store:
         """Read bundles to byte positions of `buffer`; blocks until they are there."""
         header = self.header
         offsets = header.offset(layer, 0) + ids.astype(np.int64) * header.stride
-        where = f"{self.directory / BUNDLES_FILE}, layer {layer}"
-        with ReadErrors(where):
-            self.reader.read(offsets, header.stride, buffer, destinations)
+        with ReadErrors(f"{self.directory / BUNDLES_FILE}, layer {layer}"):
+            if self._rows_apart:
+                self._read_rows_apart(offsets, buffer, destinations)
+            else:
+                self.reader.read(offsets, header.stride, buffer, destinations)
+
+    def _read_rows_apart(
+        self, offsets: NDArray[np.int64], buffer: core.Buffer, destinations: NDArray[np.int64]
+    ) -> None:
+        row_bytes = self.spec.row_bytes
+        tickets = [
+            self.reader.submit(offsets + shift, row_bytes, buffer, destinations + shift)
+            for shift in range(0, self.header.rows_per_neuron * row_bytes, row_bytes)
+        ]
+        with contextlib.ExitStack() as waits:
+            # All of them, also where one fails: no read may land in a slot that was given up.
+            for ticket in tickets:
+                waits.callback(self.reader.wait, ticket)
 
     def submit_span(
         self, layer: int, first: int, count: int, buffer: core.Buffer, place: int = 0
@@ -114,6 +137,10 @@ class Store:
 
     def load_resident(self, direct: bool) -> dict[str, RawTensor]:
         """All resident tensors, read once; `LayoutError` when they are not those of the spec."""
+        return self.load_resident_image(direct)[0]
+
+    def load_resident_image(self, direct: bool) -> tuple[dict[str, RawTensor], core.Buffer]:
+        """The same, and the buffer that holds the file byte for byte, with the tensors in it."""
         path = self.directory / RESIDENT_FILE
         index = read_tensor_index(path)
         check_resident(index, self.spec, path)
@@ -124,7 +151,7 @@ class Store:
         if PREDICTORS_FILE not in self.manifest.files:
             return None
         path = self.directory / PREDICTORS_FILE
-        return _load(path, read_tensor_index(path), direct)
+        return _load(path, read_tensor_index(path), direct)[0]
 
     def load_activity(self) -> dict[str, Any] | None:
         """What recording the activations showed, or None."""
@@ -195,16 +222,24 @@ class ReadErrors:
             ) from error
 
 
-def _open_reader(path: Path, direct: bool, threads: int, **options: int) -> core.Reader:
+def open_file_reader(path: Path, direct: bool, **options: int) -> core.Reader:
+    """A reader for the whole of a file, in few and large reads unless `options` say otherwise."""
+    sizes = {"threads": _LOAD_THREADS, "max_read_bytes": _LOAD_READ_BYTES} | options
+    return _open_reader(path, direct, **sizes)
+
+
+def _open_reader(path: Path, direct: bool, **options: int) -> core.Reader:
     try:
         mode = "optional" if direct else "disabled"
-        return core.Reader(str(path), direct=mode, threads=threads, **options)
+        return core.Reader(str(path), direct=mode, **options)
     except OSError as error:
         raise ReadFailed(f"{path}: {error.strerror or error}") from error
 
 
-def _load(path: Path, index: dict[str, TensorRecord], direct: bool) -> dict[str, RawTensor]:
-    reader = _open_reader(path, direct, _LOAD_THREADS, max_read_bytes=_LOAD_READ_BYTES)
+def _load(
+    path: Path, index: dict[str, TensorRecord], direct: bool
+) -> tuple[dict[str, RawTensor], core.Buffer]:
+    reader = open_file_reader(path, direct)
     try:
         buffer = core.Buffer(reader.file_bytes)
         zero = np.zeros(1, dtype=np.int64)
@@ -213,10 +248,11 @@ def _load(path: Path, index: dict[str, TensorRecord], direct: bool) -> dict[str,
     finally:
         reader.close()
     raw = buffer.array()
-    return {
+    tensors = {
         name: RawTensor(raw[t.offset : t.offset + t.nbytes], t.dtype, tuple(t.shape))
         for name, t in index.items()
     }
+    return tensors, buffer
 
 
 def _check_header(header: BundleHeader, spec: ModelSpec, path: Path) -> None:

@@ -86,6 +86,9 @@ class Decoder:
         self.spec = spec = store.spec
         self.selects = plan.select
         """Name of the selector."""
+        self.before_layer: Callable[[int], None] | None = None
+        """Called, while decoding, with the number of each layer before it is computed, and with
+        that of layers in all before the head."""
         self.clock = PartClock()
         self._plan = plan
         self._store = store
@@ -170,11 +173,18 @@ class Decoder:
         rotation = self._rotation(1)
         for index in range(self.spec.n_layers):
             self._check_cancelled()
+            self._announce(index)
             x = self._block(index, x, rotation, functools.partial(self._ffn.token, index))
         self._cache.length += 1
         self.pool.advance()
+        self._announce(self.spec.n_layers)
         logits: NDArray[np.float32] = self._logits(x)[0]
         return logits
+
+    def _announce(self, index: int) -> None:
+        if self.before_layer is not None:
+            self.clock.switch("io_exposed")
+            self.before_layer(index)
 
     @torch.inference_mode()
     def choose(self, layer: int, x: NDArray[np.float32]) -> Ids:

@@ -69,17 +69,22 @@ Descriptor open_plain(const std::string& path, int flags) {
   return Descriptor(file);
 }
 
-uint64_t regular_size(const Descriptor& file, const std::string& path) {
+uint64_t size_of(const Descriptor& file, const std::string& path) {
   struct stat status = {};
   if (fstat(file.get(), &status) != 0) fail(errno, "stat", path);
   if (S_ISDIR(status.st_mode)) fail(EISDIR, "open", path);
+  if (S_ISBLK(status.st_mode)) {  // a device has no size but its end
+    const off_t end = lseek(file.get(), 0, SEEK_END);
+    if (end < 0) fail(errno, "seek", path);
+    return static_cast<uint64_t>(end);
+  }
   return static_cast<uint64_t>(status.st_size);
 }
 
 OpenedFile open_buffered(const std::string& path, const std::string& fallback) {
   Descriptor file = open_plain(path, 0);
   if (file.get() < 0) fail(errno, "open", path);
-  const uint64_t size = regular_size(file, path);
+  const uint64_t size = size_of(file, path);
 #ifdef __linux__
   // Bundles are read in no order: read-ahead would fetch what nobody asked for.
   posix_fadvise(file.get(), 0, 0, POSIX_FADV_RANDOM);
@@ -125,7 +130,7 @@ std::optional<OpenedFile> open_direct(const std::string& path, std::string* reas
     *reason = std::string("open: ") + std::strerror(errno);
     return std::nullopt;
   }
-  const uint64_t size = regular_size(file, path);
+  const uint64_t size = size_of(file, path);
   for (const size_t alignment : alignments_to_try(file)) {
     if (alignment > kPageBytes) {
       *reason = "direct reads need an alignment of " + std::to_string(alignment);
@@ -147,7 +152,7 @@ std::optional<OpenedFile> open_direct(const std::string& path, std::string* reas
 std::optional<OpenedFile> open_direct(const std::string& path, std::string* reason) {
   Descriptor file = open_plain(path, 0);
   if (file.get() < 0) fail(errno, "open", path);
-  const uint64_t size = regular_size(file, path);
+  const uint64_t size = size_of(file, path);
   if (fcntl(file.get(), F_NOCACHE, 1) != 0) {
     *reason = std::string("F_NOCACHE: ") + std::strerror(errno);
     return std::nullopt;

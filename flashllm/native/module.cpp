@@ -17,6 +17,7 @@
 #include "errors.h"
 #include "kernels.h"
 #include "reader.h"
+#include "stream_read.h"
 
 namespace nb = nanobind;
 using namespace flash_core;
@@ -73,6 +74,22 @@ nb::dict stats(const Reader& reader) {
   return result;
 }
 
+// The array owns the vector that it shows.
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> own(std::unique_ptr<std::vector<T>> values) {
+  const size_t count = values->size();
+  T* const first = values->data();
+  nb::capsule owner(values.release(),
+                    [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
+  return {first, {count}, owner};
+}
+
+nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>> latency_histogram(const Reader& reader) {
+  const LatencyHistogram latencies = reader.latencies();
+  return own(std::make_unique<std::vector<uint64_t>>(latencies.counts().begin(),
+                                                     latencies.counts().end()));
+}
+
 nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> checksums(const Array<const uint8_t>& data,
                                                         int64_t stride, int64_t bundle_bytes,
                                                         const nb::bytes& file_id, uint32_t layer,
@@ -84,12 +101,7 @@ nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> checksums(const Array<const uint8_
     const nb::gil_scoped_release released;
     *values = bundle_checksums(data.data(), data.size(), stride, bundle_bytes, place);
   }
-  const size_t count = values->size();
-  uint32_t* const first = values->data();
-  nb::capsule owner(values.release(), [](void* pointer) noexcept {
-    delete static_cast<std::vector<uint32_t>*>(pointer);
-  });
-  return {first, {count}, owner};
+  return own(std::move(values));
 }
 
 void define_reading(nb::module_& m) {
@@ -130,6 +142,7 @@ void define_reading(nb::module_& m) {
       .def("cancel", &Reader::cancel, Released())
       .def("clear_cancel", &Reader::clear_cancel, Released())
       .def("stats", &stats)
+      .def("latency_histogram", &latency_histogram)
       .def("close", &Reader::close, Released());
 }
 
@@ -189,6 +202,12 @@ NB_MODULE(_core, m) {
     for (const KernelTable* table : available_kernels()) names.emplace_back(table->name);
     return names;
   });
+  m.def(
+      "stream_read_ns",
+      [](const std::shared_ptr<Buffer>& buffer, int threads) {
+        return stream_read_ns(buffer.get(), threads);
+      },
+      "buffer"_a, "threads"_a, Released());
   m.def(
       "crc32c",
       [](const Array<const uint8_t>& data, uint32_t value) {

@@ -12,21 +12,25 @@ size_t floor_log2(uint64_t value) {
   return result;
 }
 
+uint64_t nanoseconds(ReadMeter::Clock::duration elapsed) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count());
+}
+
 }  // namespace
 
 // Adds the time since the last change at the depth that held until now.
 void ReadMeter::advance_locked() {
   const Clock::time_point now = Clock::now();
   if (depth_ > 0) {
-    const auto elapsed_ns = static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(now - changed_).count());
+    const uint64_t elapsed_ns = nanoseconds(now - changed_);
     stats_.busy_ns += elapsed_ns;
     stats_.depth_ns += elapsed_ns * depth_;
   }
   changed_ = now;
 }
 
-void ReadMeter::begin_read(uint64_t bytes) {
+ReadMeter::Clock::time_point ReadMeter::begin_read(uint64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   advance_locked();
   ++depth_;
@@ -34,12 +38,14 @@ void ReadMeter::begin_read(uint64_t bytes) {
   stats_.bytes_read += bytes;
   stats_.depth_max = std::max(stats_.depth_max, depth_);
   ++stats_.size_histogram[std::min(floor_log2(bytes), stats_.size_histogram.size() - 1)];
+  return changed_;
 }
 
-void ReadMeter::end_read() {
+void ReadMeter::end_read(Clock::time_point begun) {
   const std::lock_guard<std::mutex> lock(mutex_);
   advance_locked();
   --depth_;
+  latencies_.add(nanoseconds(changed_ - begun));
 }
 
 void ReadMeter::count_retry() {
@@ -61,6 +67,11 @@ void ReadMeter::count_run(uint64_t bytes_useful, bool bounced) {
 ReadStats ReadMeter::stats() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return stats_;
+}
+
+LatencyHistogram ReadMeter::latencies() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return latencies_;
 }
 
 }  // namespace flash_core

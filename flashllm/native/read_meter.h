@@ -7,14 +7,17 @@
 #include <cstdint>
 #include <mutex>
 
+#include "latency_histogram.h"
+
 namespace flash_core {
 
 struct ReadStats {
   uint64_t bytes_read = 0;    // asked from the device: gaps, rounding and retries included
   uint64_t bytes_useful = 0;  // wanted by the requests
   uint64_t reads = 0;
-  uint64_t busy_ns = 0;   // time with at least one read in flight
-  uint64_t depth_ns = 0;  // integral of the number in flight: depth_ns / busy_ns is its mean
+  uint64_t busy_ns = 0;  // time with at least one read in flight
+  // Integral of the number in flight: over busy_ns, its mean; over reads, the mean latency.
+  uint64_t depth_ns = 0;
   uint64_t depth_max = 0;
   uint64_t retries = 0;
   uint64_t short_reads = 0;
@@ -24,19 +27,22 @@ struct ReadStats {
 
 class ReadMeter {
  public:
-  void begin_read(uint64_t bytes);
-  void end_read();
+  using Clock = std::chrono::steady_clock;
+
+  Clock::time_point begin_read(uint64_t bytes);
+  void end_read(Clock::time_point begun);  // with what begin_read gave
   void count_retry();
   void count_short_read();
   void count_run(uint64_t bytes_useful, bool bounced);
   ReadStats stats() const;
+  LatencyHistogram latencies() const;  // of reads that have ended; apart, since it has 1,856 bins
 
  private:
-  using Clock = std::chrono::steady_clock;
   void advance_locked();
 
   mutable std::mutex mutex_;
   ReadStats stats_;
+  LatencyHistogram latencies_;
   uint64_t depth_ = 0;
   Clock::time_point changed_ = {};
 };

@@ -77,9 +77,9 @@ uint64_t attempt(const RunContext& context, const iovec* vectors, size_t count, 
   int eio_left = kEioRetries;
   int transient_left = kTransientRetries;
   while (true) {
-    context.meter->begin_read(length);
+    const auto begun = context.meter->begin_read(length);
     const ssize_t got = context.source->read(vectors, static_cast<int>(count), offset);
-    context.meter->end_read();
+    context.meter->end_read(begun);
     if (got >= 0) return static_cast<uint64_t>(got);
     const int code = static_cast<int>(-got);
     if (!may_pass(code, &eio_left, &transient_left)) {

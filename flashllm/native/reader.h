@@ -53,6 +53,7 @@ class Reader {
   void close();
 
   ReadStats stats() const { return meter_.stats(); }
+  LatencyHistogram latencies() const { return meter_.latencies(); }
   bool direct() const { return fallback_.empty(); }
   const std::string& fallback() const { return fallback_; }
   size_t alignment() const { return source_->alignment(); }

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.flash.plan import MIB, PrefillShape, Sizes, kv_bytes, make_plan
+from flashllm.flash.plan import GAP_BYTES, MIB, PrefillShape, Sizes, kv_bytes, make_plan
 from flashllm.spec import Rope
 from tests.specs import SPEC
+from tests.unit.profiles import flash_profile, law
 
 SIZES = Sizes(
     interpreter=200 * MIB,
@@ -98,3 +99,57 @@ def test_kv_cache_of_a_context() -> None:
     assert kv_bytes(SPEC, 512) == 2 * 4 * 256 * 512 * 4
     grouped = dataclasses.replace(SPEC, n_kv_heads=1)
     assert kv_bytes(grouped, 512) == 2 * 4 * 64 * 512 * 4
+
+
+def test_a_profile_chooses_threads_and_gap_that_were_not_asked_for() -> None:
+    slow_start = law(1e-3, 4e9, 1, 8, 64)
+    plan = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=slow_start)
+    assert plan.io_threads == slow_start.best_threads(SIZES.stride) == 64
+    assert plan.gap_bytes == slow_start.gap_bytes(SIZES.stride, 64) > GAP_BYTES
+    asked = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=slow_start, io_threads=8)
+    assert asked.io_threads == 8
+    assert asked.gap_bytes == slow_start.gap_bytes(SIZES.stride, 8)
+    usual = make_plan(SPEC, SIZES, 1 << 30, select="predicted")
+    assert (usual.io_threads, usual.gap_bytes) == (32, GAP_BYTES)
+
+
+def test_every_neuron_is_read_with_the_threads_for_blocks() -> None:
+    one_is_enough = flash_profile(
+        {(1024, 1): 1e6, (1024, 16): 1e7, (1 << 19, 1): 2e9, (1 << 19, 16): 2e9}
+    )
+    assert make_plan(SPEC, SIZES, 1 << 30, select="all", profile=one_is_enough).io_threads == 1
+    sparse = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=one_is_enough)
+    assert sparse.io_threads == 16
+
+
+def test_gaps_have_a_place_to_land_and_the_ceiling_pays_for_it() -> None:
+    slow_start = law(1e-3, 4e9, 64)
+    plan = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=slow_start)
+    usual = make_plan(SPEC, SIZES, 1 << 30, select="predicted", io_threads=64)
+    more = 64 * (plan.gap_bytes - GAP_BYTES)
+    assert plan.split["reserve"] == usual.split["reserve"] + more
+    assert sum(plan.split.values()) <= 1 << 30
+
+
+def test_a_profile_never_makes_a_ceiling_too_small() -> None:
+    """Where there is no room for what the profile wants, it is read as without one."""
+    slow_start = law(1e-3, 4e9, 128)
+    least = smallest()
+    tight = make_plan(SPEC, SIZES, least, select="predicted", profile=slow_start)
+    assert (tight.io_threads, tight.gap_bytes, tight.smallest_bytes) == (32, GAP_BYTES, least)
+    one = law(1e-7, 4e9, 1)
+    with pytest.raises(MemoryCeilingTooSmall) as caught:
+        make_plan(SPEC, SIZES, 10 * MIB, select="predicted", profile=one)
+    # One thread takes less than 32; what is named is then accepted.
+    assert caught.value.smallest_bytes < least
+    named = caught.value.smallest_bytes
+    assert make_plan(SPEC, SIZES, named, select="predicted", profile=one).io_threads == 1
+
+
+def test_slots_and_prefill_do_not_depend_on_the_profile() -> None:
+    plans = [
+        make_plan(SPEC, SIZES, None, select="predicted", profile=profile, window=4)
+        for profile in (None, law(1e-3, 4e9, 64))
+    ]
+    assert plans[0].prefill == plans[1].prefill
+    assert plans[0].window == plans[1].window

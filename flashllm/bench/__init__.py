@@ -1,0 +1,1 @@
+"""Measurements: what the disk gives, what a token costs, and what each part of the method saves."""

@@ -1,0 +1,58 @@
+"""An ablation as a picture: waiting for flash and bytes a token, row by row, the paper's beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flashllm.predictors.evaluation.plots import DOTS_PER_INCH
+
+OURS, PAPER = "#0072b2", "#bbbbbb"
+
+
+def draw(found: dict[str, Any], title: str, directory: Path) -> Path:
+    """Writes ablation.png; bars on a logarithmic scale, since rows differ by powers of ten."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    rows = found["rows"]
+    paper = [row["paper"] or {} for row in rows]
+    with rc_context({"font.size": 9}):
+        figure = Figure(figsize=(10, 4.5), layout="constrained")
+        waiting, moved = figure.subplots(1, 2, sharey=True)
+        _bars(waiting, [row["io_seconds"]["median"] * 1e3 for row in rows],
+              [row.get("io_ms") for row in paper], "I/O, ms a token")  # fmt: skip
+        low = [(r["io_seconds"]["median"] - r["io_seconds"]["min"]) * 1e3 for r in rows]
+        high = [(r["io_seconds"]["max"] - r["io_seconds"]["median"]) * 1e3 for r in rows]
+        middle = [row["io_seconds"]["median"] * 1e3 for row in rows]
+        waiting.errorbar(middle, [i - 0.2 for i in range(len(rows))], xerr=[low, high],
+                         fmt="none", ecolor="black", capsize=2)  # fmt: skip
+        _bars(moved, [row["bytes_a_token"]["median"] / 1e9 for row in rows],
+              [row.get("read_gb") for row in paper], "GB a token")  # fmt: skip
+        waiting.set_yticks(range(len(rows)), [row["title"] for row in rows])
+        waiting.invert_yaxis()
+        figure.legend(*moved.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.suptitle(f"{title}: what each part of the method saves")
+        path = directory / "ablation.png"
+        figure.savefig(path, dpi=DOTS_PER_INCH)
+    return path
+
+
+def _bars(axes: Any, ours: list[float], paper: list[float | None], label: str) -> None:
+    axes.barh([i - 0.2 for i in range(len(ours))], ours, 0.38, color=OURS, label="here")
+    known = [(i, value) for i, value in enumerate(paper) if value]
+    if known:
+        axes.barh([i + 0.2 for i, _ in known], [value for _, value in known], 0.38, color=PAPER,
+                  label="the paper, on its machine")  # fmt: skip
+    for i, value in enumerate(ours):
+        axes.text(value * 1.2, i - 0.2, _number(value), va="center", ha="left")
+    for i, value in known:
+        axes.text(value * 1.2, i + 0.2, _number(value), va="center", ha="left", color="#777777")
+    axes.set_xscale("log")
+    axes.set_xlabel(label)
+    everything = [*ours, *(value for _, value in known)]
+    axes.set_xlim(min(everything) / 3, max(everything) * 6)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,137 @@
+"""What an ablation found: as plain values, as a table, and as a verdict on both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+from flashllm.accounting import ratio
+from flashllm.bench.ablation import Ablation, RowResult
+from flashllm.bench.statistics import Spread
+
+FORMULA_TOLERANCE = 0.02
+_TITLES = (
+    "row",
+    "DRAM GB",
+    "MB/token",
+    "formula",
+    "off by",
+    "GB/s",
+    "I/O ms (of all runs)",
+    "token ms",
+)
+
+
+def report(ablation: Ablation, results: Sequence[RowResult], complete: bool) -> dict[str, Any]:
+    """All rows that ran at least once."""
+    rows = [_row(result) for result in results if result.runs]
+    sparse = [result for result in results if result.runs and not result.row.dense]
+    answers = {run.answers for result in sparse for run in result.runs}
+    waits = [row["io_seconds"]["median"] for row in rows if row["paper"] is not None]
+    return {
+        "complete": complete,
+        "model_bytes": ablation.weights.total,
+        "window": ablation.window,
+        "select": ablation.select,
+        "rows": rows,
+        "within_formula": all(abs(row["off"]) <= FORMULA_TOLERANCE for row in rows),
+        "each_faster_than_above": all(b < a for a, b in pairwise(waits)),
+        "same_answers": len(answers) <= 1,
+    }
+
+
+def _row(result: RowResult) -> dict[str, Any]:
+    runs = result.runs
+    io = Spread.of([run.io_seconds for run in runs])
+    moved = Spread.of([run.bytes_a_token for run in runs])
+    paper = result.row.paper
+    return {
+        "key": result.row.key,
+        "title": result.row.title,
+        "tokens_a_run": len(runs[0].costs),
+        "held_bytes": result.held_bytes,
+        "formula_bytes_a_token": result.formula_bytes,
+        "bytes_a_token": moved.to_json(),
+        "off": ratio(moved.median - result.formula_bytes, result.formula_bytes),
+        "reads_a_token": Spread.of([run.reads for run in runs]).to_json(),
+        "bytes_per_second": Spread.of(
+            [ratio(run.bytes_a_token, run.io_seconds) for run in runs]
+        ).to_json(),
+        "io_seconds": io.to_json(),
+        "token_seconds": Spread.of([run.seconds for run in runs]).to_json(),
+        "passes": sum(cost.passes for run in runs for cost in run.costs),
+        "spilled": sum(cost.spilled for run in runs for cost in run.costs),
+        "paper": None if paper is None else asdict(paper),
+        "answers": sorted({run.answers for run in runs}),
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The rows for people, the paper's beside, and what they say."""
+    lines = [_TITLES, *(_cells(row) for row in found["rows"])]
+    paper: list[tuple[str, ...]] = [
+        ("paper's", "DRAM GB", "MB/token", "", "", "GB/s", "I/O ms", "")
+    ]
+    paper += [_paper_cells(row["title"], row["paper"]) for row in found["rows"] if row["paper"]]
+    text = _columns(lines) + "\n" + _columns(paper)
+    text += (
+        "(the paper's: 6.7 billion parameters in 16 bits on an M1 Max, half of them resident)\n\n"
+    )
+    return text + "".join(f"{sentence}\n" for sentence in _verdicts(found))
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    io = row["io_seconds"]
+    return (
+        row["title"],
+        f"{row['held_bytes'] / 1e9:.3f}",
+        _megabytes(row["bytes_a_token"]["median"]),
+        _megabytes(row["formula_bytes_a_token"]),
+        f"{row['off']:+.1%}",
+        f"{row['bytes_per_second']['median'] / 1e9:.2f}",
+        f"{io['median'] * 1e3:.1f} ({io['min'] * 1e3:.1f} to {io['max'] * 1e3:.1f})",
+        f"{row['token_seconds']['median'] * 1e3:.1f}",
+    )
+
+
+def _paper_cells(title: str, paper: dict[str, Any]) -> tuple[str, ...]:
+    dram, rate = f"{paper['dram_gb']:.1f}", f"{paper['gb_per_second']:.2f}"
+    return (title, dram, _megabytes(paper["read_gb"] * 1e9), "", "", rate, str(paper["io_ms"]), "")
+
+
+def _megabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e6:,.0f}" if nbytes >= 1e8 else f"{nbytes / 1e6:.4g}"
+
+
+def _columns(lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = ""
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
+
+
+def _verdicts(found: dict[str, Any]) -> list[str]:
+    runs = {len(row["io_seconds"]["samples"]) for row in found["rows"]}
+    said = [f"Runs of each row, by turns: {min(runs)}; medians, and in brackets least and most."]
+    if not found["complete"]:
+        said.append("Interrupted: what was measured until then.")
+    good, bad = "Every row reads", "Not every row reads"
+    said.append(
+        f"{good if found['within_formula'] else bad} within"
+        f" {FORMULA_TOLERANCE:.0%} of the bytes that the formula gives (padding of bundles, and"
+        " rows that are no whole blocks, add to them)."
+    )
+    good, bad = "waits less for flash than the one above it.", "waits less than the one above it:"
+    said.append(
+        f"Every row of the paper's {good}"
+        if found["each_faster_than_above"]
+        else f"Not every row {bad} this disk gains nothing from what such a row adds."
+    )
+    if not found["same_answers"]:
+        said.append("THE ROWS GAVE DIFFERENT LOGITS, which must not be: please report it.")
+    return said

@@ -1,0 +1,214 @@
+"""The header of a report: everything that is needed to repeat a measurement, as plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import flashllm
+from flashllm.errors import FlashllmError
+from flashllm.flash import core
+from flashllm.flash.device import describe_device, processor_name
+from flashllm.flash.manifest import MANIFEST_FILE, Manifest, read_manifest
+from flashllm.storage import describe_storage, existing_parent
+
+SCHEMA_VERSION = 1
+_LIBRARIES = ("torch", "numpy")
+_CGROUPS = Path("/sys/fs/cgroup")
+_LIMIT_BYTES_MAX = 1 << 60
+_THERMAL = Path("/sys/class/thermal")
+_GIT_SECONDS = 5.0
+
+
+def run_header(directory: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """What, where, when and how; `directory` is that of a model, or of any file that is read.
+
+    What this system does not tell is None. `synthetic` is True for a model of made-up weights.
+    """
+    model = _model(directory)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool_version": flashllm.__version__,
+        "git": git_state(Path(flashllm.__file__).parent.parent),
+        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+        "environment": _environment(),
+        "settings": settings,
+        "synthetic": bool(model and model["synthetic"]),
+        "model": model,
+        "storage": _storage(directory),
+        "machine": machine(),
+        "software": _software(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Processor, memory and what else is going on; None for what is not known."""
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    return {
+        "processor": processor_name(),
+        "cpus": os.cpu_count(),
+        "cpus_allowed": _cpus_allowed(),
+        "isa": _isa(),
+        "frequency_mhz": _frequency_mhz(),
+        "temperature_celsius": _temperature_celsius(),
+        "load_average": _load_average(),
+        "memory_total_bytes": int(memory.total),
+        "memory_available_bytes": int(memory.available),
+        "memory_limit_bytes": memory_limit_bytes(),
+        "swap_used_bytes": int(swap.used),
+    }
+
+
+def memory_limit_bytes() -> int | None:
+    """The least memory limit of this process's control groups, of version 1 or 2; None without."""
+    limits = []
+    for path in _limit_files():
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(path.read_text(encoding="ascii")))
+    # Without a limit, version 1 names the largest multiple of a page, and version 2 says "max".
+    return min((limit for limit in limits if limit < _LIMIT_BYTES_MAX), default=None)
+
+
+def _limit_files() -> Iterator[Path]:
+    """Where the limits of this process's group and of those above it stand."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = _CGROUPS / "memory" if controllers else _CGROUPS
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        place = root / group.lstrip("/")
+        yield from (
+            above / name for above in (place, *place.parents) if root in (above, *above.parents)
+        )
+
+
+def git_state(root: Path) -> dict[str, Any] | None:
+    """Commit of a checkout and whether files differ from it; None for an installed package."""
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else {"commit": commit, "modified": bool(changes)}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _model(directory: Path | None) -> dict[str, Any] | None:
+    """The model in a directory, or None where it holds none."""
+    if directory is None or not (directory / MANIFEST_FILE).is_file():
+        return None
+    try:
+        manifest: Manifest = read_manifest(directory)
+    except FlashllmError as error:
+        return {"directory": str(directory), "synthetic": False, "problem": str(error)}
+    return {
+        "name": manifest.name,
+        "directory": str(directory.absolute()),
+        "synthetic": manifest.synthetic,
+        "hash": hashlib.sha256((directory / MANIFEST_FILE).read_bytes()).hexdigest(),
+        "layout_version": manifest.layout_version,
+        "converted_by": manifest.tool_version,
+        "dtype": manifest.spec.dtype,
+        "spec": manifest.spec.to_json(),
+        "file_bytes": {name: record.bytes for name, record in manifest.files.items()},
+    }
+
+
+def _storage(directory: Path | None) -> dict[str, Any] | None:
+    if directory is None:
+        return None
+    return describe_storage(existing_parent(directory)) | asdict(describe_device(directory))
+
+
+def _environment() -> dict[str, str]:
+    """Variables that change what is measured."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX", "LD_PRELOAD")
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in names or name.startswith("FLASHLLM_")
+    }
+
+
+def _software() -> dict[str, Any]:
+    return {
+        "system": platform.platform(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "core": core.NAME,
+        "core_fallback": core.FALLBACK or None,
+        **{name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpus_allowed() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _isa() -> str | None:
+    try:
+        kernels = core.Kernels(threads=1)
+    except ValueError:  # FLASHLLM_ISA asks for what this processor has not
+        return None
+    isa = str(kernels.isa)
+    kernels.close()
+    return isa
+
+
+def _frequency_mhz() -> float | None:
+    try:
+        frequency = psutil.cpu_freq()
+    except (OSError, RuntimeError, NotImplementedError, AttributeError):
+        return None
+    return float(frequency.current) if frequency else None
+
+
+def _temperature_celsius() -> float | None:
+    """The hottest zone that the kernel names."""
+    found = []
+    for path in _THERMAL.glob("thermal_zone*/temp"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(path.read_text(encoding="ascii")) / 1000)
+    return max(found, default=None)
+
+
+def _load_average() -> list[float] | None:
+    return [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None

@@ -1,0 +1,44 @@
+"""t = a + S/B through measured points: what a read costs beside its bytes, and its bytes' rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flashllm.flash.profile import Fit, IoPoint
+
+
+def fit_points(points: Sequence[IoPoint]) -> tuple[Fit, ...]:
+    """One fit for each number of threads of which two sizes or more were measured."""
+    fits = []
+    for threads in sorted({point.threads for point in points}):
+        chosen = [point for point in points if point.threads == threads]
+        if len(chosen) >= 2:
+            fits.append(_fit(threads, chosen))
+    return tuple(fits)
+
+
+def _fit(threads: int, points: Sequence[IoPoint]) -> Fit:
+    """Least squares of the relative errors: each size counts alike, be it short or long.
+
+    Neither `a` nor 1/B is below zero: where the best line would have it so, it is zero there.
+    """
+    sizes = np.array([point.read_bytes for point in points], dtype=np.float64)
+    times_ns = sizes * 1e9 / np.array([point.bytes_per_second for point in points])
+    terms = np.stack([np.ones_like(sizes), sizes], axis=1) / times_ns[:, None]
+    per_read_ns, ns_a_byte = np.linalg.lstsq(terms, np.ones_like(sizes), rcond=None)[0]
+    if per_read_ns < 0:
+        per_read_ns, ns_a_byte = 0.0, _alone(terms[:, 1])
+    elif ns_a_byte <= 0:
+        # Bytes that cost nothing: as fast as the fastest point, which is all that is known.
+        ns_a_byte = float(np.min(times_ns / sizes)) * 1e-3
+        per_read_ns = _alone(terms[:, 0])
+    found_ns = per_read_ns + sizes * ns_a_byte
+    error = float(np.max(np.abs(found_ns / times_ns - 1)))
+    return Fit(threads, float(per_read_ns), 1e9 / float(ns_a_byte), error)
+
+
+def _alone(terms: np.ndarray) -> float:
+    """The factor that brings one column of terms nearest to ones."""
+    return float(terms.sum() / (terms @ terms))

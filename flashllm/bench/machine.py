@@ -1,0 +1,218 @@
+"""What this machine's memory and our kernels give, and what a token costs beside its bytes.
+
+Matrices are larger than the last cache where memory allows, as those of a model are that does not
+fit into memory. Medians of RUNS; what is measured is what the decoder calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from flashllm.accounting import Meter, TokenCost
+from flashllm.flash import core
+from flashllm.flash.cost import (
+    CHUNK,
+    CHUNK_ONE_THREAD,
+    CHUNK_TOKENS,
+    NARROW,
+    NARROW_ROW_BYTES,
+    ResidentBytes,
+    dram_bytes_a_token,
+    dram_seconds,
+)
+from flashllm.flash.profile import MachineRates
+from flashllm.flash.store import Store
+from flashllm.flash.stream import block_ends
+from flashllm.loading import KERNEL_THREADS, load_decoder
+from flashllm.model.decoder import Decoder
+from flashllm.model.weights import TORCH_DTYPES
+from flashllm.spec import DTYPE_BYTES
+
+RUNS = 5
+MATRIX_BYTES_LEAST = 64 << 20
+MATRIX_BYTES_MOST = 1 << 30
+MEMORY_SHARE = 8
+"""At most one part in so many of the available memory is taken."""
+ROW_BYTES = 8192
+"""Of a row of 2048 weights in f32, or of 4096 in 16 bits."""
+SCATTERED_SHARE = 10
+"""One bundle in so many is used, as in a model of the paper's with its predictors."""
+CHUNK_BLOCK_BYTES = 4 << 20
+PROMPT_TOKENS = 16
+WARMING_TOKENS = 16
+TIMED_TOKENS = 64
+REST_PARTS = ("head", "sample", "other")
+"""Parts of a token that belong to no layer."""
+_PATTERN = 0x3C
+"""A byte that makes small finite numbers in every encoding."""
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def measure_rates(threads: Sequence[int] | None = None) -> MachineRates:
+    """Rates of memory by `threads`, of our kernels at all threads, and the overheads of a token."""
+    usable = KERNEL_THREADS
+    threads = threads or sorted({1, usable})
+    buffer = core.Buffer(matrix_bytes(last_cache_bytes(), psutil.virtual_memory().available))
+    buffer.array().fill(_PATTERN)
+    dram = {count: dram_rate(buffer, count) for count in threads}
+    kernels = core.Kernels(threads=usable)
+    matvec: dict[str, float] = {}
+    rows: dict[str, float] = {}
+    try:
+        for dtype in DTYPE_BYTES:
+            matvec[dtype] = matvec_rate(kernels, buffer, dtype, ROW_BYTES)
+            matvec[NARROW.format(dtype)] = matvec_rate(kernels, buffer, dtype, NARROW_ROW_BYTES)
+            matvec[CHUNK.format(dtype)] = chunk_rate(dtype, usable)
+            matvec[CHUNK_ONE_THREAD.format(dtype)] = chunk_rate(dtype, 1)
+            rows[dtype] = scattered_rate(kernels, buffer, dtype)
+    finally:
+        kernels.close()
+    del buffer
+    rates = MachineRates(dram, matvec, rows, layer_overhead_ns=0.0, token_overhead_ns=0.0)
+    layer_ns, token_ns = overheads(rates)
+    return MachineRates(dram, matvec, rows, layer_ns, token_ns)
+
+
+def last_cache_bytes() -> int:
+    """Size of the largest cache of the first processor, 0 where the system does not tell."""
+    sizes = [0]
+    for path in sorted(_CACHES.glob("index*/size")):
+        with contextlib.suppress(OSError, ValueError):
+            text = path.read_text("ascii").strip()
+            factor = _UNITS.get(text[-1:], 1)
+            sizes.append(int(text.rstrip("KMG")) * factor)
+    return max(sizes)
+
+
+def matrix_bytes(cache_bytes: int, available_bytes: int) -> int:
+    """How large a matrix is measured: 256 MiB and four caches at least, where memory allows."""
+    wanted = min(max(256 << 20, 4 * cache_bytes), MATRIX_BYTES_MOST)
+    return max(min(wanted, available_bytes // MEMORY_SHARE), MATRIX_BYTES_LEAST) // 4096 * 4096
+
+
+def dram_rate(buffer: core.Buffer, threads: int) -> float:
+    """Bytes per second of plain reads through a buffer."""
+    found = [core.stream_read_ns(buffer, threads) for _ in range(RUNS)]
+    return buffer.nbytes * 1e9 / statistics.median(found)
+
+
+def matvec_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str, row_bytes: int) -> float:
+    """Bytes per second of a matrix times a vector, rows of `row_bytes`."""
+    raw = buffer.array()[: buffer.nbytes // row_bytes * row_bytes]
+    x = np.ones(row_bytes // DTYPE_BYTES[dtype], np.float32)
+    out = np.empty(len(raw) // row_bytes, np.float32)
+    return len(raw) / _median_seconds(lambda: kernels.matvec(raw, dtype, x, out))
+
+
+def scattered_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> float:
+    """Bytes per second of what a token does with its neurons: dots with up, a sum of down.
+
+    Every call takes others, so that none is in a cache since the call before.
+    """
+    stride, raw = 2 * ROW_BYTES, buffer.array()
+    shuffled = np.random.default_rng(0).permutation(buffer.nbytes // stride)
+    shares = np.array_split(shuffled, SCATTERED_SHARE)
+    sets = itertools.cycle([np.sort(ids).astype(np.int32) for ids in shares])
+    width = ROW_BYTES // DTYPE_BYTES[dtype]
+    x, out = np.ones(width, np.float32), np.zeros(width, np.float32)
+    weights = np.ones(len(shares[0]), np.float32)
+
+    def neurons() -> None:
+        ids = next(sets)
+        dots = np.empty(len(ids), np.float32)
+        kernels.dot_rows(raw, stride, 0, dtype, ids, x, dots)
+        ones, ends = weights[: len(ids)], block_ends(ids)
+        kernels.weighted_sum_rows(raw, stride, ROW_BYTES, dtype, ids, ones, ends, out)
+
+    return len(shares[-1]) * stride / _median_seconds(neurons)
+
+
+def chunk_rate(dtype: str, threads: int) -> float:
+    """Encoded bytes × tokens per second of a prompt's products, decoding of the rows included."""
+    raw = np.full(CHUNK_BLOCK_BYTES, _PATTERN, np.uint8)
+    width = 2048
+    encoded = torch.from_numpy(raw).view(TORCH_DTYPES[dtype]).view(-1, width)
+    x = torch.ones(CHUNK_TOKENS, width)
+    with _torch_threads(threads):
+        seconds = _median_seconds(lambda: _product(x, encoded))
+    return CHUNK_BLOCK_BYTES * CHUNK_TOKENS / seconds
+
+
+def _product(x: torch.Tensor, encoded: torch.Tensor) -> None:
+    x @ encoded.float().T
+
+
+def overheads(rates: MachineRates) -> tuple[float, float]:
+    """Nanoseconds of a layer, and of the rest of a token, that no bytes explain: on the demo."""
+    from flashllm.convert import demo_model
+
+    with _torch_threads(KERNEL_THREADS):
+        # With the shortest window every layer reads, so that handing reads over is counted too.
+        decoder, plan, store = load_decoder(Path(demo_model()), window=1)
+        with store:
+            costs, context = _decode(decoder, store)
+    spec = store.spec
+    resident = ResidentBytes.of(spec, plan.split["predictors"])
+    used = statistics.median(cost.hits + cost.misses for cost in costs)
+    moved = dram_bytes_a_token(spec, resident, used, 0, spec.bundle_bytes, context)
+    seconds = dram_seconds(rates, spec.dtype, moved)
+    rest_ns = statistics.median(_rest_ns(cost) for cost in costs)
+    layers_ns = statistics.median(_layers_ns(cost) for cost in costs)
+    layers_ns -= (seconds.total - seconds.head) * 1e9
+    return max(layers_ns, 0.0) / spec.n_layers, max(rest_ns - seconds.head * 1e9, 0.0)
+
+
+def _layers_ns(cost: TokenCost) -> float:
+    """Of a token, what its layers took, reads apart."""
+    rest = sum(cost.parts_ns[part] for part in REST_PARTS)
+    return cost.wall_ns - rest - cost.io_busy_ns
+
+
+def _rest_ns(cost: TokenCost) -> float:
+    return sum(cost.parts_ns[part] for part in REST_PARTS)
+
+
+def _decode(decoder: Decoder, store: Store) -> tuple[list[TokenCost], float]:
+    """What tokens cost once everything is warm, and the mean length of their context."""
+    meter = Meter(store.reader.stats, decoder.pool.counters, decoder.clock)
+    ids = np.random.default_rng(0).integers(8, decoder.spec.vocab_size, PROMPT_TOKENS)
+    logits = decoder.prefill(ids.tolist())
+    costs = []
+    for _ in range(WARMING_TOKENS + TIMED_TOKENS):
+        token = int(np.argmax(logits))
+        meter.start()
+        logits = decoder.decode(token)
+        costs.append(meter.token())
+    return costs[WARMING_TOKENS:], PROMPT_TOKENS + WARMING_TOKENS + TIMED_TOKENS / 2
+
+
+@contextlib.contextmanager
+def _torch_threads(threads: int) -> Iterator[None]:
+    """So many threads within, as many as before afterwards: decoding sets the number to one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _median_seconds(call: Callable[[], None]) -> float:
+    """Of RUNS calls, after one that does not count."""
+    call()
+    seconds = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)

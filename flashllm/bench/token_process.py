@@ -1,0 +1,86 @@
+"""What the system counts about this process; None for what it does not tell."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashllm.accounting import TokenCost, rss_peak_bytes
+
+_PROCESS_IO = Path("/proc/self/io")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCounts:
+    """Counts since the process began, or between two moments; times in nanoseconds."""
+
+    device_bytes_read: int | None
+    """What this process caused to be fetched from block devices; the page cache is not in it."""
+    major_faults: int
+    voluntary_switches: int
+    involuntary_switches: int
+    user_ns: int
+    system_ns: int
+
+    @classmethod
+    def now(cls) -> ProcessCounts:
+        """As they are now, of all threads together."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(
+            device_bytes_read=_device_bytes_read(),
+            major_faults=usage.ru_majflt,
+            voluntary_switches=usage.ru_nvcsw,
+            involuntary_switches=usage.ru_nivcsw,
+            user_ns=round(usage.ru_utime * 1e9),
+            system_ns=round(usage.ru_stime * 1e9),
+        )
+
+    def since(self, earlier: ProcessCounts) -> ProcessCounts:
+        """The difference to an earlier moment."""
+        late, early = self.device_bytes_read, earlier.device_bytes_read
+        return ProcessCounts(
+            device_bytes_read=None if late is None or early is None else late - early,
+            major_faults=self.major_faults - earlier.major_faults,
+            voluntary_switches=self.voluntary_switches - earlier.voluntary_switches,
+            involuntary_switches=self.involuntary_switches - earlier.involuntary_switches,
+            user_ns=self.user_ns - earlier.user_ns,
+            system_ns=self.system_ns - earlier.system_ns,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+
+class PeakMemory:
+    """The most memory that runs took, without what measuring the machine takes in between."""
+
+    def __init__(self) -> None:
+        self._is_clean = True
+
+    def of_run(self, costs: list[TokenCost]) -> int | None:
+        """Bytes at the peak of a run; None where neither the system nor its tokens tell."""
+        if self._is_clean:
+            return rss_peak_bytes()
+        return max((cost.rss_bytes for cost in costs), default=None)
+
+    def forget(self) -> None:
+        """Something large was in memory that is no part of a run: do not count it."""
+        self._is_clean = False
+        with contextlib.suppress(OSError):  # Linux only
+            _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
+            self._is_clean = True
+
+
+def _device_bytes_read() -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in _PROCESS_IO.read_text(encoding="ascii").splitlines():
+            if line.startswith("read_bytes:"):
+                return int(line.split()[1])
+    return None

@@ -1,0 +1,111 @@
+"""`flashllm bench ablation`: the paper's Table 2, measured here."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flashllm
+from flashllm.commands import opening
+from flashllm.commands.output import Output, Ticker, remark
+from flashllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashllm.bench.ablation import Ablation, RowResult
+    from flashllm.bench.ablation_rows import Row
+
+DEMO_TEXT = "heldout.jsonl"
+EXIT_INTERRUPTED = 130
+
+
+def bench_ablation(arguments: argparse.Namespace) -> int:
+    """Runs the rows by turns; prints the table or one JSON object."""
+    from flashllm.bench import ablation_plots, ablation_report
+    from flashllm.bench.ablation import Ablation, Settings
+    from flashllm.bench.header import run_header
+    from flashllm.predictors.evaluation import plots
+
+    if arguments.plot is not None:
+        plots.require_matplotlib()
+        plots.make_directory(arguments.plot)
+    directory = opening.model_directory(arguments.model, opening.terminal_progress())
+    settings = Settings(
+        tokens=arguments.tokens,
+        runs=arguments.runs,
+        memory=arguments.memory,
+        select=arguments.select,
+        window=arguments.window,
+        io_threads=arguments.io_threads,
+        direct=not arguments.no_direct,
+        add=arguments.add,
+    )
+    text = _text(arguments, directory)
+    ablation = Ablation(directory, text, settings)
+    if not ablation.sparse:
+        remark("this model needs every neuron, so only the first two rows can be measured")
+    results, complete = _run(ablation, settings.runs)
+    if not results:
+        return EXIT_INTERRUPTED
+    found: dict[str, Any] = {"header": run_header(directory, _plain(settings))}
+    found |= ablation_report.report(ablation, results, complete)
+    output = Output()
+    if arguments.json:
+        output.json(found)
+    else:
+        output.write(_title(found, directory) + "\n\n" + ablation_report.table(found))
+    if arguments.plot is not None:
+        path = ablation_plots.draw(found, _title(found, directory), arguments.plot)
+        remark(f"wrote {path}")
+    return 0 if complete else EXIT_INTERRUPTED
+
+
+def _run(ablation: Ablation, runs: int) -> tuple[list[RowResult], bool]:
+    """What was measured, and whether that is all."""
+    ticker, results = Ticker(), []
+
+    def tell(row: Row, number: int) -> None:
+        ticker.show(f"run {number + 1} of {runs}: {row.title}")
+
+    try:
+        for results in ablation.run(tell):  # noqa: B007
+            pass
+    except KeyboardInterrupt:
+        remark("interrupted")
+        return results, False
+    finally:
+        ticker.clear()
+    return results, True
+
+
+def _text(arguments: argparse.Namespace, directory: Path) -> list[int]:
+    """Token ids of the text asked for; for the demo alone, of what comes with it."""
+    from flashllm.flash.store import Store
+    from flashllm.predictors.calibration import ContextLimits
+    from flashllm.predictors.evaluation.texts import TOKENS_MIN, TextSettings, read_passages
+    from flashllm.tokenizer import load_tokenizer
+
+    path = arguments.text
+    if path is None:
+        if arguments.model is not None:
+            raise UsageError("there is no text to decode; give --text FILE (.ids, .txt or .jsonl)")
+        path = Path(flashllm.__file__).parent / "demo" / DEMO_TEXT
+    with Store(directory) as store:
+        spec = store.spec
+    bos_id = spec.bos_id
+    wanted = max(TOKENS_MIN, 4 * arguments.tokens)
+    limits = ContextLimits(spec.vocab_size, spec.max_positions, wanted, bos_id)
+    settings = TextSettings(tokens=wanted, all_tokens=True)
+    tokenizer = load_tokenizer(directory)
+    passages = read_passages(path, tokenizer, limits, settings, opening.terminal_progress())
+    return [token for passage in passages.passages for token in passage.ids]
+
+
+def _title(found: dict[str, Any], directory: Path) -> str:
+    made_up = " (synthetic weights)" if found["header"].get("synthetic") else ""
+    return f"{directory.name}{made_up}, {found['model_bytes'] / 1e9:.2f} GB of weights"
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    return dataclasses.asdict(settings)

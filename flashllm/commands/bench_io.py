@@ -1,0 +1,202 @@
+"""`flashllm bench io`: what the disk gives, size by size and thread by thread."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from flashllm.commands.output import Output, Ticker, remark
+from flashllm.errors import FlashllmError, ProfileError, UsageError
+
+EXIT_INTERRUPTED = 130
+
+
+def bench_io(arguments: argparse.Namespace) -> int:
+    """Sweeps, keeps the profile, and reports; 130 with what there is where it was interrupted."""
+    from flashllm.bench.io_sweep import make_profile
+
+    target, settings = _prepare(arguments)
+    sweep = _sweep(target, settings)
+    interrupted = not sweep.complete
+    rates = None
+    if not interrupted and not arguments.no_machine:
+        rates, interrupted = _rates()
+    profile = make_profile(target, sweep, rates)
+    remarks = [*target.remarks, *_remarks(sweep, settings, arguments.no_fio, interrupted)]
+    kept = _keep(profile, arguments.profile, remarks)
+    if arguments.json:
+        _write_json(arguments, target, sweep, profile, remarks, kept)
+    else:
+        _write_text(target, settings, sweep, profile, kept)
+    for text in remarks:
+        remark(text)
+    _draw(arguments.plot, profile, sweep.pass_ratios())
+    return EXIT_INTERRUPTED if interrupted else 0
+
+
+def _remarks(sweep: Any, settings: Any, no_fio: bool, interrupted: bool) -> list[str]:
+    """What the figures lack."""
+    found = []
+    if not sweep.proven:
+        found.append("this system does not tell what devices were asked for: nothing is proven")
+    if settings.fio is None and not no_fio:
+        found.append("fio is not installed, so nothing stands beside")
+    if sweep.fio_problem:
+        found.append(sweep.fio_problem)
+    if interrupted:
+        found.append("interrupted: these are the figures until then")
+    return found
+
+
+def _write_json(
+    arguments: argparse.Namespace,
+    target: Any,
+    sweep: Any,
+    profile: Any,
+    remarks: list[str],
+    kept: Path | None,
+) -> None:
+    from flashllm.bench import io_report
+    from flashllm.bench.header import run_header
+
+    Output().json({
+        "header": run_header(target.path.parent, _plain(arguments)),
+        **io_report.report(target, sweep, profile),
+        "profile_file": str(kept) if kept else None,
+        "remarks": remarks,
+    })  # fmt: skip
+
+
+def _write_text(target: Any, settings: Any, sweep: Any, profile: Any, kept: Path | None) -> None:
+    from flashllm.bench import io_report
+
+    device, output = profile.device, Output()
+    output.write(
+        f"{target.path} on {device.name} ({device.kind}, {device.filesystem}), "
+        f"{profile.machine_name}\n"
+        f"random direct reads, {settings.runs} passes of {settings.seconds:g} s a point, "
+        f"{'proven uncached' if sweep.proven else 'not proven uncached'}"
+        f"{'' if profile.complete else '; ENDED EARLY'}\n\n"
+    )
+    output.write(io_report.text(sweep, profile))
+    if profile.rates is not None:
+        output.write("\n" + _rates_text(profile.rates))
+    if kept:
+        output.write(f"\nprofile: {kept}\n")
+
+
+def _prepare(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The target and the settings; everything that can be refused is, before any long work."""
+    from flashllm.bench.fio import find_fio
+    from flashllm.bench.io_sweep import Settings
+    from flashllm.bench.io_target import choose_sizes, choose_threads, find_target
+    from flashllm.flash import core
+
+    if arguments.plot is not None:
+        from flashllm.predictors.evaluation import plots
+
+        plots.require_matplotlib()
+        plots.make_directory(arguments.plot)
+    if core.NAME != "native":
+        raise UsageError(
+            f"bench io needs the native core ({core.FALLBACK}): its numpy twin reads one at a time"
+        )
+    target = find_target(arguments.target)
+    sizes, left_out = choose_sizes(target, arguments.sizes)
+    if left_out:
+        remark(left_out)
+    threads = choose_threads(arguments.threads)
+    fio = None if arguments.no_fio else find_fio()
+    return target, Settings(sizes, threads, arguments.seconds, arguments.runs, fio)
+
+
+def _sweep(target: Any, settings: Any) -> Any:
+    from flashllm.bench.io_sweep import run_sweep
+
+    ticker = Ticker()
+    try:
+        return run_sweep(target, settings, ticker.show)
+    finally:
+        ticker.clear()
+
+
+def _rates() -> tuple[Any, bool]:
+    """Rates of memory and kernels, and whether measuring them was interrupted."""
+    from flashllm.bench.machine import measure_rates
+
+    ticker = Ticker()
+    ticker.show("memory and kernels")
+    try:
+        return measure_rates(), False
+    except KeyboardInterrupt:
+        return None, True
+    except FlashllmError as error:
+        remark(f"memory and kernels were not measured: {error}")
+        return None, False
+    finally:
+        ticker.clear()
+
+
+def _keep(profile: Any, path: Path | None, remarks: list[str]) -> Path | None:
+    """Writes the profile where it was asked for, or to the cache unless a better one is there."""
+    from flashllm.flash import profile as profiles
+
+    if path is not None:
+        return profiles.save(profile, path)
+    place = profiles.cache_path(profile.device)
+    known = None
+    with contextlib.suppress(ProfileError):
+        known = profiles.load(place)
+    if known is not None and known.device.key == profile.device.key:
+        reason = _why_worse(profile, known)
+        if reason:
+            remarks.append(f"{place}: is kept as it is, since {reason}; --profile writes elsewhere")
+            return None
+    return profiles.save(profile)
+
+
+def _why_worse(profile: Any, known: Any) -> str:
+    """Why a profile should not take the place of the known one, or ""."""
+    if known.complete and not profile.complete:
+        return "this measurement was ended early"
+    if known.complete and len(profile.points) < len(known.points):
+        return "it knows more sizes and threads"
+    if known.complete and known.rates is not None and profile.rates is None:
+        return "it knows memory and kernels too"
+    return ""
+
+
+def _rates_text(rates: Any) -> str:
+    """Memory and kernels, in GB/s, and what a token costs beside."""
+    from flashllm.bench.io_report import columns
+
+    memory = {f"memory x{n}": rate for n, rate in rates.dram_bytes_per_second.items()}
+    kernels = {f"matrix {name}": rate for name, rate in rates.kernel_bytes_per_second.items()}
+    scattered = {f"rows {name}": rate for name, rate in rates.rows_bytes_per_second.items()}
+    rows = [["memory and kernels", "GB/s"]]
+    rows += [[name, f"{v / 1e9:.1f}"] for name, v in {**memory, **kernels, **scattered}.items()]
+    beside = (rates.layer_overhead_ns / 1e3, rates.token_overhead_ns / 1e3)
+    return (
+        columns(rows)
+        + f"beside its bytes, a layer {beside[0]:.0f} µs, a token {beside[1]:.0f} µs\n"
+    )
+
+
+def _draw(directory: Path | None, profile: Any, pass_ratios: list[float]) -> None:
+    if directory is None:
+        return
+    from flashllm.bench import io_plots
+
+    for path in io_plots.draw(profile, pass_ratios, directory):
+        remark(f"drawn: {path}")
+
+
+def _plain(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings as plain values."""
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(arguments).items()
+        if name != "handler"
+    }

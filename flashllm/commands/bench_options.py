@@ -1,0 +1,147 @@
+"""What the measuring commands take: `bench io`, `bench tokens`, `bench ablation`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashllm.commands.options import (
+    MODEL_OPTIONS,
+    add_options,
+    argument,
+    parse_ids,
+    parse_number,
+    parse_positive,
+    parse_size,
+)
+from flashllm.errors import UsageError
+
+IO_EXAMPLES = """\
+examples:
+  flashllm bench io ~/big.flash                 measure its disk; what is found is kept for `plan`
+  flashllm bench io /data/big.file --sizes 4KiB,16KiB,64KiB --threads 1,32
+  flashllm bench io ~/big.flash --profile here.json
+"""
+TOKENS_EXAMPLES = """\
+examples:
+  flashllm bench tokens                         the demo
+  flashllm bench tokens ~/big.flash --memory 4GiB --plot pictures
+  flashllm bench tokens ~/big.flash --ids 5,6,7,8 -n 64 --json > report.json
+"""
+ABLATION_EXAMPLES = """\
+examples:
+  flashllm bench ablation ~/big.flash --plot pictures
+  flashllm bench ablation ~/big.flash --text notes.ids -n 32 --add
+"""
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Sizes, separated by commas."""
+    return [parse_size(part) for part in text.split(",")]
+
+
+def parse_counts(text: str) -> list[int]:
+    """Whole numbers of 1 or more, separated by commas."""
+    return [parse_positive(part) for part in text.split(",")]
+
+
+def parse_seconds(text: str) -> float:
+    """A time above 0, and at most an hour."""
+    seconds = parse_number(text)
+    if not 0 < seconds <= 3600:
+        raise UsageError(f"{text!r} is no time; give seconds, such as 0.5")
+    return seconds
+
+
+def add_io_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench io`."""
+    parser.add_argument(
+        "target", type=Path, metavar="MODEL|FILE", help="a converted model, or a file to read"
+    )
+    parser.add_argument(
+        "--sizes", type=argument(parse_sizes), metavar="SIZE,...", help="of reads (4KiB to 4MiB)"
+    )
+    parser.add_argument(
+        "--threads", type=argument(parse_counts), metavar="N,...", help="that read (1 to 128)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=argument(parse_seconds),
+        default=0.5,
+        metavar="T",
+        help="for each size and number of threads (0.5)",
+    )
+    parser.add_argument(
+        "--runs", type=argument(parse_positive), default=5, metavar="N", help="repetitions (5)"
+    )
+    parser.add_argument("--no-fio", action="store_true", help="do not run fio beside")
+    parser.add_argument("--no-machine", action="store_true", help="leave out memory and kernels")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="write the profile there, not to the cache"
+    )
+    _add_reports(parser)
+
+
+def add_tokens_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench tokens`; the model is added by the caller."""
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="what is answered")
+    prompt.add_argument(
+        "--ids", type=argument(parse_ids), metavar="IDS", help="the prompt as token ids: 1,2,3"
+    )
+    parser.add_argument(
+        "-n",
+        "--tokens",
+        type=argument(parse_positive),
+        default=128,
+        metavar="N",
+        help="decoded in each run (128)",
+    )
+    parser.add_argument(
+        "--runs", type=argument(parse_positive), default=5, metavar="N", help="repetitions (5)"
+    )
+    parser.add_argument(
+        "--no-telemetry-cost",
+        action="store_true",
+        help="leave out the runs that show what measuring costs: half of the time",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object with every number")
+    form.add_argument(
+        "--jsonl", action="store_true", help="a line per token as it comes, then a sum"
+    )
+    form.add_argument("--csv", action="store_true", help="a row per token as it comes")
+    _add_plot(parser)
+    add_options(parser, "model", MODEL_OPTIONS)
+
+
+def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench ablation`; the model is added by the caller."""
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="what is read: .ids, .txt or .jsonl, as for eval"
+    )
+    parser.add_argument(
+        "-n",
+        "--tokens",
+        type=argument(parse_positive),
+        default=32,
+        metavar="N",
+        help="decoded in each row (32)",
+    )
+    parser.add_argument(
+        "--runs", type=argument(parse_positive), default=5, metavar="N", help="repetitions (5)"
+    )
+    parser.add_argument("--add", action="store_true", help="our own additions too, one by one")
+    _add_reports(parser)
+    add_options(parser, "model", MODEL_OPTIONS)
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object with every number")
+    _add_plot(parser)
+
+
+def _add_plot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plot", type=Path, metavar="DIR", help="draw PNG pictures there (needs matplotlib)"
+    )

@@ -1,0 +1,186 @@
+"""How many bundles tokens use: what a recording says of a model, or what is assumed of its kind.
+
+`s_agg(k)` is the mean number of distinct bundles that k tokens in a row use (LLM in a flash,
+section 3.1); before a token the window holds what the last k used, so it loads
+`s_agg(k + 1) - s_agg(k)` of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Any
+
+from flashllm.errors import LayoutError
+from flashllm.spec import ModelSpec
+
+PAPER_PREDICTED = 0.096
+"""Share of the neurons that the paper's predictors name: 0.03 x 0.95 + 0.97 x 0.07."""
+PAPER_ACTIVE = 0.03
+"""Share of the neurons of the paper's first model that are not zero."""
+GATED_ACTIVE = 0.11
+"""The same where a gate decides: 88.8 to 89.3 % are zero in ProSparse (arXiv 2402.13516)."""
+SQUARED_ACTIVE = 0.10
+"""The same for squared relu (arXiv 2402.03804)."""
+FALSE_NEGATIVES, FALSE_POSITIVES = 0.05, 0.07
+"""Errors of the paper's predictors, per active and per inactive neuron."""
+ASSUMED_WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 64)
+MOST_OVER_MEAN = 1.25
+"""Assumed: the slots that a text needs at most, over what it needs on average."""
+DEVIATIONS_TO_MOST = 4
+"""The most of some ten thousand values lies about so many standard deviations from their mean."""
+_QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 32) for i in range(32)]
+# ln of s_agg(k) over s_agg(1) is a parabola in ln k through the paper's s_agg(1) = 9.6 %,
+# s_agg(5) = 24 % and s_agg(6) = 26.4 %.
+_RISE, _BEND = 0.6126, -0.0268
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Bundles that tokens use, by window and layer."""
+
+    windows: tuple[int, ...]
+    """Ascending, from 1 on."""
+    s_agg: tuple[tuple[float, ...], ...]
+    """For each window, distinct bundles of each layer on average."""
+    slots_needed: tuple[tuple[int, ...], ...]
+    """The same at most."""
+    active: tuple[float, ...]
+    """Of the bundles that one token uses, those of each layer that turn out not to be zero."""
+    assumed: str = ""
+    """Where nothing was recorded, what is assumed instead, in words."""
+
+    def used(self, layer: int) -> float:
+        """Bundles of a layer that a token uses on average."""
+        return self.s_agg[0][layer]
+
+    def aggregate(self, layer: int, window: float) -> float:
+        """`s_agg` of a layer at any window: a power of it between those that were counted."""
+        if window <= self.windows[0]:
+            return self.s_agg[0][layer] * max(window, 0.0) / self.windows[0]
+        for index in range(1, len(self.windows)):
+            few, many = self.windows[index - 1], self.windows[index]
+            if window <= many:
+                low, high = self.s_agg[index - 1][layer], self.s_agg[index][layer]
+                if low <= 0:
+                    return high * (window - few) / (many - few)
+                power = math.log(high / low) / math.log(many / few)
+                return low * math.exp(power * math.log(window / few))
+        return self.s_agg[-1][layer]
+
+    def increment(self, layer: int, window: float) -> float:
+        """Bundles of a layer that a token uses and none of the `window` tokens before it."""
+        last = self.windows[-1]
+        if window + 1 > last:
+            if len(self.windows) == 1:
+                return 0.0
+            # Beyond what was counted the slope only falls: this is no less than the truth.
+            window = last - 1
+        return max(0.0, self.aggregate(layer, window + 1) - self.aggregate(layer, window))
+
+    def tokens_held(self, layer: int, slots: int, window: int) -> float:
+        """Tokens whose bundles so many slots of a layer hold; at most the window."""
+        if self.aggregate(layer, window) <= slots:
+            return window
+        low, high = 0.0, float(window)
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.aggregate(layer, middle) <= slots else (low, middle)
+        return low
+
+    def loads(self, layer: int, slots: int, window: int) -> float:
+        """Bundles of a layer that a token loads on average, with so many slots for that window."""
+        used = self.used(layer)
+        if used <= 0:
+            return 0.0
+        held = max(self.tokens_held(layer, slots, window), 1.0)
+        renewed = min(self.increment(layer, held) / used, 1.0)
+        # What returns of the token before, where it filled the slots.
+        returning = 1 - min(self.increment(layer, 1) / used, 1.0)
+        sizes = self._sizes(layer)
+        return sum(_loaded(size, slots, renewed, returning) for size in sizes) / len(sizes)
+
+    def passes(self, layer: int, slots: int) -> float:
+        """Extra passes that a token makes over a layer on average."""
+        sizes = self._sizes(layer)
+        return sum(max(math.ceil(size / max(slots, 1)) - 1, 0) for size in sizes) / len(sizes)
+
+    def _sizes(self, layer: int) -> list[float]:
+        """Bundles that tokens use, as equally likely ones: a bell from the mean and the most."""
+        used, most = self.used(layer), self.slots_needed[0][layer]
+        deviation = max(most - used, 0.0) / DEVIATIONS_TO_MOST
+        return [max(used + z * deviation, 0.0) for z in _QUANTILES]
+
+
+def _loaded(size: float, slots: int, renewed: float, returning: float) -> float:
+    """Loads of a token of that many bundles.
+
+    A token that fits loads what is new. Of one that does not, a first pass finds what the last
+    pass of the token before left of its own first; for the passes after it nothing is left.
+    """
+    if size <= slots:
+        return size * renewed
+    return size - returning * max(2 * slots - size, 0.0)
+
+
+def recorded(values: dict[str, Any], select: str, spec: ModelSpec, where: str) -> Activity:
+    """What `activity.json` says of a selector; `LayoutError` where it does not fit the model."""
+    try:
+        windows = tuple(int(window) for window in values["windows"])
+        found = values[select if select in values else "oracle"]
+        needed = tuple(tuple(int(n) for n in row) for row in found["slots_needed"])
+        s_agg = tuple(tuple(float(n) for n in row) for row in found.get("s_agg", needed))
+        exact = values.get("oracle", {}).get("s_agg", s_agg)
+        active = tuple(float(n) for n in exact[0])
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
+        raise LayoutError(f"{where}: activity.json: {error!r}. Convert again") from error
+    rows = (*needed, *s_agg, active)
+    fits = len(needed) == len(s_agg) == len(windows) > 0
+    fits = fits and all(len(row) == spec.n_layers for row in rows)
+    fits = fits and all(0 <= n <= spec.bundles_per_layer for row in rows for n in row)
+    # Longer windows hold no less.
+    fits = fits and all(
+        a <= b for few, many in pairwise(s_agg) for a, b in zip(few, many, strict=True)
+    )
+    if not fits or list(windows) != sorted(set(windows)) or windows[0] < 1:
+        raise LayoutError(f"{where}: activity.json does not fit the model. Convert again")
+    return Activity(windows, s_agg, needed, active)
+
+
+def assumed(spec: ModelSpec, select: str, share: float | None = None) -> Activity:
+    """What is taken for a sparse model that nothing was recorded of.
+
+    `share` of the neurons, if given, is what a token uses; all else follows from the paper's
+    curve, whose neurons return as those of its first model do.
+    """
+    n_bundles = spec.bundles_per_layer
+    active, source = _assumed_active(spec)
+    used = active
+    if select == "predicted":
+        used = active * (1 - FALSE_NEGATIVES) + (1 - active) * FALSE_POSITIVES
+        source += ", predictors that err as the paper's"
+    if share is not None:
+        active, used, source = active * min(share / used, 1.0), share, "the share that was given"
+    shares = [min(1.0, used * paper_growth(window)) for window in ASSUMED_WINDOWS]
+    s_agg = tuple((n_bundles * s,) * spec.n_layers for s in shares)
+    needed = tuple(
+        (min(n_bundles, math.ceil(n_bundles * s * MOST_OVER_MEAN)),) * spec.n_layers for s in shares
+    )
+    words = f"{used:.1%} of the neurons used a token ({source}), and the paper's reuse"
+    return Activity(ASSUMED_WINDOWS, s_agg, needed, (n_bundles * active,) * spec.n_layers, words)
+
+
+def paper_growth(window: int) -> float:
+    """s_agg of a window over that of one token, for the paper's first model."""
+    logarithm = math.log(window)
+    return math.exp(_RISE * logarithm + _BEND * logarithm * logarithm)
+
+
+def _assumed_active(spec: ModelSpec) -> tuple[float, str]:
+    if spec.gated:
+        return GATED_ACTIVE, "as of ProSparse"
+    if spec.activation == "relu2":
+        return SQUARED_ACTIVE, "as is usual for relu2"
+    return PAPER_ACTIVE, "3 % active, as the paper's first model"

@@ -1,0 +1,153 @@
+"""What would make a plan's tokens faster, by the same model, and the ceilings that matter.
+
+Nothing is guessed: every alternative is planned and expected as the plan itself was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flashllm.errors import FlashllmError
+from flashllm.flash.activity import Activity, assumed
+from flashllm.flash.estimate import predictor_bytes, sizes_of_shape
+from flashllm.flash.expectation import Expectation, Model, expect
+from flashllm.flash.plan import SLACK, Plan, Sizes, make_plan
+from flashllm.flash.profile import Profile
+from flashllm.flash.stream import smallest_slots
+from flashllm.spec import ModelSpec
+
+WORTH = 0.97
+"""An alternative is named where it leaves at most this part of a token's time."""
+GIBIBYTE = 1 << 30
+SHORT_CONTEXT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything that a plan is made of."""
+
+    spec: ModelSpec
+    sizes: Sizes
+    activity: Activity | None
+    select: str
+    memory: int | None
+    window: int | None
+    io_threads: int | None
+    context: int | None
+    profile: Profile | None
+    converted: bool = False
+
+    def plan(self) -> Plan:
+        """The plan; errors as of `make_plan`.
+
+        Of a converted model it is the one that it will be run with, which goes by what was
+        recorded and assumes nothing.
+        """
+        sizes = self.sizes
+        if self.activity is not None and not self.converted:
+            sizes = dataclasses.replace(
+                sizes, windows=self.activity.windows, slots_needed=self.activity.slots_needed
+            )
+        return make_plan(
+            self.spec,
+            sizes,
+            self.memory,
+            select=self.select,
+            window=self.window,
+            io_threads=self.io_threads,
+            context=self.context,
+            profile=self.profile,
+        )
+
+    def expect(self, plan: Plan, flash_speed: float = 1.0) -> Expectation:
+        """What is expected of a plan of this case."""
+        model = Model(self.spec, self.sizes.stride, self.sizes.predictors, self.activity)
+        return expect(model, plan, self.profile, flash_speed=flash_speed)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change, and the seconds of a token that it leaves."""
+
+    change: str
+    token_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Ceilings at which something changes, in bytes."""
+
+    smallest: int
+    cliff: int | None
+    """Below it the slots do not hold what one token uses, so nothing stays for the next; None
+    where every neuron is used."""
+    whole: int
+    """From it on everything is in memory, and nothing is read."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+
+def ceilings(case: Case, plan: Plan) -> Ceilings:
+    """Those of a plan's settings, its ceiling apart."""
+    spec, stride = case.spec, case.sizes.stride
+    fixed = sum(plan.split.values()) - plan.split["slots"]
+    whole = fixed + spec.n_layers * spec.bundles_per_layer * stride
+    if plan.select == "all" or case.activity is None:
+        return Ceilings(plan.smallest_bytes, None, whole)
+    least = smallest_slots(spec.bundles_per_layer)
+    needed = (int(n * SLACK) + 1 for n in case.activity.slots_needed[0])
+    slots = sum(max(least, min(n, spec.bundles_per_layer)) for n in needed)
+    return Ceilings(plan.smallest_bytes, fixed + slots * stride, whole)
+
+
+def advise(case: Case, plan: Plan, expected: Expectation) -> list[Advice]:
+    """What helps, the most first; nothing without a profile."""
+    if expected.token is None:
+        return []
+    found = []
+    for change, other, speed in _alternatives(case, plan):
+        try:
+            token = other.expect(other.plan(), speed).token
+        except FlashllmError:
+            continue
+        if token is not None and token.total <= WORTH * expected.token.total:
+            found.append(Advice(change, token.total))
+    return sorted(found, key=lambda advice: advice.token_seconds)
+
+
+def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
+    """Changes that there are today: words, the changed case, how much faster the disk is."""
+    spec = case.spec
+    larger = plan.ceiling_bytes + GIBIBYTE
+    more = dataclasses.replace(case, memory=larger)
+    yield f"1 GiB more memory: --memory {larger >> 20}MiB", more, 1.0
+    yield "a disk twice as fast", case, 2.0
+    if case.window is not None:
+        yield "the window that the memory allows: no --window", _with(case, window=None), 1.0
+    if plan.context > SHORT_CONTEXT:
+        shorter = _with(case, context=SHORT_CONTEXT)
+        yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0
+    if spec.dtype == "f32":
+        half = dataclasses.replace(spec, dtype="f16")
+        sizes = _resized(half, case.sizes)
+        how = "convert it with --dtype f16" if case.converted else "--dtype f16"
+        yield f"weights in 16 bits: {how}", _with(case, spec=half, sizes=sizes), 1.0
+    if spec.sparse and not spec.gated and case.select != "predicted":
+        sizes = dataclasses.replace(case.sizes, predictors=predictor_bytes(spec))
+        activity = assumed(spec, "predicted")
+        other = _with(case, select="predicted", sizes=sizes, activity=activity, converted=False)
+        yield "predictors, which are lossy: convert it with --predictors train", other, 1.0
+
+
+def _with(case: Case, **changes: Any) -> Case:
+    return dataclasses.replace(case, **changes)
+
+
+def _resized(spec: ModelSpec, sizes: Sizes) -> Sizes:
+    """Sizes of another encoding; the predictors' is always the same."""
+    return dataclasses.replace(sizes_of_shape(spec, sizes.interpreter), predictors=sizes.predictors)

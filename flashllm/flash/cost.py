@@ -1,0 +1,156 @@
+"""What a token moves through DRAM, and how long that takes. Pure arithmetic, no torch.
+
+The rates are those of our own kernels, as a profile has them; what they are keyed by is below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from flashllm.flash.profile import MachineRates
+from flashllm.flash.resident import resident_dtype, tensor_table
+from flashllm.spec import DTYPE_BYTES, ModelSpec
+
+FLOAT_BYTES = 4
+NARROW = "{} narrow"
+"""Key of the rate of a matrix with rows of NARROW_ROW_BYTES, as the up part of a predictor has."""
+NARROW_ROW_BYTES = 256
+CHUNK = "{} chunk"
+"""Key of the rate of a prompt's products: encoded bytes × tokens per second, at all threads."""
+CHUNK_ONE_THREAD = "{} chunk, one thread"
+CHUNK_TOKENS = 128
+"""How many tokens that rate is measured with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentBytes:
+    """Weights in DRAM that every decoded token reads, by what reads them."""
+
+    attention: int
+    """Projections of all layers, with norms and biases."""
+    head: int
+    """The matrix that makes logits: the embeddings where it is tied to them."""
+    gate: int
+    """Gates that stay in memory."""
+    predictors: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec, predictors: int = 0) -> ResidentBytes:
+        """Those of a model of this shape, `predictors` bytes of predictors among them."""
+        parts = {"attention": 0, "head": 0, "gate": 0}
+        for name, shape in tensor_table(spec).items():
+            nbytes = math.prod(shape) * DTYPE_BYTES[resident_dtype(shape, spec)]
+            if name == "embed.weight":
+                # Of the embeddings one row is looked up; as a head all of them are read.
+                parts["head"] += nbytes if spec.tied_head else 0
+            elif name == "embed.positions":
+                continue
+            elif name.startswith(("head.", "embed.", "final_norm.")):
+                parts["head"] += nbytes
+            else:
+                parts["gate" if name.endswith(".ffn.gate.weight") else "attention"] += nbytes
+        return cls(**parts, predictors=predictors)
+
+
+@dataclass(frozen=True, slots=True)
+class DramBytes:
+    """Bytes that one decoded token moves through DRAM."""
+
+    attention: float
+    head: float
+    predictors: float
+    gate: float
+    ffn: float
+    """Rows of the neurons used, read."""
+    kv: float
+    """Keys and values of the context, read, and one token's written."""
+    loaded: float
+    """Bundles that came from flash, written."""
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return float(sum(dataclasses.astuple(self)))
+
+
+def dram_bytes_a_token(
+    spec: ModelSpec,
+    resident: ResidentBytes,
+    bundles_used: float,
+    bundles_loaded: float,
+    bundle_bytes: int,
+    context_tokens: float,
+    *,
+    bundles_active: float | None = None,
+) -> DramBytes:
+    """What a token moves that uses so many bundles of all layers, and loads so many of them.
+
+    Of bundles that turn out to be zero, all but `bundles_active`, the down row is never read.
+    """
+    rows = spec.rows_per_neuron
+    active = bundles_used if bundles_active is None else min(bundles_active, bundles_used)
+    row_bytes = bundle_bytes / rows
+    return DramBytes(
+        attention=resident.attention,
+        head=resident.head,
+        predictors=resident.predictors,
+        gate=resident.gate,
+        ffn=((rows - 1) * bundles_used + active) * row_bytes,
+        kv=kv_bytes_a_token(spec, context_tokens),
+        loaded=bundles_loaded * bundle_bytes,
+    )
+
+
+def kv_bytes_a_token(spec: ModelSpec, context_tokens: float) -> float:
+    """Keys and values that a token after `context_tokens` reads, and the one pair it writes."""
+    width = 2 * spec.n_kv_heads * spec.head_dim * FLOAT_BYTES
+    seen = 0.0
+    for layer in range(spec.n_layers):
+        window = spec.attention_window(layer)
+        seen += min(context_tokens, window) if window else context_tokens
+    return width * (seen + spec.n_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class DramSeconds:
+    """How long one token's bytes take, by who moves them, one after the other."""
+
+    attention: float
+    head: float
+    predictors: float
+    gate: float
+    ffn: float
+    kv: float
+
+    @property
+    def total(self) -> float:
+        """All of them; nothing of this overlaps."""
+        return float(sum(dataclasses.astuple(self)))
+
+
+def dram_seconds(rates: MachineRates, dtype: str, moved: DramBytes) -> DramSeconds:
+    """Times of a decoded token's bytes; writing what was loaded is part of reading it from flash.
+
+    Predictors are in f16 whatever the model is in; keys and values go through one thread.
+    """
+    matvec = rates.kernel_bytes_per_second
+    whole = matvec[dtype]
+    return DramSeconds(
+        attention=moved.attention / whole,
+        head=moved.head / whole,
+        predictors=moved.predictors / matvec.get(NARROW.format("f16"), matvec["f16"]),
+        gate=moved.gate / whole,
+        ffn=moved.ffn / rates.rows_bytes_per_second[dtype],
+        kv=moved.kv / rates.dram_bytes_per_second[min(rates.dram_bytes_per_second)],
+    )
+
+
+def chunk_seconds(
+    rates: MachineRates, dtype: str, weight_bytes: float, tokens: int, one_thread: bool
+) -> float | None:
+    """Seconds of a prompt's products with so many bytes of weights; None where no rate is known."""
+    key = (CHUNK_ONE_THREAD if one_thread else CHUNK).format(dtype)
+    rate = rates.kernel_bytes_per_second.get(key)
+    return None if rate is None else weight_bytes * tokens / rate

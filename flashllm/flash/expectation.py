@@ -1,0 +1,258 @@
+"""How long a token will take, from a shape, a plan, a profile and what tokens use. Pure.
+
+A layer's reads are issued together and waited for, and nothing is computed meanwhile; where every
+neuron is needed, and in a prompt, the next block is read while one is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from flashllm.flash.activity import Activity
+from flashllm.flash.cost import (
+    DramBytes,
+    ResidentBytes,
+    chunk_seconds,
+    dram_bytes_a_token,
+    dram_seconds,
+)
+from flashllm.flash.plan import MAX_READ_BYTES, Plan
+from flashllm.flash.profile import MachineRates, Profile
+from flashllm.spec import ModelSpec
+
+PROMPT_TOKENS = 128
+ONE_THREAD_WEIGHTS = 1 << 22
+"""Weights of a feed-forward matrix up to which one thread computes a chunk of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one decoded token uses, and what it reads of that from flash."""
+
+    used: float
+    """Bundles of all layers."""
+    active: float
+    """Those of them that are not zero."""
+    loaded: float
+    reads: float
+    bytes_read: float
+    """Gaps and padding included."""
+    passes: float
+    """Extra ones, over layers whose slots do not hold what one token uses."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the bundles used that are in memory already."""
+        return 1 - self.loaded / self.used if self.used else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSeconds:
+    """Where the time of a decoded token goes; in sum the token, unless reading overlaps."""
+
+    flash: float
+    dram: float
+    overhead: float
+    total: float
+
+    @property
+    def bound(self) -> str:
+        """What a token waits for most."""
+        parts = {"flash": self.flash, "dram": self.dram, "overhead": self.overhead}
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is expected of a plan; seconds are None where no profile says what the machine gives."""
+
+    traffic: Traffic
+    dram: DramBytes
+    context_tokens: int
+    """Tokens in the context of the token that is meant."""
+    prompt_tokens: int
+    token: TokenSeconds | None
+    first_token_seconds: float | None
+    assumed: str
+    """What of the activity was assumed, or "" where it was recorded."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        token = self.token
+        return dataclasses.asdict(self) | {
+            "hit_rate": self.traffic.hit_rate,
+            "dram_bytes": self.dram.total,
+            "bound": token.bound if token else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known of a model: its shape, the bytes of a bundle on flash, what tokens use."""
+
+    spec: ModelSpec
+    stride: int
+    predictors: int
+    activity: Activity | None
+    """None where every neuron is used."""
+
+
+def expect(
+    model: Model,
+    plan: Plan,
+    profile: Profile | None,
+    *,
+    prompt_tokens: int = PROMPT_TOKENS,
+    flash_speed: float = 1.0,
+) -> Expectation:
+    """What the tokens after a prompt will cost; `flash_speed` is for a disk that much faster."""
+    spec, activity = model.spec, model.activity
+    prompt_tokens = min(prompt_tokens, plan.context)
+    per_layer = [_layer_traffic(model, plan, layer) for layer in range(spec.n_layers)]
+    traffic = Traffic(
+        *(sum(getattr(t, f.name) for t in per_layer) for f in dataclasses.fields(Traffic))
+    )
+    predictors = model.predictors if plan.select == "predicted" else 0
+    moved = dram_bytes_a_token(
+        spec,
+        ResidentBytes.of(spec, predictors),
+        traffic.used,
+        traffic.loaded,
+        spec.bundle_bytes,
+        prompt_tokens,
+        bundles_active=traffic.active,
+    )
+    token = first = None
+    if profile is not None and profile.rates is not None:
+        clock = _Clock(model, plan, profile, profile.rates, flash_speed)
+        token = clock.token(per_layer, moved)
+        first = clock.first_token(prompt_tokens, moved)
+    words = activity.assumed if activity is not None else ""
+    return Expectation(traffic, moved, prompt_tokens, prompt_tokens, token, first, words)
+
+
+def _layer_traffic(model: Model, plan: Plan, layer: int) -> Traffic:
+    spec, activity = model.spec, model.activity
+    n_bundles, slots = spec.bundles_per_layer, plan.slots_per_layer[layer]
+    if plan.select in ("all", "oracle") or activity is None:
+        streamed = float(n_bundles - (slots if plan.select == "all" else 0))
+        nbytes = streamed * model.stride
+        return Traffic(n_bundles, n_bundles, streamed, nbytes / MAX_READ_BYTES, nbytes, 0)
+    used = activity.used(layer)
+    loaded = activity.loads(layer, slots, plan.window)
+    reads, bytes_read = merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes)
+    passes = activity.passes(layer, slots)
+    return Traffic(used, min(activity.active[layer], used), loaded, reads, bytes_read, passes)
+
+
+def merged_reads(loaded: float, n_bundles: int, stride: int, gap_bytes: int) -> tuple[float, float]:
+    """Reads, and their bytes, for so many bundles of a layer that lie anywhere in it.
+
+    Neighbours within the gap are one read, and what lies in the gap is read too.
+    """
+    density = min(loaded / n_bundles, 1.0)
+    if loaded <= 1 or density >= 1:
+        return min(loaded, 1.0) if loaded <= 1 else loaded * stride / MAX_READ_BYTES, (
+            loaded * stride
+        )
+    gap = gap_bytes // stride
+    apart = (1 - density) ** (gap + 1)
+    # Chance that the next bundle lies d bundles on, times the d - 1 between, for d up to the gap.
+    between = sum(d * density * (1 - density) ** d for d in range(1, gap + 1))
+    joined = loaded - 1
+    reads = 1 + joined * apart
+    bytes_read = (loaded + joined * between) * stride
+    return max(reads, bytes_read / MAX_READ_BYTES), bytes_read
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """The rates of one machine, applied to one model and plan."""
+
+    model: Model
+    plan: Plan
+    profile: Profile
+    rates: MachineRates
+    flash_speed: float
+
+    def token(self, layers: list[Traffic], moved: DramBytes) -> TokenSeconds:
+        spec, rates = self.model.spec, self.rates
+        seconds = dram_seconds(rates, spec.dtype, moved)
+        overhead = (spec.n_layers * rates.layer_overhead_ns + rates.token_overhead_ns) / 1e9
+        if self.plan.select in ("all", "oracle"):
+            # The oracle looks at every neuron before it names those that are not zero.
+            return self._streamed(seconds.total, seconds.ffn, overhead)
+        flash = sum(self._batch(layer) for layer in layers)
+        return TokenSeconds(flash, seconds.total, overhead, flash + seconds.total + overhead)
+
+    def first_token(self, prompt_tokens: int, moved: DramBytes) -> float | None:
+        """A prompt, chunk by chunk: all weights are read, and go through a matrix product."""
+        spec, shape = self.model.spec, self.plan.prefill
+        resident = moved.attention + moved.gate
+        small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
+        seconds = 0.0
+        for start in range(0, prompt_tokens, shape.tokens):
+            tokens = min(shape.tokens, prompt_tokens - start)
+            beside = chunk_seconds(self.rates, spec.dtype, resident, tokens, small)
+            block_bytes = shape.bundles * spec.bundle_bytes
+            block = chunk_seconds(self.rates, spec.dtype, block_bytes, tokens, small)
+            if beside is None or block is None:
+                return None
+            overhead = self.rates.layer_overhead_ns / 1e9
+            seconds += self._blocks(beside / spec.n_layers + overhead, block)
+        head = dram_seconds(self.rates, spec.dtype, moved).head
+        return seconds + head + self.rates.token_overhead_ns / 1e9
+
+    def _streamed(self, dram: float, ffn: float, overhead: float) -> TokenSeconds:
+        """A token that needs every neuron: those in memory, then block after block."""
+        spec, plan = self.model.spec, self.plan
+        share = plan.prefill.bundles / (spec.n_layers * spec.bundles_per_layer)
+        beside = (dram - ffn + overhead) / spec.n_layers
+        total = self._blocks(beside, ffn * share)
+        streamed = sum(spec.bundles_per_layer - pinned for pinned in plan.slots_per_layer)
+        flash = streamed / plan.prefill.bundles * self._block_seconds()
+        return TokenSeconds(flash, dram, overhead, total)
+
+    def _blocks(self, beside: float, block: float) -> float:
+        """All layers, each with something `beside` it, block after block, one read ahead."""
+        spec, plan = self.model.spec, self.plan
+        read = self._block_seconds()
+        total = 0.0
+        for pinned in plan.slots_per_layer:
+            kept = pinned if plan.select == "all" else 0
+            blocks = (spec.bundles_per_layer - kept) / plan.prefill.bundles
+            before = beside + kept / plan.prefill.bundles * block
+            if blocks <= 0:
+                total += before
+                continue
+            total += max(read * min(blocks, 1), before)
+            total += max(blocks - 1, 0) * max(read, block) + min(blocks, 1) * block
+        return total
+
+    def _block_seconds(self) -> float:
+        """Reading one block of a layer, cut into the largest reads."""
+        nbytes = self.plan.prefill.bundles * self.model.stride
+        reads = math.ceil(nbytes / MAX_READ_BYTES)
+        return self._read_seconds(reads, nbytes)
+
+    def _batch(self, layer: Traffic) -> float:
+        """The reads of a layer, issued together."""
+        return self._read_seconds(layer.reads, layer.bytes_read)
+
+    def _read_seconds(self, reads: float, nbytes: float) -> float:
+        """Until the last of so many reads is there: one's latency, the others at full rate.
+
+        Throughput alone would have the first one arrive at once; of few reads that is most of it.
+        """
+        if reads <= 0 or nbytes <= 0:
+            return 0.0
+        one = nbytes / reads
+        latency = self.profile.read_seconds(1, one, 1)
+        if reads <= 1:
+            return reads * latency / self.flash_speed
+        working = min(self.plan.io_threads, math.ceil(reads))
+        others = (reads - 1) * one / self.profile.throughput(one, working)
+        return (latency + others) / self.flash_speed

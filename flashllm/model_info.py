@@ -1,0 +1,61 @@
+"""What a converted model is, from its manifest: known without loading it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from flashllm.flash.manifest import PREDICTORS_FILE
+from flashllm.flash.store import Store
+from flashllm.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a converted model is, from its manifest."""
+
+    name: str
+    directory: str
+    spec: ModelSpec
+    has_predictors: bool
+    has_tokenizer: bool
+    synthetic: bool
+    file_bytes: dict[str, int]
+    source: dict[str, Any]
+    layout_version: int
+    bundle_stride_bytes: int
+    activity: dict[str, Any] | None
+    """Mean sparsity, errors of the predictors, and perplexity predicted over dense, where known."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**dataclasses.asdict(self), "spec": self.spec.to_json()}
+
+
+def describe(store: Store, has_tokenizer: bool) -> ModelInfo:
+    """What the store's manifest and its recording say."""
+    manifest = store.manifest
+    activity = store.load_activity()
+    return ModelInfo(
+        name=manifest.name,
+        directory=str(store.directory),
+        spec=store.spec,
+        has_predictors=PREDICTORS_FILE in manifest.files,
+        has_tokenizer=has_tokenizer,
+        synthetic=manifest.synthetic,
+        file_bytes={name: record.bytes for name, record in manifest.files.items()},
+        source=manifest.source,
+        layout_version=manifest.layout_version,
+        bundle_stride_bytes=store.header.stride,
+        activity=_shares(activity) if activity else None,
+    )
+
+
+def _shares(activity: dict[str, Any]) -> dict[str, Any]:
+    mean = activity.get("mean")
+    shares = dict(mean) if isinstance(mean, dict) else {}
+    dense, predicted = activity.get("perplexity_dense"), activity.get("perplexity_predicted")
+    if isinstance(dense, float) and isinstance(predicted, float) and dense > 0:
+        shares["perplexity_ratio"] = predicted / dense
+    return shares

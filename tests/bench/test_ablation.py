@@ -1,0 +1,249 @@
+"""The ablation's rows: what they read against counts made apart, and that they answer the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashllm.bench import ablation_report
+from flashllm.bench.ablation import Ablation, Settings
+from flashllm.bench.active_sets import ActiveSets
+from flashllm.cli import main
+from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.resident_stream import ResidentStream
+from flashllm.flash.store import Store
+
+TEXT = list(np.random.default_rng(0).integers(3, 90, 64))
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+def run(directory: Path, text: list[int] = TEXT, **settings: object):
+    ablation = Ablation(directory, text, Settings(**settings))
+    results = []
+    for results in ablation.run(nothing):  # noqa: B007
+        pass
+    return ablation, results, ablation_report.report(ablation, results, complete=True)
+
+
+@pytest.fixture(scope="module")
+def demo_report(demo: Path):
+    return run(demo, [5 + i * 37 % 4000 for i in range(80)], tokens=24, runs=2)
+
+
+def test_each_row_reads_what_the_formula_says(demo_report) -> None:
+    _, _, found = demo_report
+    assert [row["key"] for row in found["rows"]] == [
+        "flash", "half", "predictor", "window", "bundling",
+    ]  # fmt: skip
+    for row in found["rows"]:
+        assert abs(row["off"]) < 0.02, row["title"]
+        assert row["spilled"] == row["passes"] == 0
+    assert found["within_formula"]
+
+
+def test_rows_that_compute_the_same_neurons_answer_the_same(demo_report) -> None:
+    _, results, found = demo_report
+    dense = {run.answers for result in results[:2] for run in result.runs}
+    sparse = {run.answers for result in results[2:] for run in result.runs}
+    assert len(dense) == len(sparse) == 1
+    assert dense != sparse, "predictors leave something out"
+    assert found["same_answers"]
+
+
+def test_each_row_moves_fewer_bytes_or_makes_fewer_reads(demo_report) -> None:
+    _, _, found = demo_report
+    moved = [row["bytes_a_token"]["median"] for row in found["rows"]]
+    reads = [row["reads_a_token"]["median"] for row in found["rows"]]
+    assert moved[0] > moved[1] > moved[2] > moved[3] == moved[4]
+    assert reads[2] > reads[3] > 1.5 * reads[4], "two rows of a neuron, apart or together"
+
+
+def test_half_of_the_weights_is_held_in_the_second_row(demo_report) -> None:
+    ablation, _, found = demo_report
+    none, half = found["rows"][:2]
+    assert none["held_bytes"] == 0
+    block = ablation.spec.bundle_bytes * 4096
+    assert abs(half["held_bytes"] - found["model_bytes"] / 2) <= block
+
+
+def test_the_window_needs_no_more_slots_than_it_gets(demo_report) -> None:
+    ablation, _, _ = demo_report
+    rows = {row.key: ablation._plan_of(row) for row in ablation._rows()}
+    assert sum(rows["predictor"].slots_per_layer) < sum(rows["window"].slots_per_layer)
+    assert rows["window"].slots_per_layer == rows["bundling"].slots_per_layer
+
+
+def test_a_report_tells_of_rows_that_are_off_and_of_different_answers(demo_report) -> None:
+    ablation, results, found = demo_report
+    worse = json.loads(json.dumps(found))
+    worse |= {"within_formula": False, "same_answers": False, "each_faster_than_above": False}
+    worse["complete"] = False
+    text = ablation_report.table(worse)
+    assert "Not every row reads within 2%" in text
+    assert "DIFFERENT LOGITS" in text
+    assert "Interrupted" in text
+    results[3].formula_bytes *= 1.05
+    assert not ablation_report.report(ablation, results, complete=True)["within_formula"]
+    results[3].formula_bytes /= 1.05
+
+
+def test_the_first_row_computes_from_what_it_has_just_read(sparse_model: Path) -> None:
+    ablation = Ablation(sparse_model, TEXT, Settings(tokens=4, runs=1))
+    row = ablation._rows()[0]
+    answers = ablation._measure(row).answers
+    wanted = iter(range(1000))
+    original = ResidentStream.read
+
+    def spoil_then_read(stream: ResidentStream, layer: int) -> None:
+        next(wanted)
+        kept = ablation._image.array().copy()
+        for start, end in stream._ranges[layer]:
+            ablation._image.array()[start:end] = 0
+        original(stream, layer)
+        assert (ablation._image.array() == kept).all()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ResidentStream, "read", spoil_then_read)
+        assert ablation._measure(row).answers == answers
+    assert next(wanted) == (1 + 2) * (ablation.spec.n_layers + 1), "each layer and the head, once"
+
+
+def test_what_the_first_row_reads_is_the_whole_resident_file(sparse_model: Path) -> None:
+    with Store(sparse_model) as store:
+        _, image = store.load_resident_image(direct=True)
+        stream = ResidentStream(store, image, direct=True)
+        for layer in range(store.spec.n_layers + 1):
+            stream.read(layer)
+        size = (sparse_model / "resident.safetensors").stat().st_size
+        slack = 2 * 4096 * (store.spec.n_layers + 2)
+        assert size - slack <= stream.stats()["bytes_read"] <= size + slack
+        stream.close()
+
+
+def test_windows_are_counted_as_by_the_other_definition() -> None:
+    from flashllm.predictors.evaluation.windows import WindowMeter
+
+    generator = np.random.default_rng(3)
+    sets = [
+        [np.flatnonzero(generator.random(50) < 0.2).astype(np.int32) for _ in range(30)]
+        for _ in range(3)
+    ]
+    nothing_held = [np.empty(0, np.int32)] * 3
+    for window in (1, 2, 5, 9):
+        loads, needed = 0.0, []
+        for layer in sets:
+            meter = WindowMeter(50)
+            for token, ids in enumerate(layer):
+                meter.add(ids, counted=token >= 9)
+            loads += float(meter.loads[window - 1])
+            whole = WindowMeter(50)
+            whole.add_all(layer, np.ones(30, np.bool_))
+            needed.append(int(whole.slots_needed[window - 1]))
+        counted = ActiveSets(sets, 50, 9, nothing_held)
+        assert counted.loads(window) == pytest.approx(loads)
+        assert counted.slots_needed(window) == needed
+    assert ActiveSets(sets, 50, 9, nothing_held).loads(0) == pytest.approx(
+        sum(len(ids) for layer in sets for ids in layer[9:]) / 21
+    )
+
+
+def test_what_a_prompt_leaves_takes_slots_until_the_window_has_passed_it() -> None:
+    sets = [[np.array([1], np.int32)] * 3]
+    held = [np.array([4, 5, 6], np.int32)]
+    assert ActiveSets(sets, 8, 0, held).slots_needed(2) == [4]
+    assert ActiveSets(sets, 8, 0, held).slots_needed(1) == [1]
+
+
+def test_rows_of_a_bundle_read_apart_are_the_same_bytes(sparse_model: Path) -> None:
+    from flashllm.flash import core
+
+    pools = []
+    for apart in (False, True):
+        with Store(sparse_model) as store:
+            store.open_reader(True, 4, rows_apart=apart)
+            stride = store.header.stride
+            buffer = core.Buffer(8 * stride)
+            ids = np.array([3, 7, 150], np.int32)
+            store.read_bundles(1, ids, buffer, np.array([0, 5, 2], np.int64) * stride)
+            rows = buffer.array().reshape(8, stride)[:, : store.spec.bundle_bytes]
+            pools.append(rows.copy())
+            if apart:
+                assert store.reader.stats()["bytes_useful"] == 3 * store.spec.bundle_bytes
+    assert (pools[0] == pools[1]).all()
+    assert pools[0][5].any()
+
+
+def test_added_rows_follow_one_by_one(demo: Path) -> None:
+    text = [5 + i * 37 % 4000 for i in range(80)]
+    _, _, found = run(demo, text, tokens=8, runs=1, add=True, io_threads=3)
+    assert [row["key"] for row in found["rows"]][4:6] == ["bundling", "gap"]
+    assert all(row["paper"] is None for row in found["rows"][5:])
+    assert found["rows"][5]["answers"] == found["rows"][4]["answers"]
+    assert (
+        found["rows"][5]["reads_a_token"]["median"] <= found["rows"][4]["reads_a_token"]["median"]
+    )
+
+
+def test_a_model_that_needs_every_neuron_has_two_rows(sparse_model: Path) -> None:
+    _, _, found = run(sparse_model, tokens=4, runs=1, select="all")
+    assert [row["key"] for row in found["rows"]] == ["flash", "half"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"select": "oracle"}, UsageError, "reads every neuron"),
+        ({"tokens": 9999}, UsageError, "positions"),
+        ({"tokens": 40}, UsageError, "longer --text"),
+        ({"tokens": 4, "memory": 1 << 20}, MemoryCeilingTooSmall, "smaller --window"),
+    ],
+)
+def test_what_cannot_be_run_is_said_first(
+    sparse_model: Path, settings: dict, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        run(sparse_model, TEXT[:50], runs=1, **settings)
+
+
+def test_an_interrupted_run_keeps_what_there_is(
+    demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = Ablation._measure, iter(range(100))
+
+    def interrupted(ablation: Ablation, row: object) -> object:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return original(ablation, row)
+
+    monkeypatch.setattr(Ablation, "_measure", interrupted)
+    text = Path(__file__).parents[2] / "flashllm" / "demo" / "heldout.jsonl"
+    arguments = ["bench", "ablation", str(demo), "--text", str(text), "-n", "4", "--json"]
+    assert main(arguments) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert not found["complete"]
+    assert [row["key"] for row in found["rows"]] == ["flash", "half", "predictor"]
+
+
+def test_the_command_prints_a_table_and_draws_it(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(__file__).parents[2] / "flashllm" / "demo" / "heldout.jsonl"
+    arguments = ["bench", "ablation", str(demo), "--text", str(text), "-n", "4", "--runs", "1"]
+    assert main([*arguments, "--plot", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for title in ("all from flash", "half resident", "+ predictor", "+ window of 5", "+ bundling"):
+        assert out.count(title) == 2, "ours and the paper's"
+    assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_of_the_users_own_needs_a_text(
+    sparse_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "ablation", str(sparse_model)]) == 2
+    assert "--text" in capsys.readouterr().err

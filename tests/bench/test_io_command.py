@@ -1,0 +1,143 @@
+"""`flashllm bench io` from its arguments to its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashllm.bench import io_probe, page_cache
+from flashllm.cli import main
+from flashllm.errors import FlashllmError
+from flashllm.flash import core
+from flashllm.flash import profile as profiles
+
+FAST = ["--sizes", "4KiB,16KiB", "--threads", "1,4", "--seconds", "0.02", "--runs", "2"]
+
+pytestmark = pytest.mark.skipif(core.NAME != "native", reason="the twin reads one at a time")
+
+
+@pytest.fixture
+def disk_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is just large enough, and a cache of its own."""
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
+    path = tmp_path / "data.bin"
+    np.random.default_rng(4).integers(0, 256, 16 << 20, dtype=np.uint8).tofile(path)
+    try:
+        io_probe.probe(path, 4096, 1, 0.01, repeats=1)
+    except FlashllmError:
+        pytest.skip("temporary files lie where nothing can be measured")
+    return path
+
+
+def bench(*arguments: Any) -> int:
+    return main(["bench", "io", *map(str, arguments), "--no-machine"])
+
+
+def test_the_disk_is_measured_and_its_profile_kept(
+    disk_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(disk_file, *FAST, "--no-fio") == 0
+    shown = capsys.readouterr()
+    for expected in ("MB/s", "x4", "16 KiB", "t = a + S/B", "passes, % of the first", "profile:"):
+        assert expected in shown.out
+    if page_cache.device_bytes() is not None:
+        assert "proven uncached" in shown.out
+    assert "only 16 MiB" in shown.err
+    profile = profiles.find(disk_file)
+    assert profile is not None
+    assert len(profile.points) == 4
+    assert profile.complete
+
+
+def test_the_report_is_one_object(disk_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = disk_file.with_name("here.json")
+    assert bench(disk_file, *FAST, "--no-fio", "--json", "--profile", elsewhere) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["header"]["settings"]["sizes"] == [4096, 16384]
+    assert report["profile"]["points"][0]["samples"]
+    assert report["points"][0]["latency_ns"]["bins_ns"]
+    assert report["profile_file"] == str(elsewhere)
+    assert len(profiles.load(elsewhere).points) == 4
+    assert profiles.find(disk_file) is None  # not in the cache
+
+
+def test_a_better_profile_is_not_replaced(
+    disk_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench(disk_file, *FAST, "--no-fio") == 0
+    known = profiles.find(disk_file)
+    assert bench(disk_file, *FAST[2:], "--sizes", "4KiB", "--no-fio") == 0
+    assert "knows more sizes" in capsys.readouterr().err
+    measure, calls = io_probe.measure, []
+
+    def interrupt(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(io_probe, "measure", interrupt)
+    assert bench(disk_file, *FAST, "--no-fio") == 130
+    shown = capsys.readouterr()
+    assert "ENDED EARLY" in shown.out
+    assert "ended early" in shown.err
+    assert profiles.find(disk_file) == known
+
+
+def test_a_damaged_profile_is_replaced(disk_file: Path) -> None:
+    assert bench(disk_file, *FAST, "--no-fio") == 0
+    known = profiles.find(disk_file)
+    assert known is not None
+    profiles.cache_path(known.device).write_text("{")
+    assert profiles.find(disk_file) is None
+    assert bench(disk_file, *FAST, "--no-fio") == 0
+    assert profiles.find(disk_file) is not None
+
+
+def test_without_fio_that_is_said(
+    disk_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert bench(disk_file, *FAST) == 0
+    assert "fio is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "code", "expected"),
+    [
+        ("absent", (), 66, "no such file"),
+        (".", (), 65, "is no converted model"),
+        ("small", (), 2, "16 MiB or more"),
+        ("/dev/null", (), 2, "neither a file"),
+        ("small", ("--sizes", "1000"), 2, "no size of a direct read"),
+        ("small", ("--seconds", "0"), 2, "no time"),
+        ("small", ("--threads", "0"), 2, "--threads"),
+    ],
+)
+def test_bad_input_is_refused_with_a_reason(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    more: tuple[str, ...],
+    code: int,
+    expected: str,
+) -> None:
+    (tmp_path / "small").write_bytes(bytes(8192))
+    assert bench(tmp_path / target, *more) == code
+    assert expected in capsys.readouterr().err
+
+
+def test_a_run_that_was_cached_exits_with_a_reason(
+    disk_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The device is said to have been asked for nothing.
+    monkeypatch.setattr(page_cache, "device_bytes", lambda: 0)
+    assert bench(disk_file, *FAST, "--no-fio") == 74
+    shown = capsys.readouterr()
+    assert "the device was asked for 0" in shown.err
+    assert shown.out == ""
+    assert profiles.find(disk_file) is None

@@ -1,0 +1,283 @@
+"""The sweep: what is chosen, fitted, reported and drawn, without a disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashllm.bench import fio, io_plots, io_probe, io_report, io_sweep, io_target
+from flashllm.bench.fio import FioResult, fio_command, parse_report, run_fio
+from flashllm.bench.io_fit import fit_points
+from flashllm.bench.io_probe import ProbeResult
+from flashllm.bench.io_sweep import Settings, Sweep, make_profile, run_sweep
+from flashllm.bench.io_target import Target, choose_sizes, choose_threads, find_target
+from flashllm.errors import (
+    BenchmarkInvalid,
+    ModelNotFound,
+    NotACheckpoint,
+    ReadFailed,
+    UsageError,
+)
+from flashllm.flash.device import DeviceIdentity
+from flashllm.flash.latency import BINS, Latencies, bin_of
+from flashllm.flash.profile import IoPoint, Profile
+
+SIZES = (4096, 16384, 65536)
+
+
+def make_target(file_bytes: int = 4 << 30, kind: str = "nvme", filesystem: str = "ext4") -> Target:
+    identity = DeviceIdentity("nvme0n1-0", "a disk", filesystem, "rw", kind)
+    return Target(Path("/data/file"), file_bytes, identity)
+
+
+def make_result(size: int, threads: int, rate: float) -> ProbeResult:
+    counts = np.zeros(BINS, np.uint64)
+    counts[bin_of(int(threads * size * 1e9 / rate))] = 1000
+    elapsed_ns = int(1000 * size * 1e9 / rate)
+    return ProbeResult(
+        size, threads, 1000, elapsed_ns, rate, float(threads), Latencies(counts), True
+    )
+
+
+def points(per_read_ns: float, rate: float, sizes: Any = SIZES) -> list[IoPoint]:
+    speeds = [size * 1e9 / (per_read_ns + size * 1e9 / rate) for size in sizes]
+    return [IoPoint(s, 32, v, (v,), {"p50": 1}) for s, v in zip(sizes, speeds, strict=True)]
+
+
+def test_a_fit_finds_the_line() -> None:
+    (fit,) = fit_points(points(2500.0, 3e9))
+    assert fit.per_read_ns == pytest.approx(2500)
+    assert fit.bytes_per_second == pytest.approx(3e9)
+    assert fit.error == pytest.approx(0, abs=1e-9)
+
+
+def test_a_fit_says_how_wrong_it_is() -> None:
+    bent = points(2500.0, 3e9, (4096, 16384, 65536, 262144))
+    bent[1] = IoPoint(16384, 32, bent[1].bytes_per_second / 1.2, (1.0,), {})
+    (fit,) = fit_points(bent)
+    found = [fit.read_ns(p.read_bytes) * p.bytes_per_second / p.read_bytes / 1e9 for p in bent]
+    assert fit.error == pytest.approx(max(abs(ratio - 1) for ratio in found))
+    assert 0.05 < fit.error < 0.2
+
+
+@pytest.mark.parametrize("speeds", [(9e8, 4e8, 2e8), (1e6, 4.1e6, 17e6), (1e8, 1e8, 1e8)])
+def test_a_fit_has_no_negative_cost(speeds: tuple[float, ...]) -> None:
+    odd = [IoPoint(s, 8, v, (v,), {}) for s, v in zip(SIZES, speeds, strict=True)]
+    (fit,) = fit_points(odd)
+    assert fit.per_read_ns >= 0
+    assert 0 < fit.bytes_per_second < 1e15
+    assert fit_points(odd[:1]) == ()
+
+
+def test_sizes_are_those_that_the_file_has_room_for() -> None:
+    sizes, left_out = choose_sizes(make_target(4 << 30), None)
+    assert (sizes[0], sizes[-1], left_out) == (4096, 4 << 20, "")
+    sizes, left_out = choose_sizes(make_target(64 << 20), None)
+    assert sizes[-1] == 1 << 20
+    assert "2 larger" in left_out
+    assert choose_sizes(make_target(), [65536, 4096, 4096])[0] == [4096, 65536]
+    assert choose_threads(None)[-1] == 128
+    assert choose_threads([32, 1]) == [1, 32]
+
+
+@pytest.mark.parametrize(
+    ("file_bytes", "wanted", "expected"),
+    [
+        (0, None, "has 0 bytes, too few.* 16 MiB or more"),
+        (15 << 20, None, "16 MiB or more, and of 256 MiB"),
+        (32 << 20, [4 << 20], "256 MiB or more"),
+        (4 << 30, [1000], "1000 bytes is no size"),
+        (4 << 30, [128 << 20], "up to 64MiB"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(
+    file_bytes: int, wanted: list[int] | None, expected: str
+) -> None:
+    with pytest.raises(UsageError, match=expected):
+        choose_sizes(make_target(file_bytes), wanted)
+
+
+def test_too_many_threads_are_refused() -> None:
+    with pytest.raises(UsageError, match="5000 are too many"):
+        choose_threads([5000])
+
+
+def test_targets_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no such file"):
+        find_target(tmp_path / "absent")
+    with pytest.raises(NotACheckpoint, match="is no converted model"):
+        find_target(tmp_path)
+    with pytest.raises(UsageError, match="neither a file nor a block device"):
+        find_target(Path("/dev/null"))
+    (tmp_path / "ffn.bundles").write_bytes(bytes(8192))
+    assert find_target(tmp_path).path.name == "ffn.bundles"
+    assert find_target(tmp_path).file_bytes == 8192
+
+
+@pytest.mark.parametrize(("direct", "refused"), [("0", True), ("1", False)])
+def test_a_file_that_is_read_for_us_through_the_cache_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: str, refused: bool
+) -> None:
+    (tmp_path / "loop0" / "loop").mkdir(parents=True)
+    (tmp_path / "loop0" / "loop" / "dio").write_text(direct + "\n")
+    monkeypatch.setattr(io_target, "find_block_device", lambda path: tmp_path / "loop0")
+    (tmp_path / "file").write_bytes(b"x")
+    if refused:
+        with pytest.raises(BenchmarkInvalid, match="loop device"):
+            find_target(tmp_path / "file")
+    else:
+        assert find_target(tmp_path / "file").file_bytes == 1
+
+
+def test_a_file_that_may_not_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"x")
+
+    def refuse(self: Path, *_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ReadFailed, match="Permission denied"):
+        find_target(path)
+
+
+def test_network_usb_and_small_files_are_said() -> None:
+    assert make_target().remarks == []
+    assert "network file system (nfs4)" in make_target(kind="network", filesystem="nfs4").remarks[0]
+    assert "USB" in make_target(kind="usb").remarks[0]
+    assert "only 64 MiB" in make_target(64 << 20).remarks[0]
+
+
+def pretend_device(monkeypatch: pytest.MonkeyPatch, rates: Any) -> list[tuple[int, int]]:
+    """A device that answers with `rates(size, threads, call number)`; returns what was asked."""
+    asked: list[tuple[int, int]] = []
+
+    def answer(path: Path, size: int, threads: int, *_: Any) -> ProbeResult:
+        asked.append((size, threads))
+        return make_result(size, threads, rates(size, threads, len(asked)))
+
+    monkeypatch.setattr(io_probe, "measure", answer)
+    monkeypatch.setattr(io_probe, "forget", lambda path: None)
+    monkeypatch.setattr(io_probe, "check_not_cached", lambda path: None)
+    return asked
+
+
+def test_passes_go_round_and_a_device_that_gets_hot_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend_device(monkeypatch, lambda size, threads, n: 1e9 * (0.9 if n > 4 else 1.0))
+    settings = Settings((4096, 16384), (1, 32), 0.1, 3)
+    sweep = run_sweep(make_target(), settings, lambda text: None)
+    assert asked == [(4096, 1), (4096, 32), (16384, 1), (16384, 32)] * 3
+    assert sweep.complete
+    assert sweep.proven
+    assert sweep.pass_ratios() == pytest.approx([1.0, 0.9, 0.9])
+    profile = make_profile(make_target(), sweep, None)
+    assert [point.samples for point in profile.points] == [(1e9, 9e8, 9e8)] * 4
+    assert profile.throughput(16384, 32) == pytest.approx(9e8)
+    written = io_report.text(sweep, profile)
+    assert "100 90 90 - slower and slower" in written
+    assert "last pass to first: 90 %" in written
+
+
+def test_an_interruption_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rates(size: int, threads: int, n: int) -> float:
+        if n == 6:
+            raise KeyboardInterrupt
+        return 1e9
+
+    pretend_device(monkeypatch, rates)
+    sweep = run_sweep(make_target(), Settings(SIZES, (1,), 0.1, 5), lambda text: None)
+    assert not sweep.complete
+    assert [len(results) for results in sweep.ours.values()] == [2, 2, 1]
+    profile = make_profile(make_target(), sweep, None)
+    assert not profile.complete
+    assert Profile.from_json(profile.to_json(), "x") == profile
+    pretend_device(monkeypatch, lambda size, threads, n: rates(size, threads, 6))
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(make_target(), Settings(SIZES, (1,), 0.1, 5), lambda text: None)
+
+
+def test_fio_stands_beside_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    asked = pretend_device(monkeypatch, lambda size, threads, n: order.append("ours") or 1e9)
+
+    def beside(fio: str, path: Path, size: int, threads: int, seconds: float) -> FioResult:
+        order.append("fio")
+        return FioResult(size, threads, 8e8, {"p50": 1})
+
+    monkeypatch.setattr(io_sweep, "run_fio", beside)
+    settings = Settings((4096,), (8, 16, 64), 0.1, 2, "fio")
+    assert settings.fio_places == [(4096, 16)]
+    sweep = run_sweep(make_target(), settings, lambda text: None)
+    assert order == ["ours", "ours", "fio", "ours", "ours", "fio", "ours", "ours"]
+    assert len(asked) == 6
+    (row,) = io_report.beside_fio(sweep)
+    assert row["ours_to_fio"] == pytest.approx(1.25)
+    assert "1.250" in io_report.text(sweep, make_profile(make_target(), sweep, None))
+
+
+def test_fio_that_fails_is_said_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    pretend_device(monkeypatch, lambda size, threads, n: 1e9)
+    monkeypatch.setattr(io_sweep, "run_fio", lambda *_: calls.append(1) or "fio failed: why")
+    sweep = run_sweep(make_target(), Settings((4096,), (32,), 0.1, 3, "fio"), lambda text: None)
+    assert (sweep.fio_problem, len(calls), len(sweep.ours[4096, 32])) == ("fio failed: why", 1, 3)
+
+
+FIO_REPORT = {
+    "jobs": [{"read": {
+        "bw_bytes": 1234,
+        "clat_ns": {"mean": 5.5, "max": 9, "percentile": {
+            "50.000000": 1, "90.000000": 2, "99.000000": 3, "99.900000": 4}},
+    }}]
+}  # fmt: skip
+
+
+def test_fios_report_is_read() -> None:
+    found = parse_report("note: something\n" + json.dumps(FIO_REPORT), 4096, 32)
+    assert isinstance(found, FioResult)
+    assert found.bytes_per_second == 1234
+    assert found.latency_ns == {
+        "mean": 5, "p50": 1, "p90": 2, "p99": 3, "p99.9": 4, "max": 9
+    }  # fmt: skip
+    for text in ("", "{}", '{"jobs": []}', "{"):
+        assert "not understood" in str(parse_report(text, 4096, 32))
+
+
+def test_fio_is_asked_for_the_same_reads(tmp_path: Path) -> None:
+    command = fio_command("fio", tmp_path / "a:b", 4096, 32, 0.5)
+    assert f"--filename={tmp_path}/a\\:b" in command
+    assert {"--numjobs=32", "--direct=1", "--rw=randread", "--readonly"} <= set(command)
+    assert {"--runtime=500ms", "--bssplit=4096/100:4194304/0"} <= set(command)
+    assert "fio did not run" in str(run_fio(str(tmp_path / "none"), tmp_path, 4096, 1, 0.1))
+
+
+def test_a_fio_that_fails_gives_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = SimpleNamespace(returncode=1, stdout="", stderr="first\nno such engine\n")
+    monkeypatch.setattr(fio.subprocess, "run", lambda *_, **__: done)
+    assert run_fio("fio", Path("/x"), 4096, 1, 0.1) == "fio failed: no such engine"
+
+
+def test_the_report_is_plain_and_the_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sweep = Sweep(complete=True)
+    for size in SIZES:
+        for threads in (1, 32):
+            rate = size * 1e9 / (80_000 / threads + size / 2)
+            sweep.ours[size, threads] = [make_result(size, threads, rate)] * 5
+    profile = make_profile(make_target(), sweep, None)
+    found = json.loads(json.dumps(io_report.report(make_target(), sweep, profile)))
+    assert found["complete"]
+    assert found["points"][0]["latency_ns"]["n"] == 5000
+    assert found["points"][0]["latency_ns"]["bins_ns"][0][1] == 5000
+    assert found["best_threads"]["4096"] == 32
+    assert Profile.from_json(found["profile"], "x") == profile
+    paths = io_plots.draw(profile, sweep.pass_ratios(), tmp_path)
+    assert [path.name for path in paths] == ["throughput.png", "curves.png", "passes.png"]
+    assert all(path.stat().st_size > 5000 for path in paths)

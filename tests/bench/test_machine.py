@@ -1,0 +1,73 @@
+"""Rates of this machine: what is measured, not how fast it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashllm.bench import machine
+from flashllm.flash import core
+from flashllm.flash.cost import CHUNK, CHUNK_ONE_THREAD, NARROW
+from flashllm.spec import DTYPE_BYTES
+
+MIB = 1 << 20
+
+
+def test_matrices_are_past_the_cache_where_memory_allows() -> None:
+    assert machine.matrix_bytes(0, 1 << 40) == 256 * MIB
+    assert machine.matrix_bytes(32 * MIB, 1 << 40) == 256 * MIB
+    assert machine.matrix_bytes(128 * MIB, 1 << 40) == 512 * MIB
+    assert machine.matrix_bytes(1 << 30, 1 << 40) == machine.MATRIX_BYTES_MOST
+    assert machine.matrix_bytes(128 * MIB, 1 << 30) == 128 * MIB
+    assert machine.matrix_bytes(128 * MIB, MIB) == machine.MATRIX_BYTES_LEAST
+
+
+def test_the_last_cache_is_read_from_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index, size in enumerate(("48K", "2048K", "260M", "rubbish")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size)
+    monkeypatch.setattr(machine, "_CACHES", tmp_path)
+    assert machine.last_cache_bytes() == 260 * MIB
+    monkeypatch.setattr(machine, "_CACHES", tmp_path / "none")
+    assert machine.last_cache_bytes() == 0
+
+
+def test_all_rates_are_there_and_threads_are_as_before(
+    monkeypatch: pytest.MonkeyPatch, demo: Path
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(demo.parents[1]))
+    monkeypatch.setattr(machine, "MATRIX_BYTES_LEAST", 2 * MIB)
+    monkeypatch.setattr(machine, "MATRIX_BYTES_MOST", 2 * MIB)
+    monkeypatch.setattr(machine, "TIMED_TOKENS", 5)
+    before = torch.get_num_threads()
+    rates = machine.measure_rates([1, 2])
+    assert torch.get_num_threads() == before
+    assert set(rates.dram_bytes_per_second) == {1, 2}
+    keys = ("{}", NARROW, CHUNK, CHUNK_ONE_THREAD)
+    assert set(rates.kernel_bytes_per_second) == {k.format(d) for k in keys for d in DTYPE_BYTES}
+    assert set(rates.rows_bytes_per_second) == set(DTYPE_BYTES)
+    found = [*rates.dram_bytes_per_second.values(), *rates.kernel_bytes_per_second.values()]
+    assert min(*found, *rates.rows_bytes_per_second.values()) > 0
+    assert min(rates.layer_overhead_ns, rates.token_overhead_ns) >= 0
+
+
+def test_a_rate_is_the_bytes_that_the_kernel_goes_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a clock that gives every call a second, the rates are bytes."""
+    monkeypatch.setattr(machine, "_median_seconds", lambda call: call() or 1.0)
+    buffer = core.Buffer(4 * MIB)
+    buffer.array().fill(0x3C)
+    kernels = core.Kernels(threads=1)
+    try:
+        assert machine.matvec_rate(kernels, buffer, "f16", 8192) == 4 * MIB
+        assert machine.scattered_rate(kernels, buffer, "f32") == 25 * 2 * 8192
+        assert machine.chunk_rate("bf16", 1) == 4 * MIB * 128
+    finally:
+        kernels.close()
+    monkeypatch.setattr(core, "stream_read_ns", lambda _buffer, threads: 10**9 // threads)
+    assert machine.dram_rate(buffer, 2) == pytest.approx(8 * MIB)

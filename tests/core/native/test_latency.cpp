@@ -1,0 +1,79 @@
+// The histogram of latencies against fio's bounds, and the plain stream over memory.
+#include <cstring>
+#include <limits>
+
+#include "latency_histogram.h"
+#include "read_meter.h"
+#include "stream_read.h"
+#include "testing.h"
+
+using namespace flash_core;
+
+namespace {
+
+constexpr size_t kBins = LatencyHistogram::kBins;
+
+}  // namespace
+
+TEST(latency_bins_follow_each_other_without_gap_or_overlap) {
+  CHECK(kBins == 1856);
+  for (size_t bin = 0; bin + 1 < kBins; ++bin) {
+    const uint64_t first = LatencyHistogram::first_ns(bin);
+    const uint64_t next = LatencyHistogram::first_ns(bin + 1);
+    CHECK(next > first);
+    CHECK(LatencyHistogram::bin_of(first) == bin);
+    CHECK(LatencyHistogram::bin_of(next - 1) == bin);
+    // The middle of the bin is at most 1/128 away from anything in it.
+    CHECK(bin < 128 ? next - first == 1 : (next - first) * 64 <= first);
+  }
+}
+
+TEST(latencies_past_the_last_bin_are_counted_in_it) {
+  const uint64_t last = LatencyHistogram::first_ns(kBins - 1);
+  CHECK(last > 16'000'000'000);
+  for (const uint64_t ns : {last, last * 2, std::numeric_limits<uint64_t>::max()}) {
+    CHECK(LatencyHistogram::bin_of(ns) == kBins - 1);
+  }
+}
+
+TEST(latencies_of_two_histograms_add_up) {
+  LatencyHistogram one;
+  LatencyHistogram two;
+  for (uint64_t ns = 1; ns < 1'000'000'000; ns = ns * 3 + 1) one.add(ns);
+  two.add(5);
+  two.add(70'000);
+  const LatencyHistogram before = one;
+  one.merge(two);
+  for (size_t bin = 0; bin < kBins; ++bin) {
+    CHECK(one.counts()[bin] == before.counts()[bin] + two.counts()[bin]);
+  }
+}
+
+TEST(every_read_has_one_latency_and_their_sum_is_the_depth) {
+  ReadMeter meter;
+  const auto first = meter.begin_read(4096);
+  const auto second = meter.begin_read(4096);
+  meter.end_read(first);
+  meter.end_read(second);
+  uint64_t counted = 0;
+  uint64_t least_ns = 0;
+  for (size_t bin = 0; bin < kBins; ++bin) {
+    counted += meter.latencies().counts()[bin];
+    least_ns += meter.latencies().counts()[bin] * LatencyHistogram::first_ns(bin);
+  }
+  const ReadStats stats = meter.stats();
+  CHECK(counted == 2);
+  CHECK(least_ns <= stats.depth_ns && stats.depth_ns <= least_ns + least_ns / 64 + 2);
+}
+
+TEST(a_stream_reads_memory_of_any_size_and_leaves_it_alone) {
+  for (const int64_t nbytes : {1, 63, 4096, 4097, 1 << 20}) {
+    Buffer buffer(nbytes);
+    std::memset(buffer.data(), 0x5A, buffer.size());
+    for (const int threads : {1, 2, 5, 70}) CHECK(stream_read_ns(&buffer, threads) > 0);
+    for (size_t i = 0; i < buffer.size(); ++i) CHECK(buffer.data()[i] == 0x5A);
+  }
+  Buffer buffer(4096);
+  CHECK_THROWS(std::invalid_argument, "threads is 0", stream_read_ns(&buffer, 0));
+  CHECK_THROWS(std::invalid_argument, "threads is 2000", stream_read_ns(&buffer, 2000));
+}

@@ -1,0 +1,197 @@
+"""What a token is expected to cost: sums done by hand, and reads merged as they really are."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+
+from flashllm.flash import expectation, numpy_reader
+from flashllm.flash.activity import Activity, assumed
+from flashllm.flash.advice import Case, advise, ceilings
+from flashllm.flash.estimate import sizes_of_shape
+from flashllm.flash.expectation import Expectation, merged_reads
+from flashllm.flash.plan import MAX_READ_BYTES, MIB, Plan
+from flashllm.flash.profile import Profile
+from flashllm.model import decoder
+from flashllm.spec import ModelSpec
+from tests.specs import SPEC
+from tests.unit.profiles import RATES, flash_profile, law
+from tests.unit.test_estimate import DENSE, OPT_6_7B
+
+DISK = law(100e-6, 4e9)
+
+
+def case(
+    spec: ModelSpec = OPT_6_7B,
+    memory: int | None = 8 << 30,
+    select: str = "predicted",
+    profile: Profile | None = DISK,
+    activity: Activity | None = None,
+) -> Case:
+    known = None if select == "all" else activity or assumed(spec, select)
+    sizes = sizes_of_shape(spec, 200 * MIB)
+    return Case(spec, sizes, known, select, memory, None, None, None, profile)
+
+
+def planned(given: Case) -> tuple[Plan, Expectation]:
+    plan = given.plan()
+    return plan, given.expect(plan)
+
+
+@pytest.mark.parametrize("gap", [0, 1, 2])
+@pytest.mark.parametrize("loaded", [5, 60, 400])
+def test_reads_are_merged_as_those_of_bundles_that_lie_anywhere(gap: int, loaded: int) -> None:
+    rng = np.random.default_rng(gap)
+    reads, bundles = [], []
+    for _ in range(300):
+        ids = np.sort(rng.choice(1024, loaded, replace=False))
+        steps = np.diff(ids)
+        joined = steps - 1 <= gap
+        reads.append(1 + np.count_nonzero(~joined))
+        bundles.append(loaded + (steps[joined] - 1).sum())
+    expected = merged_reads(loaded, 1024, 16384, gap * 16384 + 5)
+    assert expected[0] == pytest.approx(np.mean(reads), rel=0.03)
+    assert expected[1] == pytest.approx(np.mean(bundles) * 16384, rel=0.03)
+
+
+def test_no_read_is_longer_than_the_longest() -> None:
+    assert merged_reads(1024, 1024, 16384, 0) == (32, 1024 * 16384)
+    assert merged_reads(0.25, 1024, 16384, 0) == (0.25, 4096)
+
+
+def test_a_token_by_hand() -> None:
+    """One latency and then the rate of all threads, layer by layer; nothing overlaps."""
+    flat = flash_profile({(16384, 1): 16384 / 1e-4, (16384, 32): 2e9, (65536, 32): 2e9})
+    given = case(profile=flat)
+    given = dataclasses.replace(given, io_threads=32)
+    plan, expected = planned(given)
+    traffic, token = expected.traffic, expected.token
+    assert token is not None
+    loads = given.activity.loads(0, plan.slots_per_layer[0], plan.window) if given.activity else 0
+    assert traffic.loaded == pytest.approx(32 * loads)
+    per_layer = traffic.reads / 32
+    one = traffic.bytes_read / traffic.reads
+    latency = one / flat.throughput(one, 1)
+    by_hand = 32 * (latency + (per_layer - 1) * one / flat.throughput(one, 32))
+    assert token.flash == pytest.approx(by_hand)
+    assert token.overhead == pytest.approx(32 * 1e-4 + 5e-4)
+    assert token.dram == pytest.approx((expected.dram.total - expected.dram.loaded) / 8e9)
+    assert token.total == pytest.approx(token.flash + token.dram + token.overhead)
+
+
+def test_everything_in_memory_reads_nothing() -> None:
+    given = case(DENSE, 1 << 40, "all")
+    plan, expected = planned(given)
+    assert (expected.traffic.loaded, expected.traffic.hit_rate) == (0, 1)
+    assert expected.token is not None
+    assert expected.token.flash == 0
+    assert expected.token.total == pytest.approx(expected.token.dram + expected.token.overhead)
+    assert ceilings(given, plan).whole <= plan.ceiling_bytes
+
+
+def test_a_streamed_token_takes_the_slower_of_reading_and_computing() -> None:
+    """With a slow disk nearly what the bytes take; with a fast one, what computing takes."""
+    slow = case(DENSE, 8 << 30, "all", law(100e-6, 0.5e9))
+    _, expected = planned(slow)
+    token = expected.token
+    assert token is not None
+    assert (token.bound, token.total) == ("flash", pytest.approx(token.flash, rel=0.05))
+    assert token.total < token.flash + token.dram
+    _, fast = planned(case(DENSE, 8 << 30, "all", law(1e-6, 100e9)))
+    assert fast.token is not None
+    assert fast.token.bound == "dram"
+    assert fast.token.total == pytest.approx(fast.token.dram + fast.token.overhead, rel=0.05)
+
+
+def test_more_memory_never_reads_more() -> None:
+    found = []
+    least = case(memory=None).plan().smallest_bytes
+    for spare in range(0, 8 << 30, 256 << 20):
+        _, expected = planned(case(memory=least + spare))
+        found.append(expected.traffic.loaded)
+    # Windows come in steps, and the slots that they want with them.
+    assert all(late <= 1.02 * early for early, late in itertools.pairwise(found))
+    assert found[-1] < found[0] / 3
+
+
+def test_the_cliff_is_where_one_tokens_neurons_fit() -> None:
+    given = case()
+    plan = given.plan()
+    cliff = ceilings(given, plan).cliff
+    assert cliff is not None
+    assert plan.smallest_bytes < cliff < plan.ceiling_bytes
+    below = planned(case(memory=(plan.smallest_bytes + cliff) // 2))[1].traffic
+    above = planned(case(memory=cliff + (64 << 20)))[1].traffic
+    assert below.hit_rate < above.hit_rate / 2
+    assert (below.passes > 16, above.passes) == (True, 0)
+
+
+def test_without_a_profile_there_are_bytes_and_no_seconds() -> None:
+    given = case(profile=None)
+    plan, expected = planned(given)
+    assert (expected.token, expected.first_token_seconds) == (None, None)
+    assert expected.traffic.bytes_read > 0
+    assert advise(given, plan, expected) == []
+    measured_no_machine = case(profile=dataclasses.replace(DISK, rates=None))
+    assert planned(measured_no_machine)[1].token is None
+
+
+def test_the_first_token_takes_all_weights_once_a_chunk() -> None:
+    given = case(profile=law(1e-6, 2e9))
+    plan, expected = planned(given)
+    ffn = 32 * 16384 * 16384
+    assert expected.prompt_tokens == 128
+    assert plan.prefill.tokens == 128
+    assert expected.first_token_seconds is not None
+    # Products at 1e11 bytes x tokens a second are slower than this disk.
+    products = (ffn + 32 * 4 * 4096 * 4096 * 2) * 128 / 1e11
+    assert expected.first_token_seconds == pytest.approx(products, rel=0.03)
+    slow = planned(case(profile=law(1e-6, 0.2e9)))[1].first_token_seconds
+    # While attention is computed no more than one block is read.
+    attention = 32 * 4 * 4096 * 4096 * 2 * 128 / 1e11
+    assert slow == pytest.approx(ffn / 0.2e9 + attention, rel=0.03)
+
+
+def test_advice_is_what_planning_it_gives() -> None:
+    slow = law(100e-6, 0.5e9)
+    given = case(dataclasses.replace(OPT_6_7B, dtype="f32"), 15 << 30, profile=slow)
+    plan, expected = planned(given)
+    advice = advise(given, plan, expected)
+    assert expected.token is not None
+    assert [a.token_seconds for a in advice] == sorted(a.token_seconds for a in advice)
+    words = " ".join(a.change for a in advice)
+    assert "--dtype f16" in words
+    assert "--memory 16384MiB" in words
+    more = dataclasses.replace(given, memory=16 << 30)
+    told = next(a for a in advice if "16384MiB" in a.change)
+    again = planned(more)[1].token
+    assert again is not None
+    assert told.token_seconds == pytest.approx(again.total)
+
+
+def test_predictors_are_advised_where_all_is_read() -> None:
+    given = case(select="all", memory=16 << 30)
+    plan, expected = planned(given)
+    assert "--predictors train" in advise(given, plan, expected)[0].change
+    small = dataclasses.replace(SPEC, activation="silu")
+    dense = case(small, None, "all")
+    assert not any("predictors" in a.change for a in advise(dense, *planned(dense)))
+
+
+def test_rates_that_a_profile_lacks() -> None:
+    """An older profile without the rate of narrow matrices still tells a token."""
+    rates = dataclasses.replace(RATES, kernel_bytes_per_second={"f16": 8e9, "f32": 8e9})
+    _, expected = planned(case(profile=dataclasses.replace(DISK, rates=rates)))
+    assert expected.token is not None
+    assert expected.first_token_seconds is None
+
+
+def test_what_is_known_twice_is_the_same() -> None:
+    """The bytes' side may not import the model's, and the core's default is no constant."""
+    assert expectation.ONE_THREAD_WEIGHTS == decoder.ONE_THREAD_WEIGHTS
+    parameters = inspect.signature(numpy_reader.Reader).parameters
+    assert parameters["max_read_bytes"].default == MAX_READ_BYTES
