@@ -2,8 +2,9 @@
 # make test    everything that must hold: checks, the core's own tests, all others
 # make check   format, lint, types, imports
 # make bench   measure this machine
+# make peers   install what `python -m benchmarks.peers` compares with, into .venv-peers
 # make sanitize  the core's own tests under ASan, UBSan and TSan
-# make clean   remove what was built, and the environment
+# make clean   remove what was built, and the environments
 #
 # Each makes .venv when there is none and renews it when what it is made from has changed.
 # Needed: Python 3.11 or later, a C++ compiler, make. CMake and Ninja come from PyPI.
@@ -18,9 +19,11 @@ INPUTS := pyproject.toml constraints.txt $(NATIVE)
 RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 BENCH_STAMP := $(VENV)/.installed-bench
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
 CORE_TEST := build/core/tests/core/native/flash_core_test
 
-.PHONY: chat test check core-test pytest bench sanitize clean
+.PHONY: chat test check core-test pytest bench peers sanitize clean
 .DELETE_ON_ERROR:
 
 chat: $(RUN_STAMP)
@@ -91,6 +94,21 @@ sanitize: $(TEST_STAMP)
 bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks
 
+# An environment of its own, so that the peers change no version of ours, over that of the tests,
+# so that torch and transformers are the same ones. llama.cpp is built here, for this processor.
+peers: $(PEERS_STAMP)
+
+$(PEERS_STAMP): benchmarks/peers.txt $(TEST_STAMP)
+	@echo "Installing what is compared with into $(PEERS) (builds llama.cpp: some minutes)"
+	@rm -rf $(PEERS)
+	@$(BIN)/python -m venv $(PEERS)
+	@$(BIN)/python -c 'import sysconfig; base = sysconfig.get_path("purelib"); \
+	  print(f"import site; site.addsitedir({base!r})")' > \
+	  "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@CMAKE_ARGS="-DGGML_NATIVE=ON $(CMAKE_ARGS)" $(PEERS)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check -c constraints.txt -r benchmarks/peers.txt
+	@touch $@
+
 clean:
-	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

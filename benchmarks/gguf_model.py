@@ -1,0 +1,255 @@
+"""Writes a GGUF of as many parameters and bits as a checkpoint, for measuring llama.cpp.
+
+    python -m benchmarks.gguf_model CHECKPOINT FILE.gguf [--seed S]
+    python -m benchmarks.gguf_model --describe FILE.gguf
+
+For a dense runtime a token costs the same whatever the weights are, so these are random. llama.cpp
+has no OPT: the architecture is LLaMA's, of the checkpoint's width, layers, heads and vocabulary,
+its feed-forward width such that the parameters come out nearly the same; both numbers are
+printed. There is no vocabulary in the file: token ids go in, logits come out.
+Needs the package gguf, which `make peers` installs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from flashllm.convert import Progress, progress_for
+from flashllm.convert.destination import check_space, sync, write_error
+from numpy.typing import NDArray
+
+from benchmarks.peer_files import Checkpoint, read_checkpoint
+from flashllm.errors import CannotCreate, DestinationExists, FlashllmError, UsageError
+from flashllm.spec import ModelSpec
+
+ARCHITECTURE = "llama"
+FFN_MULTIPLE = 32
+CONTEXT_MAX = 4096
+HEADER_BYTES_MAX = 1 << 20
+# Sign and mantissa are random, exponents fixed: 1/64 to 1/32, no zeros, subnormals or NaN.
+_HALF = (np.uint16(0x83FF), np.uint16(0x2400))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of the model that is written."""
+
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ffn: int
+    vocab_size: int
+    context: int
+    tied_head: bool
+
+    @classmethod
+    def like(cls, spec: ModelSpec, parameters: int) -> Shape:
+        """The shape that comes nearest to so many parameters."""
+        narrow = cls(
+            spec.d_model, spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim, 0,
+            spec.vocab_size, min(spec.max_positions, CONTEXT_MAX), spec.tied_head,
+        )  # fmt: skip
+        left = parameters - narrow.parameters
+        steps = round(left / (3 * spec.d_model * spec.n_layers * FFN_MULTIPLE))
+        return cls(**{**_fields(narrow), "d_ffn": max(1, steps) * FFN_MULTIPLE})
+
+    @property
+    def parameters(self) -> int:
+        """All weights, those of norms included."""
+        return sum(rows * columns for _, rows, columns in self.tensors())
+
+    def tensors(self) -> Iterator[tuple[str, int, int]]:
+        """Name, rows and columns; norms have one row."""
+        query, key = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        yield "token_embd.weight", self.vocab_size, self.d_model
+        yield "output_norm.weight", 1, self.d_model
+        if not self.tied_head:
+            yield "output.weight", self.vocab_size, self.d_model
+        for layer in range(self.n_layers):
+            prefix = f"blk.{layer}"
+            yield f"{prefix}.attn_norm.weight", 1, self.d_model
+            yield f"{prefix}.attn_q.weight", query, self.d_model
+            yield f"{prefix}.attn_k.weight", key, self.d_model
+            yield f"{prefix}.attn_v.weight", key, self.d_model
+            yield f"{prefix}.attn_output.weight", self.d_model, query
+            yield f"{prefix}.ffn_norm.weight", 1, self.d_model
+            yield f"{prefix}.ffn_gate.weight", self.d_ffn, self.d_model
+            yield f"{prefix}.ffn_up.weight", self.d_ffn, self.d_model
+            yield f"{prefix}.ffn_down.weight", self.d_model, self.d_ffn
+
+
+def _fields(shape: Shape) -> dict[str, Any]:
+    return {name: getattr(shape, name) for name in shape.__slots__}
+
+
+def write_model(
+    checkpoint: Checkpoint, destination: Path, *, seed: int = 0, progress: Progress | None = None
+) -> Shape:
+    """Write the file, whole or not at all; the space for it is asked for before.
+
+    Errors: `DestinationExists`, `NotEnoughSpace`, `CannotCreate`; `UsageError` without gguf.
+    """
+    gguf = import_gguf()
+    shape = Shape.like(checkpoint.spec, checkpoint.parameters)
+    dtype = np.dtype(np.float32 if checkpoint.spec.dtype == "f32" else np.float16)
+    if os.path.lexists(destination):
+        raise DestinationExists(f"{destination}: exists already; choose another name or remove it")
+    if not destination.parent.is_dir():
+        raise CannotCreate(f"{destination.parent}: no such directory; create it first")
+    file_bytes = shape.parameters * dtype.itemsize + HEADER_BYTES_MAX
+    check_space(destination.parent, file_bytes)
+    progress = progress or progress_for()
+    progress.start(f"writing {destination.name}", file_bytes)
+    partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
+    try:
+        _write(gguf, shape, dtype, partial, np.random.default_rng(seed), progress)
+        sync(partial)
+        os.link(partial, destination)  # unlike a rename, replaces nothing
+    except FileExistsError as problem:
+        raise DestinationExists(f"{destination}: was created by somebody else") from problem
+    except OSError as problem:
+        raise write_error(problem, destination) from problem
+    finally:
+        progress.finish()
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    return shape
+
+
+def _write(
+    gguf: ModuleType,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    path: Path,
+    generator: np.random.Generator,
+    progress: Progress,
+) -> None:
+    writer = gguf.GGUFWriter(path, ARCHITECTURE)
+    try:
+        _add_facts(gguf, writer, shape, dtype)
+        norm = np.dtype(np.float32)
+        for name, rows, columns in shape.tensors():
+            size = (columns,) if rows == 1 else (rows, columns)
+            kind = norm if rows == 1 else dtype
+            writer.add_tensor_info(name, size, kind, rows * columns * kind.itemsize)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for _, rows, columns in shape.tensors():
+            values = np.ones(columns, norm) if rows == 1 else _random(generator, rows, columns)
+            content = values.astype(norm if rows == 1 else dtype, copy=False)
+            writer.write_tensor_data(content)
+            progress.advance(content.nbytes)
+    finally:
+        writer.close()
+
+
+def _add_facts(gguf: ModuleType, writer: Any, shape: Shape, dtype: np.dtype[Any]) -> None:
+    kind = gguf.LlamaFileType
+    writer.add_name("synthetic")
+    writer.add_description("random weights, for measuring speed only")
+    writer.add_file_type(kind.ALL_F32 if dtype == np.float32 else kind.MOSTLY_F16)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.d_model)
+    writer.add_block_count(shape.n_layers)
+    writer.add_feed_forward_length(shape.d_ffn)
+    writer.add_head_count(shape.n_heads)
+    writer.add_head_count_kv(shape.n_kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+
+
+def _random(generator: np.random.Generator, rows: int, columns: int) -> NDArray[np.float16]:
+    bits: NDArray[np.uint16] = np.frombuffer(generator.bytes(2 * rows * columns), np.uint16).copy()
+    bits &= _HALF[0]
+    bits |= _HALF[1]
+    values: NDArray[np.float16] = bits.view(np.float16)
+    return values.reshape(rows, columns)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Architecture, parameters and encoding of a GGUF; `UsageError` for anything else."""
+    gguf = import_gguf()
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file")
+    try:
+        reader = gguf.GGUFReader(path)
+        tensors = [(t.tensor_type.name, int(t.n_elements)) for t in reader.tensors]
+        architecture = reader.get_field("general.architecture").contents()
+    except (OSError, ValueError, KeyError, IndexError, AttributeError) as problem:
+        raise UsageError(f"{path}: no GGUF that can be read ({problem})") from problem
+    sizes: dict[str, int] = {}
+    for kind, elements in tensors:
+        sizes[kind] = sizes.get(kind, 0) + elements
+    return {
+        "architecture": architecture,
+        "parameters": sum(sizes.values()),
+        "encoding": max(sizes, key=lambda kind: sizes[kind], default="").lower(),
+        "bytes": path.stat().st_size,
+    }
+
+
+def import_gguf() -> ModuleType:
+    """The package, or `UsageError` that says how to get it."""
+    try:
+        return importlib.import_module("gguf")
+    except ImportError as problem:
+        raise UsageError(
+            "the package gguf is not installed here; run `make peers`, then this command with "
+            ".venv-peers/bin/python"
+        ) from problem
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gguf_model",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="whose size the model gets")
+    parser.add_argument("file", type=Path, nargs="?", help="the GGUF to write")
+    parser.add_argument("--describe", type=Path, metavar="FILE", help="say what a GGUF holds")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights (0)")
+    options = parser.parse_args(arguments)
+    try:
+        if options.describe is not None:
+            print(json.dumps(describe(options.describe)))
+            return 0
+        if options.checkpoint is None or options.file is None:
+            parser.error("give a checkpoint and the file to write")
+        checkpoint = read_checkpoint(options.checkpoint)
+        shape = write_model(checkpoint, options.file, seed=options.seed)
+        share = shape.parameters / checkpoint.parameters
+        print(
+            f"{options.file}: {shape.parameters:,} parameters, {share:.2%} of the "
+            f"{checkpoint.parameters:,} of {options.checkpoint}"
+        )
+    except FlashllmError as error:
+        print(f"gguf_model: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("gguf_model: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""`python -m benchmarks.peers`: what it refuses, what it leaves out and names, what it keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import peer_contenders, peer_runs, peers
+from benchmarks.gguf_model import Shape
+from benchmarks.memory_limit import MemoryLimitError
+from benchmarks.peer_accelerate import memory_for_layers
+from benchmarks.peer_contenders import Contender
+from benchmarks.peer_files import read_checkpoint
+from benchmarks.peer_runs import Outcome
+from flashllm.errors import UsageError
+from tests.tools.checkpoints import write_checkpoint
+
+ROOT = Path(__file__).parents[2]
+NOBODY: dict[str, str | None] = {
+    "accelerate": None,
+    "transformers": "5",
+    "llama-cpp-python": None,
+}
+EVERYBODY = dict.fromkeys(NOBODY, "1.0")
+
+
+@pytest.fixture
+def pair(sparse_model: Path) -> list[str]:
+    """A converted model and its checkpoint, as arguments."""
+    return [str(sparse_model), "--checkpoint", str(sparse_model.parent / "source")]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """Versions of the peers, to be changed by tests; nobody is installed."""
+    versions = dict(NOBODY)
+    monkeypatch.setattr(peers, "installed_versions", lambda python: versions)
+    return versions
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds a token by contender, in the place of runs."""
+    seconds = {"flashllm": 1.0, "accelerate": 8.0, "llama.cpp": 9.0}
+
+    def run(contender: Contender, number: int, limit_bytes: int | None) -> Outcome:
+        ns = int(seconds[contender.name] * 1e9)
+        return Outcome(contender.name, number, limit_bytes, "ok", samples_ns=(ns,) * 4)
+
+    monkeypatch.setattr(peer_runs, "run_once", run)
+    return seconds
+
+
+@pytest.mark.usefixtures("scripted")
+def test_what_is_not_installed_is_named_and_the_rest_is_measured(
+    pair: list[str],
+    installed: dict[str, str | None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    installed["accelerate"] = "1.15.0"
+    kept = tmp_path / "report.json"
+    assert peers.main([*pair, "--no-limit", "--rounds", "2", "--json", str(kept)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"\| accelerate \| [0-9,]+ \| none \| 8 \(8 to 8, 2\) \| 8 \|", text)
+    assert "Left out: llama.cpp: llama-cpp-python not installed; run `make peers`" in text
+    found = json.loads(kept.read_text())
+    assert found["complete"] is True
+    assert found["contenders"]["accelerate"]["versions"]["accelerate"] == "1.15.0"
+    assert len(found["runs"]) == 5
+    assert found["header"]["settings"]["threads"] >= 1
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+@pytest.mark.usefixtures("scripted", "installed")
+def test_without_a_file_the_report_is_the_last_line(
+    pair: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert peers.main([*pair, "--no-limit", "--rounds", "1"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["complete"] is True
+
+
+@pytest.mark.usefixtures("scripted", "installed")
+def test_without_permission_the_limited_rows_are_left_out_and_named(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(limit_bytes: int) -> Iterator[None]:
+        raise MemoryLimitError("/sys/fs/cgroup: Permission denied. Run as root")
+
+    monkeypatch.setattr(peers, "limited", refuse)
+    assert peers.main([*pair, "--rounds", "1", "--limit", "512MiB"]) == 0
+    text = capsys.readouterr().out
+    assert "Left out: all rows under 512 MiB: /sys/fs/cgroup: Permission denied. Run as" in text
+    assert "| flashllm |" in text
+    assert peers.main([*pair, "--only-limit"]) == MemoryLimitError.exit_code
+    assert "Run as root" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_measured_and_says_so(
+    pair: list[str],
+    installed: dict[str, str | None],
+    scripted: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    installed |= {"accelerate": "1.15.0"}
+    run = peer_runs.run_once
+
+    def interrupted(contender: Contender, number: int, limit_bytes: int | None) -> Outcome:
+        if number == 1:
+            raise KeyboardInterrupt
+        return run(contender, number, limit_bytes)
+
+    monkeypatch.setattr(peer_runs, "run_once", interrupted)
+    kept = tmp_path / "report.json"
+    assert peers.main([*pair, "--no-limit", "--json", str(kept)]) == 130
+    text = capsys.readouterr().out
+    assert "| accelerate |" in text
+    assert "Interrupted" in text
+    found = json.loads(kept.read_text())
+    assert found["complete"] is False
+    assert [run["contender"] for run in found["runs"]] == ["flashllm", "accelerate"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_model_of_another_checkpoint_is_refused(
+    sparse_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_checkpoint(tmp_path / "other")
+    assert peers.main([str(sparse_model), "--checkpoint", str(other)]) == UsageError.exit_code
+    said = capsys.readouterr().err
+    assert "was not made from" in said
+    assert "n_layers" in said
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--ids", "5,99999999"], 2, "the vocabulary ends at"),
+        (["--json", "/no/such/place/report.json"], 73, "create it first"),
+        (["--checkpoint", "/no/such/checkpoint"], 66, "no such checkpoint"),
+        (["--limit", "0"], 2, "at least 1"),
+    ],
+)
+def test_bad_input_is_told_before_anything_runs(
+    arguments: list[str],
+    code: int,
+    message: str,
+    pair: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert peers.main([*pair, *arguments]) == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"parameters": 10**12, "encoding": "f16"}, "1,000,000,000,000 parameters, but"),
+        ({"encoding": "q4_0"}, "its weights are q4_0"),
+    ],
+)
+def test_a_gguf_of_another_size_or_encoding_is_refused(
+    described: dict[str, Any],
+    message: str,
+    pair: list[str],
+    installed: dict[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    installed |= EVERYBODY
+    file = tmp_path / "other.gguf"
+    assert peers.main([*pair, "--gguf", str(file)]) == 2
+    assert "no such file; make one with" in capsys.readouterr().err
+    file.write_bytes(b"GGUF")
+    right = {"parameters": read_checkpoint(Path(pair[2])).parameters, "encoding": "f32"}
+    monkeypatch.setattr(peer_contenders, "_ask", lambda *_: json.dumps(right | described))
+    assert peers.main([*pair, "--gguf", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("scripted")
+def test_without_a_gguf_the_command_that_makes_one_is_named(
+    pair: list[str], installed: dict[str, str | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed |= EVERYBODY
+    assert peers.main([*pair, "--no-limit", "--rounds", "1"]) == 0
+    assert "-m benchmarks.gguf_model" in capsys.readouterr().out
+
+
+def test_versions_are_asked_of_the_interpreter_of_the_peers() -> None:
+    found = peer_contenders.installed_versions(Path(sys.executable))
+    assert set(found) == set(NOBODY)
+    assert found["transformers"]
+    with pytest.raises(UsageError, match="make peers"):
+        peer_contenders.installed_versions(ROOT / "no" / "python")
+
+
+def test_a_head_that_is_the_embedding_is_counted_once(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(write_checkpoint(tmp_path / "source", shards=2))
+    width, ffn, words = 12, 20, 40
+    layer = 4 * (width + 1) * width + (width + 1) * ffn + (ffn + 1) * width + 4 * width
+    assert checkpoint.parameters == 2 * layer + words * width + 18 * width + 2 * width
+    assert len(checkpoint.files) == 2
+
+
+def test_layers_get_what_the_limit_leaves() -> None:
+    gib = 1 << 30
+    assert memory_for_layers(gib, gib, 1, 1) == 0
+    large = memory_for_layers(8 * gib, gib, gib // 4, gib)
+    assert 6 * gib < large < 7 * gib - gib // 4
+    # The embedding does not fit beside a layer, so it is read from disk too and needs its room.
+    small = memory_for_layers(3 * gib, gib, gib // 4, 7 * gib // 4)
+    assert 0 < small < gib // 2
+
+
+def test_what_make_peers_installs_is_pinned_and_no_dependency() -> None:
+    lines = (ROOT / "benchmarks" / "peers.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in pins)
+    assert {"accelerate", "llama-cpp-python", "gguf"} <= {pin.split("==")[0] for pin in pins}
+    assert "llama" not in (ROOT / "pyproject.toml").read_text()
+    make = (ROOT / "Makefile").read_text()
+    assert "-r benchmarks/peers.txt" in make
+    assert "$(PEERS)" in make.split("clean:")[1]
+
+
+def test_the_gguf_has_nearly_as_many_parameters(tmp_path: Path) -> None:
+    spec = read_checkpoint(write_checkpoint(tmp_path / "source")).spec
+    large = replace(
+        spec, n_layers=32, d_model=4096, n_heads=32, n_kv_heads=32, head_dim=128, d_ffn=16384,
+        vocab_size=50272, embed_dim=4096, max_positions=2048,
+    )  # fmt: skip
+    parameters = 6_658_473_984
+    shape = Shape.like(large, parameters)
+    assert shape.parameters == pytest.approx(parameters, rel=0.001)
+    assert shape.d_ffn % 32 == 0
+    assert not any(name == "output.weight" for name, _, _ in shape.tensors())
+    untied = Shape.like(replace(large, tied_head=False), parameters)
+    assert untied.parameters == pytest.approx(parameters, rel=0.001)

@@ -1,0 +1,98 @@
+"""The GGUF that llama.cpp is measured on; what needs the package gguf is skipped without it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import gguf_model
+from benchmarks.gguf_model import describe, main, write_model
+from benchmarks.peer_files import read_checkpoint
+from flashllm.errors import CannotCreate, DestinationExists, NotEnoughSpace, UsageError
+from tests.tools.checkpoints import write_checkpoint
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_checkpoint(
+        tmp_path / "source", dtype=np.float16, torch_dtype="float16", hidden_size=64,
+        word_embed_proj_dim=64, ffn_dim=192, num_attention_heads=4, vocab_size=300,
+        max_position_embeddings=64,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def packaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if gguf were there: for what is refused before it is used."""
+    monkeypatch.setattr(gguf_model, "import_gguf", SimpleNamespace)
+
+
+def test_without_the_package_the_command_that_installs_it_is_named(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(gguf_model.importlib, "import_module", absent)
+    assert main([str(source), str(tmp_path / "model.gguf")]) == 2
+    assert "make peers" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("packaged")
+def test_what_is_there_is_not_overwritten_and_space_is_asked_before(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = read_checkpoint(source)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"mine")
+    with pytest.raises(DestinationExists, match="choose another name"):
+        write_model(checkpoint, file)
+    assert file.read_bytes() == b"mine"
+    with pytest.raises(CannotCreate, match="create it first"):
+        write_model(checkpoint, tmp_path / "absent" / "model.gguf")
+    full = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(NotEnoughSpace, match="4,096 are free"):
+        write_model(checkpoint, tmp_path / "new.gguf")
+    assert not list(tmp_path.glob("new*"))
+
+
+def test_the_file_is_a_model_of_the_size_and_encoding_of_the_checkpoint(
+    source: Path, tmp_path: Path
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    checkpoint = read_checkpoint(source)
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    shape = write_model(checkpoint, first)
+    write_model(checkpoint, second)
+    assert first.read_bytes() == second.read_bytes()
+    found = describe(first)
+    assert found["architecture"] == "llama"
+    assert found["encoding"] == "f16"
+    assert found["parameters"] == shape.parameters
+    assert found["parameters"] == pytest.approx(checkpoint.parameters, rel=0.1)
+    for tensor in gguf.GGUFReader(first).tensors:
+        values = np.abs(np.asarray(tensor.data, np.float32))
+        assert np.isfinite(values).all()
+        assert values.min() >= 1 / 64
+    write_model(checkpoint, tmp_path / "third.gguf", seed=1)
+    assert (tmp_path / "third.gguf").read_bytes() != first.read_bytes()
+    assert not list(tmp_path.glob("*.partial*"))
+
+
+def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    with pytest.raises(UsageError, match="no such file"):
+        describe(tmp_path / "absent")
+    for content in (b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, b"x" * 100):
+        file = tmp_path / "file"
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match="no GGUF that can be read"):
+            describe(file)
