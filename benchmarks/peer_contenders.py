@@ -58,7 +58,8 @@ def memory_ceiling_bytes(limit_bytes: int) -> int:
 def our_command(task: Task, options: Sequence[str] = ()) -> list[str]:
     """`flashllm run`: the prompt gives the first token, so one more than is timed."""
     command = [sys.executable, "-m", "flashllm", "run", str(task.model), "--jsonl"]
-    command += ["--ids", ",".join(map(str, task.ids)), "-n", str(task.tokens + 1), *options]
+    command += ["--ids", ",".join(map(str, task.ids)), "-n", str(task.tokens + 1)]
+    command += ["--ctx-size", str(task.context), *options]  # as much as the peers get
     if task.limit_bytes is not None:
         command += ["--memory", str(memory_ceiling_bytes(task.limit_bytes))]
     return command

@@ -14,7 +14,10 @@ from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.spec import ModelSpec
 
 HEAD = "lm_head.weight"
-SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ffn", "vocab_size", "rows_per_neuron")
+SAME = (
+    "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ffn", "vocab_size", "rows_per_neuron",
+    "dtype",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def read_model(directory: Path, checkpoint: Checkpoint) -> Manifest:
     ours, theirs = manifest.spec, checkpoint.spec
     different = [
         f"{name} {getattr(ours, name)} and {getattr(theirs, name)}"
-        for name in SIZES
+        for name in SAME
         if getattr(ours, name) != getattr(theirs, name)
     ]
     if different:

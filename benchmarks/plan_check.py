@@ -66,7 +66,7 @@ def _plan(model: str, ceiling: int, passed_on: list[str]) -> dict[str, Any]:
 
 def _tokens(options: argparse.Namespace, ceiling: int, passed_on: list[str]) -> dict[str, Any]:
     prompt = ["--ids", options.ids] if options.ids else []
-    length = ["-n", str(options.tokens), "--json", "--no-telemetry-cost"]
+    length = ["-n", str(options.tokens), "--runs", "3", "--json", "--no-telemetry-cost"]
     limit = ["--memory", str(ceiling)]
     return _run(["bench", "tokens", options.model, *limit, *length, *prompt, *passed_on])
 

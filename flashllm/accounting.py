@@ -50,6 +50,10 @@ class PartClock:
         if self._runs:
             self._note((part, _now_ns()))
 
+    def halt(self) -> None:
+        """Count no more, and add nothing up."""
+        self._runs = False
+
     def stop(self) -> dict[str, int]:
         """Nanoseconds by part since `start`."""
         self.switch("other")
@@ -191,7 +195,7 @@ class NoMeter:
 
     def start(self) -> None:
         """A step begins; the clock stands still even where a cancelled step left it running."""
-        self.clock.stop()
+        self.clock.halt()
 
     def token(self) -> TokenCost:
         """A step ends."""

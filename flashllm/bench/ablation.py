@@ -32,6 +32,7 @@ from flashllm.loading import (
     AVAILABLE_SHARE,
     KERNEL_THREADS,
     choose_selector,
+    find_profile,
     make_selector,
     model_sizes,
 )
@@ -56,6 +57,8 @@ class Settings:
     io_threads: int | None = None
     direct: bool = True
     add: bool = False
+    profile: Path | None = None
+    """What `added_rows` take threads and gap from; None for what is kept of the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +161,20 @@ class Ablation:
         if not self.sparse:
             return rows[:2]
         if self.settings.add:
-            rows += added_rows(rows[-1], self._plan("all", None))
+            rows += added_rows(rows[-1], self._profiled())
         return rows
+
+    def _profiled(self) -> Plan:
+        """The plan of a machine that has memory for everything, with what its disk is best at."""
+        return make_plan(
+            self.spec,
+            self._sizes,
+            1 << 60,
+            select=self.select,
+            io_threads=self.settings.io_threads,
+            context=len(self._ids),
+            profile=find_profile(self.directory, self.settings.profile),
+        )
 
     # Plans ----------------------------------------------------------------------------------
 
@@ -203,7 +218,9 @@ class Ablation:
         if row.dense and not row.holds_half:
             return 0, float(weights.total)
         if row.dense:
-            pinned = sum(self._plan_of(row).slots_per_layer)
+            plan = self._plan_of(row)
+            self._check_memory(row, plan)
+            pinned = sum(plan.slots_per_layer)
             held = kept + pinned * self.spec.bundle_bytes
             return held, float(weights.total - held)
         if self._sets is None:
@@ -216,16 +233,21 @@ class Ablation:
     def _check_memory(self, row: Row, plan: Plan) -> None:
         slots = sum(plan.slots_per_layer) * self.stride
         needed = sum(plan.split.values()) - plan.split["slots"] + slots
+        allowed = self._allowed()
+        if needed > allowed:
+            advice = "" if row.dense else " a smaller --window or"
+            raise MemoryCeilingTooSmall(
+                f'the row "{row.title}" needs {needed >> 20} MiB, and {allowed >> 20} are allowed;'
+                f" give{advice} a larger --memory",
+                needed,
+            )
+
+    def _allowed(self) -> int:
+        """Bytes that the whole process may take."""
         # The resident weights are loaded already, and so no longer part of what is available.
         loaded = len(self._image.array()) + self._sizes.interpreter
         available = int(psutil.virtual_memory().available * AVAILABLE_SHARE) + loaded
-        allowed = self.settings.memory or available
-        if needed > allowed:
-            raise MemoryCeilingTooSmall(
-                f'the row "{row.title}" needs {needed >> 20} MiB, and {allowed >> 20} are allowed;'
-                " give a smaller --window or a larger --memory",
-                needed,
-            )
+        return self.settings.memory or available
 
     # Runs -----------------------------------------------------------------------------------
 
@@ -243,8 +265,12 @@ class Ablation:
         """The active sets of all tokens, from a run that is not counted."""
         row = Row("record", "recording", window=self.window, bundled=True)
         plan = self._plan(self.select, None, self.window)
-        everything = (self.spec.bundles_per_layer,) * self.spec.n_layers
-        with self._decoder(row, replace(plan, slots_per_layer=everything)) as (decoder, store):
+        # What is selected does not depend on the slots; they only have to hold the window.
+        fixed = sum(plan.split.values()) - plan.split["slots"]
+        fitting = max(self._allowed() - fixed, 0) // (self.spec.n_layers * self.stride)
+        n_bundles = self.spec.bundles_per_layer
+        slots = (min(max(fitting, smallest_slots(n_bundles)), n_bundles),) * self.spec.n_layers
+        with self._decoder(row, replace(plan, slots_per_layer=slots)) as (decoder, store):
             selector = make_selector(store, self.select, self._kernels, self.settings.direct)
             assert selector is not None
             recorder = RecordingSelector(selector, self.spec.n_layers)

@@ -36,7 +36,9 @@ def report(ablation: Ablation, results: Sequence[RowResult], complete: bool) -> 
         "window": ablation.window,
         "select": ablation.select,
         "rows": rows,
-        "within_formula": all(abs(row["off"]) <= FORMULA_TOLERANCE for row in rows),
+        "within_formula": all(
+            abs(row["off"]) <= FORMULA_TOLERANCE for row in rows if row["paper"] is not None
+        ),
         "each_faster_than_above": all(b < a for a, b in pairwise(waits)),
         "same_answers": len(answers) <= 1,
     }
@@ -96,6 +98,15 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _waits(each_faster: bool) -> str:
+    if each_faster:
+        return "Every row of the paper's waits less for flash than the one above it."
+    return (
+        "Not every row waits less than the one above it: this disk gains nothing from what such a"
+        " row adds."
+    )
+
+
 def _paper_cells(title: str, paper: dict[str, Any]) -> tuple[str, ...]:
     dram, rate = f"{paper['dram_gb']:.1f}", f"{paper['gb_per_second']:.2f}"
     return (title, dram, _megabytes(paper["read_gb"] * 1e9), "", "", rate, str(paper["io_ms"]), "")
@@ -126,12 +137,8 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
         f" {FORMULA_TOLERANCE:.0%} of the bytes that the formula gives (padding of bundles, and"
         " rows that are no whole blocks, add to them)."
     )
-    good, bad = "waits less for flash than the one above it.", "waits less than the one above it:"
-    said.append(
-        f"Every row of the paper's {good}"
-        if found["each_faster_than_above"]
-        else f"Not every row {bad} this disk gains nothing from what such a row adds."
-    )
+    if sum(row["paper"] is not None for row in found["rows"]) > 1:
+        said.append(_waits(found["each_faster_than_above"]))
     if not found["same_answers"]:
         said.append("THE ROWS GAVE DIFFERENT LOGITS, which must not be: please report it.")
     return said

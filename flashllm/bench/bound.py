@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 
-from flashllm.accounting import ratio
+from flashllm.accounting import ratio, rss_bytes
+from flashllm.bench.header import memory_limit_bytes
 from flashllm.bench.io_probe import probe
 from flashllm.bench.machine import dram_rate, last_cache_bytes, matrix_bytes
 from flashllm.bench.token_samples import ProbeSample, ReaderCounts, RunSample
@@ -126,6 +127,9 @@ class MachineProbe:
 
     def _dram(self) -> float:
         available_bytes = psutil.virtual_memory().available
+        limit_bytes = memory_limit_bytes()
+        if limit_bytes is not None:
+            available_bytes = min(available_bytes, max(limit_bytes - rss_bytes(), 0))
         buffer = core.Buffer(matrix_bytes(last_cache_bytes(), available_bytes))
         # Memory that was never written is one page of zeros, which the cache holds.
         buffer.array().fill(_TOUCH)

@@ -67,9 +67,9 @@ def probe(
     ]
 
 
-def make_buffer(read_bytes: int) -> core.Buffer:
+def make_buffer(read_bytes: int, nbytes: int = BUFFER_BYTES) -> core.Buffer:
     """Memory to read into, written to once: the first use of a page is no part of a read."""
-    buffer = core.Buffer(max(BUFFER_BYTES, read_bytes))
+    buffer = core.Buffer(max(nbytes, read_bytes))
     buffer.array()[::_PAGE_BYTES] = 1
     return buffer
 

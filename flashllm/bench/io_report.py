@@ -48,7 +48,7 @@ def beside_fio(sweep: Sweep) -> list[dict[str, Any]]:
     rows = []
     for (size, threads), results in sorted(sweep.fio.items()):
         theirs = [result.bytes_per_second for result in results]
-        ours = [result.bytes_per_second for result in sweep.ours.get((size, threads), [])]
+        ours = [result.bytes_per_second for result in sweep.beside.get((size, threads), [])]
         if ours:
             rows.append(
                 {
@@ -149,7 +149,9 @@ def _fio(sweep: Sweep) -> str:
         rates = row["ours_bytes_per_second"] / 1e6, row["fio_bytes_per_second"] / 1e6
         name = f"{size_name(row['read_bytes'])} x{row['threads']}"
         rows.append([name, *(f"{rate:.0f}" for rate in rates), f"{row['ours_to_fio']:.3f}"])
-    return columns(rows) if len(rows) > 1 else ""
+    if len(rows) == 1:
+        return ""
+    return columns(rows) + "(both into 2 MiB in huge pages; above, into 32 MiB, as slots spread)\n"
 
 
 def columns(rows: list[list[str]]) -> str:

@@ -39,7 +39,7 @@ from flashllm.spec import DTYPE_BYTES
 
 RUNS = 5
 MATRIX_BYTES_LEAST = 64 << 20
-MATRIX_BYTES_MOST = 1 << 30
+MATRIX_BYTES_MOST = 2 << 30
 MEMORY_SHARE = 8
 """At most one part in so many of the available memory is taken."""
 ROW_BYTES = 8192
@@ -54,14 +54,14 @@ REST_PARTS = ("head", "sample", "other")
 """Parts of a token that belong to no layer."""
 _PATTERN = 0x3C
 """A byte that makes small finite numbers in every encoding."""
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPUS = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def measure_rates(threads: Sequence[int] | None = None) -> MachineRates:
     """Rates of memory by `threads`, of our kernels at all threads, and the overheads of a token."""
     usable = KERNEL_THREADS
-    threads = threads or sorted({1, usable})
+    threads = threads or sorted({usable, *(1 << power for power in range(usable.bit_length()))})
     buffer = core.Buffer(matrix_bytes(last_cache_bytes(), psutil.virtual_memory().available))
     buffer.array().fill(_PATTERN)
     dram = {count: dram_rate(buffer, count) for count in threads}
@@ -84,14 +84,17 @@ def measure_rates(threads: Sequence[int] | None = None) -> MachineRates:
 
 
 def last_cache_bytes() -> int:
-    """Size of the largest cache of the first processor, 0 where the system does not tell."""
-    sizes = [0]
-    for path in sorted(_CACHES.glob("index*/size")):
+    """Size of all last caches of this machine together, 0 where the system does not tell."""
+    found: dict[tuple[int, str], int] = {}
+    for path in sorted(_CPUS.glob("cpu[0-9]*/cache/index*/size")):
         with contextlib.suppress(OSError, ValueError):
             text = path.read_text("ascii").strip()
+            level = int((path.parent / "level").read_text("ascii"))
+            sharing = (path.parent / "shared_cpu_list").read_text("ascii")
             factor = _UNITS.get(text[-1:], 1)
-            sizes.append(int(text.rstrip("KMG")) * factor)
-    return max(sizes)
+            found[level, sharing] = int(text.rstrip("KMG")) * factor
+    last = max((level for level, _ in found), default=0)
+    return sum(nbytes for (level, _), nbytes in found.items() if level == last)
 
 
 def matrix_bytes(cache_bytes: int, available_bytes: int) -> int:

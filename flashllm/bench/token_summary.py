@@ -24,6 +24,8 @@ from flashllm.flash.latency import Latencies
 CLOSES_WITHIN = 0.02
 """How far the parts may be from the wall time, and how far reported bytes from the kernel's."""
 BYTES_WITHIN = 0.01
+SLACK_BYTES = 1 << 20
+"""What else this process may have read meanwhile, such as a Python module."""
 
 
 def summarize(model: Model, samples: Sequence[Sample], opening_ns: int) -> dict[str, Any]:
@@ -188,8 +190,12 @@ def _device_bytes(runs: Sequence[RunSample], direct: bool) -> dict[str, Any]:
         "reader": reported,
         "kernel": kernel,
         "difference_share": share,
-        "agrees": None if share is None or not direct else abs(share) <= BYTES_WITHIN,
+        "agrees": None if share is None or not direct else _agree(reported, kernel or 0),
     }
+
+
+def _agree(reported: int, kernel: int) -> bool:
+    return abs(kernel - reported) <= max(BYTES_WITHIN * reported, SLACK_BYTES)
 
 
 def _memory(model: Model, runs: Sequence[RunSample]) -> dict[str, Any]:
@@ -243,8 +249,27 @@ def dram_of(model: Model, runs: Sequence[RunSample]) -> DramBytes:
     contexts = [token.context_tokens for run in runs for token in run.tokens]
     resident = ResidentBytes.of(spec, model.plan.split["predictors"])
     return dram_bytes_a_token(
-        spec, resident, used, loaded, spec.bundle_bytes, statistics.fmean(contexts)
+        spec,
+        resident,
+        used,
+        loaded,
+        spec.bundle_bytes,
+        statistics.fmean(contexts),
+        bundles_active=_active_bundles(model),
     )
+
+
+def _active_bundles(model: Model) -> float | None:
+    """Neurons of a token that are not zero; None where all that are computed are.
+
+    Without a recording none is counted: a bound may be too small, never too large.
+    """
+    spec = model.info.spec
+    if not spec.sparse or model.plan.select == "gate":
+        return None
+    sparsity = (model.info.activity or {}).get("sparsity")
+    share = 1.0 - sparsity if isinstance(sparsity, float) else 0.0
+    return share * spec.n_layers * spec.bundles_per_layer
 
 
 def _costs(runs: Sequence[RunSample]) -> list[TokenCost]:

@@ -108,7 +108,7 @@ def _further_pairs(
     """Short answers are compared more often, for some seconds at most."""
     paired, number = runs.plain_tokens, settings.runs
     end = time.monotonic() + settings.paired_seconds
-    while paired < settings.paired_tokens and time.monotonic() < end:
+    while paired < settings.paired_tokens and time.monotonic() + 2 * runs.seconds_max < end:
         for kind in _pair(number, AGAIN):
             if is_stopped():
                 return
@@ -143,6 +143,7 @@ class _Runs:
         self._tokens = settings.tokens
         self._is_stopped = is_stopped
         self._number = 0
+        self.seconds_max = 0.0
 
     def run(self, kind: str) -> Generator[Sample, None, RunSample]:
         """One answer: its tokens, then itself; it is returned, too."""
@@ -173,6 +174,7 @@ class _Runs:
             **before.until_now(self._model),
             rss_peak_bytes=self.peak.of_run([token.cost for token in tokens if token.cost]),
         )
+        self.seconds_max = max(self.seconds_max, (first_token_ns + run.decode_ns) / 1e9)
         self._number += 1
         self.plain_tokens += len(tokens) if kind == PLAIN else 0
         yield run

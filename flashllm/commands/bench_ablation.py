@@ -40,6 +40,7 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
         io_threads=arguments.io_threads,
         direct=not arguments.no_direct,
         add=arguments.add,
+        profile=Path(arguments.profile) if arguments.profile else None,
     )
     text = _text(arguments, directory)
     ablation = Ablation(directory, text, settings)
@@ -81,6 +82,8 @@ def _run(ablation: Ablation, runs: int) -> tuple[list[RowResult], bool]:
 
 def _text(arguments: argparse.Namespace, directory: Path) -> list[int]:
     """Token ids of the text asked for; for the demo alone, of what comes with it."""
+    from flashllm.bench.ablation import PROMPT_TOKENS
+    from flashllm.flash.plan import DEFAULT_WINDOW
     from flashllm.flash.store import Store
     from flashllm.predictors.calibration import ContextLimits
     from flashllm.predictors.evaluation.texts import TOKENS_MIN, TextSettings, read_passages
@@ -94,7 +97,8 @@ def _text(arguments: argparse.Namespace, directory: Path) -> list[int]:
     with Store(directory) as store:
         spec = store.spec
     bos_id = spec.bos_id
-    wanted = max(TOKENS_MIN, 4 * arguments.tokens)
+    needed = PROMPT_TOKENS + (arguments.window or DEFAULT_WINDOW) + arguments.tokens
+    wanted = max(TOKENS_MIN, 4 * needed)
     limits = ContextLimits(spec.vocab_size, spec.max_positions, wanted, bos_id)
     settings = TextSettings(tokens=wanted, all_tokens=True)
     tokenizer = load_tokenizer(directory)

@@ -201,7 +201,7 @@ def test_a_model_that_needs_every_neuron_has_two_rows(sparse_model: Path) -> Non
         ({"select": "oracle"}, UsageError, "reads every neuron"),
         ({"tokens": 9999}, UsageError, "positions"),
         ({"tokens": 40}, UsageError, "longer --text"),
-        ({"tokens": 4, "memory": 1 << 20}, MemoryCeilingTooSmall, "smaller --window"),
+        ({"tokens": 4, "memory": 1 << 20}, MemoryCeilingTooSmall, "larger --memory"),
     ],
 )
 def test_what_cannot_be_run_is_said_first(

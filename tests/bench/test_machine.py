@@ -19,20 +19,25 @@ def test_matrices_are_past_the_cache_where_memory_allows() -> None:
     assert machine.matrix_bytes(0, 1 << 40) == 256 * MIB
     assert machine.matrix_bytes(32 * MIB, 1 << 40) == 256 * MIB
     assert machine.matrix_bytes(128 * MIB, 1 << 40) == 512 * MIB
-    assert machine.matrix_bytes(1 << 30, 1 << 40) == machine.MATRIX_BYTES_MOST
+    assert machine.matrix_bytes(4 << 30, 1 << 40) == machine.MATRIX_BYTES_MOST
     assert machine.matrix_bytes(128 * MIB, 1 << 30) == 128 * MIB
     assert machine.matrix_bytes(128 * MIB, MIB) == machine.MATRIX_BYTES_LEAST
 
 
-def test_the_last_cache_is_read_from_the_system(
+def test_the_last_caches_are_read_from_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for index, size in enumerate(("48K", "2048K", "260M", "rubbish")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(size)
-    monkeypatch.setattr(machine, "_CACHES", tmp_path)
-    assert machine.last_cache_bytes() == 260 * MIB
-    monkeypatch.setattr(machine, "_CACHES", tmp_path / "none")
+    caches = [(1, "48K", "0"), (2, "2048K", "0"), (3, "32M", "0-3"), (2, "rubbish", "1")]
+    for cpu, shared in ((0, "0-3"), (1, "0-3"), (4, "4-7")):
+        for index, (level, size, alone) in enumerate(caches):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            (folder / "size").write_text(size)
+            (folder / "level").write_text(f"{level}\n")
+            (folder / "shared_cpu_list").write_text(shared if level == 3 else f"{cpu}{alone}")
+    monkeypatch.setattr(machine, "_CPUS", tmp_path)
+    assert machine.last_cache_bytes() == 64 * MIB, "two of them, each shared by four"
+    monkeypatch.setattr(machine, "_CPUS", tmp_path / "none")
     assert machine.last_cache_bytes() == 0
 
 

@@ -1,0 +1,195 @@
+"""Results that are kept, small, and the README's tables, which are made of them.
+
+    flashllm bench tokens ~/big.flash --json | python -m benchmarks.results keep tokens NAME "TITLE"
+    python -m benchmarks.results readme
+
+A report is kept with its header: machine, command and date. Long lists (a token or a bin each) are
+left out and named; directories are cut to their last part. `readme` writes the tables between the
+marks anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "results"
+README = Path(__file__).parents[1] / "README.md"
+ITEMS_MAX = 16
+BYTES_MAX = 64 << 10
+_PATH = re.compile(r"(?<![\w.])(?:~|\.{0,2})/[^\s\"',]+")
+_MARK = "<!-- {}: made by python -m benchmarks.results readme -->"
+_END = "<!-- end -->"
+
+
+def keep(kind: str, name: str, title: str, report: dict[str, Any]) -> Path:
+    """Write a report, reduced; `ValueError` for one that is not small even so, or not whole."""
+    if report.get("complete") is False:
+        raise ValueError(f"{name}: an interrupted run is no result")
+    left_out: list[str] = []
+    reduced = _reduced(report, "", left_out)
+    kept = {"kind": kind, "title": title, "left_out": left_out, "report": reduced}
+    text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+    if len(text.encode()) > BYTES_MAX:
+        raise ValueError(
+            f"{name}: {len(text.encode())} bytes are more than the {BYTES_MAX} of a result"
+        )
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _reduced(value: Any, where: str, left_out: list[str]) -> Any:
+    if isinstance(value, dict):
+        parts = {}
+        for key, item in value.items():
+            if isinstance(item, list) and len(item) > ITEMS_MAX:
+                left_out.append(f"{where}{key}")
+                continue
+            parts[key] = _reduced(item, f"{where}{key}.", left_out)
+        return parts
+    if isinstance(value, list):
+        return [_reduced(item, where, left_out) for item in value]
+    if isinstance(value, str):
+        return _PATH.sub(lambda match: match.group().rstrip("/").rpartition("/")[2], value)
+    return value
+
+
+def load(kind: str) -> dict[str, dict[str, Any]]:
+    """Kept results of one kind by name, in the order of their names."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["kind"] == kind:
+            found[path.stem] = kept
+    return found
+
+
+def tokens_table() -> str:
+    """What a token costs, a row for each kept result."""
+    rows = [
+        ["model", "neurons computed", "ceiling, MiB", "peak RSS, MiB", "tokens/s",
+         "flash, MB/token", "in DRAM already", "bound ÷ time"],
+    ]  # fmt: skip
+    for kept in load("tokens").values():
+        summary, header = kept["report"]["summary"], kept["report"]["header"]
+        speed, settings = summary["decode"]["tokens_per_second"], header["settings"]
+        rows.append([
+            _title(kept),
+            settings["select"] + (" (lossy)" if settings["lossy"] else " (exact)"),
+            f"{summary['memory']['ceiling_bytes'] / 2**20:,.0f}",
+            f"{summary['memory']['rss_peak_bytes'] / 2**20:,.0f}",
+            f"{_number(speed['median'])} ({_number(speed['min'])} to {_number(speed['max'])})",
+            _number(summary["flash"]["bytes_read_per_token"] / 1e6),
+            f"{summary['cache']['hit_rate']:.1%}",
+            f"{summary['bound']['share']:.0%}" if summary["bound"]["share"] else "",
+        ])  # fmt: skip
+    return markdown(rows)
+
+
+def ablation_table() -> str:
+    """The paper's Table 2 on our machine, the paper's own figures beside."""
+    parts = []
+    for kept in load("ablation").values():
+        rows = [["", "held, GB", "MB/token", "GB/s", "I/O, ms", "the paper's MB", "GB/s", "ms"]]
+        for row in kept["report"]["rows"]:
+            paper = row["paper"]
+            rows.append([
+                row["title"],
+                f"{row['held_bytes'] / 1e9:.2f}",
+                _number(row["bytes_a_token"]["median"] / 1e6),
+                f"{row['bytes_per_second']['median'] / 1e9:.2f}",
+                _number(row["io_seconds"]["median"] * 1e3),
+                *([_number(paper["read_gb"] * 1e3), f"{paper['gb_per_second']:.2f}",
+                   str(paper["io_ms"])] if paper else ["", "", ""]),
+            ])  # fmt: skip
+        parts.append(f"{_title(kept)}:\n\n{markdown(rows)}")
+    return "\n".join(parts)
+
+
+def peers_table() -> str:
+    """Seconds a token of us and of others, under a limit and without."""
+    parts = []
+    for kept in load("peers").values():
+        rows = [["", "memory limit", "s/token (min to max)", "times ours", "peak RSS, MiB"]]
+        for row in kept["report"]["rows"]:
+            limit, spread = row["limit_bytes"], row["token_seconds"]
+            rows.append([
+                f"{row['contender']}, {row['parameters'] / 1e9:.2f} billion parameters",
+                "none" if limit is None else f"{limit / 2**20:,.0f} MiB",
+                f"{spread['median']:.3g} ({spread['min']:.3g} to {spread['max']:.3g})"
+                if spread else row["problem"],
+                f"{row['ratio']:.3g}" if row["ratio"] else "",
+                f"{(row['rss_peak_bytes'] or 0) / 2**20:,.0f}",
+            ])  # fmt: skip
+        parts.append(f"{_title(kept)}:\n\n{markdown(rows)}")
+    return "\n".join(parts)
+
+
+def _title(kept: dict[str, Any]) -> str:
+    return kept["title"] + (" (synthetic)" if kept["report"]["header"]["synthetic"] else "")
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "tokens": tokens_table,
+    "peers": peers_table,
+    "ablation": ablation_table,
+}
+
+
+def readme_text(text: str) -> str:
+    """A README with its tables made anew; `ValueError` where a mark is missing."""
+    for name, make in TABLES.items():
+        begin = _MARK.format(name)
+        before, found, rest = text.partition(begin)
+        _, ended, after = rest.partition(_END)
+        if not found or not ended:
+            raise ValueError(f"README.md: there is no {begin} ... {_END}")
+        text = f"{before}{begin}\n{make()}{_END}{after}"
+    return text
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A table, the first row its head."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _number(value: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 20 else f"{value:.1f}" if value >= 2 else f"{value:.2f}"
+
+
+def main() -> int:
+    """Keep a report, or write the README's tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.results",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    keeping = commands.add_parser("keep", help="a report from standard input")
+    keeping.add_argument("kind", choices=("tokens", "ablation", "io", "peers", "plan"))
+    keeping.add_argument("name")
+    keeping.add_argument("title")
+    commands.add_parser("readme", help="write the README's tables anew")
+    options = parser.parse_args()
+    try:
+        if options.command == "keep":
+            print(keep(options.kind, options.name, options.title, json.load(sys.stdin)))
+        else:
+            README.write_text(readme_text(README.read_text("utf-8")), encoding="utf-8")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
