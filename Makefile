@@ -98,7 +98,7 @@ bench: $(BENCH_STAMP)
 # so that torch and transformers are the same ones. llama.cpp is built here, for this processor.
 peers: $(PEERS_STAMP)
 
-$(PEERS_STAMP): benchmarks/peers.txt $(TEST_STAMP)
+$(PEERS_STAMP): benchmarks/peers.txt | $(TEST_STAMP)
 	@echo "Installing what is compared with into $(PEERS) (builds llama.cpp: some minutes)"
 	@rm -rf $(PEERS)
 	@$(BIN)/python -m venv $(PEERS)

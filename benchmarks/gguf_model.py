@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -30,6 +31,7 @@ from flashllm.convert.destination import check_space, sync, write_error
 from numpy.typing import NDArray
 
 from benchmarks.peer_files import Checkpoint, read_checkpoint
+from flashllm.commands.options import argument, parse_count
 from flashllm.errors import CannotCreate, DestinationExists, FlashllmError, UsageError
 from flashllm.spec import ModelSpec
 
@@ -37,6 +39,8 @@ ARCHITECTURE = "llama"
 FFN_MULTIPLE = 32
 CONTEXT_MAX = 4096
 HEADER_BYTES_MAX = 1 << 20
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links answer, such as exFAT."""
 # Sign and mantissa are random, exponents fixed: 1/64 to 1/32, no zeros, subnormals or NaN.
 _HALF = (np.uint16(0x83FF), np.uint16(0x2400))
 
@@ -117,7 +121,7 @@ def write_model(
     try:
         _write(gguf, shape, dtype, partial, np.random.default_rng(seed), progress)
         sync(partial)
-        os.link(partial, destination)  # unlike a rename, replaces nothing
+        publish(partial, destination)
     except FileExistsError as problem:
         raise DestinationExists(f"{destination}: was created by somebody else") from problem
     except OSError as problem:
@@ -127,6 +131,18 @@ def write_model(
         with contextlib.suppress(OSError):
             partial.unlink()
     return shape
+
+
+def publish(partial: Path, destination: Path) -> None:
+    """Give a finished file its name; `FileExistsError` where that is taken."""
+    try:
+        os.link(partial, destination)  # unlike a rename, replaces nothing
+    except OSError as problem:
+        if problem.errno not in _NO_HARD_LINKS:
+            raise
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from problem
+        os.rename(partial, destination)
 
 
 def _write(
@@ -227,7 +243,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=Path, nargs="?", help="whose size the model gets")
     parser.add_argument("file", type=Path, nargs="?", help="the GGUF to write")
     parser.add_argument("--describe", type=Path, metavar="FILE", help="say what a GGUF holds")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights (0)")
+    parser.add_argument(
+        "--seed", type=argument(parse_count), default=0, metavar="S", help="of the weights (0)"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.describe is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from flashllm.errors import FlashllmError, UsageError
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 LEAVE_SECONDS = 5.0
+CANNOT_JOIN = 77
+"""Exit code of a command that could not be moved into its group."""
 ADVICE = (
     "Run as root, or where systemd runs the session as: systemd-run --user --scope "
     "-p Delegate=yes COMMAND"
@@ -89,8 +92,25 @@ class MemoryGroup:
 
     def command(self, command: Sequence[str]) -> list[str]:
         """The command that runs `command` in the group, under the same process id."""
-        join = 'echo $$ > "$0" || exit 77; exec "$@"'
+        join = f'echo $$ > "$0" || exit {CANNOT_JOIN}; exec "$@"'
         return ["/bin/sh", "-c", join, str(self.place / "cgroup.procs"), *command]
+
+    def check_joinable(self) -> None:
+        """`MemoryLimitError` where no process can be moved into the group.
+
+        Making a group needs other permissions than moving processes, which those of the common
+        ancestor decide about in version 2.
+        """
+        command = self.command(["/bin/sh", "-c", ":"])
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as problem:
+            raise MemoryLimitError(
+                f"{command[0]}: {problem.strerror}, and without it no process can be limited"
+            ) from problem
+        if done.returncode == CANNOT_JOIN:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise MemoryLimitError(f"{self.place}: nothing can be moved there ({reason}). {ADVICE}")
 
     def usage(self) -> Usage:
         """Read back from the kernel."""

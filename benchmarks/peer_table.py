@@ -145,7 +145,7 @@ def report(
                 "versions": contender.versions,
                 "parameters": contender.parameters,
                 "files": [str(path) for path in contender.files],
-                "file_bytes": sum(path.stat().st_size for path in contender.files),
+                "file_bytes": _file_bytes(contender),
             }
             for contender in contenders
         },
@@ -153,6 +153,14 @@ def report(
         "left_out": list(skipped),
         "runs": [outcome.to_json() for outcome in outcomes],
     }
+
+
+def _file_bytes(contender: Contender) -> int | None:
+    """Bytes of what it reads; None where that was taken away meanwhile."""
+    try:
+        return sum(path.stat().st_size for path in contender.files)
+    except OSError:
+        return None
 
 
 def _cell(text: str) -> str:

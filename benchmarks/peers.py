@@ -10,7 +10,8 @@ the CPU, decoding greedily from the same token ids:
 - seconds a token are the mean of a run's tokens after the prompt, then the median over the runs.
 
 `make peers` installs the peers into .venv-peers; what is not there is skipped and named. A slow
-run ends after --seconds, with 4 tokens at least. A GGUF is written by benchmarks.gguf_model.
+run of a peer ends after --seconds, with 4 tokens at least; ours decodes all --tokens. A GGUF is
+written by benchmarks.gguf_model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +48,7 @@ from benchmarks.peer_table import report, rows_of, table
 from benchmarks.peer_worker import Task, physical_cores
 from flashllm import __version__
 from flashllm.bench.header import run_header
+from flashllm.cli import EXIT_BROKEN_PIPE
 from flashllm.commands.options import (
     argument,
     parse_ids,
@@ -54,8 +56,8 @@ from flashllm.commands.options import (
     parse_positive,
     parse_size,
 )
-from flashllm.commands.output import format_bytes
-from flashllm.errors import CannotCreate, FlashllmError, UsageError
+from flashllm.commands.output import Output, format_bytes
+from flashllm.errors import CannotCreate, FlashllmError, ModelNotFound, ReadFailed, UsageError
 from flashllm.sanitize import sanitize_line
 
 IDS = "5,6,7,8,9,10,11,12"
@@ -79,7 +81,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     which.add_argument("--only-limit", action="store_true", help="only under the limit")
     add("--rounds", type=argument(parse_positive), default=3, metavar="N", help="(3)")
     add("--tokens", type=argument(parse_positive), default=16, metavar="N", help="in a run (16)")
-    add("--seconds", type=argument(parse_number), default=60.0, metavar="T", help="(60)")
+    add(
+        "--seconds",
+        type=argument(parse_number),
+        default=60.0,
+        metavar="T",
+        help="ends a peer's slow run; ours decodes all --tokens (60)",
+    )
     add("--ids", type=argument(parse_ids), default=parse_ids(IDS), metavar="IDS", help=f"({IDS})")
     add("--select", metavar="HOW", help="passed on to flashllm run")
     add("--json", type=Path, metavar="FILE", help="keep the report there; else it is printed last")
@@ -142,6 +150,7 @@ def limits(options: argparse.Namespace, checkpoint: Checkpoint) -> tuple[list[in
     without: list[int | None] = [] if options.only_limit else [None]
     try:
         with limited(limit_bytes) as group:
+            group.check_joinable()
             return [group.limit_bytes, *without], ""
     except MemoryLimitError as problem:
         if not without:
@@ -151,7 +160,7 @@ def limits(options: argparse.Namespace, checkpoint: Checkpoint) -> tuple[list[in
 
 def measure(options: argparse.Namespace) -> int:
     """Check everything, run everything, keep what there is whenever it ends."""
-    if options.json is not None and not options.json.absolute().parent.is_dir():
+    if options.json is not None and not os.path.isdir(options.json.absolute().parent):
         raise CannotCreate(f"{options.json}: its directory does not exist; create it first")
     if not options.ids:
         raise UsageError("--ids is empty; give at least one token id")
@@ -169,26 +178,57 @@ def measure(options: argparse.Namespace) -> int:
         remark(f"left out: {line}")
     header = run_header(options.model, {**_plain(options), "threads": cores, "limits": under})
     outcomes: list[Outcome] = []
-    complete = False
+    made = functools.partial(report, header, contenders, outcomes, skipped)
+    complete, problem = run_all(options, contenders, under, outcomes, made)
+    kept = False
+    try:
+        kept = keep(options.json, made(complete))
+    except CannotCreate as error:
+        problem = problem or error
+    rows = rows_of(contenders, outcomes)
+    output = Output()
+    output.write(table(rows, skipped, complete=complete, synthetic=header["synthetic"]))
+    if not kept:
+        output.json(made(complete))
+    if problem is not None:
+        raise problem
+    return 0 if complete else EXIT_INTERRUPTED
+
+
+def run_all(
+    options: argparse.Namespace,
+    contenders: Sequence[Contender],
+    under: Sequence[int | None],
+    outcomes: list[Outcome],
+    made: Callable[[bool], dict[str, Any]],
+) -> tuple[bool, FlashllmError | None]:
+    """All runs, each added to `outcomes` and kept; whether all ended, and what went wrong if not.
+
+    Hours may have gone into what there is: no error may lose it.
+    """
     try:
         for limit_bytes in under:
             for outcome in in_turns(contenders, options.rounds, limit_bytes):
                 outcomes.append(outcome)
                 remark(progress_line(outcome))
-                keep(options.json, report(header, contenders, outcomes, skipped, complete))
-        complete = True
+                keep(options.json, made(False))
     except KeyboardInterrupt:
         remark("interrupted; what was measured until now is kept")
-    found = report(header, contenders, outcomes, skipped, complete)
-    print(
-        table(
-            rows_of(contenders, outcomes), skipped, complete=complete, synthetic=header["synthetic"]
-        ),
-        end="",
+        return False, None
+    except FlashllmError as error:
+        return False, error
+    except OSError as error:
+        return False, our_error(error)
+    return True, None
+
+
+def our_error(error: OSError) -> FlashllmError:
+    """The error of ours for a file that is gone, or cannot be read any more."""
+    kind = ModelNotFound if isinstance(error, FileNotFoundError) else ReadFailed
+    return kind(
+        f"{error.filename or 'a run'}: {error.strerror or error}; was it changed meanwhile? The"
+        " runs up to then are kept"
     )
-    if not keep(options.json, found):
-        print(json.dumps(found))
-    return 0 if complete else EXIT_INTERRUPTED
 
 
 def keep(path: Path | None, found: dict[str, Any]) -> bool:
@@ -200,9 +240,10 @@ def keep(path: Path | None, found: dict[str, Any]) -> bool:
         partial.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         partial.replace(path)
     except OSError as problem:
+        raise CannotCreate(f"{path}: cannot be written: {problem.strerror}") from problem
+    finally:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise CannotCreate(f"{path}: cannot be written: {problem.strerror}") from problem
     return True
 
 
@@ -250,6 +291,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FlashllmError as error:
         remark(str(error))
         return error.exit_code
+    except BrokenPipeError:
+        # What reads our output has gone; nothing more can be said there, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         remark("interrupted before anything was measured")
         return EXIT_INTERRUPTED

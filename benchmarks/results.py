@@ -133,7 +133,8 @@ def peers_table() -> str:
 
 
 def _title(kept: dict[str, Any]) -> str:
-    return kept["title"] + (" (synthetic)" if kept["report"]["header"]["synthetic"] else "")
+    made_up = " (synthetic)" if kept["report"]["header"]["synthetic"] else ""
+    return f"{kept['title']}{made_up}"
 
 
 TABLES: dict[str, Callable[[], str]] = {

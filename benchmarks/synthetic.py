@@ -35,7 +35,10 @@ from flashllm.convert import progress_for
 
 from benchmarks.synthetic_model.shapes import SHAPES, TORCH_DTYPES, shape_of
 from benchmarks.synthetic_model.writing import write_checkpoint
-from flashllm.errors import FlashllmError
+from flashllm.commands.options import argument, parse_count
+from flashllm.errors import CannotCreate, FlashllmError
+
+EXIT_INTERRUPTED = 130
 
 
 def main() -> int:
@@ -47,7 +50,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path, metavar="DIR", help="directory to create")
     parser.add_argument("--dtype", choices=sorted(TORCH_DTYPES), default="f16")
     parser.add_argument("--layers", type=int, help="so many layers instead of the shape's own")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=argument(parse_count), default=0)
     options = parser.parse_args()
     start = time.monotonic()
     try:
@@ -58,6 +61,12 @@ def main() -> int:
     except FlashllmError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {options.directory}: {error.strerror or error}", file=sys.stderr)
+        return CannotCreate.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted before anything was written", file=sys.stderr)
+        return EXIT_INTERRUPTED
     seconds = time.monotonic() - start
     beside = "its gate needs no predictors"
     if not shape.spec.gated:

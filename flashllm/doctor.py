@@ -21,7 +21,8 @@ import psutil
 
 from flashllm.commands.output import Output, format_bytes, table
 from flashllm.errors import ModelNotFound
-from flashllm.storage import describe_storage, existing_parent
+from flashllm.flash.device import processor_name
+from flashllm.storage import cache_directory, describe_storage, existing_parent
 
 PROBE_BYTES = 64 << 10
 GIBIBYTE = 1 << 30
@@ -63,31 +64,14 @@ def examine(model: Path | None) -> dict[str, Any]:
     return facts
 
 
-def cache_directory() -> Path:
-    """Where the demo is converted to."""
-    import platformdirs
-
-    return Path(os.environ.get("FLASHLLM_HOME") or platformdirs.user_cache_dir("flashllm"))
-
-
 def _system() -> dict[str, Any]:
     return {
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cpus": os.cpu_count() or 1,
         "python": platform.python_version(),
         "page_bytes": os.sysconf("SC_PAGE_SIZE"),
     }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _core() -> dict[str, Any]:

@@ -92,9 +92,11 @@ class ConvertedModel:
 
     def use(self, decoder: Any, tensors: Mapping[str, RawTensor]) -> None:
         """Make a decoder select by these predictors."""
+        from flashllm.loading import KERNEL_THREADS
         from flashllm.model.select import SelectPredicted
 
-        kernels = core.Kernels(threads=torch.get_num_threads())
+        # Not what torch has: once something was decoded, that is one thread.
+        kernels = core.Kernels(threads=KERNEL_THREADS)
         decoder.use(SelectPredicted(tensors, self.spec, kernels))
 
     def up_projection(self, layer: int) -> torch.Tensor:

@@ -26,6 +26,11 @@ MAKERS: dict[str, Makers] = {
 }
 ACTIVATION_KEYS = ("activation_function", "activation", "hidden_act")
 LAYERS_KEY = "num_hidden_layers"
+NOTE = "random weights with calibrated activity"
+NOTE_PREDICTORS = (
+    "; predictors.safetensors beside them holds the generator's own low-rank factors, nothing that"
+    " was trained"
+)
 TORCH_DTYPES = {"f32": "float32", "f16": "float16"}
 
 
@@ -76,11 +81,11 @@ def shape_of(name: str, layers: int | None, dtype: str, seed: int) -> Shape:
         "flashllm_synthetic": True,
         "flashllm_synthetic_shape": name,
         "flashllm_synthetic_seed": seed,
-        "flashllm_synthetic_note": "random weights with calibrated activity; predictors.safetensors"
-        " beside them holds the generator's own low-rank factors, nothing that was trained",
     }
     if layers is not None:
         if layers < 1:
             raise UsageError(f"--layers {layers}: expected 1 or more")
         config[LAYERS_KEY] = layers
-    return Shape(config, describe_config(Config(Path(name) / CONFIG_FILE, dict(config))))
+    spec = describe_config(Config(Path(name) / CONFIG_FILE, dict(config)))
+    config["flashllm_synthetic_note"] = NOTE if spec.gated else NOTE + NOTE_PREDICTORS
+    return Shape(config, spec)

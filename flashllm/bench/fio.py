@@ -70,6 +70,7 @@ def run_fio(fio: str, path: Path, read_bytes: int, threads: int, seconds: float)
             command,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=seconds + _GRACE_SECONDS,
             env={**os.environ, **_HUGE_PAGES},

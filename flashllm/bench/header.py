@@ -44,7 +44,7 @@ def run_header(directory: Path | None, settings: dict[str, Any]) -> dict[str, An
         "tool_version": flashllm.__version__,
         "git": git_state(Path(flashllm.__file__).parent.parent),
         "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(_command()),
         "environment": _environment(),
         "settings": settings,
         "synthetic": bool(model and model["synthetic"]),
@@ -53,6 +53,11 @@ def run_header(directory: Path | None, settings: dict[str, Any]) -> dict[str, An
         "machine": machine(),
         "software": _software(),
     }
+
+
+def _command() -> list[str]:
+    """What to type again: with `-m`, sys.argv has the file of the module that was named."""
+    return sys.orig_argv if "-m" in sys.orig_argv[1:3] else sys.argv
 
 
 def machine() -> dict[str, Any]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from flashllm.flash.profile import Fit, IoPoint
+
+_FREE_FACTOR = 1000.0
+
+
+def tells_rate(fit: Fit, points: Sequence[IoPoint]) -> bool:
+    """Whether the fit's B is a rate: False where bytes cost nothing beside the reads."""
+    rates = [point.bytes_per_second for point in points if point.threads == fit.threads]
+    return fit.bytes_per_second < _FREE_FACTOR / 2 * max(rates, default=math.inf)
 
 
 def fit_points(points: Sequence[IoPoint]) -> tuple[Fit, ...]:
@@ -31,8 +40,8 @@ def _fit(threads: int, points: Sequence[IoPoint]) -> Fit:
     if per_read_ns < 0:
         per_read_ns, ns_a_byte = 0.0, _alone(terms[:, 1])
     elif ns_a_byte <= 0:
-        # Bytes that cost nothing: as fast as the fastest point, which is all that is known.
-        ns_a_byte = float(np.min(times_ns / sizes)) * 1e-3
+        # Bytes that cost nothing have no rate; one far beyond the fastest point stands for that.
+        ns_a_byte = float(np.min(times_ns / sizes)) / _FREE_FACTOR
         per_read_ns = _alone(terms[:, 0])
     found_ns = per_read_ns + sizes * ns_a_byte
     error = float(np.max(np.abs(found_ns / times_ns - 1)))

@@ -105,8 +105,12 @@ def measure(
     buffer: core.Buffer,
     direct: str = "required",
     region: tuple[int, int] | None = None,
+    spacing_bytes: int = 0,
 ) -> ProbeResult:
-    """One repetition of `probe`, into a buffer of `make_buffer`, on a file that was forgotten."""
+    """One repetition of `probe`, into a buffer of `make_buffer`, on a file that was forgotten.
+
+    Places to read into lie `spacing_bytes` apart, or side by side.
+    """
     before = page_cache.device_bytes()
     with _open(path, read_bytes, threads, direct) as reader:
         start, end = region or (0, reader.file_bytes)
@@ -114,7 +118,7 @@ def measure(
         places = (min(end, reader.file_bytes) - first) // read_bytes
         if places < 1:
             raise UsageError(f"{path}: is smaller than one read of {read_bytes} bytes")
-        load = _Load(reader, read_bytes, threads, buffer, first, places)
+        load = _Load(reader, read_bytes, threads, buffer, first, places, spacing_bytes)
         try:
             result = load.run(seconds)
         except (OSError, EOFError) as error:
@@ -187,13 +191,15 @@ class _Load:
         buffer: core.Buffer,
         first: int,
         places: int,
+        spacing_bytes: int,
     ) -> None:
         self._reader, self._read_bytes, self._buffer = reader, read_bytes, buffer
         self._first, self._places = first, places
         self._random = np.random.default_rng()
-        slots = buffer.nbytes // read_bytes
+        self._spacing_bytes = max(spacing_bytes, read_bytes)
+        slots = buffer.nbytes // self._spacing_bytes
         self._batch = max(1, min(_BATCH_READS, slots // _TICKETS_LEAST))
-        self._slots = np.arange(self._batch, dtype=np.int64) * read_bytes
+        self._slots = np.arange(self._batch, dtype=np.int64) * self._spacing_bytes
         self._windows = slots // self._batch
         self._submitted = 0
         self._tickets: list[int] = []
@@ -205,7 +211,7 @@ class _Load:
             self._read_bytes
         )
         # Batches beyond the buffer's windows share them: nobody looks at what arrives.
-        window = self._submitted % self._windows * self._batch * self._read_bytes
+        window = self._submitted % self._windows * self._batch * self._spacing_bytes
         destinations = self._slots + window
         self._tickets.append(
             self._reader.submit(offsets, self._read_bytes, self._buffer, destinations)

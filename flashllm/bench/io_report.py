@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from flashllm.accounting import ratio
+from flashllm.bench.io_fit import tells_rate
 from flashllm.bench.io_plots import size_name
 from flashllm.bench.io_sweep import Sweep
 from flashllm.bench.io_target import Target
@@ -117,8 +118,9 @@ def _fits(profile: Profile) -> str:
         return ""
     rows = [["t = a + S/B", "a µs", "B MB/s", "error %"]]
     for fit in profile.fits:
-        numbers = fit.per_read_ns / 1e3, fit.bytes_per_second / 1e6, 100 * fit.error
-        rows.append([f"x{fit.threads}", *(f"{number:.1f}" for number in numbers)])
+        rate = f"{fit.bytes_per_second / 1e6:.1f}" if tells_rate(fit, profile.points) else "-"
+        cells = f"{fit.per_read_ns / 1e3:.1f}", rate, f"{100 * fit.error:.1f}"
+        rows.append([f"x{fit.threads}", *cells])
     return columns(rows)
 
 
@@ -151,7 +153,7 @@ def _fio(sweep: Sweep) -> str:
         rows.append([name, *(f"{rate:.0f}" for rate in rates), f"{row['ours_to_fio']:.3f}"])
     if len(rows) == 1:
         return ""
-    return columns(rows) + "(both into 2 MiB in huge pages; above, into 32 MiB, as slots spread)\n"
+    return columns(rows) + "(both into a place a thread; above, into 32 MiB, as slots spread)\n"
 
 
 def columns(rows: list[list[str]]) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from flashllm.errors import BenchmarkInvalid, ModelNotFound, NotACheckpoint, ReadFailed, UsageError
 from flashllm.flash.device import DeviceIdentity, describe_device
+from flashllm.flash.manifest import BUNDLES_FILE
 from flashllm.storage import find_block_device
 
-BUNDLES_FILE = "ffn.bundles"
 SIZES = tuple(4096 << power for power in range(11))
 THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
 READS_LEAST = 64
@@ -56,10 +56,11 @@ def find_target(path: Path) -> Target:
     `ModelNotFound`, `NotACheckpoint`, `ReadFailed`, `BenchmarkInvalid` or `UsageError` where there
     is none to read.
     """
-    if not path.exists():
+    # Not by methods of Path, which raise where a name cannot be looked at.
+    if not os.path.exists(path):
         raise ModelNotFound(f"{path}: there is no such file or directory")
-    if path.is_dir():
-        if not (path / BUNDLES_FILE).is_file():
+    if os.path.isdir(path):
+        if not os.path.isfile(path / BUNDLES_FILE):
             raise NotACheckpoint(
                 f"{path}: is no converted model (there is no {BUNDLES_FILE}); give a converted "
                 f"model, or a file of {FILE_BYTES_ENOUGH >> 30} GiB or more on the disk to measure"
@@ -117,11 +118,12 @@ def choose_sizes(target: Target, wanted: Sequence[int] | None) -> tuple[list[int
     if target.file_bytes < least:
         raise UsageError(
             f"{target.path}: has {target.file_bytes} bytes, too few to be measured; give a file "
-            f"of {least >> 20} MiB or more, and of {enough >> 20} MiB for all sizes"
+            f"of {-(-least >> 20)} MiB or more, and of {-(-enough >> 20)} MiB for all sizes"
         )
     left_out = len(sizes) - len(kept)
     return kept, (
-        f"{left_out} larger read sizes are left out; a file of {enough >> 20} MiB has room for all"
+        f"{left_out} larger read sizes are left out; a file of {-(-enough >> 20)} MiB has room for"
+        " all"
         if left_out
         else ""
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from flashllm.accounting import PARTS
 from flashllm.bench.token_samples import COLD, WARM, RunSample, TokenSample
-from flashllm.errors import CannotCreate, UsageError
+from flashllm.errors import CannotCreate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,16 +21,6 @@ COLORS = (
     "#56b4e9", "#999999", "#d55e00", "#e69f00", "#009e73", "#0072b2", "#cc79a7", "#f0e442",
     "#444444",
 )  # fmt: skip
-
-
-def prepare(directory: Path) -> None:
-    """Before any long work: `UsageError` without matplotlib, `CannotCreate` without a place."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib; install it with `pip install 'flashllm[bench]'`")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotCreate(f"{directory}: cannot be created: {error.strerror}") from error
 
 
 def draw(report: dict[str, Any], runs: Sequence[RunSample], directory: Path) -> list[Path]:
@@ -138,7 +127,7 @@ def _bytes(runs: Sequence[RunSample]) -> Figure:
     read.bar(tokens, megabytes, width=0.9, color="#d55e00")
     read.set(title="Read from flash for each token", ylabel="MB")
     rate.plot(tokens, hits, color="#0072b2", marker=".", linewidth=1.4)
-    rate.set(title="Active neurons that were in memory already", xlabel="token", ylabel="%")
+    rate.set(title="Needed neurons that were in memory already", xlabel="token", ylabel="%")
     rate.set_ylim(top=101)
     for axis in (read, rate):
         axis.set_xlim(-0.5, len(tokens) - 0.5)

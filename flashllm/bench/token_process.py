@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.accounting import TokenCost, rss_peak_bytes
+from flashllm.bench import page_cache
 
-_PROCESS_IO = Path("/proc/self/io")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
@@ -33,7 +33,7 @@ class ProcessCounts:
         """As they are now, of all threads together."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return cls(
-            device_bytes_read=_device_bytes_read(),
+            device_bytes_read=page_cache.device_bytes(),
             major_faults=usage.ru_majflt,
             voluntary_switches=usage.ru_nvcsw,
             involuntary_switches=usage.ru_nivcsw,
@@ -76,11 +76,3 @@ class PeakMemory:
         with contextlib.suppress(OSError):  # Linux only
             _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
             self._is_clean = True
-
-
-def _device_bytes_read() -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        for line in _PROCESS_IO.read_text(encoding="ascii").splitlines():
-            if line.startswith("read_bytes:"):
-                return int(line.split()[1])
-    return None

@@ -19,7 +19,8 @@ def telemetry_cost(runs: Sequence[RunSample]) -> dict[str, Any] | None:
     """Medians of both, their difference, and that of the pairs; None without pairs.
 
     A pair is the same token of two runs that follow each other: what is done is the same. The
-    interval holds the median of the pairs' differences with 95 %.
+    interval holds the median of the pairs' differences with 95 % if tokens are independent of each
+    other; drift within a run makes the true one wider.
     """
     warm = [run for run in runs if run.complete and run.kind != COLD]
     couples = [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.commands.output import Output, Ticker, remark
-from flashllm.errors import FlashllmError, ProfileError, UsageError
+from flashllm.errors import CannotCreate, FlashllmError, ProfileError, UsageError
 
 EXIT_INTERRUPTED = 130
 
@@ -25,14 +25,21 @@ def bench_io(arguments: argparse.Namespace) -> int:
         rates, interrupted = _rates()
     profile = make_profile(target, sweep, rates)
     remarks = [*target.remarks, *_remarks(sweep, settings, arguments.no_fio, interrupted)]
-    kept = _keep(profile, arguments.profile, remarks)
+    kept: Path | None = None
+    problem: CannotCreate | None = None
+    try:
+        kept = _keep(profile, arguments.profile_file, remarks)
+    except CannotCreate as error:  # no reason to lose what took minutes to measure
+        problem = error
     if arguments.json:
-        _write_json(arguments, target, sweep, profile, remarks, kept)
+        _write_json(arguments, target, sweep, profile, remarks, kept, interrupted)
     else:
-        _write_text(target, settings, sweep, profile, kept)
+        _write_text(target, settings, sweep, profile, kept, interrupted)
     for text in remarks:
         remark(text)
     _draw(arguments.plot, profile, sweep.pass_ratios())
+    if problem is not None:
+        raise problem
     return EXIT_INTERRUPTED if interrupted else 0
 
 
@@ -57,6 +64,7 @@ def _write_json(
     profile: Any,
     remarks: list[str],
     kept: Path | None,
+    interrupted: bool,
 ) -> None:
     from flashllm.bench import io_report
     from flashllm.bench.header import run_header
@@ -64,21 +72,27 @@ def _write_json(
     Output().json({
         "header": run_header(target.path.parent, _plain(arguments)),
         **io_report.report(target, sweep, profile),
+        "interrupted": interrupted,
         "profile_file": str(kept) if kept else None,
         "remarks": remarks,
     })  # fmt: skip
 
 
-def _write_text(target: Any, settings: Any, sweep: Any, profile: Any, kept: Path | None) -> None:
+def _write_text(
+    target: Any, settings: Any, sweep: Any, profile: Any, kept: Path | None, interrupted: bool
+) -> None:
     from flashllm.bench import io_report
 
     device, output = profile.device, Output()
+    ended = "; ENDED EARLY" if not profile.complete else ""
+    if interrupted and profile.complete:
+        ended = "; memory and kernels not measured"
     output.write(
         f"{target.path} on {device.name} ({device.kind}, {device.filesystem}), "
         f"{profile.machine_name}\n"
         f"random direct reads, {settings.runs} passes of {settings.seconds:g} s a point, "
         f"{'proven uncached' if sweep.proven else 'not proven uncached'}"
-        f"{'' if profile.complete else '; ENDED EARLY'}\n\n"
+        f"{ended}\n\n"
     )
     output.write(io_report.text(sweep, profile))
     if profile.rates is not None:
@@ -132,8 +146,9 @@ def _rates() -> tuple[Any, bool]:
         return measure_rates(), False
     except KeyboardInterrupt:
         return None, True
-    except FlashllmError as error:
-        remark(f"memory and kernels were not measured: {error}")
+    except (FlashllmError, MemoryError) as error:
+        why = "out of memory" if isinstance(error, MemoryError) else error
+        remark(f"memory and kernels were not measured: {why}")
         return None, False
     finally:
         ticker.clear()
@@ -142,9 +157,19 @@ def _rates() -> tuple[Any, bool]:
 def _keep(profile: Any, path: Path | None, remarks: list[str]) -> Path | None:
     """Writes the profile where it was asked for, or to the cache unless a better one is there."""
     from flashllm.flash import profile as profiles
+    from flashllm.flash.plan import DEFAULT_IO_THREADS
 
     if path is not None:
         return profiles.save(profile, path)
+    most_threads = max(point.threads for point in profile.points)
+    if most_threads < DEFAULT_IO_THREADS:
+        # A plan would take the most that is known for the best, and read with fewer than without.
+        remarks.append(
+            f"the profile is not kept: of more threads than {most_threads} it knows nothing, and a"
+            f" plan chooses by it; measure with --threads up to {DEFAULT_IO_THREADS} at least, or"
+            " give --profile FILE"
+        )
+        return None
     place = profiles.cache_path(profile.device)
     known = None
     with contextlib.suppress(ProfileError):

@@ -76,8 +76,13 @@ def add_io_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-fio", action="store_true", help="do not run fio beside")
     parser.add_argument("--no-machine", action="store_true", help="leave out memory and kernels")
+    # A name of its own: FLASHLLM_PROFILE says what to read, and would fill in one called profile.
     parser.add_argument(
-        "--profile", type=Path, metavar="FILE", help="write the profile there, not to the cache"
+        "--profile",
+        dest="profile_file",
+        type=Path,
+        metavar="FILE",
+        help="write the profile there, not to the cache",
     )
     _add_reports(parser)
 

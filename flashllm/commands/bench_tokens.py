@@ -34,9 +34,10 @@ def bench_tokens(arguments: argparse.Namespace) -> int:
     if arguments.ids is not None and not arguments.ids:
         raise UsageError("--ids is empty; give at least one token id")
     if arguments.plot is not None:
-        from flashllm.bench import token_plots
+        from flashllm.predictors.evaluation import plots
 
-        token_plots.prepare(arguments.plot)
+        plots.require_matplotlib()
+        plots.make_directory(arguments.plot)
     directory = opening.model_directory(arguments.model, opening.terminal_progress())
     running, samples = Running(), _Samples(arguments)
     report: dict[str, Any] = {}

@@ -117,7 +117,7 @@ def _flash(summary: dict[str, Any]) -> list[Row]:
          f" {flash['bundles_per_read']:.2f} bundles a read"),
         ("  read sizes", ", ".join(f"{format_bytes(size)}+ {count}" for size, count in shown)),
         ("  throughput", f"{_rate(flash['bytes_per_second'])} while reading, depth"
-         f" {flash['queue_depth_mean']:.1f} (most {flash['queue_depth_max']})"),
+         f" {flash['queue_depth_mean']:.1f} (most since opening {flash['queue_depth_max']})"),
         ("  reading", f"{_seconds(flash['busy_ns_per_token'])}, of it"
          f" {_seconds(flash['hidden_ns_per_token'])} behind other work"),
         ("  read latency", _percentiles(latency)),
@@ -208,8 +208,9 @@ def _checks(report: dict[str, Any]) -> list[Row]:
 def _seconds(ns: float) -> str:
     for unit, factor in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if ns >= factor:
+            # From 999.5 on, three digits would be written as 1e+03.
             return (
-                f"{ns / factor:.3g} {unit}" if ns < 1000 * factor else f"{ns / factor:.0f} {unit}"
+                f"{ns / factor:.3g} {unit}" if ns < 999.5 * factor else f"{ns / factor:.0f} {unit}"
             )
     return f"{ns:.0f} ns"
 

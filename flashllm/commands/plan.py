@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,8 @@ def _profile(arguments: argparse.Namespace) -> Profile | None:
     if arguments.no_direct and arguments.profile is None:
         return None
     directory = Path(arguments.model)
-    place = directory if directory.exists() else Path()
+    # Not by methods of Path, which raise where a name cannot be looked at.
+    place = directory if os.path.exists(directory) else Path()
     file = None if arguments.profile is None else Path(arguments.profile)
     found = find_profile(place, file)
     if words := foreign_profile(place, file):
@@ -61,7 +63,7 @@ def _case(arguments: argparse.Namespace, profile: Profile | None) -> Case:
     from flashllm.flash.manifest import MANIFEST_FILE
 
     directory = Path(arguments.model)
-    if not (directory / MANIFEST_FILE).is_file():
+    if not os.path.isfile(directory / MANIFEST_FILE):
         return _unconverted(arguments, profile)
     if (arguments.act, arguments.fatrelu_threshold, arguments.dtype) != (None, None, None):
         raise UsageError(
@@ -98,9 +100,9 @@ def _described(arguments: argparse.Namespace) -> ModelSpec:
     }
     directory = Path(arguments.model)
     spec: ModelSpec
-    if directory.is_dir():
+    if os.path.isdir(directory):
         spec = describe(directory, **options)
-    elif len(directory.parts) > 1 or directory.exists():
+    elif len(directory.parts) > 1 or os.path.exists(directory):
         raise ModelNotFound(
             f"{directory}: no such directory; give a checkpoint's, a converted model's, or the name"
             " of a built-in shape"

@@ -108,8 +108,8 @@ def verdict(
 def _seconds_missing(case: Case) -> str:
     if case.profile is not None:
         return (
-            "The profile knows the disk and not this machine, so there are no seconds: measure"
-            " without --no-machine."
+            "The profile knows the disk and not enough of this machine, so there are no seconds:"
+            " measure without --no-machine."
         )
     return (
         "How long that takes depends on the disk and on this machine: `flashllm bench io`"
@@ -120,6 +120,8 @@ def _seconds_missing(case: Case) -> str:
 def _fits(case: Case, made: Plan, expected: Expectation) -> str:
     spec = case.spec
     fits = f"It fits into {_ceiling(made.ceiling_bytes)}."
+    if made.select == "oracle":
+        return f"{fits} A token reads every neuron, to know which of them are not zero."
     if made.select != "all":
         named = "its predictors name (lossy)" if made.select == "predicted" else "are not zero"
         return f"{fits} A token reads the neurons that {named} and that the window does not hold."

@@ -75,7 +75,7 @@ class Activity:
         last = self.windows[-1]
         if window + 1 > last:
             if len(self.windows) == 1:
-                return 0.0
+                return self.used(layer)  # nothing says what returns: no less than the truth
             # Beyond what was counted the slope only falls: this is no less than the truth.
             window = last - 1
         return max(0.0, self.aggregate(layer, window + 1) - self.aggregate(layer, window))
@@ -144,7 +144,7 @@ def recorded(values: dict[str, Any], select: str, spec: ModelSpec, where: str) -
     fits = fits and all(
         a <= b for few, many in pairwise(s_agg) for a, b in zip(few, many, strict=True)
     )
-    if not fits or list(windows) != sorted(set(windows)) or windows[0] < 1:
+    if not fits or list(windows) != sorted(set(windows)) or windows[0] != 1:
         raise LayoutError(f"{where}: activity.json does not fit the model. Convert again")
     return Activity(windows, s_agg, needed, active)
 

@@ -149,5 +149,10 @@ def _with(case: Case, **changes: Any) -> Case:
 
 
 def _resized(spec: ModelSpec, sizes: Sizes) -> Sizes:
-    """Sizes of another encoding; the predictors' is always the same."""
-    return dataclasses.replace(sizes_of_shape(spec, sizes.interpreter), predictors=sizes.predictors)
+    """Sizes of another encoding; what is the same is the predictors', and what was recorded."""
+    return dataclasses.replace(
+        sizes_of_shape(spec, sizes.interpreter),
+        predictors=sizes.predictors,
+        windows=sizes.windows,
+        slots_needed=sizes.slots_needed,
+    )

@@ -147,6 +147,15 @@ def dram_seconds(rates: MachineRates, dtype: str, moved: DramBytes) -> DramSecon
     )
 
 
+def rates_suffice(rates: MachineRates, dtype: str) -> bool:
+    """Whether there are all the rates that `dram_seconds` goes by for weights in that encoding."""
+    return bool(
+        rates.dram_bytes_per_second
+        and {dtype, "f16"} <= rates.kernel_bytes_per_second.keys()
+        and dtype in rates.rows_bytes_per_second
+    )
+
+
 def chunk_seconds(
     rates: MachineRates, dtype: str, weight_bytes: float, tokens: int, one_thread: bool
 ) -> float | None:

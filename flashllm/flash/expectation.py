@@ -18,6 +18,7 @@ from flashllm.flash.cost import (
     chunk_seconds,
     dram_bytes_a_token,
     dram_seconds,
+    rates_suffice,
 )
 from flashllm.flash.plan import MAX_READ_BYTES, Plan
 from flashllm.flash.profile import MachineRates, Profile
@@ -67,7 +68,7 @@ class TokenSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of a plan; seconds are None where no profile says what the machine gives."""
+    """What is expected of a plan; seconds are None where no profile knows enough of the machine."""
 
     traffic: Traffic
     dram: DramBytes
@@ -126,8 +127,9 @@ def expect(
         bundles_active=traffic.active,
     )
     token = first = None
-    if profile is not None and profile.rates is not None:
-        clock = _Clock(model, plan, profile, profile.rates, flash_speed)
+    rates = None if profile is None else profile.rates
+    if profile is not None and rates is not None and rates_suffice(rates, spec.dtype):
+        clock = _Clock(model, plan, profile, rates, flash_speed)
         token = clock.token(per_layer, moved)
         first = clock.first_token(prompt_tokens, moved)
     words = activity.assumed if activity is not None else ""
@@ -140,7 +142,8 @@ def _layer_traffic(model: Model, plan: Plan, layer: int) -> Traffic:
     if plan.select in ("all", "oracle") or activity is None:
         streamed = float(n_bundles - (slots if plan.select == "all" else 0))
         nbytes = streamed * model.stride
-        return Traffic(n_bundles, n_bundles, streamed, nbytes / MAX_READ_BYTES, nbytes, 0)
+        reads = max(nbytes / MAX_READ_BYTES, 1.0) if streamed else 0.0
+        return Traffic(n_bundles, n_bundles, streamed, reads, nbytes, 0)
     used = activity.used(layer)
     loaded = activity.loads(layer, slots, plan.window)
     reads, bytes_read = merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes)
@@ -155,9 +158,8 @@ def merged_reads(loaded: float, n_bundles: int, stride: int, gap_bytes: int) -> 
     """
     density = min(loaded / n_bundles, 1.0)
     if loaded <= 1 or density >= 1:
-        return min(loaded, 1.0) if loaded <= 1 else loaded * stride / MAX_READ_BYTES, (
-            loaded * stride
-        )
+        reads = loaded if loaded <= 1 else max(loaded * stride / MAX_READ_BYTES, 1.0)
+        return reads, loaded * stride
     gap = gap_bytes // stride
     apart = (1 - density) ** (gap + 1)
     # Chance that the next bundle lies d bundles on, times the d - 1 between, for d up to the gap.
@@ -212,7 +214,9 @@ class _Clock:
         share = plan.prefill.bundles / (spec.n_layers * spec.bundles_per_layer)
         beside = (dram - ffn + overhead) / spec.n_layers
         total = self._blocks(beside, ffn * share)
-        streamed = sum(spec.bundles_per_layer - pinned for pinned in plan.slots_per_layer)
+        # What lies in a window's slots is read all the same; only with all do neurons stay.
+        pinned = sum(plan.slots_per_layer) if plan.select == "all" else 0
+        streamed = spec.n_layers * spec.bundles_per_layer - pinned
         flash = streamed / plan.prefill.bundles * self._block_seconds()
         return TokenSeconds(flash, dram, overhead, total)
 

@@ -214,7 +214,8 @@ def _ways_to_read(
     """How to read, the best first: by the profile, and as without one."""
     threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, _MAX_THREADS)
     usual = _Reading(threads, GAP_BYTES)
-    if profile is None:
+    # One that was ended early may know nothing of many threads, and would choose too few.
+    if profile is None or not profile.complete:
         return [usual]
     # Where every neuron is needed, whole blocks are read.
     read_bytes = MAX_READ_BYTES if select == "all" else sizes.stride

@@ -40,6 +40,8 @@ PROFILE_VERSION = 1
 FILE_BYTES_MAX = 4 << 20
 GAP_BYTES_MAX = 64 << 10
 _GAP_STEP_BYTES = 512
+_VALUE_LEAST, _VALUE_MOST = 1e-3, 1e18
+"""Of all rates, sizes, numbers and times: beyond them, what is computed overflows or vanishes."""
 _BEST_SHARE = 0.97  # of the best throughput: more threads than give this are not worth it
 
 
@@ -215,10 +217,16 @@ def _check_values(profile: Profile) -> None:
         ]
         if min(rates.layer_overhead_ns, rates.token_overhead_ns) < 0:
             raise ValueError("profile.rates: an overhead is negative")
+        if max(rates.layer_overhead_ns, rates.token_overhead_ns) > _VALUE_MOST:
+            raise ValueError("profile.rates: an overhead is beyond all that is measured")
     for name, values in positive.items():
         if any(value <= 0 for value in values):
             raise ValueError(f"profile.{name}: a value is not above 0")
+        if any(not _VALUE_LEAST <= value <= _VALUE_MOST for value in values):
+            raise ValueError(f"profile.{name}: a value is beyond all that is measured")
     if any(fit.per_read_ns < 0 for fit in profile.fits):
         raise ValueError("profile.fits.per_read_ns: a value is negative")
+    if any(fit.per_read_ns > _VALUE_MOST for fit in profile.fits):
+        raise ValueError("profile.fits.per_read_ns: a value is beyond all that is measured")
     if profile.device.kind not in KINDS:
         raise ValueError(f"profile.device.kind: {profile.device.kind[:80]!r} is no kind of device")

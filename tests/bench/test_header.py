@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,24 @@ def test_header_without_a_model(tmp_path: Path) -> None:
     found = run_header(file, {})
     assert found["model"] is None
     assert found["storage"]["filesystem"]
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        (["python", "-m", "flashllm", "bench", "io", "a file"],
+         "python -m flashllm bench io 'a file'"),
+        (["python", "-I", "-m", "flashllm", "-x"], "python -I -m flashllm -x"),
+        (["python", "/bin/flashllm", "bench", "-m"], "flashllm bench"),
+    ],
+)  # fmt: skip
+def test_the_command_can_be_typed_again(
+    original: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With -m, what the interpreter leaves in sys.argv is the path of a file of ours."""
+    monkeypatch.setattr(sys, "orig_argv", original)
+    monkeypatch.setattr(sys, "argv", ["flashllm", "bench"])
+    assert run_header(None, {})["command"] == expected
 
 
 def test_header_of_a_damaged_model(sparse_model: Path, tmp_path: Path) -> None:

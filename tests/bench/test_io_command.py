@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashllm.bench import io_probe, page_cache
+from flashllm.bench import io_probe, machine, page_cache
 from flashllm.cli import main
 from flashllm.errors import FlashllmError
 from flashllm.flash import core
 from flashllm.flash import profile as profiles
 
-FAST = ["--sizes", "4KiB,16KiB", "--threads", "1,4", "--seconds", "0.02", "--runs", "2"]
+FAST = ["--sizes", "4KiB,16KiB", "--threads", "1,32", "--seconds", "0.02", "--runs", "2"]
 
 pytestmark = pytest.mark.skipif(core.NAME != "native", reason="the twin reads one at a time")
 
@@ -42,7 +42,7 @@ def test_the_disk_is_measured_and_its_profile_kept(
 ) -> None:
     assert bench(disk_file, *FAST, "--no-fio") == 0
     shown = capsys.readouterr()
-    for expected in ("MB/s", "x4", "16 KiB", "t = a + S/B", "passes, % of the first", "profile:"):
+    for expected in ("MB/s", "x32", "16 KiB", "t = a + S/B", "passes, % of the first", "profile:"):
         assert expected in shown.out
     if page_cache.device_bytes() is not None:
         assert "proven uncached" in shown.out
@@ -88,6 +88,91 @@ def test_a_better_profile_is_not_replaced(
     assert profiles.find(disk_file) == known
 
 
+def test_a_sweep_of_few_threads_is_not_kept(
+    disk_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan would choose among those, and read with fewer threads than without a profile."""
+    few = ["--threads", "1,4", *FAST[:2], *FAST[4:], "--no-fio"]
+    assert bench(disk_file, *few) == 0
+    shown = capsys.readouterr()
+    assert "x4" in shown.out
+    assert "profile:" not in shown.out
+    assert "of more threads than 4 it knows nothing" in shown.err
+    assert "--threads up to 32" in shown.err
+    assert profiles.find(disk_file) is None
+    elsewhere = disk_file.with_name("here.json")
+    assert bench(disk_file, *few, "--profile", elsewhere) == 0
+    assert len(profiles.load(elsewhere).points) == 4
+
+
+def test_the_profile_to_read_is_not_written_over(
+    disk_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLASHLLM_PROFILE is for commands that plan; here --profile is an output."""
+    given = disk_file.with_name("given.json")
+    given.write_text("somebody's")
+    monkeypatch.setenv("FLASHLLM_PROFILE", str(given))
+    assert bench(disk_file, *FAST, "--no-fio") == 0
+    assert given.read_text() == "somebody's"
+    assert profiles.find(disk_file) is not None
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_profile_that_cannot_be_written_loses_no_figures(
+    disk_file: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    place = disk_file / "profile.json"  # below a file
+    more = ["--json"] if form == "json" else []
+    assert bench(disk_file, *FAST, "--no-fio", "--profile", place, *more) == 73
+    shown = capsys.readouterr()
+    assert "cannot be written" in shown.err
+    if form == "json":
+        report = json.loads(shown.out)
+        assert (report["profile_file"], report["interrupted"]) == (None, False)
+        assert len(report["points"]) == 4
+    else:
+        assert "16 KiB" in shown.out
+        assert "profile:" not in shown.out
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_interruption_of_memory_and_kernels_is_told(
+    disk_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+) -> None:
+    def interrupt() -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(machine, "measure_rates", interrupt)
+    more = ["--json"] if form == "json" else []
+    assert main(["bench", "io", str(disk_file), *FAST, "--no-fio", *more]) == 130
+    shown = capsys.readouterr()
+    assert "interrupted" in shown.err
+    if form == "json":
+        report = json.loads(shown.out)
+        assert (report["interrupted"], report["complete"]) == (True, True)
+        assert report["profile"]["rates"] is None
+    else:
+        assert "; memory and kernels not measured" in shown.out
+        assert "ENDED EARLY" not in shown.out
+
+
+def test_no_memory_for_memory_and_kernels(
+    disk_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhaust() -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(machine, "measure_rates", exhaust)
+    assert main(["bench", "io", str(disk_file), *FAST, "--no-fio"]) == 0
+    assert "not measured: out of memory" in capsys.readouterr().err
+    profile = profiles.find(disk_file)
+    assert profile is not None
+    assert profile.rates is None
+
+
 def test_a_damaged_profile_is_replaced(disk_file: Path) -> None:
     assert bench(disk_file, *FAST, "--no-fio") == 0
     known = profiles.find(disk_file)
@@ -110,6 +195,7 @@ def test_without_fio_that_is_said(
     ("target", "more", "code", "expected"),
     [
         ("absent", (), 66, "no such file"),
+        ("x" * 300, (), 66, "no such file"),
         (".", (), 65, "is no converted model"),
         ("small", (), 2, "16 MiB or more"),
         ("/dev/null", (), 2, "neither a file"),

@@ -96,7 +96,9 @@ def test_holes_never_reach_the_device_and_are_caught(disk_file: Path, hole: str)
         if hole == "reserved":
             os.posix_fallocate(stream.fileno(), 0, FILE_BYTES)
         stream.truncate(FILE_BYTES)
-    with pytest.raises(BenchmarkInvalid, match="holes" if hole == "never written" else "written"):
+    with pytest.raises(
+        BenchmarkInvalid, match="holes" if hole == "never written" else "never written"
+    ):
         probe(path, 16384, 4, 0.05)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from flashllm.bench import fio, io_plots, io_probe, io_report, io_sweep, io_target
 from flashllm.bench.fio import FioResult, fio_command, parse_report, run_fio
-from flashllm.bench.io_fit import fit_points
+from flashllm.bench.io_fit import fit_points, tells_rate
 from flashllm.bench.io_probe import ProbeResult
 from flashllm.bench.io_sweep import Settings, Sweep, make_profile, run_sweep
 from flashllm.bench.io_target import Target, choose_sizes, choose_threads, find_target
@@ -74,6 +74,24 @@ def test_a_fit_has_no_negative_cost(speeds: tuple[float, ...]) -> None:
     assert fit_points(odd[:1]) == ()
 
 
+def test_where_bytes_cost_nothing_there_is_no_rate() -> None:
+    """Each read takes 4 ms whatever its size: `a` says all, and B is only a stand-in."""
+    free = [IoPoint(s, 8, s / 4e-3, (s / 4e-3,), {"p50": 1, "p99": 1}) for s in SIZES]
+    free[2] = IoPoint(SIZES[2], 8, SIZES[2] / 3.9e-3, (1.0,), {"p50": 1, "p99": 1})
+    (fit,) = fit_points(free)
+    assert fit.per_read_ns == pytest.approx(4e6, rel=0.03)
+    assert not tells_rate(fit, free)
+    known = points(2500.0, 3e9)
+    assert tells_rate(fit_points(known)[0], known)
+    sweep = Sweep(complete=True)
+    sweep.ours = {
+        (p.read_bytes, 8): [make_result(p.read_bytes, 8, p.bytes_per_second)] for p in free
+    }
+    text = io_report.text(sweep, make_profile(make_target(), sweep, None))
+    (line,) = [line for line in text.splitlines() if line.startswith("x8")]
+    assert line.split()[2] == "-"
+
+
 def test_sizes_are_those_that_the_file_has_room_for() -> None:
     sizes, left_out = choose_sizes(make_target(4 << 30), None)
     assert (sizes[0], sizes[-1], left_out) == (4096, 4 << 20, "")
@@ -91,6 +109,7 @@ def test_sizes_are_those_that_the_file_has_room_for() -> None:
         (0, None, "has 0 bytes, too few.* 16 MiB or more"),
         (15 << 20, None, "16 MiB or more, and of 256 MiB"),
         (32 << 20, [4 << 20], "256 MiB or more"),
+        (32 << 20, [(1 << 20) + 512], "65 MiB or more"),
         (4 << 30, [1000], "1000 bytes is no size"),
         (4 << 30, [128 << 20], "up to 64MiB"),
     ],
@@ -159,7 +178,7 @@ def pretend_device(monkeypatch: pytest.MonkeyPatch, rates: Any) -> list[tuple[in
     """A device that answers with `rates(size, threads, call number)`; returns what was asked."""
     asked: list[tuple[int, int]] = []
 
-    def answer(path: Path, size: int, threads: int, *_: Any) -> ProbeResult:
+    def answer(path: Path, size: int, threads: int, *_: Any, **__: Any) -> ProbeResult:
         asked.append((size, threads))
         return make_result(size, threads, rates(size, threads, len(asked)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,23 @@ def test_version_2_is_used_from_the_nearest_group_that_may(version_2: Path) -> N
     assert (usage.peak_bytes, usage.kills, usage.version) == (4096, 1, 2)
     assert usage.held
     assert usage.swap_limited
+
+
+def test_a_group_that_nothing_can_join_is_found_before_any_run(version_2: Path) -> None:
+    with limited(8192, version_2, version_2.parent / "own") as group:
+        processes = group.place / "cgroup.procs"
+        group.check_joinable()
+        assert int(processes.read_text()) > 0
+        processes.unlink()
+        os.mkdir(processes)  # something that even root cannot write to
+        with pytest.raises(MemoryLimitError, match=r"nothing can be moved there .*Run as root"):
+            group.check_joinable()
+
+
+@pytest.mark.usefixtures("may_limit")
+def test_a_real_group_can_be_joined() -> None:
+    with limited(100 * MIB) as group:
+        group.check_joinable()
 
 
 def test_version_1_limits_swap_together_with_memory(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +23,8 @@ from benchmarks.peer_accelerate import memory_for_layers
 from benchmarks.peer_contenders import Contender
 from benchmarks.peer_files import read_checkpoint
 from benchmarks.peer_runs import Outcome
+from benchmarks.peer_table import report
+from benchmarks.peer_worker import Task
 from flashllm.errors import UsageError
 from tests.tools.checkpoints import write_checkpoint
 
@@ -128,6 +134,117 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(
     found = json.loads(kept.read_text())
     assert found["complete"] is False
     assert [run["contender"] for run in found["runs"]] == ["flashllm", "accelerate"]
+
+
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/gone/weights"), 66, "/gone/weights"),
+        (OSError(5, "Input/output error", "/bad/weights"), 74, "/bad/weights: Input/output"),
+        (MemoryLimitError("the group is gone"), 77, "the group is gone"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_in_the_middle_loses_no_run(
+    error: Exception,
+    code: int,
+    message: str,
+    pair: list[str],
+    installed: dict[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    installed |= {"accelerate": "1.15.0"}
+    run = peer_runs.run_once
+
+    def failing(contender: Contender, number: int, limit_bytes: int | None) -> Outcome:
+        if number == 1:
+            raise error
+        return run(contender, number, limit_bytes)
+
+    monkeypatch.setattr(peer_runs, "run_once", failing)
+    kept = tmp_path / "report.json"
+    assert peers.main([*pair, "--no-limit", "--json", str(kept)]) == code
+    shown = capsys.readouterr()
+    assert "| accelerate |" in shown.out
+    assert message in shown.err
+    found = json.loads(kept.read_text())
+    assert found["complete"] is False
+    assert len(found["runs"]) == 2
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_report_that_cannot_be_kept_any_more_is_printed(
+    pair: list[str],
+    scripted: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = peer_runs.run_once
+    directory = tmp_path / "reports"
+    directory.mkdir()
+
+    def removing(contender: Contender, number: int, limit_bytes: int | None) -> Outcome:
+        if number == 1:
+            shutil.rmtree(directory)
+        return run(contender, number, limit_bytes)
+
+    monkeypatch.setattr(peer_runs, "run_once", removing)
+    assert peers.main([*pair, "--no-limit", "--json", str(directory / "report.json")]) == 73
+    shown = capsys.readouterr()
+    assert "| flashllm |" in shown.out
+    assert len(json.loads(shown.out.splitlines()[-1])["runs"]) == 2
+    assert "cannot be written" in shown.err
+
+
+def test_files_that_are_gone_have_no_size(tmp_path: Path) -> None:
+    task = Task(tmp_path, [5], 4, 60.0, None, 1)
+    gone = Contender("b", (tmp_path / "gone",), 1, lambda _: [], lambda _: {}, task, {})
+    assert report({}, [gone], [], [], False)["contenders"]["b"]["file_bytes"] is None
+
+
+@pytest.mark.usefixtures("scripted", "installed")
+def test_a_group_that_nothing_can_join_leaves_the_limited_rows_out(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise MemoryLimitError("nothing can be moved there. Run as root")
+
+    @contextlib.contextmanager
+    def group(limit_bytes: int) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(limit_bytes=limit_bytes, check_joinable=refuse)
+
+    monkeypatch.setattr(peers, "limited", group)
+    assert peers.main([*pair, "--rounds", "1", "--limit", "512MiB"]) == 0
+    text = capsys.readouterr().out
+    assert "Left out: all rows under 512 MiB: nothing can be moved there" in text
+    assert "| flashllm |" in text
+
+
+def test_a_reader_that_has_gone_is_no_traceback(pair: list[str], tmp_path: Path) -> None:
+    kept = tmp_path / "report.json"
+    code = (
+        "import sys; from benchmarks import peer_runs, peers;"
+        "from benchmarks.peer_runs import Outcome;"
+        f"peers.installed_versions = lambda python: {NOBODY!r};"
+        "peer_runs.run_once = lambda c, n, b: Outcome(c.name, n, b, 'ok', samples_ns=(9,) * 4);"
+        "sys.exit(peers.main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *pair, "--no-limit", "--rounds", "1", "--json", str(kept)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()  # long before anything is written
+    process.stdout = None
+    _, said = process.communicate()
+    assert process.returncode == 141
+    assert "Traceback" not in said
+    assert json.loads(kept.read_text())["complete"] is True
 
 
 @pytest.mark.usefixtures("installed")

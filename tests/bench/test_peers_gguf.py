@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gguf_model
-from benchmarks.gguf_model import describe, main, write_model
+from benchmarks.gguf_model import describe, main, publish, write_model
 from benchmarks.peer_files import read_checkpoint
 from flashllm.errors import CannotCreate, DestinationExists, NotEnoughSpace, UsageError
 from tests.tools.checkpoints import write_checkpoint
@@ -62,6 +63,40 @@ def test_what_is_there_is_not_overwritten_and_space_is_asked_before(
     with pytest.raises(NotEnoughSpace, match="4,096 are free"):
         write_model(checkpoint, tmp_path / "new.gguf")
     assert not list(tmp_path.glob("new*"))
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_finished_file_gets_its_name_and_replaces_nothing(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    partial, file = tmp_path / "partial", tmp_path / "model.gguf"
+    partial.write_bytes(b"new")
+    publish(partial, file)
+    assert file.read_bytes() == b"new"
+    partial.unlink(missing_ok=True)  # or it would still be the same file
+    partial.write_bytes(b"newer")
+    with pytest.raises(FileExistsError):
+        publish(partial, file)
+    assert (file.read_bytes(), partial.read_bytes()) == (b"new", b"newer")
+
+
+def test_another_failure_to_link_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "absent", tmp_path / "model.gguf")
+
+
+def test_a_seed_is_no_negative_number(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(source), str(tmp_path / "model.gguf"), "--seed", "-1"])
+    assert stopped.value.code == 2
+    assert "--seed" in capsys.readouterr().err
 
 
 def test_the_file_is_a_model_of_the_size_and_encoding_of_the_checkpoint(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashllm.accounting import PARTS
-from flashllm.bench import token_process
+from flashllm.bench import page_cache, token_process
 from flashllm.bench.token_process import PeakMemory, ProcessCounts
 from flashllm.bench.token_samples import (
     AGAIN,
@@ -160,7 +160,7 @@ def test_memory_is_that_of_runs_not_of_looks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_process, "_PROCESS_IO", Path("/nowhere/io"))
+    monkeypatch.setattr(page_cache, "_PROCESS_IO", Path("/nowhere/io"))
     first = ProcessCounts.now()
     assert first.device_bytes_read is None
     assert ProcessCounts.now().since(first).device_bytes_read is None

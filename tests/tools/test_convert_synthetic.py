@@ -18,6 +18,7 @@ from flashllm.convert import convert, verify
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks import synthetic
 from flashllm.flash.layout import read_manifest
 from tests.parity.compare import check_prefill, check_steps, oracle
 
@@ -49,6 +50,38 @@ def test_converts_and_is_marked(source: Path, tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     assert config["flashllm_synthetic"] is True
     assert "nothing that was trained" in config["flashllm_synthetic_note"]
+    assert manifest.source["synthetic_note"] == config["flashllm_synthetic_note"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"flashllm_synthetic_note": "x" * 1000}, "x" * 300),
+        ({"flashllm_synthetic_note": 7}, None),
+        ({"flashllm_synthetic": False}, None),
+    ],
+    ids=["long", "a number", "not synthetic"],
+)
+def test_the_note_is_carried_from_synthetic_models_only(
+    changes: dict[str, object], expected: str | None, source: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(source, tmp_path / "in")
+    config = json.loads((source / "config.json").read_text()) | changes
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config))
+    convert(tmp_path / "in", tmp_path / "out")
+    assert read_manifest(tmp_path / "out").source.get("synthetic_note") == expected
+
+
+def test_the_note_speaks_of_predictors_only_where_there_are_some(
+    source: Path, tmp_path: Path
+) -> None:
+    gated = tmp_path / "gated"
+    assert write(gated, "small-llama").returncode == 0
+    for directory in (source, gated):
+        note = json.loads((directory / "config.json").read_text())["flashllm_synthetic_note"]
+        assert note.startswith("random weights with calibrated activity")
+        assert ("predictors" in note) == (directory / "predictors.safetensors").exists()
+    assert not (gated / "predictors.safetensors").exists()
 
 
 def test_calibrating_measures_windows(source: Path, tmp_path: Path) -> None:
@@ -127,7 +160,13 @@ def test_refusals(source: Path, tmp_path: Path) -> None:
     nowhere = write(tmp_path / "x" / "y", "tiny")
     assert nowhere.returncode == 73
     assert not (tmp_path / "x").exists()
-    for result in (again, unknown, nowhere):
+    unheard = write(tmp_path / ("x" * 300), "tiny")
+    assert unheard.returncode == 73
+    assert "File name too long" in unheard.stderr
+    negative = write(tmp_path / "x", "tiny", "--seed", "-1")
+    assert negative.returncode == 2
+    assert "--seed" in negative.stderr
+    for result in (again, unknown, nowhere, unheard, negative):
         assert "Traceback" not in result.stderr
 
 
@@ -137,6 +176,19 @@ def test_asks_for_space_before_writing(tmp_path: Path) -> None:
     result = write(tmp_path / "x", "opt-175b", "--layers", layers, "--dtype", "f32")
     assert result.returncode != 0
     assert "are needed" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(synthetic, "shape_of", interrupt)
+    monkeypatch.setattr(sys, "argv", ["synthetic.py", "tiny", str(tmp_path / "x")])
+    assert synthetic.main() == 130
+    assert "interrupted" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -122,11 +122,20 @@ def test_a_recording_is_of_its_selector() -> None:
     assert recorded(RECORDED, "gate", SPEC, "here").used(0) == 2.5
 
 
+def test_of_one_window_nothing_is_known_to_return() -> None:
+    alone = {name: [RECORDED["predicted"][name][0]] for name in ("slots_needed", "s_agg")}
+    found = recorded({"windows": [1], "predicted": alone}, "predicted", SPEC, "here")
+    assert found.increment(0, 1) == 5.5
+    for slots, window in ((1024, 1), (1024, 40), (64, 5)):
+        assert found.loads(0, slots, window) == pytest.approx(5.5)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"windows": [2, 1]},
         {"windows": [0, 1]},
+        {"windows": [2, 3]},
         {"windows": []},
         {"windows": "ab"},
         {"predicted": {}},

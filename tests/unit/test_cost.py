@@ -13,6 +13,7 @@ from flashllm.flash.cost import (
     dram_bytes_a_token,
     dram_seconds,
     kv_bytes_a_token,
+    rates_suffice,
 )
 from tests.specs import SPEC
 from tests.unit.profiles import FLAT, RATES, flash_profile
@@ -91,6 +92,32 @@ def test_seconds_are_bytes_over_rates() -> None:
     assert seconds.total == pytest.approx((moved.total - moved.loaded) / FLAT)
     slow = dataclasses.replace(RATES, rows_bytes_per_second={"f16": FLAT / 4})
     assert dram_seconds(slow, "f16", moved).ffn == pytest.approx(4 * seconds.ffn)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_rates_suffice_where_seconds_can_be_computed(dtype: str) -> None:
+    """Each of the rates is needed: without it there are no seconds, and that is known before."""
+    least = dataclasses.replace(
+        RATES,
+        dram_bytes_per_second={1: FLAT},
+        kernel_bytes_per_second={dtype: FLAT, "f16": FLAT},
+        rows_bytes_per_second={dtype: FLAT},
+    )
+    moved = dram_bytes_a_token(SPEC, ResidentBytes.of(SPEC, 1000), 100, 10, 1024, 50)
+    assert rates_suffice(RATES, dtype)
+    assert rates_suffice(least, dtype)
+    assert dram_seconds(least, dtype, moved).total > 0
+    lacking = [
+        dataclasses.replace(least, dram_bytes_per_second={}),
+        dataclasses.replace(least, rows_bytes_per_second={}),
+        *(dataclasses.replace(least, kernel_bytes_per_second={
+            key: FLAT for key in (dtype, "f16") if key != missing
+        }) for missing in (dtype, "f16")),
+    ]  # fmt: skip
+    for rates in lacking:
+        assert not rates_suffice(rates, dtype)
+        with pytest.raises((KeyError, ValueError)):
+            dram_seconds(rates, dtype, moved)
 
 
 def test_a_prompt_needs_a_rate() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +62,26 @@ def test_reads_are_merged_as_those_of_bundles_that_lie_anywhere(gap: int, loaded
 def test_no_read_is_longer_than_the_longest() -> None:
     assert merged_reads(1024, 1024, 16384, 0) == (32, 1024 * 16384)
     assert merged_reads(0.25, 1024, 16384, 0) == (0.25, 4096)
+
+
+def test_where_anything_is_read_there_is_a_read() -> None:
+    assert merged_reads(4, 4, 16384, 0) == (1, 4 * 16384)
+    small = dataclasses.replace(SPEC, activation="silu", d_ffn=64)
+    _, expected = planned(case(small, None, "all"))
+    assert 0 < expected.traffic.bytes_read < SPEC.n_layers * MAX_READ_BYTES
+    assert expected.traffic.reads == SPEC.n_layers
+
+
+def test_the_oracle_reads_every_neuron_whatever_its_slots_hold() -> None:
+    tokens = []
+    for memory in (8 << 30, 12 << 30):
+        given = case(memory=memory, select="oracle", profile=law(1e-6, 4e9))
+        plan, expected = planned(given)
+        assert sum(plan.slots_per_layer) > 0
+        assert expected.token is not None
+        tokens.append(expected.token)
+    assert tokens[0].flash == pytest.approx(tokens[1].flash)
+    assert tokens[0].flash == pytest.approx(32 * 16384 * 16384 / 4e9, rel=0.02)
 
 
 def test_a_token_by_hand() -> None:
@@ -173,6 +194,24 @@ def test_advice_is_what_planning_it_gives() -> None:
     assert told.token_seconds == pytest.approx(again.total)
 
 
+def test_16_bits_of_a_converted_model_keep_what_was_recorded() -> None:
+    """Converted again it has the same windows: what is told is what that model's plan gives."""
+    spec, slow = dataclasses.replace(OPT_6_7B, dtype="f32"), law(100e-6, 0.5e9)
+    activity = assumed(spec, "predicted")
+    given = case(spec, 15 << 30, profile=slow, activity=activity)
+    sizes = dataclasses.replace(
+        given.sizes, windows=activity.windows, slots_needed=activity.slots_needed
+    )
+    given = dataclasses.replace(given, sizes=sizes, converted=True)
+    told = next(a for a in advise(given, *planned(given)) if "16 bits" in a.change)
+    assert "convert it with --dtype f16" in told.change
+    half = dataclasses.replace(spec, dtype="f16")
+    plan, expected = planned(case(half, 15 << 30, profile=slow, activity=activity))
+    assert plan.window in activity.windows[1:]
+    assert expected.token is not None
+    assert told.token_seconds == pytest.approx(expected.token.total)
+
+
 def test_predictors_are_advised_where_all_is_read() -> None:
     given = case(select="all", memory=16 << 30)
     plan, expected = planned(given)
@@ -188,6 +227,25 @@ def test_rates_that_a_profile_lacks() -> None:
     _, expected = planned(case(profile=dataclasses.replace(DISK, rates=rates)))
     assert expected.token is not None
     assert expected.first_token_seconds is None
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"dram_bytes_per_second": {}},
+        {"kernel_bytes_per_second": {"f32": 8e9}},
+        {"rows_bytes_per_second": {"f32": 8e9}},
+    ],
+    ids=str,
+)
+def test_rates_of_other_encodings_tell_no_seconds(lacking: dict[str, Any]) -> None:
+    """A profile that was measured for less than this model needs: bytes, and no KeyError."""
+    rates = dataclasses.replace(RATES, **lacking)
+    given = case(profile=dataclasses.replace(DISK, rates=rates))
+    plan, expected = planned(given)
+    assert (expected.token, expected.first_token_seconds) == (None, None)
+    assert expected.traffic.bytes_read > 0
+    assert advise(given, plan, expected) == []
 
 
 def test_what_is_known_twice_is_the_same() -> None:

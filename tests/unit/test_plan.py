@@ -113,6 +113,16 @@ def test_a_profile_chooses_threads_and_gap_that_were_not_asked_for() -> None:
     assert (usual.io_threads, usual.gap_bytes) == (32, GAP_BYTES)
 
 
+def test_a_profile_that_was_ended_early_chooses_nothing() -> None:
+    """It may have come to one thread only."""
+    early = dataclasses.replace(law(1e-3, 4e9, 1), complete=False)
+    plan = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=early)
+    assert (plan.io_threads, plan.gap_bytes) == (32, GAP_BYTES)
+    whole = dataclasses.replace(early, complete=True)
+    chosen = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=whole)
+    assert (chosen.io_threads, chosen.gap_bytes > GAP_BYTES) == (1, True)
+
+
 def test_every_neuron_is_read_with_the_threads_for_blocks() -> None:
     one_is_enough = flash_profile(
         {(1024, 1): 1e6, (1024, 16): 1e7, (1 << 19, 1): 2e9, (1 << 19, 16): 2e9}

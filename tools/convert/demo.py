@@ -8,17 +8,14 @@ import os
 import shutil
 from pathlib import Path
 
-import platformdirs
-
 import flashllm
 from flashllm.errors import CannotCreate, ModelError, ModelNotFound
 from flashllm.flash.layout import read_manifest
 from flashllm.flash.manifest import LAYOUT_VERSION, PREDICTORS_FILE
+from flashllm.storage import cache_directory
 
 from .pipeline import convert
 from .progress import Progress
-
-HOME_VARIABLE = "FLASHLLM_HOME"
 
 
 def demo_model(progress: Progress | None = None) -> Path:
@@ -30,8 +27,7 @@ def demo_model(progress: Progress | None = None) -> Path:
     source = Path(flashllm.__file__).parent / "demo"
     if not (source / "config.json").is_file():
         raise ModelNotFound(f"{source}: the demo is not installed; give the path of a model")
-    home = os.environ.get(HOME_VARIABLE) or platformdirs.user_cache_dir("flashllm")
-    models = Path(home) / "models"
+    models = cache_directory() / "models"
     directory = models / f"demo-{_source_hash(source)}"
     if _opens(directory):
         return directory
@@ -40,7 +36,7 @@ def demo_model(progress: Progress | None = None) -> Path:
         lock = os.open(models / "demo.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as problem:
         raise CannotCreate(
-            f"{models}: cannot be written: {problem.strerror}; set {HOME_VARIABLE} to a directory "
+            f"{models}: cannot be written: {problem.strerror}; set FLASHLLM_HOME to a directory "
             "that can"
         ) from problem
     try:

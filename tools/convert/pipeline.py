@@ -35,6 +35,8 @@ from .writing import resident_bytes, write_bundles, write_resident
 TOKENIZER_BYTES_MAX = 64 << 20
 TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
 SYNTHETIC_KEY = "flashllm_synthetic"
+NOTE_KEY = "flashllm_synthetic_note"
+NOTE_CHARACTERS_MAX = 300
 
 
 def convert(
@@ -161,7 +163,14 @@ def _describe_source(job: Job, progress: Progress) -> dict[str, Any]:
         name: asdict(FileRecord(path.stat().st_size, sha256_of(path, progress)))
         for name, path in paths.items()
     }
-    return {"family": job.family.model_type, "overrides": job.overrides.to_json(), "files": files}
+    overrides = job.overrides.to_json()
+    source: dict[str, Any] = {
+        "family": job.family.model_type, "overrides": overrides, "files": files
+    }  # fmt: skip
+    note = job.config.get(NOTE_KEY)
+    if job.config.flag(SYNTHETIC_KEY, False) and isinstance(note, str):
+        source["synthetic_note"] = note[:NOTE_CHARACTERS_MAX]
+    return source
 
 
 def _file_id(source: dict[str, Any], spec: ModelSpec) -> bytes:
