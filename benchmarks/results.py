@@ -21,6 +21,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
 ITEMS_MAX = 16
+LONG_BUT_KEPT = ("profile.points",)
 BYTES_MAX = 64 << 10
 _PATH = re.compile(r"(?<![\w.])(?:~|\.{0,2})/[^\s\"',]+")
 _MARK = "<!-- {}: made by python -m benchmarks.results readme -->"
@@ -49,8 +50,10 @@ def _reduced(value: Any, where: str, left_out: list[str]) -> Any:
     if isinstance(value, dict):
         parts = {}
         for key, item in value.items():
-            if isinstance(item, list) and len(item) > ITEMS_MAX:
-                left_out.append(f"{where}{key}")
+            place = f"{where}{key}"
+            if isinstance(item, list) and len(item) > ITEMS_MAX and place not in LONG_BUT_KEPT:
+                if place not in left_out:
+                    left_out.append(place)
                 continue
             parts[key] = _reduced(item, f"{where}{key}.", left_out)
         return parts

@@ -21,15 +21,16 @@ def draw(found: dict[str, Any], title: str, directory: Path) -> Path:
     with rc_context({"font.size": 9}):
         figure = Figure(figsize=(10, 4.5), layout="constrained")
         waiting, moved = figure.subplots(1, 2, sharey=True)
-        _bars(waiting, [row["io_seconds"]["median"] * 1e3 for row in rows],
-              [row.get("io_ms") for row in paper], "I/O, ms a token")  # fmt: skip
-        low = [(r["io_seconds"]["median"] - r["io_seconds"]["min"]) * 1e3 for r in rows]
-        high = [(r["io_seconds"]["max"] - r["io_seconds"]["median"]) * 1e3 for r in rows]
-        middle = [row["io_seconds"]["median"] * 1e3 for row in rows]
+        spreads = [row["io_seconds"] for row in rows]
+        middle = [spread["median"] * 1e3 for spread in spreads]
+        low = [(spread["median"] - spread["min"]) * 1e3 for spread in spreads]
+        high = [(spread["max"] - spread["median"]) * 1e3 for spread in spreads]
+        _bars(waiting, middle, high, [row.get("io_ms") for row in paper], "I/O, ms a token")
         waiting.errorbar(middle, [i - 0.2 for i in range(len(rows))], xerr=[low, high],
                          fmt="none", ecolor="black", capsize=2)  # fmt: skip
-        _bars(moved, [row["bytes_a_token"]["median"] / 1e9 for row in rows],
-              [row.get("read_gb") for row in paper], "GB a token")  # fmt: skip
+        bytes_moved = [row["bytes_a_token"]["median"] / 1e9 for row in rows]
+        theirs = [row.get("read_gb") for row in paper]
+        _bars(moved, bytes_moved, [0.0] * len(rows), theirs, "GB a token")
         waiting.set_yticks(range(len(rows)), [row["title"] for row in rows])
         waiting.invert_yaxis()
         figure.legend(*moved.get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -42,14 +43,17 @@ def draw(found: dict[str, Any], title: str, directory: Path) -> Path:
     return path
 
 
-def _bars(axes: Any, ours: list[float], paper: list[float | None], label: str) -> None:
+def _bars(
+    axes: Any, ours: list[float], above: list[float], paper: list[float | None], label: str
+) -> None:
+    """Ours and the paper's; a number stands behind its bar and what reaches `above` it."""
     axes.barh([i - 0.2 for i in range(len(ours))], ours, 0.38, color=OURS, label="here")
     known = [(i, value) for i, value in enumerate(paper) if value]
     if known:
         axes.barh([i + 0.2 for i, _ in known], [value for _, value in known], 0.38, color=PAPER,
                   label="the paper, on its machine")  # fmt: skip
     for i, value in enumerate(ours):
-        axes.text(value * 1.2, i - 0.2, _number(value), va="center", ha="left")
+        axes.text((value + above[i]) * 1.2, i - 0.2, _number(value), va="center", ha="left")
     for i, value in known:
         axes.text(value * 1.2, i + 0.2, _number(value), va="center", ha="left", color="#777777")
     axes.set_xscale("log")

@@ -1,7 +1,7 @@
 """What this machine's memory and our kernels give, and what a token costs beside its bytes.
 
-Matrices are larger than the last cache where memory allows, as those of a model are that does not
-fit into memory. Medians of RUNS; what is measured is what the decoder calls.
+Matrices lie in a buffer larger than the last cache where memory allows, as those of a model do that
+does not fit into memory. Medians; what is measured is what the decoder calls, in pieces as large.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import psutil
@@ -44,8 +45,14 @@ MEMORY_SHARE = 8
 """At most one part in so many of the available memory is taken."""
 ROW_BYTES = 8192
 """Of a row of 2048 weights in f32, or of 4096 in 16 bits."""
-SCATTERED_SHARE = 10
-"""One bundle in so many is used, as in a model of the paper's with its predictors."""
+CALL_BYTES = 16 << 20
+NARROW_CALL_BYTES = 2 << 20
+SCATTERED_CALL_BYTES = 8 << 20
+"""What one call goes through: a projection, a predictor's part, the neurons of one layer. A larger
+one would hide what it costs to begin: waking threads, and memory that nobody has asked for yet."""
+CALLS = 25
+PAUSE_NS = 200_000
+"""Between two calls of a decoder something else goes on."""
 CHUNK_BLOCK_BYTES = 4 << 20
 PROMPT_TOKENS = 16
 WARMING_TOKENS = 16
@@ -55,6 +62,7 @@ REST_PARTS = ("head", "sample", "other")
 _PATTERN = 0x3C
 """A byte that makes small finite numbers in every encoding."""
 _CPUS = Path("/sys/devices/system/cpu")
+_Piece = TypeVar("_Piece")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -110,11 +118,15 @@ def dram_rate(buffer: core.Buffer, threads: int) -> float:
 
 
 def matvec_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str, row_bytes: int) -> float:
-    """Bytes per second of a matrix times a vector, rows of `row_bytes`."""
-    raw = buffer.array()[: buffer.nbytes // row_bytes * row_bytes]
+    """Bytes per second of matrices times a vector, rows of `row_bytes`, each matrix another one."""
+    call_bytes = CALL_BYTES if row_bytes == ROW_BYTES else NARROW_CALL_BYTES
+    call_bytes = min(call_bytes, buffer.nbytes) // row_bytes * row_bytes
+    pieces = np.split(buffer.array()[: buffer.nbytes // call_bytes * call_bytes],
+                      buffer.nbytes // call_bytes)  # fmt: skip
+    following = _from_elsewhere(pieces, dtype)
     x = np.ones(row_bytes // DTYPE_BYTES[dtype], np.float32)
-    out = np.empty(len(raw) // row_bytes, np.float32)
-    return len(raw) / _median_seconds(lambda: kernels.matvec(raw, dtype, x, out))
+    out = np.empty(call_bytes // row_bytes, np.float32)
+    return call_bytes / _median_call(lambda: kernels.matvec(next(following), dtype, x, out))
 
 
 def scattered_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> float:
@@ -124,8 +136,9 @@ def scattered_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> fl
     """
     stride, raw = 2 * ROW_BYTES, buffer.array()
     shuffled = np.random.default_rng(0).permutation(buffer.nbytes // stride)
-    shares = np.array_split(shuffled, SCATTERED_SHARE)
-    sets = itertools.cycle([np.sort(ids).astype(np.int32) for ids in shares])
+    a_call = max(min(SCATTERED_CALL_BYTES // stride, len(shuffled) // 4), 1)
+    shares = np.split(shuffled[: len(shuffled) // a_call * a_call], len(shuffled) // a_call)
+    sets = _from_elsewhere([np.sort(ids).astype(np.int32) for ids in shares], dtype)
     width = ROW_BYTES // DTYPE_BYTES[dtype]
     x, out = np.ones(width, np.float32), np.zeros(width, np.float32)
     weights = np.ones(len(shares[0]), np.float32)
@@ -137,7 +150,7 @@ def scattered_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> fl
         ones, ends = weights[: len(ids)], block_ends(ids)
         kernels.weighted_sum_rows(raw, stride, ROW_BYTES, dtype, ids, ones, ends, out)
 
-    return len(shares[-1]) * stride / _median_seconds(neurons)
+    return a_call * stride / _median_call(neurons)
 
 
 def chunk_rate(dtype: str, threads: int) -> float:
@@ -208,6 +221,26 @@ def _torch_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _from_elsewhere(pieces: list[_Piece], dtype: str) -> Iterator[_Piece]:
+    """The pieces round and round, for each encoding from others on: a cache knows none of them."""
+    begin = list(DTYPE_BYTES).index(dtype) * (CALLS + 1) % len(pieces)
+    return itertools.cycle([*pieces[begin:], *pieces[:begin]])
+
+
+def _median_call(call: Callable[[], None]) -> float:
+    """Of CALLS calls with pauses between, after one that does not count."""
+    call()
+    seconds = []
+    for _ in range(CALLS):
+        end_ns = time.perf_counter_ns() + PAUSE_NS
+        while time.perf_counter_ns() < end_ns:
+            pass  # awake, as a decoder is between two products
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def _median_seconds(call: Callable[[], None]) -> float:
