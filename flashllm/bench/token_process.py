@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashllm.accounting import TokenCost, rss_peak_bytes
+from flashllm.accounting import TokenCost, rss_bytes, rss_peak_bytes
 from flashllm.bench import page_cache
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -63,15 +64,21 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self._is_clean = True
+        self._left_bytes = 0
 
     def of_run(self, costs: list[TokenCost]) -> int | None:
         """Bytes at the peak of a run; None where neither the system nor its tokens tell."""
+        peak = max((cost.rss_bytes for cost in costs), default=None)
         if self._is_clean:
-            return rss_peak_bytes()
-        return max((cost.rss_bytes for cost in costs), default=None)
+            peak = rss_peak_bytes()
+        return None if peak is None else peak - self._left_bytes
 
-    def forget(self) -> None:
-        """Something large was in memory that is no part of a run: do not count it."""
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What takes memory within is no part of a run, nor is what the allocator keeps of it."""
+        before_bytes = rss_bytes()
+        yield
+        self._left_bytes += max(rss_bytes() - before_bytes, 0)
         self._is_clean = False
         with contextlib.suppress(OSError):  # Linux only
             _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")

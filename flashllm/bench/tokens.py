@@ -96,8 +96,9 @@ def measure(
             done.append((yield from runs.run(kind)))
         if is_stopped():
             return
-        yield probe.look(next(run for run in done if run.kind == WARM))
-        runs.peak.forget()
+        with runs.peak.aside():
+            looked = probe.look(next(run for run in done if run.kind == WARM))
+        yield looked
     if settings.telemetry_cost:
         yield from _further_pairs(runs, settings, is_stopped)
 

@@ -150,12 +150,23 @@ def test_the_step_that_ends_an_answer_counts(model: Model, monkeypatch: pytest.M
         assert run.finish_reason == "stop"
 
 
-def test_memory_is_that_of_runs_not_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_that_of_runs_not_of_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(token_process, "rss_peak_bytes", lambda: 1000)
+    resident = iter([700, 750, 760, 755])
+    monkeypatch.setattr(token_process, "rss_bytes", lambda: next(resident))
+    cleared = tmp_path / "clear_refs"
+    monkeypatch.setattr(token_process, "_CLEAR_REFS", cleared)
     peak = PeakMemory()
     assert peak.of_run([]) == 1000
+    with peak.aside():
+        pass
+    assert cleared.read_text() == "5"
+    assert peak.of_run([]) == 950, "what a look left in memory is no part of a run"
     monkeypatch.setattr(token_process, "_CLEAR_REFS", Path("/nowhere/clear_refs"))
-    peak.forget()
+    with peak.aside():
+        pass
     assert peak.of_run([]) is None
 
 
