@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from flashllm.engine import Model
 
 
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Nothing that is kept for the user, such as what was measured of the disk, reaches a test."""
+    directory = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASHLLM_HOME", str(directory))
+        yield directory
+
+
 @pytest.fixture(scope="session")
 def sparse_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted model most of whose neurons are silent, as in those the method is made for."""
