@@ -50,7 +50,8 @@ def beside_fio(sweep: Sweep) -> list[dict[str, Any]]:
     for (size, threads), results in sorted(sweep.fio.items()):
         theirs = [result.bytes_per_second for result in results]
         ours = [result.bytes_per_second for result in sweep.beside.get((size, threads), [])]
-        if ours:
+        spread = [result.bytes_per_second for result in sweep.ours.get((size, threads), [])]
+        if ours and spread:
             rows.append(
                 {
                     "read_bytes": size,
@@ -58,6 +59,7 @@ def beside_fio(sweep: Sweep) -> list[dict[str, Any]]:
                     "ours_bytes_per_second": statistics.median(ours),
                     "fio_bytes_per_second": statistics.median(theirs),
                     "ours_to_fio": ratio(statistics.median(ours), statistics.median(theirs)),
+                    "spread_to_fio": ratio(statistics.median(spread), statistics.median(theirs)),
                     "ours_samples": ours,
                     "fio_samples": theirs,
                     "fio_latency_ns": results[-1].latency_ns,
@@ -146,14 +148,17 @@ def _passes(sweep: Sweep) -> str:
 
 
 def _fio(sweep: Sweep) -> str:
-    rows = [["beside fio, MB/s", "ours", "fio", "ours/fio"]]
+    rows = [["beside fio, MB/s", "ours", "fio", "ours/fio", "table/fio"]]
     for row in beside_fio(sweep):
         rates = row["ours_bytes_per_second"] / 1e6, row["fio_bytes_per_second"] / 1e6
         name = f"{size_name(row['read_bytes'])} x{row['threads']}"
-        rows.append([name, *(f"{rate:.0f}" for rate in rates), f"{row['ours_to_fio']:.3f}"])
+        shares = f"{row['ours_to_fio']:.3f}", f"{row['spread_to_fio']:.3f}"
+        rows.append([name, *(f"{rate:.0f}" for rate in rates), *shares])
     if len(rows) == 1:
         return ""
-    return columns(rows) + "(both into a place a thread; above, into 32 MiB, as slots spread)\n"
+    return (
+        columns(rows) + "(both into a place a thread; the table's into 32 MiB, as slots spread)\n"
+    )
 
 
 def columns(rows: list[list[str]]) -> str:

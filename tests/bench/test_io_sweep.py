@@ -238,7 +238,7 @@ def test_fio_stands_beside_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order == first + second, "the second place is measured beside fio, by turns"
     assert len(asked) == 8
     (row,) = io_report.beside_fio(sweep)
-    assert row["ours_to_fio"] == pytest.approx(1.25)
+    assert row["ours_to_fio"] == row["spread_to_fio"] == pytest.approx(1.25)
     assert "1.250" in io_report.text(sweep, make_profile(make_target(), sweep, None))
 
 
