@@ -9,6 +9,7 @@ from typing import Any
 
 from flashllm.accounting import ratio
 from flashllm.bench.ablation import Ablation, RowResult
+from flashllm.bench.columns import columns
 from flashllm.bench.statistics import Spread
 
 FORMULA_TOLERANCE = 0.02
@@ -77,7 +78,7 @@ def table(found: dict[str, Any]) -> str:
         ("paper's", "DRAM GB", "MB/token", "", "", "GB/s", "I/O ms", "")
     ]
     paper += [_paper_cells(row["title"], row["paper"]) for row in found["rows"] if row["paper"]]
-    text = _columns(lines) + "\n" + _columns(paper)
+    text = columns(lines) + "\n" + columns(paper)
     text += (
         "(the paper's: 6.7 billion parameters in 16 bits on an M1 Max, half of them resident)\n\n"
     )
@@ -114,16 +115,6 @@ def _paper_cells(title: str, paper: dict[str, Any]) -> tuple[str, ...]:
 
 def _megabytes(nbytes: float) -> str:
     return f"{nbytes / 1e6:,.0f}" if nbytes >= 1e8 else f"{nbytes / 1e6:.4g}"
-
-
-def _columns(lines: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = ""
-    for line in lines:
-        cells = [line[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        text += "  ".join(cells).rstrip() + "\n"
-    return text
 
 
 def _verdicts(found: dict[str, Any]) -> list[str]:

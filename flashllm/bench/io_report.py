@@ -6,6 +6,7 @@ import statistics
 from typing import Any
 
 from flashllm.accounting import ratio
+from flashllm.bench.columns import columns
 from flashllm.bench.io_fit import tells_rate
 from flashllm.bench.io_plots import size_name
 from flashllm.bench.io_sweep import Sweep
@@ -159,14 +160,3 @@ def _fio(sweep: Sweep) -> str:
     return (
         columns(rows) + "(both into a place a thread; the table's into 32 MiB, as slots spread)\n"
     )
-
-
-def columns(rows: list[list[str]]) -> str:
-    """Rows of cells as lines: the first column to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = (
-        row[0].ljust(widths[0])
-        + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    )
-    return "".join(line.rstrip() + "\n" for line in lines)

@@ -71,9 +71,7 @@ def add_io_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="for each size and number of threads (0.5)",
     )
-    parser.add_argument(
-        "--runs", type=argument(parse_positive), default=5, metavar="N", help="repetitions (5)"
-    )
+    _add_runs(parser)
     parser.add_argument("--no-fio", action="store_true", help="do not run fio beside")
     parser.add_argument("--no-machine", action="store_true", help="leave out memory and kernels")
     # A name of its own: FLASHLLM_PROFILE says what to read, and would fill in one called profile.
@@ -94,17 +92,7 @@ def add_tokens_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument(
         "--ids", type=argument(parse_ids), metavar="IDS", help="the prompt as token ids: 1,2,3"
     )
-    parser.add_argument(
-        "-n",
-        "--tokens",
-        type=argument(parse_positive),
-        default=128,
-        metavar="N",
-        help="decoded in each run (128)",
-    )
-    parser.add_argument(
-        "--runs", type=argument(parse_positive), default=5, metavar="N", help="repetitions (5)"
-    )
+    _add_amount(parser, 128, "run")
     parser.add_argument(
         "--no-telemetry-cost",
         action="store_true",
@@ -125,20 +113,30 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="what is read: .ids, .txt or .jsonl, as for eval"
     )
+    _add_amount(parser, 32, "row")
+    parser.add_argument("--add", action="store_true", help="our own additions too, one by one")
+    _add_reports(parser)
+    # The context is as long as the text that is decoded.
+    options = tuple(option for option in MODEL_OPTIONS if option.name != "ctx_size")
+    add_options(parser, "model", options)
+
+
+def _add_amount(parser: argparse.ArgumentParser, tokens: int, what: str) -> None:
     parser.add_argument(
         "-n",
         "--tokens",
         type=argument(parse_positive),
-        default=32,
+        default=tokens,
         metavar="N",
-        help="decoded in each row (32)",
+        help=f"decoded in each {what} ({tokens})",
     )
+    _add_runs(parser)
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", type=argument(parse_positive), default=5, metavar="N", help="repetitions (5)"
     )
-    parser.add_argument("--add", action="store_true", help="our own additions too, one by one")
-    _add_reports(parser)
-    add_options(parser, "model", MODEL_OPTIONS)
 
 
 def _add_reports(parser: argparse.ArgumentParser) -> None:

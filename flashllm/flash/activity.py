@@ -16,8 +16,6 @@ from typing import Any
 from flashllm.errors import LayoutError
 from flashllm.spec import ModelSpec
 
-PAPER_PREDICTED = 0.096
-"""Share of the neurons that the paper's predictors name: 0.03 x 0.95 + 0.97 x 0.07."""
 PAPER_ACTIVE = 0.03
 """Share of the neurons of the paper's first model that are not zero."""
 GATED_ACTIVE = 0.11
