@@ -17,6 +17,8 @@ import psutil
 from flashllm.flash.stream import StreamCounters
 
 PARTS = ("predict", "plan", "io_exposed", "manage", "attention", "ffn", "head", "sample", "other")
+COUNTS = tuple(field.name for field in dataclasses.fields(StreamCounters))
+_COUNTED = operator.attrgetter(*COUNTS)
 RSS_EVERY_NS = 100_000_000
 """What a token says of memory is at most so old."""
 _PROCESS = psutil.Process()
@@ -86,6 +88,9 @@ class TokenCost:
     misses: int
     passes: int
     spilled: int
+    guessed: int
+    """Bundles read before it was known that they are needed; `guesses_used` of them were."""
+    guesses_used: int
     rss_bytes: int
 
     @property
@@ -109,7 +114,7 @@ class TokenCost:
         }
 
 
-NO_COST = TokenCost(0, dict.fromkeys(PARTS, 0), 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0)
+NO_COST = TokenCost(0, dict.fromkeys(PARTS, 0), 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0, 0, 0)
 """Of a token about which nothing was measured."""
 
 
@@ -136,7 +141,7 @@ class Meter:
     clock: PartClock = field(default_factory=PartClock)
     _wall_ns: int = 0
     _reader: Mapping[str, Any] | None = None
-    _counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    _counts: tuple[int, ...] = ()
     _rss_bytes: int = 0
     _rss_ns: int = -RSS_EVERY_NS
 
@@ -153,7 +158,8 @@ class Meter:
         self.clock.switch("other")
         now, before = self.reader_stats(), self._reader
         assert before is not None, "a step that never began"
-        hits, misses, passes, spilled = map(operator.sub, counts := self._counted(), self._counts)
+        counts = self._counted()
+        counted = dict(zip(COUNTS, map(operator.sub, counts, self._counts), strict=True))
         self._reader, self._counts = now, counts
         sizes = tuple(map(operator.sub, now["size_histogram"], before["size_histogram"]))
         rss_bytes = self._rss()
@@ -168,16 +174,13 @@ class Meter:
             depth_ns=now["depth_ns"] - before["depth_ns"],
             depth_max=now["depth_max"],
             size_histogram=sizes,
-            hits=hits,
-            misses=misses,
-            passes=passes,
-            spilled=spilled,
             rss_bytes=rss_bytes,
+            **counted,
         )
 
-    def _counted(self) -> tuple[int, int, int, int]:
-        counters = self.counters
-        return counters.hits, counters.misses, counters.passes, counters.spilled
+    def _counted(self) -> tuple[int, ...]:
+        counts: tuple[int, ...] = _COUNTED(self.counters)
+        return counts
 
     def _rss(self) -> int:
         """Resident memory, asked for now and then: it takes the system as long as a small layer."""
@@ -223,6 +226,8 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
         "misses": misses,
         "passes": sum(cost.passes for cost in costs),
         "spilled": sum(cost.spilled for cost in costs),
+        "guessed": sum(cost.guessed for cost in costs),
+        "guesses_used": sum(cost.guesses_used for cost in costs),
         "io_busy_ns": io_busy_ns,
         "io_bytes_per_second": ratio(bytes_read * 1e9, io_busy_ns),
         "queue_depth_mean": ratio(sum(cost.depth_ns for cost in costs), io_busy_ns),

@@ -77,12 +77,14 @@ def open_model(
     direct: bool = True,
     context: int | None = None,
     profile: str | os.PathLike[str] | None = None,
+    overlap: str | None = None,
 ) -> Model:
     """Open a converted model; None is the one that comes with the project.
 
     `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
     gate, all, oracle, which are exact, and predicted, which is lossy; `window` in tokens;
-    `profile` a file to plan with instead of what was measured of this device. Errors:
+    `profile` a file to plan with instead of what was measured of this device; `overlap` one of
+    none, hits, attention, layer: what is computed while reads are under way. Errors:
     `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     directory, file = model_directory(path), None if profile is None else Path(profile)
@@ -95,6 +97,7 @@ def open_model(
         direct=direct,
         context=context,
         profile=file,
+        overlap=overlap,
     )
     try:
         return Model(decoder, plan, store, direct, foreign_profile(directory, file))

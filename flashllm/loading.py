@@ -57,6 +57,7 @@ def load_decoder(
     context: int | None = None,
     least: bool = False,
     profile: Path | None = None,
+    overlap: str | None = None,
 ) -> tuple[Decoder, Plan, Store]:
     """Open a directory; the caller closes the store. `least` is for the smallest plan there is.
 
@@ -84,6 +85,7 @@ def load_decoder(
             io_threads=io_threads,
             context=context,
             profile=find_profile(directory, profile) if direct or profile else None,
+            overlap=overlap,
         )
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         kernels = core.Kernels(threads=KERNEL_THREADS)

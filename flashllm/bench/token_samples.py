@@ -14,8 +14,8 @@ COLD, WARM, PLAIN, AGAIN = "cold", "warm", "plain", "again"
 """The first run after opening; those that count; those without telemetry; further ones with it."""
 _COUNTS = (
     "bytes_read", "bytes_useful", "reads", "io_busy_ns", "io_hidden_ns", "depth_max", "hits",
-    "misses", "passes", "spilled", "rss_bytes", "hit_rate", "queue_depth_mean",
-    "io_bytes_per_second",
+    "misses", "passes", "spilled", "guessed", "guesses_used", "rss_bytes", "hit_rate",
+    "queue_depth_mean", "io_bytes_per_second",
 )  # fmt: skip
 
 

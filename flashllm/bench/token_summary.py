@@ -162,6 +162,9 @@ def _cache(model: Model, runs: Sequence[RunSample]) -> dict[str, Any]:
         "hit_rate": sums["hit_rate"],
         "passes": sums["passes"],
         "spilled": sums["spilled"],
+        "overlap": model.plan.overlap,
+        "guessed_per_token": ratio(sums["guessed"], tokens),
+        "guesses_used": ratio(sums["guesses_used"], sums["guessed"]),
     }
 
 

@@ -125,6 +125,14 @@ def _flash(summary: dict[str, Any]) -> list[Row]:
          f" {flash['bounced']} through a second buffer"),
         ("cache", hits),
     ]  # fmt: skip
+    if cache["guessed_per_token"]:
+        rows.append(
+            (
+                "  guesses",
+                f"{cache['guessed_per_token']:.1f} bundles a token read before"
+                f" they were known to be needed; {cache['guesses_used']:.1%} were",
+            )
+        )
     if cache["passes"] or cache["spilled"]:
         rows.append(("  short of slots", f"{cache['passes']} passes, {cache['spilled']} spilled"))
     return rows

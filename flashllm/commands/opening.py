@@ -65,6 +65,7 @@ def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
         select=arguments.select,
         window=arguments.window,
         io_threads=arguments.io_threads,
+        overlap=arguments.overlap,
         direct=not arguments.no_direct,
         context=arguments.ctx_size,
         profile=arguments.profile,

@@ -150,6 +150,15 @@ MODEL_OPTIONS = (
         "N",
     ),
     Option(
+        "overlap",
+        ("--overlap",),
+        str,
+        None,
+        "what is computed while neurons are read: none, hits, attention, layer (each more than the"
+        " one before; the default is the last); no answer depends on it",
+        "WHAT",
+    ),
+    Option(
         "profile",
         ("--profile",),
         str,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.profile import Profile
@@ -27,6 +27,11 @@ MAX_READ_BYTES = 512 << 10
 """The largest single read of the core: what runs of neighbours are cut into."""
 SLACK = 1.1
 """Slots beyond what the calibration text needed, since other texts may need a little more."""
+
+Overlap = Literal["none", "hits", "attention", "layer"]
+"""What of a token is computed while its bundles are read: nothing; what needs only bundles that are
+there; also attention, behind reads that were guessed before it; also the layer before."""
+DEFAULT_OVERLAP: Overlap = "layer"
 
 _PREFILL_ACTIVATION_BYTES = 2 * MIB
 _PREFILL_BLOCK_BYTES = 4 * MIB
@@ -110,6 +115,7 @@ class Plan:
     prefill: PrefillShape
     gap_bytes: int = GAP_BYTES
     """Neighbours on flash that are at most this far apart are read at once."""
+    overlap: Overlap = DEFAULT_OVERLAP
 
     @property
     def lossy(self) -> bool:
@@ -141,6 +147,7 @@ def make_plan(
     io_threads: int | None = None,
     context: int | None = None,
     profile: Profile | None = None,
+    overlap: str | None = None,
 ) -> Plan:
     """Split a ceiling, or with None the smallest that will do.
 
@@ -190,7 +197,14 @@ def make_plan(
         select=select,
         prefill=shape,
         gap_bytes=fitting[0].gap_bytes,
+        overlap=_overlap(overlap),
     )
+
+
+def _overlap(name: str | None) -> Overlap:
+    if name is not None and name not in get_args(Overlap):
+        raise UsageError(f"--overlap {name}: expected one of {', '.join(get_args(Overlap))}")
+    return cast("Overlap", name or DEFAULT_OVERLAP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,34 +93,30 @@ class Store:
         assert self._reader is not None
         return self._reader
 
-    def read_bundles(
+    def submit_bundles(
         self,
         layer: int,
         ids: NDArray[np.int32],
         buffer: core.Buffer,
         destinations: NDArray[np.int64],
-    ) -> None:
-        """Read bundles to byte positions of `buffer`; blocks until they are there."""
+    ) -> list[int]:
+        """Begin to read bundles to byte positions of `buffer`; tickets for `wait_bundles`."""
         header = self.header
         offsets = header.offset(layer, 0) + ids.astype(np.int64) * header.stride
-        with ReadErrors(f"{self.directory / BUNDLES_FILE}, layer {layer}"):
-            if self._rows_apart:
-                self._read_rows_apart(offsets, buffer, destinations)
-            else:
-                self.reader.read(offsets, header.stride, buffer, destinations)
-
-    def _read_rows_apart(
-        self, offsets: NDArray[np.int64], buffer: core.Buffer, destinations: NDArray[np.int64]
-    ) -> None:
+        if not self._rows_apart:
+            return [int(self.reader.submit(offsets, header.stride, buffer, destinations))]
         row_bytes = self.spec.row_bytes
-        tickets = [
-            self.reader.submit(offsets + shift, row_bytes, buffer, destinations + shift)
-            for shift in range(0, self.header.rows_per_neuron * row_bytes, row_bytes)
+        shifts = range(0, header.rows_per_neuron * row_bytes, row_bytes)
+        return [
+            int(self.reader.submit(offsets + shift, row_bytes, buffer, destinations + shift))
+            for shift in shifts
         ]
+
+    def wait_bundles(self, layer: int, tickets: list[int]) -> None:
+        """Wait for bundles; whatever is raised, no read of them is under way any more."""
         with contextlib.ExitStack() as waits:
-            # All of them, also where one fails: no read may land in a slot that was given up.
             for ticket in tickets:
-                waits.callback(self.reader.wait, ticket)
+                waits.callback(self.wait, ticket, layer)
 
     def submit_span(
         self, layer: int, first: int, count: int, buffer: core.Buffer, place: int = 0
@@ -131,7 +127,7 @@ class Store:
         return int(self.reader.submit(offsets, length, buffer, np.array([place], dtype=np.int64)))
 
     def wait(self, ticket: int, layer: int) -> None:
-        """Wait for a span."""
+        """Wait for what a ticket stands for."""
         with ReadErrors(f"{self.directory / BUNDLES_FILE}, layer {layer}"):
             self.reader.wait(ticket)
 

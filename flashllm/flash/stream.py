@@ -7,16 +7,18 @@ Threads: one caller at a time; `cancel` of the reader may come from anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash import core
 from flashllm.flash.store import Store
-from flashllm.flash.window import Claim, Ids, LayerWindow
+from flashllm.flash.window import NO_IDS, Claim, Ids, LayerWindow
 
 BLOCK_IDS = 64
 """Ids of a block of summation. Partial sums are taken over fixed blocks of ids and added in
@@ -58,6 +60,10 @@ class StreamCounters:
     """Extra passes, over layers whose active set did not fit into their slots."""
     spilled: int = 0
     """Bundles given up although the window still wanted them."""
+    guessed: int = 0
+    """Bundles begun to be read before it was known that they are needed."""
+    guesses_used: int = 0
+    """Those of them that were needed; they count as misses too."""
 
     def since(self, earlier: StreamCounters) -> StreamCounters:
         """The difference to an earlier copy."""
@@ -73,6 +79,28 @@ class StreamCounters:
         return dataclasses.replace(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Bundles that are being read before it is known that they are needed."""
+
+    claim: Claim
+    tickets: list[int]
+
+
+@dataclass(slots=True)
+class Fetch:
+    """A claim whose missing bundles are being read."""
+
+    claim: Claim
+    positions: Ids
+    """In the pool, in units of the stride, of `claim.ids`."""
+    guessed: NDArray[np.bool_]
+    """True where a guess has the bundle on its way."""
+    guesses_made: int = 0
+    guesses_used: int = 0
+    tickets: list[int] = field(default_factory=list)
+
+
 class SlotPool:
     """Slots for the bundles of all layers, with a window over each layer."""
 
@@ -86,6 +114,8 @@ class SlotPool:
         self._buffer = core.Buffer(self._starts[-1] * self._stride)
         self.rows: NDArray[np.uint8] = self._buffer.array()
         self.counters = StreamCounters()
+        self._guesses: dict[int, Guess] = {}
+        self._marks = np.zeros(n_bundles, dtype=np.bool_)  # a set of ids, empty between calls
         self.token = 0
         """Number of the next token."""
 
@@ -105,6 +135,7 @@ class SlotPool:
 
     def clear(self) -> None:
         """Start over: nothing is resident."""
+        self.drain()
         self.token = 0
         for layer in self._layers:
             layer.clear()
@@ -119,28 +150,112 @@ class SlotPool:
         self.counters.passes += len(pieces) - 1
         return pieces
 
-    def claim(self, layer: int, ids: Ids) -> Claim:
-        """Decide which slots the bundles get; `fetch` has to follow."""
-        claim = self._layers[layer].claim(ids, self.token)
-        missing = int(np.count_nonzero(claim.missing))
-        self.counters.misses += missing
-        self.counters.hits += len(ids) - missing
-        self.counters.spilled += claim.spilled
-        return claim
+    def guess(self, layer: int, ids: Ids) -> None:
+        """Begin to read those of the guessed `ids`, the likeliest first, that are not there."""
+        assert layer not in self._guesses
+        claim = self._layers[layer].prefetch(ids)
+        if len(claim.ids):
+            positions = claim.slots + np.int32(self._starts[layer])
+            self._guesses[layer] = Guess(claim, self._submit(layer, claim.ids, positions))
+            self.counters.guessed += len(claim.ids)
 
-    def fetch(self, layer: int, claim: Claim) -> Ids:
-        """Read what is missing; positions in the pool, in units of the stride, of `claim.ids`."""
-        positions: Ids = claim.slots + np.int32(self._starts[layer])
-        if claim.missing.any():
-            destinations = positions[claim.missing].astype(np.int64) * self._stride
+    def claim(self, layer: int, ids: Ids) -> Fetch:
+        """Decide which slots the bundles get, and begin to read what is missing."""
+        window, guess = self._layers[layer], self._guesses.get(layer)
+        guessed = np.zeros(len(ids), dtype=np.bool_)
+        made, used, in_flight = 0, 0, NO_IDS
+        if guess is not None:
+            in_flight = guess.claim.ids
+            made, guessed = len(in_flight), self._among(in_flight, ids)
+            used = int(np.count_nonzero(guessed))
+            if len(ids) + len(in_flight) - used > window.n_slots:
+                # Slots are short: those of wrong guesses are needed, so nothing may land there.
+                used = used if self._settle(layer) else 0
+                guessed, in_flight = np.zeros_like(guessed), NO_IDS
+        claim = window.claim(ids, self.token, in_flight)
+        missing = int(np.count_nonzero(claim.missing))
+        counters = self.counters
+        counters.misses += missing + used
+        counters.guesses_used += used
+        counters.hits += len(ids) - missing - used
+        counters.spilled += claim.spilled
+        fetch = Fetch(claim, claim.slots + np.int32(self._starts[layer]), guessed, made, used)
+        if missing:
+            where = claim.missing
             try:
-                self._store.read_bundles(
-                    layer, claim.ids[claim.missing], self._buffer, destinations
-                )
+                fetch.tickets = self._submit(layer, ids[where], fetch.positions[where])
             except BaseException:
-                self._layers[layer].disown(claim)
+                window.disown(claim)
                 raise
-        return positions
+        return fetch
+
+    def arrivals(self, layer: int, fetch: Fetch, early: bool = True) -> Iterator[NDArray[np.bool_]]:
+        """Which bundles of a claim are there now: masks [n], each bundle in one of them.
+
+        Without `early` all of them in one, once all are there.
+        """
+        missing = fetch.claim.missing
+        here = ~(missing | fetch.guessed)
+        try:
+            if early and here.any():
+                yield here
+            if layer in self._guesses and not self._settle(layer):
+                self._fetch_again(layer, fetch)
+            if early and fetch.guessed.any():
+                yield fetch.guessed
+        finally:
+            # Also where nobody wants the rest: nothing may land in a slot that is given up.
+            self._wait(layer, fetch)
+        late = missing if early else np.ones_like(missing)
+        if late.any():
+            yield late
+
+    def drain(self) -> None:
+        """Let reads that nobody will wait for end."""
+        for layer in list(self._guesses):
+            with contextlib.suppress(Cancelled):
+                self._settle(layer)
+
+    def _among(self, some: Ids, ids: Ids) -> NDArray[np.bool_]:
+        """Which of `ids` are among `some`."""
+        self._marks[some] = True
+        found = self._marks[ids]
+        self._marks[some] = False
+        return found
+
+    def _submit(self, layer: int, ids: Ids, positions: Ids) -> list[int]:
+        destinations = positions.astype(np.int64) * self._stride
+        return self._store.submit_bundles(layer, ids, self._buffer, destinations)
+
+    def _wait(self, layer: int, fetch: Fetch) -> None:
+        tickets, fetch.tickets = fetch.tickets, []
+        try:
+            self._store.wait_bundles(layer, tickets)
+        except BaseException:
+            self._layers[layer].disown(fetch.claim)
+            raise
+
+    def _settle(self, layer: int) -> bool:
+        """Wait for the guesses of a layer; False where they could not be read."""
+        guess = self._guesses.pop(layer)
+        try:
+            self._store.wait_bundles(layer, guess.tickets)
+        except BaseException as error:
+            self._layers[layer].disown(guess.claim)
+            if isinstance(error, FlashllmError) and not isinstance(error, Cancelled):
+                return False
+            raise
+        return True
+
+    def _fetch_again(self, layer: int, fetch: Fetch) -> None:
+        """Read right guesses that could not be read: what was not needed need not be readable."""
+        where = np.flatnonzero(fetch.guessed)
+        in_flight = fetch.claim.ids[fetch.claim.missing]
+        claim = self._layers[layer].claim(fetch.claim.ids[where], self.token, in_flight)
+        fetch.positions[where] = claim.slots + np.int32(self._starts[layer])
+        again = Fetch(claim, fetch.positions[where], np.zeros(len(where), dtype=np.bool_))
+        again.tickets = self._submit(layer, claim.ids, again.positions)
+        self._wait(layer, again)
 
     def seed(
         self, layer: int, ids: Ids, last_used: NDArray[np.int64], bundles: NDArray[np.uint8]

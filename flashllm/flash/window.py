@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int32]
 
 _NEVER = np.iinfo(np.int64).min // 2
+NO_IDS: Ids = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +55,44 @@ class LayerWindow:
         """Ids of the bundles in DRAM, ascending."""
         return np.flatnonzero(self._slot_of >= 0).astype(np.int32)
 
-    def claim(self, ids: Ids, token: int) -> Claim:
-        """Slots for the distinct `ids` (at most `n_slots`) that token number `token` needs."""
+    def claim(self, ids: Ids, token: int, in_flight: Ids = NO_IDS) -> Claim:
+        """Slots for the distinct `ids` (at most `n_slots`) that token number `token` needs.
+
+        Bundles `in_flight` keep their slots, since bytes are still to land there.
+        """
         assert len(ids) <= self.n_slots
         self._last_used[ids] = token
         slots = self._slot_of[ids]
         missing = slots < 0
         needed = int(np.count_nonzero(missing))
-        self._give_up_expired(token)
+        self._give_up_expired(token, in_flight)
         if not needed:
             return Claim(ids, slots, missing, 0)
         free = np.flatnonzero(self._bundle_in < 0)
         spilled = needed - len(free)
         if spilled > 0:
-            free = np.concatenate([free, self._spill(spilled, ids)])
+            free = np.concatenate([free, self._spill(spilled, np.concatenate([ids, in_flight]))])
         slots[missing] = free[:needed]
         self._bundle_in[slots[missing]] = ids[missing]
         self._slot_of[ids[missing]] = slots[missing]
         return Claim(ids, slots, missing, max(spilled, 0))
+
+    def prefetch(self, ids: Ids) -> Claim:
+        """Slots for those of the guessed `ids`, the likeliest first, that are not resident.
+
+        Residents that were not guessed give way, those used longest ago first. A guess counts as
+        used when a claim uses it.
+        """
+        absent = ids[self._slot_of[ids] < 0]
+        free = np.flatnonzero(self._bundle_in < 0)
+        short = len(absent) - len(free)
+        if short > 0:
+            free = np.concatenate([free, self._spill(short, ids)])
+        absent = absent[: len(free)]
+        slots = free[: len(absent)].astype(np.int32)
+        self._bundle_in[slots] = absent
+        self._slot_of[absent] = slots
+        return Claim(absent, slots, np.ones(len(absent), dtype=np.bool_), max(short, 0))
 
     def disown(self, claim: Claim) -> None:
         """Take back what a claim put into its slots: the reads did not succeed."""
@@ -103,22 +124,24 @@ class LayerWindow:
         self._slot_of[ids[fresh]] = free
         return fresh, free.astype(np.int32)
 
-    def _give_up_expired(self, token: int) -> None:
+    def _give_up_expired(self, token: int, kept: Ids) -> None:
         held = np.flatnonzero(self._bundle_in >= 0)
         bundles = self._bundle_in[held]
+        last_used = self._last_used[kept]
+        self._last_used[kept] = token
         expired = self._last_used[bundles] <= token - self._window
+        self._last_used[kept] = last_used
         self._slot_of[bundles[expired]] = -1
         self._bundle_in[held[expired]] = -1
 
     def _spill(self, count: int, ids: Ids) -> NDArray[np.int64]:
-        # Bundles of the running token are out of bounds, those used longest ago go first.
+        # At most `count` slots. `ids` are out of bounds; those used longest ago go first.
         wanted = np.zeros(len(self._slot_of), dtype=np.bool_)
         wanted[ids] = True
         held = np.flatnonzero(self._bundle_in >= 0)
         held = held[~wanted[self._bundle_in[held]]]
         ages = self._last_used[self._bundle_in[held]]
         oldest = held[np.argsort(ages, kind="stable")][:count]
-        assert len(oldest) == count
         self._slot_of[self._bundle_in[oldest]] = -1
         self._bundle_in[oldest] = -1
         return oldest

@@ -105,7 +105,7 @@ class Decoder:
             self.pool = SlotPool(store, plan.slots_per_layer, plan.window)
         weights = [self._ffn_weights(index) for index in range(spec.n_layers)]
         self._ffn = FeedForward(
-            store, self.pool, selector, kernels, plan.prefill, self.clock, weights
+            store, self.pool, selector, kernels, plan.prefill, self.clock, weights, plan.overlap
         )
         self._embedding = torch_view(resident["embed.weight"])
         positions = resident.get("embed.positions")
@@ -174,7 +174,7 @@ class Decoder:
         for index in range(self.spec.n_layers):
             self._check_cancelled()
             self._announce(index)
-            x = self._block(index, x, rotation, functools.partial(self._ffn.token, index))
+            x = self._block(index, x, rotation, functools.partial(self._ffn.token, index), True)
         self._cache.length += 1
         self.pool.advance()
         self._announce(self.spec.n_layers)
@@ -198,7 +198,7 @@ class Decoder:
 
     def use(self, selector: Selector) -> None:
         """Select by another selector from now on."""
-        self._ffn.selector = selector
+        self._ffn.use(selector)
 
     def cancel(self) -> None:
         """Make the running call raise `Cancelled` within a layer. From any thread."""
@@ -249,11 +249,14 @@ class Decoder:
         x: Tensor,
         rotation: Rotation | None,
         feed_forward: FeedForwardCall,
+        look_ahead: bool = False,
     ) -> Tensor:
         spec, layer = self.spec, self._layers[index]
         pre = spec.norm_placement == "pre"
         self.clock.switch("attention")
         normed = layer.attention_norm(x) if pre else x
+        if look_ahead:
+            self._look_ahead(index, x, normed)
         attended = self._scaled(layer.attention(normed, index, self._cache, rotation))
         if spec.block == "parallel":
             ffn_input = normed if layer.ffn_norm is None else layer.ffn_norm(x)
@@ -264,6 +267,15 @@ class Decoder:
             x = layer.attention_norm(x)
         x = x + self._scaled(feed_forward(layer.ffn_norm(x) if pre else x, x))
         return x if pre else layer.ffn_norm(x)
+
+    def _look_ahead(self, index: int, x: Tensor, normed: Tensor) -> None:
+        """Let the feed-forward layer begin its reads before attention is computed."""
+        if self.spec.block == "parallel":
+            norm = self._layers[index].ffn_norm
+            self._ffn.foreknow(index, normed if norm is None else norm(x), x)
+        elif self._plan.overlap == "attention" or index == 0:
+            self._ffn.guess(index, x)
+        self.clock.switch("attention")
 
     def _scaled(self, branch: Tensor) -> Tensor:
         scale = self.spec.residual_scale
@@ -328,11 +340,13 @@ class Decoder:
     def _ffn_weights(self, index: int) -> FeedForwardWeights:
         name = f"layers.{index}.ffn"
         resident_gate = self.spec.gate == "resident"
+        own_norm = self.spec.norm_placement == "pre" and not self.spec.shared_norm
         return FeedForwardWeights(
             gate=self._linear(f"{name}.gate") if resident_gate else None,
             gate_bias=None if resident_gate else self._vector(f"{name}.gate.bias"),
             up_bias=self._vector(f"{name}.up.bias"),
             down_bias=self._vector(f"{name}.down.bias"),
+            norm=self._norm(f"layers.{index}.ffn_norm") if own_norm else None,
         )
 
     def _linear(self, name: str, bias_of: str | None = None) -> Linear:

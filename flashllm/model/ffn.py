@@ -15,14 +15,15 @@ from flashllm.accounting import PartClock
 from flashllm.errors import FlashllmError
 from flashllm.flash import core
 from flashllm.flash.pinned import PinnedBundles
-from flashllm.flash.plan import PrefillShape
+from flashllm.flash.plan import Overlap, PrefillShape
 from flashllm.flash.store import Store
 from flashllm.flash.stream import SlotPool, block_ends
 from flashllm.flash.window import Ids
 from flashllm.model.activations import activate, combine, margin
+from flashllm.model.guess import Guesser
 from flashllm.model.layer_stream import Block, LayerStream
-from flashllm.model.select import Selector
-from flashllm.model.weights import TORCH_DTYPES, Linear
+from flashllm.model.select import Selector, SelectPredicted
+from flashllm.model.weights import TORCH_DTYPES, Linear, Norm
 
 Tap = Callable[[int, Tensor, Tensor], None]
 """Called with (layer, what the selector reads [tokens, d_model], margin [tokens, d_ffn]) where all
@@ -42,6 +43,8 @@ class FeedForwardWeights:
     gate_bias: Tensor | None  # [d_ffn], where they are
     up_bias: Tensor | None  # [d_ffn]
     down_bias: Tensor | None  # [d_model]
+    norm: Norm | None
+    """In front of the layer; None where that is a norm behind another layer."""
 
 
 class FeedForward:
@@ -60,10 +63,14 @@ class FeedForward:
         shape: PrefillShape,
         clock: PartClock,
         weights: Sequence[FeedForwardWeights],
+        overlap: Overlap,
     ) -> None:
-        self.selector = selector
         self._spec = spec = store.spec
         self._pool = pool
+        self._overlap: Overlap = overlap
+        self._guesser: Guesser | None = None
+        self._known: dict[int, Ids] = {}
+        self.use(selector)
         self._stream = LayerStream(store, shape.bundles, clock)
         self._block_bundles = shape.bundles
         self._kernels = kernels
@@ -77,12 +84,21 @@ class FeedForward:
         rows = 0 if spec.dtype == "f32" else shape.bundles
         self._decoded = torch.empty(rows, spec.rows_per_neuron * spec.d_model)
 
+    def use(self, selector: Selector | None) -> None:
+        """Select by a selector from now on."""
+        self.selector, self._guesser = selector, None
+        # In a parallel block the input is known before attention: nothing need be guessed.
+        guesses = self._overlap in ("attention", "layer") and self._spec.block == "sequential"
+        if guesses and isinstance(selector, SelectPredicted) and isinstance(self._pool, SlotPool):
+            self._guesser = Guesser(selector, self._pool, self._spec.n_layers)
+
     def begin(self, layer: int) -> None:
         """A prompt's layer is about to be computed: begin to read it."""
         self._stream.begin(layer, self._pinned(layer))
 
     def reset(self) -> None:
         """Let reads that nobody will wait for end."""
+        self._known.clear()
         with contextlib.suppress(FlashllmError):
             self._stream.drain()
 
@@ -100,10 +116,30 @@ class FeedForward:
         if isinstance(self._pool, PinnedBundles):
             self._add_all(layer, vector, gate, out)
         else:
-            read = self._read_by_selector(x, before_norm).contiguous().numpy()[0]
-            ids = self._select(layer, read, gate)
-            self._add_active(self._pool, layer, ids, vector, gate, out)
+            ids = self._known.pop(layer, None)
+            if ids is None:
+                read = self._read_by_selector(x, before_norm).contiguous().numpy()[0]
+                ids = self._select(layer, read, gate)
+            self._add_active(self._pool, layer, ids, vector, gate, before_norm, out)
         return self._with_bias(layer, torch.from_numpy(out)[None])
+
+    def guess(self, layer: int, stream: Tensor) -> None:
+        """Begin to read what a layer is likely to need, from an earlier residual [1, d_model]."""
+        if self._guesser is not None and layer < self._spec.n_layers:
+            self._clock.switch("predict")
+            norm = self._weights[layer].norm
+            read = stream if norm is None or self._guesser.selector.before_norm else norm(stream)
+            self._guesser.guess(layer, read.contiguous().numpy()[0])
+
+    def foreknow(self, layer: int, x: Tensor, before_norm: Tensor) -> None:
+        """Begin to read what `token` will need for the same input, known before its turn."""
+        if isinstance(self._pool, SlotPool) and self._overlap in ("attention", "layer"):
+            self._clock.switch("predict")
+            read = self._read_by_selector(x, before_norm).contiguous().numpy()[0]
+            ids = self._select(layer, read, self._gate(layer, x))
+            self._clock.switch("manage")
+            self._known[layer] = ids
+            self._pool.guess(layer, ids)
 
     def choose(self, layer: int, x: Tensor) -> Ids:
         """Ids that the selector names for what it reads, [1, d_model]."""
@@ -131,18 +167,28 @@ class FeedForward:
         ids: Ids,
         x: _Floats,
         gate: _Floats | None,
+        before_norm: Tensor,
         out: _Floats,
     ) -> None:
         clock = self._clock
         clock.switch("plan")
-        for piece in pool.passes(layer, ids):
+        for number, piece in enumerate(pool.passes(layer, ids)):
             clock.switch("manage")
-            claim = pool.claim(layer, piece)
+            fetch = pool.claim(layer, piece)
+            if self._guesser is not None and number == 0:
+                self._guesser.learn(layer, fetch)
+                if self._overlap == "layer":
+                    self.guess(layer + 1, before_norm)
+            outputs = np.empty(len(piece), dtype=np.float32)
             clock.switch("io_exposed")
-            positions = pool.fetch(layer, claim)
+            for part in pool.arrivals(layer, fetch, self._overlap != "none"):
+                clock.switch("ffn")
+                outputs[part] = self._outputs(
+                    layer, pool.rows, piece[part], fetch.positions[part], x, gate
+                )
+                clock.switch("io_exposed")
             clock.switch("ffn")
-            outputs = self._outputs(layer, pool.rows, piece, positions, x, gate)
-            self._add_rows(pool.rows, piece, positions, outputs, out)
+            self._add_rows(pool.rows, piece, fetch.positions, outputs, out)
 
     def _add_all(self, layer: int, x: _Floats, gate: _Floats | None, out: _Floats) -> None:
         following = layer + 1 if layer + 1 < self._spec.n_layers else None

@@ -21,7 +21,7 @@ from flashllm.flash.store import RawTensor
 from flashllm.flash.window import Ids
 from flashllm.spec import ModelSpec
 
-_Floats = NDArray[np.float32]
+Vector = NDArray[np.float32]
 
 SELECTORS = ("predicted", "gate", "all", "oracle")
 
@@ -34,7 +34,7 @@ class Selector(Protocol):
         """Whether it reads the stream that the feed-forward's norm reads, not its output."""
         ...
 
-    def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:
         """Ascending ids of the active bundles for the feed-forward input `x` [d_model].
 
         `gate` [d_ffn] is what the gate makes of it, where the gate is resident.
@@ -50,7 +50,7 @@ class SelectAll:
     def __init__(self, n_bundles: int) -> None:
         self._ids = np.arange(n_bundles, dtype=np.int32)
 
-    def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:  # noqa: ARG002
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
         """All ids."""
         return self._ids
 
@@ -60,7 +60,7 @@ class SelectGate:
 
     before_norm = False
 
-    def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:  # noqa: ARG002
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
         """Ids where the gate is open."""
         assert gate is not None, "chosen only where the gate is resident"
         return np.flatnonzero(gate).astype(np.int32)
@@ -72,7 +72,7 @@ class LowRank:
 
     down: RawTensor  # [rank, d_model]
     up: RawTensor  # [d_ffn, rank]
-    cut: _Floats  # [d_ffn], threshold minus bias
+    cut: Vector  # [d_ffn], threshold minus bias
     hidden_relu: bool = False
     before_norm: bool = False
 
@@ -126,12 +126,22 @@ class SelectPredicted:
         self._kernels = kernels
         self._scores = np.empty(spec.d_ffn, dtype=np.float32)
 
-    def select(self, layer: int, x: _Floats, gate: _Floats | None) -> Ids:  # noqa: ARG002
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
         """Ids predicted to be active."""
+        self._score(layer, x)
+        return np.flatnonzero(self._scores > self._layers[layer].cut).astype(np.int32)
+
+    def ranked(self, layer: int, x: Vector) -> Ids:
+        """The same ids, those that exceed their threshold the most first."""
+        self._score(layer, x)
+        above = self._scores - self._layers[layer].cut
+        ids = np.flatnonzero(above > 0)
+        return ids[np.argsort(-above[ids], kind="stable")].astype(np.int32)
+
+    def _score(self, layer: int, x: Vector) -> None:
         predictor = self._layers[layer]
         inner = np.empty(predictor.down.shape[0], dtype=np.float32)
         self._kernels.matvec(predictor.down.raw, predictor.down.dtype, x, inner)
         if predictor.hidden_relu:
             np.maximum(inner, 0.0, out=inner)
         self._kernels.matvec(predictor.up.raw, predictor.up.dtype, inner, self._scores)
-        return np.flatnonzero(self._scores > predictor.cut).astype(np.int32)

@@ -84,7 +84,7 @@ def test_the_pool_never_moves(sparse_model: Path) -> None:
 
 def test_window_loads_follow_the_active_sets(sparse_model: Path) -> None:
     """Bytes a token are those of the bundles that the last k tokens did not use, and no others."""
-    with open_model(sparse_model, window=3) as model:
+    with open_model(sparse_model, window=3, overlap="hits") as model:
         selector = model._decoder._ffn.selector
         history: dict[int, list[set[int]]] = {}
         real = selector.select

@@ -71,6 +71,10 @@ def test_memory(demo: Path, expected: list[list[int]], share: int) -> None:
         {"io_threads": 1},
         {"io_threads": 32},
         {"direct": False},
+        {"overlap": "none"},
+        {"overlap": "hits"},
+        {"overlap": "attention"},
+        {"overlap": "layer", "window": 1},
     ],
     ids=str,
 )

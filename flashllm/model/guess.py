@@ -1,0 +1,48 @@
+"""Guesses of a layer's active set before its input is known, so that reads begin early.
+
+A predictor is asked about a residual stream of an earlier place: before the layer's attention, or
+before that and the feed-forward layer in front of it. What it names there is read while those are
+computed. The real input then decides what is computed, so no answer changes. Deja Vu (arXiv
+2310.17157) predicts from the layer before, and computes what it predicted; LLM in a
+flash (arXiv 2312.11514) leaves its reads exposed.
+"""
+
+from __future__ import annotations
+
+from flashllm.flash.stream import Fetch, SlotPool
+from flashllm.model.select import SelectPredicted, Vector
+
+WORTH = 0.5
+"""Share of guesses that must turn out right for as many to be made again: a wrong one costs a read,
+a right one hides one."""
+GROW, SHRINK = 1.15, 0.8
+LEAST_SHARE = 0.02
+FEW = 8
+"""Guesses that are too few to judge by."""
+
+
+class Guesser:
+    """Guesses for the layers of one model; how many is learnt from how many were right.
+
+    Of what the predictor names the likeliest are read, a share of each layer's own.
+    """
+
+    def __init__(self, selector: SelectPredicted, pool: SlotPool, n_layers: int) -> None:
+        self.selector = selector
+        self._pool = pool
+        self._shares = [1.0] * n_layers
+
+    def guess(self, layer: int, x: Vector) -> None:
+        """Begin to read what is likely to be needed, for what the predictor would read, [d_model].
+
+        Once a token and layer, before the layer's claim.
+        """
+        ids = self.selector.ranked(layer, x)
+        self._pool.guess(layer, ids[: round(self._shares[layer] * len(ids))])
+
+    def learn(self, layer: int, fetch: Fetch) -> None:
+        """From the layer's claim: guess more of it next time, or less."""
+        if fetch.guesses_made >= FEW:
+            right = fetch.guesses_used >= WORTH * fetch.guesses_made
+            share = self._shares[layer] * (GROW if right else SHRINK)
+            self._shares[layer] = min(max(share, LEAST_SHARE), 1.0)
