@@ -51,8 +51,12 @@ class Reader:
         length: int,
         buffer: Buffer,
         destinations: NDArray[np.int64],
+        urgent: bool = False,
     ) -> int:
-        """Start reading `length` bytes at each offset; returns a ticket for `wait`."""
+        """Start reading `length` bytes at each offset; returns a ticket for `wait`.
+
+        Reads of an urgent batch are started before all others that have not been.
+        """
 
     def wait(self, ticket: int) -> None:
         """Until the reads of a ticket are done: EOFError, InterruptedError or OSError if not."""

@@ -119,8 +119,12 @@ class Reader:
         length: int,
         buffer: Buffer,
         destinations: NDArray[np.int64],
+        urgent: bool = False,  # noqa: ARG002
     ) -> int:
-        """Check and plan reads of `length` bytes at each offset; returns a ticket for `wait`."""
+        """Check and plan reads of `length` bytes at each offset; returns a ticket for `wait`.
+
+        `urgent` is kept for its twin's sake: what is waited for first is read first.
+        """
         self._check_open()
         require_array("offsets", offsets, np.int64)
         require_array("destinations", destinations, np.int64)

@@ -48,13 +48,14 @@ void translate(const std::exception_ptr& error, void*) {
 }
 
 uint64_t submit(Reader& reader, const Array<const int64_t>& offsets, int64_t length,
-                std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations) {
+                std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations,
+                bool urgent) {
   if (offsets.size() != destinations.size()) {
     throw std::invalid_argument(std::to_string(offsets.size()) + " offsets for " +
                                 std::to_string(destinations.size()) + " destinations");
   }
   return reader.submit({offsets.data(), destinations.data(), offsets.size(), length},
-                       std::move(buffer));
+                       std::move(buffer), urgent);
 }
 
 nb::dict stats(const Reader& reader) {
@@ -130,13 +131,13 @@ void define_reading(nb::module_& m) {
       .def_prop_ro("file_bytes", &Reader::file_bytes)
       .def_prop_ro("threads", &Reader::threads)
       .def("submit", &submit, "offsets"_a.noconvert(), "length"_a, "buffer"_a,
-           "destinations"_a.noconvert(), Released())
+           "destinations"_a.noconvert(), "urgent"_a = false, Released())
       .def("wait", &Reader::wait, "ticket"_a, Released())
       .def(
           "read",
           [](Reader& self, const Array<const int64_t>& offsets, int64_t length,
              std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations) {
-            self.wait(submit(self, offsets, length, std::move(buffer), destinations));
+            self.wait(submit(self, offsets, length, std::move(buffer), destinations, false));
           },
           "offsets"_a.noconvert(), "length"_a, "buffer"_a, "destinations"_a.noconvert(), Released())
       .def("cancel", &Reader::cancel, Released())

@@ -65,11 +65,12 @@ void Reader::check_open_locked() const {
   if (closed_) throw std::invalid_argument("the reader of " + path_ + " is closed");
 }
 
-uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target) {
+uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, bool urgent) {
   check_process();
   auto job = std::make_shared<Job>();
   job->plan = plan_reads(batch, source_->size(), target->size(), limits_);
   job->target = std::move(target);
+  job->urgent = urgent;
   job->unfinished = job->plan.runs.size();
   const size_t wakes = std::min(job->unfinished, threads_wanted_);
   uint64_t ticket = 0;
@@ -81,11 +82,20 @@ uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target) {
     if (cancelled_) {
       drop_locked(job.get());
     } else if (job->unfinished > 0) {
-      queue_.push_back(std::move(job));
+      queue_locked(std::move(job));
     }
   }
   for (size_t i = 0; i < wakes; ++i) signals_->work.notify_one();
   return ticket;
+}
+
+void Reader::queue_locked(std::shared_ptr<Job> job) {
+  auto place = queue_.end();
+  if (job->urgent) {
+    place = std::find_if(queue_.begin(), queue_.end(),
+                         [](const std::shared_ptr<Job>& other) { return !other->urgent; });
+  }
+  queue_.insert(place, std::move(job));
 }
 
 void Reader::wait(uint64_t ticket) {

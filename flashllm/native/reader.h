@@ -1,7 +1,7 @@
 // A pool of threads that reads batches of one file into buffers.
 //
 // Goals: one call a batch; everything checked before anything is queued; cancel and close leave
-// no read in flight behind them. Not goals: writing, ordering between batches.
+// no read in flight behind them. Not goals: writing, an order in which batches are done.
 // Threads: every function may be called by any thread. Buffers live at least until their batch
 // is done. After fork() a reader refuses to work, since its threads are not there.
 #pragma once
@@ -42,7 +42,9 @@ class Reader {
   Reader& operator=(const Reader&) = delete;
 
   // Queues a batch; out_of_range and invalid_argument if any of it is wrong, with nothing queued.
-  uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target);
+  // Reads are started batch by batch, in the order of submitting; an urgent batch is before every
+  // read not yet started of those that are not.
+  uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target, bool urgent = false);
 
   // Until a batch is done, once for each ticket; DeviceError, EndOfFile or ReadCancelled if it
   // is not complete, and then no read of it is in flight any more.
@@ -64,6 +66,7 @@ class Reader {
   struct Job {
     ReadPlan plan;
     std::shared_ptr<Buffer> target;
+    bool urgent = false;
     size_t next = 0;        // run to be started
     size_t unfinished = 0;  // runs queued or in flight
     std::exception_ptr error;
@@ -81,6 +84,7 @@ class Reader {
   void check_process() const;
   void check_open_locked() const;
   void work();
+  void queue_locked(std::shared_ptr<Job> job);
   void run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch);
   void drop_locked(Job* job);
   void drop_all_locked();
@@ -94,7 +98,7 @@ class Reader {
   ReadMeter meter_;
 
   std::unique_ptr<Signals> signals_ = std::make_unique<Signals>();
-  std::deque<std::shared_ptr<Job>> queue_;
+  std::deque<std::shared_ptr<Job>> queue_;  // those that are urgent come first
   std::unordered_map<uint64_t, std::shared_ptr<Job>> jobs_;
   uint64_t next_ticket_ = 1;
   bool cancelled_ = false;

@@ -119,6 +119,25 @@ def test_tickets_may_be_waited_for_in_any_order(
         assert np.array_equal(buffer.array(), contents[i * 4096 : (i + 1) * 4096])
 
 
+def test_urgent_batches_arrive_with_those_they_overtook(
+    open_reader: Open, core: ModuleType, contents: np.ndarray
+) -> None:
+    reader = open_reader(threads=1, max_read_bytes=512)
+    guessed, needed = core.Buffer(262_144), core.Buffer(4096)
+    tickets = [
+        reader.submit(int64(0), 262_144, guessed, int64(0)),
+        reader.submit(int64(8192), 2048, needed, int64(0), urgent=True),
+        reader.submit(int64(40_960), 2048, needed, int64(2048), True),
+    ]
+    reader.wait(tickets[2])
+    assert np.array_equal(needed.array()[2048:], contents[40_960:43_008])
+    reader.wait(tickets[1])
+    assert np.array_equal(needed.array()[:2048], contents[8192:10_240])
+    reader.wait(tickets[0])
+    assert np.array_equal(guessed.array(), contents[:262_144])
+    assert reader.stats()["reads"] == 512 + 4 + 4
+
+
 def test_a_buffer_that_nobody_holds_outlives_its_reads(open_reader: Open, core: ModuleType) -> None:
     reader = open_reader(threads=8)
     offsets = np.arange(64, dtype=np.int64) * 4096

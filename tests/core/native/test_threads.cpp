@@ -1,6 +1,8 @@
 // Cancelling, closing and computing from several threads at once: what TSan looks at.
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #include "compute_pool.h"
@@ -56,6 +58,54 @@ TEST(cancel_drops_what_is_queued_and_ends_every_wait) {
   reader->clear_cancel();
   CHECK(!was_cancelled(reader.get(), submit_all(reader.get(), buffer)));
   CHECK(buffer->data()[8192] == 7);
+}
+
+TEST(urgent_batches_overtake_reads_that_were_not_started) {
+  // Tells where it is read, and holds the first read until it is let go.
+  class Gate final : public Source {
+   public:
+    uint64_t size() const override { return 1 << 20; }
+    size_t alignment() const override { return 512; }
+    ssize_t read(const iovec* vectors, int, uint64_t offset) override {
+      std::unique_lock<std::mutex> lock(mutex_);
+      offsets.push_back(offset);
+      changed_.notify_all();
+      changed_.wait(lock, [this] { return open_; });
+      return static_cast<ssize_t>(vectors[0].iov_len);
+    }
+    void await_first_read() {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return !offsets.empty(); });
+    }
+    void open() {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      open_ = true;
+      changed_.notify_all();
+    }
+    std::vector<uint64_t> offsets;
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool open_ = false;
+  };
+  auto owned = std::make_unique<Gate>();
+  Gate* const gate = owned.get();
+  Reader reader({std::move(owned), ""}, "gate", {1, 0, 512});
+  std::vector<uint64_t> tickets;
+  const auto submit = [&](int64_t offset, int64_t length, bool urgent) {
+    const int64_t start = 0;
+    tickets.push_back(
+        reader.submit({&offset, &start, 1, length}, std::make_shared<Buffer>(2048), urgent));
+  };
+  submit(0, 2048, false);
+  gate->await_first_read();
+  submit(10240, 512, false);
+  submit(20480, 1024, true);
+  submit(30720, 512, true);
+  gate->open();
+  for (const uint64_t ticket : tickets) reader.wait(ticket);
+  CHECK((gate->offsets == std::vector<uint64_t>{0, 20480, 20992, 30720, 512, 1024, 1536, 10240}));
 }
 
 TEST(close_while_others_wait_ends_their_waiting) {
