@@ -89,9 +89,12 @@ class Reader:
         threads: int = 32,
         gap_bytes: int = 0,
         max_read_bytes: int = 524288,
+        backend: str = "auto",
     ) -> None:
         if direct not in ("required", "optional", "disabled"):
             raise ValueError(f"direct is {direct!r}; expected required, optional or disabled")
+        if backend not in ("auto", "threads", "uring"):
+            raise ValueError(f"backend is {backend!r}; expected auto, threads or uring")
         if not 1 <= threads <= _MAX_THREADS:
             raise ValueError(f"threads is {threads}; expected 1 to {_MAX_THREADS}")
         if gap_bytes < 0 or max_read_bytes < 1:
@@ -99,6 +102,8 @@ class Reader:
         self._path, self.threads = path, threads
         self._file, self.alignment, self.fallback = _open(path, direct)
         self.direct = not self.fallback
+        self.backend = "threads"
+        self.backend_problem = "" if backend == "threads" else "the numpy core has no ring"
         self.file_bytes = _size(self._file)
         self._gap = gap_bytes
         self._piece = max(max_read_bytes // self.alignment * self.alignment, self.alignment)

@@ -1,4 +1,4 @@
-// A pool of threads that reads batches of one file into buffers.
+// Reads batches of one file into buffers, by a pool of threads or by one thread with a ring.
 //
 // Goals: one call a batch; everything checked before anything is queued; cancel and close leave
 // no read in flight behind them. Not goals: writing, an order in which batches are done.
@@ -27,10 +27,17 @@
 
 namespace flash_core {
 
+// Who reads: threads that each wait for one read, or one that has many in flight (io_uring).
+enum class Backend { automatic, threads, uring };
+
+// invalid_argument for a name that is none of "auto", "threads", "uring".
+Backend parse_backend(const std::string& name);
+
 struct ReaderOptions {
-  int threads = 32;
+  int threads = 32;  // how many reads are in flight at most, whoever waits for them
   int64_t gap_bytes = 0;
   int64_t max_read_bytes = 524288;
+  Backend backend = Backend::automatic;
 };
 
 class Reader {
@@ -60,6 +67,9 @@ class Reader {
   const std::string& fallback() const { return fallback_; }
   size_t alignment() const { return source_->alignment(); }
   uint64_t file_bytes() const { return source_->size(); }
+  const char* backend() const { return ring_ ? "uring" : "threads"; }
+  // Why there is no ring where one was wanted; "" otherwise.
+  const std::string& backend_problem() const { return backend_problem_; }
   int threads() const { return static_cast<int>(threads_wanted_); }
 
  private:
@@ -83,7 +93,16 @@ class Reader {
   bool forked() const;
   void check_process() const;
   void check_open_locked() const;
+  struct Work {
+    std::shared_ptr<Job> job;
+    const Run* run;
+  };
+
+  void open_ring(Backend backend);
+  Work claim_locked();
+  void finish_locked(Job* job, const std::exception_ptr& error);
   void work();
+  void work_ring();
   void queue_locked(std::shared_ptr<Job> job);
   void run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch);
   void drop_locked(Job* job);
@@ -92,6 +111,8 @@ class Reader {
   std::unique_ptr<Source> source_;
   std::string path_;
   std::string fallback_;
+  std::string backend_problem_;
+  std::unique_ptr<Ring> ring_;
   ReadLimits limits_ = {};
   size_t threads_wanted_;
   pid_t process_;

@@ -220,6 +220,20 @@ def test_unknown_policy_raises(core: ModuleType, data_file: Path) -> None:
         core.Reader(str(data_file), direct="maybe")
 
 
+def test_unknown_backend_raises(core: ModuleType, data_file: Path) -> None:
+    with pytest.raises(ValueError, match="expected auto, threads or uring"):
+        core.Reader(str(data_file), backend="maybe")
+
+
+def test_the_backend_is_reported(core: ModuleType, data_file: Path) -> None:
+    threads = core.Reader(str(data_file), backend="threads")
+    assert (threads.backend, threads.backend_problem) == ("threads", "")
+    for wanted in ("auto", "uring"):
+        reader = core.Reader(str(data_file), backend=wanted)
+        assert reader.backend in ("threads", "uring")
+        assert (reader.backend == "uring") == (reader.backend_problem == "")
+
+
 def test_a_file_that_is_not_there(core: ModuleType, tmp_path: Path) -> None:
     path = str(tmp_path / "absent")
     with pytest.raises(FileNotFoundError) as caught:
@@ -272,12 +286,12 @@ def test_a_file_that_cannot_be_read_directly_falls_back(core: ModuleType) -> Non
 
 
 def test_a_file_cut_short_while_open(
-    core: ModuleType, tmp_path: Path, contents: np.ndarray
+    core: ModuleType, backend: str, tmp_path: Path, contents: np.ndarray
 ) -> None:
     for direct in ("optional", "disabled"):
         path = tmp_path / f"cut-{direct}.bin"
         contents.tofile(path)
-        reader = core.Reader(str(path), direct=direct)
+        reader = core.Reader(str(path), direct=direct, backend=backend)
         buffer = core.Buffer(16_384)
         os.truncate(path, 10_000)
         with pytest.raises(EOFError, match="ends at offset 10000"):
@@ -364,9 +378,9 @@ def test_both_cores_plan_the_same_reads(data_file: Path, contents: np.ndarray) -
     rng = np.random.default_rng(5)
     slots = rng.permutation(200)[:120].astype(np.int64)
     results = []
-    for core in (native, numpy_core):
+    for core, backend in ((native, "threads"), (native, "auto"), (numpy_core, "auto")):
         for direct in ("optional", "disabled"):
-            reader = core.Reader(str(data_file), direct=direct, gap_bytes=2048)
+            reader = core.Reader(str(data_file), direct=direct, gap_bytes=2048, backend=backend)
             buffer = core.Buffer(120 * 1024)
             destinations = np.arange(120, dtype=np.int64) * 1024
             reader.read(slots * 1024, 1024, buffer, destinations)
@@ -376,5 +390,5 @@ def test_both_cores_plan_the_same_reads(data_file: Path, contents: np.ndarray) -
             results.append(
                 [stats[key] for key in ("reads", "bytes_read", "bytes_useful", "size_histogram")]
             )
-    assert results[0] == results[2]
-    assert results[1] == results[3]
+    assert results[0] == results[2] == results[4]
+    assert results[1] == results[3] == results[5]

@@ -16,12 +16,12 @@ using namespace flash_core;
 
 namespace {
 
-std::unique_ptr<Reader> slow_reader(int threads) {
+std::unique_ptr<Reader> slow_reader(Backend backend, int threads) {
   auto source = std::make_unique<FaultySource>(
       std::make_unique<MemorySource>(std::vector<uint8_t>(1 << 20, 7), 512),
       std::deque<Fault>{{Fault::Kind::delay, 1}}, true);
   return std::make_unique<Reader>(OpenedFile{std::move(source), ""}, "slow",
-                                  ReaderOptions{threads, 0, 4096});
+                                  ReaderOptions{threads, 0, 4096, backend});
 }
 
 // 64 reads of 4 KiB.
@@ -42,8 +42,8 @@ bool was_cancelled(Reader* reader, uint64_t ticket) {
 
 }  // namespace
 
-TEST(cancel_drops_what_is_queued_and_ends_every_wait) {
-  const auto reader = slow_reader(2);
+TEST_BACKENDS(cancel_drops_what_is_queued_and_ends_every_wait) {
+  const auto reader = slow_reader(backend, 2);
   const auto buffer = std::make_shared<Buffer>(1 << 20);
   const uint64_t first = submit_all(reader.get(), buffer);
   const uint64_t second = submit_all(reader.get(), std::make_shared<Buffer>(1 << 20));
@@ -60,9 +60,9 @@ TEST(cancel_drops_what_is_queued_and_ends_every_wait) {
   CHECK(buffer->data()[8192] == 7);
 }
 
-TEST(urgent_batches_overtake_reads_that_were_not_started) {
+TEST_BACKENDS(urgent_batches_overtake_reads_that_were_not_started) {
   // Tells where it is read, and holds the first read until it is let go.
-  class Gate final : public Source {
+  class Gate final : public RingedSource {
    public:
     uint64_t size() const override { return 1 << 20; }
     size_t alignment() const override { return 512; }
@@ -91,7 +91,7 @@ TEST(urgent_batches_overtake_reads_that_were_not_started) {
   };
   auto owned = std::make_unique<Gate>();
   Gate* const gate = owned.get();
-  Reader reader({std::move(owned), ""}, "gate", {1, 0, 512});
+  Reader reader({std::move(owned), ""}, "gate", {1, 0, 512, backend});
   std::vector<uint64_t> tickets;
   const auto submit = [&](int64_t offset, int64_t length, bool urgent) {
     const int64_t start = 0;
@@ -108,8 +108,8 @@ TEST(urgent_batches_overtake_reads_that_were_not_started) {
   CHECK((gate->offsets == std::vector<uint64_t>{0, 20480, 20992, 30720, 512, 1024, 1536, 10240}));
 }
 
-TEST(close_while_others_wait_ends_their_waiting) {
-  const auto reader = slow_reader(2);
+TEST_BACKENDS(close_while_others_wait_ends_their_waiting) {
+  const auto reader = slow_reader(backend, 2);
   std::atomic<int> cancelled{0};
   std::vector<std::thread> waiters;
   for (int i = 0; i < 3; ++i) {
@@ -130,9 +130,9 @@ TEST(close_while_others_wait_ends_their_waiting) {
   reader->close();
 }
 
-TEST(many_threads_read_through_one_reader) {
+TEST_BACKENDS(many_threads_read_through_one_reader) {
   auto source = std::make_unique<MemorySource>(std::vector<uint8_t>(1 << 20, 7), 512);
-  Reader reader({std::move(source), ""}, "shared", {4, 4096, 65536});
+  Reader reader({std::move(source), ""}, "shared", {4, 4096, 65536, backend});
   std::atomic<int> right{0};
   std::vector<std::thread> users;
   for (int i = 0; i < 4; ++i) {
@@ -149,10 +149,10 @@ TEST(many_threads_read_through_one_reader) {
   CHECK(reader.stats().bytes_useful == 40 * 64 * 4096);
 }
 
-TEST(a_reader_dies_with_work_still_queued) {
+TEST_BACKENDS(a_reader_dies_with_work_still_queued) {
   const auto buffer = std::make_shared<Buffer>(1 << 20);
   {
-    submit_all(slow_reader(3).get(), buffer);
+    submit_all(slow_reader(backend, 3).get(), buffer);
   }
   CHECK(buffer.use_count() == 1);
 }
