@@ -16,10 +16,10 @@ using namespace flash_core;
 
 namespace {
 
-std::unique_ptr<Reader> slow_reader(Backend backend, int threads) {
+std::unique_ptr<Reader> slow_reader(Backend backend, int threads, int64_t delay_ms = 1) {
   auto source = std::make_unique<FaultySource>(
       std::make_unique<MemorySource>(std::vector<uint8_t>(1 << 20, 7), 512),
-      std::deque<Fault>{{Fault::Kind::delay, 1}}, true);
+      std::deque<Fault>{{Fault::Kind::delay, delay_ms}}, true);
   return std::make_unique<Reader>(OpenedFile{std::move(source), ""}, "slow",
                                   ReaderOptions{threads, 0, 4096, backend});
 }
@@ -109,7 +109,7 @@ TEST_BACKENDS(urgent_batches_overtake_reads_that_were_not_started) {
 }
 
 TEST_BACKENDS(close_while_others_wait_ends_their_waiting) {
-  const auto reader = slow_reader(backend, 2);
+  const auto reader = slow_reader(backend, 2, 20);  // 0.6 s a batch: closed before any is done
   std::atomic<int> cancelled{0};
   std::vector<std::thread> waiters;
   for (int i = 0; i < 3; ++i) {
