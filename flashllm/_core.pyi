@@ -27,8 +27,8 @@ class Buffer:
 class Reader:
     """Positioned reads on one file, `threads` in flight: by as many threads, or on one io_uring.
 
-    `backend` is "auto" (io_uring where the system has it), "threads" or "uring"; where io_uring
-    is refused, threads read and `backend_problem` says why.
+    `backend` is "auto" (as "threads"), "threads" or "uring"; where io_uring is refused, threads
+    read and `backend_problem` says why.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 `NAME` is "native" or "numpy"; `FALLBACK` says why the twin was taken, or "". The environment
 variable FLASHLLM_CORE=numpy forces the twin, FLASHLLM_CORE=native refuses it.
 
-`IO_BACKEND` is what readers of a model are to be opened with, from FLASHLLM_IO: auto (io_uring
-where the system has it), threads or uring.
+`IO_BACKEND` is what readers of a model are to be opened with, from FLASHLLM_IO: auto (as threads),
+threads, or uring (one thread with as many reads in flight, where the system has io_uring).
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Reader:
         self._file, self.alignment, self.fallback = _open(path, direct)
         self.direct = not self.fallback
         self.backend = "threads"
-        self.backend_problem = "" if backend == "threads" else "the numpy core has no ring"
+        self.backend_problem = "the numpy core has no ring" if backend == "uring" else ""
         self.file_bytes = _size(self._file)
         self._gap = gap_bytes
         self._piece = max(max_read_bytes // self.alignment * self.alignment, self.alignment)

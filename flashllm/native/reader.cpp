@@ -65,7 +65,7 @@ Reader::Reader(OpenedFile file, std::string path, const ReaderOptions& options)
 Reader::~Reader() { close(); }
 
 void Reader::open_ring(Backend backend) {
-  if (backend == Backend::threads) return;
+  if (backend != Backend::uring) return;
   ring_ = source_->open_ring(static_cast<unsigned>(threads_wanted_), &backend_problem_);
 }
 

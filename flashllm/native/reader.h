@@ -27,7 +27,9 @@
 
 namespace flash_core {
 
-// Who reads: threads that each wait for one read, or one that has many in flight (io_uring).
+// Who reads: threads that each wait for one read, or one that has many in flight (io_uring), which
+// needs less than half the processor time a read. Automatic is threads: where others want the
+// cores, many threads come to run more often than one, and keep the device busier.
 enum class Backend { automatic, threads, uring };
 
 // invalid_argument for a name that is none of "auto", "threads", "uring".

@@ -1,16 +1,6 @@
 #include "ring_reads.h"
 
-#include <algorithm>
-
 namespace flash_core {
-
-namespace {
-
-// Results waited for at a time: to be woken for each costs more than all else that a read does.
-// What is queued meanwhile waits for so many reads at most.
-constexpr size_t kResultsPerWait = 8;
-
-}  // namespace
 
 RingReads::RingReads(Ring* ring, Source* source, const std::string* path, ReadMeter* meter,
                      size_t depth, const ReadLimits& limits)
@@ -42,7 +32,8 @@ void RingReads::push(size_t slot) {
 
 const std::vector<RingReads::Finished>& RingReads::collect() {
   finished_.clear();
-  ring_->enter(std::min(in_flight(), kResultsPerWait));
+  // One result: to wait for more saves no processor time, and delays what is queued meanwhile.
+  ring_->enter(1);
   RingResult next = {};
   while (ring_->pop(&next)) {
     std::exception_ptr error;

@@ -101,7 +101,7 @@ reader.read(np.zeros(1, np.int64), 512, _core.Buffer(512), np.zeros(1, np.int64)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("backend", ["threads", "auto"])
+@pytest.mark.parametrize("backend", ["threads", "uring"])
 def test_a_forked_child_neither_hangs_nor_reads(backend: str) -> None:
     finished = run(FORK.replace("{backend}", backend))
     assert finished.returncode == 0, finished.stderr
@@ -126,7 +126,7 @@ print(sorted(set(masks)))
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="no /proc here")
-@pytest.mark.parametrize("backend", ["threads", "auto"])
+@pytest.mark.parametrize("backend", ["threads", "uring"])
 def test_threads_leave_the_signals_to_the_main_thread(backend: str) -> None:
     # OpenBLAS, which numpy brings, starts threads of its own that block nothing.
     finished = run(SIGNALS.replace("{backend}", backend), OPENBLAS_NUM_THREADS="1")
