@@ -28,8 +28,8 @@
 namespace flash_core {
 
 // Who reads: threads that each wait for one read, or one that has many in flight (io_uring), which
-// needs less than half the processor time a read. Automatic is threads: where others want the
-// cores, many threads come to run more often than one, and keep the device busier.
+// needs less than half the processor time a read. Automatic is threads: they were the
+// faster ones where other programs wanted the cores too.
 enum class Backend { automatic, threads, uring };
 
 // invalid_argument for a name that is none of "auto", "threads", "uring".
