@@ -25,7 +25,11 @@ class Buffer:
         """The memory itself, writable; the array keeps the buffer alive."""
 
 class Reader:
-    """A pool of threads doing positioned reads on one file."""
+    """Positioned reads on one file, `threads` in flight: by as many threads, or on one io_uring.
+
+    `backend` is "auto" (as "threads"), "threads" or "uring"; where io_uring is refused, threads
+    read and `backend_problem` says why.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class Reader:
         threads: int = 32,
         gap_bytes: int = 0,
         max_read_bytes: int = 524288,
+        backend: str = "auto",
     ) -> None: ...
     @property
     def direct(self) -> bool: ...
@@ -45,14 +50,22 @@ class Reader:
     def file_bytes(self) -> int: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def backend_problem(self) -> str: ...
     def submit(
         self,
         offsets: NDArray[np.int64],
         length: int,
         buffer: Buffer,
         destinations: NDArray[np.int64],
+        urgent: bool = False,
     ) -> int:
-        """Start reading `length` bytes at each offset; returns a ticket for `wait`."""
+        """Start reading `length` bytes at each offset; returns a ticket for `wait`.
+
+        Reads of an urgent batch are started before all others that have not been.
+        """
 
     def wait(self, ticket: int) -> None:
         """Until the reads of a ticket are done: EOFError, InterruptedError or OSError if not."""

@@ -129,12 +129,14 @@ def _probe(directory: Path, is_model: bool) -> dict[str, Any]:
 def _probe_file(path: Path) -> dict[str, Any]:
     from flashllm.flash import core
 
-    reader = core.Reader(str(path), "optional", threads=1)
+    reader = core.Reader(str(path), "optional", threads=1, backend=core.IO_BACKEND)
     try:
         return {
             "direct": bool(reader.direct),
             "fallback": reader.fallback or None,
             "alignment": int(reader.alignment),
+            "io_backend": reader.backend,
+            "io_backend_problem": reader.backend_problem or None,
         }
     finally:
         reader.close()

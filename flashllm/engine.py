@@ -191,13 +191,15 @@ class Model:
         self._store.close()
 
     def io_report(self) -> dict[str, Any]:
-        """How the bundles are read: direct or not, by how many threads, and why not direct."""
+        """How the bundles are read: direct or not, how many at a time and by what, and why so."""
         reader = self._store.reader
         return {
             "direct": bool(reader.direct),
             "threads": int(reader.threads),
             "alignment_bytes": int(reader.alignment),
             "fallback": str(reader.fallback) or None,
+            "backend": str(reader.backend),
+            "backend_problem": str(reader.backend_problem) or None,
         }
 
     def cautions(self) -> list[str]:

@@ -166,7 +166,7 @@ def check_device_bytes(path: Path, before: int | None, after: int | None, asked:
 def _open(path: Path, read_bytes: int, threads: int, direct: str) -> Iterator[core.Reader]:
     try:
         # Neighbours are not merged: a read may not be longer than one of them.
-        reader = core.Reader(str(path), direct, threads, 0, read_bytes)
+        reader = core.Reader(str(path), direct, threads, 0, read_bytes, core.IO_BACKEND)
     except OSError as error:
         if error.errno == errno.EINVAL:
             raise BenchmarkInvalid(

@@ -173,6 +173,8 @@ def _settings(
         "slots": sum(plan.slots_per_layer),
         "context": plan.context,
         "io_threads": device["threads"],
+        "io_backend": device["backend"],
+        "io_backend_problem": device["backend_problem"],
         "direct": device["direct"],
         "direct_problem": device["fallback"],
         "kernel_threads": threads,

@@ -2,6 +2,9 @@
 
 `NAME` is "native" or "numpy"; `FALLBACK` says why the twin was taken, or "". The environment
 variable FLASHLLM_CORE=numpy forces the twin, FLASHLLM_CORE=native refuses it.
+
+`IO_BACKEND` is what readers of a model are to be opened with, from FLASHLLM_IO: auto (as threads),
+threads, or uring (one thread with as many reads in flight, where the system has io_uring).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from flashllm.errors import UsageError
 
 __all__ = [
     "FALLBACK",
+    "IO_BACKEND",
     "NAME",
     "Buffer",
     "Kernels",
@@ -40,7 +44,16 @@ def _reason_for_twin() -> str:
     return ""
 
 
+def _wanted_backend() -> str:
+    """What FLASHLLM_IO asks for."""
+    wanted = os.environ.get("FLASHLLM_IO", "") or "auto"
+    if wanted not in ("auto", "threads", "uring"):
+        raise UsageError(f"FLASHLLM_IO is {wanted!r}; expected auto, threads or uring")
+    return wanted
+
+
 FALLBACK = _reason_for_twin()
+IO_BACKEND = _wanted_backend()
 
 if TYPE_CHECKING or not FALLBACK:
     from flashllm._core import (

@@ -89,9 +89,12 @@ class Reader:
         threads: int = 32,
         gap_bytes: int = 0,
         max_read_bytes: int = 524288,
+        backend: str = "auto",
     ) -> None:
         if direct not in ("required", "optional", "disabled"):
             raise ValueError(f"direct is {direct!r}; expected required, optional or disabled")
+        if backend not in ("auto", "threads", "uring"):
+            raise ValueError(f"backend is {backend!r}; expected auto, threads or uring")
         if not 1 <= threads <= _MAX_THREADS:
             raise ValueError(f"threads is {threads}; expected 1 to {_MAX_THREADS}")
         if gap_bytes < 0 or max_read_bytes < 1:
@@ -99,6 +102,8 @@ class Reader:
         self._path, self.threads = path, threads
         self._file, self.alignment, self.fallback = _open(path, direct)
         self.direct = not self.fallback
+        self.backend = "threads"
+        self.backend_problem = "the numpy core has no ring" if backend == "uring" else ""
         self.file_bytes = _size(self._file)
         self._gap = gap_bytes
         self._piece = max(max_read_bytes // self.alignment * self.alignment, self.alignment)
@@ -119,8 +124,12 @@ class Reader:
         length: int,
         buffer: Buffer,
         destinations: NDArray[np.int64],
+        urgent: bool = False,  # noqa: ARG002
     ) -> int:
-        """Check and plan reads of `length` bytes at each offset; returns a ticket for `wait`."""
+        """Check and plan reads of `length` bytes at each offset; returns a ticket for `wait`.
+
+        `urgent` is kept for its twin's sake: what is waited for first is read first.
+        """
         self._check_open()
         require_array("offsets", offsets, np.int64)
         require_array("destinations", destinations, np.int64)

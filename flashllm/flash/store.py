@@ -227,7 +227,7 @@ def open_file_reader(path: Path, direct: bool, **options: int) -> core.Reader:
 def _open_reader(path: Path, direct: bool, **options: int) -> core.Reader:
     try:
         mode = "optional" if direct else "disabled"
-        return core.Reader(str(path), direct=mode, **options)
+        return core.Reader(str(path), direct=mode, backend=core.IO_BACKEND, **options)
     except OSError as error:
         raise ReadFailed(f"{path}: {error.strerror or error}") from error
 

@@ -14,6 +14,7 @@
 
 #include "buffer.h"
 #include "errors.h"
+#include "uring.h"
 
 namespace flash_core {
 
@@ -45,6 +46,9 @@ class FileSource final : public Source {
   ssize_t read(const iovec* vectors, int count, uint64_t offset) override {
     const ssize_t got = preadv(file_.get(), vectors, count, static_cast<off_t>(offset));
     return got < 0 ? -static_cast<ssize_t>(errno) : got;
+  }
+  std::unique_ptr<Ring> open_ring(unsigned depth, std::string* problem) override {
+    return open_uring(file_.get(), depth, problem);
   }
 
  private:

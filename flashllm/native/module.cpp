@@ -48,13 +48,14 @@ void translate(const std::exception_ptr& error, void*) {
 }
 
 uint64_t submit(Reader& reader, const Array<const int64_t>& offsets, int64_t length,
-                std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations) {
+                std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations,
+                bool urgent) {
   if (offsets.size() != destinations.size()) {
     throw std::invalid_argument(std::to_string(offsets.size()) + " offsets for " +
                                 std::to_string(destinations.size()) + " destinations");
   }
   return reader.submit({offsets.data(), destinations.data(), offsets.size(), length},
-                       std::move(buffer));
+                       std::move(buffer), urgent);
 }
 
 nb::dict stats(const Reader& reader) {
@@ -118,25 +119,27 @@ void define_reading(nb::module_& m) {
       .def(
           "__init__",
           [](Reader* self, const std::string& path, const std::string& direct, int threads,
-             int64_t gap_bytes, int64_t max_read_bytes) {
+             int64_t gap_bytes, int64_t max_read_bytes, const std::string& backend) {
             new (self) Reader(open_file(path, parse_direct(direct)), path,
-                              {threads, gap_bytes, max_read_bytes});
+                              {threads, gap_bytes, max_read_bytes, parse_backend(backend)});
           },
           "path"_a, "direct"_a = "optional", "threads"_a = 32, "gap_bytes"_a = 0,
-          "max_read_bytes"_a = 524288)
+          "max_read_bytes"_a = 524288, "backend"_a = "auto")
       .def_prop_ro("direct", &Reader::direct)
       .def_prop_ro("fallback", &Reader::fallback)
       .def_prop_ro("alignment", &Reader::alignment)
       .def_prop_ro("file_bytes", &Reader::file_bytes)
       .def_prop_ro("threads", &Reader::threads)
+      .def_prop_ro("backend", &Reader::backend)
+      .def_prop_ro("backend_problem", &Reader::backend_problem)
       .def("submit", &submit, "offsets"_a.noconvert(), "length"_a, "buffer"_a,
-           "destinations"_a.noconvert(), Released())
+           "destinations"_a.noconvert(), "urgent"_a = false, Released())
       .def("wait", &Reader::wait, "ticket"_a, Released())
       .def(
           "read",
           [](Reader& self, const Array<const int64_t>& offsets, int64_t length,
              std::shared_ptr<Buffer> buffer, const Array<const int64_t>& destinations) {
-            self.wait(submit(self, offsets, length, std::move(buffer), destinations));
+            self.wait(submit(self, offsets, length, std::move(buffer), destinations, false));
           },
           "offsets"_a.noconvert(), "length"_a, "buffer"_a, "destinations"_a.noconvert(), Released())
       .def("cancel", &Reader::cancel, Released())

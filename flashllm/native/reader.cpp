@@ -8,6 +8,7 @@
 
 #include "errors.h"
 #include "read_run.h"
+#include "ring_reads.h"
 #include "threads.h"
 
 namespace flash_core {
@@ -34,6 +35,13 @@ ReadLimits check_options(const ReaderOptions& options, uint64_t alignment) {
 
 }  // namespace
 
+Backend parse_backend(const std::string& name) {
+  if (name == "auto") return Backend::automatic;
+  if (name == "threads") return Backend::threads;
+  if (name == "uring") return Backend::uring;
+  throw std::invalid_argument("backend is '" + name + "'; expected auto, threads or uring");
+}
+
 Reader::Reader(OpenedFile file, std::string path, const ReaderOptions& options)
     : source_(std::move(file.source)),
       path_(std::move(path)),
@@ -41,10 +49,13 @@ Reader::Reader(OpenedFile file, std::string path, const ReaderOptions& options)
       limits_(check_options(options, source_->alignment())),
       threads_wanted_(static_cast<size_t>(options.threads)),
       process_(getpid()) {
+  open_ring(options.backend);
   const SignalsBlocked blocked;
   threads_.reserve(threads_wanted_);
   try {
-    for (size_t i = 0; i < threads_wanted_; ++i) threads_.emplace_back([this] { work(); });
+    if (ring_) threads_.emplace_back([this] { work_ring(); });
+    for (size_t i = 0; !ring_ && i < threads_wanted_; ++i)
+      threads_.emplace_back([this] { work(); });
   } catch (...) {
     close();
     throw;
@@ -52,6 +63,11 @@ Reader::Reader(OpenedFile file, std::string path, const ReaderOptions& options)
 }
 
 Reader::~Reader() { close(); }
+
+void Reader::open_ring(Backend backend) {
+  if (backend != Backend::uring) return;
+  ring_ = source_->open_ring(static_cast<unsigned>(threads_wanted_), &backend_problem_);
+}
 
 bool Reader::forked() const { return getpid() != process_; }
 
@@ -65,13 +81,14 @@ void Reader::check_open_locked() const {
   if (closed_) throw std::invalid_argument("the reader of " + path_ + " is closed");
 }
 
-uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target) {
+uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, bool urgent) {
   check_process();
   auto job = std::make_shared<Job>();
   job->plan = plan_reads(batch, source_->size(), target->size(), limits_);
   job->target = std::move(target);
+  job->urgent = urgent;
   job->unfinished = job->plan.runs.size();
-  const size_t wakes = std::min(job->unfinished, threads_wanted_);
+  const size_t wakes = std::min(job->unfinished, ring_ ? 1 : threads_wanted_);
   uint64_t ticket = 0;
   {
     const std::lock_guard<std::mutex> lock(signals_->mutex);
@@ -81,11 +98,20 @@ uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target) {
     if (cancelled_) {
       drop_locked(job.get());
     } else if (job->unfinished > 0) {
-      queue_.push_back(std::move(job));
+      queue_locked(std::move(job));
     }
   }
   for (size_t i = 0; i < wakes; ++i) signals_->work.notify_one();
   return ticket;
+}
+
+void Reader::queue_locked(std::shared_ptr<Job> job) {
+  auto place = queue_.end();
+  if (job->urgent) {
+    place = std::find_if(queue_.begin(), queue_.end(),
+                         [](const std::shared_ptr<Job>& other) { return !other->urgent; });
+  }
+  queue_.insert(place, std::move(job));
 }
 
 void Reader::wait(uint64_t ticket) {
@@ -163,26 +189,68 @@ void Reader::work() {
   }
 }
 
-// Starts the next run of the first job, without the lock while it reads.
-void Reader::run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch) {
+// The next run of the first job: its plan and target are read without the lock.
+Reader::Work Reader::claim_locked() {
   const std::shared_ptr<Job> job = queue_.front();
-  const Run& run = job->plan.runs[job->next++];
+  const Run* const run = &job->plan.runs[job->next++];
   if (job->next == job->plan.runs.size()) queue_.pop_front();
+  return {job, run};
+}
+
+void Reader::finish_locked(Job* job, const std::exception_ptr& error) {
+  if (error && !job->error) {
+    job->error = error;
+    const auto queued =
+        std::find_if(queue_.begin(), queue_.end(),
+                     [job](const std::shared_ptr<Job>& other) { return other.get() == job; });
+    if (queued != queue_.end()) queue_.erase(queued);
+    drop_locked(job);
+  }
+  if (--job->unfinished == 0) signals_->done.notify_all();
+}
+
+void Reader::run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch) {
+  const Work work = claim_locked();
   lock->unlock();
   std::exception_ptr error;
   try {
-    read_run({source_.get(), &path_, &meter_, scratch}, job->plan, run, job->target->data());
+    read_run({source_.get(), &path_, &meter_, scratch}, work.job->plan, *work.run,
+             work.job->target->data());
   } catch (...) {
     error = std::current_exception();
   }
   lock->lock();
-  if (error && !job->error) {
-    job->error = error;
-    const auto queued = std::find(queue_.begin(), queue_.end(), job);
-    if (queued != queue_.end()) queue_.erase(queued);
-    drop_locked(job.get());
+  finish_locked(work.job.get(), error);
+}
+
+void Reader::work_ring() {
+  RingReads reads(ring_.get(), source_.get(), &path_, &meter_, threads_wanted_, limits_);
+  std::vector<Work> works(threads_wanted_);  // by slot
+  std::vector<size_t> taken;
+  ring_->begin();
+  std::unique_lock<std::mutex> lock(signals_->mutex);
+  while (true) {
+    if (reads.in_flight() == 0) {
+      signals_->work.wait(lock, [this] { return closed_ || !queue_.empty(); });
+      if (closed_) return;
+    }
+    taken.clear();
+    while (reads.has_room() && !queue_.empty()) {
+      taken.push_back(reads.take());
+      works[taken.back()] = claim_locked();
+    }
+    lock.unlock();
+    for (const size_t slot : taken) {
+      const Work& work = works[slot];
+      reads.start(slot, work.job->plan, *work.run, work.job->target->data());
+    }
+    const std::vector<RingReads::Finished>& finished = reads.collect();
+    lock.lock();
+    for (const RingReads::Finished& one : finished) {
+      finish_locked(works[one.slot].job.get(), one.error);
+      works[one.slot].job.reset();
+    }
   }
-  if (--job->unfinished == 0) signals_->done.notify_all();
 }
 
 }  // namespace flash_core

@@ -1,7 +1,7 @@
-// A pool of threads that reads batches of one file into buffers.
+// Reads batches of one file into buffers, by a pool of threads or by one thread with a ring.
 //
 // Goals: one call a batch; everything checked before anything is queued; cancel and close leave
-// no read in flight behind them. Not goals: writing, ordering between batches.
+// no read in flight behind them. Not goals: writing, an order in which batches are done.
 // Threads: every function may be called by any thread. Buffers live at least until their batch
 // is done. After fork() a reader refuses to work, since its threads are not there.
 #pragma once
@@ -27,10 +27,19 @@
 
 namespace flash_core {
 
+// Who reads: threads that each wait for one read, or one that has many in flight (io_uring), which
+// needs less than half the processor time a read. Automatic is threads: they were the
+// faster ones where other programs wanted the cores too.
+enum class Backend { automatic, threads, uring };
+
+// invalid_argument for a name that is none of "auto", "threads", "uring".
+Backend parse_backend(const std::string& name);
+
 struct ReaderOptions {
-  int threads = 32;
+  int threads = 32;  // how many reads are in flight at most, whoever waits for them
   int64_t gap_bytes = 0;
   int64_t max_read_bytes = 524288;
+  Backend backend = Backend::automatic;
 };
 
 class Reader {
@@ -42,7 +51,9 @@ class Reader {
   Reader& operator=(const Reader&) = delete;
 
   // Queues a batch; out_of_range and invalid_argument if any of it is wrong, with nothing queued.
-  uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target);
+  // Reads are started batch by batch, in the order of submitting; an urgent batch is before every
+  // read not yet started of those that are not.
+  uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target, bool urgent = false);
 
   // Until a batch is done, once for each ticket; DeviceError, EndOfFile or ReadCancelled if it
   // is not complete, and then no read of it is in flight any more.
@@ -58,12 +69,16 @@ class Reader {
   const std::string& fallback() const { return fallback_; }
   size_t alignment() const { return source_->alignment(); }
   uint64_t file_bytes() const { return source_->size(); }
+  const char* backend() const { return ring_ ? "uring" : "threads"; }
+  // Why there is no ring where one was wanted; "" otherwise.
+  const std::string& backend_problem() const { return backend_problem_; }
   int threads() const { return static_cast<int>(threads_wanted_); }
 
  private:
   struct Job {
     ReadPlan plan;
     std::shared_ptr<Buffer> target;
+    bool urgent = false;
     size_t next = 0;        // run to be started
     size_t unfinished = 0;  // runs queued or in flight
     std::exception_ptr error;
@@ -80,7 +95,17 @@ class Reader {
   bool forked() const;
   void check_process() const;
   void check_open_locked() const;
+  struct Work {
+    std::shared_ptr<Job> job;
+    const Run* run;
+  };
+
+  void open_ring(Backend backend);
+  Work claim_locked();
+  void finish_locked(Job* job, const std::exception_ptr& error);
   void work();
+  void work_ring();
+  void queue_locked(std::shared_ptr<Job> job);
   void run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch);
   void drop_locked(Job* job);
   void drop_all_locked();
@@ -88,13 +113,15 @@ class Reader {
   std::unique_ptr<Source> source_;
   std::string path_;
   std::string fallback_;
+  std::string backend_problem_;
+  std::unique_ptr<Ring> ring_;
   ReadLimits limits_ = {};
   size_t threads_wanted_;
   pid_t process_;
   ReadMeter meter_;
 
   std::unique_ptr<Signals> signals_ = std::make_unique<Signals>();
-  std::deque<std::shared_ptr<Job>> queue_;
+  std::deque<std::shared_ptr<Job>> queue_;  // those that are urgent come first
   std::unordered_map<uint64_t, std::shared_ptr<Job>> jobs_;
   uint64_t next_ticket_ = 1;
   bool cancelled_ = false;

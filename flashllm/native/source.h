@@ -1,6 +1,6 @@
-// Where bytes come from: three functions, and the back-ends that stand behind them.
+// Where bytes come from: a few functions, and the back-ends that stand behind them.
 //
-// A source is used by many threads at once; none of the three functions changes anything that
+// A source is used by many threads at once; none of these functions changes anything that
 // another thread could see, the script of a FaultySource apart, which has a lock.
 #pragma once
 
@@ -9,6 +9,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ring.h"
 
 namespace flash_core {
 
@@ -28,6 +32,14 @@ class Source {
   // One read at an offset into `count` vectors: bytes read, fewer at the end of the file or where
   // the system liked it so; or minus an errno.
   virtual ssize_t read(const iovec* vectors, int count, uint64_t offset) = 0;
+
+  // The same reads with that many in flight on one thread, where the source can; else none and
+  // why. The source lives as long.
+  virtual std::unique_ptr<Ring> open_ring(unsigned depth, std::string* problem) {
+    static_cast<void>(depth);
+    *problem = "no ring for this source";
+    return nullptr;
+  }
 };
 
 }  // namespace flash_core

@@ -62,6 +62,15 @@ def test_an_argument_goes_before_the_environment() -> None:
     assert run(show, FLASHLLM_ISA="mmx").stdout.strip() == "scalar"
 
 
+def test_the_back_end_of_reads_can_be_chosen() -> None:
+    show = "from flashllm.flash import core; print(core.IO_BACKEND)"
+    assert run(show).stdout.strip() == "auto"
+    assert run(show, FLASHLLM_IO="threads").stdout.strip() == "threads"
+    finished = run(show, FLASHLLM_IO="tape")
+    assert finished.returncode != 0
+    assert "UsageError: FLASHLLM_IO is 'tape'" in finished.stderr
+
+
 def test_scalar_comes_first_and_the_best_is_the_default() -> None:
     isas = _core.available_isas()
     assert isas[0] == "scalar"
@@ -74,7 +83,7 @@ import os, sys, warnings
 import numpy as np
 warnings.simplefilter("ignore")
 from flashllm import _core
-reader = _core.Reader(sys.executable)
+reader = _core.Reader(sys.executable, backend="{backend}")
 kernels = _core.Kernels(2)
 rows, x, out = np.ones(1 << 20, np.float32), np.ones(1024, np.float32), np.empty(1024, np.float32)
 child = os.fork()
@@ -92,8 +101,9 @@ reader.read(np.zeros(1, np.int64), 512, _core.Buffer(512), np.zeros(1, np.int64)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_neither_hangs_nor_reads() -> None:
-    finished = run(FORK)
+@pytest.mark.parametrize("backend", ["threads", "uring"])
+def test_a_forked_child_neither_hangs_nor_reads(backend: str) -> None:
+    finished = run(FORK.replace("{backend}", backend))
     assert finished.returncode == 0, finished.stderr
     assert "belongs to the process before fork 1048576" in finished.stdout
     assert "parent: 0" in finished.stdout
@@ -105,18 +115,19 @@ from flashllm import _core
 import sys
 seen = []
 signal.signal(signal.SIGINT, lambda *_: seen.append(threading.current_thread().name))
-reader, kernels = _core.Reader(sys.executable), _core.Kernels(3)
+reader, kernels = _core.Reader(sys.executable, backend="{backend}"), _core.Kernels(3)
 masks = []
 for task in os.listdir("/proc/self/task"):
     fields = dict(l.split(":", 1) for l in open(f"/proc/self/task/{task}/status"))
     masks.append((int(task) == os.getpid(), bool(int(fields["SigBlk"], 16) & 0x2)))
-assert len(masks) >= 1 + 32 + 2
+assert len(masks) >= 1 + (32 if reader.backend == "threads" else 1) + 2
 print(sorted(set(masks)))
 """
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="no /proc here")
-def test_threads_leave_the_signals_to_the_main_thread() -> None:
+@pytest.mark.parametrize("backend", ["threads", "uring"])
+def test_threads_leave_the_signals_to_the_main_thread(backend: str) -> None:
     # OpenBLAS, which numpy brings, starts threads of its own that block nothing.
-    finished = run(SIGNALS, OPENBLAS_NUM_THREADS="1")
+    finished = run(SIGNALS.replace("{backend}", backend), OPENBLAS_NUM_THREADS="1")
     assert finished.stdout.strip() == "[(False, True), (True, False)]", finished.stderr

@@ -119,6 +119,25 @@ def test_tickets_may_be_waited_for_in_any_order(
         assert np.array_equal(buffer.array(), contents[i * 4096 : (i + 1) * 4096])
 
 
+def test_urgent_batches_arrive_with_those_they_overtook(
+    open_reader: Open, core: ModuleType, contents: np.ndarray
+) -> None:
+    reader = open_reader(threads=1, max_read_bytes=512)
+    guessed, needed = core.Buffer(262_144), core.Buffer(4096)
+    tickets = [
+        reader.submit(int64(0), 262_144, guessed, int64(0)),
+        reader.submit(int64(8192), 2048, needed, int64(0), urgent=True),
+        reader.submit(int64(40_960), 2048, needed, int64(2048), True),
+    ]
+    reader.wait(tickets[2])
+    assert np.array_equal(needed.array()[2048:], contents[40_960:43_008])
+    reader.wait(tickets[1])
+    assert np.array_equal(needed.array()[:2048], contents[8192:10_240])
+    reader.wait(tickets[0])
+    assert np.array_equal(guessed.array(), contents[:262_144])
+    assert reader.stats()["reads"] == 512 + 4 + 4
+
+
 def test_a_buffer_that_nobody_holds_outlives_its_reads(open_reader: Open, core: ModuleType) -> None:
     reader = open_reader(threads=8)
     offsets = np.arange(64, dtype=np.int64) * 4096
@@ -201,6 +220,20 @@ def test_unknown_policy_raises(core: ModuleType, data_file: Path) -> None:
         core.Reader(str(data_file), direct="maybe")
 
 
+def test_unknown_backend_raises(core: ModuleType, data_file: Path) -> None:
+    with pytest.raises(ValueError, match="expected auto, threads or uring"):
+        core.Reader(str(data_file), backend="maybe")
+
+
+def test_the_backend_is_reported(core: ModuleType, data_file: Path) -> None:
+    for wanted in ("auto", "threads"):
+        reader = core.Reader(str(data_file), backend=wanted)
+        assert (reader.backend, reader.backend_problem) == ("threads", "")
+    ring = core.Reader(str(data_file), backend="uring")
+    assert ring.backend in ("threads", "uring")
+    assert (ring.backend == "uring") == (ring.backend_problem == "")
+
+
 def test_a_file_that_is_not_there(core: ModuleType, tmp_path: Path) -> None:
     path = str(tmp_path / "absent")
     with pytest.raises(FileNotFoundError) as caught:
@@ -253,12 +286,12 @@ def test_a_file_that_cannot_be_read_directly_falls_back(core: ModuleType) -> Non
 
 
 def test_a_file_cut_short_while_open(
-    core: ModuleType, tmp_path: Path, contents: np.ndarray
+    core: ModuleType, backend: str, tmp_path: Path, contents: np.ndarray
 ) -> None:
     for direct in ("optional", "disabled"):
         path = tmp_path / f"cut-{direct}.bin"
         contents.tofile(path)
-        reader = core.Reader(str(path), direct=direct)
+        reader = core.Reader(str(path), direct=direct, backend=backend)
         buffer = core.Buffer(16_384)
         os.truncate(path, 10_000)
         with pytest.raises(EOFError, match="ends at offset 10000"):
@@ -345,9 +378,9 @@ def test_both_cores_plan_the_same_reads(data_file: Path, contents: np.ndarray) -
     rng = np.random.default_rng(5)
     slots = rng.permutation(200)[:120].astype(np.int64)
     results = []
-    for core in (native, numpy_core):
+    for core, backend in ((native, "threads"), (native, "uring"), (numpy_core, "auto")):
         for direct in ("optional", "disabled"):
-            reader = core.Reader(str(data_file), direct=direct, gap_bytes=2048)
+            reader = core.Reader(str(data_file), direct=direct, gap_bytes=2048, backend=backend)
             buffer = core.Buffer(120 * 1024)
             destinations = np.arange(120, dtype=np.int64) * 1024
             reader.read(slots * 1024, 1024, buffer, destinations)
@@ -357,5 +390,5 @@ def test_both_cores_plan_the_same_reads(data_file: Path, contents: np.ndarray) -
             results.append(
                 [stats[key] for key in ("reads", "bytes_read", "bytes_useful", "size_histogram")]
             )
-    assert results[0] == results[2]
-    assert results[1] == results[3]
+    assert results[0] == results[2] == results[4]
+    assert results[1] == results[3] == results[5]

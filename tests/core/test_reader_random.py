@@ -39,6 +39,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], int, list[int]]:
 )
 def test_every_batch_is_read_into_its_place_and_nowhere_else(
     core: ModuleType,
+    backend: str,
     data_file: Path,
     contents: np.ndarray,
     direct: str,
@@ -61,6 +62,7 @@ def test_every_batch_is_read_into_its_place_and_nowhere_else(
         threads=3,
         gap_bytes=gap_bytes,
         max_read_bytes=max_read_bytes,
+        backend=backend,
     )
     reader.read(np.array(offsets, np.int64), length, buffer, np.array(destinations, np.int64))
     assert np.array_equal(array, expected)

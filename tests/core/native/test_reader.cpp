@@ -31,11 +31,13 @@ std::unique_ptr<Source> memory(size_t alignment) {
   return std::make_unique<MemorySource>(contents(), alignment);
 }
 
-std::unique_ptr<Reader> faulty(std::deque<Fault> script, bool forever = false, int threads = 1,
-                               size_t alignment = 512) {
+std::unique_ptr<Reader> faulty(Backend backend, std::deque<Fault> script, bool forever = false,
+                               int threads = 1, size_t alignment = 512) {
   auto source = std::make_unique<FaultySource>(memory(alignment), std::move(script), forever);
-  return std::make_unique<Reader>(OpenedFile{std::move(source), ""}, "name",
-                                  ReaderOptions{threads, 2048, 8192});
+  auto reader = std::make_unique<Reader>(OpenedFile{std::move(source), ""}, "name",
+                                         ReaderOptions{threads, 2048, 8192, backend});
+  CHECK(reader->backend() == std::string(backend == Backend::uring ? "uring" : "threads"));
+  return reader;
 }
 
 struct Request {
@@ -63,10 +65,10 @@ void read_and_check(Reader* reader, const Request& request) {
 
 }  // namespace
 
-TEST(reads_arrive_from_memory_aligned_or_not) {
+TEST_BACKENDS(reads_arrive_from_memory_aligned_or_not) {
   for (const size_t alignment : {1, 512, 4096}) {
     for (const int threads : {1, 4}) {
-      const auto reader = faulty({}, false, threads, alignment);
+      const auto reader = faulty(backend, {}, false, threads, alignment);
       read_and_check(reader.get(), scattered());
       read_and_check(reader.get(), {{99'003}, 1000, {5}});
       read_and_check(reader.get(), {{0}, 50'000, {4096}});
@@ -74,35 +76,36 @@ TEST(reads_arrive_from_memory_aligned_or_not) {
   }
 }
 
-TEST(short_reads_are_resumed_wherever_they_stop) {
+TEST_BACKENDS(short_reads_are_resumed_wherever_they_stop) {
   for (int64_t bytes : {1, 2, 511, 512, 513, 1000, 1024, 2048, 5119}) {
     for (const size_t alignment : {1, 512}) {
-      const auto reader = faulty({{Kind::shorten, bytes}}, false, 1, alignment);
+      const auto reader = faulty(backend, {{Kind::shorten, bytes}}, false, 1, alignment);
       read_and_check(reader.get(), scattered());
     }
   }
 }
 
-TEST(short_reads_for_ever_still_end) {
-  const auto reader = faulty({{Kind::shorten, 700}}, true);
+TEST_BACKENDS(short_reads_for_ever_still_end) {
+  const auto reader = faulty(backend, {{Kind::shorten, 700}}, true);
   read_and_check(reader.get(), scattered());
   CHECK(reader->stats().short_reads > 0);
 }
 
-TEST(interruptions_are_tried_again) {
-  const auto reader = faulty({{Kind::fail, EINTR}, {Kind::fail, EAGAIN}, {Kind::fail, EINTR}});
+TEST_BACKENDS(interruptions_are_tried_again) {
+  const auto reader =
+      faulty(backend, {{Kind::fail, EINTR}, {Kind::fail, EAGAIN}, {Kind::fail, EINTR}});
   read_and_check(reader.get(), scattered());
   CHECK(reader->stats().retries == 3);
 }
 
-TEST(a_device_error_is_tried_again_twice) {
-  const auto reader = faulty({{Kind::fail, EIO}, {Kind::fail, EIO}});
+TEST_BACKENDS(a_device_error_is_tried_again_twice) {
+  const auto reader = faulty(backend, {{Kind::fail, EIO}, {Kind::fail, EIO}});
   read_and_check(reader.get(), scattered());
   CHECK(reader->stats().retries == 2);
 }
 
-TEST(a_device_error_that_stays_is_reported_with_its_offset) {
-  const auto reader = faulty({{Kind::none}, {Kind::fail, EIO}}, true);
+TEST_BACKENDS(a_device_error_that_stays_is_reported_with_its_offset) {
+  const auto reader = faulty(backend, {{Kind::none}, {Kind::fail, EIO}}, true);
   try {
     read_and_check(reader.get(), scattered());
     CHECK(false);
@@ -113,30 +116,30 @@ TEST(a_device_error_that_stays_is_reported_with_its_offset) {
   }
 }
 
-TEST(what_cannot_pass_is_not_tried_again) {
+TEST_BACKENDS(what_cannot_pass_is_not_tried_again) {
   for (const int code : {EINVAL, ENXIO, EBADF, ENOMEM}) {
-    const auto reader = faulty({{Kind::fail, code}});
+    const auto reader = faulty(backend, {{Kind::fail, code}});
     CHECK_THROWS(DeviceError, "offset 0", read_and_check(reader.get(), scattered()));
     CHECK(reader->stats().retries == 0);
     read_and_check(reader.get(), scattered());
   }
 }
 
-TEST(an_interruption_that_never_ends_does_end) {
-  const auto reader = faulty({{Kind::fail, EINTR}}, true);
+TEST_BACKENDS(an_interruption_that_never_ends_does_end) {
+  const auto reader = faulty(backend, {{Kind::fail, EINTR}}, true);
   CHECK_THROWS(DeviceError, "offset", read_and_check(reader.get(), scattered()));
 }
 
 // The n-th operation fails, for every n until none does: always a right result or an error that
 // says so, and a reader that goes on working.
-TEST(every_read_in_turn_fails_and_the_reader_goes_on) {
+TEST_BACKENDS(every_read_in_turn_fails_and_the_reader_goes_on) {
   for (const Fault& fault :
        {Fault{Kind::fail, EIO}, Fault{Kind::fail, ENXIO}, Fault{Kind::fail, EINTR},
         Fault{Kind::shorten, 512}, Fault{Kind::shorten, 0}, Fault{Kind::delay, 1}}) {
     for (size_t n = 0; n < 12; ++n) {
       std::deque<Fault> script(n);
       script.push_back(fault);
-      const auto reader = faulty(script, false, 3);
+      const auto reader = faulty(backend, script, false, 3);
       try {
         read_and_check(reader.get(), scattered());
       } catch (const DeviceError& error) {
@@ -148,17 +151,17 @@ TEST(every_read_in_turn_fails_and_the_reader_goes_on) {
   }
 }
 
-TEST(a_flipped_bit_arrives_flipped) {
-  const auto reader = faulty({{Kind::flip, 3}});
+TEST_BACKENDS(a_flipped_bit_arrives_flipped) {
+  const auto reader = faulty(backend, {{Kind::flip, 3}});
   CHECK_THROWS(testing::Failure, "memcmp", read_and_check(reader.get(), {{0}, 512, {0}}));
   read_and_check(reader.get(), {{0}, 512, {0}});
 }
 
-TEST(a_file_that_ends_early_is_reported) {
+TEST_BACKENDS(a_file_that_ends_early_is_reported) {
   for (const size_t alignment : {1, 512}) {
     auto shorter = std::make_unique<MemorySource>(some_bytes(10'000), alignment);
     // It says that it has the full size, as a file does that was cut after it was opened.
-    class Cut final : public Source {
+    class Cut final : public RingedSource {
      public:
       explicit Cut(std::unique_ptr<Source> inner) : inner_(std::move(inner)) {}
       uint64_t size() const override { return 100'000; }
@@ -170,14 +173,14 @@ TEST(a_file_that_ends_early_is_reported) {
      private:
       std::unique_ptr<Source> inner_;
     };
-    Reader reader({std::make_unique<Cut>(std::move(shorter)), ""}, "cut", {2, 0, 8192});
+    Reader reader({std::make_unique<Cut>(std::move(shorter)), ""}, "cut", {2, 0, 8192, backend});
     CHECK_THROWS(EndOfFile, "offset 10000", read_and_check(&reader, {{9'000}, 2'000, {0}}));
     CHECK_THROWS(EndOfFile, "offset", read_and_check(&reader, {{50'000}, 512, {0}}));
   }
 }
 
-TEST(counts_add_up) {
-  const auto reader = faulty({}, false, 4);
+TEST_BACKENDS(counts_add_up) {
+  const auto reader = faulty(backend, {}, false, 4);
   read_and_check(reader.get(), scattered());
   const ReadStats stats = reader->stats();
   CHECK(stats.bytes_useful == 5 * 1024);
@@ -198,14 +201,40 @@ TEST(files_are_read_directly_or_not) {
         static_cast<ssize_t>(contents().size()));
   close(file);
   for (const Direct direct : {Direct::optional, Direct::disabled}) {
-    Reader reader(open_file(path, direct), path, {4, 2048, 8192});
-    CHECK(reader.file_bytes() == contents().size());
-    CHECK(reader.direct() == reader.fallback().empty());
-    read_and_check(&reader, scattered());
-    read_and_check(&reader, {{99'003}, 1000, {5}});
+    for (const Backend backend : {Backend::threads, Backend::uring}) {
+      Reader reader(open_file(path, direct), path, {4, 2048, 8192, backend});
+      CHECK(reader.file_bytes() == contents().size());
+      CHECK(reader.direct() == reader.fallback().empty());
+      CHECK(reader.backend() == std::string(backend == Backend::threads ? "threads" : "uring") ||
+            !reader.backend_problem().empty());
+      read_and_check(&reader, scattered());
+      read_and_check(&reader, {{99'003}, 1000, {5}});
+    }
   }
   unlink(path);
   CHECK_THROWS(DeviceError, "No such file", open_file(path, Direct::optional));
   CHECK_THROWS(DeviceError, "directory", open_file("/tmp", Direct::disabled));
   CHECK_THROWS(std::invalid_argument, "expected required", parse_direct("perhaps"));
+  CHECK_THROWS(std::invalid_argument, "expected auto", parse_backend("perhaps"));
+}
+
+TEST(threads_read_where_there_is_no_ring) {
+  class Plain final : public Source {
+   public:
+    uint64_t size() const override { return 4096; }
+    size_t alignment() const override { return 1; }
+    ssize_t read(const iovec* vectors, int, uint64_t) override {
+      std::memset(vectors[0].iov_base, 9, vectors[0].iov_len);
+      return static_cast<ssize_t>(vectors[0].iov_len);
+    }
+  };
+  for (const Backend backend : {Backend::automatic, Backend::uring, Backend::threads}) {
+    Reader reader({std::make_unique<Plain>(), ""}, "plain", {2, 0, 4096, backend});
+    CHECK(reader.backend() == std::string("threads"));
+    CHECK((reader.backend_problem() == "no ring for this source") == (backend == Backend::uring));
+    const auto buffer = std::make_shared<Buffer>(4096);
+    const int64_t start = 0;
+    reader.wait(reader.submit({&start, &start, 1, 4096}, buffer));
+    CHECK(buffer->data()[0] == 9 && buffer->data()[4095] == 9);
+  }
 }

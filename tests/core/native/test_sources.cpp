@@ -4,10 +4,37 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
 namespace flash_core {
+
+void SourceRing::check(bool holds) const {
+  if (!holds || std::this_thread::get_id() != owner_) throw std::logic_error("misused ring");
+}
+
+void SourceRing::push(const iovec* vectors, int count, uint64_t offset, size_t tag) {
+  check(requests_.size() + results_.size() < depth_);
+  requests_.push_back({vectors, count, offset, tag});
+}
+
+void SourceRing::enter(size_t least) {
+  check(least > 0 && least <= requests_.size() + results_.size());
+  while (results_.size() < least) {
+    const Request next = requests_.back();
+    requests_.pop_back();
+    results_.push_back({next.tag, source_->read(next.vectors, next.count, next.offset)});
+  }
+}
+
+bool SourceRing::pop(RingResult* result) {
+  check(true);
+  if (results_.empty()) return false;
+  *result = results_.front();
+  results_.pop_front();
+  return true;
+}
 
 MemorySource::MemorySource(std::vector<uint8_t> bytes, size_t alignment)
     : bytes_(std::move(bytes)), alignment_(alignment) {}

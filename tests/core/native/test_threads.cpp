@@ -1,6 +1,8 @@
 // Cancelling, closing and computing from several threads at once: what TSan looks at.
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #include "compute_pool.h"
@@ -14,12 +16,12 @@ using namespace flash_core;
 
 namespace {
 
-std::unique_ptr<Reader> slow_reader(int threads) {
+std::unique_ptr<Reader> slow_reader(Backend backend, int threads, int64_t delay_ms = 1) {
   auto source = std::make_unique<FaultySource>(
       std::make_unique<MemorySource>(std::vector<uint8_t>(1 << 20, 7), 512),
-      std::deque<Fault>{{Fault::Kind::delay, 1}}, true);
+      std::deque<Fault>{{Fault::Kind::delay, delay_ms}}, true);
   return std::make_unique<Reader>(OpenedFile{std::move(source), ""}, "slow",
-                                  ReaderOptions{threads, 0, 4096});
+                                  ReaderOptions{threads, 0, 4096, backend});
 }
 
 // 64 reads of 4 KiB.
@@ -40,8 +42,8 @@ bool was_cancelled(Reader* reader, uint64_t ticket) {
 
 }  // namespace
 
-TEST(cancel_drops_what_is_queued_and_ends_every_wait) {
-  const auto reader = slow_reader(2);
+TEST_BACKENDS(cancel_drops_what_is_queued_and_ends_every_wait) {
+  const auto reader = slow_reader(backend, 2);
   const auto buffer = std::make_shared<Buffer>(1 << 20);
   const uint64_t first = submit_all(reader.get(), buffer);
   const uint64_t second = submit_all(reader.get(), std::make_shared<Buffer>(1 << 20));
@@ -58,8 +60,56 @@ TEST(cancel_drops_what_is_queued_and_ends_every_wait) {
   CHECK(buffer->data()[8192] == 7);
 }
 
-TEST(close_while_others_wait_ends_their_waiting) {
-  const auto reader = slow_reader(2);
+TEST_BACKENDS(urgent_batches_overtake_reads_that_were_not_started) {
+  // Tells where it is read, and holds the first read until it is let go.
+  class Gate final : public RingedSource {
+   public:
+    uint64_t size() const override { return 1 << 20; }
+    size_t alignment() const override { return 512; }
+    ssize_t read(const iovec* vectors, int, uint64_t offset) override {
+      std::unique_lock<std::mutex> lock(mutex_);
+      offsets.push_back(offset);
+      changed_.notify_all();
+      changed_.wait(lock, [this] { return open_; });
+      return static_cast<ssize_t>(vectors[0].iov_len);
+    }
+    void await_first_read() {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return !offsets.empty(); });
+    }
+    void open() {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      open_ = true;
+      changed_.notify_all();
+    }
+    std::vector<uint64_t> offsets;
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool open_ = false;
+  };
+  auto owned = std::make_unique<Gate>();
+  Gate* const gate = owned.get();
+  Reader reader({std::move(owned), ""}, "gate", {1, 0, 512, backend});
+  std::vector<uint64_t> tickets;
+  const auto submit = [&](int64_t offset, int64_t length, bool urgent) {
+    const int64_t start = 0;
+    tickets.push_back(
+        reader.submit({&offset, &start, 1, length}, std::make_shared<Buffer>(2048), urgent));
+  };
+  submit(0, 2048, false);
+  gate->await_first_read();
+  submit(10240, 512, false);
+  submit(20480, 1024, true);
+  submit(30720, 512, true);
+  gate->open();
+  for (const uint64_t ticket : tickets) reader.wait(ticket);
+  CHECK((gate->offsets == std::vector<uint64_t>{0, 20480, 20992, 30720, 512, 1024, 1536, 10240}));
+}
+
+TEST_BACKENDS(close_while_others_wait_ends_their_waiting) {
+  const auto reader = slow_reader(backend, 2, 20);  // 0.6 s a batch: closed before any is done
   std::atomic<int> cancelled{0};
   std::vector<std::thread> waiters;
   for (int i = 0; i < 3; ++i) {
@@ -80,9 +130,9 @@ TEST(close_while_others_wait_ends_their_waiting) {
   reader->close();
 }
 
-TEST(many_threads_read_through_one_reader) {
+TEST_BACKENDS(many_threads_read_through_one_reader) {
   auto source = std::make_unique<MemorySource>(std::vector<uint8_t>(1 << 20, 7), 512);
-  Reader reader({std::move(source), ""}, "shared", {4, 4096, 65536});
+  Reader reader({std::move(source), ""}, "shared", {4, 4096, 65536, backend});
   std::atomic<int> right{0};
   std::vector<std::thread> users;
   for (int i = 0; i < 4; ++i) {
@@ -99,10 +149,10 @@ TEST(many_threads_read_through_one_reader) {
   CHECK(reader.stats().bytes_useful == 40 * 64 * 4096);
 }
 
-TEST(a_reader_dies_with_work_still_queued) {
+TEST_BACKENDS(a_reader_dies_with_work_still_queued) {
   const auto buffer = std::make_shared<Buffer>(1 << 20);
   {
-    submit_all(slow_reader(3).get(), buffer);
+    submit_all(slow_reader(backend, 3).get(), buffer);
   }
   CHECK(buffer.use_count() == 1);
 }
