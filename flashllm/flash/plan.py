@@ -1,6 +1,6 @@
 """How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan.
 
-What follows from the shape alone (the prefill's chunk and block) never depends on the ceiling,
+What follows from the shape alone (the prefill's chunk, block and tile) never depends on the ceiling,
 since the rounding of a matrix product depends on its shape and the answer must not.
 """
 
