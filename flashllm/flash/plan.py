@@ -1,7 +1,7 @@
 """How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan.
 
-What follows from the shape alone (the prefill's chunk, block and tile) never depends on the ceiling,
-since the rounding of a matrix product depends on its shape and the answer must not.
+What follows from the shape alone (the prefill's chunk, block and tile) never depends on the
+ceiling, since the rounding of a matrix product depends on its shape and the answer must not.
 """
 
 from __future__ import annotations
