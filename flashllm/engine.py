@@ -48,7 +48,7 @@ __all__ = [
     "open_model",
 ]
 
-OnPrefill = Callable[[int, int], None]
+OnPrefill = Callable[[float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,9 @@ class Model:
     ) -> Generation:
         """Continue `ids` by up to `max_tokens`; nothing runs before the first token is asked for.
 
-        `stop` holds strings that end the text and are not part of it; `on_prefill` is called with
-        (tokens done, tokens in all). Without `telemetry` nothing is measured, and costs are empty.
+        `stop` holds strings that end the text and are not part of it; `on_prefill` is called after
+        each layer with (tokens done, tokens in all), a layer being its share of each token. Without
+        `telemetry` nothing is measured, and costs are empty.
         """
         self._check(ids)
         if max_tokens < 0:

@@ -26,7 +26,7 @@ JOIN_SECONDS = 2.0
 class Prefilled:
     """So much of the prompt has been read."""
 
-    done: int
+    done: float
     total: int
 
 
@@ -124,7 +124,7 @@ def _show(worker: Worker[Event], arguments: argparse.Namespace) -> Finished:
         for event in worker.events():
             if isinstance(event, Prefilled):
                 if time.monotonic() - start > PREFILL_QUIET_SECONDS:
-                    ticker.show(f"reading the prompt: {event.done} of {event.total} tokens")
+                    ticker.show(f"reading the prompt: {int(event.done)} of {event.total} tokens")
                 continue
             ticker.clear()
             if isinstance(event, Finished):

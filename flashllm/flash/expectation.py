@@ -221,20 +221,19 @@ class _Clock:
         return TokenSeconds(flash, dram, overhead, total)
 
     def _blocks(self, beside: float, block: float) -> float:
-        """All layers, each with something `beside` it, block after block, one read ahead."""
+        """All layers, each with something `beside` it, block after block, a ring read ahead."""
         spec, plan = self.model.spec, self.plan
         read = self._block_seconds()
-        total = 0.0
+        total = last = 0.0
         for pinned in plan.slots_per_layer:
             kept = pinned if plan.select == "all" else 0
             blocks = (spec.bundles_per_layer - kept) / plan.prefill.bundles
             before = beside + kept / plan.prefill.bundles * block
-            if blocks <= 0:
-                total += before
-                continue
-            total += max(read * min(blocks, 1), before)
-            total += max(blocks - 1, 0) * max(read, block) + min(blocks, 1) * block
-        return total
+            # Once the ring is full the device waits for what lies beside.
+            idle = max(before - min(plan.prefill_blocks, blocks) * read, 0) if blocks > 0 else 0
+            total += max(before + blocks * block, blocks * read + idle)
+            last = min(blocks, 1) * block if blocks > 0 else 0.0
+        return total + last
 
     def _block_seconds(self) -> float:
         """Reading one block of a layer, cut into the largest reads."""

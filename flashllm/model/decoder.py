@@ -44,8 +44,9 @@ LOGIT_ROWS_MAX = 64
 LOGIT_BLOCK_BYTES = 4 << 20
 FeedForwardCall = Callable[[Tensor, Tensor], Tensor]
 """From the feed-forward input, and what the norm made it of, to the output."""
-Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all) after each chunk of a prompt."""
+Progress = Callable[[float, int], None]
+"""Called with (tokens done, tokens in all) after each layer of a prompt; a layer is its share of
+each token in its chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Pass:
     chosen: Chosen | None = None
     keep_tokens: int = 0
     """The last so many tokens' bundles stay in the window."""
+    passed: Callable[[float], None] | None = None
+    """Called after each layer with the share of all layers that is done."""
 
 
 class Decoder:
@@ -104,9 +107,7 @@ class Decoder:
         else:
             self.pool = SlotPool(store, plan.slots_per_layer, plan.window)
         weights = [self._ffn_weights(index) for index in range(spec.n_layers)]
-        self._ffn = FeedForward(
-            store, self.pool, selector, kernels, plan.prefill, self.clock, weights, plan.overlap
-        )
+        self._ffn = FeedForward(store, self.pool, selector, kernels, plan, self.clock, weights)
         self._embedding = torch_view(resident["embed.weight"])
         positions = resident.get("embed.positions")
         self._positions = None if positions is None else torch_view(positions)
@@ -132,13 +133,10 @@ class Decoder:
         self, ids: Sequence[int], tap: Tap | None = None, progress: Progress | None = None
     ) -> NDArray[np.float32]:
         """Start a new context with a prompt; logits [vocab] after its last token."""
-        done = 0
-        for hidden in self._chunks(ids, Pass(tap=tap)):
-            done += len(hidden)
-            if progress is not None:
-                progress(done, len(ids))
-                self._check_cancelled()
-        logits: NDArray[np.float32] = self._logits(hidden[-1:])[0]
+        for hidden in self._chunks(ids, Pass(tap=tap), progress):
+            last = hidden[-1:]
+        self._check_cancelled()
+        logits: NDArray[np.float32] = self._logits(last)[0]
         return logits
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -210,18 +208,26 @@ class Decoder:
         self._cancelled.clear()
         self._store.allow_reads()
 
-    def _chunks(self, ids: Sequence[int], how: Pass) -> Iterator[Tensor]:
+    def _chunks(
+        self, ids: Sequence[int], how: Pass, progress: Progress | None = None
+    ) -> Iterator[Tensor]:
         """A new context's hidden states [tokens, d_model], chunk by chunk."""
         assert 0 < len(ids) <= self.context
         self._cache.clear()
         self.pool.clear()
-        self._ffn.reset()
-        step = self._plan.prefill.tokens
-        for start in range(0, len(ids), step):
+        step, layers = self._plan.prefill.tokens, self.spec.n_layers
+        starts = range(0, len(ids), step)
+        self._ffn.expect(layer for _ in starts for layer in range(layers))
+        for start in starts:
             chunk = ids[start : start + step]
             after = len(ids) - start - len(chunk)
             keep_tokens = max(0, min(self._plan.window - after, len(chunk)))
-            yield self._chunk(chunk, dataclasses.replace(how, keep_tokens=keep_tokens))
+            passed = None
+            if progress is not None:
+                passed = functools.partial(_tell, progress, start, len(chunk), len(ids))
+            yield self._chunk(
+                chunk, dataclasses.replace(how, keep_tokens=keep_tokens, passed=passed)
+            )
 
     @torch.inference_mode()
     def _chunk(self, ids: Sequence[int], how: Pass) -> Tensor:
@@ -230,18 +236,18 @@ class Decoder:
         rotation = self._rotation(len(ids))
         for index in range(self.spec.n_layers):
             self._check_cancelled()
-            self._ffn.begin(index)
             x = self._block(index, x, rotation, functools.partial(self._chunk_ffn, index, how))
+            if how.passed is not None:
+                how.passed((index + 1) / self.spec.n_layers)
         self._cache.length += len(ids)
         self.pool.advance(len(ids))
         return x
 
     def _chunk_ffn(self, index: int, how: Pass, x: Tensor, before_norm: Tensor) -> Tensor:
-        following = index + 1 if index + 1 < self.spec.n_layers else None
         if how.mode == "dense":
-            return self._ffn.chunk(index, x, before_norm, following, how.keep_tokens, how.tap)
+            return self._ffn.chunk(index, x, before_norm, how.keep_tokens, how.tap)
         oracle = how.mode == "oracle"
-        return self._ffn.chunk_selected(index, x, before_norm, following, oracle, how.chosen)
+        return self._ffn.chunk_selected(index, x, before_norm, oracle, how.chosen)
 
     def _block(
         self,
@@ -367,3 +373,7 @@ class Decoder:
     def _vector(self, name: str) -> Tensor | None:
         tensor = self._resident.get(name)
         return None if tensor is None else vector(tensor)
+
+
+def _tell(progress: Progress, start: int, tokens: int, total: int, share: float) -> None:
+    progress(start + tokens * share, total)

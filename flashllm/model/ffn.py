@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm.accounting import PartClock
-from flashllm.errors import FlashllmError
 from flashllm.flash import core
 from flashllm.flash.pinned import PinnedBundles
-from flashllm.flash.plan import Overlap, PrefillShape
+from flashllm.flash.plan import Overlap, Plan
 from flashllm.flash.store import Store
 from flashllm.flash.stream import SlotPool, block_ends
 from flashllm.flash.window import Ids
@@ -60,19 +58,19 @@ class FeedForward:
         pool: SlotPool | PinnedBundles,
         selector: Selector | None,
         kernels: core.Kernels,
-        shape: PrefillShape,
+        plan: Plan,
         clock: PartClock,
         weights: Sequence[FeedForwardWeights],
-        overlap: Overlap,
     ) -> None:
         self._spec = spec = store.spec
         self._pool = pool
-        self._overlap: Overlap = overlap
+        self._overlap: Overlap = plan.overlap
         self._guesser: Guesser | None = None
         self._known: dict[int, Ids] = {}
         self.use(selector)
-        self._stream = LayerStream(store, shape.bundles, clock)
-        self._block_bundles = shape.bundles
+        shape = plan.prefill
+        self._stream = LayerStream(store, shape.bundles, plan.prefill_blocks, clock)
+        self._block_bundles, self._tile_bundles = shape.bundles, shape.tile
         self._kernels = kernels
         self._clock = clock
         self._weights = weights
@@ -80,8 +78,8 @@ class FeedForward:
         # Rows of a neuron lie in the order gate, up, down.
         self._up_offset = spec.row_bytes * (spec.rows_per_neuron - 2)
         self._down_offset = spec.row_bytes * (spec.rows_per_neuron - 1)
-        # Preallocated: the decoded rows of a block.
-        rows = 0 if spec.dtype == "f32" else shape.bundles
+        # Preallocated: the decoded rows of a tile.
+        rows = 0 if spec.dtype == "f32" else shape.tile
         self._decoded = torch.empty(rows, spec.rows_per_neuron * spec.d_model)
 
     def use(self, selector: Selector | None) -> None:
@@ -92,15 +90,13 @@ class FeedForward:
         if guesses and isinstance(selector, SelectPredicted) and isinstance(self._pool, SlotPool):
             self._guesser = Guesser(selector, self._pool, self._spec.n_layers)
 
-    def begin(self, layer: int) -> None:
-        """A prompt's layer is about to be computed: begin to read it."""
-        self._stream.begin(layer, self._pinned(layer))
+    def expect(self, layers: Iterable[int]) -> None:
+        """These layers will be computed whole, in this order: begin to read them.
 
-    def reset(self) -> None:
-        """Let reads that nobody will wait for end."""
+        Reads of an earlier call that nobody waited for are let end first.
+        """
         self._known.clear()
-        with contextlib.suppress(FlashllmError):
-            self._stream.drain()
+        self._stream.expect((layer, self._pinned(layer)) for layer in layers)
 
     # One token ------------------------------------------------------------------------------
 
@@ -191,9 +187,8 @@ class FeedForward:
             self._add_rows(pool.rows, piece, fetch.positions, outputs, out)
 
     def _add_all(self, layer: int, x: _Floats, gate: _Floats | None, out: _Floats) -> None:
-        following = layer + 1 if layer + 1 < self._spec.n_layers else None
         self._clock.switch("ffn")
-        for block in self._blocks(layer, following):
+        for block in self._blocks(layer):
             ids, positions, rows = _of_block(block)
             outputs = self._outputs(layer, rows, ids, positions, x, gate)
             self._add_rows(rows, ids, positions, outputs, out)
@@ -261,7 +256,6 @@ class FeedForward:
         layer: int,
         x: Tensor,
         before_norm: Tensor,
-        following: int | None = None,
         keep_tokens: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
@@ -270,37 +264,53 @@ class FeedForward:
         Bundles that the last `keep_tokens` tokens used stay in the window.
         """
         self._clock.switch("ffn")
-        spec, weights = self._spec, self._weights[layer]
         out = torch.zeros_like(x)
+        weights = self._weights[layer]
         gate = None if weights.gate is None else weights.gate(x)
-        margins = []
-        for block in self._blocks(layer, following):
-            rows = self._decode(block)  # [bundles, rows of a neuron, d_model]
-            where = slice(block.first, block.first + len(rows))
-            up = _project(x, rows[:, -2], weights.up_bias, where)
-            deciding = up
-            if gate is not None:
-                deciding = gate[:, where]
-            elif spec.gate == "bundled":
-                deciding = _project(x, rows[:, 0], weights.gate_bias, where)
-            if tap is not None:
-                margins.append(margin(spec, deciding, up))
-            hidden = activate(spec, deciding)
-            if spec.gated:
-                hidden = combine(spec, hidden, up)
-            out.addmm_(hidden, rows[:, -1])
+        margins: list[Tensor] = []
+        for block in self._blocks(layer):
+            tails = []
+            for tile in block.pieces(self._tile_bundles):
+                hidden = self._add_tile(layer, tile, x, gate, out, None if tap is None else margins)
+                tails.append(hidden[len(x) - keep_tokens :])
             if keep_tokens and isinstance(self._pool, SlotPool):
-                self._keep(self._pool, layer, block, hidden[-keep_tokens:], len(x))
+                self._keep(self._pool, layer, block, torch.cat(tails, dim=1), len(x))
         if tap is not None:
             tap(layer, self._read_by_selector(x, before_norm), torch.cat(margins, dim=1))
         return self._with_bias(layer, out)
+
+    def _add_tile(
+        self,
+        layer: int,
+        tile: Block,
+        x: Tensor,
+        gate: Tensor | None,
+        out: Tensor,
+        margins: list[Tensor] | None,
+    ) -> Tensor:
+        """Add to `out` what a tile's neurons make of `x`; their outputs [tokens, bundles]."""
+        spec, weights = self._spec, self._weights[layer]
+        rows = self._decode(tile)  # [bundles, rows of a neuron, d_model]
+        where = slice(tile.first, tile.first + len(rows))
+        up = _project(x, rows[:, -2], weights.up_bias, where)
+        deciding = up
+        if gate is not None:
+            deciding = gate[:, where]
+        elif spec.gate == "bundled":
+            deciding = _project(x, rows[:, 0], weights.gate_bias, where)
+        if margins is not None:
+            margins.append(margin(spec, deciding, up))
+        hidden = activate(spec, deciding)
+        if spec.gated:
+            hidden = combine(spec, hidden, up)
+        out.addmm_(hidden, rows[:, -1])
+        return hidden
 
     def chunk_selected(
         self,
         layer: int,
         x: Tensor,
         before_norm: Tensor,
-        following: int | None,
         oracle: bool,
         chosen: Chosen | None,
     ) -> Tensor:
@@ -318,7 +328,7 @@ class FeedForward:
             named = [selector.select(layer, v, g) for v, g in zip(read, gates, strict=True)]
         found: list[list[Ids]] = [[] for _ in gates]
         out = np.zeros_like(vectors)
-        for block in self._blocks(layer, following):
+        for block in self._blocks(layer):
             everything, _, rows = _of_block(block)
             for t, (vector, gate) in enumerate(zip(vectors, gates, strict=True)):
                 ids = everything if named is None else _within(named[t], block)
@@ -334,16 +344,16 @@ class FeedForward:
         reads_before = self.selector is not None and self.selector.before_norm
         return before_norm if reads_before else x
 
-    def _blocks(self, layer: int, following: int | None = None) -> Iterator[Block]:
+    def _blocks(self, layer: int) -> Iterator[Block]:
         """All bundles of a layer, those that are pinned first, always in the same blocks."""
-        pinned = self._pinned(layer)
+        pinned, spec = self._pinned(layer), self._spec
+        if pinned < spec.bundles_per_layer and not self._stream.expects(layer, pinned):
+            self.expect(range(layer, spec.n_layers))
         if pinned and isinstance(self._pool, PinnedBundles):
-            self._stream.begin(layer, pinned)
             raw = self._pool.rows(layer)
             for first in range(0, pinned, self._block_bundles):
                 yield Block(first, raw[first : first + self._block_bundles])
-        after = None if following is None else (following, self._pinned(following))
-        yield from self._stream.blocks(layer, pinned, after)
+        yield from self._stream.blocks(layer, pinned)
 
     def _pinned(self, layer: int) -> int:
         return self._pool.count(layer) if isinstance(self._pool, PinnedBundles) else 0

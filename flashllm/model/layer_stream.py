@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.accounting import PartClock
+from flashllm.errors import FlashllmError
 from flashllm.flash import core
 from flashllm.flash.store import Store
 
@@ -20,63 +23,91 @@ class Block:
     first: int
     raw: NDArray[np.uint8]  # [bundles, stride]
 
+    def pieces(self, bundles: int) -> Iterator[Block]:
+        """The same, in pieces of so many bundles."""
+        for start in range(0, len(self.raw), bundles):
+            yield Block(self.first + start, self.raw[start : start + bundles])
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A block on its way into one of the ring's buffers."""
+
+    layer: int
+    first: int
+    buffer: int
+    ticket: int
+
 
 class LayerStream:
-    """Reads layers from a bundle on to their end, always one block ahead."""
+    """Reads layers from a bundle on to their end, as far ahead as its ring of buffers allows.
 
-    def __init__(self, store: Store, bundles: int, clock: PartClock) -> None:
+    What is read ahead goes on into the layers that were announced by `expect`, so that the device
+    has work while something else than a block is computed. One caller at a time.
+    """
+
+    def __init__(self, store: Store, bundles: int, depth: int, clock: PartClock) -> None:
         self._store = store
         self._bundles = bundles
         self._clock = clock
+        self._n_bundles = store.header.bundles_per_layer
         stride = store.header.stride
-        self._buffers = [core.Buffer(bundles * stride) for _ in range(2)]
+        self._buffers = [core.Buffer(bundles * stride) for _ in range(depth)]
         self._arrays = [buffer.array().reshape(bundles, stride) for buffer in self._buffers]
-        self._turn = 0
-        self._ahead: tuple[int, int, int] | None = None  # layer, first bundle, ticket
+        self._free = list(range(depth))
+        self._ahead: deque[_Read] = deque()
+        self._order: Iterator[tuple[int, int]] = iter(())
 
-    def blocks(
-        self, layer: int, first: int = 0, following: tuple[int, int] | None = None
-    ) -> Iterator[Block]:
-        """The blocks of a layer from bundle `first`; `following` (layer, first bundle) is begun.
+    def expect(self, layers: Iterable[tuple[int, int]]) -> None:
+        """Begin to read these layers, each from a first bundle on, in this order."""
+        self.drain()
+        self._order = self._blocks_of(layers)
+        self._fill()
+
+    def expects(self, layer: int, first: int = 0) -> bool:
+        """Whether the next block is the one at `first` of a layer."""
+        return bool(self._ahead) and (self._ahead[0].layer, self._ahead[0].first) == (layer, first)
+
+    def blocks(self, layer: int, first: int = 0) -> Iterator[Block]:
+        """The blocks of a layer from bundle `first`, begun now if they were not expected.
 
         Time spent waiting goes to the clock's "io_exposed", the caller's to "ffn".
         """
-        n_bundles = self._store.header.bundles_per_layer
-        if first < n_bundles:
-            self.begin(layer, first)
-        elif following is not None:
-            self.begin(*following)
-        for start in range(first, n_bundles, self._bundles):
-            assert self._ahead is not None
-            ticket = self._ahead[2]
-            self._ahead = None
+        if first < self._n_bundles and not self.expects(layer, first):
+            self.expect([(layer, first)])
+        for start in range(first, self._n_bundles, self._bundles):
+            read = self._ahead.popleft()
+            assert (read.layer, read.first) == (layer, start)
             self._clock.switch("io_exposed")
-            self._store.wait(ticket, layer)
+            self._store.wait(read.ticket, layer)
             self._clock.switch("ffn")
-            rows = self._arrays[self._turn][: min(self._bundles, n_bundles - start)]
-            self._turn = 1 - self._turn
-            if start + self._bundles < n_bundles:
-                self._submit(layer, start + self._bundles)
-            elif following is not None:
-                self.begin(*following)
-            yield Block(start, rows)
-
-    def begin(self, layer: int, first: int = 0) -> None:
-        """Begin to read the block at `first`, unless that is under way or beyond the layer."""
-        if first >= self._store.header.bundles_per_layer:
-            return
-        if self._ahead is None or self._ahead[:2] != (layer, first):
-            self.drain()
-            self._submit(layer, first)
+            yield Block(start, self._arrays[read.buffer][: self._n_bundles - start])
+            self._free.append(read.buffer)
+            self._fill()
 
     def drain(self) -> None:
-        """Let what was begun end, wanted or not: its buffer is free afterwards."""
-        if self._ahead is not None:
-            layer, _, ticket = self._ahead
-            self._ahead = None
-            self._store.wait(ticket, layer)
+        """Let what was begun end, wanted or not: every buffer is free afterwards."""
+        self._order = iter(())
+        while self._ahead:
+            read = self._ahead.popleft()
+            # All of them are waited for; that one failed is of no interest to anybody.
+            with contextlib.suppress(FlashllmError):
+                self._store.wait(read.ticket, read.layer)
+        # The last block's too: who stopped in the middle of a layer does not come back to it.
+        self._free = list(range(len(self._buffers)))
 
-    def _submit(self, layer: int, first: int) -> None:
-        count = min(self._bundles, self._store.header.bundles_per_layer - first)
-        ticket = self._store.submit_span(layer, first, count, self._buffers[self._turn])
-        self._ahead = (layer, first, ticket)
+    def _blocks_of(self, layers: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for layer, first in layers:
+            for start in range(first, self._n_bundles, self._bundles):
+                yield layer, start
+
+    def _fill(self) -> None:
+        while self._free:
+            following = next(self._order, None)
+            if following is None:
+                return
+            layer, first = following
+            buffer = self._free.pop()
+            count = min(self._bundles, self._n_bundles - first)
+            ticket = self._store.submit_span(layer, first, count, self._buffers[buffer])
+            self._ahead.append(_Read(layer, first, buffer, ticket))

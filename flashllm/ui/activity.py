@@ -38,7 +38,7 @@ class Activity:
     send_when_open: bool = False
     """A message waits in the prompt until the model is open."""
     statistics: AnswerStatistics = field(default_factory=AnswerStatistics)
-    _prefill: tuple[int, int] = (0, 0)
+    _prefill: tuple[float, int] = (0, 0)
     _since: float = field(default_factory=time.monotonic)
     _hint: str = ""
     _hint_until: float = 0.0
@@ -60,7 +60,7 @@ class Activity:
         """The numbers of the last answer are no longer of interest."""
         self.statistics, self._prefill = AnswerStatistics(), (0, 0)
 
-    def prefill(self, done: int, total: int) -> None:
+    def prefill(self, done: float, total: int) -> None:
         """So many tokens of the prompt have been read."""
         self._prefill = (done, total)
 

@@ -154,10 +154,10 @@ class EngineThread:
             model.cancel()
         return generation
 
-    def _report_prefill(self) -> Callable[[int, int], None]:
+    def _report_prefill(self) -> Callable[[float, int], None]:
         last = 0.0
 
-        def report(done: int, total: int) -> None:
+        def report(done: float, total: int) -> None:
             nonlocal last
             now = time.monotonic()
             if now - last >= PREFILL_REPORT_SECONDS or done == total:

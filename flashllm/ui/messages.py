@@ -37,7 +37,7 @@ class Shortened(Message):
 class Prefilling(Message):
     """So many tokens of the prompt have been read."""
 
-    def __init__(self, done: int, total: int) -> None:
+    def __init__(self, done: float, total: int) -> None:
         super().__init__()
         self.done = done
         self.total = total

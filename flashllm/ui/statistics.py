@@ -60,11 +60,11 @@ def memory_of_ceiling(rss_bytes: int, ceiling_bytes: int) -> str:
     return f"{rss_bytes / GIBIBYTE:.1f} of {ceiling}"
 
 
-def prefill_text(done: int, total: int, elapsed_seconds: float) -> str:
+def prefill_text(done: float, total: int, elapsed_seconds: float) -> str:
     """`reading the prompt: 120 of 400 tokens, 3 s left`."""
     if not total:
         return "reading the prompt"
-    text = f"reading the prompt: {done} of {total} tokens"
+    text = f"reading the prompt: {int(done)} of {total} tokens"
     if 0 < done < total and elapsed_seconds >= 1:
         text += f", {elapsed_seconds * (total - done) / done:.0f} s left"
     return text

@@ -133,6 +133,34 @@ def test_cancel_during_prefill(model: Model) -> None:
     assert len(list(model.generate(PROMPT, max_tokens=3))) == 3
 
 
+def test_progress_of_a_prompt_is_told_layer_by_layer(model: Model) -> None:
+    calls: list[tuple[float, int]] = []
+    prompt = PROMPT * 10
+    next(model.generate(prompt, on_prefill=lambda done, total: calls.append((done, total))))
+    chunks = -(-len(prompt) // model.plan.prefill.tokens)
+    assert len(calls) == chunks * model.info.spec.n_layers
+    done = [call[0] for call in calls]
+    assert done == sorted(set(done))
+    assert calls[-1] == (len(prompt), len(prompt))
+
+
+def test_a_prompt_may_be_cancelled_after_any_layer(model: Model) -> None:
+    expected = [token.id for token in model.generate(PROMPT, max_tokens=5)]
+    for layer in range(model.info.spec.n_layers):
+        calls = 0
+
+        def stop(_done: float, _total: int, layer: int = layer) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == layer + 1:
+                model.cancel()
+
+        generation = model.generate(PROMPT, on_prefill=stop)
+        assert (list(generation), generation.finish_reason) == ([], "cancelled")
+        assert calls == layer + 1
+        assert [token.id for token in model.generate(PROMPT, max_tokens=5)] == expected
+
+
 def test_cancel_during_decode_keeps_what_was_said(model: Model) -> None:
     expected = [token.id for token in model.generate(PROMPT, max_tokens=10)]
     generation = model.generate(PROMPT, max_tokens=100)

@@ -78,7 +78,7 @@ class FakeGeneration:
         ids: Sequence[int],
         steps: Sequence[Step],
         max_tokens: int,
-        on_prefill: Callable[[int, int], None] | None,
+        on_prefill: Callable[[float, int], None] | None,
     ) -> None:
         self.prompt_tokens = len(ids)
         self.finish_reason: str | None = None
@@ -94,7 +94,7 @@ class FakeGeneration:
         self,
         steps: Sequence[Step],
         max_tokens: int,
-        on_prefill: Callable[[int, int], None] | None,
+        on_prefill: Callable[[float, int], None] | None,
     ) -> Iterator[FakeToken]:
         for step in steps:
             if isinstance(step, Exception):
@@ -151,7 +151,7 @@ class FakeModel:
         max_tokens: int = 256,
         sampling: object = None,
         stop: Sequence[str] = (),
-        on_prefill: Callable[[int, int], None] | None = None,
+        on_prefill: Callable[[float, int], None] | None = None,
     ) -> FakeGeneration:
         self.cancelled.clear()
         self.requests.append(

@@ -171,10 +171,17 @@ def test_the_first_token_takes_all_weights_once_a_chunk() -> None:
     # Products at 1e11 bytes x tokens a second are slower than this disk.
     products = (ffn + 32 * 4 * 4096 * 4096 * 2) * 128 / 1e11
     assert expected.first_token_seconds == pytest.approx(products, rel=0.03)
-    slow = planned(case(profile=law(1e-6, 0.2e9)))[1].first_token_seconds
-    # While attention is computed no more than one block is read.
+    # A slow disk is read all the time, attention or not; with the smallest ring it waits for
+    # attention once the ring is full.
+    slow = case(profile=law(1e-6, 0.2e9))
+    assert slow.plan().prefill_blocks == 11
+    assert planned(slow)[1].first_token_seconds == pytest.approx(ffn / 0.2e9, rel=0.03)
+    least = case(memory=None, profile=law(1e-6, 0.2e9))
+    assert least.plan().prefill_blocks == 2
     attention = 32 * 4 * 4096 * 4096 * 2 * 128 / 1e11
-    assert slow == pytest.approx(ffn / 0.2e9 + attention, rel=0.03)
+    ahead = 32 * 2 * (4 << 20) / 0.2e9
+    expected_seconds = ffn / 0.2e9 + attention - ahead
+    assert planned(least)[1].first_token_seconds == pytest.approx(expected_seconds, rel=0.03)
 
 
 def test_advice_is_what_planning_it_gives() -> None:

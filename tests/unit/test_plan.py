@@ -85,6 +85,19 @@ def test_the_prefill_follows_from_the_shape() -> None:
     assert shapes == {PrefillShape.of(SPEC, SIZES.stride)}
 
 
+def test_the_ceiling_decides_how_many_blocks_a_prefill_holds() -> None:
+    least = smallest("predicted")
+    plans = [make_plan(SPEC, SIZES, least + spare, select="predicted")
+             for spare in range(0, 2 << 30, 32 << 20)]  # fmt: skip
+    blocks = [plan.prefill_blocks for plan in plans]
+    assert blocks == sorted(blocks)
+    assert (blocks[0], blocks[-1]) == (2, 16)
+    for plan in plans:
+        assert sum(plan.split.values()) <= plan.ceiling_bytes
+        ring = plan.prefill.bundles * SIZES.stride * (plan.prefill_blocks - 2)
+        assert 32 * ring <= plan.ceiling_bytes - least
+
+
 def test_a_prefill_has_room_for_heads_wider_than_the_model() -> None:
     """Query, its turned halves, its scaled copy, what attention makes, in rows: six at least."""
     rope = dataclasses.replace(SPEC, positions="rope", rope=Rope(1e4, 64))

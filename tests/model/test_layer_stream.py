@@ -1,0 +1,124 @@
+"""The ring that layers are read through: what is asked for, how far ahead, and after a fault."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashllm.accounting import PartClock
+from flashllm.errors import ReadFailed
+from flashllm.flash import core
+from flashllm.model.layer_stream import LayerStream
+
+STRIDE = 512
+BUNDLES = 100
+BLOCK = 32
+
+
+class FakeStore:
+    """Each bundle holds its layer and its number; what is under way is known."""
+
+    def __init__(self) -> None:
+        self.header = SimpleNamespace(bundles_per_layer=BUNDLES, stride=STRIDE)
+        self.under_way: dict[int, tuple[int, int]] = {}
+        self.most_under_way = 0
+        self.submitted: list[tuple[int, int]] = []
+        self.bad: set[tuple[int, int]] = set()
+
+    def submit_span(self, layer: int, first: int, count: int, buffer: core.Buffer) -> int:
+        rows = buffer.array()[: count * STRIDE].reshape(count, STRIDE).view(np.int32)
+        rows[:, 0], rows[:, 1] = layer, np.arange(first, first + count)
+        self.submitted.append((layer, first))
+        ticket = len(self.submitted)
+        self.under_way[ticket] = (layer, first)
+        self.most_under_way = max(self.most_under_way, len(self.under_way))
+        return ticket
+
+    def wait(self, ticket: int, layer: int) -> None:
+        begun = self.under_way.pop(ticket)
+        assert begun[0] == layer
+        if begun in self.bad:
+            raise ReadFailed(f"{begun}")
+
+
+def stream(depth: int) -> tuple[LayerStream, FakeStore]:
+    store: Any = FakeStore()
+    return LayerStream(store, BLOCK, depth, PartClock()), store
+
+
+def take(ring: LayerStream, layer: int, first: int = 0) -> list[tuple[int, int]]:
+    """What lies in the bundles of a layer, looked at while each block is held."""
+    found = []
+    for block in ring.blocks(layer, first):
+        numbers = np.arange(block.first, block.first + len(block.raw))
+        assert np.array_equal(block.raw.view(np.int32)[:, 1], numbers)
+        found += [(int(row[0]), int(row[1])) for row in block.raw.view(np.int32)]
+    return found
+
+
+@pytest.mark.parametrize("depth", [2, 3, 16])
+def test_layers_come_whole_and_in_order_with_no_more_blocks_than_the_ring(depth: int) -> None:
+    ring, store = stream(depth)
+    firsts = [0, 40, 100, 0, 99]
+    ring.expect(enumerate(firsts))
+    assert store.most_under_way == min(depth, 11)
+    for layer, first in enumerate(firsts):
+        assert take(ring, layer, first) == [(layer, number) for number in range(first, BUNDLES)]
+    assert store.submitted == [
+        (layer, start) for layer, first in enumerate(firsts) for start in range(first, 100, BLOCK)
+    ]
+    assert store.most_under_way <= depth
+    assert not store.under_way
+
+
+def test_while_a_block_is_computed_with_all_other_buffers_are_being_read() -> None:
+    ring, store = stream(4)
+    ring.expect([(0, 0), (1, 0)])
+    for number, _ in enumerate(ring.blocks(0)):
+        assert len(store.under_way) == min(3, 8 - number - 1)
+    # Between layers, when attention is computed, all four.
+    assert len(store.under_way) == 4
+
+
+def test_what_was_not_expected_is_read_all_the_same() -> None:
+    ring, store = stream(3)
+    ring.expect([(0, 0), (1, 0)])
+    assert take(ring, 2, 64) == [(2, number) for number in range(64, BUNDLES)]
+    assert not store.under_way
+    assert take(ring, 1) == [(1, number) for number in range(BUNDLES)]
+
+
+def test_nothing_is_left_behind_by_a_layer_that_ends_in_the_middle() -> None:
+    ring, store = stream(3)
+    ring.expect([(0, 0), (1, 0)])
+    held = ring.blocks(0)
+    next(held)
+    ring.drain()
+    assert not store.under_way
+    ring.expect([(3, 0)])
+    assert len(store.under_way) == 3
+    assert take(ring, 3) == [(3, number) for number in range(BUNDLES)]
+
+
+def test_a_read_that_fails_is_told_and_the_next_prompt_is_read() -> None:
+    ring, store = stream(3)
+    store.bad = {(0, 64), (0, 96)}
+    ring.expect([(0, 0), (1, 0)])
+    with pytest.raises(ReadFailed, match="64"):
+        take(ring, 0)
+    # Another one, that nobody waited for, is of no interest.
+    ring.expect([(1, 0)])
+    assert take(ring, 1) == [(1, number) for number in range(BUNDLES)]
+
+
+def test_pieces_of_a_block() -> None:
+    ring, _ = stream(2)
+    for block in ring.blocks(0, 64):
+        pieces = list(block.pieces(20))
+        assert [piece.first for piece in pieces] == list(
+            range(block.first, block.first + len(block.raw), 20)
+        )
+        assert np.array_equal(np.concatenate([piece.raw for piece in pieces]), block.raw)
