@@ -38,7 +38,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, *, synthetic: bool = False)
     axis.spines[["top", "right"]].set_visible(False)
     if measured:
         axis.legend(frameon=False, loc="best")
-    return save(figure, path)  # type: ignore[no-any-return]
+    drawn: Path = save(figure, path)
+    return drawn
 
 
 def _line(axis: Any, model: str, rows: Sequence[dict[str, Any]], color: str) -> None:

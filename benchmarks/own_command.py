@@ -14,7 +14,7 @@ from flashllm.sanitize import sanitize_line
 EXIT_INTERRUPTED = 130
 
 
-class CommandFailed(FlashllmError):
+class CommandError(FlashllmError):
     """A command that was asked for a report ended with an error."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -23,7 +23,7 @@ class CommandFailed(FlashllmError):
 
 
 def ask(*arguments: str) -> dict[str, Any]:
-    """What `flashllm ARGUMENTS` prints as JSON; `CommandFailed` with its last words otherwise."""
+    """What `flashllm ARGUMENTS` prints as JSON; `CommandError` with its last words otherwise."""
     return ask_module("flashllm", *arguments)
 
 
@@ -34,12 +34,12 @@ def ask_module(module: str, *arguments: str) -> dict[str, Any]:
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CommandFailed(said.removeprefix("flashllm: "), done.returncode)
+        raise CommandError(said.removeprefix("flashllm: "), done.returncode)
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError) as problem:
         shown = " ".join([module, *arguments])
-        raise CommandFailed(f"`{shown}` printed no JSON ({problem})", 1) from problem
+        raise CommandError(f"`{shown}` printed no JSON ({problem})", 1) from problem
     return found
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import flashllm
-from benchmarks.own_command import CommandFailed, ask, ended, remark
+from benchmarks.own_command import CommandError, ask, ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.commands.options import argument, parse_count, parse_positive
@@ -144,7 +144,7 @@ def _encode(model: Any, prompt: Any) -> list[int]:
 
 
 def apart(task: dict[str, Any]) -> Answers:
-    """`answer` in a process of its own; `CommandFailed` where that fails."""
+    """`answer` in a process of its own; `CommandError` where that fails."""
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{NAME}", "--task"],
         input=json.dumps(task),
@@ -154,7 +154,7 @@ def apart(task: dict[str, Any]) -> Answers:
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CommandFailed(said.removeprefix(f"{NAME}: "), done.returncode)
+        raise CommandError(said.removeprefix(f"{NAME}: "), done.returncode)
     return Answers(**json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -204,14 +204,21 @@ def report(found: Sequence[Answers]) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     """Markdown."""
-    rows = [["setting", "window", "slots", "threads", "hits", "passes", "answers", "different"]]
-    for row in found["rows"]:
-        rows.append([
-            _words(row["setting"]), str(row["window"]), f"{row['slots']:,}",
-            str(row["io_threads"]), f"{row['hit_rate']:.1%}", f"{row['passes']:,}",
-            f"{row['answers']} ({row['tokens']:,} tokens)", str(len(row["different"])),
-        ])  # fmt: skip
-    return markdown(rows)
+    titles = ["setting", "window", "slots", "threads", "hits", "passes", "answers", "different"]
+    return markdown([titles, *map(_cells, found["rows"])])
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        _words(row["setting"]),
+        str(row["window"]),
+        f"{row['slots']:,}",
+        str(row["io_threads"]),
+        f"{row['hit_rate']:.1%}",
+        f"{row['passes']:,}",
+        f"{row['answers']} ({row['tokens']:,} tokens)",
+        str(len(row["different"])),
+    ]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

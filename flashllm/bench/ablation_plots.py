@@ -34,7 +34,8 @@ def draw(found: dict[str, Any], title: str, directory: Path) -> Path:
         waiting.invert_yaxis()
         figure.legend(*moved.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.suptitle(f"{title}: what each part of the method saves", parse_math=False)
-        return save(figure, directory / "ablation.png")
+        path: Path = save(figure, directory / "ablation.png")
+        return path
 
 
 def _bars(
