@@ -197,7 +197,7 @@ class Ablation:
             least = self._plan("all", None)
             return self._plan("all", max(least.smallest_bytes, self._half_ceiling(least)))
         plan = self._plan(self.select, None, row.window or 1)
-        return replace(plan, slots_per_layer=self._slots(row.window or 1))
+        return replace(plan, slots_per_layer=self._slots(row.window or 1), **row.plan)
 
     def _half_ceiling(self, plan: Plan) -> int:
         weights = plan.split["embeddings"] + plan.split["attention"]
@@ -257,9 +257,10 @@ class Ablation:
             direct = self.settings.direct
             # Where all neurons are read there are no rows of single neurons to be read apart.
             apart = not row.bundled and not row.dense
-            store.open_reader(direct, row.io_threads, row.gap_bytes, rows_apart=apart)
+            store.open_reader(direct, row.io_threads, row.gap_bytes, rows_apart=apart, **row.reader)
             selector = make_selector(store, plan.select, self._kernels, direct)
-            yield Decoder(store, self._resident, selector, plan, self._kernels), store
+            decoder = Decoder(store, self._resident, selector, plan, self._kernels, **row.decoder)
+            yield decoder, store
 
     def _record(self) -> ActiveSets:
         """The active sets of all tokens, from a run that is not counted."""
