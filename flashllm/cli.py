@@ -58,6 +58,8 @@ CONVERT_EXAMPLES = """\
 examples:
   flashllm convert ~/big ~/big.flash --predictors train
   flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
+  flashllm convert ~/big ~/big.flash --dtype int8 --predictors train      # half of 16 bits
+  flashllm convert ~/big ~/big.flash --dtype int4 --resident-dtype int8 --predictor-dtype int8
 """
 PLAN_EXAMPLES = """\
 examples:

@@ -119,6 +119,11 @@ class Decoder:
         self._project_out = self._linear("head.project_out") if narrow else None
 
     @property
+    def isa(self) -> str:
+        """The instructions that the kernels use."""
+        return str(self._kernels.isa)
+
+    @property
     def length(self) -> int:
         """Tokens in the running context."""
         return self._cache.length
