@@ -45,15 +45,28 @@ def encode(
         return raw
     values = widen(raw, source)
     if target in GROUP_BYTES:
-        encoded = np.empty(len(values) // columns * row_bytes(target, columns), np.uint8)
-        _kernels().encode_rows(values, columns, target, encoded)
-    else:
-        encoded = narrow(values, target)
-    if not all_finite(encoded, target, columns):
-        raise TensorMismatch(
-            f"tensor {name}: holds values too large for {target}; convert with --dtype f32 or bf16"
-        )
+        return _in_groups(values, columns, target, name)
+    encoded = narrow(values, target)
+    if not all_finite(encoded, target):
+        raise _too_large(name, target)
     return encoded
+
+
+def _in_groups(
+    values: NDArray[np.float32], columns: int, target: str, name: str
+) -> NDArray[np.uint8]:
+    encoded = np.empty(len(values) // columns * row_bytes(target, columns), np.uint8)
+    try:
+        _kernels().encode_rows(values, columns, target, encoded)
+    except ValueError as problem:  # of finite numbers it refuses those that no scale reaches
+        raise _too_large(name, target) from problem
+    return encoded
+
+
+def _too_large(name: str, target: str) -> TensorMismatch:
+    return TensorMismatch(
+        f"tensor {name}: holds values too large for {target}; convert with --dtype f32 or bf16"
+    )
 
 
 @functools.cache
