@@ -164,6 +164,11 @@ def find_warnings(facts: dict[str, Any]) -> list[str]:
     core, memory = facts["core"], facts["memory"]
     if core["name"] != "native":
         warnings.append(f"the native core is not in use ({core['fallback']}): everything is slow")
+    if core["isa"] == "scalar":
+        warnings.append(
+            "the kernels use no vector instructions (scalar): everything is slow; "
+            "unset FLASHLLM_ISA if it is set"
+        )
     if core["problem"]:
         warnings.append(f"{core['problem']}; unset FLASHLLM_ISA")
     if memory["available_bytes"] < GIBIBYTE:

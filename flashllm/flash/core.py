@@ -20,6 +20,7 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "row_bytes",
     "stream_read_ns",
 ]
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING or not FALLBACK:
         available_isas,
         bundle_checksums,
         crc32c,
+        row_bytes,
         stream_read_ns,
     )
 else:
@@ -62,5 +64,6 @@ else:
         available_isas,
         bundle_checksums,
         crc32c,
+        row_bytes,
         stream_read_ns,
     )

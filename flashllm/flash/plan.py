@@ -13,7 +13,7 @@ from typing import Any
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
-from flashllm.spec import DTYPE_BYTES, ModelSpec
+from flashllm.spec import ModelSpec
 
 MIB = 1 << 20
 DEFAULT_IO_THREADS = 32
@@ -66,7 +66,7 @@ class PrefillShape:
         """Memory of a prefill at its peak: two blocks in flight, decoded rows, activations."""
         widest = max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
         blocks = 2 * self.bundles * stride
-        decoded = self.bundles * spec.bundle_bytes // DTYPE_BYTES[spec.dtype] * 4
+        decoded = self.bundles * spec.neurons_per_bundle * spec.rows_per_neuron * spec.d_model * 4
         rows = self.linear_rows * widest * 4
         hidden = (4 if spec.gated else 3) * self.bundles
         if spec.gate == "resident":
@@ -89,6 +89,8 @@ class Sizes:
     windows: tuple[int, ...] = ()
     slots_needed: tuple[tuple[int, ...], ...] = ()
     """For each of `windows`, slots needed by each layer."""
+    predictor_dtype: str = "f16"
+    """Encoding of the predictors' matrices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
+
 #include "kernel_table.h"
 
 #define FLASH_TARGET __attribute__((target("avx512f,avx2,fma,f16c")))

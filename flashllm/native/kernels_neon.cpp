@@ -3,6 +3,8 @@
 
 #include <arm_neon.h>
 
+#include <algorithm>
+
 #include "kernel_table.h"
 
 #define FLASH_TARGET
