@@ -209,9 +209,7 @@ def measure(options: argparse.Namespace) -> int:
     spec = read_manifest(options.model).spec
     others, skipped = peers(options, checkpoint, task, spec.dtype)
     contenders = [first, *others]
-    quantised = spec.dtype in QUANTISED
-    weight_bytes = Weights.of(spec).total if quantised else checkpoint.weight_bytes
-    under, reason = limits(options, weight_bytes)
+    under, reason = limits(options, Weights.of(spec).total)
     skipped += [reason] if reason else []
     for line in skipped:
         remark(f"left out: {line}")
