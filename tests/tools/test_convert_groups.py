@@ -123,11 +123,7 @@ def test_the_same_encoding_twice_is_said_once(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
     convert(source, tmp_path / "out", dtype="int8", resident_dtype="int8")
     assert read_manifest(tmp_path / "out").spec.resident_dtype is None
-    assert b"resident_dtype" not in b"".join(
-        line
-        for line in (tmp_path / "out" / "manifest.json").read_bytes().splitlines()
-        if b"overrides" not in line
-    ) or read_manifest(tmp_path / "out").source["overrides"]["resident_dtype"] == "int8"
+    assert "resident_dtype" not in read_manifest(tmp_path / "out").spec.to_json()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "int8", "int4"])
@@ -178,7 +174,7 @@ def test_encodings_that_there_are_not(tmp_path: Path, wish: dict[str, str]) -> N
 def test_the_command_line_names_the_encodings(
     tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["convert", str(tmp_path), str(tmp_path / "out"), option, "int3"]) == 64
+    assert main(["convert", str(tmp_path), str(tmp_path / "out"), option, "int3"]) == 2
     assert "int8" in capsys.readouterr().err
 
 

@@ -24,6 +24,7 @@ from flashllm.predictors.targets import Prices, Targets
 from flashllm.predictors.train import OPERATIONS_OF_ONE_THREAD, operations_of_layer, train
 from safetensors.torch import load_file
 
+from tests.core.encodings import decode
 from tests.tools.predictor_models import D_FFN, D_MODEL, N_LAYERS, Stack, task_of
 
 PRICES = Prices(false_load=4096.0, miss=4 * 4096.0, dram=0.05)
@@ -302,6 +303,26 @@ def test_written_files_hold_the_contracts_tensors_and_report(trained):
     assert values["targets"]["perplexity_ratio"] == task.targets.perplexity_ratio
     assert values["perplexity_dense"] > 1
     assert "mean" in table(report)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_errors_are_those_of_what_is_stored(trained, tmp_path, dtype):
+    """Thresholds are chosen, and errors counted, with the rounded matrices."""
+    stack, task, _, plain = trained
+    report = train(
+        dataclasses.replace(task, dtype=dtype), tmp_path / "out", tmp_path / "w", SilentProgress()
+    )
+    tensors = load_file(tmp_path / "out" / PREDICTORS_FILE)
+    for layer, reported in enumerate(report.layers):
+        down, up, bias = (tensors[f"layers.{layer}.{part}"] for part in ("down", "up", "bias"))
+        rank = len(down)
+        assert down.dtype == up.dtype == torch.uint8
+        matrices = (
+            decode(m.numpy().reshape(-1), dtype, n) for m, n in ((down, D_MODEL), (up, rank))
+        )
+        found = LowRank(*(torch.from_numpy(m).float() for m in matrices), bias)
+        check_errors(stack, task, found, layer, reported)
+    assert report.mean["false_negatives"] < plain.mean["false_negatives"] + 0.05
 
 
 def test_a_report_of_an_older_version_is_read(trained, tmp_path):
