@@ -309,18 +309,17 @@ def test_written_files_hold_the_contracts_tensors_and_report(trained):
 def test_errors_are_those_of_what_is_stored(trained, tmp_path, dtype):
     """Thresholds are chosen, and errors counted, with the rounded matrices."""
     stack, task, _, plain = trained
-    report = train(
-        dataclasses.replace(task, dtype=dtype), tmp_path / "out", tmp_path / "w", SilentProgress()
-    )
-    tensors = load_file(tmp_path / "out" / PREDICTORS_FILE)
+    rounded = dataclasses.replace(task, dtype=dtype)
+    report = train(rounded, tmp_path, tmp_path / "work", SilentProgress())
+    tensors = load_file(tmp_path / PREDICTORS_FILE)
     for layer, reported in enumerate(report.layers):
         down, up, bias = (tensors[f"layers.{layer}.{part}"] for part in ("down", "up", "bias"))
-        rank = len(down)
         assert down.dtype == up.dtype == torch.uint8
-        matrices = (
-            decode(m.numpy().reshape(-1), dtype, n) for m, n in ((down, D_MODEL), (up, rank))
+        values = (
+            torch.from_numpy(decode(matrix.numpy().reshape(-1), dtype, columns)).float()
+            for matrix, columns in ((down, D_MODEL), (up, len(down)))
         )
-        found = LowRank(*(torch.from_numpy(m).float() for m in matrices), bias)
+        found = LowRank(*values, bias)
         check_errors(stack, task, found, layer, reported)
     assert report.mean["false_negatives"] < plain.mean["false_negatives"] + 0.05
 
