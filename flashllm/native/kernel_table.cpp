@@ -29,6 +29,8 @@ bool has_avx2() {
 
 bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f") != 0; }
 
+bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni") != 0; }
+
 #endif
 
 }  // namespace
@@ -38,6 +40,7 @@ std::vector<const KernelTable*> available_kernels() {
 #if defined(__x86_64__)
   if (has_avx2()) tables.push_back(&avx2_kernels());
   if (has_avx512()) tables.push_back(&avx512_kernels());
+  if (has_vnni()) tables.push_back(&avx512vnni_kernels());
 #elif defined(__aarch64__)
   tables.push_back(&neon_kernels());
 #endif

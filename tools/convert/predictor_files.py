@@ -21,7 +21,7 @@ from flashllm.flash.layout import (
 from flashllm.flash.manifest import ACTIVITY_FILE, PREDICTORS_FILE
 from flashllm.flash.safetensors_header import pack_tensor_header
 from flashllm.flash.strict_json import parse_object
-from flashllm.spec import DTYPE_BYTES, GROUP_BYTES, ModelSpec, row_bytes
+from flashllm.spec import GROUP_BYTES, ModelSpec, row_bytes
 
 from .destination import OutputFile
 from .encoding import encode
@@ -152,30 +152,29 @@ def encode_predictors(path: Path, spec: ModelSpec, dtype: str) -> None:
     """
     index = read_tensor_index(path)
     widths = predictor_columns(index, spec)
+    rounded = {encoding_of(index[name], widths[name]) for name in widths} & set(GROUP_BYTES)
+    if rounded == {dtype}:
+        return
+    if rounded:
+        raise UsageError(
+            f"--predictor-dtype {dtype}: the predictors are in {rounded.pop()} already; leave it"
+            " out"
+        )
     # What is f32 comes first: behind rows of bytes it would lie at odd places.
     names = sorted(index, key=lambda name: (name in widths, index[name].offset))
-    layout = []
-    for name in names:
-        record = index[name]
-        encoding = encoding_of(record, widths.get(name, 1))
-        if name in widths and encoding in GROUP_BYTES and encoding != dtype:
-            raise UsageError(
-                f"--predictor-dtype {dtype}: the predictors are in {encoding} already; leave it out"
-            )
-        stored = stored_as(dtype, record.shape) if encoding in DTYPE_BYTES else None
-        layout.append((name, *(stored if name in widths and stored else _as_found(record))))
+    layout = [
+        (name, *(stored_as(dtype, shape) if name in widths else (index[name].dtype, shape)))
+        for name in names
+        for shape in [index[name].shape]
+    ]
     part = path.with_name(f".{path.name}.part")
     with open(path, "rb") as source, OutputFile(part) as file:
         file.write(pack_tensor_header(layout))
         for name in names:
-            record, width = index[name], widths.get(name, 1)
+            record = index[name]
             source.seek(record.offset)
             raw = np.frombuffer(source.read(record.nbytes), np.uint8)
-            if name in widths and record.dtype in DTYPE_BYTES:
-                raw = encode(raw, record.dtype, dtype, name, width)
+            if name in widths:
+                raw = encode(raw, record.dtype, dtype, name, widths[name])
             file.write(raw.data)
     part.replace(path)
-
-
-def _as_found(record: TensorRecord) -> tuple[str, tuple[int, ...]]:
-    return record.dtype, record.shape
