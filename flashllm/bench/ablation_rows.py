@@ -6,10 +6,13 @@ half of which fits into memory, on an M1 Max. Each row adds one part of the meth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from flashllm.errors import UsageError
+from flashllm.flash.manifest import RESIDENT_FILE, read_manifest
 from flashllm.flash.plan import Plan
 
 
@@ -49,6 +52,8 @@ class Row:
     """Further arguments of `Decoder`."""
     reader: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `Store.open_reader`."""
+    directory: Path | None = None
+    """Another conversion of the model, whose predictors are used."""
 
 
 def table_rows(window: int, io_threads: int) -> list[Row]:
@@ -107,7 +112,24 @@ ADDITIONS: tuple[Addition, ...] = (
 `Addition("guess", "an early guess", lambda plan: {"decoder": {"guess": True}})`."""
 
 
-def added_rows(last: Row, plan: Plan, additions: tuple[Addition, ...] = ADDITIONS) -> list[Row]:
+def predictors_of(directory: Path) -> Addition:
+    """The predictors of another conversion of the same model: others may be named by them."""
+    name = directory.name.replace("{", "{{").replace("}", "}}")
+    change = {"directory": directory, "precision": str(directory)}
+    return Addition(f"predictors:{directory}", f"predictors of {name}", lambda _: change)
+
+
+def check_beside(directory: Path, other: Path) -> None:
+    """`UsageError` where two conversions differ in more than their predictors."""
+    ours, theirs = read_manifest(directory), read_manifest(other)
+    if ours.spec != theirs.spec or ours.files[RESIDENT_FILE] != theirs.files[RESIDENT_FILE]:
+        raise UsageError(
+            f"{other}: its weights in memory are not those of {directory}; give a conversion of"
+            " the same checkpoint that differs in --predictor-dtype only"
+        )
+
+
+def added_rows(last: Row, plan: Plan, additions: Sequence[Addition]) -> list[Row]:
     """Each addition alone on top of the last row, then all of them together.
 
     Only what makes a difference under this plan: without a profile, threads are those of the table.

@@ -9,15 +9,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from flashllm.convert import convert
 
-from flashllm.bench import ablation_report, ablation_rows
+from flashllm.bench import ablation as ablation_module
+from flashllm.bench import ablation_report
 from flashllm.bench.ablation import Ablation, Settings
 from flashllm.bench.ablation_rows import ADDITIONS, Addition, added_rows, table_rows
 from flashllm.bench.active_sets import ActiveSets
 from flashllm.cli import main
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.manifest import read_manifest
 from flashllm.flash.resident_stream import ResidentStream
 from flashllm.flash.store import Store
+from flashllm.flash.stream import smallest_slots
 
 TEXT = list(np.random.default_rng(0).integers(3, 90, 64))
 
@@ -186,7 +190,7 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
     demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = [5 + i * 37 % 4000 for i in range(80)]
-    monkeypatch.setattr(ablation_rows.added_rows, "__defaults__", ((*ADDITIONS, FEWER),))
+    monkeypatch.setattr(ablation_module, "ADDITIONS", (*ADDITIONS, FEWER))
     ablation, results, found = run(demo, text, tokens=8, runs=2, add=True, io_threads=3)
     rows = {row["key"]: row for row in found["rows"]}
     assert list(rows)[4:] == ["bundling", "gap", "fewer", "all"]
@@ -217,6 +221,30 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
 
 
 FEWER = Addition("fewer", "{window} and two threads", lambda _: {"io_threads": 2})
+
+
+def test_predictors_of_another_conversion_are_an_addition_that_may_answer_otherwise(
+    demo: Path, tmp_path: Path, sparse_model: Path
+) -> None:
+    other = tmp_path / "other{}"
+    source = Path(__file__).parents[2] / "flashllm" / "demo"
+    convert(source, other, predictors=source / "predictors.safetensors", predictor_dtype="int8")
+    text = [5 + i * 37 % 4000 for i in range(80)]
+    ablation, _, found = run(demo, text, tokens=8, runs=1, add=True, beside=(other,), io_threads=3)
+    row = next(row for row in found["rows"] if row["key"].startswith("predictors:"))
+    assert row["title"] == "+ predictors of other{}"
+    assert row["answers"] != found["rows"][4]["answers"]
+    files = [read_manifest(model).files["predictors.safetensors"].bytes for model in (demo, other)]
+    sets, least = ablation._sets, smallest_slots(ablation.spec.bundles_per_layer)
+    slots = [sum(max(n, least) for n in sets[model].slots_needed(5)) for model in (demo, other)]
+    saved = files[0] - files[1] + (slots[0] - slots[1]) * ablation.stride
+    assert found["rows"][4]["held_bytes"] - row["held_bytes"] == saved
+    assert abs(row["off"]) < 0.02, "the formula is that of its own active sets"
+    assert found["same_answers"], "within one precision"
+    assert ablation._rows()[-1].directory == other
+    with pytest.raises(UsageError, match="differs in --predictor-dtype only"):
+        Ablation(demo, text, Settings(add=True, beside=(sparse_model,)))
+    assert main(["bench", "ablation", str(demo), "--beside", str(other)]) == 2
 
 
 def test_changes_of_one_kind_are_merged_and_those_that_change_nothing_left_out() -> None:
