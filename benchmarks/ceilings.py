@@ -29,7 +29,7 @@ from flashllm.bench.statistics import spread
 from flashllm.commands.options import argument, parse_ids, parse_positive
 from flashllm.errors import UsageError
 from flashllm.flash.estimate import Weights
-from flashllm.flash.manifest import read_manifest
+from flashllm.flash.manifest import Manifest, read_manifest
 
 NAME = "ceilings"
 FRACTIONS = "3/4,1/2,3/8,smallest"
@@ -103,11 +103,18 @@ def rows_of(model: Path, wanted: Sequence[str], passed_on: Sequence[str]) -> lis
         ceiling_bytes = smallest_bytes
         if part != SMALLEST:
             ceiling_bytes = int(weight_bytes * Fraction(part))
-        row = Row(model, manifest.name, part, weight_bytes, ceiling_bytes)
+        row = Row(model, _name(manifest), part, weight_bytes, ceiling_bytes)
         if ceiling_bytes < int(plan["smallest_bytes"]):
             row.problem = f"below the smallest that works, {smallest_bytes // MIB:,} MiB"
         rows.append(row)
     return sorted(rows, key=lambda row: -row.ceiling_bytes)
+
+
+def _name(manifest: Manifest) -> str:
+    """With its precisions: conversions of one checkpoint have one name."""
+    spec = manifest.spec
+    resident = "" if spec.resident_dtype is None else f", resident {spec.resident_dtype}"
+    return f"{manifest.name}, {spec.dtype}{resident}"
 
 
 def measure(rows: Sequence[Row], options: argparse.Namespace, passed_on: Sequence[str]) -> bool:

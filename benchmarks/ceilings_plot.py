@@ -56,6 +56,6 @@ def _line(axis: Any, model: str, rows: Sequence[dict[str, Any]], color: str) -> 
     )  # fmt: skip
     for row, x, y in zip(ordered, ceilings, [s["max"] for s in speeds], strict=True):
         axis.annotate(
-            row["wanted"], (x, y), textcoords="offset points", xytext=(0, 5), ha="center",
+            row["wanted"], (x, y), textcoords="offset points", xytext=(-4, 3), ha="right",
             fontsize=8, color=color,
         )  # fmt: skip

@@ -82,6 +82,7 @@ def test_ceilings_go_by_turns_and_medians_are_kept(
     assert order == [row["ceiling_bytes"] for row in (most, some, smallest)] * 3
     assert all(call[-2:] == ("--select", "predicted") for call in machine.asked)
     assert all("5,6" in call for call in measured)
+    assert {row["model"] for row in found["rows"]} == {"source, f32"}
     speed = smallest["tokens_per_second"]
     assert speed["samples"] == pytest.approx([124.03, 124.06, 124.09])
     assert speed["median"] == pytest.approx(124.06)
