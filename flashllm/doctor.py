@@ -22,6 +22,7 @@ import psutil
 from flashllm.commands.output import Output, format_bytes, table
 from flashllm.errors import ModelNotFound
 from flashllm.flash.device import processor_name
+from flashllm.spec import DTYPES
 from flashllm.storage import cache_directory, describe_storage, existing_parent
 
 PROBE_BYTES = 64 << 10
@@ -88,6 +89,7 @@ def _core() -> dict[str, Any]:
         "fallback": core.FALLBACK or None,
         "isa": isa,
         "isas": core.available_isas(),
+        "encodings": list(DTYPES),
         "problem": problem or None,
     }
 

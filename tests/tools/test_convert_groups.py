@@ -13,7 +13,12 @@ from safetensors.numpy import load_file, save_file
 from flashllm.cli import main
 from flashllm.errors import LayoutError, TensorMismatch, UsageError
 from flashllm.flash import numpy_core
-from flashllm.flash.layout import read_header, read_manifest
+from flashllm.flash.layout import (
+    check_resident,
+    read_header,
+    read_manifest,
+    read_tensor_index,
+)
 from flashllm.flash.store import Store
 from flashllm.spec import row_bytes
 from tests.core.encodings import decode
@@ -149,6 +154,23 @@ def test_what_no_scale_reaches_is_refused(tmp_path: Path, name: str, dtype: str)
     source = write_checkpoint(tmp_path / "source", tensors=tensors)
     with pytest.raises(TensorMismatch, match=rf"{name}: holds values too large for {dtype}; conv"):
         convert(source, tmp_path / "out", dtype=dtype)
+
+
+def test_files_of_another_encoding_do_not_open(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    for dtype in ("f16", "int8", "int4"):
+        convert(source, tmp_path / dtype, dtype=dtype)
+    for ours, theirs in (("int8", "int4"), ("f16", "int8"), ("int4", "f16")):
+        spec = read_manifest(tmp_path / ours).spec
+        path = tmp_path / theirs / "resident.safetensors"
+        with pytest.raises(LayoutError, match="the manifest asks for"):
+            check_resident(read_tensor_index(path), spec, path)
+        bundles = (tmp_path / theirs / "ffn.bundles").read_bytes()
+        kept = (tmp_path / ours / "ffn.bundles").read_bytes()
+        (tmp_path / ours / "ffn.bundles").write_bytes(bundles)
+        with pytest.raises(LayoutError, match=f"dtype is {theirs}, but the manifest says {ours}"):
+            Store(tmp_path / ours)
+        (tmp_path / ours / "ffn.bundles").write_bytes(kept)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
