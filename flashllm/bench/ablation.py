@@ -65,10 +65,10 @@ class Settings:
     io_threads: int | None = None
     direct: bool = True
     add: bool = False
-    beside: tuple[Path, ...] = ()
-    """With `add`, other conversions of the model that differ in their predictors only."""
     profile: Path | None = None
     """What `added_rows` take threads and gap from; None for what is kept of the disk."""
+    beside: tuple[Path, ...] = ()
+    """With `add`, other conversions of the model that differ in their predictors only."""
 
 
 @dataclass(frozen=True, slots=True)

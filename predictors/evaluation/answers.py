@@ -28,7 +28,7 @@ def answer_all(
     outcomes = [Outcome(group) for _, group, _, _ in questions]
     progress.start("answering questions", len(selects) * len(questions))
     for name, select in selects.items():
-        with open_model(model.directory, select=select, **model.options) as engine:
+        with open_model(model.directory, select=select) as engine:
             assert engine.tokenizer is not None
             for outcome, (where, _, messages, expected) in zip(outcomes, questions, strict=True):
                 ids = engine.tokenizer.encode_chat(messages)

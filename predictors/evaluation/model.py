@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,23 +62,18 @@ class EvaluatedModel:
     source: dict[str, Any]
     decoder: Decoder
     tokenizer: Tokenizer | None
-    options: dict[str, Any] = field(default_factory=dict)
-    """What else it was opened with."""
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, directory: Path, select: str | None, **options: Any) -> Iterator[EvaluatedModel]:
-        """Opens a converted model; `UsageError` for a selector that it does not have.
-
-        `options` are further ones of `open_decoder` and `open_model` both.
-        """
+    def open(cls, directory: Path, select: str | None) -> Iterator[EvaluatedModel]:
+        """Opens a converted model; `UsageError` for a selector that it does not have."""
         with Store(directory) as store:
             chosen = choose_selector(store, select)
             name, stride = store.manifest.name, store.header.stride
             source = dict(store.manifest.source)
         tokenizer = load_tokenizer(directory)
-        with open_decoder(directory, chosen, **options) as decoder:
-            yield cls(directory, name, stride, source, decoder, tokenizer, options)
+        with open_decoder(directory, chosen) as decoder:
+            yield cls(directory, name, stride, source, decoder, tokenizer)
 
     @property
     def selector(self) -> str | None:
