@@ -6,7 +6,7 @@ the planner accepts. Several models, such as one in several precisions, share th
 
     python -m benchmarks.ceilings big.f16 big.int8 --ids 5,6,7,8 --plot curve.png
 
-The exit code is 1 where a process took more memory than its ceiling.
+The exit code is 1 where a process took more memory than its ceiling, or failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ceilings_plot import draw
-from benchmarks.own_command import EXIT_INTERRUPTED, ask, ended, remark
+from benchmarks.own_command import EXIT_INTERRUPTED, CommandError, ask, ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.bench.statistics import spread
@@ -124,17 +124,23 @@ def measure(rows: Sequence[Row], options: argparse.Namespace, passed_on: Sequenc
             for row in rows:
                 if row.problem:
                     continue
-                row.reports.append(_run(row, options, passed_on))
-                decode = row.reports[-1]["summary"]["decode"]
-                remark(
-                    NAME,
-                    f"round {number + 1} of {options.rounds}, {row.name},"
-                    f" {row.ceiling_bytes // MIB:,} MiB:"
-                    f" {decode['tokens_per_second']['median']:.3g} tokens/s",
-                )
+                said = _add_run(row, options, passed_on)
+                where = f"{row.name}, {row.ceiling_bytes // MIB:,} MiB"
+                remark(NAME, f"round {number + 1} of {options.rounds}, {where}: {said}")
     except KeyboardInterrupt:
         return False
     return True
+
+
+def _add_run(row: Row, options: argparse.Namespace, passed_on: Sequence[str]) -> str:
+    """One more run of a row, in words; a row that fails is not tried again, the others go on."""
+    try:
+        report = _run(row, options, passed_on)
+    except CommandError as error:
+        row.problem = f"failed: {error}"
+        return row.problem
+    row.reports.append(report)
+    return f"{report['summary']['decode']['tokens_per_second']['median']:.3g} tokens/s"
 
 
 def _run(row: Row, options: argparse.Namespace, passed_on: Sequence[str]) -> dict[str, Any]:
@@ -153,7 +159,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     front = [row["model"], f"{row['ceiling_bytes'] / MIB:,.0f}", row["wanted"]]
     speed = row["tokens_per_second"]
     if speed is None:
-        return [*front, row["problem"] or "not measured", *[""] * 6]
+        return [*front, row["problem"].replace("|", "/") or "not measured", *[""] * 6]
     over = " ABOVE THE CEILING" if row["within_ceiling"] is False else ""
     bound = row["bound_share"]
     return [
@@ -218,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(row["within_ceiling"] is False for row in found):
         remark(NAME, "a process took more memory than its ceiling")
         return 1
-    return 0
+    return 1 if any(row["problem"].startswith("failed") for row in found) else 0
 
 
 if __name__ == "__main__":

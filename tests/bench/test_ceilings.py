@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import ceilings
+from benchmarks.own_command import CommandError
 from flashllm.errors import UsageError
 from flashllm.flash.estimate import Weights
 from flashllm.flash.manifest import read_manifest
@@ -24,6 +25,7 @@ class Machine:
         self.over_bytes = 0
         self.asked: list[tuple[str, ...]] = []
         self.stop_after = 99
+        self.refused_below = 0
 
     def ask(self, *arguments: str) -> dict[str, Any]:
         self.asked.append(arguments)
@@ -33,6 +35,8 @@ class Machine:
         if runs > self.stop_after:
             raise KeyboardInterrupt
         ceiling = int(arguments[arguments.index("--memory") + 1])
+        if ceiling < self.refused_below:
+            raise CommandError("too small | here", 71)
         speed = ceiling / MIB + runs / 100
         return {
             "summary": {
@@ -100,6 +104,19 @@ def test_a_process_above_its_ceiling_is_told_and_an_error(
     said = capsys.readouterr()
     assert said.out.count("ABOVE THE CEILING") == 3
     assert "more memory than its ceiling" in said.err
+
+
+def test_a_ceiling_that_fails_stops_no_other(
+    sparse_model: Path, fractions: str, machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.refused_below = 150 * MIB
+    arguments = [str(sparse_model), "--fractions", fractions, "--rounds", "2"]
+    assert ceilings.main(arguments) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "| smallest | failed: too small / here |" in lines[4]
+    assert len({line.count("|") for line in lines}) == 1
+    measured = [call for call in machine.asked if call[0] == "bench"]
+    assert len(measured) == 2 + 2 + 1
 
 
 def test_an_interruption_keeps_what_there_is(
