@@ -1,12 +1,13 @@
 """Writes a GGUF of as many parameters and bits as a checkpoint, for measuring llama.cpp.
 
-    python -m benchmarks.gguf_model CHECKPOINT FILE.gguf [--seed S]
+    python -m benchmarks.gguf_model CHECKPOINT FILE.gguf [--dtype q8_0] [--seed S]
     python -m benchmarks.gguf_model --describe FILE.gguf
 
 For a dense runtime a token costs the same whatever the weights are, so these are random. llama.cpp
 has no OPT: the architecture is LLaMA's, of the checkpoint's width, layers, heads and vocabulary,
 its feed-forward width such that the parameters come out nearly the same; both numbers are
-printed. There is no vocabulary in the file: token ids go in, logits come out.
+printed. In q8_0 and q4_0, as in our int8 and int4, 32 weights share a scale of 16 bits; every
+matrix is in it. There is no vocabulary in the file: token ids go in, logits come out.
 Needs the package gguf, which `make peers` installs.
 """
 
@@ -30,6 +31,7 @@ from flashllm.convert import Progress, progress_for
 from flashllm.convert.destination import check_space, sync, write_error
 from numpy.typing import NDArray
 
+from benchmarks.gguf_encoding import ENCODINGS, Encoding, encoding_of
 from benchmarks.peer_files import Checkpoint, read_checkpoint
 from flashllm.commands.options import argument, parse_count
 from flashllm.errors import CannotCreate, DestinationExists, FlashllmError, UsageError
@@ -41,8 +43,6 @@ CONTEXT_MAX = 4096
 HEADER_BYTES_MAX = 1 << 20
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links answer, such as exFAT."""
-# Sign and mantissa are random, exponents fixed: 1/64 to 1/32, no zeros, subnormals or NaN.
-_HALF = (np.uint16(0x83FF), np.uint16(0x2400))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +100,39 @@ def _fields(shape: Shape) -> dict[str, Any]:
 
 
 def write_model(
-    checkpoint: Checkpoint, destination: Path, *, seed: int = 0, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    destination: Path,
+    *,
+    dtype: str | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Shape:
     """Write the file, whole or not at all; the space for it is asked for before.
 
-    Errors: `DestinationExists`, `NotEnoughSpace`, `CannotCreate`; `UsageError` without gguf.
+    `dtype` is one of ENCODINGS; None for as many bits as the checkpoint's. Errors:
+    `DestinationExists`, `NotEnoughSpace`, `CannotCreate`; `UsageError` without gguf, and for
+    widths that are no whole groups.
     """
     gguf = import_gguf()
     shape = Shape.like(checkpoint.spec, checkpoint.parameters)
-    dtype = np.dtype(np.float32 if checkpoint.spec.dtype == "f32" else np.float16)
+    encoding = encoding_of(checkpoint.spec.dtype) if dtype is None else ENCODINGS[dtype]
+    for name, rows, columns in shape.tensors():
+        if rows > 1 and columns % encoding.group:
+            raise UsageError(
+                f"{name} would have rows of {columns} weights, which are no whole groups of "
+                f"{encoding.group}; {encoding.name} needs those. Give --dtype f16"
+            )
     if os.path.lexists(destination):
         raise DestinationExists(f"{destination}: exists already; choose another name or remove it")
     if not destination.parent.is_dir():
         raise CannotCreate(f"{destination.parent}: no such directory; create it first")
-    file_bytes = shape.parameters * dtype.itemsize + HEADER_BYTES_MAX
+    file_bytes = encoding.nbytes(shape.parameters) + HEADER_BYTES_MAX
     check_space(destination.parent, file_bytes)
     progress = progress or progress_for()
     progress.start(f"writing {destination.name}", file_bytes)
     partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
     try:
-        _write(gguf, shape, dtype, partial, np.random.default_rng(seed), progress)
+        _write(gguf, shape, encoding, partial, np.random.default_rng(seed), progress)
         sync(partial)
         publish(partial, destination)
     except FileExistsError as problem:
@@ -148,36 +161,44 @@ def publish(partial: Path, destination: Path) -> None:
 def _write(
     gguf: ModuleType,
     shape: Shape,
-    dtype: np.dtype[Any],
+    encoding: Encoding,
     path: Path,
     generator: np.random.Generator,
     progress: Progress,
 ) -> None:
     writer = gguf.GGUFWriter(path, ARCHITECTURE)
+    kind = gguf.GGMLQuantizationType[encoding.name.upper()]
     try:
-        _add_facts(gguf, writer, shape, dtype)
-        norm = np.dtype(np.float32)
+        _add_facts(gguf, writer, shape, encoding)
         for name, rows, columns in shape.tensors():
-            size = (columns,) if rows == 1 else (rows, columns)
-            kind = norm if rows == 1 else dtype
-            writer.add_tensor_info(name, size, kind, rows * columns * kind.itemsize)
+            if rows == 1:
+                writer.add_tensor_info(name, (columns,), np.dtype(np.float32), 4 * columns)
+                continue
+            # Of quantised tensors the writer is told the shape in bytes.
+            row = encoding.nbytes(columns) if encoding.group > 1 else columns
+            nbytes = rows * encoding.nbytes(columns)
+            writer.add_tensor_info(name, (rows, row), encoding.dtype, nbytes, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for _, rows, columns in shape.tensors():
-            values = np.ones(columns, norm) if rows == 1 else _random(generator, rows, columns)
-            content = values.astype(norm if rows == 1 else dtype, copy=False)
+            content: NDArray[Any] = np.ones(columns, np.float32)
+            if rows > 1:
+                content = encoding.random(generator, rows, columns)
             writer.write_tensor_data(content)
             progress.advance(content.nbytes)
     finally:
         writer.close()
 
 
-def _add_facts(gguf: ModuleType, writer: Any, shape: Shape, dtype: np.dtype[Any]) -> None:
-    kind = gguf.LlamaFileType
+def _add_facts(gguf: ModuleType, writer: Any, shape: Shape, encoding: Encoding) -> None:
+    kinds = gguf.LlamaFileType
+    name = "ALL_F32" if encoding.name == "f32" else f"MOSTLY_{encoding.name.upper()}"
     writer.add_name("synthetic")
     writer.add_description("random weights, for measuring speed only")
-    writer.add_file_type(kind.ALL_F32 if dtype == np.float32 else kind.MOSTLY_F16)
+    writer.add_file_type(kinds[name])
+    if encoding.group > 1:
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.d_model)
     writer.add_block_count(shape.n_layers)
@@ -190,14 +211,6 @@ def _add_facts(gguf: ModuleType, writer: Any, shape: Shape, dtype: np.dtype[Any]
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab_size)
     writer.add_tokenizer_model("no_vocab")
-
-
-def _random(generator: np.random.Generator, rows: int, columns: int) -> NDArray[np.float16]:
-    bits: NDArray[np.uint16] = np.frombuffer(generator.bytes(2 * rows * columns), np.uint16).copy()
-    bits &= _HALF[0]
-    bits |= _HALF[1]
-    values: NDArray[np.float16] = bits.view(np.float16)
-    return values.reshape(rows, columns)
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -244,6 +257,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, nargs="?", help="the GGUF to write")
     parser.add_argument("--describe", type=Path, metavar="FILE", help="say what a GGUF holds")
     parser.add_argument(
+        "--dtype", choices=sorted(ENCODINGS), help="of the weights (as many bits as CHECKPOINT)"
+    )
+    parser.add_argument(
         "--seed", type=argument(parse_count), default=0, metavar="S", help="of the weights (0)"
     )
     options = parser.parse_args(arguments)
@@ -254,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.checkpoint is None or options.file is None:
             parser.error("give a checkpoint and the file to write")
         checkpoint = read_checkpoint(options.checkpoint)
-        shape = write_model(checkpoint, options.file, seed=options.seed)
+        shape = write_model(checkpoint, options.file, dtype=options.dtype, seed=options.seed)
         share = shape.parameters / checkpoint.parameters
         print(
             f"{options.file}: {shape.parameters:,} parameters, {share:.2%} of the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gguf_encoding import OURS as ENCODINGS
 from benchmarks.peer_files import Checkpoint
 from benchmarks.peer_worker import Task, arguments_of
 from flashllm.errors import UsageError
@@ -23,8 +25,6 @@ PROBE_SECONDS = 120
 INSTALL = "make peers"
 PARAMETERS_ERROR_MAX = 0.02
 """A GGUF that differs by more from the checkpoint is another model's."""
-ENCODINGS = {"f16": "f16", "bf16": "f16", "f32": "f32"}
-"""Of a checkpoint, and of the GGUF that has as many bits."""
 _MARGIN_LEAST_BYTES = 64 << 20
 _MARGIN_SHARE = 64
 
@@ -41,6 +41,8 @@ class Contender:
     parse: Callable[[str], dict[str, Any]]
     task: Task
     versions: dict[str, str | None]
+    weight_bits: float = 0.0
+    """Bits that a weight takes, scales of groups included."""
 
     def under(self, limit_bytes: int | None) -> list[str]:
         """What to run, under a limit of memory or without."""
@@ -109,9 +111,31 @@ def installed_versions(python: Path) -> dict[str, str | None]:
     return {name: found[name] for name in names}
 
 
-def check_gguf(python: Path, file: Path, checkpoint: Checkpoint) -> int:
-    """The parameters of a GGUF; `UsageError` where it is none, or of another size or encoding."""
-    advice = f"make one with: {python} -m benchmarks.gguf_model {checkpoint.directory} FILE.gguf"
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """What is known of a GGUF."""
+
+    parameters: int
+    file_bytes: int
+
+    @property
+    def weight_bits(self) -> float:
+        """Of the whole file; what is no weight in it is next to nothing."""
+        return 8 * self.file_bytes / self.parameters
+
+
+def gguf_command(python: Path, checkpoint: Checkpoint, dtype: str, file: str) -> list[str]:
+    """What makes the GGUF that a model of ours in `dtype` is compared with."""
+    command = [str(python), "-m", "benchmarks.gguf_model", str(checkpoint.directory), file]
+    return [*command, "--dtype", ENCODINGS[dtype]]
+
+
+def check_gguf(python: Path, file: Path, checkpoint: Checkpoint, dtype: str) -> Gguf:
+    """What a GGUF holds; `UsageError` where it is none, or of another size or encoding.
+
+    `dtype` is that of our own model.
+    """
+    advice = f"make one with: {shlex.join(gguf_command(python, checkpoint, dtype, 'FILE.gguf'))}"
     if not file.is_file():
         raise UsageError(f"{file}: there is no such file; {advice}")
     found = json.loads(_ask(python, "-m", "benchmarks.gguf_model", "--describe", str(file)))
@@ -121,12 +145,9 @@ def check_gguf(python: Path, file: Path, checkpoint: Checkpoint) -> int:
             f"{file}: {parameters:,} parameters, but {checkpoint.directory} has "
             f"{checkpoint.parameters:,}; {advice}"
         )
-    if encoding not in (checkpoint.spec.dtype, ENCODINGS[checkpoint.spec.dtype]):
-        raise UsageError(
-            f"{file}: its weights are {encoding}, those of {checkpoint.directory} "
-            f"{checkpoint.spec.dtype}; {advice}"
-        )
-    return parameters
+    if encoding not in (dtype, ENCODINGS[dtype]):
+        raise UsageError(f"{file}: its weights are {encoding}, ours are {dtype}; {advice}")
+    return Gguf(parameters, int(found["bytes"]))
 
 
 def environment() -> dict[str, str]:

@@ -18,6 +18,8 @@ SAME = (
     "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ffn", "vocab_size", "rows_per_neuron",
     "dtype",
 )  # fmt: skip
+QUANTISED = ("int8", "int4")
+"""Encodings that no checkpoint has: what a conversion makes of any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def read_model(directory: Path, checkpoint: Checkpoint) -> Manifest:
         f"{name} {getattr(ours, name)} and {getattr(theirs, name)}"
         for name in SAME
         if getattr(ours, name) != getattr(theirs, name)
+        and not (name == "dtype" and ours.dtype in QUANTISED)
     ]
     if different:
         raise UsageError(

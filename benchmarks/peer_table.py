@@ -14,8 +14,8 @@ from flashllm.commands.output import format_bytes
 from flashllm.sanitize import sanitize_line
 
 COLUMNS = (
-    "", "parameters", "memory limit", "s/token (min to max, runs)", "times ours", "start s",
-    "prompt s", "peak RSS", "peak of the group", "how",
+    "", "parameters", "bits a weight", "memory limit", "s/token (min to max, runs)", "times ours",
+    "start s", "prompt s", "peak RSS", "peak of the group", "how",
 )  # fmt: skip
 
 
@@ -38,13 +38,15 @@ class Row:
     group_peak_bytes: int | None
     how: str = ""
     problem: str = ""
+    weight_bits: float = 0.0
 
     def markdown(self) -> str:
         """A row of the table."""
         limit = "none" if self.limit_bytes is None else format_bytes(self.limit_bytes)
-        front = f"| {self.contender} | {self.parameters:,} | {limit} "
+        bits = f"{self.weight_bits:.2f}"
+        front = f"| {self.contender} | {self.parameters:,} | {bits} | {limit} "
         if self.token_seconds is None:
-            return front + f"| {self.problem} |" + " |" * (len(COLUMNS) - 4)
+            return front + f"| {self.problem} |" + " |" * (len(COLUMNS) - 5)
         spread = self.token_seconds
         cells = [
             f"{spread.median:.3g} ({spread.min:.3g} to {spread.max:.3g}, {len(spread.samples)})",
@@ -97,6 +99,7 @@ def _row(contender: Contender, own: Sequence[Outcome], under: Sequence[Outcome])
         group_peak_bytes=max(known, default=None),
         how=_cell(good[-1].how) if good else "",
         problem=_cell(bad[0]) if bad else "",
+        weight_bits=contender.weight_bits,
     )
 
 
@@ -113,14 +116,34 @@ def ratio_to_ours(own: Sequence[Outcome], under: Sequence[Outcome]) -> float | N
     return statistics.median(ratios) if ratios else None
 
 
+def limited_beside_free(rows: Sequence[Row]) -> list[str]:
+    """For each peer that ran without a limit, how much faster or slower ours is under one."""
+    said = []
+    limited = [row for row in rows if row.contender == OURS and row.limit_bytes is not None]
+    for own in limited:
+        for row in rows:
+            if row.contender == OURS or row.limit_bytes is not None:
+                continue
+            if own.token_seconds is None or own.limit_bytes is None or row.token_seconds is None:
+                continue
+            times = row.token_seconds.median / own.token_seconds.median
+            said.append(
+                f"{OURS} under {format_bytes(own.limit_bytes)} is {times:.2f} times as fast as"
+                f" {row.contender} without a limit (medians)."
+            )
+    return said
+
+
 def table(
     rows: Sequence[Row], skipped: Sequence[str], *, complete: bool = True, synthetic: bool = False
 ) -> str:
     """Markdown; what is to be known about it stands below."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
     lines += [row.markdown() for row in rows]
-    if skipped or synthetic or not complete:
+    beside = limited_beside_free(rows)
+    if beside or skipped or synthetic or not complete:
         lines.append("")
+    lines += beside
     if synthetic:
         lines.append("The weights are synthetic: made up, with the activity of a trained model.")
     lines += [f"Left out: {_cell(reason)}" for reason in skipped]

@@ -2,7 +2,8 @@
 
 Compares flashllm with Hugging Face accelerate on the same checkpoint (what does not fit in RAM is
 left on disk) and with llama.cpp on a GGUF of as many parameters and bits (mapped into memory), on
-the CPU, decoding greedily from the same token ids:
+the CPU, decoding greedily from the same token ids. MODEL may be in int8 or int4: the GGUF is then
+in q8_0 or q4_0, and accelerate, which has no such weights, is left out.
 
 - under one memory limit, set by a control group (page cache counts; swap is no way out), and
   without any;
@@ -21,6 +22,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +37,7 @@ from benchmarks.peer_contenders import (
     PACKAGES,
     Contender,
     check_gguf,
+    gguf_command,
     installed_versions,
     our_command,
     parse_ours,
@@ -42,7 +45,7 @@ from benchmarks.peer_contenders import (
     peers_python,
     worker_command,
 )
-from benchmarks.peer_files import Checkpoint, model_files, read_checkpoint, read_model
+from benchmarks.peer_files import QUANTISED, Checkpoint, model_files, read_checkpoint, read_model
 from benchmarks.peer_runs import Outcome, in_turns
 from benchmarks.peer_table import report, rows_of, table
 from benchmarks.peer_worker import Task, physical_cores
@@ -58,6 +61,8 @@ from flashllm.commands.options import (
 )
 from flashllm.commands.output import Output, format_bytes
 from flashllm.errors import CannotCreate, FlashllmError, ModelNotFound, ReadFailed, UsageError
+from flashllm.flash.estimate import Weights
+from flashllm.flash.manifest import read_manifest
 from flashllm.sanitize import sanitize_line
 
 IDS = "5,6,7,8,9,10,11,12"
@@ -75,7 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("model", type=Path, metavar="MODEL", help="a converted model")
     add("--checkpoint", type=Path, required=True, metavar="DIR", help="what it was made from")
     add("--gguf", type=Path, metavar="FILE", help="for llama.cpp; left out without one")
-    add("--limit", type=argument(parse_size), metavar="SIZE", help="(half of the checkpoint)")
+    add("--limit", type=argument(parse_size), metavar="SIZE", help="(half of the weights)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--no-limit", action="store_true", help="only without a limit")
     which.add_argument("--only-limit", action="store_true", help="only under the limit")
@@ -106,47 +111,78 @@ def ours(options: argparse.Namespace, checkpoint: Checkpoint, task: Task) -> Con
         parse_ours,
         replace(task, model=options.model),
         {OURS: __version__},
+        8 * Weights.of(manifest.spec).total / checkpoint.parameters,
     )
 
 
 def peers(
-    options: argparse.Namespace, checkpoint: Checkpoint, task: Task
+    options: argparse.Namespace, checkpoint: Checkpoint, task: Task, dtype: str
 ) -> tuple[list[Contender], list[str]]:
-    """Those that are installed and have their files; the reasons why others are left out."""
-    python = peers_python()
-    versions = installed_versions(python)
+    """Those that are installed and have their files; the reasons why others are left out.
+
+    `dtype` is that of our own model.
+    """
+    versions = installed_versions(peers_python())
     found, skipped = [], []
-    for name, module in (("accelerate", "peer_accelerate"), ("llama.cpp", "peer_llama_cpp")):
+    for name, make in (("accelerate", _accelerate), ("llama.cpp", _llama_cpp)):
         own = {package: versions[package] for package in PACKAGES[name]}
         absent = [package for package, version in own.items() if version is None]
         if absent:
             skipped.append(f"{name}: {', '.join(absent)} not installed; run `{INSTALL}`")
             continue
-        files, parameters = checkpoint.files, checkpoint.parameters
-        model = checkpoint.directory
-        if name == "llama.cpp":
-            if options.gguf is None:
-                skipped.append(
-                    f"{name}: no --gguf; make one with: {python} -m benchmarks.gguf_model "
-                    f"{checkpoint.directory} FILE.gguf"
-                )
-                continue
-            parameters = check_gguf(python, options.gguf, checkpoint)
-            files, model = (options.gguf,), options.gguf
-        command = functools.partial(worker_command, python, module)
-        found.append(
-            Contender(
-                name, files, parameters, command, parse_worker, replace(task, model=model), own
-            )
-        )
+        made = make(options, checkpoint, task, dtype)
+        if isinstance(made, str):
+            skipped.append(f"{name}: {made}")
+        else:
+            found.append(replace(made, versions=own))
     return found, skipped
 
 
-def limits(options: argparse.Namespace, checkpoint: Checkpoint) -> tuple[list[int | None], str]:
+def _accelerate(
+    _: argparse.Namespace, checkpoint: Checkpoint, task: Task, dtype: str
+) -> Contender | str:
+    if dtype in QUANTISED:
+        return (
+            f"it has no weights like those in {dtype}, of which 32 share a scale of 16 bits;"
+            f" compare in {checkpoint.spec.dtype}"
+        )
+    return Contender(
+        "accelerate",
+        checkpoint.files,
+        checkpoint.parameters,
+        functools.partial(worker_command, peers_python(), "peer_accelerate"),
+        parse_worker,
+        replace(task, model=checkpoint.directory),
+        {},
+        8 * checkpoint.weight_bytes / checkpoint.parameters,
+    )
+
+
+def _llama_cpp(
+    options: argparse.Namespace, checkpoint: Checkpoint, task: Task, dtype: str
+) -> Contender | str:
+    python = peers_python()
+    if options.gguf is None:
+        command = shlex.join(gguf_command(python, checkpoint, dtype, "FILE.gguf"))
+        return f"no --gguf; make one with: {command}"
+    gguf = check_gguf(python, options.gguf, checkpoint, dtype)
+    return Contender(
+        "llama.cpp",
+        (options.gguf,),
+        gguf.parameters,
+        functools.partial(worker_command, python, "peer_llama_cpp"),
+        parse_worker,
+        replace(task, model=options.gguf),
+        {},
+        gguf.weight_bits,
+    )
+
+
+def limits(options: argparse.Namespace, weight_bytes: int) -> tuple[list[int | None], str]:
     """The limits to run under, and why the first is left out where it cannot be set."""
     if options.no_limit:
         return [None], ""
-    limit_bytes = checkpoint.weight_bytes // 2 if options.limit is None else options.limit
+    limit_bytes = weight_bytes // 2 if options.limit is None else options.limit
     without: list[int | None] = [] if options.only_limit else [None]
     try:
         with limited(limit_bytes) as group:
@@ -170,9 +206,10 @@ def measure(options: argparse.Namespace) -> int:
     first = ours(options, checkpoint, task)
     if max(options.ids) >= checkpoint.spec.vocab_size:
         raise UsageError(f"--ids: the vocabulary ends at {checkpoint.spec.vocab_size - 1}")
-    others, skipped = peers(options, checkpoint, task)
+    spec = read_manifest(options.model).spec
+    others, skipped = peers(options, checkpoint, task, spec.dtype)
     contenders = [first, *others]
-    under, reason = limits(options, checkpoint)
+    under, reason = limits(options, Weights.of(spec).total)
     skipped += [reason] if reason else []
     for line in skipped:
         remark(f"left out: {line}")

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from typing import Any
 
+from benchmarks.own_command import ask, ended
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.bench.statistics import Spread
@@ -47,18 +47,8 @@ def main() -> int:
     return 0
 
 
-def _run(command: list[str]) -> dict[str, Any]:
-    finished = subprocess.run(
-        [sys.executable, "-m", "flashllm", *command], capture_output=True, text=True, check=False
-    )
-    if finished.returncode:
-        sys.exit(finished.stderr)
-    found: dict[str, Any] = json.loads(finished.stdout)
-    return found
-
-
 def _plan(model: str, ceiling: int, passed_on: list[str]) -> dict[str, Any]:
-    found = _run(["plan", model, "--memory", str(ceiling), "--json", *passed_on])
+    found = ask("plan", model, "--memory", str(ceiling), "--json", *passed_on)
     if found["expected"]["token"] is None:
         sys.exit("there is no profile of this disk: run `flashllm bench io` on it first")
     return found
@@ -68,7 +58,7 @@ def _tokens(options: argparse.Namespace, ceiling: int, passed_on: list[str]) -> 
     prompt = ["--ids", options.ids] if options.ids else []
     length = ["-n", str(options.tokens), "--runs", "3", "--json", "--no-telemetry-cost"]
     limit = ["--memory", str(ceiling)]
-    return _run(["bench", "tokens", options.model, *limit, *length, *prompt, *passed_on])
+    return ask("bench", "tokens", options.model, *limit, *length, *prompt, *passed_on)
 
 
 def _row(ceiling: int, plan: dict[str, Any], measured: list[float]) -> dict[str, Any]:
@@ -103,4 +93,4 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended("plan_check", main))

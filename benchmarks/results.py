@@ -123,8 +123,9 @@ def peers_table() -> str:
         rows = [["", "memory limit", "s/token (min to max)", "times ours", "peak RSS, MiB"]]
         for row in kept["report"]["rows"]:
             limit, spread = row["limit_bytes"], row["token_seconds"]
+            bits = f", {row['weight_bits']:.2f} bits each" if row.get("weight_bits") else ""
             rows.append([
-                f"{row['contender']}, {row['parameters'] / 1e9:.2f} billion parameters",
+                f"{row['contender']}, {row['parameters'] / 1e9:.2f} billion parameters{bits}",
                 "none" if limit is None else f"{limit / 2**20:,.0f} MiB",
                 f"{spread['median']:.3g} ({spread['min']:.3g} to {spread['max']:.3g})"
                 if spread else row["problem"],
@@ -133,6 +134,50 @@ def peers_table() -> str:
             ])  # fmt: skip
         parts.append(f"{_title(kept)}:\n\n{markdown(rows)}")
     return "\n".join(parts)
+
+
+def ceilings_table() -> str:
+    """Speed against the memory ceiling, a row for each ceiling of each model."""
+    rows = [["model", "ceiling, MiB", "of its weights", "tokens/s (min to max)",
+             "flash, MB/token", "peak RSS, MiB", "bound ÷ time"]]  # fmt: skip
+    for kept in load("ceilings").values():
+        for row in kept["report"]["rows"]:
+            speed, bound = row["tokens_per_second"], row["bound_share"]
+            if speed is None:
+                continue
+            rows.append([
+                f"{row['model']}: {_title(kept)}",
+                f"{row['ceiling_bytes'] / 2**20:,.0f}",
+                row["wanted"],
+                f"{_number(speed['median'])} ({_number(speed['min'])} to {_number(speed['max'])})",
+                _number(row["bytes_read_per_token"]["median"] / 1e6),
+                f"{(row['rss_peak_bytes'] or 0) / 2**20:,.0f}",
+                f"{bound['median']:.0%}" if bound else "",
+            ])  # fmt: skip
+    return markdown(rows)
+
+
+def precision_table() -> str:
+    """What fewer bits cost in quality, a row for each precision."""
+    rows = [["bundles", "resident", "predictors", "flash, MB", "resident, MB",
+             "perplexity, times that of f32", "divergence, nats", "likeliest token the same",
+             "answers right"]]  # fmt: skip
+    for kept in load("precision").values():
+        for row in kept["report"]["rows"]:
+            dense, right = row["text"]["dense"], row["answers"]["dense"]
+            further = "".join(f", {name} {value}" for name, value in row["options"].items())
+            rows.append([
+                row["bundles"],
+                row["resident"] + further,
+                row["predictors"],
+                f"{row['flash_bytes'] / 1e6:.1f}",
+                f"{row['resident_bytes'] / 1e6:.1f}",
+                f"{dense['ratio']:.4f} ± {dense['ratio_stderr']:.4f}",
+                f"{dense['divergence_nats']:.1e}",
+                f"{dense['same_token']:.1%}",
+                f"{right['right']:.1%}",
+            ])  # fmt: skip
+    return markdown(rows)
 
 
 def _title(kept: dict[str, Any]) -> str:
@@ -144,12 +189,18 @@ TABLES: dict[str, Callable[[], str]] = {
     "tokens": tokens_table,
     "peers": peers_table,
     "ablation": ablation_table,
+    "ceilings": ceilings_table,
+    "precision": precision_table,
 }
+"""By kind; a kind of which nothing is kept has no table."""
+KINDS = (*TABLES, "io", "plan", "cache", "reads", "same")
 
 
 def readme_text(text: str) -> str:
     """A README with its tables made anew; `ValueError` where a mark is missing."""
     for name, make in TABLES.items():
+        if not load(name):
+            continue
         begin = _MARK.format(name)
         before, found, rest = text.partition(begin)
         _, ended, after = rest.partition(_END)
@@ -179,7 +230,7 @@ def main() -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     keeping = commands.add_parser("keep", help="a report from standard input")
-    keeping.add_argument("kind", choices=("tokens", "ablation", "io", "peers", "plan"))
+    keeping.add_argument("kind", choices=KINDS)
     keeping.add_argument("name")
     keeping.add_argument("title")
     commands.add_parser("readme", help="write the README's tables anew")

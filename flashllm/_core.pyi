@@ -13,6 +13,9 @@ NAME: str
 def available_isas() -> list[str]:
     """Instruction sets that this processor runs, the best last."""
 
+def row_bytes(dtype: str, columns: int) -> int:
+    """Bytes of one row of an encoding: f32, f16, bf16, int8 or int4."""
+
 class Buffer:
     """Anonymous page-aligned memory: allocated once, zero, never moves, touched when first used."""
 
@@ -135,6 +138,27 @@ class Kernels:
         out: NDArray[np.float32],
     ) -> None:
         """Out [d] += for each block in order, the sum of weights[i] * row ids[i] within it."""
+
+    def encode_rows(
+        self,
+        values: NDArray[np.float32],
+        columns: int,
+        dtype: str,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Encode values [n * columns] into out [n * row_bytes]: ValueError for NaN and infinity."""
+
+    def decode_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        columns: int,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [n * columns] = the values of the rows at bytes ids * row_stride + row_offset."""
 
     def close(self) -> None:
         """End the threads; later calls raise ValueError."""

@@ -29,6 +29,7 @@ from flashllm.commands.options import (
 )
 from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, UsageError
 from flashllm.sanitize import sanitize
+from flashllm.spec import DTYPES, PREDICTOR_DTYPES
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -57,6 +58,8 @@ CONVERT_EXAMPLES = """\
 examples:
   flashllm convert ~/big ~/big.flash --predictors train
   flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
+  flashllm convert ~/big ~/big.flash --dtype int8 --predictors train      # half of 16 bits
+  flashllm convert ~/big ~/big.flash --dtype int4 --resident-dtype int8 --predictor-dtype int8
 """
 PLAN_EXAMPLES = """\
 examples:
@@ -279,12 +282,24 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     convert.add_argument(
         "--calibration", type=Path, metavar="FILE", help="text to train the predictors on"
     )
+    convert.add_argument(
+        "--predictor-dtype",
+        choices=PREDICTOR_DTYPES,
+        help="encoding of the predictors (default: f16, or as they are where they exist)",
+    )
 
 
 def _add_reading(parser: Parser) -> None:
     """How a checkpoint is to be understood, where its config.json does not say or says wrong."""
     parser.add_argument(
-        "--dtype", choices=("f32", "f16", "bf16"), help="of the weights (default: the source's)"
+        "--dtype",
+        choices=DTYPES,
+        help="encoding of the weights; int8 and int4 are rounded (default: the source's)",
+    )
+    parser.add_argument(
+        "--resident-dtype",
+        choices=DTYPES,
+        help="of those that stay in memory: attention, embeddings, head (default: as --dtype)",
     )
     parser.add_argument(
         "--act", metavar="NAME", help="its activation, where config.json is wrong about it: relu"

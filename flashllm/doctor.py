@@ -22,6 +22,7 @@ import psutil
 from flashllm.commands.output import Output, format_bytes, table
 from flashllm.errors import ModelNotFound
 from flashllm.flash.device import processor_name
+from flashllm.spec import DTYPES
 from flashllm.storage import cache_directory, describe_storage, existing_parent
 
 PROBE_BYTES = 64 << 10
@@ -88,6 +89,7 @@ def _core() -> dict[str, Any]:
         "fallback": core.FALLBACK or None,
         "isa": isa,
         "isas": core.available_isas(),
+        "encodings": list(DTYPES),
         "problem": problem or None,
     }
 
@@ -166,6 +168,11 @@ def find_warnings(facts: dict[str, Any]) -> list[str]:
     core, memory = facts["core"], facts["memory"]
     if core["name"] != "native":
         warnings.append(f"the native core is not in use ({core['fallback']}): everything is slow")
+    if core["isa"] == "scalar":
+        warnings.append(
+            "the kernels use no vector instructions (scalar): everything is slow; "
+            "unset FLASHLLM_ISA if it is set"
+        )
     if core["problem"]:
         warnings.append(f"{core['problem']}; unset FLASHLLM_ISA")
     if memory["available_bytes"] < GIBIBYTE:

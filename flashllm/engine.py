@@ -208,6 +208,8 @@ class Model:
         found = []
         if core.FALLBACK:
             found.append(f"without the compiled core everything is slow ({core.FALLBACK})")
+        if self._decoder.isa == "scalar":
+            found.append("the kernels use no vector instructions (scalar), so computing is slow")
         fallback = str(self._store.reader.fallback)
         if fallback and self._direct_wanted:
             found.append(f"reads go through the page cache, not direct ({fallback})")

@@ -164,6 +164,7 @@ def model_sizes(store: Store, select: str) -> Sizes:
         attention=store.file_bytes(RESIDENT_FILE) - embeddings,
         predictors=store.file_bytes(PREDICTORS_FILE),
         stride=store.header.stride,
+        predictor_dtype=store.predictor_dtype() or "f16",
         windows=activity.windows if activity else (),
         slots_needed=activity.slots_needed if activity else (),
     )

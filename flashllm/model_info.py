@@ -27,6 +27,8 @@ class ModelInfo:
     bundle_stride_bytes: int
     activity: dict[str, Any] | None
     """Mean sparsity, errors of the predictors, and perplexity predicted over dense, where known."""
+    predictor_dtype: str | None = None
+    """Encoding of the predictors' matrices, where there are predictors."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -49,6 +51,7 @@ def describe(store: Store, has_tokenizer: bool) -> ModelInfo:
         layout_version=manifest.layout_version,
         bundle_stride_bytes=store.header.stride,
         activity=_shares(activity) if activity else None,
+        predictor_dtype=store.predictor_dtype(),
     )
 
 

@@ -6,13 +6,22 @@ One frozen description, made by the converter, stored in the manifest, read by t
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from flashllm.errors import LayoutError
 
-DType = Literal["f32", "f16", "bf16"]
+DType = Literal["f32", "f16", "bf16", "int8", "int4"]
+DTYPES: tuple[str, ...] = get_args(DType)
+"""Encodings of weights. A row in int8 or int4 is whole groups, each with a scale in f16."""
+PREDICTOR_DTYPES = ("f16", "int8", "int4")
+"""Encodings that predictors can be given."""
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
+"""Bytes of a weight in the encodings whose weights stand alone: those of checkpoints."""
+GROUP = 32
+"""Weights that share a scale in int8 and int4."""
+GROUP_BYTES: dict[str, int] = {"int8": GROUP + 2, "int4": GROUP // 2 + 2}
 
 Activation = Literal["relu", "fatrelu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
 SPARSE_ACTIVATIONS = ("relu", "fatrelu", "relu2", "drelu")
@@ -27,6 +36,18 @@ MAX_VOCAB = 1 << 23
 MAX_POSITIONS = 1 << 24
 MAX_SCALE = 1e6
 MIN_SCALE = 1e-9
+
+
+def row_bytes(dtype: str, columns: int) -> int:
+    """Bytes of an encoded row of so many weights; the last group of a row is padded."""
+    if dtype in GROUP_BYTES:
+        return GROUP_BYTES[dtype] * -(-columns // GROUP)
+    return DTYPE_BYTES[dtype] * columns
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of an encoded matrix or vector."""
+    return math.prod(shape[:-1]) * row_bytes(dtype, shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +123,7 @@ class ModelSpec:
     position_offset: int
     """Rows of the table of learned positions that come before position 0."""
     dtype: DType
-    """Encoding of the resident matrices and of the bundles."""
+    """Encoding of the bundles, and of the resident matrices where these have none of their own."""
     norm_placement: Literal["pre", "post"]
     norm_affine: bool
     """Whether norms have weights at all."""
@@ -143,6 +164,8 @@ class ModelSpec:
     residual_scale: float = 1.0
     """What the output of a branch is multiplied by before it is added."""
     logit_scale: float = 1.0
+    resident_dtype: DType | None = None
+    """Encoding of the resident matrices, where it is not that of the bundles."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -207,7 +230,8 @@ class ModelSpec:
 
     def _check_choices(self) -> None:
         choices: dict[str, tuple[Any, ...]] = {
-            "dtype": tuple(DTYPE_BYTES),
+            "dtype": DTYPES,
+            "resident_dtype": (None, *DTYPES),
             "norm_placement": ("pre", "post"),
             "norm": ("layer", "rms"),
             "block": ("sequential", "parallel"),
@@ -218,7 +242,8 @@ class ModelSpec:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise LayoutError(
-                    f"spec: {name} is {getattr(self, name)!r}; expected one of {', '.join(known)}"
+                    f"spec: {name} is {getattr(self, name)!r}; expected one of "
+                    f"{', '.join(map(str, known))}"
                 )
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
@@ -228,8 +253,20 @@ class ModelSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one encoded row of `d_model` weights."""
-        return self.d_model * DTYPE_BYTES[self.dtype]
+        """Bytes of one encoded row of `d_model` weights in a bundle."""
+        return row_bytes(self.dtype, self.d_model)
+
+    @property
+    def matrix_dtype(self) -> DType:
+        """Encoding of the resident matrices."""
+        return self.resident_dtype or self.dtype
+
+    @property
+    def encoding_words(self) -> str:
+        """How the weights are encoded, for people."""
+        if self.matrix_dtype == self.dtype:
+            return self.dtype
+        return f"{self.dtype}, resident ones {self.matrix_dtype}"
 
     @property
     def bundle_bytes(self) -> int:
@@ -257,7 +294,11 @@ class ModelSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the manifest."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        if self.resident_dtype is None:
+            # Versions that do not know the key read what they have always read.
+            del values["resident_dtype"]
+        return values
 
     @classmethod
     def from_json(cls, values: object) -> ModelSpec:

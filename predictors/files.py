@@ -37,11 +37,11 @@ def write_activity(output: Path, report: Report | Activity) -> None:
 def predictor_tensors(
     predictors: Sequence[LowRank], thresholds: Sequence[float]
 ) -> dict[str, torch.Tensor]:
-    """The tensors by name: down and up in float16, bias and threshold in float32."""
+    """The tensors by name: down and up as the predictor says, bias and threshold in float32."""
     tensors: dict[str, torch.Tensor] = {}
     for layer, (predictor, threshold) in enumerate(zip(predictors, thresholds, strict=True)):
-        tensors[f"layers.{layer}.down"] = predictor.down.contiguous()
-        tensors[f"layers.{layer}.up"] = predictor.up.contiguous()
+        tensors[f"layers.{layer}.down"] = predictor.stored(predictor.down)
+        tensors[f"layers.{layer}.up"] = predictor.stored(predictor.up)
         tensors[f"layers.{layer}.bias"] = predictor.bias.contiguous()
         tensors[f"layers.{layer}.threshold"] = torch.tensor([threshold], dtype=torch.float32)
     return tensors

@@ -131,12 +131,16 @@ def raw_tensors(layers: Sequence[TrainedLayer], number: int) -> dict[str, RawTen
     predictors: list[LowRank] = [layer.predictor for layer in layers]
     thresholds = [layer.choices[number].threshold for layer in layers]
     names = {torch.float16: "f16", torch.float32: "f32"}
-    return {
-        name: RawTensor(
-            tensor.numpy().reshape(-1).view(np.uint8), names[tensor.dtype], tuple(tensor.shape)
-        )
-        for name, tensor in predictor_tensors(predictors, thresholds).items()
-    }
+    found: dict[str, RawTensor] = {}
+    for name, tensor in predictor_tensors(predictors, thresholds).items():
+        raw, shape = tensor.numpy().reshape(-1).view(np.uint8), tuple(tensor.shape)
+        if tensor.dtype in names:
+            found[name] = RawTensor(raw, names[tensor.dtype], shape)
+        else:
+            predictor = predictors[int(name.split(".")[1])]
+            matrix = predictor.down if name.endswith(".down") else predictor.up
+            found[name] = RawTensor(raw, predictor.dtype, tuple(matrix.shape))
+    return found
 
 
 def _nats(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,7 @@ class TrainedLayer:
         about = {
             "choices": [dataclasses.asdict(choice) for choice in self.choices],
             "oracle": dataclasses.asdict(self.oracle),
+            "dtype": self.predictor.dtype,
         }
         raw = np.frombuffer(json.dumps(about).encode(), np.uint8).copy()
         part = self.predictor
@@ -72,7 +73,7 @@ class TrainedLayer:
                 Choice(one["threshold"], LayerReport(**one["errors"]), WindowUse(**one["use"]))
                 for one in about["choices"]
             )
-            predictor = LowRank(tensors["down"], tensors["up"], tensors["bias"])
+            predictor = LowRank(tensors["down"], tensors["up"], tensors["bias"], about["dtype"])
             return cls(predictor, choices, WindowUse(**about["oracle"]))
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise LayoutError(f"not a trained layer: {error}") from error
@@ -94,8 +95,12 @@ def train_layer(
     targets: Targets,
     seed: int,
     advance: Callable[[int], None],
+    dtype: str = "f16",
 ) -> TrainedLayer:
-    """The predictor of a layer. Calls `advance` with tokens seen, in all `layer_tokens`."""
+    """The predictor of a layer. Calls `advance` with tokens seen, in all `layer_tokens`.
+
+    Its matrices are stored in `dtype`; thresholds and errors are those of what is stored.
+    """
     train, tune = data.part(split.train), data.part(split.tune)
     oracle, of_tune = _oracle_use(data, split.tune, advance)
     prices = Prices.of(of_tune, bundle_bytes)
@@ -105,13 +110,15 @@ def train_layer(
     parameters = start.parameters(rank)
     del start
     predictor = fit(parameters, train, tune, targets.false_negatives, seed, advance)
+    predictor = dataclasses.replace(predictor, dtype=dtype)
+    as_run = predictor.as_run()
     histogram = ScoreHistogram()
-    add_scores(histogram, predictor, tune)
+    add_scores(histogram, as_run, tune)
     thresholds = [
         choose_threshold(histogram, target, targets.false_positives, prices)
         for target in targets.rounds
     ]
-    choices = measure(data, split.report, predictor, thresholds, advance)
+    choices = measure(data, split.report, as_run, thresholds, advance)
     return TrainedLayer(predictor, choices, oracle)
 
 

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from flashllm.flash import core
+from flashllm.flash.store import RawTensor
+from flashllm.spec import GROUP_BYTES, row_bytes
 
 from .rows import LayerData
 
@@ -29,17 +35,46 @@ IMPORTANCE_MIN = 0.02
 class LowRank:
     """Neuron j scores `up[j] . (down @ x) + bias[j]`; above the layer's threshold it is active.
 
-    down [rank, d_model] and up [d_ffn, rank] in float16, bias [d_ffn] in float32.
+    down [rank, d_model] and up [d_ffn, rank] in float16, bias [d_ffn] in float32. `dtype` is how
+    the two matrices are stored.
     """
 
     down: torch.Tensor
     up: torch.Tensor
     bias: torch.Tensor
+    dtype: str = "f16"
 
     @property
     def rank(self) -> int:
         """Width of the bottleneck."""
         return self.down.shape[0]
+
+    def as_run(self) -> LowRank:
+        """The predictor whose matrices have the values that are stored, in float32 if need be."""
+        if self.dtype not in GROUP_BYTES:
+            return self
+        down, up = (self._rounded(matrix) for matrix in (self.down, self.up))
+        return LowRank(down, up, self.bias, "f32")
+
+    def stored(self, matrix: torch.Tensor) -> torch.Tensor:
+        """One of the matrices as it is stored: rows in int8 or int4 are bytes."""
+        if self.dtype not in GROUP_BYTES:
+            return matrix.contiguous()
+        raw = torch.from_numpy(self._encoded(matrix))
+        return raw.view(len(matrix), row_bytes(self.dtype, matrix.shape[1]))
+
+    def _encoded(self, matrix: torch.Tensor) -> NDArray[np.uint8]:
+        columns = matrix.shape[1]
+        out = np.empty(len(matrix) * row_bytes(self.dtype, columns), np.uint8)
+        values = matrix.float().contiguous().view(-1).numpy()
+        kernels = core.Kernels(threads=1)
+        kernels.encode_rows(values, columns, self.dtype, out)
+        kernels.close()
+        return out
+
+    def _rounded(self, matrix: torch.Tensor) -> torch.Tensor:
+        shape = tuple(matrix.shape)
+        return torch.from_numpy(RawTensor(self._encoded(matrix), self.dtype, shape).floats())
 
     def scores(self, inputs: torch.Tensor) -> torch.Tensor:
         """Scores [tokens, d_ffn] in float32 of inputs [tokens, d_model]."""

@@ -49,13 +49,21 @@ class Task:
     split: Split
     targets: Targets
     seed: int
+    dtype: str = "f16"
+    """How the predictors' matrices are stored."""
 
     @classmethod
     def of(
-        cls, model: TrainableModel, contexts: Sequence[Context], targets: Targets, seed: int
+        cls,
+        model: TrainableModel,
+        contexts: Sequence[Context],
+        targets: Targets,
+        seed: int,
+        dtype: str = "f16",
     ) -> Task:
         """With the contexts split."""
-        return cls(model, contexts, split_contexts([len(ids) for ids in contexts]), targets, seed)
+        split = split_contexts([len(ids) for ids in contexts])
+        return cls(model, contexts, split, targets, seed, dtype)
 
     @property
     def shape(self) -> RowShape:
@@ -79,6 +87,7 @@ class Task:
             contexts=ids.hexdigest(),
             targets=asdict(self.targets),
             seed=self.seed,
+            dtype=self.dtype,
         )
 
 
@@ -92,13 +101,15 @@ def train_predictors(
     tokens_max: int = TOKENS_MAX,
     targets: Targets | None = None,
     work: Path | None = None,
+    dtype: str = "f16",
 ) -> Report:
     """Train the predictors of the converted model in `directory` and write them to `output`.
 
     The same model, text and seed give the same bytes on the same machine, interrupted or not. At
     most `tokens_max` tokens of the text are used, and as many where it has them. Unfinished work
-    lies in `work`, beside `output` without it. Raises `UsageError` for a model or a text that will
-    not do, `NotEnoughSpace`, and `Interrupted` on Ctrl-C; `output` then is as it was.
+    lies in `work`, beside `output` without it. `dtype` (f16, int8, int4) is how the matrices are
+    stored, and what thresholds and errors are of. Raises `UsageError` for a model or a text that
+    will not do, `NotEnoughSpace`, and `Interrupted` on Ctrl-C; `output` then is as it was.
     """
     progress = progress or SilentProgress()
     model = ConvertedModel(directory)
@@ -108,7 +119,8 @@ def train_predictors(
     try:
         _make_directory(output)
         contexts = model.contexts(text, tokens_max, seed, progress)
-        return train(Task.of(model, contexts, targets or Targets(), seed), output, work, progress)
+        task = Task.of(model, contexts, targets or Targets(), seed, dtype)
+        return train(task, output, work, progress)
     except KeyboardInterrupt:
         then = "to start again"
         if work.exists():
@@ -215,6 +227,7 @@ def _train_group(
                     task.targets,
                     task.seed + number,
                     lambda seen: progress.advance(seen * shape.row_bytes),
+                    task.dtype,
                 )
             work.keep_layer(number, layer)
     progress.finish()

@@ -19,11 +19,19 @@ import psutil
 from numpy.typing import NDArray
 
 from flashllm.accounting import Meter, TokenCost
-from flashllm.bench.ablation_rows import Row, added_rows, table_rows
+from flashllm.bench.ablation_rows import (
+    ADDITIONS,
+    Row,
+    added_rows,
+    check_beside,
+    predictors_of,
+    table_rows,
+)
 from flashllm.bench.active_sets import ActiveSets, RecordingSelector
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash import core
 from flashllm.flash.estimate import Weights
+from flashllm.flash.manifest import PREDICTORS_FILE, read_manifest
 from flashllm.flash.plan import DEFAULT_IO_THREADS, DEFAULT_WINDOW, Plan, make_plan
 from flashllm.flash.resident_stream import ResidentStream
 from flashllm.flash.store import RawTensor, Store
@@ -59,6 +67,8 @@ class Settings:
     add: bool = False
     profile: Path | None = None
     """What `added_rows` take threads and gap from; None for what is kept of the disk."""
+    beside: tuple[Path, ...] = ()
+    """With `add`, other conversions of the model that differ in their predictors only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +134,10 @@ class Ablation:
         self._kernels = core.Kernels(threads=KERNEL_THREADS)
         self.window = settings.window or DEFAULT_WINDOW
         self._ids = self._cut(text)
-        self._sets: ActiveSets | None = None
+        self._sets: dict[Path, ActiveSets] = {}
+        """By the directory that the predictors are taken from."""
+        for other in settings.beside:
+            check_beside(directory, other)
 
     @property
     def sparse(self) -> bool:
@@ -161,7 +174,8 @@ class Ablation:
         if not self.sparse:
             return rows[:2]
         if self.settings.add:
-            rows += added_rows(rows[-1], self._profiled())
+            further = [predictors_of(directory) for directory in self.settings.beside]
+            rows += added_rows(rows[-1], self._profiled(), (*ADDITIONS, *further))
         return rows
 
     def _profiled(self) -> Plan:
@@ -197,18 +211,21 @@ class Ablation:
             least = self._plan("all", None)
             return self._plan("all", max(least.smallest_bytes, self._half_ceiling(least)))
         plan = self._plan(self.select, None, row.window or 1)
-        return replace(plan, slots_per_layer=self._slots(row.window or 1))
+        slots = self._slots(self._sets[self._directory(row)], row.window or 1)
+        return replace(plan, slots_per_layer=slots, **row.plan)
 
     def _half_ceiling(self, plan: Plan) -> int:
         weights = plan.split["embeddings"] + plan.split["attention"]
         return plan.smallest_bytes - weights + self.weights.total // 2
 
-    def _slots(self, window: int) -> tuple[int, ...]:
+    def _directory(self, row: Row) -> Path:
+        return row.directory or self.directory
+
+    def _slots(self, sets: ActiveSets, window: int) -> tuple[int, ...]:
         least = smallest_slots(self.spec.bundles_per_layer)
-        assert self._sets is not None
         return tuple(
             min(max(needed, least), self.spec.bundles_per_layer)
-            for needed in self._sets.slots_needed(window)
+            for needed in sets.slots_needed(window)
         )
 
     def _expected(self, row: Row) -> tuple[int, float]:
@@ -223,12 +240,16 @@ class Ablation:
             pinned = sum(plan.slots_per_layer)
             held = kept + pinned * self.spec.bundle_bytes
             return held, float(weights.total - held)
-        if self._sets is None:
-            self._sets = self._record()
+        directory = self._directory(row)
+        if directory not in self._sets:
+            self._sets[directory] = self._record(row.directory)
         plan = self._plan_of(row)
         self._check_memory(row, plan)
-        held = kept + plan.split["predictors"] + sum(plan.slots_per_layer) * self.stride
-        return held, self._sets.loads(row.window) * self.spec.bundle_bytes
+        predictors = plan.split["predictors"]
+        if row.directory is not None:
+            predictors = read_manifest(row.directory).files[PREDICTORS_FILE].bytes
+        held = kept + predictors + sum(plan.slots_per_layer) * self.stride
+        return held, self._sets[directory].loads(row.window) * self.spec.bundle_bytes
 
     def _check_memory(self, row: Row, plan: Plan) -> None:
         slots = sum(plan.slots_per_layer) * self.stride
@@ -253,17 +274,18 @@ class Ablation:
 
     @contextlib.contextmanager
     def _decoder(self, row: Row, plan: Plan) -> Iterator[tuple[Decoder, Store]]:
-        with Store(self.directory) as store:
+        with Store(self._directory(row)) as store:
             direct = self.settings.direct
             # Where all neurons are read there are no rows of single neurons to be read apart.
             apart = not row.bundled and not row.dense
-            store.open_reader(direct, row.io_threads, row.gap_bytes, rows_apart=apart)
+            store.open_reader(direct, row.io_threads, row.gap_bytes, rows_apart=apart, **row.reader)
             selector = make_selector(store, plan.select, self._kernels, direct)
-            yield Decoder(store, self._resident, selector, plan, self._kernels), store
+            decoder = Decoder(store, self._resident, selector, plan, self._kernels, **row.decoder)
+            yield decoder, store
 
-    def _record(self) -> ActiveSets:
+    def _record(self, directory: Path | None) -> ActiveSets:
         """The active sets of all tokens, from a run that is not counted."""
-        row = Row("record", "recording", window=self.window, bundled=True)
+        row = Row("record", "recording", window=self.window, bundled=True, directory=directory)
         plan = self._plan(self.select, None, self.window)
         # What is selected does not depend on the slots; they only have to hold the window.
         fixed = sum(plan.split.values()) - plan.split["slots"]

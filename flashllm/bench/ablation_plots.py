@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flashllm.errors import CannotCreate
-from flashllm.predictors.evaluation.plots import DOTS_PER_INCH
+from flashllm.predictors.evaluation.plots import save
 
 OURS, PAPER = "#0072b2", "#bbbbbb"
 
@@ -35,12 +34,8 @@ def draw(found: dict[str, Any], title: str, directory: Path) -> Path:
         waiting.invert_yaxis()
         figure.legend(*moved.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.suptitle(f"{title}: what each part of the method saves", parse_math=False)
-        path = directory / "ablation.png"
-        try:
-            figure.savefig(path, dpi=DOTS_PER_INCH)
-        except OSError as error:
-            raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
-    return path
+        path: Path = save(figure, directory / "ablation.png")
+        return path
 
 
 def _bars(

@@ -23,13 +23,13 @@ _TITLES = (
     "I/O ms (of all runs)",
     "token ms",
 )
+_ADDED_TITLES = ("added to the last row", "token, speed", "I/O, speed", "bytes", "reads")
 
 
 def report(ablation: Ablation, results: Sequence[RowResult], complete: bool) -> dict[str, Any]:
     """All rows that ran at least once."""
     rows = [_row(result) for result in results if result.runs]
     sparse = [result for result in results if result.runs and not result.row.dense]
-    answers = {run.answers for result in sparse for run in result.runs}
     waits = [row["io_seconds"]["median"] for row in rows if row["paper"] is not None]
     return {
         "complete": complete,
@@ -41,8 +41,45 @@ def report(ablation: Ablation, results: Sequence[RowResult], complete: bool) -> 
             abs(row["off"]) <= FORMULA_TOLERANCE for row in rows if row["paper"] is not None
         ),
         "each_faster_than_above": all(b < a for a, b in pairwise(waits)),
-        "same_answers": len(answers) <= 1,
+        "added": _added(results),
+        "same_answers": _same_answers(sparse),
     }
+
+
+def _same_answers(results: Sequence[RowResult]) -> bool:
+    """Whether rows of one precision gave one digest of logits."""
+    answers: dict[str, set[str]] = {}
+    for result in results:
+        answers.setdefault(result.row.precision, set()).update(run.answers for run in result.runs)
+    return all(len(found) <= 1 for found in answers.values())
+
+
+def _added(results: Sequence[RowResult]) -> list[dict[str, Any]]:
+    """What each addition gained over its base, run by run of the same round."""
+    known = {result.row.key: result.runs for result in results}
+    found = []
+    for result in results:
+        pairs = list(zip(known.get(result.row.base, ()), result.runs, strict=False))
+        if not pairs:
+            continue
+        found.append(
+            {
+                "key": result.row.key,
+                "title": result.row.title,
+                "base": result.row.base,
+                "speed": Spread.of([ratio(b.seconds, own.seconds) for b, own in pairs]).to_json(),
+                "io": Spread.of(
+                    [ratio(b.io_seconds, own.io_seconds, empty=1.0) for b, own in pairs]
+                ).to_json(),
+                "bytes": Spread.of(
+                    [ratio(own.bytes_a_token, b.bytes_a_token, empty=1.0) for b, own in pairs]
+                ).to_json(),
+                "reads": Spread.of(
+                    [ratio(own.reads, b.reads, empty=1.0) for b, own in pairs]
+                ).to_json(),
+            }
+        )
+    return found
 
 
 def _row(result: RowResult) -> dict[str, Any]:
@@ -82,7 +119,24 @@ def table(found: dict[str, Any]) -> str:
     text += (
         "(the paper's: 6.7 billion parameters in 16 bits on an M1 Max, half of them resident)\n\n"
     )
+    if found["added"]:
+        text += columns([_ADDED_TITLES, *map(_added_cells, found["added"])])
+        text += (
+            "(each alone over the base, round by round: medians, in brackets least and most; above"
+            " 1x is faster)\n\n"
+        )
     return text + "".join(f"{sentence}\n" for sentence in _verdicts(found))
+
+
+def _added_cells(added: dict[str, Any]) -> tuple[str, ...]:
+    speed = added["speed"]
+    return (
+        added["title"],
+        f"{speed['median']:.3f}x ({speed['min']:.3f} to {speed['max']:.3f})",
+        f"{added['io']['median']:.3f}x",
+        f"{added['bytes']['median'] - 1:+.1%}",
+        f"{added['reads']['median'] - 1:+.1%}",
+    )
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

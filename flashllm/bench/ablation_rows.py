@@ -6,8 +6,13 @@ half of which fits into memory, on an M1 Max. Each row adds one part of the meth
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from flashllm.errors import UsageError
+from flashllm.flash.manifest import RESIDENT_FILE, read_manifest
 from flashllm.flash.plan import Plan
 
 
@@ -37,6 +42,18 @@ class Row:
     bundled: bool = False
     gap_bytes: int = 0
     io_threads: int = 32
+    base: str = ""
+    """Key of the row that this one adds something to, where that is not the row above it."""
+    precision: str = ""
+    """Rows of one precision give the same logits, bit for bit."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the plan that are other than those of the base."""
+    decoder: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `Decoder`."""
+    reader: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `Store.open_reader`."""
+    directory: Path | None = None
+    """Another conversion of the model, whose predictors are used."""
 
 
 def table_rows(window: int, io_threads: int) -> list[Row]:
@@ -67,17 +84,78 @@ def table_rows(window: int, io_threads: int) -> list[Row]:
     return [none, half, predictor, windowed, bundled]
 
 
-def added_rows(last: Row, plan: Plan) -> list[Row]:
-    """What this runtime does beyond the paper, one by one on top of the last row.
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """One thing that this runtime does beyond the paper."""
+
+    key: str
+    title: str
+    """Braces hold fields of the plan."""
+    change: Callable[[Plan], dict[str, Any]]
+    """Fields of `Row` that are other under this plan: of a machine with memory for everything, and
+    with what its disk is best at. None where the plan makes no difference."""
+
+
+ADDITIONS: tuple[Addition, ...] = (
+    Addition(
+        "gap",
+        "neighbours {gap_bytes} B apart read at once",
+        lambda plan: {"gap_bytes": plan.gap_bytes},
+    ),
+    Addition(
+        "threads",
+        "{io_threads} threads, as profiled",
+        lambda plan: {"io_threads": plan.io_threads},
+    ),
+)
+"""What `--add` measures; another switch is one entry more, such as
+`Addition("guess", "an early guess", lambda plan: {"decoder": {"guess": True}})`."""
+
+
+def predictors_of(directory: Path) -> Addition:
+    """The predictors of another conversion of the same model: others may be named by them."""
+    name = directory.name.replace("{", "{{").replace("}", "}}")
+    change = {"directory": directory, "precision": str(directory)}
+    return Addition(f"predictors:{directory}", f"predictors of {name}", lambda _: change)
+
+
+def check_beside(directory: Path, other: Path) -> None:
+    """`UsageError` where two conversions differ in more than their predictors."""
+    ours, theirs = read_manifest(directory), read_manifest(other)
+    if ours.spec != theirs.spec or ours.files[RESIDENT_FILE] != theirs.files[RESIDENT_FILE]:
+        raise UsageError(
+            f"{other}: its weights in memory are not those of {directory}; give a conversion of"
+            " the same checkpoint that differs in --predictor-dtype only"
+        )
+
+
+def added_rows(last: Row, plan: Plan, additions: Sequence[Addition]) -> list[Row]:
+    """Each addition alone on top of the last row, then all of them together.
 
     Only what makes a difference under this plan: without a profile, threads are those of the table.
     """
-    gap = replace(
-        last, key="gap", title=f"+ neighbours {plan.gap_bytes} B apart read at once", paper=None,
-        gap_bytes=plan.gap_bytes,
-    )  # fmt: skip
-    threads = replace(
-        gap, key="threads", title=f"+ {plan.io_threads} threads, as profiled",
-        io_threads=plan.io_threads,
-    )  # fmt: skip
-    return [gap] + ([threads] if threads.io_threads != last.io_threads else [])
+    rows: list[Row] = []
+    everything = replace(last, key="all", title="+ all of these", paper=None, base=last.key)
+    for addition in additions:
+        change = addition.change(plan)
+        if all(getattr(last, name) == value for name, value in change.items()):
+            continue
+        title = "+ " + addition.title.format_map(_fields(plan))
+        rows.append(
+            replace(last, key=addition.key, title=title, paper=None, base=last.key, **change)
+        )
+        everything = _with(everything, change)
+    return rows + ([everything] if len(rows) > 1 else [])
+
+
+def _with(row: Row, change: Mapping[str, Any]) -> Row:
+    """A row with another change on top of those that it has."""
+    merged: dict[str, Any] = {
+        name: {**getattr(row, name), **value} if isinstance(value, Mapping) else value
+        for name, value in change.items()
+    }
+    return replace(row, **merged)
+
+
+def _fields(plan: Plan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in plan.__slots__}

@@ -145,6 +145,7 @@ def _model(directory: Path | None) -> dict[str, Any] | None:
         "layout_version": manifest.layout_version,
         "converted_by": manifest.tool_version,
         "dtype": manifest.spec.dtype,
+        "resident_dtype": manifest.spec.matrix_dtype,
         "spec": manifest.spec.to_json(),
         "file_bytes": {name: record.bytes for name, record in manifest.files.items()},
     }

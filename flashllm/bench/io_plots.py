@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from flashllm.errors import CannotCreate
 from flashllm.flash.profile import Profile
-
-DOTS_PER_INCH = 120
+from flashllm.predictors.evaluation.plots import save
 
 
 def draw(profile: Profile, pass_ratios: Sequence[float], directory: Path) -> list[Path]:
@@ -23,17 +21,12 @@ def draw(profile: Profile, pass_ratios: Sequence[float], directory: Path) -> lis
     }
     paths = []
     for name, picture in pictures.items():
-        path = directory / f"{name}.png"
         figure = picture()
         note = "" if profile.complete else " (ended early)"
         figure.suptitle(
             f"{profile.device.name}, {profile.machine_name}{note}", fontsize=10, parse_math=False
         )
-        try:
-            figure.savefig(path, dpi=DOTS_PER_INCH)
-        except OSError as error:
-            raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
-        paths.append(path)
+        paths.append(save(figure, directory / f"{name}.png"))
     return paths
 
 

@@ -26,17 +26,19 @@ from flashllm.flash.cost import (
     CHUNK_TOKENS,
     NARROW,
     NARROW_ROW_BYTES,
+    Encodings,
     ResidentBytes,
     dram_bytes_a_token,
     dram_seconds,
 )
 from flashllm.flash.profile import MachineRates
-from flashllm.flash.store import Store
+from flashllm.flash.store import RawTensor, Store
 from flashllm.flash.stream import block_ends
 from flashllm.loading import KERNEL_THREADS, load_decoder
 from flashllm.model.decoder import Decoder
-from flashllm.model.weights import TORCH_DTYPES
-from flashllm.spec import DTYPE_BYTES
+from flashllm.model.weights import Linear
+from flashllm.spec import DTYPE_BYTES, DTYPES
+from flashllm.spec import row_bytes as encoded_row_bytes
 
 RUNS = 5
 MATRIX_BYTES_LEAST = 64 << 20
@@ -77,7 +79,7 @@ def measure_rates(threads: Sequence[int] | None = None) -> MachineRates:
     matvec: dict[str, float] = {}
     rows: dict[str, float] = {}
     try:
-        for dtype in DTYPE_BYTES:
+        for dtype in DTYPES:
             matvec[dtype] = matvec_rate(kernels, buffer, dtype, ROW_BYTES)
             matvec[NARROW.format(dtype)] = matvec_rate(kernels, buffer, dtype, NARROW_ROW_BYTES)
             matvec[CHUNK.format(dtype)] = chunk_rate(dtype, usable)
@@ -120,11 +122,12 @@ def dram_rate(buffer: core.Buffer, threads: int) -> float:
 def matvec_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str, row_bytes: int) -> float:
     """Bytes per second of matrices times a vector, rows of `row_bytes`, each matrix another one."""
     call_bytes = CALL_BYTES if row_bytes == ROW_BYTES else NARROW_CALL_BYTES
+    columns, row_bytes = _row(dtype, row_bytes)
     call_bytes = min(call_bytes, buffer.nbytes) // row_bytes * row_bytes
     pieces = np.split(buffer.array()[: buffer.nbytes // call_bytes * call_bytes],
                       buffer.nbytes // call_bytes)  # fmt: skip
     following = _from_elsewhere(pieces, dtype)
-    x = np.ones(row_bytes // DTYPE_BYTES[dtype], np.float32)
+    x = np.ones(columns, np.float32)
     out = np.empty(call_bytes // row_bytes, np.float32)
     return call_bytes / _median_call(lambda: kernels.matvec(next(following), dtype, x, out))
 
@@ -134,12 +137,12 @@ def scattered_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> fl
 
     Every call takes others, so that none is in a cache since the call before.
     """
-    stride, raw = 2 * ROW_BYTES, buffer.array()
+    width, row_bytes = _row(dtype, ROW_BYTES)
+    stride, raw = 2 * row_bytes, buffer.array()
     shuffled = np.random.default_rng(0).permutation(buffer.nbytes // stride)
     a_call = max(min(SCATTERED_CALL_BYTES // stride, len(shuffled) // 4), 1)
     shares = np.split(shuffled[: len(shuffled) // a_call * a_call], len(shuffled) // a_call)
     sets = _from_elsewhere([np.sort(ids).astype(np.int32) for ids in shares], dtype)
-    width = ROW_BYTES // DTYPE_BYTES[dtype]
     x, out = np.ones(width, np.float32), np.zeros(width, np.float32)
     weights = np.ones(len(shares[0]), np.float32)
 
@@ -148,24 +151,36 @@ def scattered_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> fl
         dots = np.empty(len(ids), np.float32)
         kernels.dot_rows(raw, stride, 0, dtype, ids, x, dots)
         ones, ends = weights[: len(ids)], block_ends(ids)
-        kernels.weighted_sum_rows(raw, stride, ROW_BYTES, dtype, ids, ones, ends, out)
+        kernels.weighted_sum_rows(raw, stride, row_bytes, dtype, ids, ones, ends, out)
 
     return a_call * stride / _median_call(neurons)
 
 
 def chunk_rate(dtype: str, threads: int) -> float:
     """Encoded bytes × tokens per second of a prompt's products, decoding of the rows included."""
-    raw = np.full(CHUNK_BLOCK_BYTES, _PATTERN, np.uint8)
     width = 2048
-    encoded = torch.from_numpy(raw).view(TORCH_DTYPES[dtype]).view(-1, width)
+    row_bytes = encoded_row_bytes(dtype, width)
+    shape = (CHUNK_BLOCK_BYTES // row_bytes, width)
+    raw = np.full(shape[0] * row_bytes, _PATTERN, np.uint8)
     x = torch.ones(CHUNK_TOKENS, width)
-    with _torch_threads(threads):
-        seconds = _median_seconds(lambda: _product(x, encoded))
-    return CHUNK_BLOCK_BYTES * CHUNK_TOKENS / seconds
+    kernels = core.Kernels(threads=threads)
+    try:
+        product = Linear.of(RawTensor(raw, dtype, shape), None, kernels, block_rows=shape[0])
+        with _torch_threads(threads):
+            seconds = _median_seconds(lambda: _product(product, x))
+    finally:
+        kernels.close()
+    return len(raw) * CHUNK_TOKENS / seconds
 
 
-def _product(x: torch.Tensor, encoded: torch.Tensor) -> None:
-    x @ encoded.float().T
+def _product(product: Linear, x: torch.Tensor) -> None:
+    product(x)
+
+
+def _row(dtype: str, row_bytes: int) -> tuple[int, int]:
+    """Weights in a row of so many bytes, and its bytes; of 8 and 4 bits as many as of 16."""
+    columns = row_bytes // DTYPE_BYTES.get(dtype, DTYPE_BYTES["f16"])
+    return columns, encoded_row_bytes(dtype, columns)
 
 
 def overheads(rates: MachineRates) -> tuple[float, float]:
@@ -181,7 +196,7 @@ def overheads(rates: MachineRates) -> tuple[float, float]:
     resident = ResidentBytes.of(spec, plan.split["predictors"])
     used = statistics.median(cost.hits + cost.misses for cost in costs)
     moved = dram_bytes_a_token(spec, resident, used, 0, spec.bundle_bytes, context)
-    seconds = dram_seconds(rates, spec.dtype, moved)
+    seconds = dram_seconds(rates, Encodings.of(spec), moved)
     rest_ns = statistics.median(_rest_ns(cost) for cost in costs)
     layers_ns = statistics.median(_layers_ns(cost) for cost in costs)
     layers_ns -= (seconds.total - seconds.head) * 1e9
@@ -225,7 +240,7 @@ def _torch_threads(threads: int) -> Iterator[None]:
 
 def _from_elsewhere(pieces: list[_Piece], dtype: str) -> Iterator[_Piece]:
     """The pieces round and round, for each encoding from others on: a cache knows none of them."""
-    begin = list(DTYPE_BYTES).index(dtype) * (CALLS + 1) % len(pieces)
+    begin = DTYPES.index(dtype) * (CALLS + 1) % len(pieces)
     return itertools.cycle([*pieces[begin:], *pieces[:begin]])
 
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from flashllm.accounting import PARTS
 from flashllm.bench.token_samples import COLD, WARM, RunSample, TokenSample
-from flashllm.errors import CannotCreate
+from flashllm.predictors.evaluation.plots import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DOTS_PER_INCH = 120
 COLORS = (
     "#56b4e9", "#999999", "#d55e00", "#e69f00", "#009e73", "#0072b2", "#cc79a7", "#f0e442",
     "#444444",
@@ -40,15 +39,10 @@ def draw(report: dict[str, Any], runs: Sequence[RunSample], directory: Path) -> 
     }
     paths = []
     for name, make in pictures.items():
-        path = directory / f"tokens-{name}.png"
-        try:
-            with rc_context({"axes.titlesize": 10, "figure.titlesize": 10}):
-                figure = make()
-                figure.suptitle(_title(report), color="#555555", parse_math=False)
-                figure.savefig(path, dpi=DOTS_PER_INCH)
-        except OSError as error:
-            raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
-        paths.append(path)
+        with rc_context({"axes.titlesize": 10, "figure.titlesize": 10}):
+            figure = make()
+            figure.suptitle(_title(report), color="#555555", parse_math=False)
+            paths.append(save(figure, directory / f"tokens-{name}.png"))
     return paths
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from flashllm.accounting import PARTS, TokenCost
 from flashllm.bench.token_process import ProcessCounts
+from flashllm.errors import UsageError
 from flashllm.flash.latency import Latencies
 
 COLD, WARM, PLAIN, AGAIN = "cold", "warm", "plain", "again"
@@ -17,6 +18,14 @@ _COUNTS = (
     "misses", "passes", "spilled", "guessed", "guesses_used", "rss_bytes", "hit_rate",
     "queue_depth_mean", "io_bytes_per_second",
 )  # fmt: skip
+TOKENS_MIN = 2
+"""Decoded in a run; fewer say nothing."""
+
+
+def check_tokens(tokens: int) -> None:
+    """`UsageError` where so many tokens make no run."""
+    if tokens < TOKENS_MIN:
+        raise UsageError(f"--tokens {tokens}: expected {TOKENS_MIN} or more")
 
 
 @dataclass(frozen=True, slots=True)

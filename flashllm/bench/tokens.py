@@ -18,18 +18,19 @@ from flashllm.bench.token_samples import (
     AGAIN,
     COLD,
     PLAIN,
+    TOKENS_MIN,
     WARM,
     ProbeSample,
     ReaderCounts,
     RunSample,
     Sample,
     TokenSample,
+    check_tokens,
 )
 from flashllm.engine import Generation, Model, Token
 from flashllm.errors import UsageError
 from flashllm.flash.latency import Latencies
 
-TOKENS_MIN = 2
 PAIRED_TOKENS = 1000
 """Tokens with telemetry and as many without: what makes a difference of 1 % out of noise."""
 PAIRED_SECONDS = 20.0
@@ -59,8 +60,7 @@ class Probe(Protocol):
 
 def check_length(model: Model, ids: Sequence[int], tokens: int) -> None:
     """`UsageError` where so many tokens make no run, or do not fit behind the prompt."""
-    if tokens < TOKENS_MIN:
-        raise UsageError(f"--tokens {tokens}: expected {TOKENS_MIN} or more")
+    check_tokens(tokens)
     context = model.plan.context
     if len(ids) + tokens > context:
         raise UsageError(

@@ -27,6 +27,8 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
     from flashllm.bench.header import run_header
     from flashllm.predictors.evaluation import plots
 
+    if arguments.beside and not arguments.add:
+        raise UsageError("--beside adds a row to those of --add; give both")
     if arguments.plot is not None:
         plots.require_matplotlib()
         plots.make_directory(arguments.plot)
@@ -40,6 +42,7 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
         io_threads=arguments.io_threads,
         direct=not arguments.no_direct,
         add=arguments.add,
+        beside=tuple(arguments.beside),
         profile=Path(arguments.profile) if arguments.profile else None,
     )
     text = _text(arguments, directory)
@@ -112,4 +115,5 @@ def _title(found: dict[str, Any], directory: Path) -> str:
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    return dataclasses.asdict(settings)
+    values = dataclasses.asdict(settings)
+    return values | {"beside": [str(directory) for directory in settings.beside]}

@@ -114,7 +114,17 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", type=Path, metavar="FILE", help="what is read: .ids, .txt or .jsonl, as for eval"
     )
     _add_amount(parser, 32, "row")
-    parser.add_argument("--add", action="store_true", help="our own additions too, one by one")
+    parser.add_argument(
+        "--add", action="store_true", help="our own additions too, each alone and then all"
+    )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="with --add, the predictors of another conversion of the model too",
+    )
     _add_reports(parser)
     # The context is as long as the text that is decoded.
     options = tuple(option for option in MODEL_OPTIONS if option.name != "ctx_size")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashllm.accounting import ratio
-from flashllm.bench.token_samples import ProbeSample, RunSample, Sample, TokenSample
+from flashllm.bench.token_samples import ProbeSample, RunSample, Sample, TokenSample, check_tokens
 from flashllm.commands import opening
 from flashllm.commands.bench_tokens_table import SYNTHETIC, report_table
 from flashllm.commands.output import Output, Ticker, remark
@@ -33,6 +33,7 @@ def bench_tokens(arguments: argparse.Namespace) -> int:
     """Measures, and prints what was found; 130 after Ctrl-C, which keeps it."""
     if arguments.ids is not None and not arguments.ids:
         raise UsageError("--ids is empty; give at least one token id")
+    check_tokens(arguments.tokens)
     if arguments.plot is not None:
         from flashllm.predictors.evaluation import plots
 

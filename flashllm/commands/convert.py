@@ -24,6 +24,8 @@ def convert(arguments: argparse.Namespace) -> int:
             fatrelu_threshold=arguments.fatrelu_threshold,
             predictors=arguments.predictors,
             calibration=arguments.calibration,
+            resident_dtype=arguments.resident_dtype,
+            predictor_dtype=arguments.predictor_dtype,
             progress=opening.terminal_progress(),
         )
     output = Output()

@@ -65,10 +65,16 @@ def _case(arguments: argparse.Namespace, profile: Profile | None) -> Case:
     directory = Path(arguments.model)
     if not os.path.isfile(directory / MANIFEST_FILE):
         return _unconverted(arguments, profile)
-    if (arguments.act, arguments.fatrelu_threshold, arguments.dtype) != (None, None, None):
+    said = (
+        arguments.act,
+        arguments.fatrelu_threshold,
+        arguments.dtype,
+        arguments.resident_dtype,
+    )
+    if any(value is not None for value in said):
         raise UsageError(
-            f"{directory} is converted already; --act, --fatrelu-threshold and --dtype are for"
-            " checkpoints"
+            f"{directory} is converted already; --act, --fatrelu-threshold, --dtype and"
+            " --resident-dtype are for checkpoints"
         )
     return _converted(arguments, profile)
 
@@ -97,6 +103,7 @@ def _described(arguments: argparse.Namespace) -> ModelSpec:
         "act": arguments.act,
         "fatrelu_threshold": arguments.fatrelu_threshold,
         "dtype": arguments.dtype,
+        "resident_dtype": arguments.resident_dtype,
     }
     directory = Path(arguments.model)
     spec: ModelSpec

@@ -35,7 +35,7 @@ def weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
 
     padding = weights.padding / max(weights.ffn, 1)
     rows = [
-        ("weights", f"{format_bytes(weights.total)} in {spec.dtype}"),
+        ("weights", f"{format_bytes(weights.total)} in {spec.encoding_words}"),
         ("  embeddings", part(weights.embeddings)),
         ("  attention", part(weights.attention)),
         ("  gates", part(weights.gate)),

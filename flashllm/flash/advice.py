@@ -17,12 +17,19 @@ from flashllm.flash.expectation import Expectation, Model, expect
 from flashllm.flash.plan import SLACK, Plan, Sizes, make_plan
 from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
-from flashllm.spec import ModelSpec
+from flashllm.spec import DType, ModelSpec
 
 WORTH = 0.97
 """An alternative is named where it leaves at most this part of a token's time."""
 GIBIBYTE = 1 << 30
 SHORT_CONTEXT = 512
+_NARROWER: dict[str, tuple[str, DType]] = {
+    "f32": ("weights in 16 bits", "f16"),
+    "f16": ("weights in 8 bits, which are rounded", "int8"),
+    "bf16": ("weights in 8 bits, which are rounded", "int8"),
+    "int8": ("weights in 4 bits, which are rounded much", "int4"),
+}
+"""What can be had for half the bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,10 @@ class Case:
 
     def expect(self, plan: Plan, flash_speed: float = 1.0) -> Expectation:
         """What is expected of a plan of this case."""
-        model = Model(self.spec, self.sizes.stride, self.sizes.predictors, self.activity)
+        sizes = self.sizes
+        model = Model(
+            self.spec, sizes.stride, sizes.predictors, self.activity, sizes.predictor_dtype
+        )
         return expect(model, plan, self.profile, flash_speed=flash_speed)
 
 
@@ -132,11 +142,12 @@ def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
     if plan.context > SHORT_CONTEXT:
         shorter = _with(case, context=SHORT_CONTEXT)
         yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0
-    if spec.dtype == "f32":
-        half = dataclasses.replace(spec, dtype="f16")
+    if (narrower := _NARROWER.get(spec.dtype)) is not None and spec.resident_dtype is None:
+        words, dtype = narrower
+        half = dataclasses.replace(spec, dtype=dtype)
         sizes = _resized(half, case.sizes)
-        how = "convert it with --dtype f16" if case.converted else "--dtype f16"
-        yield f"weights in 16 bits: {how}", _with(case, spec=half, sizes=sizes), 1.0
+        how = f"convert it with --dtype {dtype}" if case.converted else f"--dtype {dtype}"
+        yield f"{words}: {how}", _with(case, spec=half, sizes=sizes), 1.0
     if spec.sparse and not spec.gated and case.select != "predicted":
         sizes = dataclasses.replace(case.sizes, predictors=predictor_bytes(spec))
         activity = assumed(spec, "predicted")

@@ -24,6 +24,7 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "row_bytes",
     "stream_read_ns",
 ]
 
@@ -64,6 +65,7 @@ if TYPE_CHECKING or not FALLBACK:
         available_isas,
         bundle_checksums,
         crc32c,
+        row_bytes,
         stream_read_ns,
     )
 else:
@@ -75,5 +77,6 @@ else:
         available_isas,
         bundle_checksums,
         crc32c,
+        row_bytes,
         stream_read_ns,
     )

@@ -6,12 +6,11 @@ The rates are those of our own kernels, as a profile has them; what they are key
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 from flashllm.flash.profile import MachineRates
-from flashllm.flash.resident import resident_dtype, tensor_table
-from flashllm.spec import DTYPE_BYTES, ModelSpec
+from flashllm.flash.resident import resident_bytes, tensor_table
+from flashllm.spec import ModelSpec
 
 FLOAT_BYTES = 4
 NARROW = "{} narrow"
@@ -41,7 +40,7 @@ class ResidentBytes:
         """Those of a model of this shape, `predictors` bytes of predictors among them."""
         parts = {"attention": 0, "head": 0, "gate": 0}
         for name, shape in tensor_table(spec).items():
-            nbytes = math.prod(shape) * DTYPE_BYTES[resident_dtype(shape, spec)]
+            nbytes = resident_bytes(name, shape, spec)
             if name == "embed.weight":
                 # Of the embeddings one row is looked up; as a head all of them are read.
                 parts["head"] += nbytes if spec.tied_head else 0
@@ -130,29 +129,43 @@ class DramSeconds:
         return float(sum(dataclasses.astuple(self)))
 
 
-def dram_seconds(rates: MachineRates, dtype: str, moved: DramBytes) -> DramSeconds:
+@dataclass(frozen=True, slots=True)
+class Encodings:
+    """How the weights are encoded that a token goes through."""
+
+    bundles: str
+    resident: str
+    predictors: str = "f16"
+
+    @classmethod
+    def of(cls, spec: ModelSpec, predictors: str = "f16") -> Encodings:
+        """Those of a model; predictors have their own."""
+        return cls(spec.dtype, spec.matrix_dtype, predictors)
+
+
+def dram_seconds(rates: MachineRates, encodings: Encodings, moved: DramBytes) -> DramSeconds:
     """Times of a decoded token's bytes; writing what was loaded is part of reading it from flash.
 
-    Predictors are in f16 whatever the model is in; keys and values go through one thread.
+    Keys and values go through one thread.
     """
     matvec = rates.kernel_bytes_per_second
-    whole = matvec[dtype]
+    whole, predictors = matvec[encodings.resident], encodings.predictors
     return DramSeconds(
         attention=moved.attention / whole,
         head=moved.head / whole,
-        predictors=moved.predictors / matvec.get(NARROW.format("f16"), matvec["f16"]),
+        predictors=moved.predictors / matvec.get(NARROW.format(predictors), matvec[predictors]),
         gate=moved.gate / whole,
-        ffn=moved.ffn / rates.rows_bytes_per_second[dtype],
+        ffn=moved.ffn / rates.rows_bytes_per_second[encodings.bundles],
         kv=moved.kv / rates.dram_bytes_per_second[min(rates.dram_bytes_per_second)],
     )
 
 
-def rates_suffice(rates: MachineRates, dtype: str) -> bool:
-    """Whether there are all the rates that `dram_seconds` goes by for weights in that encoding."""
+def rates_suffice(rates: MachineRates, encodings: Encodings) -> bool:
+    """Whether there are all the rates that `dram_seconds` goes by for weights encoded so."""
     return bool(
         rates.dram_bytes_per_second
-        and {dtype, "f16"} <= rates.kernel_bytes_per_second.keys()
-        and dtype in rates.rows_bytes_per_second
+        and {encodings.resident, encodings.predictors} <= rates.kernel_bytes_per_second.keys()
+        and encodings.bundles in rates.rows_bytes_per_second
     )
 
 

@@ -7,15 +7,14 @@ the feed-forward weights only a window).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.plan import Plan, Sizes
-from flashllm.flash.resident import resident_dtype, tensor_table
-from flashllm.spec import DTYPE_BYTES, ModelSpec
+from flashllm.flash.resident import resident_bytes, tensor_table
+from flashllm.spec import ModelSpec, row_bytes
 
 PREDICTOR_RANK = 128
 """The paper's for most layers; what training chooses may differ from layer to layer."""
@@ -39,7 +38,7 @@ class Weights:
         """The weights of a model of this shape."""
         parts = {"embeddings": 0, "attention": 0, "gate": 0}
         for name, shape in tensor_table(spec).items():
-            nbytes = math.prod(shape) * DTYPE_BYTES[resident_dtype(shape, spec)]
+            nbytes = resident_bytes(name, shape, spec)
             if name.startswith("embed."):
                 parts["embeddings"] += nbytes
             elif name.endswith(".ffn.gate.weight"):
@@ -92,10 +91,14 @@ class FlashTraffic:
     """One in a hundred neurons, where only active ones are read."""
 
 
-def predictor_bytes(spec: ModelSpec, ranks: Sequence[int] | None = None) -> int:
-    """Bytes of low-rank predictors in 16 bits, of the usual rank or of `ranks`, one a layer."""
+def predictor_bytes(spec: ModelSpec, ranks: Sequence[int] | None = None, dtype: str = "f16") -> int:
+    """Bytes of low-rank predictors in `dtype`, of the usual rank or of `ranks`, one a layer."""
     ranks = [PREDICTOR_RANK] * spec.n_layers if ranks is None else ranks
-    return sum(2 * min(rank, spec.d_model) * (spec.d_model + spec.d_ffn) for rank in ranks)
+    widths = [min(rank, spec.d_model) for rank in ranks]
+    return sum(
+        rank * row_bytes(dtype, spec.d_model) + spec.d_ffn * row_bytes(dtype, rank)
+        for rank in widths
+    )
 
 
 def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int) -> Sizes:

@@ -14,6 +14,7 @@ from typing import Any
 from flashllm.flash.activity import Activity
 from flashllm.flash.cost import (
     DramBytes,
+    Encodings,
     ResidentBytes,
     chunk_seconds,
     dram_bytes_a_token,
@@ -99,6 +100,12 @@ class Model:
     predictors: int
     activity: Activity | None
     """None where every neuron is used."""
+    predictor_dtype: str = "f16"
+
+    @property
+    def encodings(self) -> Encodings:
+        """How its weights are encoded."""
+        return Encodings.of(self.spec, self.predictor_dtype)
 
 
 def expect(
@@ -128,7 +135,7 @@ def expect(
     )
     token = first = None
     rates = None if profile is None else profile.rates
-    if profile is not None and rates is not None and rates_suffice(rates, spec.dtype):
+    if profile is not None and rates is not None and rates_suffice(rates, model.encodings):
         clock = _Clock(model, plan, profile, rates, flash_speed)
         token = clock.token(per_layer, moved)
         first = clock.first_token(prompt_tokens, moved)
@@ -182,7 +189,7 @@ class _Clock:
 
     def token(self, layers: list[Traffic], moved: DramBytes) -> TokenSeconds:
         spec, rates = self.model.spec, self.rates
-        seconds = dram_seconds(rates, spec.dtype, moved)
+        seconds = dram_seconds(rates, self.model.encodings, moved)
         overhead = (spec.n_layers * rates.layer_overhead_ns + rates.token_overhead_ns) / 1e9
         if self.plan.select in ("all", "oracle"):
             # The oracle looks at every neuron before it names those that are not zero.
@@ -198,14 +205,14 @@ class _Clock:
         seconds = 0.0
         for start in range(0, prompt_tokens, shape.tokens):
             tokens = min(shape.tokens, prompt_tokens - start)
-            beside = chunk_seconds(self.rates, spec.dtype, resident, tokens, small)
+            beside = chunk_seconds(self.rates, spec.matrix_dtype, resident, tokens, small)
             block_bytes = shape.bundles * spec.bundle_bytes
             block = chunk_seconds(self.rates, spec.dtype, block_bytes, tokens, small)
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9
             seconds += self._blocks(beside / spec.n_layers + overhead, block)
-        head = dram_seconds(self.rates, spec.dtype, moved).head
+        head = dram_seconds(self.rates, self.model.encodings, moved).head
         return seconds + head + self.rates.token_overhead_ns / 1e9
 
     def _streamed(self, dram: float, ffn: float, overhead: float) -> TokenSeconds:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.spec import GROUP, GROUP_BYTES, row_bytes
+
 # The exponent bits: all set means infinity or NaN.
 _EXPONENT = {"f32": np.uint32(0x7F800000), "f16": np.uint16(0x7C00), "bf16": np.uint16(0x7F80)}
 _BLOCK_BYTES = 4 << 20
 
 
-def all_finite(raw: NDArray[np.uint8], dtype: str) -> bool:
-    """Whether no encoded value is an infinity or a NaN; in blocks, so that memory stays bounded."""
+def all_finite(raw: NDArray[np.uint8], dtype: str, columns: int = 0) -> bool:
+    """Whether no encoded value is an infinity or a NaN; in blocks, so that memory stays bounded.
+
+    In int8 and int4 it is the scales that may be; `raw` then holds rows of `columns` weights.
+    """
+    if dtype in GROUP_BYTES:
+        scale_bytes = 2 * -(-columns // GROUP)
+        rows = raw.reshape(-1, row_bytes(dtype, columns))
+        raw, dtype = np.ascontiguousarray(rows[:, -scale_bytes:]).reshape(-1), "f16"
     exponent = _EXPONENT[dtype]
     for start in range(0, len(raw), _BLOCK_BYTES):
         bits = raw[start : start + _BLOCK_BYTES].view(exponent.dtype)

@@ -17,9 +17,16 @@ import numpy as np
 from flashllm.errors import LayoutError, ModelTruncated
 from flashllm.flash.core import crc32c
 from flashllm.flash.manifest import FileRecord, Manifest, read_manifest
-from flashllm.flash.resident import check_resident, resident_dtype, tensor_table
+from flashllm.flash.resident import (
+    check_resident,
+    encoding_of,
+    predictor_columns,
+    resident_dtype,
+    stored_as,
+    tensor_table,
+)
 from flashllm.flash.safetensors_header import TensorRecord, read_tensor_index
-from flashllm.spec import DTYPE_BYTES, MAX_LAYERS, MAX_WIDTH, ModelSpec
+from flashllm.spec import MAX_LAYERS, MAX_WIDTH, ModelSpec, row_bytes
 
 __all__ = [
     "BundleHeader",
@@ -28,10 +35,13 @@ __all__ = [
     "TensorRecord",
     "check_resident",
     "default_stride",
+    "encoding_of",
+    "predictor_columns",
     "read_header",
     "read_manifest",
     "read_tensor_index",
     "resident_dtype",
+    "stored_as",
     "tensor_table",
 ]
 
@@ -41,7 +51,7 @@ HEADER_BYTES = 4096
 DATA_OFFSET = 16384
 FILE_ALIGNMENT = 16384
 """Data start and file end on a page of any system in use (16 KiB on Apple's)."""
-DTYPE_CODES = {"f32": 1, "f16": 2, "bf16": 3}
+DTYPE_CODES = {"f32": 1, "f16": 2, "bf16": 3, "int8": 4, "int4": 5}
 FILE_ID_BYTES = 16
 
 # Field and struct code, in the order of the file; zeros follow up to the CRC-32C at the end.
@@ -103,8 +113,8 @@ class BundleHeader:
     @property
     def bundle_bytes(self) -> int:
         """Useful bytes of a bundle; the rest of the stride is zeros."""
-        row_bytes = self.d_model * DTYPE_BYTES[self.dtype]
-        return self.neurons_per_bundle * self.rows_per_neuron * row_bytes
+        rows = self.neurons_per_bundle * self.rows_per_neuron
+        return rows * row_bytes(self.dtype, self.d_model)
 
     @property
     def file_bytes(self) -> int:

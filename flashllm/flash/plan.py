@@ -105,6 +105,8 @@ class Sizes:
     windows: tuple[int, ...] = ()
     slots_needed: tuple[tuple[int, ...], ...] = ()
     """For each of `windows`, slots needed by each layer."""
+    predictor_dtype: str = "f16"
+    """Encoding of the predictors' matrices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from flashllm.errors import LayoutError
 from flashllm.flash.safetensors_header import TensorRecord
-from flashllm.spec import ModelSpec
+from flashllm.spec import GROUP_BYTES, ModelSpec, row_bytes, tensor_bytes
+
+POSITIONS = "embed.positions"
 
 
 def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -15,7 +17,7 @@ def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     width = spec.d_model
     table: dict[str, tuple[int, ...]] = {"embed.weight": (spec.vocab_size, spec.embed_dim)}
     if spec.positions == "learned":
-        table["embed.positions"] = (spec.max_positions + spec.position_offset, width)
+        table[POSITIONS] = (spec.max_positions + spec.position_offset, width)
     if spec.embed_dim != width:
         table["embed.project_in.weight"] = (width, spec.embed_dim)
         table["head.project_out.weight"] = (spec.embed_dim, width)
@@ -63,9 +65,53 @@ def _norm(name: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {f"{name}.{leaf}": (spec.d_model,) for leaf in leaves}
 
 
-def resident_dtype(shape: tuple[int, ...], spec: ModelSpec) -> str:
-    """Encoding of a resident tensor: norms and biases are f32, matrices as the model."""
-    return "f32" if len(shape) == 1 else spec.dtype
+def resident_dtype(name: str, shape: tuple[int, ...], spec: ModelSpec) -> str:
+    """Encoding of a resident tensor: norms and biases are f32, matrices as the spec says.
+
+    Positions learned are added to the stream as they are, and few: beside int8 and int4, f16.
+    """
+    if len(shape) == 1:
+        return "f32"
+    return "f16" if name == POSITIONS and spec.matrix_dtype in GROUP_BYTES else spec.matrix_dtype
+
+
+def resident_bytes(name: str, shape: tuple[int, ...], spec: ModelSpec) -> int:
+    """Bytes of a resident tensor."""
+    return tensor_bytes(resident_dtype(name, shape, spec), shape)
+
+
+def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Type and shape in a safetensors file: rows in int8 or int4 are bytes there."""
+    if dtype in GROUP_BYTES:
+        return "u8", (shape[0], row_bytes(dtype, shape[1]))
+    return dtype, shape
+
+
+def encoding_of(record: TensorRecord, columns: int) -> str:
+    """The encoding of a matrix whose rows hold so many weights, told by the bytes of a row.
+
+    The type in the file where that is not bytes, or no such row has as many.
+    """
+    if record.dtype == "u8" and len(record.shape) == 2:
+        for dtype in GROUP_BYTES:
+            if record.shape[1] == row_bytes(dtype, columns):
+                return dtype
+    return record.dtype
+
+
+def predictor_columns(index: Mapping[str, TensorRecord], spec: ModelSpec) -> dict[str, int]:
+    """Name of each matrix of the predictors -> weights in a row: the model's width, or the rank.
+
+    Only of those that are there: what a file lacks is told by whoever needs it.
+    """
+    columns: dict[str, int] = {}
+    for layer in range(spec.n_layers):
+        down, up = f"layers.{layer}.down", f"layers.{layer}.up"
+        if down in index and len(index[down].shape) == 2:
+            columns[down] = spec.d_model
+            if up in index and index[down].shape[0]:
+                columns[up] = index[down].shape[0]
+    return columns
 
 
 def check_resident(index: Mapping[str, TensorRecord], spec: ModelSpec, path: Path) -> None:
@@ -76,6 +122,7 @@ def check_resident(index: Mapping[str, TensorRecord], spec: ModelSpec, path: Pat
         extra = sorted(set(index) - set(table))[:4]
         raise LayoutError(f"{path}: tensors absent {absent}, unexpected {extra}; convert again")
     for name, shape in table.items():
-        found, wanted = (index[name].dtype, index[name].shape), (resident_dtype(shape, spec), shape)
+        found = index[name].dtype, index[name].shape
+        wanted = stored_as(resident_dtype(name, shape, spec), shape)
         if found != wanted:
             raise LayoutError(f"{path}: tensor {name} is {found}; the manifest asks for {wanted}")

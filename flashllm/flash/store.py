@@ -21,13 +21,17 @@ from flashllm.flash.layout import (
     Manifest,
     TensorRecord,
     check_resident,
+    encoding_of,
+    predictor_columns,
     read_header,
     read_manifest,
     read_tensor_index,
+    resident_dtype,
+    tensor_table,
 )
 from flashllm.flash.manifest import ACTIVITY_FILE, BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.strict_json import parse_object
-from flashllm.spec import ModelSpec
+from flashllm.spec import GROUP_BYTES, ModelSpec, row_bytes
 
 # Large sequential reads: a few threads saturate any device at this size.
 _LOAD_READ_BYTES = 1 << 20
@@ -37,7 +41,10 @@ _ACTIVITY_BYTES_MAX = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """Encoded values as they lie in memory: `raw` is [nbytes] of `dtype`, row-major in `shape`."""
+    """Encoded values as they lie in memory: `raw` is [nbytes] of `dtype`, row-major in `shape`.
+
+    The shape counts weights, also where rows are groups.
+    """
 
     raw: NDArray[np.uint8]
     dtype: str
@@ -45,6 +52,8 @@ class RawTensor:
 
     def floats(self) -> NDArray[np.float32]:
         """A decoded copy."""
+        if self.dtype in GROUP_BYTES:
+            return decode_matrix(self)
         if self.dtype == "f32":
             values = self.raw.view(np.float32).copy()
         elif self.dtype == "f16":
@@ -54,6 +63,18 @@ class RawTensor:
             values = wide.view(np.float32)
         decoded: NDArray[np.float32] = values.reshape(self.shape)
         return decoded
+
+
+def decode_matrix(tensor: RawTensor) -> NDArray[np.float32]:
+    """A decoded copy of a matrix in any encoding, by the core."""
+    n_rows, columns = tensor.shape
+    out = np.empty(n_rows * columns, np.float32)
+    kernels = core.Kernels(threads=1)
+    ids = np.arange(n_rows, dtype=np.int32)
+    nbytes = row_bytes(tensor.dtype, columns)
+    kernels.decode_rows(tensor.raw, nbytes, 0, tensor.dtype, ids, columns, out)
+    kernels.close()
+    return out.reshape(tensor.shape)
 
 
 class Store:
@@ -140,14 +161,33 @@ class Store:
         path = self.directory / RESIDENT_FILE
         index = read_tensor_index(path)
         check_resident(index, self.spec, path)
-        return _load(path, index, direct)
+        tensors, image = _load(path, index, direct)
+        for name, shape in tensor_table(self.spec).items():
+            dtype = resident_dtype(name, shape, self.spec)
+            tensors[name] = RawTensor(tensors[name].raw, dtype, shape)
+        return tensors, image
 
     def load_predictors(self, direct: bool) -> dict[str, RawTensor] | None:
         """The predictors' tensors, or None where the model has none."""
         if PREDICTORS_FILE not in self.manifest.files:
             return None
         path = self.directory / PREDICTORS_FILE
-        return _load(path, read_tensor_index(path), direct)[0]
+        index = read_tensor_index(path)
+        tensors = _load(path, index, direct)[0]
+        for name, columns in predictor_columns(index, self.spec).items():
+            encoding = encoding_of(index[name], columns)
+            if encoding in GROUP_BYTES:
+                shape = (index[name].shape[0], columns)
+                tensors[name] = RawTensor(tensors[name].raw, encoding, shape)
+        return tensors
+
+    def predictor_dtype(self) -> str | None:
+        """Encoding of the predictors' matrices, or None where the model has none."""
+        if PREDICTORS_FILE not in self.manifest.files:
+            return None
+        index = read_tensor_index(self.directory / PREDICTORS_FILE)
+        columns = predictor_columns(index, self.spec)
+        return next((encoding_of(index[name], columns[name]) for name in columns), None)
 
     def load_activity(self) -> dict[str, Any] | None:
         """What recording the activations showed, or None."""

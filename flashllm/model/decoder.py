@@ -31,7 +31,7 @@ from flashllm.model.attention import Attention, KvCache
 from flashllm.model.ffn import Chosen, FeedForward, FeedForwardWeights, Tap
 from flashllm.model.rope import Rotary, Rotation
 from flashllm.model.select import Selector
-from flashllm.model.weights import Linear, Norm, torch_view, vector
+from flashllm.model.weights import Linear, Norm, Table, torch_view, vector
 
 Mode = Literal["dense", "selected", "oracle"]
 """How the tokens of a text are computed: with all neurons, with those that the decoder's selector
@@ -108,7 +108,7 @@ class Decoder:
             self.pool = SlotPool(store, plan.slots_per_layer, plan.window)
         weights = [self._ffn_weights(index) for index in range(spec.n_layers)]
         self._ffn = FeedForward(store, self.pool, selector, kernels, plan, self.clock, weights)
-        self._embedding = torch_view(resident["embed.weight"])
+        self._embedding = Table(resident["embed.weight"], kernels)
         positions = resident.get("embed.positions")
         self._positions = None if positions is None else torch_view(positions)
         self._rotary = None if spec.rope is None else Rotary(spec.rope)
@@ -118,6 +118,11 @@ class Decoder:
         narrow = spec.embed_dim != spec.d_model
         self._project_in = self._linear("embed.project_in") if narrow else None
         self._project_out = self._linear("head.project_out") if narrow else None
+
+    @property
+    def isa(self) -> str:
+        """The instructions that the kernels use."""
+        return str(self._kernels.isa)
 
     @property
     def length(self) -> int:
@@ -289,7 +294,7 @@ class Decoder:
 
     def _embed(self, ids: Sequence[int]) -> Tensor:
         self.clock.switch("other")
-        x = self._embedding[torch.tensor(ids)].float()
+        x = self._embedding(ids)
         if self.spec.embed_scale != 1.0:
             x = x * self.spec.embed_scale
         if self._project_in is not None:

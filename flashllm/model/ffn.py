@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -361,11 +362,26 @@ class FeedForward:
     def _decode(self, block: Block) -> Tensor:
         spec = self._spec
         shape = (len(block.raw), spec.rows_per_neuron, spec.d_model)
+        if spec.dtype not in TORCH_DTYPES:
+            return self._decode_groups(block)
         encoded = torch.from_numpy(block.raw).view(TORCH_DTYPES[spec.dtype])
         rows = encoded[:, : spec.rows_per_neuron * spec.d_model]
         if spec.dtype == "f32":
             return rows.view(shape)
         return self._decoded[: len(rows)].copy_(rows).view(shape)
+
+    def _decode_groups(self, block: Block) -> Tensor:
+        """The same where torch does not know the encoding: all up rows, then all down rows."""
+        spec = self._spec
+        shape = (spec.rows_per_neuron, len(block.raw), spec.d_model)
+        decoded = self._decoded.view(-1)[: math.prod(shape)].view(shape)
+        _, positions, raw = _of_block(block)
+        for row, out in enumerate(decoded.view(spec.rows_per_neuron, -1).numpy()):
+            offset = row * spec.row_bytes
+            self._kernels.decode_rows(
+                raw, self._stride, offset, spec.dtype, positions, spec.d_model, out
+            )
+        return decoded.transpose(0, 1)
 
     def _with_bias(self, layer: int, out: Tensor) -> Tensor:
         bias = self._weights[layer].down_bias

@@ -23,6 +23,8 @@ from flashllm.spec import ModelSpec
 
 Vector = NDArray[np.float32]
 
+MATRIX_DTYPES = ("f16", "f32", "int8", "int4")
+"""Encodings that the matrices of a predictor may have."""
 SELECTORS = ("predicted", "gate", "all", "oracle")
 
 
@@ -86,7 +88,7 @@ class LowRank:
                 raise TensorMismatch(f"predictors: {name} is missing or not in {dtypes}")
             return tensors[name]
 
-        down, up = tensor("down", "f16", "f32"), tensor("up", "f16", "f32")
+        down, up = tensor("down", *MATRIX_DTYPES), tensor("up", *MATRIX_DTYPES)
         bias, threshold = tensor("bias", "f32"), tensor("threshold", "f32")
         rank = max(down.shape[:1], default=0)
         found = (down.shape, up.shape, bias.shape, threshold.shape)
@@ -96,7 +98,8 @@ class LowRank:
                 f"predictors: layer {layer} has shapes {found}; expected {expected}, of a rank"
                 " above 0"
             )
-        if not all(all_finite(part.raw, part.dtype) for part in (down, up, bias, threshold)):
+        parts = (down, up, bias, threshold)
+        if not all(all_finite(part.raw, part.dtype, part.shape[-1]) for part in parts):
             raise TensorMismatch(
                 f"predictors: layer {layer} holds NaN or infinity; convert the model again"
             )

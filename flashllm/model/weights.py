@@ -6,6 +6,7 @@ torch's matrix product over blocks of decoded rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from flashllm.flash import core
 from flashllm.flash.store import RawTensor
+from flashllm.spec import row_bytes
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def torch_view(tensor: RawTensor) -> Tensor:
-    """The encoded values as a torch tensor over the same memory."""
+    """The encoded values as a torch tensor over the same memory, where torch knows the encoding."""
     return torch.from_numpy(tensor.raw).view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape)
 
 
@@ -31,12 +33,33 @@ def vector(tensor: RawTensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that are looked up, in f32, of a matrix that stays encoded in DRAM."""
+
+    weight: RawTensor
+    kernels: core.Kernels
+
+    def __call__(self, ids: Sequence[int]) -> Tensor:
+        """[n] to [n, columns]."""
+        if self.weight.dtype in TORCH_DTYPES:
+            return torch_view(self.weight)[torch.tensor(ids)].float()
+        out = torch.empty(len(ids), self.weight.shape[1])
+        decode(self.weight, self.kernels, np.array(ids, np.int32), out)
+        return out
+
+
+def decode(weight: RawTensor, kernels: core.Kernels, ids: NDArray[np.int32], out: Tensor) -> None:
+    """The rows `ids` of a matrix, decoded into `out` [n, columns]."""
+    columns, dtype = weight.shape[1], weight.dtype
+    nbytes = row_bytes(dtype, columns)
+    kernels.decode_rows(weight.raw, nbytes, 0, dtype, ids, columns, out.view(-1).numpy())
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """`x @ weight.T + bias` for a weight [out, in] that stays encoded in DRAM."""
 
-    raw: NDArray[np.uint8]
-    dtype: str
-    encoded: Tensor  # [out, in]
+    weight: RawTensor
     bias: Tensor | None  # [out]
     kernels: core.Kernels
     block_rows: int
@@ -47,9 +70,7 @@ class Linear:
     ) -> Linear:
         """The layer whose weight and bias these are."""
         return cls(
-            raw=weight.raw,
-            dtype=weight.dtype,
-            encoded=torch_view(weight),
+            weight=weight,
             bias=None if bias is None else vector(bias),
             kernels=kernels,
             block_rows=block_rows,
@@ -61,18 +82,26 @@ class Linear:
         return out if self.bias is None else out.add_(self.bias)
 
     def _one(self, x: Tensor) -> Tensor:
-        out = torch.empty(1, self.encoded.shape[0])
-        self.kernels.matvec(self.raw, self.dtype, x.contiguous().numpy()[0], out.numpy()[0])
+        weight, out = self.weight, torch.empty(1, self.weight.shape[0])
+        self.kernels.matvec(weight.raw, weight.dtype, x.contiguous().numpy()[0], out.numpy()[0])
         return out
 
     def _many(self, x: Tensor) -> Tensor:
-        if self.dtype == "f32":
-            return x @ self.encoded.T
-        out = torch.empty(x.shape[0], self.encoded.shape[0])
-        # Only a block of rows is ever decoded, so a 16-bit matrix never exists twice.
-        for start in range(0, self.encoded.shape[0], self.block_rows):
-            rows = self.encoded[start : start + self.block_rows].float()
+        if self.weight.dtype == "f32":
+            return x @ torch_view(self.weight).T
+        n_rows = self.weight.shape[0]
+        out = torch.empty(x.shape[0], n_rows)
+        # Only a block of rows is ever decoded, so a narrow matrix never exists twice.
+        for start in range(0, n_rows, self.block_rows):
+            rows = self._decoded(start, min(start + self.block_rows, n_rows))
             out[:, start : start + len(rows)] = x @ rows.T
+        return out
+
+    def _decoded(self, start: int, stop: int) -> Tensor:
+        if self.weight.dtype in TORCH_DTYPES:
+            return torch_view(self.weight)[start:stop].float()
+        out = torch.empty(stop - start, self.weight.shape[1])
+        decode(self.weight, self.kernels, np.arange(start, stop, dtype=np.int32), out)
         return out
 
 

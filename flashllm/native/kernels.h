@@ -1,4 +1,4 @@
-// Products of encoded rows: dot with a vector, and weighted sum.
+// Products of encoded rows: dot with a vector, and weighted sum; rows encoded and decoded.
 //
 // Goals: no read outside the rows whatever the ids are; the same bits for every number of
 // threads. Not goals: matrices with more than one vector, training.
@@ -14,6 +14,7 @@
 #include "compute_pool.h"
 #include "dtype.h"
 #include "kernel_table.h"
+#include "quantised_input.h"
 
 namespace flash_core {
 
@@ -48,6 +49,13 @@ class Kernels {
   void weighted_sum_rows(const Rows& rows, View<const int32_t> ids, View<const float> weights,
                          View<const int32_t> block_ends, View<float> out);
 
+  // out [n * row_bytes] from values [n * columns]; invalid_argument for a value that is not finite
+  // or, in int8 and int4, too large for a scale in f16. `out` then holds anything.
+  void encode_rows(View<const float> values, size_t columns, DType dtype, View<uint8_t> out);
+
+  // out [n * columns] = the values of rows ids [n]; out_of_range for an id outside the bytes.
+  void decode_rows(const Rows& rows, View<const int32_t> ids, size_t columns, View<float> out);
+
   void close();
   const char* isa() const { return table_.name; }
   int threads() const { return threads_; }
@@ -61,7 +69,8 @@ class Kernels {
   int threads_;
   std::mutex mutex_;
   std::unique_ptr<ComputePool> pool_;
-  std::vector<std::vector<float>> partials_;  // of each thread: [columns]
+  QuantisedInput input_;
+  std::vector<std::vector<float>> partials_;  // of each thread: [columns], whole units
 };
 
 }  // namespace flash_core

@@ -183,7 +183,7 @@ class ChatApp(App[None]):
         self.activity.plan = plan
         self.activity.model_name = sanitize_line(described.name)
         select = f"{plan.select} (lossy)" if plan.lossy else plan.select
-        title = f"flashllm  {self.activity.model_name}, {described.spec.dtype}, {select}, "
+        title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_words}, {select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
         self._enter(Phase.READY)
         for caution in event.model.cautions():

@@ -33,6 +33,15 @@ def make_directory(directory: Path) -> None:
         raise CannotCreate(f"{directory}: cannot be created: {error.strerror}") from error
 
 
+def save(figure: Any, path: Path) -> Path:
+    """Writes a picture, and returns where; `CannotCreate` where it cannot be written."""
+    try:
+        figure.savefig(path, dpi=DOTS_PER_INCH)
+    except OSError as error:
+        raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
+    return path
+
+
 def draw_text(text: dict[str, Any], title: str, directory: Path) -> list[Path]:
     """Pictures of what `evaluate_text` found, as PNG files; none for a model that is not sparse."""
     if "windows" not in text:
@@ -47,15 +56,10 @@ def draw_text(text: dict[str, Any], title: str, directory: Path) -> list[Path]:
     }
     paths = []
     for name, draw in pictures.items():
-        path = directory / f"{name}.png"
-        try:
-            with rc_context({"axes.titlesize": 10, "figure.titlesize": 10}):
-                figure = draw(text)
-                figure.suptitle(title, color="#555555", parse_math=False)
-                figure.savefig(path, dpi=DOTS_PER_INCH)
-        except OSError as error:
-            raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
-        paths.append(path)
+        with rc_context({"axes.titlesize": 10, "figure.titlesize": 10}):
+            figure = draw(text)
+            figure.suptitle(title, color="#555555", parse_math=False)
+            paths.append(save(figure, directory / f"{name}.png"))
     return paths
 
 

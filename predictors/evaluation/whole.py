@@ -47,7 +47,7 @@ def evaluate_text(
                 if hook is not None:
                     hook.begin(passage)
             blocks = decoder.logits_blocks(passage.ids, mode=mode, tap=tap, chosen=chosen)
-            _count(blocks, passage, likelihoods[name], reference)
+            count_blocks(blocks, passage, likelihoods[name], reference)
             progress.advance(len(passage.ids))
     progress.finish()
     report = _about(text, settings, likelihoods)
@@ -60,7 +60,7 @@ def evaluate_text(
     return report
 
 
-def _count(
+def count_blocks(
     blocks: Iterator[NDArray[np.float32]],
     passage: Passage,
     meter: LikelihoodMeter,

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from flashllm.convert import convert
 
+from flashllm.bench import ablation as ablation_module
 from flashllm.bench import ablation_report
 from flashllm.bench.ablation import Ablation, Settings
+from flashllm.bench.ablation_rows import ADDITIONS, Addition, added_rows, table_rows
 from flashllm.bench.active_sets import ActiveSets
 from flashllm.cli import main
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.manifest import read_manifest
 from flashllm.flash.resident_stream import ResidentStream
 from flashllm.flash.store import Store
+from flashllm.flash.stream import smallest_slots
 
 TEXT = list(np.random.default_rng(0).integers(3, 90, 64))
 
@@ -179,15 +186,83 @@ def test_rows_of_a_bundle_read_apart_are_the_same_bytes(sparse_model: Path) -> N
     assert pools[0][5].any()
 
 
-def test_added_rows_follow_one_by_one(demo: Path) -> None:
+def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
+    demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = [5 + i * 37 % 4000 for i in range(80)]
-    _, _, found = run(demo, text, tokens=8, runs=1, add=True, io_threads=3)
-    assert [row["key"] for row in found["rows"]][4:6] == ["bundling", "gap"]
+    monkeypatch.setattr(ablation_module, "ADDITIONS", (*ADDITIONS, FEWER))
+    ablation, results, found = run(demo, text, tokens=8, runs=2, add=True, io_threads=3)
+    rows = {row["key"]: row for row in found["rows"]}
+    assert list(rows)[4:] == ["bundling", "gap", "fewer", "all"]
     assert all(row["paper"] is None for row in found["rows"][5:])
-    assert found["rows"][5]["answers"] == found["rows"][4]["answers"]
-    assert (
-        found["rows"][5]["reads_a_token"]["median"] <= found["rows"][4]["reads_a_token"]["median"]
+    assert len({answer for row in found["rows"][2:] for answer in row["answers"]}) == 1
+    assert found["same_answers"]
+    reads = {key: row["reads_a_token"]["median"] for key, row in rows.items()}
+    assert reads["gap"] <= reads["bundling"] == reads["fewer"]
+    added = {one["key"]: one for one in found["added"]}
+    assert list(added) == ["gap", "fewer", "all"]
+    for key, one in added.items():
+        assert one["base"] == "bundling"
+        own, base = (next(r.runs for r in results if r.row.key == k) for k in (key, "bundling"))
+        speeds = [b.seconds / o.seconds for b, o in zip(base, own, strict=True)]
+        assert one["speed"]["samples"] == pytest.approx(speeds)
+        assert one["reads"]["median"] == pytest.approx(reads[key] / reads["bundling"])
+    everything = ablation._rows()[-1]
+    assert (everything.gap_bytes, everything.io_threads) == (results[5].row.gap_bytes, 2)
+    table = ablation_report.table(found)
+    assert "added to the last row" in table
+    assert f"{added['gap']['speed']['median']:.3f}x" in table
+    results[6].row = replace(results[6].row, precision="other")
+    results[6].runs[0] = replace(results[6].runs[0], answers="other")
+    results[6].runs[1] = replace(results[6].runs[1], answers="other")
+    assert ablation_report.report(ablation, results, complete=True)["same_answers"]
+    results[6].row = replace(results[6].row, precision="")
+    assert not ablation_report.report(ablation, results, complete=True)["same_answers"]
+
+
+FEWER = Addition("fewer", "{window} and two threads", lambda _: {"io_threads": 2})
+
+
+def test_predictors_of_another_conversion_are_an_addition_that_may_answer_otherwise(
+    demo: Path, tmp_path: Path, sparse_model: Path
+) -> None:
+    other = tmp_path / "other{}"
+    source = Path(__file__).parents[2] / "flashllm" / "demo"
+    convert(source, other, predictors=source / "predictors.safetensors", predictor_dtype="int8")
+    text = [5 + i * 37 % 4000 for i in range(80)]
+    ablation, _, found = run(demo, text, tokens=8, runs=1, add=True, beside=(other,), io_threads=3)
+    row = next(row for row in found["rows"] if row["key"].startswith("predictors:"))
+    assert row["title"] == "+ predictors of other{}"
+    assert row["answers"] != found["rows"][4]["answers"]
+    files = [read_manifest(model).files["predictors.safetensors"].bytes for model in (demo, other)]
+    sets, least = ablation._sets, smallest_slots(ablation.spec.bundles_per_layer)
+    slots = [sum(max(n, least) for n in sets[model].slots_needed(5)) for model in (demo, other)]
+    saved = files[0] - files[1] + (slots[0] - slots[1]) * ablation.stride
+    assert found["rows"][4]["held_bytes"] - row["held_bytes"] == saved
+    assert abs(row["off"]) < 0.02, "the formula is that of its own active sets"
+    assert found["same_answers"], "within one precision"
+    assert ablation._rows()[-1].directory == other
+    with pytest.raises(UsageError, match="differs in --predictor-dtype only"):
+        Ablation(demo, text, Settings(add=True, beside=(sparse_model,)))
+    assert main(["bench", "ablation", str(demo), "--beside", str(other)]) == 2
+
+
+def test_changes_of_one_kind_are_merged_and_those_that_change_nothing_left_out() -> None:
+    plan = SimpleNamespace(gap_bytes=0, io_threads=32, __slots__=("gap_bytes", "io_threads"))
+    additions = (
+        *ADDITIONS,
+        Addition("guess", "an early guess", lambda _: {"decoder": {"guess": True}}),
+        Addition("overlap", "hits meanwhile", lambda _: {"decoder": {"overlap": True}}),
+        Addition("policy", "least used", lambda _: {"plan": {"policy": "lfu"}}),
     )
+    last = table_rows(5, 32)[-1]
+    rows = added_rows(last, plan, additions)
+    assert [row.key for row in rows] == ["guess", "overlap", "policy", "all"]
+    assert rows[0].decoder == {"guess": True}
+    assert rows[-1].decoder == {"guess": True, "overlap": True}
+    assert rows[-1].plan == {"policy": "lfu"}
+    assert {row.base for row in rows} == {"bundling"}
+    assert added_rows(last, plan, ADDITIONS) == []
 
 
 def test_a_model_that_needs_every_neuron_has_two_rows(sparse_model: Path) -> None:

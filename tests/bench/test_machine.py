@@ -10,7 +10,7 @@ import torch
 from flashllm.bench import machine
 from flashllm.flash import core
 from flashllm.flash.cost import CHUNK, CHUNK_ONE_THREAD, NARROW
-from flashllm.spec import DTYPE_BYTES
+from flashllm.spec import DTYPES
 
 MIB = 1 << 20
 
@@ -53,8 +53,8 @@ def test_all_rates_are_there_and_threads_are_as_before(
     assert torch.get_num_threads() == before
     assert set(rates.dram_bytes_per_second) == {1, 2}
     keys = ("{}", NARROW, CHUNK, CHUNK_ONE_THREAD)
-    assert set(rates.kernel_bytes_per_second) == {k.format(d) for k in keys for d in DTYPE_BYTES}
-    assert set(rates.rows_bytes_per_second) == set(DTYPE_BYTES)
+    assert set(rates.kernel_bytes_per_second) == {k.format(d) for k in keys for d in DTYPES}
+    assert set(rates.rows_bytes_per_second) == set(DTYPES)
     found = [*rates.dram_bytes_per_second.values(), *rates.kernel_bytes_per_second.values()]
     assert min(*found, *rates.rows_bytes_per_second.values()) > 0
     assert min(rates.layer_overhead_ns, rates.token_overhead_ns) >= 0
@@ -73,6 +73,10 @@ def test_a_rate_is_the_bytes_that_the_kernel_goes_through(
         assert machine.matvec_rate(kernels, buffer, "f16", 8192) == 4 * MIB
         assert machine.matvec_rate(kernels, buffer, "f16", 256) == 2 * MIB
         assert machine.scattered_rate(kernels, buffer, "f32") == 64 * 2 * 8192
+        # As many weights in a row as of 16 bits: 4096 are 4352 bytes in int8, 2304 in int4.
+        assert machine.matvec_rate(kernels, buffer, "int8", 8192) == 4 * MIB // 4352 * 4352
+        assert machine.matvec_rate(kernels, buffer, "int4", 256) == 2 * MIB // 72 * 72
+        assert machine.scattered_rate(kernels, buffer, "int4") == 227 * 2 * 2304
         assert machine.chunk_rate("bf16", 1) == 4 * MIB * 128
     finally:
         kernels.close()

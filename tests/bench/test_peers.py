@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peer_contenders, peer_runs, peers
+from benchmarks import peer_contenders, peer_files, peer_runs, peers
 from benchmarks.gguf_model import Shape
 from benchmarks.memory_limit import MemoryLimitError
 from benchmarks.peer_accelerate import memory_for_layers
@@ -26,6 +26,7 @@ from benchmarks.peer_runs import Outcome
 from benchmarks.peer_table import report
 from benchmarks.peer_worker import Task
 from flashllm.errors import UsageError
+from flashllm.flash.manifest import read_manifest
 from tests.tools.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +76,9 @@ def test_what_is_not_installed_is_named_and_the_rest_is_measured(
     kept = tmp_path / "report.json"
     assert peers.main([*pair, "--no-limit", "--rounds", "2", "--json", str(kept)]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"\| accelerate \| [0-9,]+ \| none \| 8 \(8 to 8, 2\) \| 8 \|", text)
+    assert re.search(
+        r"\| accelerate \| [0-9,]+ \| [0-9.]+ \| none \| 8 \(8 to 8, 2\) \| 8 \|", text
+    )
     assert "Left out: llama.cpp: llama-cpp-python not installed; run `make peers`" in text
     found = json.loads(kept.read_text())
     assert found["complete"] is True
@@ -109,23 +112,35 @@ def test_without_permission_the_limited_rows_are_left_out_and_named(
     assert "Run as root" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_what_was_measured_and_says_so(
-    pair: list[str],
-    installed: dict[str, str | None],
+@pytest.fixture
+def fail_with(
     scripted: dict[str, float],
+    installed: dict[str, str | None],
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> Callable[[BaseException], None]:
+    """Two contenders, of whose runs those of the second round end with an error."""
+    assert scripted
     installed |= {"accelerate": "1.15.0"}
     run = peer_runs.run_once
 
-    def interrupted(contender: Contender, number: int, limit_bytes: int | None) -> Outcome:
-        if number == 1:
-            raise KeyboardInterrupt
-        return run(contender, number, limit_bytes)
+    def prepare(error: BaseException) -> None:
+        def failing(contender: Contender, number: int, limit_bytes: int | None) -> Outcome:
+            if number == 1:
+                raise error
+            return run(contender, number, limit_bytes)
 
-    monkeypatch.setattr(peer_runs, "run_once", interrupted)
+        monkeypatch.setattr(peer_runs, "run_once", failing)
+
+    return prepare
+
+
+def test_ctrl_c_keeps_what_was_measured_and_says_so(
+    pair: list[str],
+    fail_with: Callable[[BaseException], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fail_with(KeyboardInterrupt())
     kept = tmp_path / "report.json"
     assert peers.main([*pair, "--no-limit", "--json", str(kept)]) == 130
     text = capsys.readouterr().out
@@ -136,7 +151,6 @@ def test_ctrl_c_keeps_what_was_measured_and_says_so(
     assert [run["contender"] for run in found["runs"]] == ["flashllm", "accelerate"]
 
 
-@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
@@ -151,20 +165,11 @@ def test_an_error_in_the_middle_loses_no_run(
     code: int,
     message: str,
     pair: list[str],
-    installed: dict[str, str | None],
-    monkeypatch: pytest.MonkeyPatch,
+    fail_with: Callable[[BaseException], None],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    installed |= {"accelerate": "1.15.0"}
-    run = peer_runs.run_once
-
-    def failing(contender: Contender, number: int, limit_bytes: int | None) -> Outcome:
-        if number == 1:
-            raise error
-        return run(contender, number, limit_bytes)
-
-    monkeypatch.setattr(peer_runs, "run_once", failing)
+    fail_with(error)
     kept = tmp_path / "report.json"
     assert peers.main([*pair, "--no-limit", "--json", str(kept)]) == code
     shown = capsys.readouterr()
@@ -315,6 +320,66 @@ def test_without_a_gguf_the_command_that_makes_one_is_named(
     installed |= EVERYBODY
     assert peers.main([*pair, "--no-limit", "--rounds", "1"]) == 0
     assert "-m benchmarks.gguf_model" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_model_in_int8_is_compared_with_q8_0_under_half_of_its_own_size(
+    pair: list[str],
+    installed: dict[str, str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    installed |= EVERYBODY
+    manifest = read_manifest(Path(pair[0]))
+    quantised = replace(manifest, spec=_as_if(manifest.spec, "int8"))
+    monkeypatch.setattr(peers, "read_model", lambda *_: quantised)
+    monkeypatch.setattr(peers, "read_manifest", lambda _: quantised)
+    weights = SimpleNamespace(total=1 << 20)
+    monkeypatch.setattr(peers, "Weights", SimpleNamespace(of=lambda spec: weights))
+    asked: list[int] = []
+
+    def refuse(limit_bytes: int) -> None:
+        asked.append(limit_bytes)
+        raise MemoryLimitError("not here")
+
+    monkeypatch.setattr(peers, "limited", refuse)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    parameters = read_checkpoint(Path(pair[2])).parameters
+    described = {"parameters": parameters, "encoding": "q8_0", "bytes": 17 * parameters // 16}
+    monkeypatch.setattr(peer_contenders, "_ask", lambda *_: json.dumps(described))
+    assert peers.main([*pair, "--gguf", str(file), "--rounds", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "Left out: accelerate: it has no weights like those in int8" in text
+    assert re.search(r"\| llama.cpp \| [0-9,]+ \| 8.50 \| none \| 9 ", text)
+    assert asked == [1 << 19]
+    described["encoding"] = "f16"
+    assert peers.main([*pair, "--gguf", str(file)]) == 2
+    assert "its weights are f16, ours are int8" in capsys.readouterr().err
+
+
+def test_the_precision_may_be_the_conversions_and_nothing_else_may_differ(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = read_checkpoint(Path(pair[2]))
+    manifest = read_manifest(Path(pair[0]))
+    spec = manifest.spec
+    for dtype, taken in (("int8", True), ("bf16", False)):
+        other = replace(manifest, spec=_as_if(spec, dtype))
+        monkeypatch.setattr(peer_files, "read_manifest", lambda _, other=other: other)
+        if taken:
+            assert peer_files.read_model(Path(pair[0]), checkpoint).spec.dtype == dtype
+        else:
+            with pytest.raises(UsageError, match="dtype bf16 and f32"):
+                peer_files.read_model(Path(pair[0]), checkpoint)
+
+
+def _as_if(spec: Any, dtype: str) -> Any:
+    """What is compared of a spec, in another precision."""
+    return SimpleNamespace(**{name: getattr(spec, name) for name in peer_files.SAME} | {
+        "dtype": dtype
+    })  # fmt: skip
 
 
 def test_versions_are_asked_of_the_interpreter_of_the_peers() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gguf_model
+from benchmarks.gguf_encoding import ENCODINGS, encoding_of
 from benchmarks.gguf_model import describe, main, publish, write_model
 from benchmarks.peer_files import read_checkpoint
 from flashllm.errors import CannotCreate, DestinationExists, NotEnoughSpace, UsageError
@@ -120,6 +121,55 @@ def test_the_file_is_a_model_of_the_size_and_encoding_of_the_checkpoint(
     write_model(checkpoint, tmp_path / "third.gguf", seed=1)
     assert (tmp_path / "third.gguf").read_bytes() != first.read_bytes()
     assert not list(tmp_path.glob("*.partial*"))
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("q8_0", 8.5), ("q4_0", 4.5)])
+def test_weights_that_share_scales_are_read_as_the_format_says(
+    dtype: str, bits: float, source: Path, tmp_path: Path
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    checkpoint = read_checkpoint(source)
+    file, again = tmp_path / "model.gguf", tmp_path / "again.gguf"
+    shape = write_model(checkpoint, file, dtype=dtype)
+    write_model(checkpoint, again, dtype=dtype)
+    assert file.read_bytes() == again.read_bytes()
+    assert describe(file)["encoding"] == dtype
+    assert describe(file)["parameters"] == shape.parameters
+    tensors = gguf.GGUFReader(file).tensors
+    sizes = {name: (rows, columns) for name, rows, columns in shape.tensors()}
+    for tensor in tensors:
+        rows, columns = sizes[tensor.name]
+        assert [int(n) for n in reversed(tensor.shape)] == [n for n in (rows, columns) if n > 1]
+        if rows == 1:
+            continue
+        assert 8 * tensor.n_bytes == bits * rows * columns
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        assert values.shape == (rows, columns)
+        assert np.isfinite(values).all()
+        assert 1 / 64 < np.abs(values).max() <= 1 / 32
+        assert abs(values.mean()) < 1 / 256
+
+
+@pytest.mark.usefixtures("packaged")
+def test_rows_that_are_no_whole_groups_are_refused(tmp_path: Path) -> None:
+    narrow = read_checkpoint(write_checkpoint(tmp_path / "narrow"))
+    with pytest.raises(UsageError, match="no whole groups of 32"):
+        write_model(narrow, tmp_path / "model.gguf", dtype="q8_0")
+
+
+def test_random_groups_are_what_the_format_can_hold() -> None:
+    generator = np.random.default_rng(0)
+    groups = ENCODINGS["q8_0"].random(generator, 4, 320).reshape(-1, 34)
+    assert groups.shape == (40, 34)
+    assert groups[:, 2:].view(np.int8).min() >= -127
+    for name, largest in (("q8_0", 127), ("q4_0", 8)):
+        encoding = ENCODINGS[name]
+        rows = encoding.random(generator, 4, 320)
+        assert rows.shape == (4, encoding.nbytes(320))
+        scales = rows.reshape(-1, encoding.group_bytes)[:, :2].copy().view(np.float16)
+        assert (scales > 0).all()
+        assert float(scales.max()) * largest <= 1 / 32
+    assert encoding_of("int4").name == "q4_0"
 
 
 def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:

@@ -63,6 +63,20 @@ def test_runs_go_in_turns_and_end_with_the_first() -> None:
     ]  # fmt: skip
 
 
+def test_ours_under_a_limit_is_laid_beside_the_others_without() -> None:
+    contenders = [fake("flashllm", ""), fake("b", "")]
+    outcomes = [
+        outcome("flashllm", 0, 0.5, 4 << 30),
+        outcome("b", 0, 8.0, 4 << 30),
+        outcome("flashllm", 0, 0.4),
+        outcome("b", 0, 0.75),
+    ]
+    text = table(rows_of(contenders, outcomes), [])
+    line = "flashllm under 4.0 GiB is 1.50 times as fast as b without a limit (medians)."
+    assert text.splitlines()[-1] == line
+    assert "times as fast" not in table(rows_of(contenders, outcomes[2:]), [])
+
+
 def test_the_table_holds_medians_and_ratios() -> None:
     contenders = [fake("flashllm", answering([10, 10, 10, 30])), fake("b", answering([60] * 4))]
     outcomes = list(in_turns(contenders, 3, None))
@@ -74,8 +88,8 @@ def test_the_table_holds_medians_and_ratios() -> None:
     assert other.ratio == pytest.approx(4.0)
     assert ours.ratio is None
     text = table([ours, other], [])
-    assert "| b | 1,000 | none | 0.06 (0.06 to 0.06, 3) | 4 | " in text
-    assert {line.count("|") for line in text.splitlines()} == {11}
+    assert "| b | 1,000 | 0.00 | none | 0.06 (0.06 to 0.06, 3) | 4 | " in text
+    assert {line.count("|") for line in text.splitlines()} == {12}
     kept = json.loads(json.dumps(report({}, contenders, outcomes, [], True)))
     assert [run["samples_ns"] for run in kept["runs"]][1] == [60_000_000] * 4
     assert kept["rows"][1]["ratio"] == pytest.approx(4.0)
@@ -123,7 +137,7 @@ def test_what_goes_wrong_is_a_result_and_is_not_repeated(
     row = rows_of(contenders, outcomes)[1]
     assert row.token_seconds is None
     assert f"{status}: " in table([row], [])
-    assert {line.count("|") for line in table([row], []).splitlines()} == {11}
+    assert {line.count("|") for line in table([row], []).splitlines()} == {12}
     assert json.dumps(report({}, contenders, outcomes, [], True))
 
 

@@ -17,9 +17,56 @@ def test_the_tables_of_the_readme_are_made_of_the_kept_results() -> None:
     assert results.readme_text(text) == text, "run python -m benchmarks.results readme"
 
 
-def test_there_is_a_result_for_each_table() -> None:
+def test_there_is_a_table_for_each_kind_of_which_something_is_kept() -> None:
+    text = results.README.read_text(encoding="utf-8")
+    kinds = {json.loads(path.read_text(encoding="utf-8"))["kind"] for path in KEPT}
+    assert {"tokens", "peers", "ablation"} <= kinds <= set(results.KINDS)
     for kind in results.TABLES:
-        assert results.load(kind), kind
+        assert (f"<!-- {kind}: made by" in text) == (kind in kinds), kind
+
+
+SPEED = {"median": 2.5, "min": 2.0, "max": 30.0}
+CEILING = {
+    "model": "big", "wanted": "1/2", "ceiling_bytes": 1 << 30, "tokens_per_second": SPEED,
+    "bytes_read_per_token": {"median": 397e6}, "rss_peak_bytes": 1000 << 20,
+    "bound_share": {"median": 0.71},
+}  # fmt: skip
+PRECISION = {
+    "bundles": "int8", "resident": "f16", "predictors": "f16", "options": {"kv_dtype": "int8"},
+    "flash_bytes": 6e6, "resident_bytes": 3e6, "answers": {"dense": {"right": 0.986}},
+    "text": {"dense": {"ratio": 1.0002, "ratio_stderr": 0.0001, "divergence_nats": 1.2e-5,
+                       "same_token": 0.999}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "line"),
+    [
+        (
+            "ceilings",
+            CEILING,
+            "| big: A title (synthetic) | 1,024 | 1/2 | 2.5 (2.0 to 30) | 397 | 1,000 | 71% |",
+        ),
+        ("ceilings", CEILING | {"tokens_per_second": None}, ""),
+        (
+            "precision",
+            PRECISION,
+            "| int8 | f16, kv_dtype int8 | f16 | 6.0 | 3.0 | 1.0002 ± 0.0001 | 1.2e-05 | 99.9% |"
+            " 98.6% |",
+        ),
+    ],
+)
+def test_rows_of_further_tables(
+    kind: str, row: dict, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path / "results")
+    header = {"command": "x", "synthetic": True}
+    results.keep(kind, "name", "A title", {"header": header, "rows": [row]})
+    lines = results.TABLES[kind]().splitlines()
+    assert lines[2:] == ([line] if line else [])
+    assert len({one.count("|") for one in lines}) == 1
+    marks = f"<!-- {kind}: made by python -m benchmarks.results readme -->\n<!-- end -->\n"
+    assert line in results.readme_text(marks)
 
 
 @pytest.mark.parametrize("path", KEPT, ids=[path.stem for path in KEPT])

@@ -19,7 +19,7 @@ import pytest
 from flashllm.accounting import PARTS
 from flashllm.bench import bound, header, page_cache
 from flashllm.cli import main
-from flashllm.commands import bench_tokens_table
+from flashllm.commands import bench_tokens_table, opening
 from tests.bench.token_fakes import FakeProbe
 
 IDS = "5,17,40,8,61"
@@ -179,6 +179,14 @@ def test_what_makes_no_sense(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert expected in captured.err
+
+
+def test_too_few_tokens_are_refused_before_the_demo_is_converted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(opening, "model_directory", lambda *_: pytest.fail("converted"))
+    assert main(["bench", "tokens", "-n", "1"]) == 2
+    assert "expected 2 or more" in capsys.readouterr().err
 
 
 def test_without_a_tokenizer_a_text_is_no_prompt(

@@ -1,5 +1,7 @@
 """The demo answers the same, bit for bit, whatever the memory, the window and the threads.
 
+Within each precision: another one gives other answers.
+
 Twenty prompts of the held-out text, 64 tokens each, against the run with the default settings.
 """
 
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashllm.convert import convert
 
 import flashllm
 from flashllm.errors import MemoryCeilingTooSmall
@@ -46,9 +49,23 @@ def answers(directory: Path, **settings: Any) -> list[list[int]]:
     return found
 
 
+@pytest.fixture(scope="module", params=["f16", "int8", "int4"])
+def directory(
+    request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The demo as it comes, and with all it has rounded, predictors included."""
+    if request.param == "f16":
+        return demo
+    source = Path(flashllm.__file__).parent / "demo"
+    out: Path = tmp_path_factory.mktemp("demo") / request.param
+    rounded = {"dtype": request.param, "predictor_dtype": request.param}
+    convert(source, out, predictors=source / "predictors.safetensors", **rounded)
+    return out
+
+
 @pytest.fixture(scope="module")
-def expected(demo: Path) -> list[list[int]]:
-    return answers(demo)
+def expected(directory: Path) -> list[list[int]]:
+    return answers(directory)
 
 
 def smallest_memory(directory: Path) -> int:
@@ -58,8 +75,8 @@ def smallest_memory(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("share", [1, 2])
-def test_memory(demo: Path, expected: list[list[int]], share: int) -> None:
-    assert answers(demo, memory=share * smallest_memory(demo)) == expected
+def test_memory(directory: Path, expected: list[list[int]], share: int) -> None:
+    assert answers(directory, memory=share * smallest_memory(directory)) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,8 +95,8 @@ def test_memory(demo: Path, expected: list[list[int]], share: int) -> None:
     ],
     ids=str,
 )
-def test_settings(demo: Path, expected: list[list[int]], settings: dict[str, Any]) -> None:
-    assert answers(demo, **settings) == expected
+def test_settings(directory: Path, expected: list[list[int]], settings: dict[str, Any]) -> None:
+    assert answers(directory, **settings) == expected
 
 
 def test_the_answers_differ_from_each_other(expected: list[list[int]]) -> None:

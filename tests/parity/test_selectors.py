@@ -6,6 +6,7 @@ itself; `all` computes everything. Ceilings, windows and threads change what is 
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 from flashllm.convert import convert
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.layout import read_header, read_manifest
 from flashllm.flash.stream import StreamCounters
 from flashllm.loading import load_decoder
+from tests.dequantised import give_back
 from tests.gated import sequences, trained_gated
 
 TOKENS = 60
@@ -24,13 +27,23 @@ Model = tuple[Any, Path]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Model:
     model, before, after = trained_gated()
     assert after < 0.1 * before, "it has learned what it was taught"
-    root = tmp_path_factory.mktemp("gated")
-    model.save_pretrained(root / "source")
-    convert(root / "source", root / "converted")
-    return model, root / "converted"
+    source = tmp_path_factory.mktemp("gated") / "source"
+    model.save_pretrained(source)
+    return model, source
+
+
+@pytest.fixture(scope="module", params=["f32", "int8", "int4"])
+def trained(
+    request: pytest.FixtureRequest, checkpoint: Model, tmp_path_factory: pytest.TempPathFactory
+) -> Model:
+    """What was trained, and what it becomes in each precision."""
+    model, source = checkpoint
+    out = tmp_path_factory.mktemp("converted") / request.param
+    convert(source, out, dtype=request.param)
+    return model, out
 
 
 def prompts() -> list[list[int]]:
@@ -96,7 +109,7 @@ def test_settings_change_no_bit(
 def test_all_pins_what_the_ceiling_allows(trained: Model, expected: np.ndarray) -> None:
     """From nothing to everything, in steps of a block a layer."""
     hits = []
-    stride = 1024
+    stride = read_header(trained[1] / "ffn.bundles").stride
     for blocks in (0, 1, 2, 3):
         memory = smallest(trained[1], select="all") + blocks * 192 * stride
         found, counters = decode(trained[1], select="all", memory=memory)
@@ -107,10 +120,14 @@ def test_all_pins_what_the_ceiling_allows(trained: Model, expected: np.ndarray) 
 
 
 def test_tokens_are_those_of_transformers(trained: Model, expected: np.ndarray) -> None:
-    model, _ = trained
+    model, directory = trained
+    if read_manifest(directory).spec.dtype == "f32":
+        reference = model
+    else:
+        reference = give_back(copy.deepcopy(model), directory)
     for prompt, logits in zip(prompts(), expected, strict=True):
         with torch.no_grad():
-            ids = model.generate(
+            ids = reference.generate(
                 torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None
             )
         assert ids[0, len(prompt) :].tolist() == logits.argmax(axis=1).tolist()

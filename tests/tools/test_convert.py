@@ -198,6 +198,7 @@ def test_final_norm_can_be_removed_and_leftovers_ignored(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("bundle_bytes", "stride"), [
     (32768, 32768), (36352, 36864), (18176, 18432), (4608, 4608), (3072, 3072), (1024, 1024),
+    (8704, 8704),
     (96, 512), (8192, 8192), (3641, 4096), (7281, 7680), (7282, 8192),
 ])  # fmt: skip
 def test_stride(bundle_bytes: int, stride: int) -> None:

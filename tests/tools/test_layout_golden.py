@@ -24,6 +24,7 @@ from flashllm.flash.layout import (
 )
 from flashllm.flash.manifest import Manifest
 from flashllm.spec import ModelSpec
+from tests.dequantised import dequantised
 from tests.tools.checkpoints import all_bytes
 from tests.tools.golden import make
 
@@ -44,17 +45,18 @@ def table(first_column: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows]
 
 
+@pytest.mark.parametrize("name", make.CONVERTED)
 def test_converting_the_golden_source_gives_the_golden_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     make.write_source(tmp_path / "source")
     assert all_bytes(tmp_path / "source") == all_bytes(GOLDEN / "source")
     monkeypatch.setattr(flashllm, "__version__", make.VERSION)
 
-    convert(tmp_path / "source", tmp_path / "converted")
+    convert(tmp_path / "source", tmp_path / name, dtype=make.CONVERTED[name])
 
-    assert all_bytes(tmp_path / "converted") == all_bytes(CONVERTED)
-    assert verify(CONVERTED).ok
+    assert all_bytes(tmp_path / name) == all_bytes(GOLDEN / name)
+    assert verify(GOLDEN / name).ok
 
 
 def test_header_table() -> None:
@@ -81,9 +83,15 @@ def test_header_table() -> None:
 
 def test_dumps() -> None:
     dumps = re.findall(r"```hexdump (\S+)\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert [name for name, _ in dumps] == ["ffn.bundles", "ffn.crc32c"]
+    assert [name for name, _ in dumps] == [
+        "ffn.bundles",
+        "converted-int8/ffn.bundles",
+        "converted-int4/ffn.bundles",
+        "ffn.crc32c",
+    ]
     for name, text in dumps:
-        raw = (CONVERTED / name).read_bytes()
+        path = GOLDEN / name if "/" in name else CONVERTED / name
+        raw = path.read_bytes()
         for line in text.splitlines():
             match = re.match(r"([0-9a-f]{8})  ((?:[0-9a-f]{2} {1,2}){8,16})", line)
             assert match, line
@@ -160,6 +168,21 @@ def expand(name: str) -> list[str]:
         for choice in match[1].split(",")
         for full in expand(name[: match.start()] + choice + name[match.end() :])
     ]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rows_in_groups_by_the_document(dtype: str) -> None:
+    """34 or 18 bytes for each 32 columns begun; the numbers of the source, rounded."""
+    folder = GOLDEN / f"converted-{dtype}"
+    header = read_header(folder / "ffn.bundles")
+    assert header.bundle_bytes == 2 * {"int8": 34, "int4": 18}[dtype]
+    up = dequantised(folder)["layers.0.ffn.up"]
+    expected = np.arange(1, 31).reshape(3, 10)
+    assert np.abs(up - expected).max() <= {"int8": 0.5 * 30 / 127, "int4": 0.5 * 30 / 7}[dtype]
+    embeddings = dequantised(folder)["embed.weight"]
+    assert embeddings.shape == (6, 4)
+    record = read_tensor_index(folder / "resident.safetensors")["embed.weight"]
+    assert (record.dtype, record.shape) == ("u8", (6, {"int8": 34, "int4": 18}[dtype]))
 
 
 def test_resident_file() -> None:

@@ -50,6 +50,30 @@ def checkpoint(tmp_path: Path, **changes: object) -> Path:
     return directory
 
 
+def test_encodings_are_planned_with(capsys: pytest.CaptureFixture[str]) -> None:
+    """OPT-6.7B: 32 layers of 16384 neurons, two rows of 4096; nothing lost to padding."""
+    planned = ["plan", "opt-6.7b", "--json", "--dtype"]
+    found = {}
+    for words in (["f16"], ["int8"], ["int4", "--resident-dtype", "int8"]):
+        assert main([*planned, *words]) == 0
+        found[words[0]] = json.loads(capsys.readouterr().out)
+    assert [found[dtype]["stride_bytes"] for dtype in found] == [16384, 8704, 4608]
+    weights = {dtype: values["weights_bytes"] for dtype, values in found.items()}
+    assert weights["int8"]["ffn"] == 32 * 16384 * 2 * 4352
+    assert weights["int4"]["ffn"] == 32 * 16384 * 2 * 2304
+    assert {dtype: values["padding"] for dtype, values in weights.items()} == dict.fromkeys(
+        found, 0
+    )
+    # Of four square projections a layer, and the embeddings; positions stay in f16.
+    projections = 32 * 4 * 4096
+    for dtype in ("int8", "int4"):
+        assert weights["f16"]["attention"] - weights[dtype]["attention"] == projections * 3840
+        saved = weights["f16"]["embeddings"] - weights[dtype]["embeddings"]
+        assert saved == 50272 * 3840
+    assert main([*planned[:2], "--dtype", "int4", "--resident-dtype", "int8"]) == 0
+    assert "in int4, resident ones int8" in capsys.readouterr().out
+
+
 def test_a_dense_model_is_said_to_be_slow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ from flashllm.predictors.targets import Prices, Targets
 from flashllm.predictors.train import OPERATIONS_OF_ONE_THREAD, operations_of_layer, train
 from safetensors.torch import load_file
 
+from tests.core.encodings import decode
 from tests.tools.predictor_models import D_FFN, D_MODEL, N_LAYERS, Stack, task_of
 
 PRICES = Prices(false_load=4096.0, miss=4 * 4096.0, dram=0.05)
@@ -302,6 +303,25 @@ def test_written_files_hold_the_contracts_tensors_and_report(trained):
     assert values["targets"]["perplexity_ratio"] == task.targets.perplexity_ratio
     assert values["perplexity_dense"] > 1
     assert "mean" in table(report)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_errors_are_those_of_what_is_stored(trained, tmp_path, dtype):
+    """Thresholds are chosen, and errors counted, with the rounded matrices."""
+    stack, task, _, plain = trained
+    rounded = dataclasses.replace(task, dtype=dtype)
+    report = train(rounded, tmp_path, tmp_path / "work", SilentProgress())
+    tensors = load_file(tmp_path / PREDICTORS_FILE)
+    for layer, reported in enumerate(report.layers):
+        down, up, bias = (tensors[f"layers.{layer}.{part}"] for part in ("down", "up", "bias"))
+        assert down.dtype == up.dtype == torch.uint8
+        values = (
+            torch.from_numpy(decode(matrix.numpy().reshape(-1), dtype, columns)).float()
+            for matrix, columns in ((down, D_MODEL), (up, len(down)))
+        )
+        found = LowRank(*values, bias)
+        check_errors(stack, task, found, layer, reported)
+    assert report.mean["false_negatives"] < plain.mean["false_negatives"] + 0.05
 
 
 def test_a_report_of_an_older_version_is_read(trained, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashllm.flash.cost import CHUNK, CHUNK_ONE_THREAD, NARROW
 from flashllm.flash.device import DeviceIdentity
 from flashllm.flash.profile import IoPoint, MachineRates, Profile
+from flashllm.spec import DTYPES
 
 DEVICE = DeviceIdentity("test", "a device of the tests", "ext4", "rw", "nvme")
 FLAT = 8e9
@@ -12,10 +13,10 @@ RATES = MachineRates(
     dram_bytes_per_second={1: FLAT, 2: FLAT},
     kernel_bytes_per_second={
         key.format(dtype): rate
-        for dtype in ("f32", "f16", "bf16")
+        for dtype in DTYPES
         for key, rate in (("{}", FLAT), (NARROW, FLAT), (CHUNK, 1e11), (CHUNK_ONE_THREAD, 1e11))
     },
-    rows_bytes_per_second=dict.fromkeys(("f32", "f16", "bf16"), FLAT),
+    rows_bytes_per_second=dict.fromkeys(DTYPES, FLAT),
     layer_overhead_ns=100_000.0,
     token_overhead_ns=500_000.0,
 )

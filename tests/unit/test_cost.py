@@ -8,6 +8,7 @@ import pytest
 
 from flashllm.flash.activity import assumed
 from flashllm.flash.cost import (
+    Encodings,
     ResidentBytes,
     chunk_seconds,
     dram_bytes_a_token,
@@ -64,6 +65,16 @@ def test_resident_bytes_by_hand() -> None:
     assert (found.gate, found.predictors) == (0, 17)
 
 
+def test_bytes_of_groups_by_hand() -> None:
+    """256 columns are eight groups: 272 bytes a row in int8, 144 in int4."""
+    spec = dataclasses.replace(SPEC, dtype="int4", resident_dtype="int8")
+    plain = ResidentBytes.of(SPEC)
+    found = ResidentBytes.of(spec)
+    assert plain.attention - found.attention == 4 * 4 * 256 * (512 - 272)
+    assert plain.head - found.head == 4096 * (512 - 272)
+    assert spec.bundle_bytes == 2 * 144
+
+
 def test_a_head_of_its_own_is_read_and_the_embeddings_are_not() -> None:
     own = dataclasses.replace(SPEC, tied_head=False)
     assert ResidentBytes.of(own) == ResidentBytes.of(SPEC)
@@ -87,37 +98,49 @@ def test_keys_and_values_by_hand() -> None:
 
 def test_seconds_are_bytes_over_rates() -> None:
     moved = dram_bytes_a_token(SPEC, ResidentBytes.of(SPEC, 1000), 100, 10, 1024, 50)
-    seconds = dram_seconds(RATES, SPEC.dtype, moved)
+    seconds = dram_seconds(RATES, Encodings.of(SPEC), moved)
     # What is loaded is written while it is read from flash.
     assert seconds.total == pytest.approx((moved.total - moved.loaded) / FLAT)
     slow = dataclasses.replace(RATES, rows_bytes_per_second={"f16": FLAT / 4})
-    assert dram_seconds(slow, "f16", moved).ffn == pytest.approx(4 * seconds.ffn)
+    assert dram_seconds(slow, Encodings.of(SPEC), moved).ffn == pytest.approx(4 * seconds.ffn)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_rates_suffice_where_seconds_can_be_computed(dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "resident", "predictors"),
+    [
+        ("f32", "f32", "f16"),
+        ("f16", "f16", "f16"),
+        ("bf16", "bf16", "f16"),
+        ("int4", "int8", "f16"),
+        ("int8", "int4", "int8"),
+    ],
+)
+def test_rates_suffice_where_seconds_can_be_computed(
+    dtype: str, resident: str, predictors: str
+) -> None:
     """Each of the rates is needed: without it there are no seconds, and that is known before."""
+    encodings = Encodings(dtype, resident, predictors)
     least = dataclasses.replace(
         RATES,
         dram_bytes_per_second={1: FLAT},
-        kernel_bytes_per_second={dtype: FLAT, "f16": FLAT},
+        kernel_bytes_per_second={resident: FLAT, predictors: FLAT},
         rows_bytes_per_second={dtype: FLAT},
     )
     moved = dram_bytes_a_token(SPEC, ResidentBytes.of(SPEC, 1000), 100, 10, 1024, 50)
-    assert rates_suffice(RATES, dtype)
-    assert rates_suffice(least, dtype)
-    assert dram_seconds(least, dtype, moved).total > 0
+    assert rates_suffice(RATES, encodings)
+    assert rates_suffice(least, encodings)
+    assert dram_seconds(least, encodings, moved).total > 0
     lacking = [
         dataclasses.replace(least, dram_bytes_per_second={}),
         dataclasses.replace(least, rows_bytes_per_second={}),
         *(dataclasses.replace(least, kernel_bytes_per_second={
-            key: FLAT for key in (dtype, "f16") if key != missing
-        }) for missing in (dtype, "f16")),
+            key: FLAT for key in (resident, predictors) if key != missing
+        }) for missing in (resident, predictors)),
     ]  # fmt: skip
     for rates in lacking:
-        assert not rates_suffice(rates, dtype)
+        assert not rates_suffice(rates, encodings)
         with pytest.raises((KeyError, ValueError)):
-            dram_seconds(rates, dtype, moved)
+            dram_seconds(rates, encodings, moved)
 
 
 def test_a_prompt_needs_a_rate() -> None:

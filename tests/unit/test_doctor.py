@@ -25,7 +25,7 @@ HEALTHY_PLACE: dict[str, Any] = {
     "alignment": 512,
 }
 HEALTHY: dict[str, Any] = {
-    "core": {"name": "native", "fallback": None, "problem": None},
+    "core": {"name": "native", "fallback": None, "isa": "avx2", "problem": None},
     "memory": {"available_bytes": 8 << 30},
     "cache": HEALTHY_PLACE,
     "model": dict(HEALTHY_PLACE),
@@ -47,6 +47,7 @@ def test_a_healthy_machine_has_no_warnings() -> None:
     ("section", "changes", "expected"),
     [
         ("core", {"name": "numpy", "fallback": "not built"}, "not built"),
+        ("core", {"isa": "scalar"}, "no vector instructions"),
         ("core", {"problem": "isa 'x' is not available"}, "unset FLASHLLM_ISA"),
         ("memory", {"available_bytes": 300 << 20}, "only 300 MiB"),
         ("cache", {"direct": False, "fallback": "probe read: EINVAL"}, "probe read: EINVAL"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
-from flashllm.spec import DTYPE_BYTES
+from flashllm.spec import DTYPES, PREDICTOR_DTYPES
 
 from . import convert, progress_for
 
@@ -18,7 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="convert", description=__doc__)
     parser.add_argument("source", type=Path, help="directory of the checkpoint")
     parser.add_argument("destination", type=Path, help="directory to create")
-    parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), help="default: as the source")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: as the source")
+    parser.add_argument("--resident-dtype", choices=DTYPES, help="default: as --dtype")
+    parser.add_argument("--predictor-dtype", choices=PREDICTOR_DTYPES, help="default: f16")
     parser.add_argument("--act", help="activation, where config.json is wrong about it")
     parser.add_argument("--fatrelu-threshold", type=float, help="what relu must exceed")
     parser.add_argument(
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             fatrelu_threshold=options.fatrelu_threshold,
             predictors=options.predictors,
             calibration=options.calibration,
+            resident_dtype=options.resident_dtype,
+            predictor_dtype=options.predictor_dtype,
             progress=progress_for(),
         )
     except FlashllmError as error:

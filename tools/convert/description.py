@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 from flashllm.errors import LayoutError, ModelNotFound, NotACheckpoint, UnsupportedModel, UsageError
 from flashllm.flash.manifest import MANIFEST_FILE
-from flashllm.spec import DTYPE_BYTES, SPARSE_ACTIVATIONS, DType, ModelSpec
+from flashllm.spec import DTYPES, PREDICTOR_DTYPES, SPARSE_ACTIVATIONS, DType, ModelSpec
 
 from .activation import activation_of
 from .config import CONFIG_FILE, Config, read_config, special_ids
@@ -26,15 +27,28 @@ class Overrides:
     dtype: str | None = None
     act: str | None = None
     fatrelu_threshold: float | None = None
+    resident_dtype: str | None = None
+    predictor_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
-            raise UsageError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPE_BYTES)}")
+        _check_encoding("dtype", self.dtype, DTYPES)
+        _check_encoding("resident_dtype", self.resident_dtype, DTYPES)
+        _check_encoding("predictor_dtype", self.predictor_dtype, PREDICTOR_DTYPES)
+
+    def encoded(self, spec: ModelSpec, dtype: str) -> ModelSpec:
+        """The spec with its encodings: `dtype` of the bundles, and of all where none was said."""
+        apart = self.resident_dtype if self.resident_dtype != dtype else None
+        return replace(spec, dtype=cast("DType", dtype), resident_dtype=cast("DType", apart))
 
     def to_json(self) -> dict[str, Any]:
         """What was said, for the manifest."""
-        names = ("dtype", "act", "fatrelu_threshold")
+        names = [field.name for field in fields(self)]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def _check_encoding(name: str, value: str | None, known: Sequence[str]) -> None:
+    if value is not None and value not in known:
+        raise UsageError(f"{name} is {value!r}; expected one of {', '.join(known)}")
 
 
 def describe(
@@ -43,6 +57,7 @@ def describe(
     act: str | None = None,
     fatrelu_threshold: float | None = None,
     dtype: str | None = None,
+    resident_dtype: str | None = None,
 ) -> ModelSpec:
     """The spec that the checkpoint in `source` would get, from its `config.json` alone.
 
@@ -52,7 +67,13 @@ def describe(
     source = Path(source)
     check_source(source)
     config = read_config(source)
-    return describe_config(config, act=act, fatrelu_threshold=fatrelu_threshold, dtype=dtype)
+    return describe_config(
+        config,
+        act=act,
+        fatrelu_threshold=fatrelu_threshold,
+        dtype=dtype,
+        resident_dtype=resident_dtype,
+    )
 
 
 def describe_config(
@@ -61,11 +82,12 @@ def describe_config(
     act: str | None = None,
     fatrelu_threshold: float | None = None,
     dtype: str | None = None,
+    resident_dtype: str | None = None,
 ) -> ModelSpec:
     """The same for a configuration that was read already."""
-    overrides = Overrides(dtype, act, fatrelu_threshold)
-    chosen = dtype or _dtype_named(config)
-    return spec_of(config, family_of(config), overrides, cast("DType", chosen))
+    overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype)
+    spec = spec_of(config, family_of(config), overrides)
+    return overrides.encoded(spec, dtype or _dtype_named(config))
 
 
 def check_source(source: Path) -> None:
@@ -84,23 +106,20 @@ def spec_of(
     config: Config,
     family: Family,
     overrides: Overrides,
-    dtype: DType = "f32",
     predicted: bool = False,
 ) -> ModelSpec:
     """The features of the model; `predicted` where predictors will say which neurons are active.
 
     The gate of a sparse model stays in memory and decides exactly; where predictors decide it is
-    bundled, and so it is where nothing is ever zero.
+    bundled, and so it is where nothing is ever zero. Encodings are chosen later.
     """
     try:
-        return _spec_of(config, family, overrides, dtype, predicted)
+        return _spec_of(config, family, overrides, predicted)
     except LayoutError as problem:
         raise UnsupportedModel(f"{config.path}: {problem}") from problem
 
 
-def _spec_of(
-    config: Config, family: Family, overrides: Overrides, dtype: DType, predicted: bool
-) -> ModelSpec:
+def _spec_of(config: Config, family: Family, overrides: Overrides, predicted: bool) -> ModelSpec:
     features = family.features(config)
     kind, threshold = activation_of(
         config,
@@ -121,7 +140,7 @@ def _spec_of(
     }
     ids = special_ids(config.path.parent, config, features["vocab_size"], family.special_ids)
     config.check_understood()
-    return ModelSpec(**features, **ids, dtype=dtype)
+    return ModelSpec(**features, **ids, dtype="f32")
 
 
 def doubt(name: str, spec: ModelSpec, overrides: Overrides) -> str | None:

@@ -1,4 +1,4 @@
-"""From one encoding of weights to another, in numpy: f32, f16, bf16, rounding to nearest even.
+"""From one encoding of weights to another; f32, f16 and bf16 in numpy, rounding to nearest even.
 
 Values that are no finite numbers, in or out, are refused: a model that holds one is damaged, and
 one that does not fit a narrower type would become one.
@@ -6,25 +6,73 @@ one that does not fit a narrower type would become one.
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.errors import TensorMismatch
+from flashllm.flash import core
 from flashllm.flash.finite import all_finite
+from flashllm.spec import GROUP_BYTES, row_bytes
+
+Place = Callable[[int], str]
+"""From the number of a value among those encoded to words for where it lies."""
 
 
-def encode(raw: NDArray[np.uint8], source: str, target: str, name: str) -> NDArray[np.uint8]:
-    """The same values in another encoding, as bytes; `TensorMismatch` naming the tensor."""
+def encode(
+    raw: NDArray[np.uint8],
+    source: str,
+    target: str,
+    name: str,
+    columns: int = 0,
+    place: Place | None = None,
+) -> NDArray[np.uint8]:
+    """The same values in another encoding, as bytes; `TensorMismatch` naming the tensor.
+
+    Groups of int8 and int4 lie along rows of `columns` values, whole ones. `place` says where the
+    first value lies that is no number.
+    """
     if not all_finite(raw, source):
-        raise TensorMismatch(f"tensor {name}: holds NaN or infinity; the checkpoint is damaged")
+        bad = int(np.argmin(np.isfinite(widen(raw, source))))
+        where = "" if place is None else place(bad)
+        raise TensorMismatch(
+            f"tensor {name}: holds NaN or infinity{where}; the checkpoint is damaged"
+        )
     if source == target:
         return raw
-    encoded = narrow(widen(raw, source), target)
+    values = widen(raw, source)
+    if target in GROUP_BYTES:
+        return _in_groups(values, columns, target, name)
+    encoded = narrow(values, target)
     if not all_finite(encoded, target):
-        raise TensorMismatch(
-            f"tensor {name}: holds values too large for {target}; convert with --dtype f32 or bf16"
-        )
+        raise _too_large(name, target)
     return encoded
+
+
+def _in_groups(
+    values: NDArray[np.float32], columns: int, target: str, name: str
+) -> NDArray[np.uint8]:
+    encoded = np.empty(len(values) // columns * row_bytes(target, columns), np.uint8)
+    try:
+        _kernels().encode_rows(values, columns, target, encoded)
+    except ValueError as problem:  # of finite numbers it refuses those that no scale reaches
+        raise _too_large(name, target) from problem
+    return encoded
+
+
+def _too_large(name: str, target: str) -> TensorMismatch:
+    return TensorMismatch(
+        f"tensor {name}: holds values too large for {target}; convert with --dtype f32 or bf16"
+    )
+
+
+@functools.cache
+def _kernels() -> core.Kernels:
+    """One for the process, whose threads begin where something is encoded in groups."""
+    return core.Kernels(threads=os.cpu_count() or 1)
 
 
 def widen(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:

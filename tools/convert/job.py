@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from flashllm.errors import TensorMismatch, UsageError
-from flashllm.spec import DType, ModelSpec
+from flashllm.spec import ModelSpec
 
 from .checkpoint import Checkpoint
 from .config import GENERATION_FILE, Config
@@ -50,7 +49,7 @@ def look(
         source=source,
         config=config,
         family=family,
-        spec=replace(spec, dtype=cast("DType", chosen)),
+        spec=overrides.encoded(spec, chosen),
         checkpoint=checkpoint,
         assignment=assignment,
         tokenizer_files=tuple(name for name in TOKENIZER_FILES if (source / name).exists()),

@@ -48,20 +48,24 @@ def convert(
     fatrelu_threshold: float | None = None,
     predictors: str | Path = "none",
     calibration: Path | None = None,
+    resident_dtype: str | None = None,
+    predictor_dtype: str | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Turn the checkpoint in `source` into a converted model at `destination`.
 
-    `dtype` is f32, f16 or bf16 (the source's by default). `act` and `fatrelu_threshold` go before
-    what the configuration says of the activation. `predictors` is "none", "train" (on the text
-    `calibration`, or the one that lies with the checkpoint), "checkpoint" (those inside it), or
-    the path of a predictors.safetensors or of a folder of model_0.pt, model_1.pt, ... The
-    destination is complete afterwards, or absent: any of the errors in `flashllm.errors`,
-    `Interrupted` on Ctrl-C.
+    `dtype` is f32, f16, bf16, int8 or int4 (the source's by default), `resident_dtype` that of the
+    weights that stay in memory (as `dtype` by default), `predictor_dtype` f16, int8 or int4 (f16 by
+    default where they are trained; others are taken over as they are). `act` and
+    `fatrelu_threshold` go before what the configuration says of the activation. `predictors` is
+    "none", "train" (on the text `calibration`, or the one that lies with the checkpoint),
+    "checkpoint" (those inside it), or the path of a predictors.safetensors or of a folder of
+    model_0.pt, model_1.pt, ... The destination is complete afterwards, or absent: any of the errors
+    in `flashllm.errors`, `Interrupted` on Ctrl-C.
     """
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()
-    overrides = Overrides(dtype, act, fatrelu_threshold)
+    overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype, predictor_dtype)
     check_source(source)
     if destination.resolve().is_relative_to(source.resolve()) and not destination.exists():
         raise CannotCreate(f"{destination}: inside the checkpoint; choose a place outside it")
@@ -69,7 +73,7 @@ def convert(
         config = read_config(source)
         family = family_of(config)
         spec = spec_of(config, family, overrides, predicted=predicting.imports(predictors))
-        predicting.check_wish(predictors, spec, calibration)
+        predicting.check_wish(predictors, spec, calibration, predictor_dtype)
         tokens = 0
         if predictors == predicting.TRAIN or calibration is not None:
             # Before the long work: a text that will not do should be refused now.
@@ -87,7 +91,7 @@ def convert(
                 manifest = _write(job, partial, predictors, progress)
                 if predictors == predicting.TRAIN or calibration is not None:
                     learnt = predicting.learn(
-                        predictors, partial, destination, calibration, progress
+                        predictors, partial, destination, calibration, overrides, progress
                     )
                     files = manifest.files | learnt
                     write_manifest(partial, replace(manifest, files=files))

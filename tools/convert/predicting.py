@@ -14,11 +14,12 @@ from flashllm.flash.manifest import ACTIVITY_FILE, PREDICTORS_FILE
 from flashllm.spec import DTYPE_BYTES, ModelSpec
 
 from .checkpoint import Checkpoint, SourceTensor
+from .description import Overrides
 from .destination import sync
 from .encoding import encode
 from .files import sha256_of
 from .job import Job
-from .predictor_files import copy_predictors
+from .predictor_files import copy_predictors, encode_predictors
 from .progress import Progress, SilentProgress
 from .published import import_published, write_published
 from .transforms import read_whole
@@ -37,12 +38,18 @@ def imports(wish: Wish) -> bool:
     return wish not in (NONE, TRAIN)
 
 
-def check_wish(wish: Wish, spec: ModelSpec, calibration: Path | None) -> None:
+def check_wish(
+    wish: Wish, spec: ModelSpec, calibration: Path | None, dtype: str | None = None
+) -> None:
     """`UsageError` where predictors can do nothing for the model, or none need be trained.
 
     A calibration text trains predictors, and says of others and of gates how many neurons they let
     through; without either of them it is of no use.
     """
+    if wish == NONE and dtype is not None:
+        raise UsageError(
+            f"--predictor-dtype {dtype}: there are to be no predictors; say which with --predictors"
+        )
     if wish == NONE:
         if calibration is not None and not (spec.sparse and spec.gated):
             raise UsageError(
@@ -109,11 +116,18 @@ def take_predictors(job: Job, wish: Wish, directory: Path) -> dict[str, FileReco
         import_published(Path(wish), job.spec, directory)
     else:
         copy_predictors(Path(wish), directory, job.spec)
+    if job.overrides.predictor_dtype is not None:
+        encode_predictors(directory / PREDICTORS_FILE, job.spec, job.overrides.predictor_dtype)
     return records(directory)
 
 
 def learn(
-    wish: Wish, directory: Path, destination: Path, calibration: Path | None, progress: Progress
+    wish: Wish,
+    directory: Path,
+    destination: Path,
+    calibration: Path | None,
+    overrides: Overrides,
+    progress: Progress,
 ) -> dict[str, FileRecord]:
     """What a text teaches of the model that is complete in `directory`, written into it.
 
@@ -126,7 +140,8 @@ def learn(
     if wish == TRAIN:
         # The partial directory vanishes on an interruption; what was trained must not.
         work = default_work(destination)
-        train_predictors(directory, directory, calibration, progress, work=work)
+        dtype = overrides.predictor_dtype or "f16"
+        train_predictors(directory, directory, calibration, progress, work=work, dtype=dtype)
     elif imports(wish):
         measure_predictors(directory, calibration, progress)
     else:

@@ -11,11 +11,20 @@ import numpy as np
 
 from flashllm.errors import LayoutError, UsageError
 from flashllm.flash.finite import all_finite
-from flashllm.flash.layout import TensorRecord, read_tensor_index
+from flashllm.flash.layout import (
+    TensorRecord,
+    encoding_of,
+    predictor_columns,
+    read_tensor_index,
+    stored_as,
+)
 from flashllm.flash.manifest import ACTIVITY_FILE, PREDICTORS_FILE
+from flashllm.flash.safetensors_header import pack_tensor_header
 from flashllm.flash.strict_json import parse_object
-from flashllm.spec import ModelSpec
+from flashllm.spec import GROUP_BYTES, ModelSpec, row_bytes
 
+from .destination import OutputFile
+from .encoding import encode
 from .files import BLOCK_BYTES
 
 ACTIVITY_BYTES_MAX = 64 << 20
@@ -24,8 +33,8 @@ ACTIVITY_BYTES_MAX = 64 << 20
 def check_predictors(path: Path, spec: ModelSpec) -> None:
     """`LayoutError` unless the file holds a predictor of the right shape for every layer.
 
-    down [rank, d_model] and up [d_ffn, rank] in f16 or f32, bias [d_ffn] and threshold [1] in f32;
-    hidden_relu and before_norm [1] in f32, which are 0 or 1, may be absent for 0.
+    down [rank, d_model] and up [d_ffn, rank] in f16, f32, int8 or int4; bias [d_ffn], threshold [1]
+    in f32; hidden_relu and before_norm [1] in f32, which are 0 or 1, may be absent for 0.
     """
     index = read_tensor_index(path)
     wanted = {f"layers.{i}.{leaf}" for i in range(spec.n_layers) for leaf in _LEAVES}
@@ -42,17 +51,20 @@ def check_predictors(path: Path, spec: ModelSpec) -> None:
             record = index.get(f"layers.{layer}.{leaf}")
             if record is None:
                 continue
-            if record.dtype not in dtypes or record.shape != shape or 0 in shape:
+            encoding = encoding_of(record, shape[-1])
+            stored = stored_as(encoding, shape) if encoding in dtypes else None
+            if stored != (record.dtype, record.shape) or 0 in shape:
                 raise LayoutError(
                     f"{path}: layers.{layer}.{leaf} is {record.dtype} {list(record.shape)}; "
                     f"this model needs {dtypes[0]} {list(shape)}"
                 )
     _check_switches(path, {name: index[name] for name in sorted(optional & set(index))})
-    _check_finite(path, index)
+    _check_finite(path, index, predictor_columns(index, spec))
 
 
 _LEAVES = ("down", "up", "bias", "threshold")
 _SWITCHES = ("hidden_relu", "before_norm")
+_MATRIX_DTYPES = ("f16", "f32", "int8", "int4")
 
 
 def _check_switches(path: Path, records: dict[str, TensorRecord]) -> None:
@@ -65,14 +77,18 @@ def _check_switches(path: Path, records: dict[str, TensorRecord]) -> None:
                 raise LayoutError(f"{path}: {name} is {value}; expected 0 or 1")
 
 
-def _check_finite(path: Path, index: dict[str, TensorRecord]) -> None:
+def _check_finite(path: Path, index: dict[str, TensorRecord], columns: dict[str, int]) -> None:
     """`LayoutError` for a NaN or an infinity, with which neurons would be left out in silence."""
     with open(path, "rb") as file:
         for name, record in index.items():
             file.seek(record.offset)
-            for start in range(0, record.nbytes, BLOCK_BYTES):
-                raw = file.read(min(BLOCK_BYTES, record.nbytes - start))
-                if not all_finite(np.frombuffer(raw, np.uint8), record.dtype):
+            width = columns.get(name, 1)
+            encoding = encoding_of(record, width)
+            row = row_bytes(encoding, width)
+            block_bytes = max(BLOCK_BYTES // row, 1) * row
+            for start in range(0, record.nbytes, block_bytes):
+                raw = file.read(min(block_bytes, record.nbytes - start))
+                if not all_finite(np.frombuffer(raw, np.uint8), encoding, width):
                     raise LayoutError(f"{path}: {name} holds NaN or infinity; train it again")
 
 
@@ -81,8 +97,8 @@ def _layer_tensors(
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
     """Accepted encodings and shape of the tensors of one layer's predictor."""
     return {
-        "down": (("f16", "f32"), (rank, spec.d_model)),
-        "up": (("f16", "f32"), (spec.d_ffn, rank)),
+        "down": (_MATRIX_DTYPES, (rank, spec.d_model)),
+        "up": (_MATRIX_DTYPES, (spec.d_ffn, rank)),
         "bias": (("f32",), (spec.d_ffn,)),
         "threshold": (("f32",), (1,)),
         **dict.fromkeys(_SWITCHES, (("f32",), (1,))),
@@ -127,3 +143,38 @@ def copy_predictors(predictors: Path, directory: Path, spec: ModelSpec) -> None:
         check_activity(activity, spec)
         shutil.copyfile(activity, directory / ACTIVITY_FILE)
     shutil.copyfile(predictors, directory / PREDICTORS_FILE)
+
+
+def encode_predictors(path: Path, spec: ModelSpec, dtype: str) -> None:
+    """Writes the predictors in `path` again, their matrices in another encoding.
+
+    `UsageError` where these were rounded to 8 or 4 bits before, which cannot be undone.
+    """
+    index = read_tensor_index(path)
+    widths = predictor_columns(index, spec)
+    rounded = {encoding_of(index[name], widths[name]) for name in widths} & set(GROUP_BYTES)
+    if rounded == {dtype}:
+        return
+    if rounded:
+        raise UsageError(
+            f"--predictor-dtype {dtype}: the predictors are in {rounded.pop()} already; leave it"
+            " out"
+        )
+    # What is f32 comes first: behind rows of bytes it would lie at odd places.
+    names = sorted(index, key=lambda name: (name in widths, index[name].offset))
+    layout = [
+        (name, *(stored_as(dtype, shape) if name in widths else (index[name].dtype, shape)))
+        for name in names
+        for shape in [index[name].shape]
+    ]
+    part = path.with_name(f".{path.name}.part")
+    with open(path, "rb") as source, OutputFile(part) as file:
+        file.write(pack_tensor_header(layout))
+        for name in names:
+            record = index[name]
+            source.seek(record.offset)
+            raw = np.frombuffer(source.read(record.nbytes), np.uint8)
+            if name in widths:
+                raw = encode(raw, record.dtype, dtype, name, widths[name])
+            file.write(raw.data)
+    part.replace(path)

@@ -115,6 +115,7 @@ def describe_shape(
     act: str | None = None,
     fatrelu_threshold: float | None = None,
     dtype: str | None = None,
+    resident_dtype: str | None = None,
 ) -> ModelSpec:
     """The spec of a built-in shape, as `describe` would find it in a checkpoint's directory.
 
@@ -128,4 +129,10 @@ def describe_shape(
             f" of a checkpoint or of a converted model, or one of: {', '.join(near)}"
         )
     config = Config(Path(f"built-in:{known}") / CONFIG_FILE, dict(SHAPES[known]))
-    return describe_config(config, act=act, fatrelu_threshold=fatrelu_threshold, dtype=dtype)
+    return describe_config(
+        config,
+        act=act,
+        fatrelu_threshold=fatrelu_threshold,
+        dtype=dtype,
+        resident_dtype=resident_dtype,
+    )

@@ -7,6 +7,7 @@ transposed is held whole, in its own encoding.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -50,6 +51,11 @@ class Rows:
     def total(self) -> int:
         """How many rows there are."""
         return self.count * self.groups
+
+    def source(self, row: int) -> int:
+        """The row of the tensor that is ours of that number."""
+        group, inside = divmod(row, self.count)
+        return self.first + group * self.stride + inside
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """First row in the tensor, and how many follow it, for ours from `start` to `stop`."""
@@ -101,19 +107,30 @@ def rows_of(part: Part, n_rows: int, spec: ModelSpec) -> Rows:
 def encoded_blocks(checkpoint: Checkpoint, piece: Piece, dtype: str) -> Iterator[NDArray[np.uint8]]:
     """All rows of a piece in the encoding `dtype`, block by block."""
     tensor = piece.tensor
+    columns = tensor.shape[-1] if len(tensor.shape) > 1 else 1
+    first = 0
     for block in _blocks(checkpoint, piece):
+        place = functools.partial(_row_words, piece, first, columns)
+        first += len(block) // piece.row_bytes
         if piece.transform == "plus one":
-            values = encode(block, tensor.dtype, "f32", tensor.name).view(np.float32)
+            raw = encode(block, tensor.dtype, "f32", tensor.name, place=place)
+            values = raw.view(np.float32)
             block, source = (values + np.float32(1)).view(np.uint8), "f32"
         else:
             source = tensor.dtype
-        yield encode(block, source, dtype, tensor.name)
+        yield encode(block, source, dtype, tensor.name, columns, place)
+
+
+def _row_words(piece: Piece, first: int, columns: int, value: int) -> str:
+    """Where a value of a block lies that begins at row `first` of a piece."""
+    return f" in row {piece.rows.source(first + value // columns)}, in {piece.tensor.file}"
 
 
 def _blocks(checkpoint: Checkpoint, piece: Piece) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of all rows in blocks; each is overwritten by the next."""
+    """The bytes of all rows in blocks of whole rows; each is overwritten by the next."""
     row_bytes = piece.row_bytes
-    buffer = np.empty(min(BLOCK_BYTES, piece.rows.total * row_bytes), dtype=np.uint8)
+    rows = min(max(BLOCK_BYTES // row_bytes, 1), piece.rows.total)
+    buffer = np.empty(rows * row_bytes, dtype=np.uint8)
     filled = 0
     for first, count in piece.rows.runs(0, piece.rows.total):
         position, end = first * row_bytes, (first + count) * row_bytes

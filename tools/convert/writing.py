@@ -5,7 +5,7 @@ At most one tensor of the source is held whole (the one that is transposed), in 
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,10 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.flash.core import bundle_checksums
-from flashllm.flash.layout import BundleHeader, FileRecord, resident_dtype, tensor_table
+from flashllm.flash.layout import (
+    BundleHeader,
+    FileRecord,
+    resident_dtype,
+    stored_as,
+    tensor_table,
+)
 from flashllm.flash.manifest import BUNDLES_FILE, CHECKSUMS_FILE, RESIDENT_FILE
 from flashllm.flash.safetensors_header import pack_tensor_header
-from flashllm.spec import DTYPE_BYTES, ModelSpec
+from flashllm.spec import ModelSpec, row_bytes, tensor_bytes
 
 from .checkpoint import Checkpoint, SourceTensor
 from .destination import OutputFile
@@ -26,19 +32,25 @@ from .matching import Assignment
 from .progress import Progress
 from .transforms import Piece, columns, encoded_blocks, read_rows, read_whole
 
+Layout = list[tuple[str, str, tuple[int, ...]]]
 
-def resident_layout(spec: ModelSpec) -> list[tuple[str, str, tuple[int, ...]]]:
+
+def resident_layout(spec: ModelSpec) -> Layout:
     """Name, encoding and shape of the resident tensors, in the order of the file."""
     table = tensor_table(spec)
-    entries = [(name, resident_dtype(shape, spec), shape) for name, shape in table.items()]
+    entries = [(name, resident_dtype(name, shape, spec), shape) for name, shape in table.items()]
     return sorted(entries, key=lambda entry: (entry[1] != "f32", entry[0]))
 
 
 def resident_bytes(spec: ModelSpec) -> int:
     """Size of `resident.safetensors`."""
     layout = resident_layout(spec)
-    data_bytes = sum(math.prod(shape) * DTYPE_BYTES[dtype] for _, dtype, shape in layout)
-    return len(pack_tensor_header(layout)) + data_bytes
+    data_bytes = sum(tensor_bytes(dtype, shape) for _, dtype, shape in layout)
+    return len(_resident_header(layout)) + data_bytes
+
+
+def _resident_header(layout: Layout) -> bytes:
+    return pack_tensor_header([(name, *stored_as(dtype, shape)) for name, dtype, shape in layout])
 
 
 def blocks_of(
@@ -63,7 +75,7 @@ def write_resident(
     """`resident.safetensors`, in the order of `resident_layout`."""
     layout = resident_layout(spec)
     with OutputFile(directory / RESIDENT_FILE) as file:
-        file.write(pack_tensor_header(layout))
+        file.write(_resident_header(layout))
         progress.advance(file.record.bytes)
         for name, dtype, _ in layout:
             for encoded in encoded_blocks(checkpoint, assigned[name], dtype):
@@ -117,17 +129,29 @@ def layer_blocks(
     assert header.neurons_per_bundle == 1, "bundles of several neurons are not written yet"
     turned = [row.tensor for row in rows if row.transform == "transpose"]
     whole = {tensor.name: read_whole(checkpoint, tensor) for tensor in turned}
-    bundles_max = max(1, BLOCK_BYTES // header.stride)
-    row_bytes = header.d_model * DTYPE_BYTES[header.dtype]
+    # A row on its way is f32 for a while, which may be more than what it becomes.
+    widest_bytes = max(header.stride, tensor_bytes("f32", (header.d_model,)))
+    bundles_max = max(1, BLOCK_BYTES // widest_bytes)
+    nbytes = row_bytes(header.dtype, header.d_model)
     buffer = np.zeros((min(bundles_max, header.bundles_per_layer), header.stride), dtype=np.uint8)
     for first in range(0, header.bundles_per_layer, bundles_max):
         block = buffer[: min(bundles_max, header.bundles_per_layer - first)]
         for position, row in enumerate(rows):
+            tensor = row.tensor
             if row.transform == "transpose":
-                raw = columns(whole[row.tensor.name], row.tensor, first, len(block))
+                raw = columns(whole[tensor.name], tensor, first, len(block))
             else:
                 raw = read_rows(checkpoint, row, first, len(block))
-            encoded = encode(raw, row.tensor.dtype, header.dtype, row.tensor.name)
-            start = position * row_bytes
-            block[:, start : start + row_bytes] = encoded.reshape(len(block), row_bytes)
+            place = functools.partial(_place_words, row, first, header.d_model)
+            encoded = encode(raw, tensor.dtype, header.dtype, tensor.name, header.d_model, place)
+            start = position * nbytes
+            block[:, start : start + nbytes] = encoded.reshape(len(block), nbytes)
         yield block
+
+
+def _place_words(row: Piece, first: int, d_model: int, value: int) -> str:
+    """Where a value lies of the rows of neurons from `first` on."""
+    neuron, inside = divmod(value, d_model)
+    turned = row.transform == "transpose"
+    place = inside if turned else row.rows.source(first + neuron)
+    return f" in row {place}, in {row.tensor.file}"

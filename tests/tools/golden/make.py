@@ -14,6 +14,8 @@ import numpy as np
 
 HERE = Path(__file__).parent
 VERSION = "golden"
+CONVERTED = {"converted": None, "converted-int8": "int8", "converted-int4": "int4"}
+"""Folder -> the encoding that is asked for; None for that of the source."""
 SIZES = {
     "vocab_size": 6,
     "hidden_size": 10,
@@ -41,16 +43,17 @@ def write_source(directory: Path) -> None:
 
 
 def main() -> None:
-    """Replace source and converted model."""
+    """Replace source and converted models."""
     from flashllm.convert import convert
 
     import flashllm
 
     flashllm.__version__ = VERSION
-    for name in ("source", "converted"):
+    for name in ("source", *CONVERTED):
         shutil.rmtree(HERE / name, ignore_errors=True)
     write_source(HERE / "source")
-    convert(HERE / "source", HERE / "converted")
+    for name, dtype in CONVERTED.items():
+        convert(HERE / "source", HERE / name, dtype=dtype)
 
 
 if __name__ == "__main__":

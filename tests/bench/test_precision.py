@@ -1,0 +1,64 @@
+"""`benchmarks.precision`: figures against those of `flashllm eval`, and files that do not stay."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from flashllm.predictors.evaluation import (
+    EvaluatedModel,
+    TaskSettings,
+    TextSettings,
+    evaluate_tasks,
+    evaluate_text,
+)
+from flashllm.predictors.progress import SilentProgress
+
+from benchmarks import precision
+from benchmarks.precision import COMBINATIONS, Combination, convert_to
+
+SHORT = ["--tokens", "600", "--questions", "2"]
+
+
+def test_each_precision_is_laid_beside_the_first_by_the_measures_of_eval(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(precision, "COMBINATIONS", (COMBINATIONS[0], Combination("bf16", "int8")))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert precision.main([*SHORT, "--json"]) == 0
+    assert not list(tmp_path.iterdir())
+    first, other = json.loads(capsys.readouterr().out)["rows"]
+    assert (first["bundles"], other["bundles"], other["resident"]) == ("f32", "bf16", "int8")
+    dense = first["text"]["dense"]
+    assert (dense["ratio"], dense["divergence_nats"], dense["same_token"]) == (1, 0, 1)
+    assert other["text"]["dense"]["divergence_nats"] > 0
+    assert other["text"]["dense"]["ratio"] == pytest.approx(
+        other["text"]["dense"]["perplexity"] / dense["perplexity"]
+    )
+    assert 2 * other["flash_bytes"] == pytest.approx(first["flash_bytes"], rel=0.01)
+    assert 3 * other["resident_bytes"] < first["resident_bytes"]
+
+    directory = tmp_path / "again"
+    convert_to(precision.DEMO, directory, Combination("bf16", "int8"))
+    silent = SilentProgress()
+    text = precision.DEMO / "heldout.jsonl"
+    with EvaluatedModel.open(directory, None) as model:
+        wanted = evaluate_text(model, text, TextSettings(tokens=600), silent)
+        tasks = evaluate_tasks(model, text, TaskSettings(2), silent)
+    assert other["tokens"] == wanted["tokens_scored"]
+    for name in ("dense", "predicted"):
+        found = other["text"][name]["perplexity"]
+        assert found == pytest.approx(wanted["modes"][name]["perplexity"], rel=1e-6)
+    assert other["answers"] == tasks["generation"]["measures"]["exact"]
+    lines = precision.table([first, other]).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[3].startswith("| bf16 | int8 | f16 |")
+
+
+def test_the_first_combination_is_the_exact_one_and_none_comes_twice() -> None:
+    assert COMBINATIONS[0] == Combination("f32", "f32")
+    keys = [(*one.conversion, str(one.options)) for one in COMBINATIONS]
+    assert len(set(keys)) == len(keys)
+    assert {"f16", "bf16", "int8", "int4"} <= {one.bundles for one in COMBINATIONS}
