@@ -116,8 +116,8 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     _add_amount(parser, 32, "row")
     parser.add_argument("--add", action="store_true", help="our own additions too, one by one")
     _add_reports(parser)
-    # The context is as long as the text that is decoded.
-    options = tuple(option for option in MODEL_OPTIONS if option.name != "ctx_size")
+    # The context is as long as the text that is decoded; the rows' policy is the paper's.
+    options = tuple(o for o in MODEL_OPTIONS if o.name not in ("ctx_size", "policy"))
     add_options(parser, "model", options)
 
 

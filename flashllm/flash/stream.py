@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.flash import core
+from flashllm.flash.policies import Uses, make_policy
 from flashllm.flash.store import Store
 from flashllm.flash.window import Claim, Ids, LayerWindow
 
@@ -57,7 +58,7 @@ class StreamCounters:
     passes: int = 0
     """Extra passes, over layers whose active set did not fit into their slots."""
     spilled: int = 0
-    """Bundles given up although the window still wanted them."""
+    """Bundles given up only because others needed their slots."""
 
     def since(self, earlier: StreamCounters) -> StreamCounters:
         """The difference to an earlier copy."""
@@ -74,13 +75,19 @@ class StreamCounters:
 
 
 class SlotPool:
-    """Slots for the bundles of all layers, with a window over each layer."""
+    """Slots for the bundles of all layers, with a policy for each layer."""
 
-    def __init__(self, store: Store, slots_per_layer: Sequence[int], window: int) -> None:
+    def __init__(
+        self, store: Store, slots_per_layer: Sequence[int], policy: str, window: int
+    ) -> None:
+        """`policy` is one of POLICIES; `window` in tokens is for the paper's."""
         n_bundles = store.header.bundles_per_layer
         self._store = store
         self._stride = store.header.stride
-        self._layers = [LayerWindow(n_bundles, slots, window) for slots in slots_per_layer]
+        self._layers = [
+            LayerWindow(n_bundles, slots, make_policy(policy, n_bundles, window))
+            for slots in slots_per_layer
+        ]
         starts = np.concatenate([[0], np.cumsum(slots_per_layer)])
         self._starts: list[int] = [int(start) for start in starts]
         self._buffer = core.Buffer(self._starts[-1] * self._stride)
@@ -143,13 +150,14 @@ class SlotPool:
         return positions
 
     def seed(
-        self, layer: int, ids: Ids, last_used: NDArray[np.int64], bundles: NDArray[np.uint8]
+        self, layer: int, ids: Ids, used: Uses, last_token: int, bundles: NDArray[np.uint8]
     ) -> None:
         """Keep bundles that a prompt used, copied from where they were read.
 
-        `ids` [n], `last_used` [n] numbers of tokens, `bundles` [n, stride].
+        `ids` [n]; `used` [tokens, n] by which tokens, the last of them number `last_token`;
+        `bundles` [n, stride].
         """
-        kept, slots = self._layers[layer].place(ids, last_used)
+        kept, slots = self._layers[layer].place(ids, used, last_token)
         start = self._starts[layer]
         pool = self.rows.reshape(-1, self._stride)
         pool[start + slots] = bundles[kept]

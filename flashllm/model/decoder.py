@@ -102,7 +102,7 @@ class Decoder:
         if plan.select == "all":
             self.pool = PinnedBundles(store, plan.slots_per_layer)
         else:
-            self.pool = SlotPool(store, plan.slots_per_layer, plan.window)
+            self.pool = SlotPool(store, plan.slots_per_layer, plan.policy, plan.window)
         weights = [self._ffn_weights(index) for index in range(spec.n_layers)]
         self._ffn = FeedForward(
             store, self.pool, selector, kernels, plan.prefill, self.clock, weights
@@ -220,7 +220,7 @@ class Decoder:
         for start in range(0, len(ids), step):
             chunk = ids[start : start + step]
             after = len(ids) - start - len(chunk)
-            keep_tokens = max(0, min(self._plan.window - after, len(chunk)))
+            keep_tokens = max(0, min(self._plan.seed_tokens - after, len(chunk)))
             yield self._chunk(chunk, dataclasses.replace(how, keep_tokens=keep_tokens))
 
     @torch.inference_mode()

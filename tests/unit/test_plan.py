@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.activity import Activity
 from flashllm.flash.plan import GAP_BYTES, MIB, PrefillShape, Sizes, kv_bytes, make_plan
 from flashllm.spec import Rope
 from tests.specs import SPEC
@@ -19,8 +20,12 @@ SIZES = Sizes(
     attention=4 * MIB,
     predictors=MIB,
     stride=1024,
-    windows=(1, 4, 16),
-    slots_needed=((40, 50, 60, 70), (100, 120, 140, 160), (300, 320, 340, 360)),
+    activity=Activity(
+        windows=(1, 4, 16),
+        s_agg=((30, 40, 50, 60), (80, 100, 120, 140), (250, 270, 290, 310)),
+        slots_needed=((40, 50, 60, 70), (100, 120, 140, 160), (300, 320, 340, 360)),
+        active=(10, 10, 10, 10),
+    ),
 )
 
 
@@ -52,7 +57,8 @@ def test_the_window_is_the_largest_that_fits() -> None:
     fixed = smallest() - SPEC.n_layers * 64 * SIZES.stride
 
     def window(slots: int) -> int:
-        return make_plan(SPEC, SIZES, fixed + slots * SIZES.stride, select="predicted").window
+        ceiling = fixed + slots * SIZES.stride
+        return make_plan(SPEC, SIZES, ceiling, select="predicted", policy="window").window
 
     assert window(4 * 64) == 1
     assert window(int(520 * 1.1) + 4) == 4
