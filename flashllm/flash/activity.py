@@ -121,7 +121,10 @@ class Activity:
         """Bundles that tokens use, as equally likely ones: a bell from the mean and the most."""
         used, most = self.used(layer), self.slots_needed[0][layer]
         deviation = max(most - used, 0.0) / DEVIATIONS_TO_MOST
-        return [max(used + z * deviation, 0.0) for z in _QUANTILES]
+        sizes = [max(used + z * deviation, 0.0) for z in _QUANTILES]
+        # A wide bell is cut off at nothing, which would raise its mean.
+        mean = sum(sizes) / len(sizes)
+        return [size * used / mean for size in sizes] if mean else sizes
 
 
 def _loaded(size: float, slots: int, renewed: float, returning: float) -> float:
