@@ -1,4 +1,4 @@
-"""The demo answers the same, bit for bit, whatever the memory, the window and the threads.
+"""The demo answers the same, bit for bit, whatever the memory, the policy and the threads.
 
 Twenty prompts of the held-out text, 64 tokens each, against the run with the default settings.
 """
@@ -14,6 +14,7 @@ import pytest
 
 import flashllm
 from flashllm.errors import MemoryCeilingTooSmall
+from flashllm.flash.policies import POLICIES
 from flashllm.loading import load_decoder
 from flashllm.tokenizer import load_tokenizer
 
@@ -76,6 +77,12 @@ def test_memory(demo: Path, expected: list[list[int]], share: int) -> None:
 )
 def test_settings(demo: Path, expected: list[list[int]], settings: dict[str, Any]) -> None:
     assert answers(demo, **settings) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies(demo: Path, expected: list[list[int]], policy: str) -> None:
+    """With the fewest slots, where each of them gives up other neurons."""
+    assert answers(demo, memory=smallest_memory(demo), policy=policy) == expected
 
 
 def test_the_answers_differ_from_each_other(expected: list[list[int]]) -> None:
