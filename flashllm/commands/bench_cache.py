@@ -56,10 +56,7 @@ def _budgets(
         slots.append(_planned(arguments, directory, trace.select))
     ticker = Ticker()
     try:
-        return [
-            replay.run(one, functools.partial(_show, ticker, sum(one)))
-            for one in slots
-        ]
+        return [replay.run(one, functools.partial(_show, ticker, sum(one))) for one in slots]
     finally:
         ticker.clear()
 
