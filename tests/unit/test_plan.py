@@ -4,7 +4,7 @@ shape never depends on it."""
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
@@ -35,6 +35,7 @@ def smallest(select: str = "predicted") -> int:
     return caught.value.smallest_bytes
 
 
+@settings(deadline=None)
 @given(st.integers(0, 64 * MIB), st.sampled_from(["predicted", "oracle", "all"]))
 def test_the_split_stays_below_the_ceiling(spare: int, select: str) -> None:
     ceiling = smallest(select) + spare
@@ -77,10 +78,10 @@ def test_select_all_wants_every_bundle() -> None:
     assert plan.split["predictors"] == 0
 
 
-@pytest.mark.parametrize("settings", [{"window": 0}, {"io_threads": 0}, {"context": 513}])
-def test_settings_out_of_range(settings: dict[str, int]) -> None:
+@pytest.mark.parametrize("given_settings", [{"window": 0}, {"io_threads": 0}, {"context": 513}])
+def test_settings_out_of_range(given_settings: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="expected 1 to"):
-        make_plan(SPEC, SIZES, 1 << 30, select="all", **settings)
+        make_plan(SPEC, SIZES, 1 << 30, select="all", **given_settings)
 
 
 def test_the_prefill_follows_from_the_shape() -> None:
