@@ -396,3 +396,9 @@ def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
     )  # fmt: skip
     _add_model(ablation)
     bench_options.add_ablation_arguments(ablation)
+    cache = _add_command(
+        kinds, "cache", "policies of what stays in memory, beside the best that there could be",
+        f"{module}_cache:bench_cache", bench_options.CACHE_EXAMPLES,
+    )  # fmt: skip
+    _add_model(cache)
+    bench_options.add_cache_arguments(cache)

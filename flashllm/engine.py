@@ -78,14 +78,16 @@ def open_model(
     context: int | None = None,
     profile: str | os.PathLike[str] | None = None,
     overlap: str | None = None,
+    policy: str | None = None,
 ) -> Model:
     """Open a converted model; None is the one that comes with the project.
 
     `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
-    gate, all, oracle, which are exact, and predicted, which is lossy; `window` in tokens;
-    `profile` a file to plan with instead of what was measured of this device; `overlap` one of
-    none, hits, attention, layer: what is computed while reads are under way. Errors:
-    `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    gate, all, oracle, which are exact, and predicted, which is lossy; `policy` one
+    of `flash.policies.POLICIES`, `window` in tokens that of the paper's; `profile` a file to plan
+    with instead of what was measured of this device; `overlap` one of none, hits, attention,
+    layer: what is computed while reads are under way. Errors: `ModelNotFound`, `ModelError`,
+    `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     directory, file = model_directory(path), None if profile is None else Path(profile)
     decoder, plan, store = load_decoder(
@@ -98,6 +100,7 @@ def open_model(
         context=context,
         profile=file,
         overlap=overlap,
+        policy=policy,
     )
     try:
         return Model(decoder, plan, store, direct, foreign_profile(directory, file))
@@ -314,6 +317,7 @@ class Generation:
             "settings": {
                 "select": plan.select,
                 "lossy": plan.lossy,
+                "policy": plan.policy,
                 "window": plan.window,
                 "context": plan.context,
                 "slots": sum(plan.slots_per_layer),

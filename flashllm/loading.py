@@ -51,6 +51,7 @@ def load_decoder(
     *,
     memory: int | None = None,
     select: str | None = None,
+    policy: str | None = None,
     window: int | None = None,
     io_threads: int | None = None,
     direct: bool = True,
@@ -81,6 +82,7 @@ def load_decoder(
             sizes,
             ceiling_bytes,
             select=chosen,
+            policy=policy,
             window=window,
             io_threads=io_threads,
             context=context,
@@ -157,7 +159,6 @@ def model_sizes(store: Store, select: str) -> Sizes:
     """What `make_plan` needs to know of a converted model that is run with a selector."""
     index = read_tensor_index(store.directory / RESIDENT_FILE)
     embeddings = sum(t.nbytes for name, t in index.items() if name.startswith("embed."))
-    activity = recorded_activity(store, select)
     return Sizes(
         interpreter=interpreter_bytes(),
         embeddings=embeddings,
@@ -165,8 +166,7 @@ def model_sizes(store: Store, select: str) -> Sizes:
         predictors=store.file_bytes(PREDICTORS_FILE),
         stride=store.header.stride,
         predictor_dtype=store.predictor_dtype() or "f16",
-        windows=activity.windows if activity else (),
-        slots_needed=activity.slots_needed if activity else (),
+        activity=recorded_activity(store, select),
     )
 
 

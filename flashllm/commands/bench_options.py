@@ -1,4 +1,4 @@
-"""What the measuring commands take: `bench io`, `bench tokens`, `bench ablation`."""
+"""What the measuring commands take: `bench io`, `tokens`, `ablation`, `cache`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from flashllm.commands.options import (
     parse_ids,
     parse_number,
     parse_positive,
+    parse_share,
     parse_size,
 )
 from flashllm.errors import UsageError
@@ -33,6 +34,12 @@ examples:
   flashllm bench ablation ~/big.flash --plot pictures
   flashllm bench ablation ~/big.flash --text notes.ids -n 32 --add
 """
+CACHE_EXAMPLES = """\
+examples:
+  flashllm bench cache                          the demo, on its held-out text
+  flashllm bench cache ~/big.flash --text notes.ids --tokens 500 --trace notes.npz
+  flashllm bench cache ~/big.flash --trace notes.npz --slots 20%,40% --memory 6GiB
+"""
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -43,6 +50,11 @@ def parse_sizes(text: str) -> list[int]:
 def parse_counts(text: str) -> list[int]:
     """Whole numbers of 1 or more, separated by commas."""
     return [parse_positive(part) for part in text.split(",")]
+
+
+def parse_shares(text: str) -> list[float]:
+    """Parts of a whole, separated by commas."""
+    return [parse_share(part) for part in text.split(",")]
 
 
 def parse_seconds(text: str) -> float:
@@ -126,9 +138,42 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --add, the predictors of another conversion of the model too",
     )
     _add_reports(parser)
-    # The context is as long as the text that is decoded.
-    options = tuple(option for option in MODEL_OPTIONS if option.name != "ctx_size")
+    # The context is as long as the text that is decoded; the rows' policy is the paper's.
+    options = tuple(o for o in MODEL_OPTIONS if o.name not in ("ctx_size", "policy"))
     add_options(parser, "model", options)
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench cache`; the model is added by the caller."""
+    parser.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="what is recorded: .ids, .txt or .jsonl, as for eval",
+    )
+    parser.add_argument(
+        "-n",
+        "--tokens",
+        type=argument(parse_positive),
+        default=6000,
+        metavar="N",
+        help="of the text, evenly from all of its lines (6000)",
+    )
+    parser.add_argument(
+        "--slots",
+        type=argument(parse_shares),
+        metavar="SHARES",
+        help="slots to replay with, in parts of all neurons (10%%,20%%,35%%,50%% without --memory)",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="replay what is recorded in FILE (.npz); where it is not there, record it first",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object with every number")
+    names = ("memory", "ctx_size", "select")
+    add_options(parser, "model", tuple(o for o in MODEL_OPTIONS if o.name in names))
 
 
 def _add_amount(parser: argparse.ArgumentParser, tokens: int, what: str) -> None:

@@ -170,6 +170,7 @@ def _settings(
         "ceiling_bytes": plan.ceiling_bytes,
         "select": plan.select,
         "lossy": plan.lossy,
+        "policy": plan.policy,
         "window": plan.window,
         "slots": sum(plan.slots_per_layer),
         "context": plan.context,

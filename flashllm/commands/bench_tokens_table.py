@@ -40,8 +40,8 @@ def _what(report: dict[str, Any]) -> list[Row]:
         ("machine", f"{machine['processor']}, {machine['cpus']} CPUs, {machine['isa']},"
          f" {format_bytes(machine['memory_total_bytes'])}"),
         ("disk", f"{storage['name']} ({storage['kind']}), {storage['filesystem']}; {io}"),
-        ("settings", f"{settings['select']}{lossy}, window {settings['window']},"
-         f" {settings['slots']} slots, context {settings['context']},"
+        ("settings", f"{settings['select']}{lossy}, policy {settings['policy']},"
+         f" window {settings['window']}, {settings['slots']} slots, context {settings['context']},"
          f" prompt of {settings['prompt_tokens']} tokens, -n {settings['tokens']}"),
         ("run", f"flashllm {header['tool_version']}{_commit(header)}, {header['date']}"),
     ]  # fmt: skip

@@ -95,12 +95,20 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         *((f"  {name}", format_bytes(nbytes)) for name, nbytes in plan.split.items()),
         ("smallest", format_bytes(plan.smallest_bytes)),
         ("select", SELECTOR_WORDS[plan.select]),
-        ("window", f"{plan.window} tokens" if plan.select != "all" else "none: all are needed"),
+        ("kept", _kept_words(plan)),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
         ("context", f"{plan.context} tokens"),
         ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
     ]
     return rows
+
+
+def _kept_words(plan: Plan) -> str:
+    if plan.select == "all":
+        return "the first of each layer: all are needed"
+    if plan.policy == "window":
+        return f"by the paper's window of {plan.window} tokens"
+    return f"by the policy {plan.policy}, as many as a window of {plan.window} tokens needs"
 
 
 def verify(arguments: argparse.Namespace) -> int:

@@ -63,6 +63,7 @@ def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
         directory,
         memory=arguments.memory,
         select=arguments.select,
+        policy=arguments.policy,
         window=arguments.window,
         io_threads=arguments.io_threads,
         overlap=arguments.overlap,

@@ -125,11 +125,21 @@ MODEL_OPTIONS = (
         "N",
     ),
     Option(
+        "policy",
+        ("--policy",),
+        str,
+        None,
+        "which neurons stay in memory: blend (of frequency and recency, the default), frequency,"
+        " lru2, lru, or window, the paper's",
+        "NAME",
+    ),
+    Option(
         "window",
         ("--window",),
         parse_positive,
         None,
-        "keep the neurons of the last N tokens (default: from the memory)",
+        "with the policy window, which it implies: keep the neurons of the last N tokens (default:"
+        " from the memory)",
         "N",
     ),
     Option(

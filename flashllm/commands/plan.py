@@ -152,6 +152,7 @@ def _activity(
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "memory": arguments.memory,
+        "policy": arguments.policy,
         "window": arguments.window,
         "io_threads": arguments.io_threads,
         "context": arguments.ctx_size,

@@ -124,7 +124,7 @@ def _fits(case: Case, made: Plan, expected: Expectation) -> str:
         return f"{fits} A token reads every neuron, to know which of them are not zero."
     if made.select != "all":
         named = "its predictors name (lossy)" if made.select == "predicted" else "are not zero"
-        return f"{fits} A token reads the neurons that {named} and that the window does not hold."
+        return f"{fits} A token reads the neurons that {named} and that no slot holds."
     why = f" since {spec.activation} is never zero" if not spec.sparse else ""
     streamed = expected.traffic.bytes_read
     if not streamed:

@@ -100,6 +100,18 @@ class Activity:
         sizes = self._sizes(layer)
         return sum(_loaded(size, slots, renewed, returning) for size in sizes) / len(sizes)
 
+    def loads_of_slots(self, layer: int, slots: int, n_bundles: int) -> float:
+        """The same where bundles are only given up when slots are needed, as the default policy.
+
+        With recency alone; that frequency counts too saves some percent more.
+        """
+        most = self.s_agg[-1][layer]
+        loads = self.loads(layer, min(slots, math.floor(most)), self.windows[-1])
+        if slots <= most or n_bundles <= most:
+            return loads
+        # Beyond the longest window that was counted; with all slots nothing is loaded.
+        return loads * (n_bundles - slots) / (n_bundles - most)
+
     def passes(self, layer: int, slots: int) -> float:
         """Extra passes that a token makes over a layer on average."""
         sizes = self._sizes(layer)
@@ -109,7 +121,10 @@ class Activity:
         """Bundles that tokens use, as equally likely ones: a bell from the mean and the most."""
         used, most = self.used(layer), self.slots_needed[0][layer]
         deviation = max(most - used, 0.0) / DEVIATIONS_TO_MOST
-        return [max(used + z * deviation, 0.0) for z in _QUANTILES]
+        sizes = [max(used + z * deviation, 0.0) for z in _QUANTILES]
+        # A wide bell is cut off at nothing, which would raise its mean.
+        mean = sum(sizes) / len(sizes)
+        return [size * used / mean for size in sizes] if mean else sizes
 
 
 def _loaded(size: float, slots: int, renewed: float, returning: float) -> float:

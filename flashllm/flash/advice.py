@@ -46,6 +46,7 @@ class Case:
     context: int | None
     profile: Profile | None
     converted: bool = False
+    policy: str | None = None
 
     def plan(self) -> Plan:
         """The plan; errors as of `make_plan`.
@@ -55,14 +56,13 @@ class Case:
         """
         sizes = self.sizes
         if self.activity is not None and not self.converted:
-            sizes = dataclasses.replace(
-                sizes, windows=self.activity.windows, slots_needed=self.activity.slots_needed
-            )
+            sizes = dataclasses.replace(sizes, activity=self.activity)
         return make_plan(
             self.spec,
             sizes,
             self.memory,
             select=self.select,
+            policy=self.policy,
             window=self.window,
             io_threads=self.io_threads,
             context=self.context,
@@ -138,7 +138,8 @@ def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
     yield f"1 GiB more memory: --memory {larger >> 20}MiB", more, 1.0
     yield "a disk twice as fast", case, 2.0
     if case.window is not None:
-        yield "the window that the memory allows: no --window", _with(case, window=None), 1.0
+        usual = _with(case, window=None, policy=None)
+        yield "the usual policy in all slots that there is room for: no --window", usual, 1.0
     if plan.context > SHORT_CONTEXT:
         shorter = _with(case, context=SHORT_CONTEXT)
         yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0
@@ -164,6 +165,5 @@ def _resized(spec: ModelSpec, sizes: Sizes) -> Sizes:
     return dataclasses.replace(
         sizes_of_shape(spec, sizes.interpreter),
         predictors=sizes.predictors,
-        windows=sizes.windows,
-        slots_needed=sizes.slots_needed,
+        activity=sizes.activity,
     )

@@ -152,7 +152,10 @@ def _layer_traffic(model: Model, plan: Plan, layer: int) -> Traffic:
         reads = max(nbytes / MAX_READ_BYTES, 1.0) if streamed else 0.0
         return Traffic(n_bundles, n_bundles, streamed, reads, nbytes, 0)
     used = activity.used(layer)
-    loaded = activity.loads(layer, slots, plan.window)
+    if plan.policy == "window":
+        loaded = activity.loads(layer, slots, plan.window)
+    else:
+        loaded = activity.loads_of_slots(layer, slots, n_bundles)
     reads, bytes_read = merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes)
     passes = activity.passes(layer, slots)
     return Traffic(used, min(activity.active[layer], used), loaded, reads, bytes_read, passes)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.activity import Activity
+from flashllm.flash.budgets import divide, load_curve
+from flashllm.flash.policies import choose_policy
 from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
 from flashllm.spec import ModelSpec
@@ -46,6 +49,7 @@ _RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
 """Of a thread that reads: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
 _MAX_THREADS = 1024
+_SEED_TOKENS = 64
 _BLOCK = 64
 
 
@@ -102,11 +106,10 @@ class Sizes:
     """All resident tensors that are no embeddings: attention, norms, biases, head, gates."""
     predictors: int
     stride: int
-    windows: tuple[int, ...] = ()
-    slots_needed: tuple[tuple[int, ...], ...] = ()
-    """For each of `windows`, slots needed by each layer."""
     predictor_dtype: str = "f16"
     """Encoding of the predictors' matrices."""
+    activity: Activity | None = None
+    """What tokens use, where it was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +121,11 @@ class Plan:
     """The smallest ceiling that these settings accept."""
     split: dict[str, int]
     window: int
+    """Tokens: the paper's window; with other policies, how long a one the slots would hold."""
     slots_per_layer: tuple[int, ...]
     """Places for bundles; where every neuron is needed, the bundles that stay for good."""
     slots_wanted: int
-    """Slots that the window needs on the calibration text; more than there are means passes."""
+    """Slots that the window needs on the calibration text."""
     io_threads: int
     context: int
     select: str
@@ -131,6 +135,13 @@ class Plan:
     gap_bytes: int = GAP_BYTES
     """Neighbours on flash that are at most this far apart are read at once."""
     overlap: Overlap = DEFAULT_OVERLAP
+    policy: str = "window"
+    """Which bundles stay; one of POLICIES."""
+
+    @property
+    def seed_tokens(self) -> int:
+        """The last tokens of a prompt whose bundles stay."""
+        return self.window if self.policy == "window" else max(self.window, _SEED_TOKENS)
 
     @property
     def lossy(self) -> bool:
@@ -158,6 +169,7 @@ def make_plan(
     ceiling_bytes: int | None,
     *,
     select: str,
+    policy: str | None = None,
     window: int | None = None,
     io_threads: int | None = None,
     context: int | None = None,
@@ -167,13 +179,15 @@ def make_plan(
     """Split a ceiling, or with None the smallest that will do.
 
     A `profile` chooses the threads that were not asked for, and the gap, where there is room for
-    what they take. `MemoryCeilingTooSmall` names the smallest ceiling, `UsageError` a setting out
-    of its range.
+    what they take. A `window` is for the paper's policy, which it then is without `policy`; the
+    others use all slots there is room for. `MemoryCeilingTooSmall` names the smallest ceiling,
+    `UsageError` a setting out of its range.
     """
     default_context = min(DEFAULT_CONTEXT, spec.max_positions)
     context = _within("ctx-size", context, default_context, spec.max_positions)
     if window is not None:
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
+    policy = choose_policy(policy, window)
     shape = PrefillShape.of(spec, sizes.stride)
     split = {
         "interpreter": sizes.interpreter,
@@ -200,7 +214,12 @@ def make_plan(
     split["prefill"] = shape.bytes(spec, sizes.stride, context, blocks)
     affordable = (ceiling_bytes - sum(split.values())) // sizes.stride
     window, wanted = _choose_window(spec, sizes, select, window, affordable)
-    slots = _pin(spec, shape, affordable) if select == "all" else _fit(wanted, affordable, least)
+    if select == "all":
+        slots = _pin(spec, shape, affordable)
+    elif policy == "window":
+        slots = _fit(wanted, affordable, least)
+    else:
+        slots = _divide(spec, sizes.activity, affordable, least)
     split["slots"] = sum(slots) * sizes.stride
     return Plan(
         ceiling_bytes=ceiling_bytes,
@@ -216,6 +235,7 @@ def make_plan(
         prefill_blocks=blocks,
         gap_bytes=fitting[0].gap_bytes,
         overlap=_overlap(overlap),
+        policy=policy,
     )
 
 
@@ -274,19 +294,19 @@ def _choose_window(
 ) -> tuple[int, list[int]]:
     """The window, and the slots that each layer wants for it."""
     everything = [spec.bundles_per_layer] * spec.n_layers
-    if select == "all" or not sizes.windows:
+    if select == "all" or sizes.activity is None:
         return window or DEFAULT_WINDOW, everything
     if window is not None:
-        return window, _wanted(spec, sizes, window)
-    chosen = sizes.windows[0]
-    for candidate in sizes.windows:
-        if sum(_wanted(spec, sizes, candidate)) <= affordable:
+        return window, _wanted(spec, sizes.activity, window)
+    chosen = sizes.activity.windows[0]
+    for candidate in sizes.activity.windows:
+        if sum(_wanted(spec, sizes.activity, candidate)) <= affordable:
             chosen = candidate
-    return chosen, _wanted(spec, sizes, chosen)
+    return chosen, _wanted(spec, sizes.activity, chosen)
 
 
-def _wanted(spec: ModelSpec, sizes: Sizes, window: int) -> list[int]:
-    for recorded, needed in zip(sizes.windows, sizes.slots_needed, strict=True):
+def _wanted(spec: ModelSpec, activity: Activity, window: int) -> list[int]:
+    for recorded, needed in zip(activity.windows, activity.slots_needed, strict=True):
         if recorded >= window:
             return [min(int(slots * SLACK) + 1, spec.bundles_per_layer) for slots in needed]
     return [spec.bundles_per_layer] * spec.n_layers
@@ -300,6 +320,17 @@ def _fit(wanted: list[int], affordable: int, least: int) -> list[int]:
     spare = affordable - least * len(wanted)
     excess = sum(wanted) - least * len(wanted)
     return [least + (slots - least) * spare // excess for slots in wanted]
+
+
+def _divide(spec: ModelSpec, activity: Activity | None, affordable: int, least: int) -> list[int]:
+    """All slots that there is room for, over the layers as their recorded curves say."""
+    n_bundles, n_layers = spec.bundles_per_layer, spec.n_layers
+    if affordable >= n_bundles * n_layers:
+        return [n_bundles] * n_layers
+    if activity is None:
+        return [affordable // n_layers] * n_layers
+    curves = [load_curve(activity, layer, least, n_bundles) for layer in range(n_layers)]
+    return divide(curves, affordable, least)
 
 
 def _pin(spec: ModelSpec, shape: PrefillShape, affordable: int) -> list[int]:

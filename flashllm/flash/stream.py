@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash import core
+from flashllm.flash.policies import Uses, make_policy
 from flashllm.flash.store import Store
 from flashllm.flash.window import NO_IDS, Claim, Ids, LayerWindow
 
@@ -59,7 +60,7 @@ class StreamCounters:
     passes: int = 0
     """Extra passes, over layers whose active set did not fit into their slots."""
     spilled: int = 0
-    """Bundles given up although the window still wanted them."""
+    """Bundles given up only because others needed their slots."""
     guessed: int = 0
     """Bundles begun to be read before it was known that they are needed."""
     guesses_used: int = 0
@@ -102,13 +103,19 @@ class Fetch:
 
 
 class SlotPool:
-    """Slots for the bundles of all layers, with a window over each layer."""
+    """Slots for the bundles of all layers, with a policy for each layer."""
 
-    def __init__(self, store: Store, slots_per_layer: Sequence[int], window: int) -> None:
+    def __init__(
+        self, store: Store, slots_per_layer: Sequence[int], policy: str, window: int
+    ) -> None:
+        """`policy` is one of POLICIES; `window` in tokens is for the paper's."""
         n_bundles = store.header.bundles_per_layer
         self._store = store
         self._stride = store.header.stride
-        self._layers = [LayerWindow(n_bundles, slots, window) for slots in slots_per_layer]
+        self._layers = [
+            LayerWindow(n_bundles, slots, make_policy(policy, n_bundles, window))
+            for slots in slots_per_layer
+        ]
         starts = np.concatenate([[0], np.cumsum(slots_per_layer)])
         self._starts: list[int] = [int(start) for start in starts]
         self._buffer = core.Buffer(self._starts[-1] * self._stride)
@@ -153,7 +160,7 @@ class SlotPool:
     def guess(self, layer: int, ids: Ids) -> None:
         """Begin to read those of the guessed `ids`, the likeliest first, that are not there."""
         assert layer not in self._guesses
-        claim = self._layers[layer].prefetch(ids)
+        claim = self._layers[layer].prefetch(ids, self.token)
         if len(claim.ids):
             positions = claim.slots + np.int32(self._starts[layer])
             self._guesses[layer] = Guess(claim, self._submit(layer, claim.ids, positions))
@@ -258,13 +265,14 @@ class SlotPool:
         self._wait(layer, again)
 
     def seed(
-        self, layer: int, ids: Ids, last_used: NDArray[np.int64], bundles: NDArray[np.uint8]
+        self, layer: int, ids: Ids, used: Uses, last_token: int, bundles: NDArray[np.uint8]
     ) -> None:
         """Keep bundles that a prompt used, copied from where they were read.
 
-        `ids` [n], `last_used` [n] numbers of tokens, `bundles` [n, stride].
+        `ids` [n]; `used` [tokens, n] by which tokens, the last of them number `last_token`;
+        `bundles` [n, stride].
         """
-        kept, slots = self._layers[layer].place(ids, last_used)
+        kept, slots = self._layers[layer].place(ids, used, last_token)
         start = self._starts[layer]
         pool = self.rows.reshape(-1, self._stride)
         pool[start + slots] = bundles[kept]

@@ -105,7 +105,7 @@ class Decoder:
         if plan.select == "all":
             self.pool = PinnedBundles(store, plan.slots_per_layer)
         else:
-            self.pool = SlotPool(store, plan.slots_per_layer, plan.window)
+            self.pool = SlotPool(store, plan.slots_per_layer, plan.policy, plan.window)
         weights = [self._ffn_weights(index) for index in range(spec.n_layers)]
         self._ffn = FeedForward(store, self.pool, selector, kernels, plan, self.clock, weights)
         self._embedding = Table(resident["embed.weight"], kernels)
@@ -226,7 +226,7 @@ class Decoder:
         for start in starts:
             chunk = ids[start : start + step]
             after = len(ids) - start - len(chunk)
-            keep_tokens = max(0, min(self._plan.window - after, len(chunk)))
+            keep_tokens = max(0, min(self._plan.seed_tokens - after, len(chunk)))
             passed = None
             if progress is not None:
                 passed = functools.partial(_tell, progress, start, len(chunk), len(ids))

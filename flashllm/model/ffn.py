@@ -390,10 +390,9 @@ class FeedForward:
     def _keep(self, pool: SlotPool, layer: int, block: Block, tail: Tensor, tokens: int) -> None:
         active = (tail != 0).numpy()  # [kept tokens, bundles]
         used = np.flatnonzero(active.any(axis=0))
-        # 1 for the last token, counting backwards.
-        ages = active[::-1, used].argmax(axis=0).astype(np.int64) + 1
         ids = (used + block.first).astype(np.int32)
-        pool.seed(layer, ids, pool.token + tokens - ages, block.raw[used])
+        last_token = pool.token + tokens - 1
+        pool.seed(layer, ids, active[:, used], last_token, block.raw[used])
 
 
 def _project(x: Tensor, rows: Tensor, bias: Tensor | None, where: slice) -> Tensor:

@@ -1,4 +1,4 @@
-"""The demo answers the same, bit for bit, whatever the memory, the window and the threads.
+"""The demo answers the same, bit for bit, whatever the memory, the policy and the threads.
 
 Within each precision: another one gives other answers.
 
@@ -17,6 +17,7 @@ from flashllm.convert import convert
 
 import flashllm
 from flashllm.errors import MemoryCeilingTooSmall
+from flashllm.flash.policies import POLICIES
 from flashllm.loading import load_decoder
 from flashllm.tokenizer import load_tokenizer
 
@@ -97,6 +98,12 @@ def test_memory(directory: Path, expected: list[list[int]], share: int) -> None:
 )
 def test_settings(directory: Path, expected: list[list[int]], settings: dict[str, Any]) -> None:
     assert answers(directory, **settings) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies(demo: Path, expected: list[list[int]], policy: str) -> None:
+    """With the fewest slots, where each of them gives up other neurons."""
+    assert answers(demo, memory=smallest_memory(demo), policy=policy) == expected
 
 
 def test_the_answers_differ_from_each_other(expected: list[list[int]]) -> None:

@@ -92,7 +92,9 @@ def test_a_token_by_hand() -> None:
     plan, expected = planned(given)
     traffic, token = expected.traffic, expected.token
     assert token is not None
-    loads = given.activity.loads(0, plan.slots_per_layer[0], plan.window) if given.activity else 0
+    assert given.activity is not None
+    n_bundles = given.spec.bundles_per_layer
+    loads = given.activity.loads_of_slots(0, plan.slots_per_layer[0], n_bundles)
     assert traffic.loaded == pytest.approx(32 * loads)
     per_layer = traffic.reads / 32
     one = traffic.bytes_read / traffic.reads
@@ -206,9 +208,7 @@ def test_16_bits_of_a_converted_model_keep_what_was_recorded() -> None:
     spec, slow = dataclasses.replace(OPT_6_7B, dtype="f32"), law(100e-6, 0.5e9)
     activity = assumed(spec, "predicted")
     given = case(spec, 15 << 30, profile=slow, activity=activity)
-    sizes = dataclasses.replace(
-        given.sizes, windows=activity.windows, slots_needed=activity.slots_needed
-    )
+    sizes = dataclasses.replace(given.sizes, activity=activity)
     given = dataclasses.replace(given, sizes=sizes, converted=True)
     told = next(a for a in advise(given, *planned(given)) if "16 bits" in a.change)
     assert "convert it with --dtype f16" in told.change

@@ -4,10 +4,11 @@ shape never depends on it."""
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.activity import Activity
 from flashllm.flash.plan import GAP_BYTES, MIB, PrefillShape, Sizes, kv_bytes, make_plan
 from flashllm.spec import Rope
 from tests.specs import SPEC
@@ -19,8 +20,12 @@ SIZES = Sizes(
     attention=4 * MIB,
     predictors=MIB,
     stride=1024,
-    windows=(1, 4, 16),
-    slots_needed=((40, 50, 60, 70), (100, 120, 140, 160), (300, 320, 340, 360)),
+    activity=Activity(
+        windows=(1, 4, 16),
+        s_agg=((30, 40, 50, 60), (80, 100, 120, 140), (250, 270, 290, 310)),
+        slots_needed=((40, 50, 60, 70), (100, 120, 140, 160), (300, 320, 340, 360)),
+        active=(10, 10, 10, 10),
+    ),
 )
 
 
@@ -30,6 +35,7 @@ def smallest(select: str = "predicted") -> int:
     return caught.value.smallest_bytes
 
 
+@settings(deadline=None)
 @given(st.integers(0, 64 * MIB), st.sampled_from(["predicted", "oracle", "all"]))
 def test_the_split_stays_below_the_ceiling(spare: int, select: str) -> None:
     ceiling = smallest(select) + spare
@@ -52,7 +58,8 @@ def test_the_window_is_the_largest_that_fits() -> None:
     fixed = smallest() - SPEC.n_layers * 64 * SIZES.stride
 
     def window(slots: int) -> int:
-        return make_plan(SPEC, SIZES, fixed + slots * SIZES.stride, select="predicted").window
+        ceiling = fixed + slots * SIZES.stride
+        return make_plan(SPEC, SIZES, ceiling, select="predicted", policy="window").window
 
     assert window(4 * 64) == 1
     assert window(int(520 * 1.1) + 4) == 4
@@ -71,10 +78,10 @@ def test_select_all_wants_every_bundle() -> None:
     assert plan.split["predictors"] == 0
 
 
-@pytest.mark.parametrize("settings", [{"window": 0}, {"io_threads": 0}, {"context": 513}])
-def test_settings_out_of_range(settings: dict[str, int]) -> None:
+@pytest.mark.parametrize("given_settings", [{"window": 0}, {"io_threads": 0}, {"context": 513}])
+def test_settings_out_of_range(given_settings: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="expected 1 to"):
-        make_plan(SPEC, SIZES, 1 << 30, select="all", **settings)
+        make_plan(SPEC, SIZES, 1 << 30, select="all", **given_settings)
 
 
 def test_the_prefill_follows_from_the_shape() -> None:

@@ -1,23 +1,68 @@
-"""The window against the paper's definition, kept with plain sets."""
+"""The slots of a layer under every policy, against plain Python that keeps sets and sorts lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashllm.errors import UsageError
+from flashllm.flash.policies import (
+    AGEING,
+    DEFAULT_POLICY,
+    FAST,
+    POLICIES,
+    SLOW,
+    Pinned,
+    choose_policy,
+    make_policy,
+)
 from flashllm.flash.window import LayerWindow
 
 N_BUNDLES = 24
 active_sets = st.lists(
     st.sets(st.integers(0, N_BUNDLES - 1), max_size=N_BUNDLES), min_size=1, max_size=12
 )
+Worth = Callable[[list[int], int], float]
+"""From the tokens that used a bundle, ascending, and the running one, to what it is worth."""
+
+
+def _counted(*counts: tuple[float, float]) -> Worth:
+    def worth(uses: list[int], token: int) -> float:
+        return sum(w * (1 - d) * sum(d ** (token - use) for use in uses) for d, w in counts)
+
+    return worth
+
+
+def _recent(uses: list[int], token: int) -> float:
+    return uses[-1] if uses else -1e9
+
+
+WORTH: dict[str, Worth] = {
+    "blend": _counted(FAST, SLOW),
+    "frequency": _counted(AGEING),
+    "lru2": lambda uses, token: (
+        (uses[-2] if len(uses) > 1 else -1e9) + (uses[-1] if uses else -1e9) * 1e-6
+    ),
+    "lru": _recent,
+    "window": _recent,
+}
 
 
 def ids_of(active: set[int]) -> np.ndarray:
     return np.array(sorted(active), dtype=np.int32)
 
 
+def layer_of(policy: str, n_slots: int, window: int = 4) -> LayerWindow:
+    return LayerWindow(N_BUNDLES, n_slots, make_policy(policy, N_BUNDLES, window))
+
+
 @given(active_sets, st.integers(1, 6))
 def test_loads_are_what_the_last_k_tokens_did_not_use(tokens: list[set[int]], k: int) -> None:
+    """The paper's window, by its definition."""
     window = LayerWindow(N_BUNDLES, N_BUNDLES, k)
     for number, active in enumerate(tokens):
         before = set().union(*tokens[max(number - k, 0) : number])
@@ -29,52 +74,181 @@ def test_loads_are_what_the_last_k_tokens_did_not_use(tokens: list[set[int]], k:
 
 
 @settings(max_examples=200)
-@given(active_sets, st.integers(1, 6), st.integers(1, N_BUNDLES), st.data())
+@given(active_sets, st.sampled_from(POLICIES), st.integers(1, N_BUNDLES), st.data())
 def test_slots_hold_what_they_are_said_to_hold(
-    tokens: list[set[int]], k: int, n_slots: int, data: st.DataObject
+    tokens: list[set[int]], policy: str, n_slots: int, data: st.DataObject
 ) -> None:
     """A model of the memory: each slot is a cell, and a load writes it."""
-    window = LayerWindow(N_BUNDLES, n_slots, k)
+    layer = layer_of(policy, n_slots)
     cells: dict[int, int] = {}
+
+    def check(claim: object) -> None:
+        assert len(set(claim.slots.tolist())) == len(claim.slots)  # type: ignore[attr-defined]
+        for bundle, slot in zip(claim.ids, claim.slots, strict=True):  # type: ignore[attr-defined]
+            assert cells[int(slot)] == int(bundle)
+        assert len(layer.resident()) <= n_slots
+
     for number, active in enumerate(tokens):
-        claim = window.claim(ids_of(set(sorted(active)[:n_slots])), number)
+        ids = ids_of(set(sorted(active)[:n_slots]))
+        flying = np.zeros(0, np.int32)
+        if data.draw(st.booleans(), label="guess"):
+            room = n_slots - len(ids)
+            wild = data.draw(st.permutations(range(N_BUNDLES)), label="guesses")
+            resident = set(layer.resident().tolist())
+            guesses = [bundle for bundle in wild if bundle not in resident][:room]
+            claim = layer.prefetch(np.array(guesses, np.int32), number)
+            assert claim.missing.all()
+            assert claim.ids.tolist() == guesses[: len(claim.ids)]
+            if data.draw(st.booleans(), label="the guessed read fails"):
+                layer.disown(claim)
+            else:
+                cells |= dict(zip(claim.slots.tolist(), claim.ids.tolist(), strict=True))
+                check(claim)
+                flying = claim.ids
+        claim = layer.claim(ids, number, flying)
+        assert set(flying.tolist()) <= set(layer.resident().tolist())
         if data.draw(st.booleans(), label="the read fails"):
-            window.disown(claim)
+            layer.disown(claim)
             continue
         for bundle, slot, missing in zip(claim.ids, claim.slots, claim.missing, strict=True):
             if missing:
                 cells[int(slot)] = int(bundle)
-        assert len(set(claim.slots.tolist())) == len(claim.slots)
-        for bundle, slot in zip(claim.ids, claim.slots, strict=True):
-            assert cells[int(slot)] == int(bundle)
-        assert len(window.resident()) <= n_slots
+        check(claim)
 
 
-@given(
-    st.lists(st.integers(0, N_BUNDLES - 1), unique=True, min_size=1),
-    st.integers(1, N_BUNDLES),
-    st.randoms(use_true_random=False),
-)
-def test_a_prompt_leaves_its_most_recent_bundles(
-    bundles: list[int], n_slots: int, random: object
+@settings(max_examples=300)
+@given(active_sets, st.sampled_from(POLICIES), st.integers(1, N_BUNDLES))
+def test_what_is_given_up_is_worth_least(tokens: list[set[int]], policy: str, n_slots: int) -> None:
+    layer, worth = layer_of(policy, n_slots), WORTH[policy]
+    uses: dict[int, list[int]] = {bundle: [] for bundle in range(N_BUNDLES)}
+    held: set[int] = set()
+    for number, whole in enumerate(tokens):
+        active = set(sorted(whole)[:n_slots])
+        for bundle in active:
+            uses[bundle].append(number)
+        if policy == "window":
+            held = {b for b in held if uses[b][-1] > number - 4}
+        claim = layer.claim(ids_of(active), number)
+        assert set(claim.ids[claim.missing].tolist()) == active - held
+        after = set(layer.resident().tolist())
+        lost, kept = held - after, (held & after) - active
+        assert after == (held - lost) | active
+        assert len(lost) == claim.spilled == max(len(held | active) - n_slots, 0)
+        most = max((worth(uses[b], number) for b in lost), default=-np.inf)
+        assert all(worth(uses[b], number) >= most - 1e-9 for b in kept)
+        held = after
+
+
+@given(active_sets, st.integers(1, 8), st.integers(1, N_BUNDLES), st.sampled_from(POLICIES))
+def test_a_prompt_leaves_what_is_worth_most(
+    tokens: list[set[int]], blocks: int, n_slots: int, policy: str
 ) -> None:
-    ids = np.array(sorted(bundles), dtype=np.int32)
-    last_used = np.array([random.randrange(6) for _ in bundles], dtype=np.int64)  # type: ignore[attr-defined]
-    window = LayerWindow(N_BUNDLES, n_slots, window=6)
-    half = len(ids) // 2
-    window.place(ids[:half], last_used[:half])
-    window.place(ids[half:], last_used[half:])
-    resident = set(window.resident().tolist())
-    assert len(resident) == min(n_slots, len(ids))
-    ages = dict(zip(ids.tolist(), last_used.tolist(), strict=True))
-    left_out = set(ids.tolist()) - resident
-    newest_left_out = max((ages[bundle] for bundle in left_out), default=-1)
-    assert all(ages[bundle] >= newest_left_out for bundle in resident)
+    layer, last = layer_of(policy, n_slots), len(tokens) - 1
+    used = np.zeros((len(tokens), N_BUNDLES), np.bool_)
+    for row, active in zip(used, tokens, strict=True):
+        row[sorted(active)] = True
+    for part in np.array_split(np.arange(N_BUNDLES), blocks):
+        ids = part[used[:, part].any(axis=0)].astype(np.int32)
+        kept, slots = layer.place(ids, used[:, ids], last)
+        assert len(set(slots.tolist())) == len(slots) == len(kept)
+    resident = set(layer.resident().tolist())
+    seen = set().union(*tokens)
+    assert len(resident) == min(n_slots, len(seen))
+    value = {b: WORTH[policy]([t for t, a in enumerate(tokens) if b in a], last) for b in seen}
+    best_left_out = max((value[b] for b in seen - resident), default=-np.inf)
+    assert all(value[b] >= best_left_out - 1e-9 for b in resident)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prompt_counts_as_if_it_had_been_decoded(policy: str) -> None:
+    rng = np.random.default_rng(3)
+    used = rng.random((9, N_BUNDLES)) < 0.4
+    used[-1] |= ~used.any(axis=0)
+    everything = np.arange(N_BUNDLES, dtype=np.intp)
+    seeded, decoded = (make_policy(policy, N_BUNDLES, 5) for _ in range(2))
+    seeded.seed(everything, used, 8)
+    for number, row in enumerate(used):
+        decoded.use(np.flatnonzero(row), number)
+    assert seeded.values(everything, 8) == pytest.approx(decoded.values(everything, 8))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_values_are_the_same_after_many_tokens(policy: str) -> None:
+    """Growing weights are scaled down again long before they overflow."""
+    some = make_policy(policy, 3, 5)
+    uses: list[list[int]] = [[], [], []]
+    for number in range(0, 9000, 3):
+        ids = [0, 1 + number % 2] if number < 8000 else [0]
+        some.use(np.array(ids, np.intp), number)
+        for bundle in ids:
+            uses[bundle].append(number)
+    expected = [WORTH[policy](one, 8997) for one in uses]
+    assert some.values(np.arange(3), 8997) == pytest.approx(expected, rel=1e-6, abs=1e-40)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_claims_lead_to_the_same_slots(policy: str) -> None:
+    def slots() -> list[int]:
+        rng = np.random.default_rng(7)
+        layer, found = layer_of(policy, 9), []
+        for number in range(60):
+            ids = np.sort(rng.choice(N_BUNDLES, 6, replace=False)).astype(np.int32)
+            found += layer.claim(ids, number).slots.tolist()
+        return found
+
+    assert slots() == slots()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_guess_takes_the_place_of_what_is_worth_less_and_is_no_use(policy: str) -> None:
+    layer = layer_of(policy, 3)
+    for number in range(3):
+        layer.claim(np.array([0, 1], np.int32), number)
+    layer.claim(np.array([0, 1, 2], np.int32), 3)
+    claim = layer.prefetch(np.array([5], np.int32), 4)
+    assert (claim.ids.tolist(), claim.missing.tolist()) == ([5], [True])
+    assert set(layer.resident().tolist()) >= {5}
+    # Its slot is safe from a second guess, and from a claim that is told of it.
+    layer.prefetch(np.array([6], np.int32), 4)
+    assert 5 in layer.resident()
+    layer.claim(np.array([0], np.int32), 4, np.array([5], np.int32))
+    assert 5 in layer.resident()
+    # It was wrong: never used, it goes before all others.
+    layer.claim(np.array([7], np.int32), 5)
+    assert 5 not in layer.resident()
+
+
+def test_a_guess_that_is_worth_less_gets_no_slot() -> None:
+    layer = layer_of("blend", 2)
+    for number in range(50):
+        layer.claim(np.array([0, 1], np.int32), number)
+    claim = layer.prefetch(np.array([5], np.int32), 50)
+    assert len(claim.ids) == 0
+    assert layer.resident().tolist() == [0, 1]
+
+
+def test_what_is_pinned_stays() -> None:
+    hot = np.zeros(N_BUNDLES, np.bool_)
+    hot[[3, 4]] = True
+    layer = LayerWindow(N_BUNDLES, 4, Pinned(hot))
+    for number, ids in enumerate([[3, 4], [0, 1], [5, 6], [0, 7]]):
+        layer.claim(np.array(ids, np.int32), number)
+        assert {3, 4} <= set(layer.resident().tolist())
 
 
 def test_expired_slots_are_reused_before_others() -> None:
-    window = LayerWindow(8, 3, window=1)
-    window.claim(np.array([0, 1, 2], dtype=np.int32), 0)
-    claim = window.claim(np.array([1, 5], dtype=np.int32), 1)
+    layer = LayerWindow(8, 3, 1)
+    layer.claim(np.array([0, 1, 2], dtype=np.int32), 0)
+    claim = layer.claim(np.array([1, 5], dtype=np.int32), 1)
     assert claim.missing.tolist() == [False, True]
-    assert window.resident().tolist() == [1, 5]
+    assert layer.resident().tolist() == [1, 5]
+
+
+def test_a_window_asked_for_is_the_papers() -> None:
+    assert choose_policy(None, None) == DEFAULT_POLICY
+    assert choose_policy(None, 5) == choose_policy("window", 5) == "window"
+    assert choose_policy("lru", None) == "lru"
+    with pytest.raises(UsageError, match="--policy window, or no --window"):
+        choose_policy("lru", 5)
+    with pytest.raises(UsageError, match="expected one of blend"):
+        choose_policy("belady", None)
