@@ -243,6 +243,11 @@ def test_a_slow_setting_is_not_silent(sparse_model: Path, monkeypatch: pytest.Mo
         assert not [c for c in model.cautions() if "page cache" in c]
         monkeypatch.setattr(core, "FALLBACK", "it was not built")
         assert any("it was not built" in caution for caution in model.cautions())
+        assert not any("no vector instructions" in caution for caution in model.cautions())
+    if core.NAME == "native":
+        monkeypatch.setenv("FLASHLLM_ISA", "scalar")
+        with open_model(sparse_model) as model:
+            assert any("no vector instructions" in caution for caution in model.cautions())
 
 
 def test_an_answer_that_is_no_number_is_an_error(tmp_path: Path) -> None:
