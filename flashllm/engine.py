@@ -76,12 +76,14 @@ def open_model(
     *,
     direct: bool = True,
     context: int | None = None,
+    kv_dtype: str | None = None,
     profile: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Open a converted model; None is the one that comes with the project.
 
     `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
     gate, all, oracle, which are exact, and predicted, which is lossy; `window` in tokens;
+    `kv_dtype` the encoding of keys and values, f32, f16 (the default) or int8;
     `profile` a file to plan with instead of what was measured of this device. Errors:
     `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
@@ -94,6 +96,7 @@ def open_model(
         io_threads=io_threads,
         direct=direct,
         context=context,
+        kv_dtype=kv_dtype,
         profile=file,
     )
     try:
@@ -140,7 +143,11 @@ class Model:
         self._running: Generation | None = None
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Exact logits [tokens, vocab] after each of `ids`, all neurons computed."""
+        """Exact logits [tokens, vocab] after each of `ids`, all neurons computed.
+
+        Keys and values are rounded to the cache's encoding, as they are for every answer; only
+        with `kv_dtype="f32"` is nothing rounded but f32 arithmetic.
+        """
         self._check(ids)
         self._stop_running()
         return self._decoder.logits(ids)
@@ -308,6 +315,7 @@ class Generation:
                 "lossy": plan.lossy,
                 "window": plan.window,
                 "context": plan.context,
+                "kv_dtype": plan.kv_dtype,
                 "slots": sum(plan.slots_per_layer),
             },
         }

@@ -13,6 +13,9 @@ from flashllm.errors import LayoutError
 
 DType = Literal["f32", "f16", "bf16"]
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
+GROUP = 32
+"""Weights that share a scale in int8 and int4."""
+GROUP_BYTES: dict[str, int] = {"int8": GROUP + 2, "int4": GROUP // 2 + 2}
 
 Activation = Literal["relu", "fatrelu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
 SPARSE_ACTIVATIONS = ("relu", "fatrelu", "relu2", "drelu")
@@ -27,6 +30,13 @@ MAX_VOCAB = 1 << 23
 MAX_POSITIONS = 1 << 24
 MAX_SCALE = 1e6
 MIN_SCALE = 1e-9
+
+
+def row_bytes(dtype: str, columns: int) -> int:
+    """Bytes of an encoded row of so many weights; the last group of a row is padded."""
+    if dtype in GROUP_BYTES:
+        return GROUP_BYTES[dtype] * -(-columns // GROUP)
+    return DTYPE_BYTES[dtype] * columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
         select=arguments.select,
         window=arguments.window,
         io_threads=arguments.io_threads,
+        kv_dtype=arguments.kv_dtype,
         direct=not arguments.no_direct,
         add=arguments.add,
         profile=Path(arguments.profile) if arguments.profile else None,

@@ -172,6 +172,7 @@ def _settings(
         "window": plan.window,
         "slots": sum(plan.slots_per_layer),
         "context": plan.context,
+        "kv_dtype": plan.kv_dtype,
         "io_threads": device["threads"],
         "direct": device["direct"],
         "direct_problem": device["fallback"],

@@ -41,7 +41,7 @@ def _what(report: dict[str, Any]) -> list[Row]:
          f" {format_bytes(machine['memory_total_bytes'])}"),
         ("disk", f"{storage['name']} ({storage['kind']}), {storage['filesystem']}; {io}"),
         ("settings", f"{settings['select']}{lossy}, window {settings['window']},"
-         f" {settings['slots']} slots, context {settings['context']},"
+         f" {settings['slots']} slots, context {settings['context']} in {settings['kv_dtype']},"
          f" prompt of {settings['prompt_tokens']} tokens, -n {settings['tokens']}"),
         ("run", f"flashllm {header['tool_version']}{_commit(header)}, {header['date']}"),
     ]  # fmt: skip

@@ -67,6 +67,7 @@ def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
         io_threads=arguments.io_threads,
         direct=not arguments.no_direct,
         context=arguments.ctx_size,
+        kv_dtype=arguments.kv_dtype,
         profile=arguments.profile,
     )
 

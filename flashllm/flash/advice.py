@@ -14,6 +14,7 @@ from flashllm.errors import FlashllmError
 from flashllm.flash.activity import Activity, assumed
 from flashllm.flash.estimate import predictor_bytes, sizes_of_shape
 from flashllm.flash.expectation import Expectation, Model, expect
+from flashllm.flash.kv import KV_DTYPES, kv_bytes
 from flashllm.flash.plan import SLACK, Plan, Sizes, make_plan
 from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
@@ -37,6 +38,7 @@ class Case:
     window: int | None
     io_threads: int | None
     context: int | None
+    kv_dtype: str | None
     profile: Profile | None
     converted: bool = False
 
@@ -59,6 +61,7 @@ class Case:
             window=self.window,
             io_threads=self.io_threads,
             context=self.context,
+            kv_dtype=self.kv_dtype,
             profile=self.profile,
         )
 
@@ -132,6 +135,12 @@ def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
     if plan.context > SHORT_CONTEXT:
         shorter = _with(case, context=SHORT_CONTEXT)
         yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0
+    for dtype in KV_DTYPES:
+        # Fewer bytes to move, and room for slots; int8 rounds more, and says so.
+        if kv_bytes(spec, plan.context, dtype) < kv_bytes(spec, plan.context, plan.kv_dtype):
+            rounded = ", which rounds them" if dtype == "int8" else ""
+            words = f"keys and values in {dtype}{rounded}: --kv-dtype {dtype}"
+            yield words, _with(case, kv_dtype=dtype), 1.0
     if spec.dtype == "f32":
         half = dataclasses.replace(spec, dtype="f16")
         sizes = _resized(half, case.sizes)

@@ -21,6 +21,7 @@ __all__ = [
     "bundle_checksums",
     "crc32c",
     "stream_read_ns",
+    "write_head_rows",
 ]
 
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING or not FALLBACK:
         bundle_checksums,
         crc32c,
         stream_read_ns,
+        write_head_rows,
     )
 else:
     from flashllm.flash.numpy_core import (
@@ -63,4 +65,5 @@ else:
         bundle_checksums,
         crc32c,
         stream_read_ns,
+        write_head_rows,
     )

@@ -9,11 +9,11 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from flashllm.flash.kv import DEFAULT_KV_DTYPE, KvDType, kv_row_bytes
 from flashllm.flash.profile import MachineRates
 from flashllm.flash.resident import resident_dtype, tensor_table
 from flashllm.spec import DTYPE_BYTES, ModelSpec
 
-FLOAT_BYTES = 4
 NARROW = "{} narrow"
 """Key of the rate of a matrix with rows of NARROW_ROW_BYTES, as the up part of a predictor has."""
 NARROW_ROW_BYTES = 256
@@ -84,6 +84,7 @@ def dram_bytes_a_token(
     context_tokens: float,
     *,
     bundles_active: float | None = None,
+    kv_dtype: KvDType = DEFAULT_KV_DTYPE,
 ) -> DramBytes:
     """What a token moves that uses so many bundles of all layers, and loads so many of them.
 
@@ -98,14 +99,14 @@ def dram_bytes_a_token(
         predictors=resident.predictors,
         gate=resident.gate,
         ffn=((rows - 1) * bundles_used + active) * row_bytes,
-        kv=kv_bytes_a_token(spec, context_tokens),
+        kv=kv_bytes_a_token(spec, context_tokens, kv_dtype),
         loaded=bundles_loaded * bundle_bytes,
     )
 
 
-def kv_bytes_a_token(spec: ModelSpec, context_tokens: float) -> float:
+def kv_bytes_a_token(spec: ModelSpec, context_tokens: float, dtype: KvDType) -> float:
     """Keys and values that a token after `context_tokens` reads, and the one pair it writes."""
-    width = 2 * spec.n_kv_heads * spec.head_dim * FLOAT_BYTES
+    width = 2 * spec.n_kv_heads * kv_row_bytes(spec, dtype)
     seen = 0.0
     for layer in range(spec.n_layers):
         window = spec.attention_window(layer)

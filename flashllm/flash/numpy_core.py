@@ -12,6 +12,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.flash import numpy_attention
 from flashllm.flash.numpy_reader import Buffer, Reader, require_array
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "bundle_checksums",
     "crc32c",
     "stream_read_ns",
+    "write_head_rows",
 ]
 
 NAME = "numpy"
@@ -166,6 +168,56 @@ class Kernels:
                     raw = rows[starts[i] : starts[i] + row_bytes]
                     partial += weights[i] * _decode(raw, dtype)
             out += partial
+
+    @_DAMAGED_WEIGHTS
+    def attend(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        first: int,
+        end: int,
+        scale: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        """One token's attention: out [heads * columns] = softmax(scale * query @ keys) @ values."""
+        self._check_open()
+        numpy_attention.attend(
+            query,
+            keys,
+            values,
+            _row_bytes(dtype, columns),
+            lambda rows: _decode(rows, dtype),
+            columns,
+            kv_heads,
+            (first, end),
+            scale,
+            out,
+        )
+
+
+def write_head_rows(
+    values: NDArray[np.float32],
+    dtype: str,
+    columns: int,
+    kv_heads: int,
+    position: int,
+    cache: NDArray[np.uint8],
+) -> None:
+    """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on."""
+    rows = numpy_attention.head_rows("cache", cache, _row_bytes(dtype, columns), kv_heads)
+    tokens = numpy_attention.tokens_to_write(values, columns, position, rows)
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            encoded = tokens.astype("<f2")
+        if not np.isfinite(encoded).all():
+            raise OverflowError(f"{np.abs(tokens).max()} is beyond f16")
+    else:
+        encoded = tokens.astype("<f4")
+    rows[:, position : position + tokens.shape[1]] = encoded.view(np.uint8)
 
 
 def _row_starts(

@@ -11,6 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.kv import (
+    DEFAULT_KV_DTYPE,
+    KvDType,
+    decoded_block_bytes,
+    kv_bytes,
+    parse_kv_dtype,
+    score_bytes,
+)
 from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
 from flashllm.spec import DTYPE_BYTES, ModelSpec
@@ -110,6 +118,8 @@ class Plan:
     prefill: PrefillShape
     gap_bytes: int = GAP_BYTES
     """Neighbours on flash that are at most this far apart are read at once."""
+    kv_dtype: KvDType = DEFAULT_KV_DTYPE
+    """Encoding of keys and values."""
 
     @property
     def lossy(self) -> bool:
@@ -126,11 +136,6 @@ class Plan:
         return dataclasses.asdict(self) | {"lossy": self.lossy}
 
 
-def kv_bytes(spec: ModelSpec, context: int) -> int:
-    """Keys and values of a whole context, in f32."""
-    return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * context * 4
-
-
 def make_plan(
     spec: ModelSpec,
     sizes: Sizes,
@@ -140,6 +145,7 @@ def make_plan(
     window: int | None = None,
     io_threads: int | None = None,
     context: int | None = None,
+    kv_dtype: str | None = None,
     profile: Profile | None = None,
 ) -> Plan:
     """Split a ceiling, or with None the smallest that will do.
@@ -150,6 +156,7 @@ def make_plan(
     """
     default_context = min(DEFAULT_CONTEXT, spec.max_positions)
     context = _within("ctx-size", context, default_context, spec.max_positions)
+    encoding = DEFAULT_KV_DTYPE if kv_dtype is None else parse_kv_dtype(kv_dtype)
     if window is not None:
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
     shape = PrefillShape.of(spec, sizes.stride)
@@ -158,8 +165,9 @@ def make_plan(
         "embeddings": sizes.embeddings,
         "attention": sizes.attention,
         "predictors": sizes.predictors if select == "predicted" else 0,
-        "kv": kv_bytes(spec, context),
-        "prefill": shape.bytes(spec, sizes.stride, context),
+        "kv": kv_bytes(spec, context, encoding) + score_bytes(spec, context),
+        "prefill": shape.bytes(spec, sizes.stride, context)
+        + decoded_block_bytes(spec, context, encoding),
     }
     # Where every neuron is needed they pass through the prefill's buffers; none need stay.
     least = 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
@@ -190,6 +198,7 @@ def make_plan(
         select=select,
         prefill=shape,
         gap_bytes=fitting[0].gap_bytes,
+        kv_dtype=encoding,
     )
 
 

@@ -215,4 +215,19 @@ void Kernels::weighted_sum_rows(const Rows& rows, View<const int32_t> ids,
   });
 }
 
+void Kernels::attend(const Attend& task) {
+  const auto lock = enter();
+  const AttendSizes sizes = check_attend(task);
+  // For all positions that there are room for, so that a growing context moves nothing.
+  const size_t most = sizes.heads * sizes.capacity;
+  if (scores_.size() < most) scores_.resize(most);
+  const size_t bytes = 2 * sizes.kv_heads * sizes.seen() * sizes.row_bytes;
+  const int parts =
+      static_cast<int>(std::min(sizes.heads, static_cast<size_t>(parts_for(bytes))));
+  pool_->run(parts, [&](int part) {
+    attend_heads(table_, task, sizes, part_begin(sizes.heads, part, parts),
+                 part_begin(sizes.heads, part + 1, parts), scores_.data());
+  });
+}
+
 }  // namespace flash_core

@@ -11,17 +11,13 @@
 #include <mutex>
 #include <vector>
 
+#include "attention.h"
 #include "compute_pool.h"
 #include "dtype.h"
 #include "kernel_table.h"
+#include "view.h"
 
 namespace flash_core {
-
-template <class T>
-struct View {
-  T* data;
-  size_t size;
-};
 
 // Rows within a stretch of bytes: row `id` begins at byte id * stride + offset.
 struct Rows {
@@ -48,6 +44,9 @@ class Kernels {
   void weighted_sum_rows(const Rows& rows, View<const int32_t> ids, View<const float> weights,
                          View<const int32_t> block_ends, View<float> out);
 
+  // out = what one token's heads make of the positions that it sees; errors as of check_attend.
+  void attend(const Attend& task);
+
   void close();
   const char* isa() const { return table_.name; }
   int threads() const { return threads_; }
@@ -62,6 +61,7 @@ class Kernels {
   std::mutex mutex_;
   std::unique_ptr<ComputePool> pool_;
   std::vector<std::vector<float>> partials_;  // of each thread: [columns]
+  std::vector<float> scores_;                 // of attention: [heads, capacity]
 };
 
 }  // namespace flash_core
