@@ -13,6 +13,9 @@ NAME: str
 def available_isas() -> list[str]:
     """Instruction sets that this processor runs, the best last."""
 
+def row_bytes(dtype: str, columns: int) -> int:
+    """Bytes of one row of an encoding: f32, f16, bf16, int8 or int4."""
+
 class Buffer:
     """Anonymous page-aligned memory: allocated once, zero, never moves, touched when first used."""
 
@@ -141,21 +144,43 @@ class Kernels:
         Keys and values are [kv_heads, capacity, row]; positions first to end - 1 are seen.
         """
 
+    def write_head_rows(
+        self,
+        values: NDArray[np.float32],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        position: int,
+        cache: NDArray[np.uint8],
+    ) -> None:
+        """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on.
+
+        ValueError for a NaN or an infinity, OverflowError for what the encoding cannot hold.
+        """
+
+    def encode_rows(
+        self,
+        values: NDArray[np.float32],
+        columns: int,
+        dtype: str,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Encode values [n * columns] into out [n * row_bytes]: ValueError for NaN and infinity."""
+
+    def decode_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        columns: int,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [n * columns] = the values of the rows at bytes ids * row_stride + row_offset."""
+
     def close(self) -> None:
         """End the threads; later calls raise ValueError."""
-
-def write_head_rows(
-    values: NDArray[np.float32],
-    dtype: str,
-    columns: int,
-    kv_heads: int,
-    position: int,
-    cache: NDArray[np.uint8],
-) -> None:
-    """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on.
-
-    ValueError for a NaN or an infinity, OverflowError for what the encoding cannot hold.
-    """
 
 def stream_read_ns(buffer: Buffer, threads: int) -> int:
     """Nanoseconds to read the buffer once, each thread a part of it: the best of a few passes."""

@@ -20,8 +20,8 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "row_bytes",
     "stream_read_ns",
-    "write_head_rows",
 ]
 
 
@@ -52,8 +52,8 @@ if TYPE_CHECKING or not FALLBACK:
         available_isas,
         bundle_checksums,
         crc32c,
+        row_bytes,
         stream_read_ns,
-        write_head_rows,
     )
 else:
     from flashllm.flash.numpy_core import (
@@ -64,6 +64,6 @@ else:
         available_isas,
         bundle_checksums,
         crc32c,
+        row_bytes,
         stream_read_ns,
-        write_head_rows,
     )

@@ -12,8 +12,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.flash import numpy_attention
+from flashllm.flash import numpy_attention, numpy_rows
 from flashllm.flash.numpy_reader import Buffer, Reader, require_array
+from flashllm.flash.numpy_rows import row_bytes
 
 __all__ = [
     "NAME",
@@ -23,13 +24,12 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "row_bytes",
     "stream_read_ns",
-    "write_head_rows",
 ]
 
 NAME = "numpy"
 _MAX_THREADS = 1024
-_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 # Damaged weights give damaged numbers, as in the native core, and no warnings.
 _DAMAGED_WEIGHTS = np.errstate(invalid="ignore", over="ignore")
 _DECODED_ROWS = 1024  # rows decoded at a time: bounds the memory of a product of many rows
@@ -53,23 +53,6 @@ def stream_read_ns(buffer: Buffer, threads: int) -> int:
         words.sum()
         best_ns = min(best_ns, time.perf_counter_ns() - begin_ns)
     return max(best_ns, 1)
-
-
-def _decode(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
-    """The values of encoded bytes, [..., bytes] to [..., values]."""
-    if dtype == "f32":
-        return raw.view(np.float32)
-    if dtype == "f16":
-        return raw.view(np.float16).astype(np.float32)
-    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def _row_bytes(dtype: str, width: int) -> int:
-    if dtype not in _ITEM_BYTES:
-        raise ValueError(f"dtype is {dtype!r}; expected one of {sorted(_ITEM_BYTES)}")
-    if width < 1:
-        raise ValueError("a row has no columns")
-    return _ITEM_BYTES[dtype] * width
 
 
 class Kernels:
@@ -105,15 +88,15 @@ class Kernels:
         require_array("rows", rows, np.uint8)
         require_array("x", x, np.float32)
         require_array("out", out, np.float32, writable=True)
-        row_bytes = _row_bytes(dtype, len(x))
-        if len(rows) != len(out) * row_bytes:
+        nbytes = row_bytes(dtype, len(x))
+        if len(rows) != len(out) * nbytes:
             raise ValueError(
-                f"rows has {len(rows)} bytes; {len(out)} rows of {row_bytes} were expected"
+                f"rows has {len(rows)} bytes; {len(out)} rows of {nbytes} were expected"
             )
-        encoded = rows.reshape(len(out), row_bytes)
+        encoded = rows.reshape(len(out), nbytes)
         for first in range(0, len(out), _DECODED_ROWS):
-            part = _decode(encoded[first : first + _DECODED_ROWS], dtype)
-            out[first : first + _DECODED_ROWS] = (part * x).sum(axis=1)
+            part = encoded[first : first + _DECODED_ROWS]
+            out[first : first + _DECODED_ROWS] = numpy_rows.dots(part, dtype, x)
 
     @_DAMAGED_WEIGHTS
     def dot_rows(
@@ -130,12 +113,12 @@ class Kernels:
         self._check_open()
         require_array("x", x, np.float32)
         require_array("out", out, np.float32, writable=True)
-        row_bytes = _row_bytes(dtype, len(x))
-        starts = _row_starts(rows, row_stride, row_offset, row_bytes, ids)
+        nbytes = row_bytes(dtype, len(x))
+        starts = _row_starts(rows, row_stride, row_offset, nbytes, ids)
         if len(out) != len(ids):
             raise ValueError(f"out has {len(out)} values for {len(ids)} ids")
         for i, start in enumerate(starts):
-            out[i] = (_decode(rows[start : start + row_bytes], dtype) * x).sum()
+            out[i] = numpy_rows.dots(rows[None, start : start + nbytes], dtype, x)[0]
 
     @_DAMAGED_WEIGHTS
     def weighted_sum_rows(
@@ -154,8 +137,8 @@ class Kernels:
         require_array("weights", weights, np.float32)
         require_array("block_ends", block_ends, np.int32)
         require_array("out", out, np.float32, writable=True)
-        row_bytes = _row_bytes(dtype, len(out))
-        starts = _row_starts(rows, row_stride, row_offset, row_bytes, ids)
+        nbytes = row_bytes(dtype, len(out))
+        starts = _row_starts(rows, row_stride, row_offset, nbytes, ids)
         if len(weights) != len(ids):
             raise ValueError(f"weights has {len(weights)} values for {len(ids)} ids")
         bounds = [0, *block_ends.tolist()]
@@ -165,8 +148,8 @@ class Kernels:
             partial = np.zeros(len(out), np.float32)
             for i in range(first, last):
                 if weights[i] != 0.0:
-                    raw = rows[starts[i] : starts[i] + row_bytes]
-                    partial += weights[i] * _decode(raw, dtype)
+                    raw = rows[None, starts[i] : starts[i] + nbytes]
+                    partial += weights[i] * numpy_rows.decode(raw, dtype, len(out))[0]
             out += partial
 
     @_DAMAGED_WEIGHTS
@@ -185,46 +168,73 @@ class Kernels:
     ) -> None:
         """One token's attention: out [heads * columns] = softmax(scale * query @ keys) @ values."""
         self._check_open()
-        numpy_attention.attend(
-            query,
-            keys,
-            values,
-            _row_bytes(dtype, columns),
-            lambda rows: _decode(rows, dtype),
-            columns,
-            kv_heads,
-            (first, end),
-            scale,
-            out,
-        )
+        cache = numpy_attention.HeadRows(dtype, columns, kv_heads)
+        numpy_attention.attend(query, keys, values, cache, (first, end), scale, out)
 
+    def write_head_rows(
+        self,
+        values: NDArray[np.float32],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        position: int,
+        cache: NDArray[np.uint8],
+    ) -> None:
+        """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on."""
+        self._check_open()
+        rows = numpy_attention.HeadRows(dtype, columns, kv_heads)
+        numpy_attention.write_head_rows(values, rows, position, cache)
 
-def write_head_rows(
-    values: NDArray[np.float32],
-    dtype: str,
-    columns: int,
-    kv_heads: int,
-    position: int,
-    cache: NDArray[np.uint8],
-) -> None:
-    """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on."""
-    rows = numpy_attention.head_rows("cache", cache, _row_bytes(dtype, columns), kv_heads)
-    tokens = numpy_attention.tokens_to_write(values, columns, position, rows)
-    if dtype == "f16":
-        with np.errstate(over="ignore"):
-            encoded = tokens.astype("<f2")
-        if not np.isfinite(encoded).all():
-            raise OverflowError(f"{np.abs(tokens).max()} is beyond f16")
-    else:
-        encoded = tokens.astype("<f4")
-    rows[:, position : position + tokens.shape[1]] = encoded.view(np.uint8)
+    def encode_rows(
+        self,
+        values: NDArray[np.float32],
+        columns: int,
+        dtype: str,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Encode values [n * columns] into out [n * row_bytes]: ValueError for NaN and infinity."""
+        self._check_open()
+        require_array("values", values, np.float32)
+        require_array("out", out, np.uint8, writable=True)
+        nbytes = row_bytes(dtype, columns)
+        count = len(values) // columns
+        if len(values) % columns or len(out) != count * nbytes:
+            raise ValueError(
+                f"values has {len(values)} values and out {len(out)} bytes; rows of {columns} "
+                f"columns and {nbytes} bytes were expected"
+            )
+        rows, encoded = values.reshape(count, columns), out.reshape(count, nbytes)
+        for first in range(0, count, _DECODED_ROWS):
+            part = slice(first, first + _DECODED_ROWS)
+            encoded[part] = numpy_rows.encode(rows[part], dtype, first)
+
+    @_DAMAGED_WEIGHTS
+    def decode_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        columns: int,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [n * columns] = the values of the rows at bytes ids * row_stride + row_offset."""
+        self._check_open()
+        require_array("out", out, np.float32, writable=True)
+        nbytes = row_bytes(dtype, columns)
+        starts = _row_starts(rows, row_stride, row_offset, nbytes, ids)
+        if len(out) != len(ids) * columns:
+            raise ValueError(f"out has {len(out)} values for {len(ids)} ids of {columns} columns")
+        for decoded, start in zip(out.reshape(len(ids), columns), starts, strict=True):
+            decoded[:] = numpy_rows.decode(rows[None, start : start + nbytes], dtype, columns)[0]
 
 
 def _row_starts(
     rows: NDArray[np.uint8],
     row_stride: int,
     row_offset: int,
-    row_bytes: int,
+    nbytes: int,
     ids: NDArray[np.int32],
 ) -> list[int]:
     """Byte positions of the rows, checked: IndexError for an id outside `rows`."""
@@ -234,9 +244,9 @@ def _row_starts(
         raise ValueError(f"row_stride is {row_stride} and row_offset {row_offset}")
     starts = [int(i) * row_stride + row_offset for i in ids]
     for i, start in zip(ids, starts, strict=True):
-        if i < 0 or start + row_bytes > len(rows):
+        if i < 0 or start + nbytes > len(rows):
             raise IndexError(
-                f"id {i}: its row ends at byte {start + row_bytes}, outside {len(rows)} bytes"
+                f"id {i}: its row ends at byte {start + nbytes}, outside {len(rows)} bytes"
             )
     return starts
 

@@ -25,7 +25,7 @@ from flashllm.flash.kv import (
     kv_bytes,
     kv_row_bytes,
 )
-from flashllm.spec import ModelSpec
+from flashllm.spec import GROUP, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class KvCache:
         for kind, (name, tensor) in enumerate((("key", keys), ("value", values))):
             floats = tensor.contiguous().view(-1).numpy()
             try:
-                core.write_head_rows(
+                self._kernels.write_head_rows(
                     floats,
                     self.dtype,
                     self._columns,
@@ -131,4 +131,10 @@ class KvCache:
         if self.dtype == "f32":
             return rows.view(torch.float32)
         decoded = self._decoded[:, : rows.shape[1], : rows.shape[2]]
-        return decoded.copy_(rows.view(torch.float16))
+        if self.dtype == "f16":
+            return decoded.copy_(rows.view(torch.float16))
+        columns = decoded.shape[3]
+        groups = decoded.unflatten(3, (-1, GROUP))
+        groups.copy_(rows[..., :columns].view(torch.int8).unflatten(3, (-1, GROUP)))
+        groups.mul_(rows[..., columns:].view(torch.float16)[..., None])
+        return decoded

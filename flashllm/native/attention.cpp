@@ -18,18 +18,7 @@ namespace {
 // scores of a head are in order whatever this is.
 constexpr size_t kTile = 64;
 static_assert(kTile % kRowsPerAdd == 0, "only the last tile may end within a group");
-
-// The one place that knows how rows of an encoding are multiplied.
-struct RowFunctions {
-  DotFunction dot;
-  AddFunction add_one;
-  AddFunction add_four;
-
-  RowFunctions(const KernelTable& table, DType dtype)
-      : dot(table.dot[static_cast<size_t>(dtype)]),
-        add_one(table.add_one[static_cast<size_t>(dtype)]),
-        add_four(table.add_four[static_cast<size_t>(dtype)]) {}
-};
+constexpr float kF16End = 65520;  // what is as large or larger is rounded to an infinity
 
 size_t positive(int64_t value, const char* name) {
   if (value < 1) throw std::invalid_argument(std::string(name) + " is " + std::to_string(value));
@@ -48,7 +37,7 @@ size_t capacity_of(const HeadRows& rows, size_t bytes, size_t row_bytes, const c
 }
 
 size_t head_row_bytes(const HeadRows& rows) {
-  return (Checked(positive(rows.columns, "columns")) * Checked(item_bytes(rows.dtype))).get();
+  return row_bytes(rows.dtype, positive(rows.columns, "columns")).get();
 }
 
 // e to the power of values that are 0 or less, within a few units in the last place. Without a
@@ -99,12 +88,15 @@ void softmax(float* scores, size_t count) {
 
 // Query heads that share one head of keys and values, and what they are computed in.
 struct Group {
-  const RowFunctions& functions;
+  const KernelTable& table;
+  const Attend& task;
   const AttendSizes& sizes;
+  const AttendScratch& scratch;
   size_t kv_head;
   size_t first_head;
   size_t last_head;
   float* scores;
+  float* partial;
 
   const uint8_t* row(View<const uint8_t> rows, size_t position) const {
     return rows.data + (kv_head * sizes.capacity + position) * sizes.row_bytes;
@@ -112,54 +104,55 @@ struct Group {
   float* scores_of(size_t head) const { return scores + head * sizes.seen(); }
 };
 
-void score(const Attend& task, const Group& group, size_t begin, size_t end) {
+void score(const Group& group, size_t begin, size_t end) {
   const AttendSizes& sizes = group.sizes;
+  const View<const uint8_t> keys = group.task.keys;
+  const DotFunction dot = group.table.dot[static_cast<size_t>(group.task.rows.dtype)];
   for (size_t head = group.first_head; head < group.last_head; ++head) {
-    const float* query = task.query.data + head * sizes.columns;
+    const DotInput& query = group.scratch.inputs[head];
     float* scores = group.scores_of(head);
     for (size_t at = begin; at < end; ++at) {
-      const uint8_t* next = group.row(task.keys, std::min(at + 1, sizes.end - 1));
-      const float product =
-          group.functions.dot(group.row(task.keys, at), next, query, sizes.columns);
-      scores[at - sizes.first] = task.scale * product;
+      const uint8_t* next = group.row(keys, std::min(at + 1, sizes.end - 1));
+      scores[at - sizes.first] = group.task.scale * dot(group.row(keys, at), next, query);
     }
   }
 }
 
-void mix(const Attend& task, const Group& group, size_t begin, size_t end) {
+// A tile's values, summed apart and then added.
+void mix(const Group& group, size_t begin, size_t end) {
   const AttendSizes& sizes = group.sizes;
+  const View<const uint8_t> values = group.task.values;
+  const AddFunction add = group.table.add[static_cast<size_t>(group.task.rows.dtype)];
   for (size_t head = group.first_head; head < group.last_head; ++head) {
-    float* out = task.out.data + head * sizes.columns;
-    const float* weights = group.scores_of(head) + (begin - sizes.first);
-    size_t at = begin;
-    for (; at + kRowsPerAdd <= end; at += kRowsPerAdd, weights += kRowsPerAdd) {
-      std::array<const uint8_t*, kRowsPerAdd> rows = {};
-      std::array<const uint8_t*, kRowsPerAdd> next = {};
-      for (size_t r = 0; r < kRowsPerAdd; ++r) {
-        rows[r] = group.row(task.values, at + r);
-        next[r] = group.row(task.values, std::min(at + r + kRowsPerAdd, sizes.end - 1));
+    const float* weights = group.scores_of(head);
+    AddRows rows = {};
+    for (size_t at = begin; at < end; at += rows.count) {
+      rows.count = std::min(kRowsPerAdd, end - at);
+      rows.begins = at == begin;
+      rows.ends = at + rows.count == end;
+      for (size_t r = 0; r < rows.count; ++r) {
+        rows.rows[r] = group.row(values, at + r);
+        rows.next[r] = group.row(values, std::min(at + r + kRowsPerAdd, sizes.end - 1));
+        rows.weights[r] = weights[at + r - sizes.first];
       }
-      group.functions.add_four(rows.data(), next.data(), weights, out, sizes.columns);
-    }
-    for (; at < end; ++at, ++weights) {
-      const uint8_t* row = group.row(task.values, at);
-      group.functions.add_one(&row, &row, weights, out, sizes.columns);
+      add(rows, {0, sizes.columns, sizes.columns}, group.partial,
+          group.task.out.data + head * sizes.columns);
     }
   }
 }
 
-void attend_group(const Attend& task, const Group& group) {
+void attend_group(const Group& group) {
   const AttendSizes& sizes = group.sizes;
   for (size_t at = sizes.first; at < sizes.end; at += kTile) {
-    score(task, group, at, std::min(at + kTile, sizes.end));
+    score(group, at, std::min(at + kTile, sizes.end));
   }
-  std::fill(task.out.data + group.first_head * sizes.columns,
-            task.out.data + group.last_head * sizes.columns, 0.0F);
+  std::fill(group.task.out.data + group.first_head * sizes.columns,
+            group.task.out.data + group.last_head * sizes.columns, 0.0F);
   for (size_t head = group.first_head; head < group.last_head; ++head) {
     softmax(group.scores_of(head), sizes.seen());
   }
   for (size_t at = sizes.first; at < sizes.end; at += kTile) {
-    mix(task, group, at, std::min(at + kTile, sizes.end));
+    mix(group, at, std::min(at + kTile, sizes.end));
   }
 }
 
@@ -193,77 +186,73 @@ AttendSizes check_attend(const Attend& task) {
   return sizes;
 }
 
+void AttendScratch::make_room(const AttendSizes& sizes) {
+  // For all positions that there is room for, so that a growing context moves nothing.
+  const size_t most = (Checked(sizes.heads) * Checked(sizes.capacity)).get();
+  if (scores.size() < most) scores.resize(most);
+  if (queries.size() < sizes.heads) queries.resize(sizes.heads);
+  if (inputs.size() < sizes.heads) inputs.resize(sizes.heads);
+}
+
 void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
-                  size_t first_head, size_t last_head, float* scores) {
-  const RowFunctions functions(table, task.rows.dtype);
+                  size_t first_head, size_t last_head, AttendScratch* scratch, float* partial) {
+  for (size_t head = first_head; head < last_head; ++head) {
+    const float* query = task.query.data + head * sizes.columns;
+    scratch->inputs[head] =
+        scratch->queries[head].prepare(task.rows.dtype, query, sizes.columns);
+  }
   const size_t sharing = sizes.heads / sizes.kv_heads;
   for (size_t head = first_head; head < last_head;) {
     const size_t kv_head = head / sharing;
     const size_t end = std::min(last_head, (kv_head + 1) * sharing);
-    attend_group(task, {functions, sizes, kv_head, head, end, scores});
+    attend_group({table, task, sizes, *scratch, kv_head, head, end, scratch->scores.data(),
+                  partial});
     head = end;
   }
 }
 
-namespace {
-
-// Nearest, ties to even. 65520 and more would become an infinity.
-uint16_t f16_from_float(float value) {
-  constexpr uint32_t kInfinity = 0x7F800000U;
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  const uint32_t sign = (bits >> 16) & 0x8000U;
-  const uint32_t magnitude = bits & 0x7FFFFFFFU;
-  if (magnitude >= kInfinity) throw std::invalid_argument("a value is no finite number");
-  if (magnitude >= 0x477FF000U) throw std::overflow_error(std::to_string(value) + " is beyond f16");
-  if (magnitude >= 0x38800000U) {
-    const uint32_t rounded = magnitude + 0xFFFU + ((magnitude >> 13) & 1U);
-    return static_cast<uint16_t>(sign | ((rounded - (112U << 23)) >> 13));
-  }
-  // Below 2^-14 the step is 2^-24: adding 1/2 leaves as many steps in the low bits, rounded.
-  float absolute = 0;
-  std::memcpy(&absolute, &magnitude, sizeof(absolute));
-  absolute += 0.5F;
-  std::memcpy(&bits, &absolute, sizeof(bits));
-  return static_cast<uint16_t>(sign | (bits - 0x3F000000U));
-}
-
-void encode_row(const float* values, size_t columns, DType dtype, uint8_t* row) {
-  for (size_t c = 0; c < columns; ++c) {
-    if (dtype == DType::f16) {
-      const uint16_t half = f16_from_float(values[c]);
-      std::memcpy(row + 2 * c, &half, sizeof(half));
-    } else {
-      if (!std::isfinite(values[c])) throw std::invalid_argument("a value is no finite number");
-      std::memcpy(row + 4 * c, values + c, sizeof(float));
-    }
-  }
-}
-
-}  // namespace
-
-void write_head_rows(const HeadRows& rows, View<const float> values, int64_t position,
-                     View<uint8_t> cache) {
-  const size_t row_bytes = head_row_bytes(rows);
-  const size_t capacity = capacity_of(rows, cache.size, row_bytes, "cache");
-  const auto columns = static_cast<size_t>(rows.columns);
-  const auto kv_heads = static_cast<size_t>(rows.kv_heads);
-  if (values.size % (Checked(columns) * Checked(kv_heads)).get() != 0) {
+WriteSizes check_write(const HeadRows& rows, View<const float> values, int64_t position,
+                       View<uint8_t> cache) {
+  WriteSizes sizes = {};
+  sizes.row_bytes = head_row_bytes(rows);
+  sizes.capacity = capacity_of(rows, cache.size, sizes.row_bytes, "cache");
+  sizes.columns = static_cast<size_t>(rows.columns);
+  sizes.kv_heads = static_cast<size_t>(rows.kv_heads);
+  if (values.size % (Checked(sizes.columns) * Checked(sizes.kv_heads)).get() != 0) {
     throw std::invalid_argument("values has " + std::to_string(values.size) +
                                 " values; whole rows for every head were expected");
   }
-  const size_t tokens = values.size / columns / kv_heads;
-  if (Checked::from_signed(position, "position") + Checked(tokens) > Checked(capacity)) {
-    throw std::out_of_range(std::to_string(tokens) + " rows from " + std::to_string(position) +
-                            " on are beyond " + std::to_string(capacity));
+  sizes.tokens = values.size / sizes.columns / sizes.kv_heads;
+  if (Checked::from_signed(position, "position") + Checked(sizes.tokens) >
+      Checked(sizes.capacity)) {
+    throw std::out_of_range(std::to_string(sizes.tokens) + " rows from " +
+                            std::to_string(position) + " on are beyond " +
+                            std::to_string(sizes.capacity));
   }
-  const float* from = values.data;
-  for (size_t head = 0; head < kv_heads; ++head) {
-    uint8_t* to = cache.data + (head * capacity + static_cast<size_t>(position)) * row_bytes;
-    for (size_t t = 0; t < tokens; ++t, from += columns, to += row_bytes) {
-      encode_row(from, columns, rows.dtype, to);
-    }
+  return sizes;
+}
+
+size_t write_rows(const KernelTable& table, DType dtype, const float* values, size_t count,
+                  size_t columns, uint8_t* to) {
+  const EncodeFunction encode = table.encode[static_cast<size_t>(dtype)];
+  const size_t stride = row_bytes(dtype, columns).get();
+  for (size_t i = 0; i < count; ++i, values += columns, to += stride) {
+    if (!encode(values, columns, to)) return i;
+    if (dtype != DType::f16) continue;
+    float largest = 0;
+    for (size_t c = 0; c < columns; ++c) largest = std::max(largest, std::fabs(values[c]));
+    if (largest >= kF16End) return i;
   }
+  return count;
+}
+
+void refuse_row(DType dtype, const float* values, size_t columns) {
+  float largest = 0;
+  for (size_t c = 0; c < columns; ++c) {
+    if (!std::isfinite(values[c])) throw std::invalid_argument("a value is no finite number");
+    if (std::fabs(values[c]) > std::fabs(largest)) largest = values[c];
+  }
+  throw std::overflow_error(std::to_string(largest) + " is too large for " + dtype_name(dtype));
 }
 
 }  // namespace flash_core

@@ -10,9 +10,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "dtype.h"
 #include "kernel_table.h"
+#include "quantised_input.h"
 #include "view.h"
 
 namespace flash_core {
@@ -56,15 +58,37 @@ struct AttendSizes {
 // invalid_argument where sizes do not fit together, out_of_range for positions beyond the rows.
 AttendSizes check_attend(const Attend& task);
 
-// out of heads first_head to last_head - 1: softmax(scale * query @ keys) @ values.
-// `scores` has sizes.seen() values for each head of the layer.
-void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
-                  size_t first_head, size_t last_head, float* scores);
+// Memory that is kept from call to call.
+struct AttendScratch {
+  std::vector<float> scores;            // [heads, capacity]
+  std::vector<QuantisedInput> queries;  // of each head
+  std::vector<DotInput> inputs;         // of each head
 
-// Encodes values [kv_heads, tokens, columns] into `cache` as the rows of positions from `position`
-// on. invalid_argument for a NaN or an infinity, overflow_error for what the encoding cannot hold;
-// the rows may then hold anything.
-void write_head_rows(const HeadRows& rows, View<const float> values, int64_t position,
-                     View<uint8_t> cache);
+  void make_room(const AttendSizes& sizes);
+};
+
+// out of heads first_head to last_head - 1: softmax(scale * query @ keys) @ values.
+// `partial` has room for whole units of columns.
+void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
+                  size_t first_head, size_t last_head, AttendScratch* scratch, float* partial);
+
+struct WriteSizes {
+  size_t kv_heads;
+  size_t tokens;
+  size_t columns;
+  size_t row_bytes;
+  size_t capacity;
+};
+
+// As check_attend, for Kernels::write_head_rows.
+WriteSizes check_write(const HeadRows& rows, View<const float> values, int64_t position,
+                       View<uint8_t> cache);
+
+// Encodes rows of `columns` values, one after the other; the first that cannot be, or `count`.
+size_t write_rows(const KernelTable& table, DType dtype, const float* values, size_t count,
+                  size_t columns, uint8_t* to);
+
+// What is wrong with a row that could not be written: throws.
+[[noreturn]] void refuse_row(DType dtype, const float* values, size_t columns);
 
 }  // namespace flash_core

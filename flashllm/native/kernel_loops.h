@@ -17,9 +17,11 @@ FLASH_TARGET inline void prefetch(const uint8_t* next) {
 }
 
 template <class V, class Encoding>
-FLASH_TARGET float dot(const uint8_t* row, const uint8_t* next, const float* x, size_t columns) {
+FLASH_TARGET float dot(const uint8_t* row, const uint8_t* next, const DotInput& input) {
   constexpr size_t kWidth = V::width;
   constexpr size_t kBytes = kWidth * Encoding::item_bytes;
+  const float* x = input.values;
+  const size_t columns = input.columns;
   // Four sums: a fused multiply-add takes four cycles and two can start in each.
   typename V::Type sum0 = V::zero();
   typename V::Type sum1 = V::zero();
@@ -46,40 +48,84 @@ FLASH_TARGET float dot(const uint8_t* row, const uint8_t* next, const float* x, 
   return V::sum(V::add(V::add(sum0, sum1), V::add(sum2, sum3)));
 }
 
-template <class V, class Encoding, size_t Rows>
-FLASH_TARGET void add(const uint8_t* const* rows, const uint8_t* const* next, const float* weights,
-                      float* sum, size_t columns) {
-  constexpr size_t kWidth = V::width;
-  constexpr size_t kBytes = kWidth * Encoding::item_bytes;
-  size_t c = 0;
-  for (; c + kWidth <= columns; c += kWidth) {
-    typename V::Type value = V::load(sum + c);
-    for (size_t r = 0; r < Rows; ++r) {
-      prefetch<kBytes>(next[r] + c * Encoding::item_bytes);
-      const uint8_t* from = rows[r] + c * Encoding::item_bytes;
-      value = V::fma(V::broadcast(weights[r]), Encoding::load(from), value);
-    }
-    V::store(sum + c, value);
+// One unit of columns, whose sums stay in registers while all the rows are added.
+template <class V>
+struct Unit {
+  static constexpr size_t vectors = kColumnUnit / V::width;
+  typename V::Type sums[vectors];
+
+  FLASH_TARGET void load(const float* from) {
+    for (size_t v = 0; v < vectors; ++v) sums[v] = V::load(from + v * V::width);
   }
-  if (c < columns) {
-    float sum_tail[kWidth] = {};
-    std::memcpy(sum_tail, sum + c, (columns - c) * sizeof(float));
-    typename V::Type value = V::load(sum_tail);
-    for (size_t r = 0; r < Rows; ++r) {
-      uint8_t row_tail[kBytes] = {};
-      std::memcpy(row_tail, rows[r] + c * Encoding::item_bytes,
-                  (columns - c) * Encoding::item_bytes);
-      value = V::fma(V::broadcast(weights[r]), Encoding::load(row_tail), value);
+  FLASH_TARGET void zero() {
+    for (size_t v = 0; v < vectors; ++v) sums[v] = V::zero();
+  }
+  FLASH_TARGET void store(float* to) const {
+    for (size_t v = 0; v < vectors; ++v) V::store(to + v * V::width, sums[v]);
+  }
+  FLASH_TARGET void add_to(float* out, size_t columns) const {
+    if (columns < kColumnUnit) {
+      float values[kColumnUnit];
+      store(values);
+      for (size_t c = 0; c < columns; ++c) out[c] += values[c];
+      return;
     }
-    V::store(sum_tail, value);
-    std::memcpy(sum + c, sum_tail, (columns - c) * sizeof(float));
+    for (size_t v = 0; v < vectors; ++v) {
+      V::store(out + v * V::width, V::add(V::load(out + v * V::width), sums[v]));
+    }
+  }
+};
+
+// The rows' part of one unit; `columns` of it are there.
+template <class V, class Encoding>
+FLASH_TARGET inline void add_unit(const AddRows& rows, size_t first, size_t columns,
+                                  Unit<V>* unit) {
+  constexpr size_t kItem = Encoding::item_bytes;
+  for (size_t r = 0; r < rows.count; ++r) {
+    const uint8_t* from = rows.rows[r] + first * kItem;
+    uint8_t tail[kColumnUnit * kItem];
+    if (columns < kColumnUnit) {
+      std::memset(tail, 0, sizeof(tail));
+      std::memcpy(tail, from, columns * kItem);
+      from = tail;
+    } else {
+      prefetch<kColumnUnit * kItem>(rows.next[r] + first * kItem);
+    }
+    const typename V::Type weight = V::broadcast(rows.weights[r]);
+    for (size_t v = 0; v < Unit<V>::vectors; ++v) {
+      unit->sums[v] = V::fma(weight, Encoding::load(from + v * V::width * kItem), unit->sums[v]);
+    }
+  }
+}
+
+template <class V, class Encoding>
+FLASH_TARGET void add(const AddRows& rows, const ColumnRange& range, float* partial, float* out) {
+  for (size_t c = range.first; c < range.last; c += kColumnUnit) {
+    const size_t columns = std::min(kColumnUnit, range.last - c);
+    Unit<V> unit;
+    if (rows.begins) {
+      unit.zero();
+    } else {
+      unit.load(partial + (c - range.first));
+    }
+    add_unit<V, Encoding>(rows, c, columns, &unit);
+    if (rows.ends) {
+      unit.add_to(out + c, columns);
+    } else {
+      unit.store(partial + (c - range.first));
+    }
   }
 }
 
 template <class V, class F32, class F16, class BF16>
 KernelTable make_table(const char* name) {
-  return {name,
-          {dot<V, F32>, dot<V, F16>, dot<V, BF16>},
-          {add<V, F32, 1>, add<V, F16, 1>, add<V, BF16, 1>},
-          {add<V, F32, kRowsPerAdd>, add<V, F16, kRowsPerAdd>, add<V, BF16, kRowsPerAdd>}};
+  KernelTable table = scalar_kernels();
+  table.name = name;
+  table.dot[0] = dot<V, F32>;
+  table.dot[1] = dot<V, F16>;
+  table.dot[2] = dot<V, BF16>;
+  table.add[0] = add<V, F32>;
+  table.add[1] = add<V, F16>;
+  table.add[2] = add<V, BF16>;
+  return table;
 }

@@ -29,22 +29,18 @@ bool has_avx2() {
 
 bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f") != 0; }
 
+bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni") != 0; }
+
 #endif
 
 }  // namespace
-
-DType parse_dtype(const std::string& name) {
-  if (name == "f32") return DType::f32;
-  if (name == "f16") return DType::f16;
-  if (name == "bf16") return DType::bf16;
-  throw std::invalid_argument("dtype is '" + name + "'; expected f32, f16 or bf16");
-}
 
 std::vector<const KernelTable*> available_kernels() {
   std::vector<const KernelTable*> tables = {&scalar_kernels()};
 #if defined(__x86_64__)
   if (has_avx2()) tables.push_back(&avx2_kernels());
   if (has_avx512()) tables.push_back(&avx512_kernels());
+  if (has_vnni()) tables.push_back(&avx512vnni_kernels());
 #elif defined(__aarch64__)
   tables.push_back(&neon_kernels());
 #endif

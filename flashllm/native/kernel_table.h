@@ -1,4 +1,4 @@
-// One instruction set's versions of the two inner loops, for every encoding.
+// One instruction set's versions of the inner loops, for every encoding.
 #pragma once
 
 #include <array>
@@ -10,32 +10,76 @@
 
 namespace flash_core {
 
-// Sum of row[c] * x[c] over `columns`, in an order that depends on nothing but their number.
+// The vector of a product. For int8 and int4 it is rounded to whole numbers too, so that sums
+// within a group are exact, the same on every instruction set (quantised_input.h).
+struct DotInput {
+  const float* values;  // [columns]
+  size_t columns;
+  // Number i of a group is 128 * high + low, both from -64 to 63. In int4, as the weights lie: the
+  // first halves of all groups, and `half_stride` numbers later the second halves.
+  const int8_t* high;
+  const int8_t* low;
+  // Minus the sum of the numbers that meet in one 32-bit lane: what 128, added to the weights
+  // times 16 in int4 and times 1 in int8 to make them unsigned, adds to a 128th of the dot.
+  const int32_t* seeds;
+  const float* scales;  // of each group, divided by 16 in int4
+  size_t half_stride;
+};
+
+// Groups that a DotInput is filled up to, with zeros.
+constexpr size_t kInputGroups = 16;
+
+// Sum of row[c] * x[c], in an order that depends on nothing but the number of columns.
 // `next` is the row that will be asked for after this one, or this one: it is fetched meanwhile.
-using DotFunction = float (*)(const uint8_t* row, const uint8_t* next, const float* x,
-                              size_t columns);
+using DotFunction = float (*)(const uint8_t* row, const uint8_t* next, const DotInput& x);
 
-constexpr size_t kRowsPerAdd = 4;
+constexpr size_t kRowsPerAdd = 8;
+constexpr size_t kColumnUnit = 64;  // columns are divided between threads in these
 
-// sum[c] += weights[0] * rows[0][c], then += weights[1] * rows[1][c], and so on: rows one after
-// the other for each column, so that the bits are those of adding them one by one; and each
-// column is computed alike wherever a range begins and ends, so that any split of the columns
-// gives the same bits. Several at a time since the sum then goes through the cache less often.
-// `next` are as many rows that will be added after these, or any others.
-using AddFunction = void (*)(const uint8_t* const* rows, const uint8_t* const* next,
-                             const float* weights, float* sum, size_t columns);
+// Rows of one block to be added at once; `next` are as many that will be added after these, or any
+// others.
+struct AddRows {
+  std::array<const uint8_t*, kRowsPerAdd> rows;
+  std::array<const uint8_t*, kRowsPerAdd> next;
+  std::array<float, kRowsPerAdd> weights;
+  size_t count;
+  bool begins;  // the block: its sum is zero so far
+  bool ends;
+};
+
+// Columns first to last of rows of `count`; first is a multiple of kColumnUnit, and so is last
+// where it is not `count`.
+struct ColumnRange {
+  size_t first;
+  size_t last;
+  size_t count;
+};
+
+// partial[c - first] += weights[0] * rows[0][c], then += weights[1] * rows[1][c], and so on: rows
+// one after the other for each column, so that the bits are those of adding them one by one; and
+// each column is computed alike wherever a range begins and ends, so that any split of the columns
+// gives the same bits. Where the block ends, out[c] += the sum instead. `partial` has room for
+// whole units of columns.
+using AddFunction = void (*)(const AddRows& rows, const ColumnRange& columns, float* partial,
+                             float* out);
+
+// A row from finite values; false when int8 or int4 cannot hold one of them, or one is not finite.
+using EncodeFunction = bool (*)(const float* values, size_t columns, uint8_t* row);
+using DecodeFunction = void (*)(const uint8_t* row, size_t columns, float* values);
 
 struct KernelTable {
   const char* name;
   std::array<DotFunction, kDTypes> dot;  // by DType
-  std::array<AddFunction, kDTypes> add_one;
-  std::array<AddFunction, kDTypes> add_four;  // kRowsPerAdd
+  std::array<AddFunction, kDTypes> add;
+  std::array<EncodeFunction, kDTypes> encode;
+  std::array<DecodeFunction, kDTypes> decode;
 };
 
 const KernelTable& scalar_kernels();  // what the others are tested against
 #if defined(__x86_64__)
 const KernelTable& avx2_kernels();
 const KernelTable& avx512_kernels();
+const KernelTable& avx512vnni_kernels();
 #elif defined(__aarch64__)
 const KernelTable& neon_kernels();
 #endif

@@ -13,7 +13,6 @@ namespace flash_core {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr size_t kColumnUnit = 64;          // columns are divided between threads in these
 constexpr size_t kBytesPerThread = 262144;  // less is not worth waking another thread
 
 const KernelTable& choose(const char* isa) {
@@ -28,12 +27,8 @@ void check_equal(const char* what, size_t count, size_t ids) {
   }
 }
 
-Checked row_bytes(DType dtype, size_t columns) {
-  if (columns == 0) throw std::invalid_argument("a row has no columns");
-  return Checked(columns) * Checked(item_bytes(dtype));
-}
-
-void check_ids(const Rows& rows, View<const int32_t> ids, size_t columns) {
+// Returns the bytes of a row.
+size_t check_ids(const Rows& rows, View<const int32_t> ids, size_t columns) {
   const Checked bytes = row_bytes(rows.dtype, columns);
   if (rows.stride < 1 || rows.offset < 0) {
     throw std::invalid_argument("row_stride is " + std::to_string(rows.stride) +
@@ -49,6 +44,7 @@ void check_ids(const Rows& rows, View<const int32_t> ids, size_t columns) {
                               std::to_string(rows.bytes.size) + " bytes");
     }
   }
+  return bytes.get();
 }
 
 void check_block_ends(View<const int32_t> block_ends, size_t count) {
@@ -74,52 +70,60 @@ size_t part_begin(size_t count, int part, int parts) {
          std::min(count % static_cast<size_t>(parts), static_cast<size_t>(part));
 }
 
-// Rows to be added at once; while they are, those of the next group are fetched.
-struct Group {
-  std::array<const uint8_t*, kRowsPerAdd> starts = {};
-  std::array<float, kRowsPerAdd> weights = {};
-  size_t count = 0;
+// The rows of a weighted sum, those of weight 0 apart, in groups that are added at once.
+class Groups {
+ public:
+  Groups(const Rows& rows, View<const int32_t> ids, const float* weights,
+         View<const int32_t> block_ends)
+      : rows_(rows), ids_(ids), weights_(weights), block_ends_(block_ends) {}
 
-  void append(const uint8_t* start, float weight) {
-    starts[count] = start;
-    weights[count] = weight;
-    ++count;
-  }
-};
-
-struct Columns {
-  float* sum;  // [last - first]
-  size_t first;
-  size_t last;
-};
-
-// Adds the rows of one block, those of weight 0 apart, in the order of their ids.
-void add_block(const KernelTable& table, const Rows& rows, View<const int32_t> ids,
-               const float* weights, const Columns& columns) {
-  const AddFunction add_one = table.add_one[static_cast<size_t>(rows.dtype)];
-  const AddFunction add_four = table.add_four[static_cast<size_t>(rows.dtype)];
-  const size_t width = columns.last - columns.first;
-  const size_t skip = columns.first * item_bytes(rows.dtype);
-  Group pending;
-  Group incoming;
-  for (size_t i = 0; i < ids.size; ++i) {
-    if (weights[i] == 0.0F) continue;
-    incoming.append(row_at(rows, ids.data[i]) + skip, weights[i]);
-    if (incoming.count < kRowsPerAdd) continue;
-    if (pending.count > 0) {
-      add_four(pending.starts.data(), incoming.starts.data(), pending.weights.data(), columns.sum,
-               width);
+  // False when there are no more.
+  bool next(AddRows* group) {
+    while (!left_in_block()) {
+      if (block_ == block_ends_.size) return false;
+      block_end_ = static_cast<size_t>(block_ends_.data[block_++]);
+      begins_ = true;
     }
+    group->begins = begins_;
+    group->count = 0;
+    begins_ = false;
+    while (group->count < kRowsPerAdd && left_in_block()) {
+      group->rows[group->count] = row_at(rows_, ids_.data[at_]);
+      group->weights[group->count++] = weights_[at_++];
+    }
+    group->ends = !left_in_block();
+    return true;
+  }
+
+ private:
+  bool left_in_block() {
+    while (at_ < block_end_ && weights_[at_] == 0.0F) ++at_;
+    return at_ < block_end_;
+  }
+
+  const Rows& rows_;
+  View<const int32_t> ids_;
+  const float* weights_;
+  View<const int32_t> block_ends_;
+  size_t at_ = 0;
+  size_t block_ = 0;
+  size_t block_end_ = 0;
+  bool begins_ = false;
+};
+
+// While a group is added, the rows of the one after it are fetched.
+void add_groups(AddFunction add, Groups groups, const ColumnRange& columns, float* partial,
+                float* out) {
+  AddRows pending = {};
+  AddRows incoming = {};
+  bool more = groups.next(&pending);
+  while (more) {
+    more = groups.next(&incoming);
+    for (size_t r = 0; r < pending.count; ++r) {
+      pending.next[r] = more ? incoming.rows[std::min(r, incoming.count - 1)] : pending.rows[r];
+    }
+    add(pending, columns, partial, out);
     pending = incoming;
-    incoming.count = 0;
-  }
-  if (pending.count > 0) {
-    add_four(pending.starts.data(), incoming.starts.data(), pending.weights.data(), columns.sum,
-             width);
-  }
-  for (size_t r = 0; r < incoming.count; ++r) {
-    const uint8_t* const* next = &incoming.starts[std::min(r + 1, incoming.count - 1)];
-    add_one(&incoming.starts[r], next, &incoming.weights[r], columns.sum, width);
   }
 }
 
@@ -159,13 +163,14 @@ void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x,
                                 std::to_string(bytes.get()) + " were expected");
   }
   const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
+  const DotInput input = input_.prepare(dtype, x.data, x.size);
   const size_t stride = bytes.get();
   const int parts = parts_for(rows.size);
   pool_->run(parts, [&](int part) {
     const size_t end = part_begin(out.size, part + 1, parts);
     for (size_t i = part_begin(out.size, part, parts); i < end; ++i) {
       const uint8_t* row = rows.data + i * stride;
-      out.data[i] = dot(row, i + 1 < end ? row + stride : row, x.data, x.size);
+      out.data[i] = dot(row, i + 1 < end ? row + stride : row, input);
     }
   });
 }
@@ -174,15 +179,15 @@ void Kernels::dot_rows(const Rows& rows, View<const int32_t> ids, View<const flo
                        View<float> out) {
   const auto lock = enter();
   check_equal("out", out.size, ids.size);
-  check_ids(rows, ids, x.size);
+  const size_t bytes = check_ids(rows, ids, x.size);
   const DotFunction dot = table_.dot[static_cast<size_t>(rows.dtype)];
-  const size_t bytes = x.size * item_bytes(rows.dtype);
+  const DotInput input = input_.prepare(rows.dtype, x.data, x.size);
   const int parts = parts_for(ids.size * bytes);
   pool_->run(parts, [&](int part) {
     const size_t end = part_begin(ids.size, part + 1, parts);
     for (size_t i = part_begin(ids.size, part, parts); i < end; ++i) {
       const uint8_t* next = row_at(rows, ids.data[std::min(i + 1, end - 1)]);
-      out.data[i] = dot(row_at(rows, ids.data[i]), next, x.data, x.size);
+      out.data[i] = dot(row_at(rows, ids.data[i]), next, input);
     }
   });
 }
@@ -192,25 +197,69 @@ void Kernels::weighted_sum_rows(const Rows& rows, View<const int32_t> ids,
                                 View<float> out) {
   const auto lock = enter();
   check_equal("weights", weights.size, ids.size);
-  check_ids(rows, ids, out.size);
+  const size_t bytes = check_ids(rows, ids, out.size);
   check_block_ends(block_ends, ids.size);
-  const size_t item = item_bytes(rows.dtype);
+  const AddFunction add = table_.add[static_cast<size_t>(rows.dtype)];
+  const Groups groups(rows, ids, weights.data, block_ends);
   const size_t units = (out.size + kColumnUnit - 1) / kColumnUnit;
   const int parts =
-      static_cast<int>(std::min(units, static_cast<size_t>(parts_for(ids.size * out.size * item))));
-  for (std::vector<float>& partial : partials_) partial.resize(std::max(partial.size(), out.size));
+      static_cast<int>(std::min(units, static_cast<size_t>(parts_for(ids.size * bytes))));
+  for (std::vector<float>& partial : partials_) {
+    partial.resize(std::max(partial.size(), units * kColumnUnit));
+  }
   pool_->run(parts, [&](int part) {
     const size_t first = part_begin(units, part, parts) * kColumnUnit;
     const size_t last = std::min(part_begin(units, part + 1, parts) * kColumnUnit, out.size);
     float* partial = partials_[static_cast<size_t>(part)].data();
-    size_t begin = 0;
-    for (size_t b = 0; b < block_ends.size; ++b) {
-      const auto end = static_cast<size_t>(block_ends.data[b]);
-      std::fill_n(partial, last - first, 0.0F);
-      add_block(table_, rows, {ids.data + begin, end - begin}, weights.data + begin,
-                {partial, first, last});
-      for (size_t c = first; c < last; ++c) out.data[c] += partial[c - first];
-      begin = end;
+    add_groups(add, groups, {first, last, out.size}, partial, out.data);
+  });
+}
+
+void Kernels::encode_rows(View<const float> values, size_t columns, DType dtype,
+                          View<uint8_t> out) {
+  const auto lock = enter();
+  const Checked bytes = row_bytes(dtype, columns);
+  const size_t count = values.size / columns;
+  if (values.size % columns != 0 || !(bytes * Checked(count) == Checked(out.size))) {
+    throw std::invalid_argument("values has " + std::to_string(values.size) + " values and out " +
+                                std::to_string(out.size) + " bytes; rows of " +
+                                std::to_string(columns) + " columns and " +
+                                std::to_string(bytes.get()) + " bytes were expected");
+  }
+  const EncodeFunction encode = table_.encode[static_cast<size_t>(dtype)];
+  const size_t stride = bytes.get();
+  const int parts = parts_for(values.size * sizeof(float));
+  std::vector<size_t> refused(static_cast<size_t>(parts), count);  // the first row, of each part
+  pool_->run(parts, [&](int part) {
+    const size_t end = part_begin(count, part + 1, parts);
+    for (size_t i = part_begin(count, part, parts); i < end; ++i) {
+      if (encode(values.data + i * columns, columns, out.data + i * stride)) continue;
+      refused[static_cast<size_t>(part)] = i;
+      break;
+    }
+  });
+  const size_t first = *std::min_element(refused.begin(), refused.end());
+  if (first < count) {
+    throw std::invalid_argument("row " + std::to_string(first) + " has a value that " +
+                                dtype_name(dtype) + " cannot hold: NaN, infinite or too large");
+  }
+}
+
+void Kernels::decode_rows(const Rows& rows, View<const int32_t> ids, size_t columns,
+                          View<float> out) {
+  const auto lock = enter();
+  check_ids(rows, ids, columns);
+  if (!(Checked(ids.size) * Checked(columns) == Checked(out.size))) {
+    throw std::invalid_argument("out has " + std::to_string(out.size) + " values for " +
+                                std::to_string(ids.size) + " ids of " + std::to_string(columns) +
+                                " columns");
+  }
+  const DecodeFunction decode = table_.decode[static_cast<size_t>(rows.dtype)];
+  const int parts = parts_for(out.size * sizeof(float));
+  pool_->run(parts, [&](int part) {
+    const size_t end = part_begin(ids.size, part + 1, parts);
+    for (size_t i = part_begin(ids.size, part, parts); i < end; ++i) {
+      decode(row_at(rows, ids.data[i]), columns, out.data + i * columns);
     }
   });
 }
@@ -218,16 +267,41 @@ void Kernels::weighted_sum_rows(const Rows& rows, View<const int32_t> ids,
 void Kernels::attend(const Attend& task) {
   const auto lock = enter();
   const AttendSizes sizes = check_attend(task);
-  // For all positions that there are room for, so that a growing context moves nothing.
-  const size_t most = sizes.heads * sizes.capacity;
-  if (scores_.size() < most) scores_.resize(most);
+  attend_scratch_.make_room(sizes);
+  const size_t room = (sizes.columns + kColumnUnit - 1) / kColumnUnit * kColumnUnit;
+  for (std::vector<float>& partial : partials_) partial.resize(std::max(partial.size(), room));
   const size_t bytes = 2 * sizes.kv_heads * sizes.seen() * sizes.row_bytes;
-  const int parts =
-      static_cast<int>(std::min(sizes.heads, static_cast<size_t>(parts_for(bytes))));
+  const int parts = static_cast<int>(std::min(sizes.heads, static_cast<size_t>(parts_for(bytes))));
   pool_->run(parts, [&](int part) {
     attend_heads(table_, task, sizes, part_begin(sizes.heads, part, parts),
-                 part_begin(sizes.heads, part + 1, parts), scores_.data());
+                 part_begin(sizes.heads, part + 1, parts), &attend_scratch_,
+                 partials_[static_cast<size_t>(part)].data());
   });
+}
+
+void Kernels::write_head_rows(const HeadRows& rows, View<const float> values, int64_t position,
+                              View<uint8_t> cache) {
+  const auto lock = enter();
+  const WriteSizes sizes = check_write(rows, values, position, cache);
+  const size_t head_values = sizes.tokens * sizes.columns;
+  const int parts = static_cast<int>(
+      std::min(sizes.kv_heads, static_cast<size_t>(parts_for(values.size * sizeof(float)))));
+  std::vector<const float*> refused(static_cast<size_t>(parts), nullptr);
+  pool_->run(parts, [&](int part) {
+    const size_t end = part_begin(sizes.kv_heads, part + 1, parts);
+    for (size_t head = part_begin(sizes.kv_heads, part, parts); head < end; ++head) {
+      const size_t first = head * sizes.capacity + static_cast<size_t>(position);
+      const float* from = values.data + head * head_values;
+      const size_t written = write_rows(table_, rows.dtype, from, sizes.tokens, sizes.columns,
+                                        cache.data + first * sizes.row_bytes);
+      if (written == sizes.tokens) continue;
+      refused[static_cast<size_t>(part)] = from + written * sizes.columns;
+      return;
+    }
+  });
+  for (const float* row : refused) {
+    if (row != nullptr) refuse_row(rows.dtype, row, sizes.columns);
+  }
 }
 
 }  // namespace flash_core

@@ -1,4 +1,4 @@
-// Products of encoded rows: dot with a vector, and weighted sum.
+// Products of encoded rows: dot with a vector, and weighted sum; rows encoded and decoded.
 //
 // Goals: no read outside the rows whatever the ids are; the same bits for every number of
 // threads. Not goals: matrices with more than one vector, training.
@@ -16,6 +16,7 @@
 #include "dtype.h"
 #include "kernel_table.h"
 #include "view.h"
+#include "quantised_input.h"
 
 namespace flash_core {
 
@@ -47,6 +48,19 @@ class Kernels {
   // out = what one token's heads make of the positions that it sees; errors as of check_attend.
   void attend(const Attend& task);
 
+  // Encodes values [kv_heads, tokens, columns] into `cache` [kv_heads, capacity, row], as the rows
+  // of positions from `position` on. invalid_argument for a NaN or an infinity, overflow_error for
+  // what the encoding cannot hold; the rows then hold anything.
+  void write_head_rows(const HeadRows& rows, View<const float> values, int64_t position,
+                       View<uint8_t> cache);
+
+  // out [n * row_bytes] from values [n * columns]; invalid_argument for a value that is not finite
+  // or, in int8 and int4, too large for a scale in f16. `out` then holds anything.
+  void encode_rows(View<const float> values, size_t columns, DType dtype, View<uint8_t> out);
+
+  // out [n * columns] = the values of rows ids [n]; out_of_range for an id outside the bytes.
+  void decode_rows(const Rows& rows, View<const int32_t> ids, size_t columns, View<float> out);
+
   void close();
   const char* isa() const { return table_.name; }
   int threads() const { return threads_; }
@@ -60,8 +74,9 @@ class Kernels {
   int threads_;
   std::mutex mutex_;
   std::unique_ptr<ComputePool> pool_;
-  std::vector<std::vector<float>> partials_;  // of each thread: [columns]
-  std::vector<float> scores_;                 // of attention: [heads, capacity]
+  QuantisedInput input_;
+  std::vector<std::vector<float>> partials_;  // of each thread: [columns], whole units
+  AttendScratch attend_scratch_;
 };
 
 }  // namespace flash_core

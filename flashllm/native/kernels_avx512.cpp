@@ -1,7 +1,10 @@
-// AVX-512F alone: every processor that has any of it.
+// AVX-512F alone, which every processor has that has any of it, and with VNNI, which multiplies
+// bytes; without that, AVX2 does the dots of int8 and int4.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
+
+#include <algorithm>
 
 #include "kernel_table.h"
 
@@ -48,10 +51,112 @@ struct BF16 {
 
 #include "kernel_loops.h"
 
+#include "grouped_sums.h"
+
+FLASH_INLINE __m512i load_16(const uint8_t* from) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+
+struct Int8Sum {
+  static constexpr DType dtype = DType::int8;
+  FLASH_INLINE void add(const uint8_t* from, const float* scaled, Unit<V>* unit) {
+    for (size_t i = 0; i < 4; ++i) {
+      const __m512 numbers = _mm512_cvtepi32_ps(load_16(from + 16 * i));
+      unit->sums[i] = V::fma(V::broadcast(scaled[i / 2]), numbers, unit->sums[i]);
+    }
+  }
+};
+
+// A number is looked up by its four bits: the instruction looks at no others.
+struct Int4Sum {
+  static constexpr DType dtype = DType::int4;
+  FLASH_INLINE void add(const uint8_t* from, const float* scaled, Unit<V>* unit) {
+    const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    for (size_t g = 0; g < 2; ++g) {
+      const __m512i both = load_16(from + 16 * g);
+      const __m512 first = _mm512_permutexvar_ps(both, numbers);
+      const __m512 second = _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), numbers);
+      const __m512 scale = V::broadcast(scaled[g]);
+      unit->sums[2 * g] = V::fma(scale, first, unit->sums[2 * g]);
+      unit->sums[2 * g + 1] = V::fma(scale, second, unit->sums[2 * g + 1]);
+    }
+  }
+};
+
+KernelTable make_avx512() {
+  KernelTable table = make_table<V, F32, F16, BF16>("avx512");
+  const KernelTable& narrower = avx2_kernels();
+  table.encode = narrower.encode;
+  table.decode = narrower.decode;
+  for (const DType dtype : {DType::int8, DType::int4}) {
+    table.dot[static_cast<size_t>(dtype)] = narrower.dot[static_cast<size_t>(dtype)];
+  }
+  set_grouped_sums<V, F16, Int8Sum, Int4Sum>(&table);
+  return table;
+}
+
+#undef FLASH_TARGET
+#define FLASH_TARGET __attribute__((target("avx512f,avx512vnni,avx2,fma,f16c")))
+
+struct I {
+  using Bytes = __m512i;
+  using Lanes = __m512i;
+  FLASH_INLINE Bytes load_bytes(const void* from) { return _mm512_loadu_si512(from); }
+  // 128 added to each weight: the instruction wants them unsigned.
+  FLASH_INLINE Bytes load(const uint8_t* row) {
+    return _mm512_xor_si512(load_bytes(row), _mm512_set1_epi32(static_cast<int>(0x80808080)));
+  }
+  FLASH_INLINE Bytes upper(Bytes both) {
+    return _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xF0F0F0F0)));
+  }
+  FLASH_INLINE Bytes first_halves(const uint8_t* row) {
+    return upper(_mm512_slli_epi32(load_bytes(row), 4));
+  }
+  FLASH_INLINE Bytes second_halves(const uint8_t* row) { return upper(load_bytes(row)); }
+  FLASH_INLINE Lanes seed(const int32_t* from) { return load_bytes(from); }
+  FLASH_INLINE Lanes times_128(Lanes lanes) { return _mm512_slli_epi32(lanes, 7); }
+  FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, const int8_t* numbers) {
+    return _mm512_dpbusd_epi32(lanes, weights, load_bytes(numbers));
+  }
+  FLASH_INLINE __m512 to_float(Lanes lanes) { return _mm512_cvtepi32_ps(lanes); }
+};
+
+// A vector has two groups of int8, or four of int4.
+struct S {
+  using Scales = __m512;
+  FLASH_INLINE Scales load(const uint8_t* halves, const float* factors) {
+    return _mm512_mul_ps(F16::load(halves), V::load(factors));
+  }
+  FLASH_INLINE __m512 int8(Scales scales, size_t k) {
+    const __m512i groups = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512i first = _mm512_set1_epi32(static_cast<int>(2 * k));
+    return _mm512_permutexvar_ps(_mm512_add_epi32(groups, first), scales);
+  }
+  FLASH_INLINE __m512 int4(Scales scales, size_t k) {
+    const __m512i groups = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    const __m512i first = _mm512_set1_epi32(static_cast<int>(4 * k));
+    return _mm512_permutexvar_ps(_mm512_add_epi32(groups, first), scales);
+  }
+};
+
+#include "grouped_dots.h"
+
+KernelTable make_avx512vnni() {
+  KernelTable table = avx512_kernels();
+  table.name = "avx512vnni";
+  set_grouped_dots<V, I, S>(&table);
+  return table;
+}
+
 }  // namespace
 
 const KernelTable& avx512_kernels() {
-  static const KernelTable table = make_table<V, F32, F16, BF16>("avx512");
+  static const KernelTable table = make_avx512();
+  return table;
+}
+
+const KernelTable& avx512vnni_kernels() {
+  static const KernelTable table = make_avx512vnni();
   return table;
 }
 

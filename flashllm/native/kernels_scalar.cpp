@@ -1,59 +1,125 @@
 // The plain version: the oracle of the others, and what runs where there is none.
+#include <algorithm>
+
 #include "kernel_table.h"
+
+#define FLASH_TARGET
 
 namespace flash_core {
 
 namespace {
 
+uint16_t load_half(const uint8_t* from) {
+  uint16_t half = 0;
+  std::memcpy(&half, from, sizeof(half));
+  return half;
+}
+
+// Each gives the value of one column of a row.
 struct F32 {
-  static float load(const uint8_t* row, size_t column) {
+  static float load(const uint8_t* row, size_t column, size_t /*columns*/) {
     float value = 0;
     std::memcpy(&value, row + column * 4, 4);
     return value;
   }
 };
 
-uint16_t load_half(const uint8_t* row, size_t column) {
-  uint16_t half = 0;
-  std::memcpy(&half, row + column * 2, 2);
-  return half;
-}
-
 struct F16 {
-  static float load(const uint8_t* row, size_t column) {
-    return float_from_f16(load_half(row, column));
+  static float load(const uint8_t* row, size_t column, size_t /*columns*/) {
+    return float_from_f16(load_half(row + column * 2));
   }
 };
 
 struct BF16 {
-  static float load(const uint8_t* row, size_t column) {
-    return float_from_bf16(load_half(row, column));
+  static float load(const uint8_t* row, size_t column, size_t /*columns*/) {
+    return float_from_bf16(load_half(row + column * 2));
+  }
+};
+
+float scale_of(const uint8_t* row, size_t group, size_t groups, DType dtype) {
+  return float_from_f16(load_half(row + groups * group_bytes(dtype) + group * kScaleBytes));
+}
+
+struct Int8 {
+  static constexpr DType dtype = DType::int8;
+  static int number(const uint8_t* row, size_t column) { return static_cast<int8_t>(row[column]); }
+  static float load(const uint8_t* row, size_t column, size_t columns) {
+    return static_cast<float>(number(row, column)) *
+           scale_of(row, column / kGroup, group_count(columns), dtype);
+  }
+  static int input(const DotInput& x, size_t column) {
+    return 128 * x.high[column] + x.low[column];
+  }
+};
+
+struct Int4 {
+  static constexpr DType dtype = DType::int4;
+  static int number(const uint8_t* row, size_t column) {
+    const int both = row[column / kGroup * (kGroup / 2) + column % (kGroup / 2)];
+    return (column % kGroup < kGroup / 2 ? both & 15 : both >> 4) - 8;
+  }
+  static float load(const uint8_t* row, size_t column, size_t columns) {
+    return static_cast<float>(number(row, column)) *
+           scale_of(row, column / kGroup, group_count(columns), dtype);
+  }
+  static int input(const DotInput& x, size_t column) {
+    const size_t half = column % kGroup < kGroup / 2 ? 0 : x.half_stride;
+    const size_t at = half + column / kGroup * (kGroup / 2) + column % (kGroup / 2);
+    return 16 * (128 * x.high[at] + x.low[at]);  // as x.scales are a 16th
   }
 };
 
 template <class Encoding>
-float dot(const uint8_t* row, const uint8_t* /*next*/, const float* x, size_t columns) {
+float dot(const uint8_t* row, const uint8_t* /*next*/, const DotInput& x) {
   float sum = 0;
-  for (size_t c = 0; c < columns; ++c) sum += Encoding::load(row, c) * x[c];
+  for (size_t c = 0; c < x.columns; ++c) sum += Encoding::load(row, c, x.columns) * x.values[c];
   return sum;
 }
 
-template <class Encoding, size_t Rows>
-void add(const uint8_t* const* rows, const uint8_t* const* /*next*/, const float* weights,
-         float* sum, size_t columns) {
-  for (size_t r = 0; r < Rows; ++r) {
-    for (size_t c = 0; c < columns; ++c) sum[c] += weights[r] * Encoding::load(rows[r], c);
+template <class Encoding>
+float dot_groups(const uint8_t* row, const uint8_t* /*next*/, const DotInput& x) {
+  const size_t groups = group_count(x.columns);
+  float sum = 0;
+  for (size_t g = 0; g < groups; ++g) {
+    int32_t total = 0;
+    for (size_t c = g * kGroup; c < (g + 1) * kGroup; ++c) {
+      total += Encoding::number(row, c) * Encoding::input(x, c);
+    }
+    sum += static_cast<float>(total) * (scale_of(row, g, groups, Encoding::dtype) * x.scales[g]);
   }
+  return sum;
+}
+
+template <class Encoding>
+void add(const AddRows& rows, const ColumnRange& columns, float* partial, float* out) {
+  for (size_t c = columns.first; c < columns.last; ++c) {
+    float sum = rows.begins ? 0 : partial[c - columns.first];
+    for (size_t r = 0; r < rows.count; ++r) {
+      sum += rows.weights[r] * Encoding::load(rows.rows[r], c, columns.count);
+    }
+    if (rows.ends) {
+      out[c] += sum;
+    } else {
+      partial[c - columns.first] = sum;
+    }
+  }
+}
+
+#include "encode_loops.h"
+
+KernelTable make_table() {
+  KernelTable table = {};
+  table.name = "scalar";
+  table.dot = {dot<F32>, dot<F16>, dot<BF16>, dot_groups<Int8>, dot_groups<Int4>};
+  table.add = {add<F32>, add<F16>, add<BF16>, add<Int8>, add<Int4>};
+  set_encoding(&table);
+  return table;
 }
 
 }  // namespace
 
 const KernelTable& scalar_kernels() {
-  static const KernelTable table = {
-      "scalar",
-      {dot<F32>, dot<F16>, dot<BF16>},
-      {add<F32, 1>, add<F16, 1>, add<BF16, 1>},
-      {add<F32, kRowsPerAdd>, add<F16, kRowsPerAdd>, add<BF16, kRowsPerAdd>}};
+  static const KernelTable table = make_table();
   return table;
 }
 

@@ -147,6 +147,9 @@ void define_reading(nb::module_& m) {
       .def("close", &Reader::close, Released());
 }
 
+// No columns where there are fewer: the library refuses both alike.
+size_t positive(int64_t columns) { return columns < 0 ? 0 : static_cast<size_t>(columns); }
+
 void define_kernels(nb::module_& m) {
   nb::class_<Kernels>(m, "Kernels")
       .def(
@@ -201,16 +204,33 @@ void define_kernels(nb::module_& m) {
           "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
           "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(),
           Released())
+      .def(
+          "write_head_rows",
+          [](Kernels& self, const Array<const float>& values, const std::string& dtype,
+             int64_t columns, int64_t kv_heads, int64_t position, const Array<uint8_t>& cache) {
+            self.write_head_rows({parse_dtype(dtype), columns, kv_heads}, view(values), position,
+                                 view(cache));
+          },
+          "values"_a.noconvert(), "dtype"_a, "columns"_a, "kv_heads"_a, "position"_a,
+          "cache"_a.noconvert(), Released())
+      .def(
+          "encode_rows",
+          [](Kernels& self, const Array<const float>& values, int64_t columns,
+             const std::string& dtype, const Array<uint8_t>& out) {
+            self.encode_rows(view(values), positive(columns), parse_dtype(dtype), view(out));
+          },
+          "values"_a.noconvert(), "columns"_a, "dtype"_a, "out"_a.noconvert(), Released())
+      .def(
+          "decode_rows",
+          [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,
+             int64_t row_offset, const std::string& dtype, const Array<const int32_t>& ids,
+             int64_t columns, const Array<float>& out) {
+            self.decode_rows({view(rows), row_stride, row_offset, parse_dtype(dtype)}, view(ids),
+                             positive(columns), view(out));
+          },
+          "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
+          "columns"_a, "out"_a.noconvert(), Released())
       .def("close", &Kernels::close, Released());
-  m.def(
-      "write_head_rows",
-      [](const Array<const float>& values, const std::string& dtype, int64_t columns,
-         int64_t kv_heads, int64_t position, const Array<uint8_t>& cache) {
-        write_head_rows({parse_dtype(dtype), columns, kv_heads}, view(values), position,
-                        view(cache));
-      },
-      "values"_a.noconvert(), "dtype"_a, "columns"_a, "kv_heads"_a, "position"_a,
-      "cache"_a.noconvert(), Released());
 }
 
 }  // namespace
@@ -223,6 +243,12 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
   define_reading(m);
   define_kernels(m);
+  m.def(
+      "row_bytes",
+      [](const std::string& dtype, int64_t columns) {
+        return row_bytes(parse_dtype(dtype), positive(columns)).get();
+      },
+      "dtype"_a, "columns"_a);
   m.def("available_isas", [] {
     std::vector<std::string> names;
     for (const KernelTable* table : available_kernels()) names.emplace_back(table->name);

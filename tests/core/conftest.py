@@ -48,7 +48,7 @@ def open_reader(
     return open_one
 
 
-@pytest.fixture(scope="session", params=["f32", "f16", "bf16"])
+@pytest.fixture(scope="session", params=["f32", "f16", "bf16", "int8", "int4"])
 def dtype(request: pytest.FixtureRequest) -> str:
     """Each encoding of rows."""
     return str(request.param)

@@ -63,7 +63,7 @@ WRONG_ROWS = {
     "rows cut short": ({"rows": ROWS[:319]}, IndexError),
     "no rows": ({"rows": ROWS[:0]}, IndexError),
     "dtype unknown": ({"dtype": "f64"}, ValueError),
-    "dtype of another size": ({"dtype": "int8"}, ValueError),
+    "dtype of larger rows": ({"dtype": "int8"}, IndexError),
 }
 
 

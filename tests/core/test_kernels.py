@@ -12,28 +12,10 @@ from hypothesis import strategies as st
 
 from flashllm import _core
 from flashllm.flash import numpy_core
+from tests.core.encodings import decode, encode, nbytes_of, rounded_input
 
 Make = Callable[..., Any]
 WIDTHS = [1, 7, 8, 16, 33, 64, 257, 1000]
-ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
-
-
-def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Bytes of float32 values in an encoding, rounded towards zero for bf16."""
-    if dtype == "f32":
-        return values.astype("<f4").reshape(-1).view(np.uint8)
-    if dtype == "f16":
-        return values.astype("<f2").reshape(-1).view(np.uint8)
-    return (values.astype("<f4").view("<u4") >> 16).astype("<u2").reshape(-1).view(np.uint8)
-
-
-def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """64-bit values of encoded bytes."""
-    if dtype == "f32":
-        return raw.view("<f4").astype(np.float64)
-    if dtype == "f16":
-        return raw.view("<f2").astype(np.float64)
-    return (raw.view("<u2").astype("<u4") << 16).view("<f4").astype(np.float64)
 
 
 def normal(shape: int | tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -51,7 +33,7 @@ def test_matvec(make_kernels: Make, dtype: str, width: int) -> None:
     x = normal(width, seed=1)
     out = np.full(19, np.nan, np.float32)
     make_kernels().matvec(rows, dtype, x, out)
-    exact = decode(rows, dtype).reshape(19, width)
+    exact, x = decode(rows, dtype, width), rounded_input(x, dtype)
     assert_close(out, exact @ x, np.abs(exact) @ np.abs(x))
 
 
@@ -62,7 +44,7 @@ def test_dot_rows(make_kernels: Make, dtype: str, width: int) -> None:
     x = normal(width, seed=1)
     out = np.full(5, np.nan, np.float32)
     make_kernels().dot_rows(rows, stride, offset, dtype, ids, x, out)
-    exact = rows_at(rows, stride, offset, width, dtype)[ids]
+    exact, x = rows_at(rows, stride, offset, width, dtype)[ids], rounded_input(x, dtype)
     assert_close(out, exact @ x, np.abs(exact) @ np.abs(x))
 
 
@@ -83,14 +65,17 @@ def test_weighted_sum_rows(make_kernels: Make, dtype: str, width: int) -> None:
 
 def bundles(count: int, width: int, dtype: str) -> tuple[np.ndarray, int, int]:
     """Bytes of `count` bundles with something before each row and something after it."""
-    item = ITEM_BYTES[dtype]
-    offset, stride = 3 * item, (width + 5) * item
-    return encode(normal((count, width + 5), seed=4), dtype), stride, offset
+    offset, nbytes = 12, nbytes_of(dtype, width)
+    rows = np.random.default_rng(5).integers(0, 256, (count, nbytes + 20), dtype=np.uint8)
+    rows[:, offset : offset + nbytes] = encode(normal((count, width), seed=4), dtype).reshape(
+        count, nbytes
+    )
+    return rows.reshape(-1), nbytes + 20, offset
 
 
 def rows_at(rows: np.ndarray, stride: int, offset: int, width: int, dtype: str) -> np.ndarray:
-    raw = rows.reshape(-1, stride)[:, offset : offset + width * ITEM_BYTES[dtype]]
-    return decode(np.ascontiguousarray(raw).reshape(-1), dtype).reshape(-1, width)
+    raw = rows.reshape(-1, stride)[:, offset : offset + nbytes_of(dtype, width)]
+    return decode(np.ascontiguousarray(raw).reshape(-1), dtype, width)
 
 
 def test_rows_need_no_alignment(make_kernels: Make, dtype: str) -> None:
@@ -113,7 +98,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
     x, weights = normal(width, seed=1), normal(count, seed=2)
     ids = np.random.default_rng(3).permutation(count).astype(np.int32)
     ends = np.array([64, 128, 192, 256, 300], np.int32)
-    stride = width * ITEM_BYTES[dtype]
+    stride = nbytes_of(dtype, width)
     results = []
     for threads in (1, 2, 3, 7):
         kernels = make_kernels(threads)
@@ -151,7 +136,7 @@ def test_rows_of_weight_zero_are_skipped_whatever_they_hold(make_kernels: Make, 
     rows.reshape(3, -1)[1] = 255  # not a number, in every encoding
     ids, weights = np.arange(3, dtype=np.int32), np.array([1, 0, 1], np.float32)
     out = np.zeros(40, np.float32)
-    stride = 40 * ITEM_BYTES[dtype]
+    stride = nbytes_of(dtype, 40)
     make_kernels().weighted_sum_rows(
         rows, stride, 0, dtype, ids, weights, np.array([3], np.int32), out
     )
@@ -163,7 +148,7 @@ def test_rows_of_weight_zero_are_skipped_whatever_they_hold(make_kernels: Make, 
 def test_every_16_bit_value_is_decoded_exactly(make_kernels: Make, dtype: str) -> None:
     codes = np.arange(1 << 16, dtype="<u2")
     with np.errstate(invalid="ignore"):  # signalling NaNs among the codes
-        exact = decode(codes.view(np.uint8), dtype)
+        exact = decode(codes.view(np.uint8), dtype, 1)[:, 0]
     finite = np.isfinite(exact)
     out = np.empty(1 << 16, np.float32)
     make_kernels().matvec(codes.view(np.uint8), dtype, np.ones(1, np.float32), out)
@@ -177,7 +162,7 @@ def test_every_16_bit_value_is_decoded_exactly(make_kernels: Make, dtype: str) -
     width=st.integers(1, 300),
     count=st.integers(1, 40),
     threads=st.integers(1, 3),
-    dtype=st.sampled_from(["f32", "f16", "bf16"]),
+    dtype=st.sampled_from(["f32", "f16", "bf16", "int8", "int4"]),
     seed=st.integers(0, 1000),
 )
 def test_native_agrees_with_its_twin_and_all_sets_with_scalar(
@@ -188,8 +173,8 @@ def test_native_agrees_with_its_twin_and_all_sets_with_scalar(
     ids = rng.integers(0, count, count).astype(np.int32)
     weights, x = normal(count, seed + 1), normal(width, seed + 2)
     ends = np.sort(np.append(rng.integers(0, count, 3), count)).astype(np.int32)
-    stride = width * ITEM_BYTES[dtype]
-    exact = decode(rows, dtype).reshape(count, width)[ids]
+    stride = nbytes_of(dtype, width)
+    exact, seen = decode(rows, dtype, width)[ids], rounded_input(x, dtype)
     for kernels in [
         numpy_core.Kernels(),
         *(_core.Kernels(threads, isa) for isa in _core.available_isas()),
@@ -197,7 +182,7 @@ def test_native_agrees_with_its_twin_and_all_sets_with_scalar(
         dots, total = np.empty(count, np.float32), np.zeros(width, np.float32)
         kernels.dot_rows(rows, stride, 0, dtype, ids, x, dots)
         kernels.weighted_sum_rows(rows, stride, 0, dtype, ids, weights, ends, total)
-        assert_close(dots, exact @ x, np.abs(exact) @ np.abs(x))
+        assert_close(dots, exact @ seen, np.abs(exact) @ np.abs(seen))
         assert_close(total, weights @ exact, np.abs(weights) @ np.abs(exact))
         kernels.close()
 

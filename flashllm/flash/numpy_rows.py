@@ -1,0 +1,181 @@
+"""Encodings of rows in numpy: the same bytes and the same whole numbers as the native core.
+
+int8 and int4 hold whole numbers by groups of 32 columns, the last group filled up with zeros, then
+a scale in f16 for each group; a weight is number * scale. The numbers of int4 are -8 to 7, and 8
+more is stored: a group's first half in the low halves of its 16 bytes, its second in the high ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["decode", "dots", "encode", "quantise", "row_bytes"]
+
+Floats = NDArray[np.float32]
+Raw = NDArray[np.uint8]
+
+_GROUP = 32
+_SCALE_BYTES = 2
+_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_GROUP_BYTES = {"int8": _GROUP, "int4": _GROUP // 2}
+_LARGEST_HALF = np.float32(65504)
+_MOST = {"int8": np.float32(127), "int4": np.float32(7)}
+_FACTORS = (1.0, 0.95, 0.9, 0.85, 0.8, 1.05)  # as in encode_loops.h, and in that order
+_INPUT_MOST = np.float32(8127)  # 128 * 63 + 63
+_INPUT_LEAST = np.float32(2.0**-100)
+
+
+def row_bytes(dtype: str, columns: int) -> int:
+    """Bytes of one row of an encoding: f32, f16, bf16, int8 or int4."""
+    if dtype not in _ITEM_BYTES and dtype not in _GROUP_BYTES:
+        raise ValueError(f"dtype is {dtype!r}; expected f32, f16, bf16, int8 or int4")
+    if columns < 1:
+        raise ValueError("a row has no columns")
+    if dtype in _ITEM_BYTES:
+        return _ITEM_BYTES[dtype] * columns
+    return -(-columns // _GROUP) * (_GROUP_BYTES[dtype] + _SCALE_BYTES)
+
+
+def decode(raw: Raw, dtype: str, columns: int) -> Floats:
+    """The values of encoded rows, [rows, row_bytes] to [rows, columns]."""
+    if dtype == "f32":
+        return raw.view(np.float32)
+    if dtype == "f16":
+        return raw.view(np.float16).astype(np.float32)
+    if dtype == "bf16":
+        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    numbers, scales = _split(raw, dtype)
+    values = numbers.astype(np.float32) * scales[:, :, None]
+    return values.reshape(len(raw), -1)[:, :columns]
+
+
+def encode(values: Floats, dtype: str, first_row: int = 0) -> Raw:
+    """The bytes of rows, [rows, columns] to [rows, row_bytes]: ValueError for what cannot be."""
+    _refuse(values, dtype, first_row)
+    if dtype == "f32":
+        return values.view(np.uint8)
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint8)
+    if dtype == "bf16":
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
+    groups = _grouped(values)
+    flat = groups.reshape(-1, _GROUP)
+    scales = (_scales_int8 if dtype == "int8" else _scales_int4)(flat)
+    numbers = _round(flat, scales, -_MOST["int8"] if dtype == "int8" else -8, _MOST[dtype])
+    zero = ~flat.any(axis=1)
+    scales[zero], numbers[zero] = 0, 0
+    if dtype == "int8":
+        packed = numbers.astype(np.int8).view(np.uint8)
+    else:
+        nibbles = (numbers + 8).astype(np.uint8)
+        packed = nibbles[:, : _GROUP // 2] | (nibbles[:, _GROUP // 2 :] << 4)
+    rows = len(values)
+    ends = scales.reshape(rows, -1).astype(np.float16).view(np.uint8)
+    return np.concatenate([packed.reshape(rows, -1), ends], axis=1)
+
+
+def quantise(x: Floats) -> tuple[NDArray[np.int32], Floats]:
+    """A vector as whole numbers of 14 bits [groups, 32] and a scale for each group."""
+    groups = _grouped(x[None])[0]
+    largest = np.abs(groups).max(axis=1)
+    usable = (largest >= _INPUT_LEAST) & np.isfinite(largest)
+    safe = np.where(usable, largest, np.float32(1))
+    scales = np.where(usable, largest / _INPUT_MOST, np.where(largest < 1, 0, np.nan))
+    inverse = (_INPUT_MOST / safe)[:, None]
+    numbers = np.rint(np.where(usable[:, None], groups, 0) * inverse)
+    return numbers.astype(np.int32), scales.astype(np.float32)
+
+
+def dots(raw: Raw, dtype: str, x: Floats) -> Floats:
+    """Dots of rows [rows, row_bytes] with x [columns], which int8 and int4 take rounded."""
+    if dtype in _ITEM_BYTES:
+        return np.asarray((decode(raw, dtype, len(x)) * x).sum(axis=1))
+    numbers, scales = _split(raw, dtype)
+    x_numbers, x_scales = quantise(x)
+    sums = (numbers.astype(np.int32) * x_numbers).sum(axis=2, dtype=np.int32)
+    return np.asarray((sums.astype(np.float32) * (scales * x_scales)).sum(axis=1))
+
+
+def _split(raw: Raw, dtype: str) -> tuple[NDArray[np.int8], Floats]:
+    """The numbers [rows, groups, 32] and scales [rows, groups] of encoded rows."""
+    groups = raw.shape[1] // (_GROUP_BYTES[dtype] + _SCALE_BYTES)
+    packed = raw[:, : groups * _GROUP_BYTES[dtype]].reshape(len(raw), groups, -1)
+    ends = np.ascontiguousarray(raw[:, groups * _GROUP_BYTES[dtype] :])
+    scales = ends.view(np.float16).astype(np.float32)
+    if dtype == "int8":
+        return packed.view(np.int8), scales
+    halves = np.concatenate([packed & 15, packed >> 4], axis=2)
+    return halves.view(np.int8) - np.int8(8), scales
+
+
+def _grouped(values: Floats) -> Floats:
+    """[rows, columns] to [rows, groups, 32], filled up with zeros."""
+    rows, columns = values.shape
+    groups = -(-columns // _GROUP)
+    padded = np.zeros((rows, groups * _GROUP), np.float32)
+    padded[:, :columns] = values
+    return padded.reshape(rows, groups, _GROUP)
+
+
+def _refuse(values: Floats, dtype: str, first_row: int) -> None:
+    most = _MOST[dtype] * _LARGEST_HALF if dtype in _MOST else np.finfo(np.float32).max
+    wrong = ~(np.abs(values) <= most).all(axis=1)
+    if wrong.any():
+        raise ValueError(
+            f"row {first_row + int(wrong.argmax())} has a value that {dtype} cannot hold: "
+            "NaN, infinite or too large"
+        )
+
+
+def _round(groups: Floats, scales: Floats, least: float, most: float) -> Floats:
+    """The numbers nearest to groups [n, 32] over scales [n]."""
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+    numbers: Floats = np.clip(np.rint(groups * inverse[:, None]), least, most)
+    return numbers
+
+
+def _scales_int8(groups: Floats) -> Floats:
+    """In the nearest half, or the next one up where a number would pass 127."""
+    largest = np.abs(groups).max(axis=1)
+    halves = (largest / _MOST["int8"]).astype(np.float16)
+    scales = halves.astype(np.float32)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+    enough = (scales != 0) & (largest * inverse < np.float32(127.5))
+    bits = halves.view(np.uint16) + (~enough).astype(np.uint16)
+    return bits.view(np.float16).astype(np.float32)
+
+
+def _scales_int4(groups: Floats) -> Floats:
+    """Of a few, the one that leaves the least squared error."""
+    positive, negative = groups.max(axis=1), -groups.min(axis=1)
+    largest = np.maximum(positive, negative)
+    whole = np.where(positive >= negative, -largest, largest) / np.float32(8)
+    best = _nearest_half(largest / _MOST["int4"])
+    least = _squared_error(groups, best)
+    for factor in _FACTORS:
+        scales = _nearest_half(whole * np.float32(factor))
+        error = _squared_error(groups, scales)
+        best = np.where(error < least, scales, best)
+        least = np.minimum(error, least)
+    return best
+
+
+def _nearest_half(scales: Floats) -> Floats:
+    """Never zero and never infinite."""
+    magnitudes = np.minimum(np.abs(scales), _LARGEST_HALF).astype(np.float16).astype(np.float32)
+    return np.copysign(np.maximum(magnitudes, np.float32(2.0**-24)), scales)
+
+
+def _squared_error(groups: Floats, scales: Floats) -> NDArray[np.float64]:
+    """Eight sums, added in pairs: this order is part of the encoding."""
+    numbers = _round(groups, scales, -8, 7)
+    rest = (groups - numbers * scales[:, None]).astype(np.float64)
+    squares = (rest * rest).reshape(len(groups), 4, 8)
+    sums = ((squares[:, 0] + squares[:, 1]) + squares[:, 2]) + squares[:, 3]
+    sums = sums[:, :4] + sums[:, 4:]
+    sums = sums[:, :2] + sums[:, 2:]
+    error: NDArray[np.float64] = sums[:, 0] + sums[:, 1]
+    return error

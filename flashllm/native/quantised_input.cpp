@@ -1,0 +1,98 @@
+#include "quantised_input.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace flash_core {
+
+namespace {
+
+constexpr float kLargest = 8127;  // 128 * 63 + 63
+// Groups below this count as zeros: what they add is lost beside anything a layer has.
+constexpr float kSmallest = 0x1p-100F;
+// Added to a float and taken from its bits, rounds it to a whole number, halves to even.
+constexpr float kRounding = 12582912.0F;
+
+// numbers [kGroup] = values / scale, rounded; returns the scale, NaN where a value is not finite.
+float round_group(const float* values, int32_t* numbers) {
+  uint32_t largest_bits = 0;
+  for (size_t i = 0; i < kGroup; ++i) {
+    largest_bits = std::max(largest_bits, bits_of(values[i]) & 0x7FFFFFFF);
+  }
+  const float largest = float_from_bits(largest_bits);
+  if (!(largest >= kSmallest && largest <= std::numeric_limits<float>::max())) {
+    std::fill_n(numbers, kGroup, 0);
+    return largest < kSmallest ? 0 : std::numeric_limits<float>::quiet_NaN();
+  }
+  const float inverse = kLargest / largest;
+  for (size_t i = 0; i < kGroup; ++i) {
+    numbers[i] =
+        static_cast<int32_t>(bits_of(values[i] * inverse + kRounding) - bits_of(kRounding));
+  }
+  return largest / kLargest;
+}
+
+void split(const int32_t* numbers, size_t count, int8_t* high, int8_t* low) {
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t rest = ((numbers[i] + 64) & 127) - 64;
+    low[i] = static_cast<int8_t>(rest);
+    high[i] = static_cast<int8_t>((numbers[i] - rest) / 128);
+  }
+}
+
+void sum_lanes(const int32_t* numbers, size_t lanes, int32_t* seeds) {
+  for (size_t lane = 0; lane < lanes; ++lane) {
+    const int32_t* four = numbers + 4 * lane;
+    seeds[lane] -= four[0] + four[1] + four[2] + four[3];
+  }
+}
+
+}  // namespace
+
+DotInput QuantisedInput::prepare(DType dtype, const float* x, size_t columns) {
+  DotInput input = {};
+  input.values = x;
+  input.columns = columns;
+  if (!is_grouped(dtype)) return input;
+  const size_t groups = group_count(columns);
+  const size_t padded = (groups + kInputGroups - 1) / kInputGroups * kInputGroups;
+  const size_t lanes = group_bytes(dtype) / 4;
+  const size_t half_stride = padded * kGroup / 2;
+  high_.assign(padded * kGroup, 0);
+  low_.assign(padded * kGroup, 0);
+  seeds_.assign(padded * lanes, 0);
+  scales_.assign(padded, 0.0F);
+  for (size_t g = 0; g < groups; ++g) {
+    float last[kGroup] = {};
+    const float* values = x + g * kGroup;
+    if (columns - g * kGroup < kGroup) {
+      std::memcpy(last, values, (columns - g * kGroup) * sizeof(float));
+      values = last;
+    }
+    int32_t numbers[kGroup];
+    const float scale = round_group(values, numbers);
+    int32_t* seeds = seeds_.data() + g * lanes;
+    if (dtype == DType::int8) {
+      scales_[g] = scale;
+      split(numbers, kGroup, high_.data() + g * kGroup, low_.data() + g * kGroup);
+      sum_lanes(numbers, lanes, seeds);
+      continue;
+    }
+    scales_[g] = scale / 16;
+    for (size_t half = 0; half < 2; ++half) {
+      const size_t at = half * half_stride + g * kGroup / 2;
+      const int32_t* from = numbers + half * kGroup / 2;
+      split(from, kGroup / 2, high_.data() + at, low_.data() + at);
+      sum_lanes(from, lanes, seeds);
+    }
+  }
+  input.high = high_.data();
+  input.low = low_.data();
+  input.seeds = seeds_.data();
+  input.scales = scales_.data();
+  input.half_stride = half_stride;
+  return input;
+}
+
+}  // namespace flash_core

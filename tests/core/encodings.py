@@ -1,0 +1,79 @@
+"""What encoded rows mean, in 64 bits: written for tests, apart from both cores."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+GROUP = 32
+ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+GROUP_BYTES = {"int8": 32, "int4": 16}
+MOST = {"int8": 127, "int4": 7}
+
+
+def nbytes_of(dtype: str, width: int) -> int:
+    """Bytes of a row."""
+    if dtype in ITEM_BYTES:
+        return ITEM_BYTES[dtype] * width
+    return math.ceil(width / GROUP) * (GROUP_BYTES[dtype] + 2)
+
+
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Bytes of rows [n, width]: rounded towards zero for bf16, simple scales for whole numbers."""
+    if dtype == "f32":
+        return values.astype("<f4").reshape(-1).view(np.uint8)
+    if dtype == "f16":
+        return values.astype("<f2").reshape(-1).view(np.uint8)
+    if dtype == "bf16":
+        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").reshape(-1).view(np.uint8)
+    groups = grouped(np.asarray(values, np.float64))
+    scales = (np.abs(groups).max(axis=2) / MOST[dtype]).astype("<f2")
+    divisors = np.where(scales == 0, 1, scales).astype(np.float64)[:, :, None]
+    numbers = np.clip(np.rint(groups / divisors), -MOST[dtype], MOST[dtype]).astype(np.int8)
+    if dtype == "int4":
+        stored = (numbers + 8).astype(np.uint8)
+        numbers = stored[:, :, :16] | (stored[:, :, 16:] << 4)
+    packed = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(values), -1)
+    return np.concatenate([packed, scales.view(np.uint8)], axis=1).reshape(-1)
+
+
+def decode(raw: np.ndarray, dtype: str, width: int) -> np.ndarray:
+    """64-bit values [n, width] of encoded bytes."""
+    if dtype == "f32":
+        return raw.view("<f4").astype(np.float64).reshape(-1, width)
+    if dtype == "f16":
+        return raw.view("<f2").astype(np.float64).reshape(-1, width)
+    if dtype == "bf16":
+        wide = (raw.view("<u2").astype("<u4") << 16).view("<f4")
+        return wide.astype(np.float64).reshape(-1, width)
+    rows = raw.reshape(-1, nbytes_of(dtype, width))
+    groups = math.ceil(width / GROUP)
+    scales = np.ascontiguousarray(rows[:, -2 * groups :]).view("<f2").astype(np.float64)
+    packed = rows[:, : -2 * groups].reshape(len(rows), groups, -1)
+    if dtype == "int8":
+        numbers = packed.astype(np.int64)
+        numbers[numbers > 127] -= 256
+    else:
+        numbers = np.concatenate([packed % 16, packed // 16], axis=2).astype(np.int64) - 8
+    return (numbers * scales[:, :, None]).reshape(len(rows), -1)[:, :width]
+
+
+def rounded_input(x: np.ndarray, dtype: str) -> np.ndarray:
+    """The vector that dots of an encoding multiply with: 14 bits by groups for whole numbers."""
+    if dtype in ITEM_BYTES:
+        return x.astype(np.float64)
+    groups = grouped(x[None].astype(np.float32))[0]
+    largest = np.abs(groups).max(axis=1, keepdims=True)
+    scales = largest / np.float32(8127)
+    safe = np.where(largest == 0, np.float32(1), largest)
+    numbers = np.rint(groups * (np.float32(8127) / safe))
+    return (numbers.astype(np.float64) * scales).reshape(-1)[: len(x)]
+
+
+def grouped(values: np.ndarray) -> np.ndarray:
+    """[n, width] to [n, groups, 32], filled up with zeros."""
+    count, width = values.shape
+    padded = np.zeros((count, math.ceil(width / GROUP) * GROUP), values.dtype)
+    padded[:, :width] = values
+    return padded.reshape(count, -1, GROUP)
