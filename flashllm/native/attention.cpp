@@ -170,9 +170,10 @@ AttendSizes check_attend(const Attend& task) {
   }
   const size_t shared = (Checked(sizes.columns) * Checked(sizes.kv_heads)).get();
   if (task.query.size == 0 || task.query.size % shared != 0 || task.out.size != task.query.size) {
-    throw std::invalid_argument("query has " + std::to_string(task.query.size) + " values and out " +
-                                std::to_string(task.out.size) + "; a multiple of " +
-                                std::to_string(shared) + " was expected of both");
+    throw std::invalid_argument("query has " + std::to_string(task.query.size) +
+                                " values and out " + std::to_string(task.out.size) +
+                                "; a multiple of " + std::to_string(shared) +
+                                " was expected of both");
   }
   sizes.heads = task.query.size / sizes.columns;
   if (task.seen.first < 0 || task.seen.end <= task.seen.first ||
@@ -198,15 +199,14 @@ void attend_heads(const KernelTable& table, const Attend& task, const AttendSize
                   size_t first_head, size_t last_head, AttendScratch* scratch, float* partial) {
   for (size_t head = first_head; head < last_head; ++head) {
     const float* query = task.query.data + head * sizes.columns;
-    scratch->inputs[head] =
-        scratch->queries[head].prepare(task.rows.dtype, query, sizes.columns);
+    scratch->inputs[head] = scratch->queries[head].prepare(task.rows.dtype, query, sizes.columns);
   }
   const size_t sharing = sizes.heads / sizes.kv_heads;
   for (size_t head = first_head; head < last_head;) {
     const size_t kv_head = head / sharing;
     const size_t end = std::min(last_head, (kv_head + 1) * sharing);
-    attend_group({table, task, sizes, *scratch, kv_head, head, end, scratch->scores.data(),
-                  partial});
+    attend_group(
+        {table, task, sizes, *scratch, kv_head, head, end, scratch->scores.data(), partial});
     head = end;
   }
 }

@@ -15,8 +15,8 @@
 #include "compute_pool.h"
 #include "dtype.h"
 #include "kernel_table.h"
-#include "view.h"
 #include "quantised_input.h"
+#include "view.h"
 
 namespace flash_core {
 

@@ -202,8 +202,7 @@ void define_kernels(nb::module_& m) {
                          view(out)});
           },
           "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
-          "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(),
-          Released())
+          "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(), Released())
       .def(
           "write_head_rows",
           [](Kernels& self, const Array<const float>& values, const std::string& dtype,

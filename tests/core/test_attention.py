@@ -67,9 +67,7 @@ class Case:
         count = len(seen) // row_bytes
         values = np.empty(count * self.columns, np.float32)
         ids = np.arange(count, dtype=np.int32)
-        numpy_core.Kernels().decode_rows(
-            seen, row_bytes, 0, self.dtype, ids, self.columns, values
-        )
+        numpy_core.Kernels().decode_rows(seen, row_bytes, 0, self.dtype, ids, self.columns, values)
         shape = (2, self.kv_heads, -1, self.columns)
         return torch.from_numpy(values).double().reshape(shape)
 
