@@ -134,7 +134,7 @@ class DramSeconds:
 def dram_seconds(rates: MachineRates, dtype: str, moved: DramBytes) -> DramSeconds:
     """Times of a decoded token's bytes; writing what was loaded is part of reading it from flash.
 
-    Predictors are in f16 whatever the model is in; keys and values go through one thread.
+    Predictors are in f16 whatever the model is in; keys and values go through all threads.
     """
     matvec = rates.kernel_bytes_per_second
     whole = matvec[dtype]
@@ -144,7 +144,7 @@ def dram_seconds(rates: MachineRates, dtype: str, moved: DramBytes) -> DramSecon
         predictors=moved.predictors / matvec.get(NARROW.format("f16"), matvec["f16"]),
         gate=moved.gate / whole,
         ffn=moved.ffn / rates.rows_bytes_per_second[dtype],
-        kv=moved.kv / rates.dram_bytes_per_second[min(rates.dram_bytes_per_second)],
+        kv=moved.kv / rates.dram_bytes_per_second[max(rates.dram_bytes_per_second)],
     )
 
 

@@ -134,7 +134,7 @@ class KvCache:
         if self.dtype == "f16":
             return decoded.copy_(rows.view(torch.float16))
         columns = decoded.shape[3]
-        groups = decoded.unflatten(3, (-1, GROUP))
-        groups.copy_(rows[..., :columns].view(torch.int8).unflatten(3, (-1, GROUP)))
-        groups.mul_(rows[..., columns:].view(torch.float16)[..., None])
+        numbers = rows[..., :columns].view(torch.int8)
+        scales = rows[..., columns:].view(torch.float16)[..., None]
+        decoded.copy_(numbers).view(*scales.shape[:-1], GROUP).mul_(scales)
         return decoded

@@ -36,6 +36,10 @@ class Decoder(Protocol):
     selects: str
 
     @property
+    def kv_dtype(self) -> str:
+        """Encoding of keys and values."""
+
+    @property
     def context(self) -> int:
         """Tokens that a context can hold."""
 
