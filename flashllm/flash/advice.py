@@ -38,9 +38,9 @@ class Case:
     window: int | None
     io_threads: int | None
     context: int | None
-    kv_dtype: str | None
     profile: Profile | None
     converted: bool = False
+    kv_dtype: str | None = None
 
     def plan(self) -> Plan:
         """The plan; errors as of `make_plan`.
