@@ -139,6 +139,38 @@ class Kernels:
     ) -> None:
         """Out [d] += for each block in order, the sum of weights[i] * row ids[i] within it."""
 
+    def attend(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        first: int,
+        end: int,
+        scale: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        """One token's attention: out [heads * columns] = softmax(scale * query @ keys) @ values.
+
+        Keys and values are [kv_heads, capacity, row]; positions first to end - 1 are seen.
+        """
+
+    def write_head_rows(
+        self,
+        values: NDArray[np.float32],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        position: int,
+        cache: NDArray[np.uint8],
+    ) -> None:
+        """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on.
+
+        ValueError for a NaN or an infinity, OverflowError for what the encoding cannot hold.
+        """
+
     def encode_rows(
         self,
         values: NDArray[np.float32],

@@ -367,8 +367,8 @@ def _add_eval(commands: argparse._SubParsersAction[Parser]) -> None:
     evaluate.add_argument(
         "--plot", type=Path, metavar="DIR", help="draw PNG pictures there (needs matplotlib)"
     )
-    selectors = tuple(option for option in MODEL_OPTIONS if option.name == "select")
-    add_options(evaluate, "model", selectors)
+    options = tuple(option for option in MODEL_OPTIONS if option.name in ("select", "kv_dtype"))
+    add_options(evaluate, "model", options)
 
 
 def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -76,6 +76,7 @@ def open_model(
     *,
     direct: bool = True,
     context: int | None = None,
+    kv_dtype: str | None = None,
     profile: str | os.PathLike[str] | None = None,
     overlap: str | None = None,
     policy: str | None = None,
@@ -84,10 +85,11 @@ def open_model(
 
     `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
     gate, all, oracle, which are exact, and predicted, which is lossy; `policy` one
-    of `flash.policies.POLICIES`, `window` in tokens that of the paper's; `profile` a file to plan
-    with instead of what was measured of this device; `overlap` one of none, hits, attention,
-    layer: what is computed while reads are under way. Errors: `ModelNotFound`, `ModelError`,
-    `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    of `flash.policies.POLICIES`, `window` in tokens that of the paper's; `kv_dtype` the encoding of
+    keys and values, f32, f16 (the default) or int8; `profile` a file to plan with instead of what
+    was measured of this device; `overlap` one of none, hits, attention, layer: what is computed
+    while reads are under way. Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`,
+    `UsageError`, `ReadFailed`.
     """
     directory, file = model_directory(path), None if profile is None else Path(profile)
     decoder, plan, store = load_decoder(
@@ -98,6 +100,7 @@ def open_model(
         io_threads=io_threads,
         direct=direct,
         context=context,
+        kv_dtype=kv_dtype,
         profile=file,
         overlap=overlap,
         policy=policy,
@@ -146,7 +149,11 @@ class Model:
         self._running: Generation | None = None
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Exact logits [tokens, vocab] after each of `ids`, all neurons computed."""
+        """Exact logits [tokens, vocab] after each of `ids`, all neurons computed.
+
+        Keys and values are rounded to the cache's encoding, as they are for every answer; only
+        with `kv_dtype="f32"` is nothing rounded but f32 arithmetic.
+        """
         self._check(ids)
         self._stop_running()
         return self._decoder.logits(ids)
@@ -320,6 +327,7 @@ class Generation:
                 "policy": plan.policy,
                 "window": plan.window,
                 "context": plan.context,
+                "kv_dtype": plan.kv_dtype,
                 "slots": sum(plan.slots_per_layer),
             },
         }

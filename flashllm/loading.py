@@ -32,15 +32,24 @@ KERNEL_THREADS = torch.get_num_threads()
 
 @contextlib.contextmanager
 def open_decoder(
-    directory: str | os.PathLike[str], select: str | None = None, context: int | None = None
+    directory: str | os.PathLike[str],
+    select: str | None = None,
+    context: int | None = None,
+    kv_dtype: str | None = None,
 ) -> Iterator[Decoder]:
     """A decoder for forward passes over a converted model, in as little memory as will do.
 
     For recording and evaluation, which send whole texts through and keep no window. `select` is
-    what `Decoder.choose` and mode selected go by; "all" without it. `context` is in tokens.
+    what `Decoder.choose` and mode selected go by; "all" without it. `context` is in tokens, and
+    `kv_dtype` the encoding of keys and values.
     """
     decoder, _, store = load_decoder(
-        Path(directory), select=select or "all", window=1, context=context, least=True
+        Path(directory),
+        select=select or "all",
+        window=1,
+        context=context,
+        kv_dtype=kv_dtype,
+        least=True,
     )
     with store:
         yield decoder
@@ -56,6 +65,7 @@ def load_decoder(
     io_threads: int | None = None,
     direct: bool = True,
     context: int | None = None,
+    kv_dtype: str | None = None,
     least: bool = False,
     profile: Path | None = None,
     overlap: str | None = None,
@@ -86,6 +96,7 @@ def load_decoder(
             window=window,
             io_threads=io_threads,
             context=context,
+            kv_dtype=kv_dtype,
             profile=find_profile(directory, profile) if direct or profile else None,
             overlap=overlap,
         )

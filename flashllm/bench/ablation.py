@@ -65,6 +65,8 @@ class Settings:
     io_threads: int | None = None
     direct: bool = True
     add: bool = False
+    kv_dtype: str | None = None
+    """Encoding of keys and values; None for the default."""
     profile: Path | None = None
     """What `added_rows` take threads and gap from; None for what is kept of the disk."""
     beside: tuple[Path, ...] = ()
@@ -186,6 +188,7 @@ class Ablation:
             1 << 60,
             select=self.select,
             io_threads=self.settings.io_threads,
+            kv_dtype=self.settings.kv_dtype,
             context=len(self._ids),
             profile=find_profile(self.directory, self.settings.profile),
         )
@@ -200,6 +203,7 @@ class Ablation:
             select=select,
             window=window,
             io_threads=self.settings.io_threads,
+            kv_dtype=self.settings.kv_dtype,
             context=len(self._ids),
         )
 

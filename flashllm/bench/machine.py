@@ -195,7 +195,9 @@ def overheads(rates: MachineRates) -> tuple[float, float]:
     spec = store.spec
     resident = ResidentBytes.of(spec, plan.split["predictors"])
     used = statistics.median(cost.hits + cost.misses for cost in costs)
-    moved = dram_bytes_a_token(spec, resident, used, 0, spec.bundle_bytes, context)
+    moved = dram_bytes_a_token(
+        spec, resident, used, 0, spec.bundle_bytes, context, kv_dtype=plan.kv_dtype
+    )
     seconds = dram_seconds(rates, Encodings.of(spec), moved)
     rest_ns = statistics.median(_rest_ns(cost) for cost in costs)
     layers_ns = statistics.median(_layers_ns(cost) for cost in costs)

@@ -259,6 +259,7 @@ def dram_of(model: Model, runs: Sequence[RunSample]) -> DramBytes:
         spec.bundle_bytes,
         statistics.fmean(contexts),
         bundles_active=_active_bundles(model),
+        kv_dtype=model.plan.kv_dtype,
     )
 
 

@@ -40,6 +40,7 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
         select=arguments.select,
         window=arguments.window,
         io_threads=arguments.io_threads,
+        kv_dtype=arguments.kv_dtype,
         direct=not arguments.no_direct,
         add=arguments.add,
         beside=tuple(arguments.beside),

@@ -174,6 +174,7 @@ def _settings(
         "window": plan.window,
         "slots": sum(plan.slots_per_layer),
         "context": plan.context,
+        "kv_dtype": plan.kv_dtype,
         "io_threads": device["threads"],
         "io_backend": device["backend"],
         "io_backend_problem": device["backend_problem"],

@@ -41,7 +41,8 @@ def _what(report: dict[str, Any]) -> list[Row]:
          f" {format_bytes(machine['memory_total_bytes'])}"),
         ("disk", f"{storage['name']} ({storage['kind']}), {storage['filesystem']}; {io}"),
         ("settings", f"{settings['select']}{lossy}, policy {settings['policy']},"
-         f" window {settings['window']}, {settings['slots']} slots, context {settings['context']},"
+         f" window {settings['window']}, {settings['slots']} slots,"
+         f" context {settings['context']} in {settings['kv_dtype']},"
          f" prompt of {settings['prompt_tokens']} tokens, -n {settings['tokens']}"),
         ("run", f"flashllm {header['tool_version']}{_commit(header)}, {header['date']}"),
     ]  # fmt: skip

@@ -82,7 +82,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         plots.make_directory(arguments.plot)
     directory = opening.model_directory(arguments.model, opening.terminal_progress())
     progress, start = CountProgress(), time.monotonic()
-    with EvaluatedModel.open(directory, arguments.select) as model:
+    with EvaluatedModel.open(directory, arguments.select, arguments.kv_dtype) as model:
         report: dict[str, Any] = model.to_json()
         try:
             if text is not None:

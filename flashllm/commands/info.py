@@ -97,7 +97,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("select", SELECTOR_WORDS[plan.select]),
         ("kept", _kept_words(plan)),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
-        ("context", f"{plan.context} tokens"),
+        ("context", f"{plan.context} tokens, keys and values in {plan.kv_dtype}"),
         ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
     ]
     return rows

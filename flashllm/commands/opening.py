@@ -69,6 +69,7 @@ def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
         overlap=arguments.overlap,
         direct=not arguments.no_direct,
         context=arguments.ctx_size,
+        kv_dtype=arguments.kv_dtype,
         profile=arguments.profile,
     )
 

@@ -134,6 +134,15 @@ MODEL_OPTIONS = (
         "NAME",
     ),
     Option(
+        "kv_dtype",
+        ("--kv-dtype",),
+        str,
+        None,
+        "encoding of keys and values in memory: f32, f16 (the default) or int8, which halves them"
+        " again and rounds more",
+        "TYPE",
+    ),
+    Option(
         "window",
         ("--window",),
         parse_positive,

@@ -156,4 +156,5 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "window": arguments.window,
         "io_threads": arguments.io_threads,
         "context": arguments.ctx_size,
+        "kv_dtype": arguments.kv_dtype,
     }

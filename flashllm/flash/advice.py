@@ -14,6 +14,7 @@ from flashllm.errors import FlashllmError
 from flashllm.flash.activity import Activity, assumed
 from flashllm.flash.estimate import predictor_bytes, sizes_of_shape
 from flashllm.flash.expectation import Expectation, Model, expect
+from flashllm.flash.kv import KV_DTYPES, kv_bytes
 from flashllm.flash.plan import SLACK, Plan, Sizes, make_plan
 from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
@@ -47,6 +48,7 @@ class Case:
     profile: Profile | None
     converted: bool = False
     policy: str | None = None
+    kv_dtype: str | None = None
 
     def plan(self) -> Plan:
         """The plan; errors as of `make_plan`.
@@ -66,6 +68,7 @@ class Case:
             window=self.window,
             io_threads=self.io_threads,
             context=self.context,
+            kv_dtype=self.kv_dtype,
             profile=self.profile,
         )
 
@@ -143,6 +146,12 @@ def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
     if plan.context > SHORT_CONTEXT:
         shorter = _with(case, context=SHORT_CONTEXT)
         yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0
+    for kv_dtype in KV_DTYPES:
+        # Fewer bytes to move, and room for slots; int8 rounds more, and says so.
+        if kv_bytes(spec, plan.context, kv_dtype) < kv_bytes(spec, plan.context, plan.kv_dtype):
+            rounded = ", which rounds them" if kv_dtype == "int8" else ""
+            words = f"keys and values in {kv_dtype}{rounded}: --kv-dtype {kv_dtype}"
+            yield words, _with(case, kv_dtype=kv_dtype), 1.0
     if (narrower := _NARROWER.get(spec.dtype)) is not None and spec.resident_dtype is None:
         words, dtype = narrower
         half = dataclasses.replace(spec, dtype=dtype)

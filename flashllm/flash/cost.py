@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from flashllm.flash.kv import DEFAULT_KV_DTYPE, KvDType, kv_row_bytes
 from flashllm.flash.profile import MachineRates
 from flashllm.flash.resident import resident_bytes, tensor_table
 from flashllm.spec import ModelSpec
 
-FLOAT_BYTES = 4
 NARROW = "{} narrow"
 """Key of the rate of a matrix with rows of NARROW_ROW_BYTES, as the up part of a predictor has."""
 NARROW_ROW_BYTES = 256
@@ -83,6 +83,7 @@ def dram_bytes_a_token(
     context_tokens: float,
     *,
     bundles_active: float | None = None,
+    kv_dtype: KvDType = DEFAULT_KV_DTYPE,
 ) -> DramBytes:
     """What a token moves that uses so many bundles of all layers, and loads so many of them.
 
@@ -97,14 +98,14 @@ def dram_bytes_a_token(
         predictors=resident.predictors,
         gate=resident.gate,
         ffn=((rows - 1) * bundles_used + active) * row_bytes,
-        kv=kv_bytes_a_token(spec, context_tokens),
+        kv=kv_bytes_a_token(spec, context_tokens, kv_dtype),
         loaded=bundles_loaded * bundle_bytes,
     )
 
 
-def kv_bytes_a_token(spec: ModelSpec, context_tokens: float) -> float:
+def kv_bytes_a_token(spec: ModelSpec, context_tokens: float, dtype: KvDType) -> float:
     """Keys and values that a token after `context_tokens` reads, and the one pair it writes."""
-    width = 2 * spec.n_kv_heads * spec.head_dim * FLOAT_BYTES
+    width = 2 * spec.n_kv_heads * kv_row_bytes(spec, dtype)
     seen = 0.0
     for layer in range(spec.n_layers):
         window = spec.attention_window(layer)
@@ -146,7 +147,7 @@ class Encodings:
 def dram_seconds(rates: MachineRates, encodings: Encodings, moved: DramBytes) -> DramSeconds:
     """Times of a decoded token's bytes; writing what was loaded is part of reading it from flash.
 
-    Keys and values go through one thread.
+    Keys and values go through all threads.
     """
     matvec = rates.kernel_bytes_per_second
     whole, predictors = matvec[encodings.resident], encodings.predictors
@@ -156,7 +157,7 @@ def dram_seconds(rates: MachineRates, encodings: Encodings, moved: DramBytes) ->
         predictors=moved.predictors / matvec.get(NARROW.format(predictors), matvec[predictors]),
         gate=moved.gate / whole,
         ffn=moved.ffn / rates.rows_bytes_per_second[encodings.bundles],
-        kv=moved.kv / rates.dram_bytes_per_second[min(rates.dram_bytes_per_second)],
+        kv=moved.kv / rates.dram_bytes_per_second[max(rates.dram_bytes_per_second)],
     )
 
 

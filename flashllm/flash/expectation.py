@@ -132,6 +132,7 @@ def expect(
         spec.bundle_bytes,
         prompt_tokens,
         bundles_active=traffic.active,
+        kv_dtype=plan.kv_dtype,
     )
     token = first = None
     rates = None if profile is None else profile.rates

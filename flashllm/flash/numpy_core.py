@@ -12,7 +12,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.flash import numpy_rows
+from flashllm.flash import numpy_attention, numpy_rows
 from flashllm.flash.numpy_reader import Buffer, Reader, require_array
 from flashllm.flash.numpy_rows import row_bytes
 
@@ -151,6 +151,39 @@ class Kernels:
                     raw = rows[None, starts[i] : starts[i] + nbytes]
                     partial += weights[i] * numpy_rows.decode(raw, dtype, len(out))[0]
             out += partial
+
+    @_DAMAGED_WEIGHTS
+    def attend(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        first: int,
+        end: int,
+        scale: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        """One token's attention: out [heads * columns] = softmax(scale * query @ keys) @ values."""
+        self._check_open()
+        cache = numpy_attention.HeadRows(dtype, columns, kv_heads)
+        numpy_attention.attend(query, keys, values, cache, (first, end), scale, out)
+
+    def write_head_rows(
+        self,
+        values: NDArray[np.float32],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        position: int,
+        cache: NDArray[np.uint8],
+    ) -> None:
+        """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on."""
+        self._check_open()
+        rows = numpy_attention.HeadRows(dtype, columns, kv_heads)
+        numpy_attention.write_head_rows(values, rows, position, cache)
 
     def encode_rows(
         self,

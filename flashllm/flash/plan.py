@@ -13,6 +13,14 @@ from typing import Any, Literal, cast, get_args
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.activity import Activity
 from flashllm.flash.budgets import divide, load_curve
+from flashllm.flash.kv import (
+    DEFAULT_KV_DTYPE,
+    KvDType,
+    decoded_block_bytes,
+    kv_bytes,
+    parse_kv_dtype,
+    score_bytes,
+)
 from flashllm.flash.policies import choose_policy
 from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
@@ -137,6 +145,8 @@ class Plan:
     overlap: Overlap = DEFAULT_OVERLAP
     policy: str = "window"
     """Which bundles stay; one of POLICIES."""
+    kv_dtype: KvDType = DEFAULT_KV_DTYPE
+    """Encoding of keys and values."""
 
     @property
     def seed_tokens(self) -> int:
@@ -158,11 +168,6 @@ class Plan:
         return dataclasses.asdict(self) | {"lossy": self.lossy}
 
 
-def kv_bytes(spec: ModelSpec, context: int) -> int:
-    """Keys and values of a whole context, in f32."""
-    return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * context * 4
-
-
 def make_plan(
     spec: ModelSpec,
     sizes: Sizes,
@@ -173,6 +178,7 @@ def make_plan(
     window: int | None = None,
     io_threads: int | None = None,
     context: int | None = None,
+    kv_dtype: str | None = None,
     profile: Profile | None = None,
     overlap: str | None = None,
 ) -> Plan:
@@ -185,6 +191,7 @@ def make_plan(
     """
     default_context = min(DEFAULT_CONTEXT, spec.max_positions)
     context = _within("ctx-size", context, default_context, spec.max_positions)
+    encoding = DEFAULT_KV_DTYPE if kv_dtype is None else parse_kv_dtype(kv_dtype)
     if window is not None:
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
     policy = choose_policy(policy, window)
@@ -194,8 +201,9 @@ def make_plan(
         "embeddings": sizes.embeddings,
         "attention": sizes.attention,
         "predictors": sizes.predictors if select == "predicted" else 0,
-        "kv": kv_bytes(spec, context),
-        "prefill": shape.bytes(spec, sizes.stride, context),
+        "kv": kv_bytes(spec, context, encoding) + score_bytes(spec, context),
+        "prefill": shape.bytes(spec, sizes.stride, context)
+        + decoded_block_bytes(spec, context, encoding),
     }
     # Where every neuron is needed they pass through the prefill's buffers; none need stay.
     least = 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
@@ -236,6 +244,7 @@ def make_plan(
         gap_bytes=fitting[0].gap_bytes,
         overlap=_overlap(overlap),
         policy=policy,
+        kv_dtype=encoding,
     )
 
 

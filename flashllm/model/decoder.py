@@ -22,13 +22,15 @@ from torch import Tensor
 from flashllm.accounting import PartClock
 from flashllm.errors import Cancelled, ModelError
 from flashllm.flash import core
+from flashllm.flash.kv import KvDType
 from flashllm.flash.pinned import PinnedBundles
 from flashllm.flash.plan import Plan
 from flashllm.flash.store import RawTensor, Store
 from flashllm.flash.stream import SlotPool
 from flashllm.flash.window import Ids
-from flashllm.model.attention import Attention, KvCache
+from flashllm.model.attention import Attention
 from flashllm.model.ffn import Chosen, FeedForward, FeedForwardWeights, Tap
+from flashllm.model.kv_cache import KvCache
 from flashllm.model.rope import Rotary, Rotation
 from flashllm.model.select import Selector
 from flashllm.model.weights import Linear, Norm, Table, torch_view, vector
@@ -100,7 +102,7 @@ class Decoder:
         small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
         self._chunk_threads = 1 if small else kernels.threads
         self._cancelled = threading.Event()
-        self._cache = KvCache(spec, plan.context)
+        self._cache = KvCache(spec, plan.context, plan.kv_dtype, kernels)
         self.pool: SlotPool | PinnedBundles
         if plan.select == "all":
             self.pool = PinnedBundles(store, plan.slots_per_layer)
@@ -133,6 +135,11 @@ class Decoder:
     def context(self) -> int:
         """Tokens that a context can hold."""
         return self._cache.context
+
+    @property
+    def kv_dtype(self) -> KvDType:
+        """Encoding of keys and values."""
+        return self._cache.dtype
 
     def prefill(
         self, ids: Sequence[int], tap: Tap | None = None, progress: Progress | None = None

@@ -273,4 +273,44 @@ void Kernels::decode_rows(const Rows& rows, View<const int32_t> ids, size_t colu
   });
 }
 
+void Kernels::attend(const Attend& task) {
+  const auto lock = enter();
+  const AttendSizes sizes = check_attend(task);
+  attend_scratch_.make_room(sizes);
+  const size_t room = (sizes.columns + kColumnUnit - 1) / kColumnUnit * kColumnUnit;
+  for (std::vector<float>& partial : partials_) partial.resize(std::max(partial.size(), room));
+  const size_t bytes = 2 * sizes.kv_heads * sizes.seen() * sizes.row_bytes;
+  const int parts = static_cast<int>(std::min(sizes.heads, static_cast<size_t>(parts_for(bytes))));
+  pool_->run(parts, [&](int part) {
+    attend_heads(table_, task, sizes, part_begin(sizes.heads, part, parts),
+                 part_begin(sizes.heads, part + 1, parts), &attend_scratch_,
+                 partials_[static_cast<size_t>(part)].data());
+  });
+}
+
+void Kernels::write_head_rows(const HeadRows& rows, View<const float> values, int64_t position,
+                              View<uint8_t> cache) {
+  const auto lock = enter();
+  const WriteSizes sizes = check_write(rows, values, position, cache);
+  const size_t head_values = sizes.tokens * sizes.columns;
+  const int parts = static_cast<int>(
+      std::min(sizes.kv_heads, static_cast<size_t>(parts_for(values.size * sizeof(float)))));
+  std::vector<const float*> refused(static_cast<size_t>(parts), nullptr);
+  pool_->run(parts, [&](int part) {
+    const size_t end = part_begin(sizes.kv_heads, part + 1, parts);
+    for (size_t head = part_begin(sizes.kv_heads, part, parts); head < end; ++head) {
+      const size_t first = head * sizes.capacity + static_cast<size_t>(position);
+      const float* from = values.data + head * head_values;
+      const size_t written = write_rows(table_, rows.dtype, from, sizes.tokens, sizes.columns,
+                                        cache.data + first * sizes.row_bytes);
+      if (written == sizes.tokens) continue;
+      refused[static_cast<size_t>(part)] = from + written * sizes.columns;
+      return;
+    }
+  });
+  for (const float* row : refused) {
+    if (row != nullptr) refuse_row(rows.dtype, row, sizes.columns);
+  }
+}
+
 }  // namespace flash_core

@@ -11,18 +11,14 @@
 #include <mutex>
 #include <vector>
 
+#include "attention.h"
 #include "compute_pool.h"
 #include "dtype.h"
 #include "kernel_table.h"
 #include "quantised_input.h"
+#include "view.h"
 
 namespace flash_core {
-
-template <class T>
-struct View {
-  T* data;
-  size_t size;
-};
 
 // Rows within a stretch of bytes: row `id` begins at byte id * stride + offset.
 struct Rows {
@@ -49,6 +45,15 @@ class Kernels {
   void weighted_sum_rows(const Rows& rows, View<const int32_t> ids, View<const float> weights,
                          View<const int32_t> block_ends, View<float> out);
 
+  // out = what one token's heads make of the positions that it sees; errors as of check_attend.
+  void attend(const Attend& task);
+
+  // Encodes values [kv_heads, tokens, columns] into `cache` [kv_heads, capacity, row], as the rows
+  // of positions from `position` on. invalid_argument for a NaN or an infinity, overflow_error for
+  // what the encoding cannot hold; the rows then hold anything.
+  void write_head_rows(const HeadRows& rows, View<const float> values, int64_t position,
+                       View<uint8_t> cache);
+
   // out [n * row_bytes] from values [n * columns]; invalid_argument for a value that is not finite
   // or, in int8 and int4, too large for a scale in f16. `out` then holds anything.
   void encode_rows(View<const float> values, size_t columns, DType dtype, View<uint8_t> out);
@@ -72,6 +77,7 @@ class Kernels {
   std::unique_ptr<ComputePool> pool_;
   QuantisedInput input_;
   std::vector<float> partial_;  // [columns], whole units; each part has its own range
+  AttendScratch attend_scratch_;
 };
 
 }  // namespace flash_core

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "attention.h"
 #include "buffer.h"
 #include "crc32c.h"
 #include "errors.h"
@@ -190,6 +191,30 @@ void define_kernels(nb::module_& m) {
           },
           "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
           "weights"_a.noconvert(), "block_ends"_a.noconvert(), "out"_a.noconvert(), Released())
+      .def(
+          "attend",
+          [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
+             const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
+             int64_t kv_heads, int64_t first, int64_t end, float scale, const Array<float>& out) {
+            self.attend({view(query),
+                         view(keys),
+                         view(values),
+                         {parse_dtype(dtype), columns, kv_heads},
+                         {first, end},
+                         scale,
+                         view(out)});
+          },
+          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
+          "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(), Released())
+      .def(
+          "write_head_rows",
+          [](Kernels& self, const Array<const float>& values, const std::string& dtype,
+             int64_t columns, int64_t kv_heads, int64_t position, const Array<uint8_t>& cache) {
+            self.write_head_rows({parse_dtype(dtype), columns, kv_heads}, view(values), position,
+                                 view(cache));
+          },
+          "values"_a.noconvert(), "dtype"_a, "columns"_a, "kv_heads"_a, "position"_a,
+          "cache"_a.noconvert(), Released())
       .def(
           "encode_rows",
           [](Kernels& self, const Array<const float>& values, int64_t columns,

@@ -27,8 +27,9 @@ def answer_all(
         selects[model.selector] = model.selector
     outcomes = [Outcome(group) for _, group, _, _ in questions]
     progress.start("answering questions", len(selects) * len(questions))
+    directory, kv_dtype = model.directory, model.decoder.kv_dtype
     for name, select in selects.items():
-        with open_model(model.directory, select=select) as engine:
+        with open_model(directory, select=select, kv_dtype=kv_dtype) as engine:
             assert engine.tokenizer is not None
             for outcome, (where, _, messages, expected) in zip(outcomes, questions, strict=True):
                 ids = engine.tokenizer.encode_chat(messages)

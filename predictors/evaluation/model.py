@@ -36,6 +36,10 @@ class Decoder(Protocol):
     selects: str
 
     @property
+    def kv_dtype(self) -> str:
+        """Encoding of keys and values."""
+
+    @property
     def context(self) -> int:
         """Tokens that a context can hold."""
 
@@ -65,14 +69,19 @@ class EvaluatedModel:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, directory: Path, select: str | None) -> Iterator[EvaluatedModel]:
-        """Opens a converted model; `UsageError` for a selector that it does not have."""
+    def open(
+        cls, directory: Path, select: str | None, kv_dtype: str | None = None
+    ) -> Iterator[EvaluatedModel]:
+        """Opens a converted model; `UsageError` for a selector that it does not have.
+
+        `kv_dtype` is the encoding of keys and values, for all that is compared.
+        """
         with Store(directory) as store:
             chosen = choose_selector(store, select)
             name, stride = store.manifest.name, store.header.stride
             source = dict(store.manifest.source)
         tokenizer = load_tokenizer(directory)
-        with open_decoder(directory, chosen) as decoder:
+        with open_decoder(directory, chosen, kv_dtype=kv_dtype) as decoder:
             yield cls(directory, name, stride, source, decoder, tokenizer)
 
     @property
@@ -102,6 +111,7 @@ class EvaluatedModel:
             "bundle_stride_bytes": self.stride_bytes,
             "select": self.decoder.selects,
             "lossy": self.decoder.selects == LOSSY,
+            "kv_dtype": self.decoder.kv_dtype,
             "source": self.source,
             "versions": {
                 "flashllm": flashllm.__version__,

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from flashllm.loading import load_decoder
 
 TOLERANCE = 1e-4
+EXACT = "f32"
+"""Encoding of keys and values that rounds nothing, as the oracle does."""
 ANSWER = 20
 Logits = NDArray[np.float32]
 Oracle = Callable[[list[int]], Logits]
@@ -36,7 +38,7 @@ def prompt(length: int, vocab: int) -> list[int]:
 
 def check_prefill(expected: Oracle, directory: Path, length: int) -> None:
     """All logits of a prompt."""
-    decoder, _, store = load_decoder(directory, select="all")
+    decoder, _, store = load_decoder(directory, select="all", kv_dtype=EXACT)
     with store:
         ids = prompt(length, decoder.spec.vocab_size)
         found = decoder.logits(ids)
@@ -45,7 +47,7 @@ def check_prefill(expected: Oracle, directory: Path, length: int) -> None:
 
 def check_steps(expected: Oracle, directory: Path, select: str | None, length: int = 40) -> None:
     """Logits token by token, then as many greedy tokens again: they are the same ones."""
-    decoder, _, store = load_decoder(directory, select=select)
+    decoder, _, store = load_decoder(directory, select=select, kv_dtype=EXACT)
     with store:
         ids = prompt(length, decoder.spec.vocab_size)
         steps = [decoder.prefill(ids[:7])]

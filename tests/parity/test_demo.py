@@ -58,7 +58,7 @@ def test_logits_agree_with_transformers(demo: Path) -> None:
     from transformers import OPTForCausalLM
 
     oracle = OPTForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
-    with open_model(demo, select="all") as model, torch.no_grad():
+    with open_model(demo, select="all", kv_dtype="f32") as model, torch.no_grad():
         assert model.tokenizer is not None
         ids = model.tokenizer.encode_chat([{"role": "user", "content": "What does ocean mean?"}])
         expected = oracle(torch.tensor([ids])).logits[0].numpy()

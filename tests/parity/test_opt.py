@@ -73,7 +73,7 @@ def prompt(length: int) -> list[int]:
 def test_prefill(pair: tuple[OPTForCausalLM, Path], length: int) -> None:
     model, converted = pair
     ids = prompt(length)
-    decoder, _, store = load_decoder(converted, select="all")
+    decoder, _, store = load_decoder(converted, select="all", kv_dtype="f32")
     with store:
         logits = decoder.logits(ids)
     np.testing.assert_allclose(logits, reference(model, ids), atol=TOLERANCE, rtol=0)
@@ -84,7 +84,7 @@ def test_step_by_step(pair: tuple[OPTForCausalLM, Path], select: str) -> None:
     model, converted = pair
     ids = prompt(40)
     expected = reference(model, ids)
-    decoder, _, store = load_decoder(converted, select=select)
+    decoder, _, store = load_decoder(converted, select=select, kv_dtype="f32")
     with store:
         steps = [decoder.prefill(ids[:7])]
         steps += [decoder.decode(token) for token in ids[7:]]

@@ -16,6 +16,7 @@ from flashllm.flash.cost import (
     kv_bytes_a_token,
     rates_suffice,
 )
+from flashllm.flash.kv import KvDType
 from tests.specs import SPEC
 from tests.unit.profiles import FLAT, RATES, flash_profile
 from tests.unit.test_estimate import OPT_6_7B
@@ -89,11 +90,12 @@ def test_neurons_that_turn_out_to_be_zero_cost_no_down_row() -> None:
     assert plain.total - known.total == 70 * 512
 
 
-def test_keys_and_values_by_hand() -> None:
-    width = 2 * 4 * 64 * 4
-    assert kv_bytes_a_token(SPEC, 100) == 4 * width * 101
+@pytest.mark.parametrize(("dtype", "row"), [("f32", 256), ("f16", 128), ("int8", 68)])
+def test_keys_and_values_by_hand(dtype: KvDType, row: int) -> None:
+    width = 2 * 4 * row
+    assert kv_bytes_a_token(SPEC, 100, dtype) == 4 * width * 101
     windowed = dataclasses.replace(SPEC, attention_windows=(0, 16, 0, 16))
-    assert kv_bytes_a_token(windowed, 100) == width * (2 * 100 + 2 * 16 + 4)
+    assert kv_bytes_a_token(windowed, 100, dtype) == width * (2 * 100 + 2 * 16 + 4)
 
 
 def test_seconds_are_bytes_over_rates() -> None:

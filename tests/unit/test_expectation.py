@@ -219,6 +219,23 @@ def test_16_bits_of_a_converted_model_keep_what_was_recorded() -> None:
     assert told.token_seconds == pytest.approx(expected.token.total)
 
 
+def test_a_smaller_encoding_of_keys_and_values_is_advised_where_it_helps() -> None:
+    """What it leaves goes to slots; nothing is advised that is larger than what there is."""
+    slow = law(100e-6, 0.5e9)
+    given = dataclasses.replace(case(OPT_6_7B, 7 << 30, profile=slow), kv_dtype="f32")
+    advice = {a.change: a.token_seconds for a in advise(given, *planned(given))}
+    for dtype in ("f16", "int8"):
+        told = next(
+            seconds for change, seconds in advice.items() if f"--kv-dtype {dtype}" in change
+        )
+        other = dataclasses.replace(given, kv_dtype=dtype)
+        token = other.expect(other.plan()).token
+        assert token is not None
+        assert told == token.total
+    smallest = dataclasses.replace(given, kv_dtype="int8")
+    assert not any("kv-dtype" in a.change for a in advise(smallest, *planned(smallest)))
+
+
 def test_predictors_are_advised_where_all_is_read() -> None:
     given = case(select="all", memory=16 << 30)
     plan, expected = planned(given)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.activity import Activity
-from flashllm.flash.plan import GAP_BYTES, MIB, PrefillShape, Sizes, kv_bytes, make_plan
+from flashllm.flash.plan import GAP_BYTES, MIB, PrefillShape, Sizes, make_plan
 from flashllm.spec import Rope
 from tests.specs import SPEC
 from tests.unit.profiles import flash_profile, law
@@ -112,13 +112,6 @@ def test_a_prefill_has_room_for_heads_wider_than_the_model() -> None:
     shape = PrefillShape.of(wide, SIZES.stride)
     extra = shape.bytes(wide, SIZES.stride, 512) - shape.bytes(rope, SIZES.stride, 512)
     assert extra >= 6 * shape.tokens * (16 - 4) * 64 * 4
-
-
-def test_kv_cache_of_a_context() -> None:
-    # keys and values x layers x width x positions x 4 bytes
-    assert kv_bytes(SPEC, 512) == 2 * 4 * 256 * 512 * 4
-    grouped = dataclasses.replace(SPEC, n_kv_heads=1)
-    assert kv_bytes(grouped, 512) == 2 * 4 * 64 * 512 * 4
 
 
 def test_a_profile_chooses_threads_and_gap_that_were_not_asked_for() -> None:

@@ -1,0 +1,258 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "checked.h"
+
+namespace flash_core {
+
+namespace {
+
+// Positions whose rows stay in the first cache while the heads that share them take turns. The
+// scores of a head are in order whatever this is.
+constexpr size_t kTile = 64;
+static_assert(kTile % kRowsPerAdd == 0, "only the last tile may end within a group");
+constexpr float kF16End = 65520;  // what is as large or larger is rounded to an infinity
+
+size_t positive(int64_t value, const char* name) {
+  if (value < 1) throw std::invalid_argument(std::string(name) + " is " + std::to_string(value));
+  return static_cast<size_t>(value);
+}
+
+// Rows that a layer has room for in each head.
+size_t capacity_of(const HeadRows& rows, size_t bytes, size_t row_bytes, const char* name) {
+  const Checked one = Checked(row_bytes) * Checked(positive(rows.kv_heads, "kv_heads"));
+  if (bytes % one.get() != 0) {
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(bytes) +
+                                " bytes; whole rows of " + std::to_string(row_bytes) + " for " +
+                                std::to_string(rows.kv_heads) + " heads were expected");
+  }
+  return bytes / one.get();
+}
+
+size_t head_row_bytes(const HeadRows& rows) {
+  return row_bytes(rows.dtype, positive(rows.columns, "columns")).get();
+}
+
+// e to the power of values that are 0 or less, within a few units in the last place. Without a
+// library's help, whose last bits differ from machine to machine, and in a loop that compilers
+// make vectors of.
+void exponentials(float* values, size_t count) {
+  constexpr float kLowest = -87.0F;  // below it the result would be no normal number
+  constexpr float kLog2E = 1.44269504F;
+  constexpr float kLn2High = 0.693359375F;  // few bits, so that a whole multiple of it is exact
+  constexpr float kLn2Low = -2.12194440e-4F;
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it leaves a whole number
+  for (size_t i = 0; i < count; ++i) {
+    const float x = values[i];
+    const float bounded = x < kLowest ? kLowest : x;
+    const float shifted = bounded * kLog2E + kRound;
+    const float whole = shifted - kRound;
+    const float rest = (bounded - whole * kLn2High) - whole * kLn2Low;
+    // Taylor's terms to the sixth: the next one is below 2^-23 of the sum, where |rest| <= 0.347.
+    float power = 1.0F / 720 * rest + 1.0F / 120;
+    power = power * rest + 1.0F / 24;
+    power = power * rest + 1.0F / 6;
+    power = power * rest + 0.5F;
+    power = power * rest + 1.0F;
+    power = power * rest + 1.0F;
+    uint32_t bits = 0;
+    std::memcpy(&bits, &shifted, sizeof(bits));
+    power *= float_from_bits((bits + 127U) << 23);  // the low bits of `shifted` are `whole`
+    values[i] = x < kLowest ? 0.0F : power;
+  }
+}
+
+void softmax(float* scores, size_t count) {
+  float most = scores[0];
+  for (size_t i = 1; i < count; ++i) most = scores[i] > most ? scores[i] : most;
+  for (size_t i = 0; i < count; ++i) scores[i] -= most;
+  exponentials(scores, count);
+  std::array<float, 16> sums = {};
+  size_t i = 0;
+  for (; i + sums.size() <= count; i += sums.size()) {
+    for (size_t lane = 0; lane < sums.size(); ++lane) sums[lane] += scores[i + lane];
+  }
+  for (size_t lane = 0; i < count; ++i, ++lane) sums[lane] += scores[i];
+  float sum = 0;
+  for (const float lane : sums) sum += lane;
+  const float inverse = 1.0F / sum;
+  for (size_t k = 0; k < count; ++k) scores[k] *= inverse;
+}
+
+// Query heads that share one head of keys and values, and what they are computed in.
+struct Group {
+  const KernelTable& table;
+  const Attend& task;
+  const AttendSizes& sizes;
+  const AttendScratch& scratch;
+  size_t kv_head;
+  size_t first_head;
+  size_t last_head;
+  float* scores;
+  float* partial;
+
+  const uint8_t* row(View<const uint8_t> rows, size_t position) const {
+    return rows.data + (kv_head * sizes.capacity + position) * sizes.row_bytes;
+  }
+  float* scores_of(size_t head) const { return scores + head * sizes.seen(); }
+};
+
+void score(const Group& group, size_t begin, size_t end) {
+  const AttendSizes& sizes = group.sizes;
+  const View<const uint8_t> keys = group.task.keys;
+  const DotFunction dot = group.table.dot[static_cast<size_t>(group.task.rows.dtype)];
+  for (size_t head = group.first_head; head < group.last_head; ++head) {
+    const DotInput& query = group.scratch.inputs[head];
+    float* scores = group.scores_of(head);
+    for (size_t at = begin; at < end; ++at) {
+      const uint8_t* next = group.row(keys, std::min(at + 1, sizes.end - 1));
+      scores[at - sizes.first] = group.task.scale * dot(group.row(keys, at), next, query);
+    }
+  }
+}
+
+// A tile's values, summed apart and then added.
+void mix(const Group& group, size_t begin, size_t end) {
+  const AttendSizes& sizes = group.sizes;
+  const View<const uint8_t> values = group.task.values;
+  const AddFunction add = group.table.add[static_cast<size_t>(group.task.rows.dtype)];
+  for (size_t head = group.first_head; head < group.last_head; ++head) {
+    const float* weights = group.scores_of(head);
+    AddRows rows = {};
+    for (size_t at = begin; at < end; at += rows.count) {
+      rows.count = std::min(kRowsPerAdd, end - at);
+      rows.begins = at == begin;
+      rows.ends = at + rows.count == end;
+      for (size_t r = 0; r < rows.count; ++r) {
+        rows.rows[r] = group.row(values, at + r);
+        rows.next[r] = group.row(values, std::min(at + r + kRowsPerAdd, sizes.end - 1));
+        rows.weights[r] = weights[at + r - sizes.first];
+      }
+      add(rows, {0, sizes.columns, sizes.columns}, group.partial,
+          group.task.out.data + head * sizes.columns);
+    }
+  }
+}
+
+void attend_group(const Group& group) {
+  const AttendSizes& sizes = group.sizes;
+  for (size_t at = sizes.first; at < sizes.end; at += kTile) {
+    score(group, at, std::min(at + kTile, sizes.end));
+  }
+  std::fill(group.task.out.data + group.first_head * sizes.columns,
+            group.task.out.data + group.last_head * sizes.columns, 0.0F);
+  for (size_t head = group.first_head; head < group.last_head; ++head) {
+    softmax(group.scores_of(head), sizes.seen());
+  }
+  for (size_t at = sizes.first; at < sizes.end; at += kTile) {
+    mix(group, at, std::min(at + kTile, sizes.end));
+  }
+}
+
+}  // namespace
+
+AttendSizes check_attend(const Attend& task) {
+  AttendSizes sizes = {};
+  sizes.row_bytes = head_row_bytes(task.rows);
+  sizes.columns = static_cast<size_t>(task.rows.columns);
+  sizes.capacity = capacity_of(task.rows, task.keys.size, sizes.row_bytes, "keys");
+  sizes.kv_heads = static_cast<size_t>(task.rows.kv_heads);
+  if (task.values.size != task.keys.size) {
+    throw std::invalid_argument("values has " + std::to_string(task.values.size) +
+                                " bytes, and keys has " + std::to_string(task.keys.size));
+  }
+  const size_t shared = (Checked(sizes.columns) * Checked(sizes.kv_heads)).get();
+  if (task.query.size == 0 || task.query.size % shared != 0 || task.out.size != task.query.size) {
+    throw std::invalid_argument("query has " + std::to_string(task.query.size) +
+                                " values and out " + std::to_string(task.out.size) +
+                                "; a multiple of " + std::to_string(shared) +
+                                " was expected of both");
+  }
+  sizes.heads = task.query.size / sizes.columns;
+  if (task.seen.first < 0 || task.seen.end <= task.seen.first ||
+      static_cast<uint64_t>(task.seen.end) > sizes.capacity) {
+    throw std::out_of_range("positions " + std::to_string(task.seen.first) + " to " +
+                            std::to_string(task.seen.end) + " of " +
+                            std::to_string(sizes.capacity));
+  }
+  sizes.first = static_cast<size_t>(task.seen.first);
+  sizes.end = static_cast<size_t>(task.seen.end);
+  return sizes;
+}
+
+void AttendScratch::make_room(const AttendSizes& sizes) {
+  // For all positions that there is room for, so that a growing context moves nothing.
+  const size_t most = (Checked(sizes.heads) * Checked(sizes.capacity)).get();
+  if (scores.size() < most) scores.resize(most);
+  if (queries.size() < sizes.heads) queries.resize(sizes.heads);
+  if (inputs.size() < sizes.heads) inputs.resize(sizes.heads);
+}
+
+void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
+                  size_t first_head, size_t last_head, AttendScratch* scratch, float* partial) {
+  for (size_t head = first_head; head < last_head; ++head) {
+    const float* query = task.query.data + head * sizes.columns;
+    scratch->inputs[head] = scratch->queries[head].prepare(task.rows.dtype, query, sizes.columns);
+  }
+  const size_t sharing = sizes.heads / sizes.kv_heads;
+  for (size_t head = first_head; head < last_head;) {
+    const size_t kv_head = head / sharing;
+    const size_t end = std::min(last_head, (kv_head + 1) * sharing);
+    attend_group(
+        {table, task, sizes, *scratch, kv_head, head, end, scratch->scores.data(), partial});
+    head = end;
+  }
+}
+
+WriteSizes check_write(const HeadRows& rows, View<const float> values, int64_t position,
+                       View<uint8_t> cache) {
+  WriteSizes sizes = {};
+  sizes.row_bytes = head_row_bytes(rows);
+  sizes.capacity = capacity_of(rows, cache.size, sizes.row_bytes, "cache");
+  sizes.columns = static_cast<size_t>(rows.columns);
+  sizes.kv_heads = static_cast<size_t>(rows.kv_heads);
+  if (values.size % (Checked(sizes.columns) * Checked(sizes.kv_heads)).get() != 0) {
+    throw std::invalid_argument("values has " + std::to_string(values.size) +
+                                " values; whole rows for every head were expected");
+  }
+  sizes.tokens = values.size / sizes.columns / sizes.kv_heads;
+  if (Checked::from_signed(position, "position") + Checked(sizes.tokens) >
+      Checked(sizes.capacity)) {
+    throw std::out_of_range(std::to_string(sizes.tokens) + " rows from " +
+                            std::to_string(position) + " on are beyond " +
+                            std::to_string(sizes.capacity));
+  }
+  return sizes;
+}
+
+size_t write_rows(const KernelTable& table, DType dtype, const float* values, size_t count,
+                  size_t columns, uint8_t* to) {
+  const EncodeFunction encode = table.encode[static_cast<size_t>(dtype)];
+  const size_t stride = row_bytes(dtype, columns).get();
+  for (size_t i = 0; i < count; ++i, values += columns, to += stride) {
+    if (!encode(values, columns, to)) return i;
+    if (dtype != DType::f16) continue;
+    float largest = 0;
+    for (size_t c = 0; c < columns; ++c) largest = std::max(largest, std::fabs(values[c]));
+    if (largest >= kF16End) return i;
+  }
+  return count;
+}
+
+void refuse_row(DType dtype, const float* values, size_t columns) {
+  float largest = 0;
+  for (size_t c = 0; c < columns; ++c) {
+    if (!std::isfinite(values[c])) throw std::invalid_argument("a value is no finite number");
+    if (std::fabs(values[c]) > std::fabs(largest)) largest = values[c];
+  }
+  throw std::overflow_error(std::to_string(largest) + " is too large for " + dtype_name(dtype));
+}
+
+}  // namespace flash_core

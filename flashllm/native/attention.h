@@ -1,0 +1,94 @@
+// Attention of one token over the encoded keys and values of a layer, and writing their rows.
+//
+// A layer's keys, and its values, lie as [kv_heads, capacity, row]: what one head reads is one
+// stretch of memory from its first token to its last.
+//
+// Goals: each row comes from DRAM once for all heads that share it; the same bits for every number
+// of threads and for every capacity. Not goals: several tokens at once, which are a matrix product.
+// Threads: none of its own; Kernels shares the heads out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "dtype.h"
+#include "kernel_table.h"
+#include "quantised_input.h"
+#include "view.h"
+
+namespace flash_core {
+
+// How the rows of one layer's keys, or values, lie.
+struct HeadRows {
+  DType dtype;
+  int64_t columns;   // of a head
+  int64_t kv_heads;  // as many query heads share one as there are more of them
+};
+
+// Positions that a token sees, itself among them: first to end - 1.
+struct Positions {
+  int64_t first;
+  int64_t end;
+};
+
+struct Attend {
+  View<const float> query;     // [heads, columns]
+  View<const uint8_t> keys;    // [kv_heads, capacity, row]
+  View<const uint8_t> values;  // as keys
+  HeadRows rows;
+  Positions seen;
+  float scale;
+  View<float> out;  // as query
+};
+
+// What Attend comes to once it was checked.
+struct AttendSizes {
+  size_t heads;
+  size_t kv_heads;
+  size_t columns;
+  size_t row_bytes;
+  size_t capacity;
+  size_t first;
+  size_t end;
+
+  size_t seen() const { return end - first; }
+};
+
+// invalid_argument where sizes do not fit together, out_of_range for positions beyond the rows.
+AttendSizes check_attend(const Attend& task);
+
+// Memory that is kept from call to call.
+struct AttendScratch {
+  std::vector<float> scores;            // [heads, capacity]
+  std::vector<QuantisedInput> queries;  // of each head
+  std::vector<DotInput> inputs;         // of each head
+
+  void make_room(const AttendSizes& sizes);
+};
+
+// out of heads first_head to last_head - 1: softmax(scale * query @ keys) @ values.
+// `partial` has room for whole units of columns.
+void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
+                  size_t first_head, size_t last_head, AttendScratch* scratch, float* partial);
+
+struct WriteSizes {
+  size_t kv_heads;
+  size_t tokens;
+  size_t columns;
+  size_t row_bytes;
+  size_t capacity;
+};
+
+// As check_attend, for Kernels::write_head_rows.
+WriteSizes check_write(const HeadRows& rows, View<const float> values, int64_t position,
+                       View<uint8_t> cache);
+
+// Encodes rows of `columns` values, one after the other; the first that cannot be, or `count`.
+size_t write_rows(const KernelTable& table, DType dtype, const float* values, size_t count,
+                  size_t columns, uint8_t* to);
+
+// What is wrong with a row that could not be written: throws.
+[[noreturn]] void refuse_row(DType dtype, const float* values, size_t columns);
+
+}  // namespace flash_core
