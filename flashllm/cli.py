@@ -58,6 +58,10 @@ examples:
   flashllm convert ~/big ~/big.flash --predictors train
   flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
 """
+REORDER_EXAMPLES = """\
+examples:
+  flashllm reorder ~/big.flash ~/big.ordered --calibration some-text.txt
+"""
 PLAN_EXAMPLES = """\
 examples:
   flashllm plan ~/big --memory 8GiB
@@ -122,7 +126,8 @@ def fail(error: FlashllmError) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The arguments of one command, options filled in; `UsageError` for what makes no sense."""
-    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert", "eval", "bench")
+    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert", "reorder", "eval",
+                "bench")  # fmt: skip
     first = arguments[0] if arguments else ""
     if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
         arguments = ["chat", *arguments]
@@ -162,6 +167,7 @@ def build_parser() -> Parser:
         command.add_argument("--json", action="store_true", help="one JSON object")
     _add_plan(commands)
     _add_convert(commands)
+    _add_reorder(commands)
     _add_eval(commands)
     _add_bench(commands)
     return parser
@@ -278,6 +284,28 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     convert.add_argument(
         "--calibration", type=Path, metavar="FILE", help="text to train the predictors on"
+    )
+    convert.add_argument(
+        "--order",
+        choices=("none", "coactivation"),
+        default="none",
+        help="of neurons on flash: the checkpoint's, or those together that the calibration text "
+        "needs together, so that fewer and larger reads are made (default: none)",
+    )
+
+
+def _add_reorder(commands: argparse._SubParsersAction[Parser]) -> None:
+    reorder = _add_command(
+        commands,
+        "reorder",
+        "write a converted model anew, neurons that are needed together lying together",
+        "flashllm.commands.convert:reorder",
+        REORDER_EXAMPLES,
+    )
+    reorder.add_argument("source", type=Path, metavar="SRC", help="a converted model")
+    reorder.add_argument("destination", type=Path, metavar="DST", help="directory to create")
+    reorder.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="text that says what is needed together"
     )
 
 

@@ -13,8 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.flash.core import bundle_checksums
-from flashllm.flash.layout import BundleHeader, FileRecord, resident_dtype, tensor_table
-from flashllm.flash.manifest import BUNDLES_FILE, CHECKSUMS_FILE, RESIDENT_FILE
+from flashllm.flash.layout import (
+    BundleHeader,
+    FileRecord,
+    Manifest,
+    resident_dtype,
+    tensor_table,
+)
+from flashllm.flash.manifest import (
+    BUNDLES_FILE,
+    CHECKSUMS_FILE,
+    MANIFEST_FILE,
+    MANIFEST_HASH_FILE,
+    RESIDENT_FILE,
+    manifest_hash_line,
+)
 from flashllm.flash.safetensors_header import pack_tensor_header
 from flashllm.spec import DTYPE_BYTES, ModelSpec
 
@@ -131,3 +144,12 @@ def layer_blocks(
             start = position * row_bytes
             block[:, start : start + row_bytes] = encoded.reshape(len(block), row_bytes)
         yield block
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """`manifest.json` and its hash, in place of those that may be there."""
+    raw = manifest.to_bytes()
+    for name, content in ((MANIFEST_FILE, raw), (MANIFEST_HASH_FILE, manifest_hash_line(raw))):
+        (directory / name).unlink(missing_ok=True)
+        with OutputFile(directory / name) as file:
+            file.write(content)
