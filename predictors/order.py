@@ -62,13 +62,13 @@ def learn_order(
     neurons = np.empty((n_layers, trace.d_ffn), dtype=np.int32)
     rates = np.empty((n_layers, trace.d_ffn), dtype=np.float32)
     try:
-        progress.start("ordering neurons", n_layers)
+        progress.start("ordering neurons", sum(bits.nbytes for bits in trace.layers))
         for layer in range(n_layers):
             used = trace.used(layer)
             by_id = used.mean(axis=0, dtype=np.float64).astype(np.float32)
             neurons[layer] = order_of(by_id, loads(used, trace.starts))
             rates[layer] = by_id[neurons[layer]]
-            progress.advance(1)
+            progress.advance(trace.layers[layer].nbytes)
         progress.finish()
     except KeyboardInterrupt:
         raise _interrupted() from None
@@ -124,11 +124,12 @@ def _recorded(
             row[ids] = True
         layers[layer].append(np.packbits(flags, axis=1, bitorder="little"))
 
-    progress.start("recording which neurons are read", sum(map(len, contexts)))
+    token_bytes = spec.n_layers * (-(-spec.d_ffn // 8))
+    progress.start("recording which neurons are read", token_bytes * sum(map(len, contexts)))
     with model.open(contexts, select) as decoder:
         for ids in contexts:
             for logits in decoder.logits_blocks(ids, "selected", chosen=chosen):
-                progress.advance(len(logits))
+                progress.advance(token_bytes * len(logits))
     progress.finish()
     starts = np.cumsum([0, *map(len, contexts[:-1])])
     return UseTrace(tuple(map(np.concatenate, layers)), tuple(starts.tolist()), spec.d_ffn)
