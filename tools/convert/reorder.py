@@ -139,8 +139,8 @@ def _copy_range(
     old: RangeFile, file: OutputFile, start: int, stop: int, progress: Progress
 ) -> None:
     for place in range(start, stop, BLOCK_BYTES):
-        block = bytearray(min(BLOCK_BYTES, stop - place))
-        old.read_into(memoryview(block), place)
+        block = memoryview(bytearray(min(BLOCK_BYTES, stop - place)))
+        old.read_into(block, place)
         file.write(block)
         progress.advance(len(block))
 
