@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import flashllm
-from flashllm.commands import bench_options
+from flashllm.commands import bench_options, order_options
 from flashllm.commands.options import (
     MODEL_OPTIONS,
     SAMPLING_OPTIONS,
@@ -57,10 +57,6 @@ CONVERT_EXAMPLES = """\
 examples:
   flashllm convert ~/big ~/big.flash --predictors train
   flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
-"""
-REORDER_EXAMPLES = """\
-examples:
-  flashllm reorder ~/big.flash ~/big.ordered --calibration some-text.txt
 """
 PLAN_EXAMPLES = """\
 examples:
@@ -167,7 +163,6 @@ def build_parser() -> Parser:
         command.add_argument("--json", action="store_true", help="one JSON object")
     _add_plan(commands)
     _add_convert(commands)
-    _add_reorder(commands)
     _add_eval(commands)
     _add_bench(commands)
     return parser
@@ -285,28 +280,15 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
     convert.add_argument(
         "--calibration", type=Path, metavar="FILE", help="text to train the predictors on"
     )
-    convert.add_argument(
-        "--order",
-        choices=("none", "coactivation"),
-        default="none",
-        help="of neurons on flash: the checkpoint's, or those together that the calibration text "
-        "needs together, so that fewer and larger reads are made (default: none)",
-    )
-
-
-def _add_reorder(commands: argparse._SubParsersAction[Parser]) -> None:
+    order_options.add_order(convert)
     reorder = _add_command(
         commands,
         "reorder",
         "write a converted model anew, neurons that are needed together lying together",
         "flashllm.commands.convert:reorder",
-        REORDER_EXAMPLES,
+        order_options.REORDER_EXAMPLES,
     )
-    reorder.add_argument("source", type=Path, metavar="SRC", help="a converted model")
-    reorder.add_argument("destination", type=Path, metavar="DST", help="directory to create")
-    reorder.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="text that says what is needed together"
-    )
+    order_options.add_reorder_arguments(reorder)
 
 
 def _add_reading(parser: Parser) -> None:
