@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import flashllm
-from flashllm.commands import bench_options
+from flashllm.commands import bench_options, order_options
 from flashllm.commands.options import (
     MODEL_OPTIONS,
     SAMPLING_OPTIONS,
@@ -125,7 +125,8 @@ def fail(error: FlashllmError) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The arguments of one command, options filled in; `UsageError` for what makes no sense."""
-    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert", "eval", "bench")
+    commands = ("chat", "run", "info", "verify", "plan", "doctor", "convert", "reorder", "eval",
+                "bench")  # fmt: skip
     first = arguments[0] if arguments else ""
     if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
         arguments = ["chat", *arguments]
@@ -287,6 +288,15 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
         choices=PREDICTOR_DTYPES,
         help="encoding of the predictors (default: f16, or as they are where they exist)",
     )
+    order_options.add_order(convert)
+    reorder = _add_command(
+        commands,
+        "reorder",
+        "write a converted model anew, neurons that are needed together lying together",
+        "flashllm.commands.convert:reorder",
+        order_options.REORDER_EXAMPLES,
+    )
+    order_options.add_reorder_arguments(reorder)
 
 
 def _add_reading(parser: Parser) -> None:

@@ -7,6 +7,7 @@ Source: LLM in a flash (arXiv 2312.11514), section 3.1.
 
 from .calibration import check_calibration, find_calibration
 from .measure import measure_activity, measure_predictors
+from .order import learn_order
 from .report import Activity, LayerReport, Report
 from .targets import Targets
 from .train import train_predictors
@@ -18,6 +19,7 @@ __all__ = [
     "Targets",
     "check_calibration",
     "find_calibration",
+    "learn_order",
     "measure_activity",
     "measure_predictors",
     "train_predictors",

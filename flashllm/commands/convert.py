@@ -1,4 +1,4 @@
-"""`flashllm convert`: a checkpoint to a converted model."""
+"""`flashllm convert` and `flashllm reorder`: a converted model of a checkpoint, or of another."""
 
 from __future__ import annotations
 
@@ -26,8 +26,27 @@ def convert(arguments: argparse.Namespace) -> int:
             calibration=arguments.calibration,
             resident_dtype=arguments.resident_dtype,
             predictor_dtype=arguments.predictor_dtype,
+            order=arguments.order,
             progress=opening.terminal_progress(),
         )
+    return _say_where(arguments)
+
+
+def reorder(arguments: argparse.Namespace) -> int:
+    """Writes the model in another order and prints where it is."""
+    from flashllm.convert import reorder as reorder_model
+
+    with _stopped_like_ctrl_c():
+        reorder_model(
+            arguments.source,
+            arguments.destination,
+            calibration=arguments.calibration,
+            progress=opening.terminal_progress(),
+        )
+    return _say_where(arguments)
+
+
+def _say_where(arguments: argparse.Namespace) -> int:
     output = Output()
     output.write(str(arguments.destination))
     output.end_line()

@@ -24,6 +24,7 @@ BUNDLES_FILE = "ffn.bundles"
 CHECKSUMS_FILE = "ffn.crc32c"
 PREDICTORS_FILE = "predictors.safetensors"
 ACTIVITY_FILE = "activity.json"
+ORDER_FILE = "order.safetensors"
 REQUIRED_FILES = (RESIDENT_FILE, BUNDLES_FILE, CHECKSUMS_FILE)
 
 MANIFEST_BYTES_MAX = 16 << 20

@@ -5,20 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import flashllm
 from flashllm.errors import CannotCreate, Interrupted, ReadFailed
-from flashllm.flash.layout import BundleHeader, FileRecord, Manifest
-from flashllm.flash.manifest import (
-    LAYOUT_VERSION,
-    MANIFEST_FILE,
-    MANIFEST_HASH_FILE,
-    RESIDENT_FILE,
-    manifest_hash_line,
-)
+from flashllm.flash.layout import BundleHeader, FileRecord, Manifest, read_manifest
+from flashllm.flash.manifest import LAYOUT_VERSION, RESIDENT_FILE
 from flashllm.spec import ModelSpec
 
 from . import predicting
@@ -30,13 +25,16 @@ from .families import family_of
 from .files import read_small, sha256_of, source_file
 from .job import Job, look
 from .progress import Progress, SilentProgress
-from .writing import resident_bytes, write_bundles, write_resident
+from .reorder import model_bytes, write_reordered
+from .writing import resident_bytes, write_bundles, write_manifest, write_resident
 
 TOKENIZER_BYTES_MAX = 64 << 20
 TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
 SYNTHETIC_KEY = "flashllm_synthetic"
 NOTE_KEY = "flashllm_synthetic_note"
 NOTE_CHARACTERS_MAX = 300
+UNORDERED = "unordered"
+"""Where the model lies until its neurons are in order."""
 
 
 def convert(
@@ -50,6 +48,7 @@ def convert(
     calibration: Path | None = None,
     resident_dtype: str | None = None,
     predictor_dtype: str | None = None,
+    order: str = "none",
     progress: Progress | None = None,
 ) -> None:
     """Turn the checkpoint in `source` into a converted model at `destination`.
@@ -60,8 +59,9 @@ def convert(
     `fatrelu_threshold` go before what the configuration says of the activation. `predictors` is
     "none", "train" (on the text `calibration`, or the one that lies with the checkpoint),
     "checkpoint" (those inside it), or the path of a predictors.safetensors or of a folder of
-    model_0.pt, model_1.pt, ... The destination is complete afterwards, or absent: any of the errors
-    in `flashllm.errors`, `Interrupted` on Ctrl-C.
+    model_0.pt, model_1.pt, ... `order` is how neurons lie on flash: "none" as in the checkpoint,
+    "coactivation" so that those that `calibration` needs together lie together. The destination is
+    complete afterwards, or absent: any of the errors in `flashllm.errors`, `Interrupted` on Ctrl-C.
     """
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()
@@ -74,6 +74,7 @@ def convert(
         family = family_of(config)
         spec = spec_of(config, family, overrides, predicted=predicting.imports(predictors))
         predicting.check_wish(predictors, spec, calibration, predictor_dtype)
+        predicting.check_order(order, spec, predictors, calibration)
         tokens = 0
         if predictors == predicting.TRAIN or calibration is not None:
             # Before the long work: a text that will not do should be refused now.
@@ -86,15 +87,20 @@ def convert(
         with open_checkpoint(source) as checkpoint:
             job = look(config, family, spec, checkpoint, overrides)
             with partial_directory(destination) as partial:
-                needed = predicting.needed_bytes(job, predictors, destination, tokens)
-                check_space(partial, _needed_bytes(job) + needed)
-                manifest = _write(job, partial, predictors, progress)
+                ordered = order == predicting.COACTIVATION
+                needed = _needed_bytes(job)
+                learnt = predicting.needed_bytes(job, predictors, destination, tokens)
+                check_space(partial, (2 if ordered else 1) * needed + learnt)
+                first = partial / UNORDERED if ordered else partial
+                first.mkdir(exist_ok=True)
+                manifest = _write(job, first, predictors, progress)
                 if predictors == predicting.TRAIN or calibration is not None:
-                    learnt = predicting.learn(
-                        predictors, partial, destination, calibration, overrides, progress
+                    found = predicting.learn(
+                        predictors, first, destination, calibration, overrides, progress
                     )
-                    files = manifest.files | learnt
-                    write_manifest(partial, replace(manifest, files=files))
+                    write_manifest(first, replace(manifest, files=manifest.files | found))
+                if ordered:
+                    _order(first, partial, calibration, progress)
     except OSError as problem:
         reason = os.strerror(problem.errno) if problem.errno else str(problem)
         raise ReadFailed(f"{problem.filename or source}: cannot be read: {reason}") from problem
@@ -104,6 +110,15 @@ def convert(
         ) from stop
     finally:
         progress.finish()
+
+
+def _order(first: Path, partial: Path, calibration: Path | None, progress: Progress) -> None:
+    """The model that is complete in `first`, its neurons in order, into `partial`."""
+    from flashllm.predictors import learn_order
+
+    check_space(partial, model_bytes(read_manifest(first)))
+    write_reordered(first, partial, learn_order(first, calibration, progress), progress)
+    shutil.rmtree(first)
 
 
 def _needed_bytes(job: Job) -> int:
@@ -181,12 +196,3 @@ def _file_id(source: dict[str, Any], spec: ModelSpec) -> bytes:
     """What the checksums of the bundles are seeded with: it changes with the source or settings."""
     identity = json.dumps([LAYOUT_VERSION, spec.to_json(), source], sort_keys=True)
     return hashlib.sha256(identity.encode()).digest()[:16]
-
-
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """`manifest.json` and its hash, in place of those that may be there."""
-    raw = manifest.to_bytes()
-    for name, content in ((MANIFEST_FILE, raw), (MANIFEST_HASH_FILE, manifest_hash_line(raw))):
-        (directory / name).unlink(missing_ok=True)
-        with OutputFile(directory / name) as file:
-            file.write(content)

@@ -27,6 +27,9 @@ from .transforms import read_whole
 Wish = str | Path
 """What --predictors says: one of the words below, or the path of what others made."""
 NONE, TRAIN, INSIDE = "none", "train", "checkpoint"
+COACTIVATION = "coactivation"
+"""What --order says where neurons that are loaded together are to lie together."""
+ORDERS = (NONE, COACTIVATION)
 # Room kept for predictors that are yet to be trained, as if each were of this rank.
 _RANK = 256
 
@@ -71,6 +74,25 @@ def check_wish(
         raise UsageError(
             f"--predictors {wish}: this model has a gate that says exactly which neurons are "
             "active; it stays in memory and needs no predictors; convert it without"
+        )
+
+
+def check_order(order: str, spec: ModelSpec, wish: Wish, calibration: Path | None) -> None:
+    """`UsageError` for an order that cannot be learnt, or would be of no use."""
+    if order not in ORDERS:
+        raise UsageError(f"--order {order}: expected one of {', '.join(ORDERS)}")
+    if order == NONE:
+        return
+    chooses = imports(wish) or wish == TRAIN or (spec.sparse and spec.gate == "resident")
+    if not chooses:
+        raise UsageError(
+            f"--order {order}: nothing would choose among the neurons of this model, so all are "
+            "read whatever their order; "
+            + ("give it --predictors" if spec.sparse else "convert it without")
+        )
+    if calibration is None and wish != TRAIN:
+        raise UsageError(
+            f"--order {order}: it is learnt from a text; give one with --calibration FILE"
         )
 
 

@@ -31,10 +31,12 @@ from flashllm.flash.manifest import (
     CHECKSUMS_FILE,
     MANIFEST_FILE,
     MANIFEST_HASH_FILE,
+    ORDER_FILE,
     PREDICTORS_FILE,
     RESIDENT_FILE,
     manifest_hash_line,
 )
+from flashllm.flash.order import read_order
 from flashllm.spec import ModelSpec
 
 from .files import BLOCK_BYTES, RangeFile
@@ -225,10 +227,11 @@ class _Check:
 
     def _structure(self, manifest: Manifest, present: set[str]) -> None:
         """Headers and shapes of the other files."""
-        checks: tuple[tuple[str, Callable[[Path, ModelSpec], None]], ...] = (
+        checks: tuple[tuple[str, Callable[[Path, ModelSpec], object]], ...] = (
             (RESIDENT_FILE, _check_resident_file),
             (PREDICTORS_FILE, check_predictors),
             (ACTIVITY_FILE, check_activity),
+            (ORDER_FILE, read_order),
         )
         for name, run in checks:
             if name in present:

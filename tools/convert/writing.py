@@ -16,11 +16,19 @@ from flashllm.flash.core import bundle_checksums
 from flashllm.flash.layout import (
     BundleHeader,
     FileRecord,
+    Manifest,
     resident_dtype,
     stored_as,
     tensor_table,
 )
-from flashllm.flash.manifest import BUNDLES_FILE, CHECKSUMS_FILE, RESIDENT_FILE
+from flashllm.flash.manifest import (
+    BUNDLES_FILE,
+    CHECKSUMS_FILE,
+    MANIFEST_FILE,
+    MANIFEST_HASH_FILE,
+    RESIDENT_FILE,
+    manifest_hash_line,
+)
 from flashllm.flash.safetensors_header import pack_tensor_header
 from flashllm.spec import ModelSpec, row_bytes, tensor_bytes
 
@@ -155,3 +163,12 @@ def _place_words(row: Piece, first: int, d_model: int, value: int) -> str:
     turned = row.transform == "transpose"
     place = inside if turned else row.rows.source(first + neuron)
     return f" in row {place}, in {row.tensor.file}"
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """`manifest.json` and its hash, in place of those that may be there."""
+    raw = manifest.to_bytes()
+    for name, content in ((MANIFEST_FILE, raw), (MANIFEST_HASH_FILE, manifest_hash_line(raw))):
+        (directory / name).unlink(missing_ok=True)
+        with OutputFile(directory / name) as file:
+            file.write(content)
