@@ -161,7 +161,7 @@ def _scales_int4(groups: Floats) -> Floats:
         error = _squared_error(groups, scales)
         best = np.where(error < least, scales, best)
         least = np.minimum(error, least)
-    return best
+    return np.asarray(best)
 
 
 def _nearest_half(scales: Floats) -> Floats:

@@ -55,10 +55,12 @@ void fill_groups(Case* result, size_t count, std::mt19937* random) {
     for (size_t c = 0; c < result->columns; ++c) {
       const size_t g = c / kGroup;
       const size_t at = c % kGroup;
-      int number = static_cast<int8_t>(row[g * group_bytes(result->dtype) + at % kGroup]);
+      int number = 0;
       if (result->dtype == DType::int4) {
         const uint8_t both = row[g * (kGroup / 2) + at % (kGroup / 2)];
         number = (at < kGroup / 2 ? both % 16 : both / 16) - 8;
+      } else {
+        number = static_cast<int8_t>(row[c]);
       }
       result->values.push_back(number * decode(row + numbers + g * kScaleBytes, DType::f16));
     }
