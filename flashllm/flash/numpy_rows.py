@@ -68,10 +68,10 @@ def encode(values: Floats, dtype: str, first_row: int = 0) -> Raw:
     zero = ~flat.any(axis=1)
     scales[zero], numbers[zero] = 0, 0
     if dtype == "int8":
-        packed = numbers.astype(np.int8).view(np.uint8)
+        packed: Raw = numbers.astype(np.int8).view(np.uint8)
     else:
         nibbles = (numbers + 8).astype(np.uint8)
-        packed = nibbles[:, : _GROUP // 2] | (nibbles[:, _GROUP // 2 :] << 4)
+        packed = np.asarray(nibbles[:, :16] | (nibbles[:, 16:] << 4), np.uint8)
     rows = len(values)
     ends = scales.reshape(rows, -1).astype(np.float16).view(np.uint8)
     return np.concatenate([packed.reshape(rows, -1), ends], axis=1)
@@ -145,7 +145,7 @@ def _scales_int8(groups: Floats) -> Floats:
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     enough = (scales != 0) & (largest * inverse < np.float32(127.5))
     bits = halves.view(np.uint16) + (~enough).astype(np.uint16)
-    return bits.view(np.float16).astype(np.float32)
+    return np.asarray(bits.view(np.float16), np.float32)
 
 
 def _scales_int4(groups: Floats) -> Floats:
@@ -160,13 +160,13 @@ def _scales_int4(groups: Floats) -> Floats:
         error = _squared_error(groups, scales)
         best = np.where(error < least, scales, best)
         least = np.minimum(error, least)
-    return best
+    return np.asarray(best)
 
 
 def _nearest_half(scales: Floats) -> Floats:
     """Never zero and never infinite."""
     magnitudes = np.minimum(np.abs(scales), _LARGEST_HALF).astype(np.float16).astype(np.float32)
-    return np.copysign(np.maximum(magnitudes, np.float32(2.0**-24)), scales)
+    return np.asarray(np.copysign(np.maximum(magnitudes, np.float32(2.0**-24)), scales))
 
 
 def _squared_error(groups: Floats, scales: Floats) -> NDArray[np.float64]:

@@ -68,14 +68,15 @@ class Kernels {
  private:
   // Locks, and refuses a closed object.
   std::unique_lock<std::mutex> enter();
-  int parts_for(size_t bytes) const;
+  // Parts of a job over so many bytes, of which each thread may take several.
+  int parts_for(size_t bytes, size_t most) const;
 
   const KernelTable& table_;
   int threads_;
   std::mutex mutex_;
   std::unique_ptr<ComputePool> pool_;
   QuantisedInput input_;
-  std::vector<std::vector<float>> partials_;  // of each thread: [columns], whole units
+  std::vector<float> partial_;  // [columns], whole units; each part has its own range
   AttendScratch attend_scratch_;
 };
 

@@ -111,13 +111,25 @@ TEST(the_pool_does_every_part_once) {
   for (const int threads : {1, 2, 5}) {
     ComputePool pool(threads);
     for (int round = 0; round < 300; ++round) {
-      for (int parts = 1; parts <= threads; ++parts) {
+      for (int parts = 1; parts <= 3 * threads; ++parts) {
         std::vector<int> done(static_cast<size_t>(parts), 0);
         pool.run(parts, [&done](int part) { ++done[static_cast<size_t>(part)]; });
         for (const int times : done) CHECK(times == 1);
       }
       if (round % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+  }
+}
+
+TEST(a_part_that_is_held_up_holds_up_no_other) {
+  ComputePool pool(2);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> others{0};
+    pool.run(10, [&others](int part) {
+      if (part != 0) ++others;
+      while (part == 0 && others < 9) std::this_thread::yield();
+    });
+    CHECK(others == 9);
   }
 }
 
