@@ -191,17 +191,21 @@ void AttendScratch::make_room(const AttendSizes& sizes) {
   // For all positions that there is room for, so that a growing context moves nothing.
   const size_t most = (Checked(sizes.heads) * Checked(sizes.capacity)).get();
   if (scores.size() < most) scores.resize(most);
+  const size_t units = (sizes.columns + kColumnUnit - 1) / kColumnUnit;
+  partials.resize(std::max(partials.size(), sizes.heads * units * kColumnUnit));
   if (queries.size() < sizes.heads) queries.resize(sizes.heads);
   if (inputs.size() < sizes.heads) inputs.resize(sizes.heads);
 }
 
 void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
-                  size_t first_head, size_t last_head, AttendScratch* scratch, float* partial) {
+                  size_t first_head, size_t last_head, AttendScratch* scratch) {
   for (size_t head = first_head; head < last_head; ++head) {
     const float* query = task.query.data + head * sizes.columns;
     scratch->inputs[head] = scratch->queries[head].prepare(task.rows.dtype, query, sizes.columns);
   }
   const size_t sharing = sizes.heads / sizes.kv_heads;
+  const size_t units = (sizes.columns + kColumnUnit - 1) / kColumnUnit;
+  float* partial = scratch->partials.data() + first_head * units * kColumnUnit;
   for (size_t head = first_head; head < last_head;) {
     const size_t kv_head = head / sharing;
     const size_t end = std::min(last_head, (kv_head + 1) * sharing);

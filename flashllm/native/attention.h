@@ -61,6 +61,7 @@ AttendSizes check_attend(const Attend& task);
 // Memory that is kept from call to call.
 struct AttendScratch {
   std::vector<float> scores;            // [heads, capacity]
+  std::vector<float> partials;          // [heads, columns in whole units]
   std::vector<QuantisedInput> queries;  // of each head
   std::vector<DotInput> inputs;         // of each head
 
@@ -68,9 +69,8 @@ struct AttendScratch {
 };
 
 // out of heads first_head to last_head - 1: softmax(scale * query @ keys) @ values.
-// `partial` has room for whole units of columns.
 void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
-                  size_t first_head, size_t last_head, AttendScratch* scratch, float* partial);
+                  size_t first_head, size_t last_head, AttendScratch* scratch);
 
 struct WriteSizes {
   size_t kv_heads;

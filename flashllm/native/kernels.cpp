@@ -277,14 +277,12 @@ void Kernels::attend(const Attend& task) {
   const auto lock = enter();
   const AttendSizes sizes = check_attend(task);
   attend_scratch_.make_room(sizes);
-  const size_t room = (sizes.columns + kColumnUnit - 1) / kColumnUnit * kColumnUnit;
-  for (std::vector<float>& partial : partials_) partial.resize(std::max(partial.size(), room));
   const size_t bytes = 2 * sizes.kv_heads * sizes.seen() * sizes.row_bytes;
-  const int parts = static_cast<int>(std::min(sizes.heads, static_cast<size_t>(parts_for(bytes))));
+  const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
+  const int parts = parts_for(bytes, std::min(sizes.heads, most));
   pool_->run(parts, [&](int part) {
     attend_heads(table_, task, sizes, part_begin(sizes.heads, part, parts),
-                 part_begin(sizes.heads, part + 1, parts), &attend_scratch_,
-                 partials_[static_cast<size_t>(part)].data());
+                 part_begin(sizes.heads, part + 1, parts), &attend_scratch_);
   });
 }
 
@@ -293,8 +291,8 @@ void Kernels::write_head_rows(const HeadRows& rows, View<const float> values, in
   const auto lock = enter();
   const WriteSizes sizes = check_write(rows, values, position, cache);
   const size_t head_values = sizes.tokens * sizes.columns;
-  const int parts = static_cast<int>(
-      std::min(sizes.kv_heads, static_cast<size_t>(parts_for(values.size * sizeof(float)))));
+  const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
+  const int parts = parts_for(values.size * sizeof(float), std::min(sizes.kv_heads, most));
   std::vector<const float*> refused(static_cast<size_t>(parts), nullptr);
   pool_->run(parts, [&](int part) {
     const size_t end = part_begin(sizes.kv_heads, part + 1, parts);
