@@ -51,10 +51,25 @@ def test_each_precision_is_laid_beside_the_first_by_the_measures_of_eval(
     for name in ("dense", "predicted"):
         found = other["text"][name]["perplexity"]
         assert found == pytest.approx(wanted["modes"][name]["perplexity"], rel=1e-6)
-    assert other["answers"] == tasks["generation"]["measures"]["exact"]
+    found = tasks["generation"]
+    definitions = found.get("groups", {}).get("definition", found)
+    assert other["answers"] == definitions["measures"]["exact"]
+    assert other["questions"] == definitions["questions"]
     lines = precision.table([first, other]).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[3].startswith("| bf16 | int8 | f16 |")
+
+
+def test_definitions_are_what_counts_where_there_are_any() -> None:
+    def share(right: float, questions: int) -> dict:
+        return {"questions": questions, "measures": {"exact": {"dense": {"right": right}}}}
+
+    grouped = share(0.5, 9) | {"groups": {"definition": share(0.9, 4), "kind": share(0.1, 5)}}
+    found = precision._answers({"generation": grouped})
+    assert (found["questions"], found["group"]) == (4, "definition")
+    assert found["answers"] == {"dense": {"right": 0.9}}
+    whole = precision._answers({"multiple_choice": share(0.7, 3)})
+    assert (whole["questions"], whole["group"]) == (3, None)
 
 
 def test_the_first_combination_is_the_exact_one_and_none_comes_twice() -> None:
