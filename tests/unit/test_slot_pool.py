@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flashllm.errors import Cancelled, ReadFailed
+from flashllm.flash.policies import DEFAULT_POLICY, POLICIES
 from flashllm.flash.store import Store
 from flashllm.flash.stream import SlotPool, passes
 from flashllm.flash.window import Ids
@@ -70,8 +71,10 @@ def store() -> FakeStore:
     return FakeStore()
 
 
-def pool_of(store: FakeStore, slots: int = 80, window: int = 2) -> SlotPool:
-    return SlotPool(cast("Store", store), (slots, slots), window)
+def pool_of(
+    store: FakeStore, slots: int = 80, policy: str = DEFAULT_POLICY, window: int = 2
+) -> SlotPool:
+    return SlotPool(cast("Store", store), (slots, slots), policy, window)
 
 
 def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
@@ -94,13 +97,14 @@ def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
 @given(
     st.lists(st.tuples(id_sets, id_sets, st.booleans()), min_size=1, max_size=8),
     st.integers(64, 100),
+    st.sampled_from(POLICIES),
     st.integers(1, 4),
 )
 def test_every_bundle_is_right_whatever_was_guessed(
-    tokens: list[tuple[set[int], set[int], bool]], slots: int, window: int
+    tokens: list[tuple[set[int], set[int], bool]], slots: int, policy: str, window: int
 ) -> None:
     store = FakeStore()
-    pool = pool_of(store, slots, window)
+    pool = pool_of(store, slots, policy, window)
     for active, guessed, ahead in tokens:
         # A layer ahead: the guess for layer 1 is under way while layer 0 is claimed.
         if guessed:
