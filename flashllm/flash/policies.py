@@ -27,7 +27,7 @@ texts. Tuned on calibration traces (docs/log.md); nearby values do as well withi
 AGEING = (0.9, 1.0)
 _NEVER = -1e9
 _TIE = 1e-6
-_GROWTH_MAX = 1e100
+_FADED = 1e-100
 _NEGLIGIBLE = 1e-100
 
 
@@ -163,12 +163,13 @@ class _Fading:
         self._base = 0
 
     def _growth(self, token: int) -> float:
-        growth = float(self.decay ** float(self._base - token))
-        if growth > _GROWTH_MAX:
-            self._counts /= growth
+        # The power that only vanishes: after a long prompt its reciprocal is no number any more.
+        left = float(self.decay ** float(token - self._base))
+        if left < _FADED:
+            self._counts *= left
             self._counts[self._counts < _NEGLIGIBLE] = 0  # sums with denormals are slow
-            self._base, growth = token, 1.0
-        return growth
+            self._base, left = token, 1.0
+        return 1 / left
 
 
 class Frequency:
