@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flashllm.errors import Cancelled, ReadFailed
+from flashllm.flash.policies import DEFAULT_POLICY, POLICIES
 from flashllm.flash.store import Store
 from flashllm.flash.stream import SlotPool, passes
 from flashllm.flash.window import Ids
@@ -70,8 +71,10 @@ def store() -> FakeStore:
     return FakeStore()
 
 
-def pool_of(store: FakeStore, slots: int = 80, window: int = 2) -> SlotPool:
-    return SlotPool(cast("Store", store), (slots, slots), window)
+def pool_of(
+    store: FakeStore, slots: int = 80, window: int = 2, policy: str = DEFAULT_POLICY
+) -> SlotPool:
+    return SlotPool(cast("Store", store), (slots, slots), policy, window)
 
 
 def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
@@ -95,12 +98,13 @@ def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
     st.lists(st.tuples(id_sets, id_sets, st.booleans()), min_size=1, max_size=8),
     st.integers(64, 100),
     st.integers(1, 4),
+    st.sampled_from(POLICIES),
 )
 def test_every_bundle_is_right_whatever_was_guessed(
-    tokens: list[tuple[set[int], set[int], bool]], slots: int, window: int
+    tokens: list[tuple[set[int], set[int], bool]], slots: int, window: int, policy: str
 ) -> None:
     store = FakeStore()
-    pool = pool_of(store, slots, window)
+    pool = pool_of(store, slots, window, policy)
     for active, guessed, ahead in tokens:
         # A layer ahead: the guess for layer 1 is under way while layer 0 is claimed.
         if guessed:
@@ -166,3 +170,22 @@ def test_who_stops_in_the_middle_leaves_no_read_under_way(store: FakeStore) -> N
     assert store.under_way
     parts.close()  # type: ignore[attr-defined]
     assert not store.under_way
+
+
+def test_what_could_not_be_begun_is_not_there(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, ids = pool_of(store), np.array([1, 2], dtype=np.int32)
+
+    def closed(*_: object) -> list[int]:
+        raise ValueError("the reader is closed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "submit_bundles", closed)
+        with pytest.raises(ValueError, match="closed"):
+            pool.guess(0, ids)
+        with pytest.raises(ValueError, match="closed"):
+            pool.claim(1, ids)
+    assert len(pool.layer(0).resident()) == len(pool.layer(1).resident()) == 0
+    use(pool, 0, ids)
+    use(pool, 1, ids)
