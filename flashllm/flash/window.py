@@ -45,16 +45,12 @@ class LayerWindow:
         self._slot_of = np.full(n_bundles, -1, dtype=np.intp)
         self._bundle_in = np.full(n_slots, -1, dtype=np.intp)
         self._n_free = n_slots
-        # Guesses of the running token: their reads may be under way.
-        self._guessed = _NONE
-        self._guessed_at = -1
 
     def clear(self) -> None:
         """Forget everything that is resident, and all uses."""
         self._slot_of.fill(-1)
         self._bundle_in.fill(-1)
         self._n_free = self.n_slots
-        self._guessed, self._guessed_at = _NONE, -1
         self._policy.clear()
 
     def resident(self) -> Ids:
@@ -89,29 +85,21 @@ class LayerWindow:
     def prefetch(self, ids: Ids, token: int) -> Claim:
         """Slots for guesses at what token number `token` will need, the likeliest first.
 
-        The claim is of those that were not resident and got one. A guess takes the slot of a bundle
-        only where that was not guessed too and is worth less than the guess would be, if it is
-        right; it counts as used when a claim uses it.
+        The claim is of those that were not resident and got one. Guesses, those that are resident
+        among them, keep their slots; of the others the least valuable give way, as they will to the
+        token's claim where the guesses are right. A guess counts as used when a claim uses it.
         """
-        if token != self._guessed_at:
-            self._guessed, self._guessed_at = _NONE, token
         index = ids.astype(np.intp)
         slots = self._slot_of[index]
-        present = slots[slots >= 0]
-        index = index[slots < 0]
-        found = self._free(min(len(index), self._n_free))
-        rest = index[len(found) :]
-        taken = _NONE
-        if len(rest):
-            promises = self._policy.promises(rest, token)
-            keep = np.concatenate([present, self._slot_of[self._guessed]])
-            taken = self._displaced(promises, keep, token)
-            found = np.concatenate([found, taken])
-        index = index[: len(found)]
+        keep = slots[slots >= 0]
+        index = index[slots < 0][: self.n_slots - len(keep)]
+        found, taken = self._free(len(index)), 0
+        if len(found) < len(index):
+            taken = len(index) - len(found)
+            found = np.concatenate([found, self._worst(taken, keep, token)])
         self._put(index, found)
-        self._guessed = np.concatenate([self._guessed, index])
         missing = np.ones(len(index), dtype=np.bool_)
-        return Claim(index.astype(np.int32), found.astype(np.int32), missing, len(taken))
+        return Claim(index.astype(np.int32), found.astype(np.int32), missing, taken)
 
     def disown(self, claim: Claim) -> None:
         """Take back what a claim put into its slots: the reads did not succeed."""
@@ -119,7 +107,6 @@ class LayerWindow:
         self._slot_of[ids] = -1
         self._bundle_in[slots] = -1
         self._n_free += len(slots)
-        self._guessed = self._guessed[self._slot_of[self._guessed] >= 0]
 
     def place(self, ids: Ids, used: Uses, last_token: int) -> tuple[NDArray[np.int64], Ids]:
         """Slots for bundles that the tokens of a prompt up to number `last_token` used.

@@ -72,7 +72,7 @@ def store() -> FakeStore:
 
 
 def pool_of(
-    store: FakeStore, slots: int = 80, window: int = 2, policy: str = DEFAULT_POLICY
+    store: FakeStore, slots: int = 80, policy: str = DEFAULT_POLICY, window: int = 2
 ) -> SlotPool:
     return SlotPool(cast("Store", store), (slots, slots), policy, window)
 
@@ -97,14 +97,14 @@ def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
 @given(
     st.lists(st.tuples(id_sets, id_sets, st.booleans()), min_size=1, max_size=8),
     st.integers(64, 100),
-    st.integers(1, 4),
     st.sampled_from(POLICIES),
+    st.integers(1, 4),
 )
 def test_every_bundle_is_right_whatever_was_guessed(
-    tokens: list[tuple[set[int], set[int], bool]], slots: int, window: int, policy: str
+    tokens: list[tuple[set[int], set[int], bool]], slots: int, policy: str, window: int
 ) -> None:
     store = FakeStore()
-    pool = pool_of(store, slots, window, policy)
+    pool = pool_of(store, slots, policy, window)
     for active, guessed, ahead in tokens:
         # A layer ahead: the guess for layer 1 is under way while layer 0 is claimed.
         if guessed:
