@@ -328,6 +328,7 @@ class Generation:
                 "window": plan.window,
                 "context": plan.context,
                 "kv_dtype": plan.kv_dtype,
+                "overlap": plan.overlap,
                 "slots": sum(plan.slots_per_layer),
             },
         }

@@ -205,6 +205,7 @@ class Ablation:
             io_threads=self.settings.io_threads,
             kv_dtype=self.settings.kv_dtype,
             context=len(self._ids),
+            overlap="none",  # as the paper, and so that I/O is all there is to wait for
         )
 
     def _plan_of(self, row: Row) -> Plan:
@@ -282,10 +283,9 @@ class Ablation:
             direct = self.settings.direct
             # Where all neurons are read there are no rows of single neurons to be read apart.
             apart = not row.bundled and not row.dense
-            store.open_reader(direct, row.io_threads, row.gap_bytes, rows_apart=apart, **row.reader)
+            store.open_reader(direct, row.io_threads, row.gap_bytes, rows_apart=apart)
             selector = make_selector(store, plan.select, self._kernels, direct)
-            decoder = Decoder(store, self._resident, selector, plan, self._kernels, **row.decoder)
-            yield decoder, store
+            yield Decoder(store, self._resident, selector, plan, self._kernels), store
 
     def _record(self, directory: Path | None) -> ActiveSets:
         """The active sets of all tokens, from a run that is not counted."""

@@ -48,10 +48,6 @@ class Row:
     """Rows of one precision give the same logits, bit for bit."""
     plan: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the plan that are other than those of the base."""
-    decoder: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of `Decoder`."""
-    reader: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of `Store.open_reader`."""
     directory: Path | None = None
     """Another conversion of the model, whose predictors are used."""
 
@@ -107,9 +103,23 @@ ADDITIONS: tuple[Addition, ...] = (
         "{io_threads} threads, as profiled",
         lambda plan: {"io_threads": plan.io_threads},
     ),
+    Addition(
+        "hits",
+        "what is in memory computed while the rest is read",
+        lambda _: {"plan": {"overlap": "hits"}},
+    ),
+    Addition(
+        "guesses",
+        "also reads guessed one layer ahead",
+        lambda _: {"plan": {"overlap": "layer"}},
+    ),
+    Addition(
+        "policy",
+        "the policy {policy} in the same slots",
+        lambda plan: {"plan": {"policy": plan.policy}},
+    ),
 )
-"""What `--add` measures; another switch is one entry more, such as
-`Addition("guess", "an early guess", lambda plan: {"decoder": {"guess": True}})`."""
+"""What `--add` measures; of what two of them set, the later one's is part of all together."""
 
 
 def predictors_of(directory: Path) -> Addition:

@@ -42,10 +42,6 @@ class Foresight:
         """More, the sooner it is used again."""
         return -self._next[ids]
 
-    def promises(self, ids: Index, token: int) -> Values:
-        """The same."""
-        return self.values(ids, token)
-
     def clear(self) -> None:
         """Nothing."""
 
@@ -67,10 +63,6 @@ class KnownRates:
     def values(self, ids: Index, token: int) -> Values:  # noqa: ARG002
         """The rates."""
         return self._rates[ids]
-
-    def promises(self, ids: Index, token: int) -> Values:
-        """The rates."""
-        return self.values(ids, token)
 
     def clear(self) -> None:
         """Nothing."""

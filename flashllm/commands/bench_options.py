@@ -138,8 +138,8 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --add, the predictors of another conversion of the model too",
     )
     _add_reports(parser)
-    # The context is as long as the text that is decoded; the rows' policy is the paper's.
-    options = tuple(o for o in MODEL_OPTIONS if o.name not in ("ctx_size", "policy"))
+    # The context is as long as the text that is decoded; policy and overlap are the rows'.
+    options = tuple(o for o in MODEL_OPTIONS if o.name not in ("ctx_size", "policy", "overlap"))
     add_options(parser, "model", options)
 
 

@@ -157,4 +157,5 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "io_threads": arguments.io_threads,
         "context": arguments.ctx_size,
         "kv_dtype": arguments.kv_dtype,
+        "overlap": arguments.overlap,
     }

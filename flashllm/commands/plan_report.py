@@ -58,6 +58,9 @@ def expected_rows(
             ("  of it", f"{parts} {_seconds(token.overhead)}"),
             ("  bound by", BOUND_WORDS[token.bound]),
         ]
+        # Below a thousandth it is what sums of floats leave.
+        if token.overlap > 1e-3 * token.total:
+            rows.insert(2, ("  at once", f"{_seconds(token.overlap)}: reading beside computing"))
     if expected.first_token_seconds is not None:
         prompt = f"after a prompt of {expected.prompt_tokens} tokens"
         rows.append(("first token", f"{_seconds(expected.first_token_seconds)} {prompt}"))
@@ -91,6 +94,12 @@ def verdict(
         sentences.append(
             f"Assumed: {expected.assumed}; --active SHARE plans for another share, and `flashllm"
             " eval` counts it once the model is converted."
+        )
+    if (guesses := expected.guesses) is not None:
+        sentences.append(
+            f"Also assumed: {guesses.recall:.0%} of what a token reads is guessed early, and"
+            f" {guesses.precision:.0%} of the guesses are right; `flashllm bench tokens` counts"
+            " them."
         )
     if expected.token is None:
         sentences.append(_seconds_missing(case))

@@ -49,6 +49,7 @@ class Case:
     converted: bool = False
     policy: str | None = None
     kv_dtype: str | None = None
+    overlap: str | None = None
 
     def plan(self) -> Plan:
         """The plan; errors as of `make_plan`.
@@ -70,6 +71,7 @@ class Case:
             context=self.context,
             kv_dtype=self.kv_dtype,
             profile=self.profile,
+            overlap=self.overlap,
         )
 
     def expect(self, plan: Plan, flash_speed: float = 1.0) -> Expectation:
@@ -143,6 +145,8 @@ def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
     if case.window is not None:
         usual = _with(case, window=None, policy=None)
         yield "the usual policy in all slots that there is room for: no --window", usual, 1.0
+    if case.overlap is not None:
+        yield "more computed while neurons are read: no --overlap", _with(case, overlap=None), 1.0
     if plan.context > SHORT_CONTEXT:
         shorter = _with(case, context=SHORT_CONTEXT)
         yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0

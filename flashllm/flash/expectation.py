@@ -1,7 +1,8 @@
 """How long a token will take, from a shape, a plan, a profile and what tokens use. Pure.
 
-A layer's reads are issued together and waited for, and nothing is computed meanwhile; where every
-neuron is needed, and in a prompt, the next block is read while one is computed.
+What of a token is computed while its reads are under way is the plan's `overlap`: reads that were
+guessed early go beside attention, or beside everything up to the next layer. Where every neuron is
+needed, and in a prompt, the next block is read while one is computed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashllm.flash.activity import Activity
 from flashllm.flash.cost import (
     DramBytes,
+    DramSeconds,
     Encodings,
     ResidentBytes,
     chunk_seconds,
@@ -31,6 +33,16 @@ ONE_THREAD_WEIGHTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
+class Guesses:
+    """How good guesses at what a layer will load are; assumed, as no recording counts them."""
+
+    recall: float = 0.95
+    """Of what is loaded, the part that was guessed."""
+    precision: float = 0.95
+    """Of what was guessed, the part that was needed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What one decoded token uses, and what it reads of that from flash."""
 
@@ -44,6 +56,8 @@ class Traffic:
     """Gaps and padding included."""
     passes: float
     """Extra ones, over layers whose slots do not hold what one token uses."""
+    in_vain: float = 0.0
+    """Bundles read besides, since they were guessed and not needed."""
 
     @property
     def hit_rate(self) -> float:
@@ -59,6 +73,11 @@ class TokenSeconds:
     dram: float
     overhead: float
     total: float
+
+    @property
+    def overlap(self) -> float:
+        """What reading and computing have in common."""
+        return self.flash + self.dram + self.overhead - self.total
 
     @property
     def bound(self) -> str:
@@ -80,6 +99,8 @@ class Expectation:
     first_token_seconds: float | None
     assumed: str
     """What of the activity was assumed, or "" where it was recorded."""
+    guesses: Guesses | None
+    """What was assumed of guesses, where the plan makes any."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -88,6 +109,7 @@ class Expectation:
             "hit_rate": self.traffic.hit_rate,
             "dram_bytes": self.dram.total,
             "bound": token.bound if token else None,
+            "overlap": token.overlap if token else None,
         }
 
 
@@ -101,6 +123,7 @@ class Model:
     activity: Activity | None
     """None where every neuron is used."""
     predictor_dtype: str = "f16"
+    guesses: Guesses = Guesses()
 
     @property
     def encodings(self) -> Encodings:
@@ -119,11 +142,14 @@ def expect(
     """What the tokens after a prompt will cost; `flash_speed` is for a disk that much faster."""
     spec, activity = model.spec, model.activity
     prompt_tokens = min(prompt_tokens, plan.context)
-    per_layer = [_layer_traffic(model, plan, layer) for layer in range(spec.n_layers)]
+    layers = [_layer_reads(model, plan, layer) for layer in range(spec.n_layers)]
     traffic = Traffic(
-        *(sum(getattr(t, f.name) for t in per_layer) for f in dataclasses.fields(Traffic))
+        *(sum(getattr(one.traffic, f.name) for one in layers) for f in dataclasses.fields(Traffic))
     )
+    guessing = _guesses(spec, plan)
     predictors = model.predictors if plan.select == "predicted" else 0
+    # To guess is to ask the predictor once more.
+    predictors *= 2 if guessing else 1
     moved = dram_bytes_a_token(
         spec,
         ResidentBytes.of(spec, predictors),
@@ -138,13 +164,65 @@ def expect(
     rates = None if profile is None else profile.rates
     if profile is not None and rates is not None and rates_suffice(rates, model.encodings):
         clock = _Clock(model, plan, profile, rates, flash_speed)
-        token = clock.token(per_layer, moved)
+        token = clock.token(layers, traffic, moved)
         first = clock.first_token(prompt_tokens, moved)
     words = activity.assumed if activity is not None else ""
-    return Expectation(traffic, moved, prompt_tokens, prompt_tokens, token, first, words)
+    guesses = model.guesses if guessing else None
+    return Expectation(traffic, moved, prompt_tokens, prompt_tokens, token, first, words, guesses)
+
+
+def _begins_early(plan: Plan) -> bool:
+    """Whether reads may begin before it is a layer's turn."""
+    return plan.overlap in ("attention", "layer") and plan.select != "all"
+
+
+def _guesses(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether reads are guessed: in a parallel block they are known, and only predictors guess."""
+    return _begins_early(plan) and plan.select == "predicted" and spec.block == "sequential"
+
+
+class _Reads(NamedTuple):
+    """Reads that are issued together."""
+
+    reads: float = 0.0
+    nbytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerReads:
+    """A layer's traffic, and its reads by when they begin."""
+
+    traffic: Traffic
+    early: _Reads
+    """Before the layer's turn, by guesses or since the input was known."""
+    late: _Reads
+    """When it is known what is needed."""
+
+
+def _layer_reads(model: Model, plan: Plan, layer: int) -> _LayerReads:
+    traffic, n_bundles = _layer_traffic(model, plan, layer), model.spec.bundles_per_layer
+    if plan.select in ("all", "oracle") or model.activity is None:
+        return _LayerReads(traffic, _Reads(), _Reads(traffic.reads, traffic.bytes_read))
+    early = in_vain = 0.0
+    if _guesses(model.spec, plan):
+        # Where slots are short, guesses have no place either.
+        fits = 1 - min(traffic.passes, 1.0)
+        early = traffic.loaded * model.guesses.recall * fits
+        in_vain = early * (1 / model.guesses.precision - 1)
+    elif _begins_early(plan):
+        early = traffic.loaded
+
+    def merged(loaded: float) -> _Reads:
+        return _Reads(*merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes))
+
+    first, second = merged(early + in_vain), merged(traffic.loaded - early)
+    reads, nbytes = first.reads + second.reads, first.nbytes + second.nbytes
+    made = dataclasses.replace(traffic, reads=reads, bytes_read=nbytes, in_vain=in_vain)
+    return _LayerReads(made, first, second)
 
 
 def _layer_traffic(model: Model, plan: Plan, layer: int) -> Traffic:
+    """What a layer uses and loads, were all of it read in its turn."""
     spec, activity = model.spec, model.activity
     n_bundles, slots = spec.bundles_per_layer, plan.slots_per_layer[layer]
     if plan.select in ("all", "oracle") or activity is None:
@@ -191,15 +269,36 @@ class _Clock:
     rates: MachineRates
     flash_speed: float
 
-    def token(self, layers: list[Traffic], moved: DramBytes) -> TokenSeconds:
+    def token(self, layers: list[_LayerReads], traffic: Traffic, moved: DramBytes) -> TokenSeconds:
         spec, rates = self.model.spec, self.rates
         seconds = dram_seconds(rates, self.model.encodings, moved)
         overhead = (spec.n_layers * rates.layer_overhead_ns + rates.token_overhead_ns) / 1e9
         if self.plan.select in ("all", "oracle"):
             # The oracle looks at every neuron before it names those that are not zero.
             return self._streamed(seconds.total, seconds.ffn, overhead)
-        flash = sum(self._batch(layer) for layer in layers)
-        return TokenSeconds(flash, seconds.total, overhead, flash + seconds.total + overhead)
+        early = sum(self._read_seconds(*layer.early) for layer in layers)
+        late = sum(self._read_seconds(*layer.late) for layer in layers)
+        flash, hidden = early + late, self._hidden(early, late, traffic, seconds)
+        total = flash + seconds.total + overhead - hidden
+        return TokenSeconds(flash, seconds.total, overhead, total)
+
+    def _hidden(self, early: float, late: float, traffic: Traffic, seconds: DramSeconds) -> float:
+        """Of the reads, what goes on while something is computed."""
+        spec, plan = self.model.spec, self.plan
+        if plan.overlap == "none":
+            return 0.0
+        if plan.overlap == "layer" and _guesses(spec, plan):
+            # From one layer's turn to the next one's; while the head is computed nothing is read.
+            return min(early, seconds.total - seconds.head)
+        # Of neurons that are there all rows but the down one are multiplied meanwhile.
+        before_down = (spec.rows_per_neuron - 1) * traffic.used
+        dots = seconds.ffn * before_down / max(before_down + traffic.active, 1.0)
+        hits = dots * traffic.hit_rate
+        attention = seconds.attention + seconds.kv
+        if _guesses(spec, plan):
+            # The predictor's time is that of two: the guess, and what is asked behind attention.
+            return min(early, attention + seconds.predictors / 2) + min(late, hits)
+        return min(early, attention + hits) + min(late, hits)
 
     def first_token(self, prompt_tokens: int, moved: DramBytes) -> float | None:
         """A prompt, chunk by chunk: all weights are read, and go through a matrix product."""
@@ -251,10 +350,6 @@ class _Clock:
         nbytes = self.plan.prefill.bundles * self.model.stride
         reads = math.ceil(nbytes / MAX_READ_BYTES)
         return self._read_seconds(reads, nbytes)
-
-    def _batch(self, layer: Traffic) -> float:
-        """The reads of a layer, issued together."""
-        return self._read_seconds(layer.reads, layer.bytes_read)
 
     def _read_seconds(self, reads: float, nbytes: float) -> float:
         """Until the last of so many reads is there: one's latency, the others at full rate.

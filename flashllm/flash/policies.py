@@ -27,7 +27,7 @@ texts. Tuned on calibration traces (docs/log.md); nearby values do as well withi
 AGEING = (0.9, 1.0)
 _NEVER = -1e9
 _TIE = 1e-6
-_GROWTH_MAX = 1e100
+_FADED = 1e-100
 _NEGLIGIBLE = 1e-100
 
 
@@ -52,10 +52,6 @@ class Policy(Protocol):
 
     def values(self, ids: Index, token: int) -> Values:
         """What `ids` [n] are worth at `token`, the last that used any: more is kept longer."""
-        ...
-
-    def promises(self, ids: Index, token: int) -> Values:
-        """What `ids` [n] would be worth if `token` used them."""
         ...
 
     def clear(self) -> None:
@@ -83,10 +79,6 @@ class Recency:
     def values(self, ids: Index, token: int) -> Values:  # noqa: ARG002
         """Tokens of the last uses."""
         return self._last[ids]
-
-    def promises(self, ids: Index, token: int) -> Values:
-        """The token itself."""
-        return np.full(len(ids), float(token))
 
     def clear(self) -> None:
         """Forget all uses."""
@@ -119,10 +111,6 @@ class SecondLast:
     def values(self, ids: Index, token: int) -> Values:  # noqa: ARG002
         """Tokens of the last uses but one."""
         return self._before[ids] + self._last[ids] * _TIE
-
-    def promises(self, ids: Index, token: int) -> Values:
-        """Tokens of the last uses, which would then be the last but one."""
-        return self._last[ids] + token * _TIE
 
     def clear(self) -> None:
         """Forget all uses."""
@@ -163,12 +151,13 @@ class _Fading:
         self._base = 0
 
     def _growth(self, token: int) -> float:
-        growth = float(self.decay ** float(self._base - token))
-        if growth > _GROWTH_MAX:
-            self._counts /= growth
+        # The power that only vanishes: after a long prompt its reciprocal is no number any more.
+        left = float(self.decay ** float(token - self._base))
+        if left < _FADED:
+            self._counts *= left
             self._counts[self._counts < _NEGLIGIBLE] = 0  # sums with denormals are slow
-            self._base, growth = token, 1.0
-        return growth
+            self._base, left = token, 1.0
+        return 1 / left
 
 
 class Frequency:
@@ -182,7 +171,6 @@ class Frequency:
 
     def __init__(self, n_bundles: int, *counts: tuple[float, float]) -> None:
         self._counts = [_Fading(n_bundles, decay, weight) for decay, weight in counts]
-        self._one = sum(counts.one for counts in self._counts)
 
     def use(self, ids: Index, token: int) -> None:
         """Count a use."""
@@ -200,10 +188,6 @@ class Frequency:
         for counts in self._counts[1:]:
             values += counts.at(ids, token)
         return values
-
-    def promises(self, ids: Index, token: int) -> Values:
-        """The same with one use more."""
-        return self.values(ids, token) + self._one
 
     def clear(self) -> None:
         """Forget all uses."""
@@ -224,10 +208,6 @@ class Pinned(Recency):
     def values(self, ids: Index, token: int) -> Values:
         """Tokens of the last uses, and more than any for those that stay."""
         return super().values(ids, token) + self._bonus[ids]
-
-    def promises(self, ids: Index, token: int) -> Values:
-        """The token itself, and more for those that stay."""
-        return super().promises(ids, token) + self._bonus[ids]
 
 
 def make_policy(name: str, n_bundles: int, window: int) -> Policy:

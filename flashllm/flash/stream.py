@@ -163,7 +163,7 @@ class SlotPool:
         claim = self._layers[layer].prefetch(ids, self.token)
         if len(claim.ids):
             positions = claim.slots + np.int32(self._starts[layer])
-            self._guesses[layer] = Guess(claim, self._submit(layer, claim.ids, positions))
+            self._guesses[layer] = Guess(claim, self._begin(layer, claim, claim.ids, positions))
             self.counters.guessed += len(claim.ids)
 
     def claim(self, layer: int, ids: Ids) -> Fetch:
@@ -189,11 +189,7 @@ class SlotPool:
         fetch = Fetch(claim, claim.slots + np.int32(self._starts[layer]), guessed, made, used)
         if missing:
             where = claim.missing
-            try:
-                fetch.tickets = self._submit(layer, ids[where], fetch.positions[where])
-            except BaseException:
-                window.disown(claim)
-                raise
+            fetch.tickets = self._begin(layer, claim, ids[where], fetch.positions[where])
         return fetch
 
     def arrivals(self, layer: int, fetch: Fetch, early: bool = True) -> Iterator[NDArray[np.bool_]]:
@@ -230,9 +226,14 @@ class SlotPool:
         self._marks[some] = False
         return found
 
-    def _submit(self, layer: int, ids: Ids, positions: Ids) -> list[int]:
+    def _begin(self, layer: int, claim: Claim, ids: Ids, positions: Ids) -> list[int]:
+        """Begin to read bundles of a claim; tickets for them."""
         destinations = positions.astype(np.int64) * self._stride
-        return self._store.submit_bundles(layer, ids, self._buffer, destinations)
+        try:
+            return self._store.submit_bundles(layer, ids, self._buffer, destinations)
+        except BaseException:
+            self._layers[layer].disown(claim)
+            raise
 
     def _wait(self, layer: int, fetch: Fetch) -> None:
         tickets, fetch.tickets = fetch.tickets, []
@@ -261,7 +262,7 @@ class SlotPool:
         claim = self._layers[layer].claim(fetch.claim.ids[where], self.token, in_flight)
         fetch.positions[where] = claim.slots + np.int32(self._starts[layer])
         again = Fetch(claim, fetch.positions[where], np.zeros(len(where), dtype=np.bool_))
-        again.tickets = self._submit(layer, claim.ids, again.positions)
+        again.tickets = self._begin(layer, claim, claim.ids, again.positions)
         self._wait(layer, again)
 
     def seed(

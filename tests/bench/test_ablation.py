@@ -177,7 +177,8 @@ def test_rows_of_a_bundle_read_apart_are_the_same_bytes(sparse_model: Path) -> N
             stride = store.header.stride
             buffer = core.Buffer(8 * stride)
             ids = np.array([3, 7, 150], np.int32)
-            store.read_bundles(1, ids, buffer, np.array([0, 5, 2], np.int64) * stride)
+            places = np.array([0, 5, 2], np.int64) * stride
+            store.wait_bundles(1, store.submit_bundles(1, ids, buffer, places))
             rows = buffer.array().reshape(8, stride)[:, : store.spec.bundle_bytes]
             pools.append(rows.copy())
             if apart:
@@ -193,14 +194,17 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
     monkeypatch.setattr(ablation_module, "ADDITIONS", (*ADDITIONS, FEWER))
     ablation, results, found = run(demo, text, tokens=8, runs=2, add=True, io_threads=3)
     rows = {row["key"]: row for row in found["rows"]}
-    assert list(rows)[4:] == ["bundling", "gap", "fewer", "all"]
+    assert list(rows)[4:] == ["bundling", "gap", "hits", "guesses", "policy", "fewer", "all"]
     assert all(row["paper"] is None for row in found["rows"][5:])
     assert len({answer for row in found["rows"][2:] for answer in row["answers"]}) == 1
     assert found["same_answers"]
     reads = {key: row["reads_a_token"]["median"] for key, row in rows.items()}
-    assert reads["gap"] <= reads["bundling"] == reads["fewer"]
+    assert reads["gap"] <= reads["bundling"] == reads["fewer"] == reads["hits"]
+    assert rows["hits"]["bytes_a_token"] == rows["bundling"]["bytes_a_token"]
+    assert rows["guesses"]["bytes_a_token"]["median"] > rows["hits"]["bytes_a_token"]["median"]
+    assert found["within_formula"], "which says nothing of guesses, nor of another policy"
     added = {one["key"]: one for one in found["added"]}
-    assert list(added) == ["gap", "fewer", "all"]
+    assert list(added) == ["gap", "hits", "guesses", "policy", "fewer", "all"]
     for key, one in added.items():
         assert one["base"] == "bundling"
         own, base = (next(r.runs for r in results if r.row.key == k) for k in (key, "bundling"))
@@ -212,11 +216,12 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
     table = ablation_report.table(found)
     assert "added to the last row" in table
     assert f"{added['gap']['speed']['median']:.3f}x" in table
-    results[6].row = replace(results[6].row, precision="other")
-    results[6].runs[0] = replace(results[6].runs[0], answers="other")
-    results[6].runs[1] = replace(results[6].runs[1], answers="other")
+    fewer = results[-2]
+    assert fewer.row.key == "fewer"
+    fewer.row = replace(fewer.row, precision="other")
+    fewer.runs[:] = [replace(run, answers="other") for run in fewer.runs]
     assert ablation_report.report(ablation, results, complete=True)["same_answers"]
-    results[6].row = replace(results[6].row, precision="")
+    fewer.row = replace(fewer.row, precision="")
     assert not ablation_report.report(ablation, results, complete=True)["same_answers"]
 
 
@@ -248,21 +253,19 @@ def test_predictors_of_another_conversion_are_an_addition_that_may_answer_otherw
 
 
 def test_changes_of_one_kind_are_merged_and_those_that_change_nothing_left_out() -> None:
-    plan = SimpleNamespace(gap_bytes=0, io_threads=32, __slots__=("gap_bytes", "io_threads"))
-    additions = (
-        *ADDITIONS,
-        Addition("guess", "an early guess", lambda _: {"decoder": {"guess": True}}),
-        Addition("overlap", "hits meanwhile", lambda _: {"decoder": {"overlap": True}}),
-        Addition("policy", "least used", lambda _: {"plan": {"policy": "lfu"}}),
-    )
+    fields = ("gap_bytes", "io_threads", "policy")
+    plan = SimpleNamespace(gap_bytes=0, io_threads=32, policy="blend", __slots__=fields)
     last = table_rows(5, 32)[-1]
-    rows = added_rows(last, plan, additions)
-    assert [row.key for row in rows] == ["guess", "overlap", "policy", "all"]
-    assert rows[0].decoder == {"guess": True}
-    assert rows[-1].decoder == {"guess": True, "overlap": True}
-    assert rows[-1].plan == {"policy": "lfu"}
+    rows = added_rows(last, plan, ADDITIONS)
+    assert [row.key for row in rows] == ["hits", "guesses", "policy", "all"]
+    assert [row.plan for row in rows] == [
+        {"overlap": "hits"},
+        {"overlap": "layer"},
+        {"policy": "blend"},
+        {"overlap": "layer", "policy": "blend"},
+    ]
     assert {row.base for row in rows} == {"bundling"}
-    assert added_rows(last, plan, ADDITIONS) == []
+    assert added_rows(last, plan, ADDITIONS[:2]) == []
 
 
 def test_a_model_that_needs_every_neuron_has_two_rows(sparse_model: Path) -> None:

@@ -245,7 +245,10 @@ def test_a_profile_gives_seconds_bound_and_advice(
     arguments = ("opt-6.7b", "--memory", "8GiB", "--profile", str(profile))
     found = told(capsys, *arguments)
     token = found["expected"]["token"]
-    assert token["total"] == pytest.approx(token["flash"] + token["dram"] + token["overhead"])
+    overlap = token["flash"] + token["dram"] + token["overhead"] - token["total"]
+    assert found["expected"]["overlap"] == pytest.approx(overlap)
+    assert overlap > 0
+    assert found["expected"]["guesses"] == {"recall": 0.95, "precision": 0.95}
     assert found["expected"]["bound"] == max(("flash", "dram", "overhead"), key=token.get)
     assert found["expected"]["first_token_seconds"] > token["total"]
     assert found["expected"]["prompt_tokens"] == 128
@@ -256,9 +259,18 @@ def test_a_profile_gives_seconds_bound_and_advice(
     assert main(["plan", *arguments]) == 0
     shown = capsys.readouterr()
     assert "first token" in shown.out
-    assert "a disk twice as fast" in shown.out
+    assert "at once" in shown.out
+    assert "Also assumed: 95% of what a token reads is guessed early" in shown.out
+    assert "a disk twice as fast" not in shown.out, "memory is what a token waits for"
     assert "was measured of a device of the tests" in shown.err
     assert max(map(len, shown.out.splitlines())) <= 80
+    none = told(capsys, *arguments, "--overlap", "none")["expected"]
+    assert none["guesses"] is None
+    assert none["overlap"] == pytest.approx(0, abs=1e-12)
+    assert main(["plan", *arguments, "--overlap", "none"]) == 0
+    shown = capsys.readouterr()
+    assert "at once" not in shown.out
+    assert "a disk twice as fast" in shown.out
 
 
 def test_a_profile_without_the_rates_tells_no_seconds(

@@ -14,7 +14,7 @@ from flashllm.flash import expectation, numpy_reader
 from flashllm.flash.activity import Activity, assumed
 from flashllm.flash.advice import Case, advise, ceilings
 from flashllm.flash.estimate import sizes_of_shape
-from flashllm.flash.expectation import Expectation, merged_reads
+from flashllm.flash.expectation import Expectation, Guesses, Model, expect, merged_reads
 from flashllm.flash.plan import MAX_READ_BYTES, MIB, Plan
 from flashllm.flash.profile import Profile
 from flashllm.model import decoder
@@ -32,10 +32,11 @@ def case(
     select: str = "predicted",
     profile: Profile | None = DISK,
     activity: Activity | None = None,
+    overlap: str | None = None,
 ) -> Case:
     known = None if select == "all" else activity or assumed(spec, select)
     sizes = sizes_of_shape(spec, 200 * MIB)
-    return Case(spec, sizes, known, select, memory, None, None, None, profile)
+    return Case(spec, sizes, known, select, memory, None, None, None, profile, overlap=overlap)
 
 
 def planned(given: Case) -> tuple[Plan, Expectation]:
@@ -87,7 +88,7 @@ def test_the_oracle_reads_every_neuron_whatever_its_slots_hold() -> None:
 def test_a_token_by_hand() -> None:
     """One latency and then the rate of all threads, layer by layer; nothing overlaps."""
     flat = flash_profile({(16384, 1): 16384 / 1e-4, (16384, 32): 2e9, (65536, 32): 2e9})
-    given = case(profile=flat)
+    given = case(profile=flat, overlap="none")
     given = dataclasses.replace(given, io_threads=32)
     plan, expected = planned(given)
     traffic, token = expected.traffic, expected.token
@@ -104,6 +105,107 @@ def test_a_token_by_hand() -> None:
     assert token.overhead == pytest.approx(32 * 1e-4 + 5e-4)
     assert token.dram == pytest.approx((expected.dram.total - expected.dram.loaded) / 8e9)
     assert token.total == pytest.approx(token.flash + token.dram + token.overhead)
+
+
+def overlapped(overlap: str, speed: float = 4e9, **changes: Any) -> tuple[Plan, Expectation]:
+    given = case(overlap=overlap, profile=law(1e-7, speed), **changes)
+    plan = given.plan()
+    assert given.activity is not None
+    model = Model(given.spec, given.sizes.stride, given.sizes.predictors, given.activity)
+    perfect = dataclasses.replace(model, guesses=Guesses(1.0, 1.0))
+    return plan, expect(perfect, plan, given.profile)
+
+
+def together(expected: Expectation) -> float:
+    assert expected.token is not None
+    return expected.token.overlap
+
+
+def test_with_no_overlap_a_token_is_the_sum_of_its_parts() -> None:
+    assert together(overlapped("none")[1]) == pytest.approx(0, abs=1e-12)
+
+
+def test_hits_are_multiplied_by_all_but_their_down_rows_while_the_rest_is_read() -> None:
+    _, found = overlapped("hits")
+    traffic = found.traffic
+    up_rows_of_hits = (traffic.used - traffic.loaded) * 4096 * 2
+    assert together(found) == pytest.approx(up_rows_of_hits / 8e9)
+    assert found.guesses is None
+    # A disk so fast that there is less to hide.
+    fast = overlapped("hits", 4e13)[1]
+    assert fast.token is not None
+    assert together(fast) == pytest.approx(fast.token.flash)
+
+
+def test_reads_guessed_before_attention_go_beside_it() -> None:
+    _, found = overlapped("attention", 1e8)
+    _, hits = overlapped("hits", 1e8)
+    # Predictors are asked twice, and the second time is beside the reads.
+    asked = (found.dram.total - hits.dram.total) / 8e9
+    assert asked == pytest.approx(hits.dram.predictors / 8e9)
+    attention = (found.dram.attention + found.dram.kv) / 8e9
+    assert together(found) == pytest.approx(attention + asked)
+
+
+@pytest.mark.parametrize("speed", [1e8, 1e13])
+def test_reads_guessed_a_layer_ahead_leave_the_larger_of_reading_and_computing(
+    speed: float,
+) -> None:
+    _, found = overlapped("layer", speed)
+    token = found.token
+    assert token is not None
+    assert token.bound == ("flash" if speed == 1e8 else "dram")
+    head = found.dram.head / 8e9
+    larger = max(token.flash, token.dram - head)
+    assert token.total == pytest.approx(larger + head + token.overhead)
+
+
+def test_wrong_guesses_are_read_too_and_missed_ones_when_it_is_their_turn() -> None:
+    given = case(overlap="layer", profile=law(1e-7, 1e8))
+    plan, found = planned(given)
+    perfect = overlapped("layer", 1e8)[1]
+    assert found.guesses == Guesses()
+    assert found.traffic.loaded == perfect.traffic.loaded
+    assert found.traffic.in_vain == pytest.approx(0.05 * found.traffic.loaded)
+    assert perfect.traffic.in_vain == 0
+    assert found.traffic.bytes_read == pytest.approx(1.05 * perfect.traffic.bytes_read)
+    # Of a fast disk's reads only the missed ones are waited for.
+    fast = case(overlap="layer", profile=law(1e-12, 1e13))
+    fast_plan, quick = planned(fast)
+    assert quick.token is not None
+    waited = quick.token.total - quick.token.dram - quick.token.overhead
+    assert waited == pytest.approx(quick.token.flash * 0.05 / 1.05, rel=1e-3)
+    assert (plan.overlap, fast_plan.overlap) == ("layer", "layer")
+
+
+def test_where_slots_are_short_nothing_is_guessed() -> None:
+    given = case(memory=None, profile=law(1e-7, 1e8))
+    found = planned(given)[1]
+    none = planned(dataclasses.replace(given, overlap="none"))[1]
+    assert found.traffic.passes >= given.spec.n_layers
+    assert found.traffic.in_vain == 0
+    assert found.traffic.bytes_read == none.traffic.bytes_read
+
+
+def test_in_parallel_blocks_reads_are_known_and_not_guessed() -> None:
+    parallel = dataclasses.replace(OPT_6_7B, block="parallel")
+    found = planned(case(parallel, overlap="layer", profile=law(1e-7, 1e8)))[1]
+    hits = planned(case(parallel, overlap="hits", profile=law(1e-7, 1e8)))[1]
+    assert found.guesses is None
+    assert found.traffic == hits.traffic
+    attention = (found.dram.attention + found.dram.kv) / 8e9
+    assert together(found) == pytest.approx(attention + together(hits))
+
+
+def test_more_overlap_is_advised_where_less_was_asked_for() -> None:
+    given = case(profile=law(1e-7, 1e9), overlap="none")
+    advice = {a.change: a.token_seconds for a in advise(given, *planned(given))}
+    usual = planned(dataclasses.replace(given, overlap=None))[1].token
+    assert usual is not None
+    told = next(seconds for change, seconds in advice.items() if "no --overlap" in change)
+    assert told == usual.total
+    unasked = dataclasses.replace(given, overlap=None)
+    assert not any("overlap" in a.change for a in advise(unasked, *planned(unasked)))
 
 
 def test_everything_in_memory_reads_nothing() -> None:
@@ -176,7 +278,7 @@ def test_the_first_token_takes_all_weights_once_a_chunk() -> None:
     # A slow disk is read all the time, attention or not; with the smallest ring it waits for
     # attention once the ring is full.
     slow = case(profile=law(1e-6, 0.2e9))
-    assert slow.plan().prefill_blocks == 11
+    assert slow.plan().prefill_blocks == 16
     assert planned(slow)[1].first_token_seconds == pytest.approx(ffn / 0.2e9, rel=0.03)
     least = case(memory=None, profile=law(1e-6, 0.2e9))
     assert least.plan().prefill_blocks == 2
@@ -187,7 +289,7 @@ def test_the_first_token_takes_all_weights_once_a_chunk() -> None:
 
 
 def test_advice_is_what_planning_it_gives() -> None:
-    slow = law(100e-6, 0.5e9)
+    slow = law(100e-6, 0.1e9)
     given = case(dataclasses.replace(OPT_6_7B, dtype="f32"), 15 << 30, profile=slow)
     plan, expected = planned(given)
     advice = advise(given, plan, expected)

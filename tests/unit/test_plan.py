@@ -102,6 +102,7 @@ def test_the_ceiling_decides_how_many_blocks_a_prefill_holds() -> None:
     for plan in plans:
         assert sum(plan.split.values()) <= plan.ceiling_bytes
         ring = plan.prefill.bundles * SIZES.stride * (plan.prefill_blocks - 2)
+        assert plan.split["prefill"] == plans[0].split["prefill"] + ring
         assert 32 * ring <= plan.ceiling_bytes - least
 
 

@@ -170,3 +170,22 @@ def test_who_stops_in_the_middle_leaves_no_read_under_way(store: FakeStore) -> N
     assert store.under_way
     parts.close()  # type: ignore[attr-defined]
     assert not store.under_way
+
+
+def test_what_could_not_be_begun_is_not_there(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, ids = pool_of(store), np.array([1, 2], dtype=np.int32)
+
+    def closed(*_: object) -> list[int]:
+        raise ValueError("the reader is closed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "submit_bundles", closed)
+        with pytest.raises(ValueError, match="closed"):
+            pool.guess(0, ids)
+        with pytest.raises(ValueError, match="closed"):
+            pool.claim(1, ids)
+    assert len(pool.layer(0).resident()) == len(pool.layer(1).resident()) == 0
+    use(pool, 0, ids)
+    use(pool, 1, ids)

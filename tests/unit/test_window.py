@@ -190,6 +190,17 @@ def test_values_are_the_same_after_many_tokens(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_values_after_a_long_prompt(policy: str) -> None:
+    """Its first uses come so late that growing weights would overflow at once."""
+    some = make_policy(policy, 2, 5)
+    last = 200_000
+    some.seed(np.array([0], np.intp), np.ones((4, 1), np.bool_), last)
+    some.use(np.array([0], np.intp), last + 1)
+    expected = [WORTH[policy](list(range(last - 3, last + 2)), last + 1), WORTH[policy]([], 0)]
+    assert some.values(np.arange(2), last + 1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_claims_lead_to_the_same_slots(policy: str) -> None:
     def slots() -> list[int]:
         rng = np.random.default_rng(7)
