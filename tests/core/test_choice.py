@@ -109,6 +109,30 @@ def test_a_forked_child_neither_hangs_nor_reads(backend: str) -> None:
     assert "parent: 0" in finished.stdout
 
 
+FORGOTTEN = """
+import mmap, os, sys, warnings
+warnings.simplefilter("ignore")
+from flashllm import _core
+reader = _core.Reader(sys.executable, backend="{backend}")
+child = os.fork()
+if child == 0:
+    # Of many sizes, so that some lie where the parent has what the child was not given.
+    memory = [mmap.mmap(-1, 4096 * pages) for pages in (1, 2, 3, 4) for _ in range(64)]
+    del reader
+    for pages in memory:
+        pages[:] = bytes(len(pages))
+    os._exit(0)
+print("child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("backend", ["threads", "uring"])
+def test_a_forked_child_that_drops_a_reader_keeps_its_own_memory(backend: str) -> None:
+    finished = run(FORGOTTEN.replace("{backend}", backend))
+    assert finished.stdout.strip() == "child: 0", finished.stderr
+
+
 SIGNALS = """
 import os, signal, threading, time
 from flashllm import _core
