@@ -57,6 +57,16 @@ def test_an_unknown_instruction_set_is_refused() -> None:
     assert "available: scalar" in finished.stderr
 
 
+def test_an_unknown_instruction_set_is_an_error_of_ours() -> None:
+    show = "from flashllm.flash import core; core.open_kernels(1)"
+    assert "UsageError: FLASHLLM_ISA: isa is 'mmx'" in run(show, FLASHLLM_ISA="mmx").stderr
+
+
+def test_more_processors_than_kernels_take_are_no_error() -> None:
+    show = "from flashllm.flash import core; core._KERNEL_THREADS_MAX = 2; "
+    assert run(show + "print(core.open_kernels(5000).threads)").stdout.strip() == "2"
+
+
 def test_an_argument_goes_before_the_environment() -> None:
     show = "from flashllm import _core; print(_core.Kernels(isa='scalar').isa)"
     assert run(show, FLASHLLM_ISA="mmx").stdout.strip() == "scalar"
