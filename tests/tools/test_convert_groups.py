@@ -262,6 +262,16 @@ def test_predictors_whose_rows_fit_no_encoding(tmp_path: Path, leaf: str) -> Non
         convert(source, tmp_path / "out", predictors=tmp_path / "predictors.safetensors")
 
 
+def test_predictors_without_a_rank(tmp_path: Path) -> None:
+    tensors = predictors(tmp_path / "predictors.safetensors")
+    tensors["layers.1.down"] = np.zeros((0, WIDTH), np.uint8)
+    tensors["layers.1.up"] = np.zeros((D_FFN, 0), np.uint8)
+    save_file(tensors, tmp_path / "predictors.safetensors")
+    source = write_checkpoint(tmp_path / "source")
+    with pytest.raises(LayoutError, match=r"down is u8 \[0, \d+\]; .* \[rank above 0, \d+\]"):
+        convert(source, tmp_path / "out", predictors=tmp_path / "predictors.safetensors")
+
+
 def test_a_scale_that_is_no_number_is_found(tmp_path: Path) -> None:
     tensors = predictors(tmp_path / "predictors.safetensors")
     rows = encoded(tensors["layers.0.up"], "int8")
