@@ -196,14 +196,14 @@ def make_plan(
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
     policy = choose_policy(policy, window)
     shape = PrefillShape.of(spec, sizes.stride)
+    decoded_bytes = decoded_block_bytes(spec, context, encoding)
     split = {
         "interpreter": sizes.interpreter,
         "embeddings": sizes.embeddings,
         "attention": sizes.attention,
         "predictors": sizes.predictors if select == "predicted" else 0,
         "kv": kv_bytes(spec, context, encoding) + score_bytes(spec, context),
-        "prefill": shape.bytes(spec, sizes.stride, context)
-        + decoded_block_bytes(spec, context, encoding),
+        "prefill": shape.bytes(spec, sizes.stride, context) + decoded_bytes,
     }
     # Where every neuron is needed they pass through the prefill's buffers; none need stay.
     least = 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
@@ -219,7 +219,7 @@ def make_plan(
             _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
         )
     blocks = _ring_blocks(ceiling_bytes - sum(split.values()), shape.bundles * sizes.stride)
-    split["prefill"] = shape.bytes(spec, sizes.stride, context, blocks)
+    split["prefill"] = shape.bytes(spec, sizes.stride, context, blocks) + decoded_bytes
     affordable = (ceiling_bytes - sum(split.values())) // sizes.stride
     window, wanted = _choose_window(spec, sizes, select, window, affordable)
     if select == "all":
