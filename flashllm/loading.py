@@ -101,7 +101,7 @@ def load_decoder(
             overlap=overlap,
         )
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
-        kernels = core.Kernels(threads=KERNEL_THREADS)
+        kernels = core.open_kernels(KERNEL_THREADS)
         resident = store.load_resident(direct)
         selector = make_selector(store, chosen, kernels, direct)
         return Decoder(store, resident, selector, plan, kernels), plan, store

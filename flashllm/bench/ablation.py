@@ -133,7 +133,7 @@ class Ablation:
             resident, self._image = store.load_resident_image(settings.direct)
         self._resident: dict[str, RawTensor] = resident
         self.weights = Weights.of(self.spec)
-        self._kernels = core.Kernels(threads=KERNEL_THREADS)
+        self._kernels = core.open_kernels(KERNEL_THREADS)
         self.window = settings.window or DEFAULT_WINDOW
         self._ids = self._cut(text)
         self._sets: dict[Path, ActiveSets] = {}

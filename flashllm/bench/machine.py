@@ -75,7 +75,7 @@ def measure_rates(threads: Sequence[int] | None = None) -> MachineRates:
     buffer = core.Buffer(matrix_bytes(last_cache_bytes(), psutil.virtual_memory().available))
     buffer.array().fill(_PATTERN)
     dram = {count: dram_rate(buffer, count) for count in threads}
-    kernels = core.Kernels(threads=usable)
+    kernels = core.open_kernels(usable)
     matvec: dict[str, float] = {}
     rows: dict[str, float] = {}
     try:
@@ -163,7 +163,7 @@ def chunk_rate(dtype: str, threads: int) -> float:
     shape = (CHUNK_BLOCK_BYTES // row_bytes, width)
     raw = np.full(shape[0] * row_bytes, _PATTERN, np.uint8)
     x = torch.ones(CHUNK_TOKENS, width)
-    kernels = core.Kernels(threads=threads)
+    kernels = core.open_kernels(threads)
     try:
         product = Linear.of(RawTensor(raw, dtype, shape), None, kernels, block_rows=shape[0])
         with _torch_threads(threads):

@@ -24,9 +24,12 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "open_kernels",
     "row_bytes",
     "stream_read_ns",
 ]
+
+_KERNEL_THREADS_MAX = 1024
 
 
 def _reason_for_twin() -> str:
@@ -80,3 +83,11 @@ else:
         row_bytes,
         stream_read_ns,
     )
+
+
+def open_kernels(threads: int) -> Kernels:
+    """Kernels of so many threads; `UsageError` where FLASHLLM_ISA names a set that is not here."""
+    try:
+        return Kernels(threads=min(threads, _KERNEL_THREADS_MAX))
+    except ValueError as error:
+        raise UsageError(f"FLASHLLM_ISA: {error}; unset it for the best one") from error

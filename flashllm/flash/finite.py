@@ -17,10 +17,19 @@ def all_finite(raw: NDArray[np.uint8], dtype: str, columns: int = 0) -> bool:
 
     In int8 and int4 it is the scales that may be; `raw` then holds rows of `columns` weights.
     """
-    if dtype in GROUP_BYTES:
-        scale_bytes = 2 * -(-columns // GROUP)
-        rows = raw.reshape(-1, row_bytes(dtype, columns))
-        raw, dtype = np.ascontiguousarray(rows[:, -scale_bytes:]).reshape(-1), "f16"
+    if dtype not in GROUP_BYTES:
+        return _finite(raw, dtype)
+    row = row_bytes(dtype, columns)
+    scale_bytes = 2 * -(-columns // GROUP)
+    scales = raw.reshape(-1, row)[:, -scale_bytes:]
+    step = max(_BLOCK_BYTES // row, 1)
+    return all(
+        _finite(np.ascontiguousarray(scales[first : first + step]).reshape(-1), "f16")
+        for first in range(0, len(scales), step)
+    )
+
+
+def _finite(raw: NDArray[np.uint8], dtype: str) -> bool:
     exponent = _EXPONENT[dtype]
     for start in range(0, len(raw), _BLOCK_BYTES):
         bits = raw[start : start + _BLOCK_BYTES].view(exponent.dtype)

@@ -76,6 +76,9 @@ def _record(
     name: str, entry: object, data_start: int, path: Path, error: type[ModelError]
 ) -> TensorRecord:
     """One entry of the header, checked in itself."""
+    # JSON can spell halves of characters, which cannot be printed.
+    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+        raise error(f"{path}: a tensor's name is no text: {name!a}")
     if len(name.encode()) > NAME_BYTES_MAX:
         raise error(f"{path}: a tensor's name is longer than {NAME_BYTES_MAX} bytes")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:

@@ -9,6 +9,7 @@
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -35,7 +36,7 @@ int enter(int ring, unsigned submit, unsigned least) {
 
 class Mapping {
  public:
-  Mapping(int file, size_t size, off_t offset) : size_(size) {
+  Mapping(int file, size_t size, off_t offset) : size_(size), process_(getpid()) {
     address_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, offset);
     if (address_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
     // A child has no ring, and must not write into its parent's.
@@ -43,7 +44,10 @@ class Mapping {
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() { munmap(address_, size_); }
+  // In a child something else may lie there by now.
+  ~Mapping() {
+    if (getpid() == process_) munmap(address_, size_);
+  }
 
   template <class T>
   T* at(size_t offset) const {
@@ -53,6 +57,7 @@ class Mapping {
  private:
   void* address_;
   size_t size_;
+  pid_t process_;
 };
 
 class File {
@@ -165,12 +170,12 @@ class Uring final : public Ring {
   unsigned pushed_ = 0;
 };
 
-// With the best mode that this kernel has. A ring for another thread starts disabled, since the
-// thread that enables it is the one that may use it.
-std::unique_ptr<Uring> open_mode(int file, unsigned depth, bool for_other_thread) {
-  const unsigned disabled = for_other_thread ? IORING_SETUP_R_DISABLED : 0;
-  for (const unsigned flags : {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | disabled,
-                               IORING_SETUP_COOP_TASKRUN | disabled, 0U}) {
+// With the best mode that this kernel has. It starts disabled, since the thread that enables it is
+// the one that may use it.
+std::unique_ptr<Uring> open_mode(int file, unsigned depth) {
+  constexpr unsigned kDisabled = IORING_SETUP_R_DISABLED;
+  for (const unsigned flags : {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | kDisabled,
+                               IORING_SETUP_COOP_TASKRUN | kDisabled, 0U}) {
     io_uring_params params = {};
     params.flags = flags;
     const int ring = setup(depth, &params);
@@ -180,9 +185,11 @@ std::unique_ptr<Uring> open_mode(int file, unsigned depth, bool for_other_thread
   throw std::system_error(errno, std::generic_category(), "io_uring_setup");
 }
 
-// Some sandboxes allow a ring to be made and not to be used.
+// Some sandboxes allow a ring to be made and not to be enabled or used. Where that came out in the
+// thread that reads, nobody would be there to be told.
 void probe() {
-  const std::unique_ptr<Uring> ring = open_mode(-1, 1, false);
+  const std::unique_ptr<Uring> ring = open_mode(-1, 1);
+  ring->begin();
   io_uring_sqe nothing = {};
   nothing.opcode = IORING_OP_NOP;
   ring->push(nothing);
@@ -194,7 +201,7 @@ void probe() {
 std::unique_ptr<Ring> open_uring(int file, unsigned depth, std::string* problem) {
   try {
     probe();
-    return open_mode(file, depth, true);
+    return open_mode(file, depth);
   } catch (const std::system_error& error) {
     *problem = error.what();
     return nullptr;

@@ -57,6 +57,16 @@ def test_an_unknown_instruction_set_is_refused() -> None:
     assert "available: scalar" in finished.stderr
 
 
+def test_an_unknown_instruction_set_is_an_error_of_ours() -> None:
+    show = "from flashllm.flash import core; core.open_kernels(1)"
+    assert "UsageError: FLASHLLM_ISA: isa is 'mmx'" in run(show, FLASHLLM_ISA="mmx").stderr
+
+
+def test_more_processors_than_kernels_take_are_no_error() -> None:
+    show = "from flashllm.flash import core; core._KERNEL_THREADS_MAX = 2; "
+    assert run(show + "print(core.open_kernels(5000).threads)").stdout.strip() == "2"
+
+
 def test_an_argument_goes_before_the_environment() -> None:
     show = "from flashllm import _core; print(_core.Kernels(isa='scalar').isa)"
     assert run(show, FLASHLLM_ISA="mmx").stdout.strip() == "scalar"
@@ -107,6 +117,30 @@ def test_a_forked_child_neither_hangs_nor_reads(backend: str) -> None:
     assert finished.returncode == 0, finished.stderr
     assert "belongs to the process before fork 1048576" in finished.stdout
     assert "parent: 0" in finished.stdout
+
+
+FORGOTTEN = """
+import mmap, os, sys, warnings
+warnings.simplefilter("ignore")
+from flashllm import _core
+reader = _core.Reader(sys.executable, backend="{backend}")
+child = os.fork()
+if child == 0:
+    # Of many sizes, so that some lie where the parent has what the child was not given.
+    memory = [mmap.mmap(-1, 4096 * pages) for pages in (1, 2, 3, 4) for _ in range(64)]
+    del reader
+    for pages in memory:
+        pages[:] = bytes(len(pages))
+    os._exit(0)
+print("child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("backend", ["threads", "uring"])
+def test_a_forked_child_that_drops_a_reader_keeps_its_own_memory(backend: str) -> None:
+    finished = run(FORGOTTEN.replace("{backend}", backend))
+    assert finished.stdout.strip() == "child: 0", finished.stderr
 
 
 SIGNALS = """

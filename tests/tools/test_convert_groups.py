@@ -20,6 +20,7 @@ from flashllm.flash.layout import (
     read_tensor_index,
 )
 from flashllm.flash.store import Store
+from flashllm.loading import load_decoder
 from flashllm.spec import row_bytes
 from tests.core.encodings import decode
 from tests.dequantised import bundled, dequantised
@@ -261,6 +262,16 @@ def test_predictors_whose_rows_fit_no_encoding(tmp_path: Path, leaf: str) -> Non
         convert(source, tmp_path / "out", predictors=tmp_path / "predictors.safetensors")
 
 
+def test_predictors_without_a_rank(tmp_path: Path) -> None:
+    tensors = predictors(tmp_path / "predictors.safetensors")
+    tensors["layers.1.down"] = np.zeros((0, WIDTH), np.uint8)
+    tensors["layers.1.up"] = np.zeros((D_FFN, 0), np.uint8)
+    save_file(tensors, tmp_path / "predictors.safetensors")
+    source = write_checkpoint(tmp_path / "source")
+    with pytest.raises(LayoutError, match=r"down is u8 \[0, \d+\]; .* \[rank above 0, \d+\]"):
+        convert(source, tmp_path / "out", predictors=tmp_path / "predictors.safetensors")
+
+
 def test_a_scale_that_is_no_number_is_found(tmp_path: Path) -> None:
     tensors = predictors(tmp_path / "predictors.safetensors")
     rows = encoded(tensors["layers.0.up"], "int8")
@@ -270,3 +281,22 @@ def test_a_scale_that_is_no_number_is_found(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
     with pytest.raises(LayoutError, match=r"layers\.0\.up holds NaN or infinity"):
         convert(source, tmp_path / "out", predictors=tmp_path / "predictors.safetensors")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize(("leaf", "columns"), [("down", WIDTH), ("up", 5)])
+def test_a_scale_that_is_no_number_does_not_open(
+    tmp_path: Path, dtype: str, leaf: str, columns: int
+) -> None:
+    """It would leave neurons out in silence."""
+    predictors(tmp_path / "predictors.safetensors")
+    wish = {"predictors": tmp_path / "predictors.safetensors", "predictor_dtype": dtype}
+    convert(write_checkpoint(tmp_path / "source"), tmp_path / "out", **wish)
+    load_decoder(tmp_path / "out")[2].close()
+    path = tmp_path / "out" / "predictors.safetensors"
+    raw = bytearray(path.read_bytes())
+    scale = read_tensor_index(path)[f"layers.1.{leaf}"].offset + row_bytes(dtype, columns) - 2
+    raw[scale : scale + 2] = b"\x00\xfe"  # NaN in f16
+    path.write_bytes(raw)
+    with pytest.raises(TensorMismatch, match="layer 1 holds NaN or infinity"):
+        load_decoder(tmp_path / "out")

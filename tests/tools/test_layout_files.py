@@ -89,6 +89,7 @@ LIES: dict[str, Any] = {
     "an entry that is none": {"a": 3},
     "too many dimensions": {"a": entry(shape=[1] * 8 + [2])},
     "a name too long": {"n" * 600: entry()},
+    "a name that is half a character": {"\ud800": entry()},
     "a size that does not fit": {"a": entry(shape=[3])},
     "overlap": {"a": entry(), "b": entry()},
     "a hole": {"a": entry(shape=[1], data_offsets=[4, 8])},

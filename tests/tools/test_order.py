@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import hashlib
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flashllm.convert import convert, reorder, verify
+from flashllm.convert.writing import write_manifest
 from flashllm.predictors.coactivation import loads, order_of
 from flashllm.predictors.progress import SilentProgress
+from safetensors.numpy import load_file, save_file
 
 from flashllm.errors import CannotCreate, Interrupted, LayoutError, NotEnoughSpace, UsageError
-from flashllm.flash.layout import read_header, read_manifest
+from flashllm.flash.layout import FileRecord, read_header, read_manifest
 from flashllm.flash.order import NeuronOrder, read_order
 from flashllm.loading import load_decoder
 from tests.tiny import save_exact_predictors, save_opt, sparse_opt, tiny
@@ -149,6 +154,21 @@ def test_what_cannot_be_ordered_is_refused(
     with pytest.raises(CannotCreate, match="inside the model"):
         reorder(sparse_model, sparse_model / "out", calibration=text)
     assert not out.exists()
+
+
+def test_tensors_of_no_layer_are_refused(sparse_model: Path, text: Path, tmp_path: Path) -> None:
+    """The runtime never looks at them; what moves all tensors does."""
+    model = tmp_path / "model"
+    shutil.copytree(sparse_model, model)
+    path = model / "predictors.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"layers.99.up": tensors["layers.0.up"]}, path)
+    manifest = read_manifest(sparse_model)
+    record = FileRecord(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    write_manifest(model, dataclasses.replace(manifest, files=manifest.files | {path.name: record}))
+    with pytest.raises(LayoutError, match=r"layers\.99\.up is missing or not expected"):
+        reorder(model, tmp_path / "out", calibration=text)
+    assert not (tmp_path / "out").exists()
 
 
 class StopIn(SilentProgress):

@@ -56,8 +56,9 @@ def _in_groups(
     values: NDArray[np.float32], columns: int, target: str, name: str
 ) -> NDArray[np.uint8]:
     encoded = np.empty(len(values) // columns * row_bytes(target, columns), np.uint8)
+    kernels = _kernels()
     try:
-        _kernels().encode_rows(values, columns, target, encoded)
+        kernels.encode_rows(values, columns, target, encoded)
     except ValueError as problem:  # of finite numbers it refuses those that no scale reaches
         raise _too_large(name, target) from problem
     return encoded
@@ -72,7 +73,7 @@ def _too_large(name: str, target: str) -> TensorMismatch:
 @functools.cache
 def _kernels() -> core.Kernels:
     """One for the process, whose threads begin where something is encoded in groups."""
-    return core.Kernels(threads=os.cpu_count() or 1)
+    return core.open_kernels(os.cpu_count() or 1)
 
 
 def widen(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:

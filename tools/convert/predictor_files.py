@@ -54,9 +54,10 @@ def check_predictors(path: Path, spec: ModelSpec) -> None:
             encoding = encoding_of(record, shape[-1])
             stored = stored_as(encoding, shape) if encoding in dtypes else None
             if stored != (record.dtype, record.shape) or 0 in shape:
+                needed = ["rank above 0" if size == 0 else size for size in shape]
                 raise LayoutError(
                     f"{path}: layers.{layer}.{leaf} is {record.dtype} {list(record.shape)}; "
-                    f"this model needs {dtypes[0]} {list(shape)}"
+                    f"this model needs {dtypes[0]} [{', '.join(map(str, needed))}]"
                 )
     _check_switches(path, {name: index[name] for name in sorted(optional & set(index))})
     _check_finite(path, index, predictor_columns(index, spec))

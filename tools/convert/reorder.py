@@ -38,6 +38,7 @@ from flashllm.flash.order import NeuronOrder
 
 from .destination import OutputFile, check_space, partial_directory
 from .files import BLOCK_BYTES, RangeFile
+from .predictor_files import check_predictors
 from .progress import Progress, SilentProgress
 from .writing import write_manifest
 
@@ -108,6 +109,9 @@ def write_reordered(
 ) -> Manifest:
     """All files of the model in `source`, its neurons in that order, into `directory`."""
     manifest = read_manifest(source)
+    if PREDICTORS_FILE in manifest.files:
+        # The runtime looks at the tensors that it needs; all of them are moved here.
+        check_predictors(source / PREDICTORS_FILE, manifest.spec)
     old = read_header(source / BUNDLES_FILE)
     content = order.to_bytes()
     # Bundles of the two files must not pass for each other's.
