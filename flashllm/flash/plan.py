@@ -218,8 +218,9 @@ def make_plan(
         raise MemoryCeilingTooSmall(
             _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
         )
-    blocks = _ring_blocks(ceiling_bytes - sum(split.values()), shape.bundles * sizes.stride)
-    split["prefill"] = shape.bytes(spec, sizes.stride, context, blocks)
+    block_bytes = shape.bundles * sizes.stride
+    blocks = _ring_blocks(ceiling_bytes - sum(split.values()), block_bytes)
+    split["prefill"] += (blocks - _LEAST_BLOCKS) * block_bytes
     affordable = (ceiling_bytes - sum(split.values())) // sizes.stride
     window, wanted = _choose_window(spec, sizes, select, window, affordable)
     if select == "all":

@@ -71,7 +71,7 @@ def store() -> FakeStore:
 
 
 def pool_of(store: FakeStore, slots: int = 80, window: int = 2) -> SlotPool:
-    return SlotPool(cast("Store", store), (slots, slots), window)
+    return SlotPool(cast("Store", store), (slots, slots), "window", window)
 
 
 def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
