@@ -107,9 +107,38 @@ ADDITIONS: tuple[Addition, ...] = (
         "{io_threads} threads, as profiled",
         lambda plan: {"io_threads": plan.io_threads},
     ),
+    Addition(
+        "policy",
+        "policy blend in as many slots",
+        lambda _: {"plan": {"policy": "blend"}},
+    ),
+    Addition(
+        "overlap-hits",
+        "neurons that are there computed while others are read",
+        lambda _: {"plan": {"overlap": "hits"}},
+    ),
+    Addition(
+        "overlap-attention",
+        "reads guessed before attention",
+        lambda _: {"plan": {"overlap": "attention"}},
+    ),
+    Addition(
+        "overlap-layer",
+        "reads guessed a layer before",
+        lambda _: {"plan": {"overlap": "layer"}},
+    ),
+    Addition(
+        "kv",
+        "keys and values in int8",
+        lambda plan: (
+            {"plan": {"kv_dtype": "int8"}, "precision": "keys and values in int8"}
+            if plan.kv_dtype != "int8"
+            else {}
+        ),
+    ),
 )
-"""What `--add` measures; another switch is one entry more, such as
-`Addition("guess", "an early guess", lambda plan: {"decoder": {"guess": True}})`."""
+"""What `--add` measures; another switch is one entry more. Rows of the table wait for their reads
+and keep the paper's window. Of entries that set the same field, all together have the last's."""
 
 
 def predictors_of(directory: Path) -> Addition:
@@ -154,6 +183,8 @@ def _with(row: Row, change: Mapping[str, Any]) -> Row:
         name: {**getattr(row, name), **value} if isinstance(value, Mapping) else value
         for name, value in change.items()
     }
+    if row.precision and "precision" in change:
+        merged["precision"] = f"{row.precision}, {change['precision']}"
     return replace(row, **merged)
 
 

@@ -177,7 +177,8 @@ def test_rows_of_a_bundle_read_apart_are_the_same_bytes(sparse_model: Path) -> N
             stride = store.header.stride
             buffer = core.Buffer(8 * stride)
             ids = np.array([3, 7, 150], np.int32)
-            store.read_bundles(1, ids, buffer, np.array([0, 5, 2], np.int64) * stride)
+            places = np.array([0, 5, 2], np.int64) * stride
+            store.wait_bundles(1, store.submit_bundles(1, ids, buffer, places))
             rows = buffer.array().reshape(8, stride)[:, : store.spec.bundle_bytes]
             pools.append(rows.copy())
             if apart:
@@ -193,14 +194,24 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
     monkeypatch.setattr(ablation_module, "ADDITIONS", (*ADDITIONS, FEWER))
     ablation, results, found = run(demo, text, tokens=8, runs=2, add=True, io_threads=3)
     rows = {row["key"]: row for row in found["rows"]}
-    assert list(rows)[4:] == ["bundling", "gap", "fewer", "all"]
+    overlaps = ["overlap-hits", "overlap-attention", "overlap-layer"]
+    assert list(rows)[4:] == ["bundling", "gap", "policy", *overlaps, "kv", "fewer", "all"]
     assert all(row["paper"] is None for row in found["rows"][5:])
-    assert len({answer for row in found["rows"][2:] for answer in row["answers"]}) == 1
+    exact = [row for row in found["rows"][2:] if row["key"] not in ("kv", "all")]
+    assert len({answer for row in exact for answer in row["answers"]}) == 1
+    assert rows["kv"]["answers"] == rows["all"]["answers"] != exact[0]["answers"]
     assert found["same_answers"]
     reads = {key: row["reads_a_token"]["median"] for key, row in rows.items()}
-    assert reads["gap"] <= reads["bundling"] == reads["fewer"]
+    assert reads["gap"] <= reads["bundling"] == reads["fewer"] == reads["overlap-hits"]
+    plans = {row.key: ablation._plan_of(row) for row in ablation._rows()}
+    for key in ("predictor", "window", "bundling", "gap"):
+        assert (plans[key].policy, plans[key].overlap) == ("window", "none"), "as in the paper"
+    assert plans["policy"] == replace(plans["bundling"], policy="blend")
+    assert [plans[key].overlap for key in overlaps] == ["hits", "attention", "layer"]
+    together = (plans["all"].policy, plans["all"].overlap, plans["all"].kv_dtype)
+    assert together == ("blend", "layer", "int8")
     added = {one["key"]: one for one in found["added"]}
-    assert list(added) == ["gap", "fewer", "all"]
+    assert list(added) == list(rows)[5:]
     for key, one in added.items():
         assert one["base"] == "bundling"
         own, base = (next(r.runs for r in results if r.row.key == k) for k in (key, "bundling"))
@@ -242,15 +253,18 @@ def test_predictors_of_another_conversion_are_an_addition_that_may_answer_otherw
     assert abs(row["off"]) < 0.02, "the formula is that of its own active sets"
     assert found["same_answers"], "within one precision"
     assert ablation._rows()[-1].directory == other
+    assert ablation._rows()[-1].precision == f"keys and values in int8, {other}"
     with pytest.raises(UsageError, match="differs in --predictor-dtype only"):
         Ablation(demo, text, Settings(add=True, beside=(sparse_model,)))
     assert main(["bench", "ablation", str(demo), "--beside", str(other)]) == 2
 
 
 def test_changes_of_one_kind_are_merged_and_those_that_change_nothing_left_out() -> None:
-    plan = SimpleNamespace(gap_bytes=0, io_threads=32, __slots__=("gap_bytes", "io_threads"))
+    names = ("gap_bytes", "io_threads", "kv_dtype")
+    plan = SimpleNamespace(gap_bytes=0, io_threads=32, kv_dtype="int8", __slots__=names)
+    same_here = [one for one in ADDITIONS if one.key in ("gap", "threads", "kv")]
     additions = (
-        *ADDITIONS,
+        *same_here,
         Addition("guess", "an early guess", lambda _: {"decoder": {"guess": True}}),
         Addition("overlap", "hits meanwhile", lambda _: {"decoder": {"overlap": True}}),
         Addition("policy", "least used", lambda _: {"plan": {"policy": "lfu"}}),
@@ -262,7 +276,7 @@ def test_changes_of_one_kind_are_merged_and_those_that_change_nothing_left_out()
     assert rows[-1].decoder == {"guess": True, "overlap": True}
     assert rows[-1].plan == {"policy": "lfu"}
     assert {row.base for row in rows} == {"bundling"}
-    assert added_rows(last, plan, ADDITIONS) == []
+    assert added_rows(last, plan, same_here) == []
 
 
 def test_a_model_that_needs_every_neuron_has_two_rows(sparse_model: Path) -> None:
