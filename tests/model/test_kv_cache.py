@@ -13,6 +13,7 @@ from flashllm.errors import Cancelled, MemoryCeilingTooSmall, ModelError, UsageE
 from flashllm.flash import core
 from flashllm.flash.kv import KV_DTYPES, KvDType
 from flashllm.flash.plan import Plan
+from flashllm.flash.store import RawTensor
 from flashllm.loading import load_decoder
 from flashllm.model.attention import Attention
 from flashllm.model.decoder import Decoder
@@ -102,7 +103,8 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
 
     def linear(outputs: int) -> Linear:
         weight = torch.randn(outputs, 960, generator=generator) / 31
-        return Linear(weight.view(-1).view(torch.uint8).numpy(), "f32", weight, None, kernels, 64)
+        raw = weight.view(-1).view(torch.uint8).numpy()
+        return Linear(RawTensor(raw, "f32", (outputs, 960)), None, kernels, 64)
 
     query, key, value, output = (linear(width) for width in (960, 480, 480, 960))
     attention = Attention(query, key, value, output, None, None, 80, window)
