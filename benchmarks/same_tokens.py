@@ -1,8 +1,9 @@
 """The same prompt, seed and settings, the same tokens: `python -m benchmarks.same_tokens MODEL`.
 
 Each prompt is answered greedily and by drawing with a seed, under every combination of what must
-not matter: the memory ceiling, the window, the threads that read. Each combination is a process
-of its own, as a user's would be. The exit code is 1 where any token differs from the first's.
+not matter: the memory ceiling, the window, the threads that read, the policy of the cache, what is
+computed while reads are under way. Each combination is a process of its own, as a user's would be.
+The exit code is 1 where any token differs from the first's.
 
 A model without a tokenizer gets prompts of token ids drawn with a seed. AXES is what is gone
 through; an axis more is one entry there.
@@ -44,8 +45,11 @@ AXES: dict[str, tuple[Any, ...]] = {
     "memory": (None, TWICE, SMALLEST),
     "window": (None, 1, 7),
     "io_threads": (None, 1, 64),
+    "policy": (None, "lru", "window"),
+    "overlap": (None, "none", "hits", "attention"),
 }
-"""What must not matter, by the name that `flashllm.open_model` has for it; None: its default."""
+"""What must not matter, by the name that `flashllm.open_model` has for it; None: its default. The
+encoding of keys and values is none of it: it rounds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +71,22 @@ def combinations(every: bool) -> list[dict[str, Any]]:
     With `every`, the whole product of the axes.
     """
     if every:
-        return [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
+        found = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
+        return [setting for setting in found if setting == _possible(setting)]
     default = {name: values[0] for name, values in AXES.items()}
     found = [default]
     found += [default | {name: value} for name, values in AXES.items() for value in values[1:]]
     longest = max(map(len, AXES.values()))
     return found + [
-        {name: values[min(number, len(values) - 1)] for name, values in AXES.items()}
+        _possible({name: values[min(number, len(values) - 1)] for name, values in AXES.items()})
         for number in range(1, longest)
     ]
+
+
+def _possible(setting: dict[str, Any]) -> dict[str, Any]:
+    """A setting without its window where its policy has none."""
+    has_window = setting["policy"] in (None, "window")
+    return setting if has_window else setting | {"window": None}
 
 
 def prompts_of(model: Path, file: Path | None, count: int) -> list[Any]:

@@ -196,11 +196,14 @@ class Ablation:
     # Plans ----------------------------------------------------------------------------------
 
     def _plan(self, select: str, ceiling_bytes: int | None, window: int | None = None) -> Plan:
+        # As in the paper: a window of tokens, and nothing computed while reads are under way.
         return make_plan(
             self.spec,
             self._sizes,
             ceiling_bytes,
             select=select,
+            policy="window",
+            overlap="none",
             window=window,
             io_threads=self.settings.io_threads,
             kv_dtype=self.settings.kv_dtype,

@@ -104,22 +104,37 @@ ADDITIONS: tuple[Addition, ...] = (
         lambda plan: {"io_threads": plan.io_threads},
     ),
     Addition(
-        "hits",
-        "what is in memory computed while the rest is read",
+        "policy",
+        "policy blend in as many slots",
+        lambda _: {"plan": {"policy": "blend"}},
+    ),
+    Addition(
+        "overlap-hits",
+        "neurons that are there computed while others are read",
         lambda _: {"plan": {"overlap": "hits"}},
     ),
     Addition(
-        "guesses",
-        "also reads guessed one layer ahead",
+        "overlap-attention",
+        "reads guessed before attention",
+        lambda _: {"plan": {"overlap": "attention"}},
+    ),
+    Addition(
+        "overlap-layer",
+        "reads guessed a layer before",
         lambda _: {"plan": {"overlap": "layer"}},
     ),
     Addition(
-        "policy",
-        "the policy {policy} in the same slots",
-        lambda plan: {"plan": {"policy": plan.policy}},
+        "kv",
+        "keys and values in int8",
+        lambda plan: (
+            {"plan": {"kv_dtype": "int8"}, "precision": "keys and values in int8"}
+            if plan.kv_dtype != "int8"
+            else {}
+        ),
     ),
 )
-"""What `--add` measures; of what two of them set, the later one's is part of all together."""
+"""What `--add` measures; another switch is one entry more. Rows of the table wait for their reads
+and keep the paper's window. Of entries that set the same field, all together have the last's."""
 
 
 def predictors_of(directory: Path) -> Addition:
@@ -164,6 +179,8 @@ def _with(row: Row, change: Mapping[str, Any]) -> Row:
         name: {**getattr(row, name), **value} if isinstance(value, Mapping) else value
         for name, value in change.items()
     }
+    if row.precision and "precision" in change:
+        merged["precision"] = f"{row.precision}, {change['precision']}"
     return replace(row, **merged)
 
 

@@ -194,17 +194,27 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
     monkeypatch.setattr(ablation_module, "ADDITIONS", (*ADDITIONS, FEWER))
     ablation, results, found = run(demo, text, tokens=8, runs=2, add=True, io_threads=3)
     rows = {row["key"]: row for row in found["rows"]}
-    assert list(rows)[4:] == ["bundling", "gap", "hits", "guesses", "policy", "fewer", "all"]
+    overlaps = ["overlap-hits", "overlap-attention", "overlap-layer"]
+    assert list(rows)[4:] == ["bundling", "gap", "policy", *overlaps, "kv", "fewer", "all"]
     assert all(row["paper"] is None for row in found["rows"][5:])
-    assert len({answer for row in found["rows"][2:] for answer in row["answers"]}) == 1
+    exact = [row for row in found["rows"][2:] if row["key"] not in ("kv", "all")]
+    assert len({answer for row in exact for answer in row["answers"]}) == 1
+    assert rows["kv"]["answers"] == rows["all"]["answers"] != exact[0]["answers"]
     assert found["same_answers"]
     reads = {key: row["reads_a_token"]["median"] for key, row in rows.items()}
-    assert reads["gap"] <= reads["bundling"] == reads["fewer"] == reads["hits"]
-    assert rows["hits"]["bytes_a_token"] == rows["bundling"]["bytes_a_token"]
-    assert rows["guesses"]["bytes_a_token"]["median"] > rows["hits"]["bytes_a_token"]["median"]
+    assert reads["gap"] <= reads["bundling"] == reads["fewer"] == reads["overlap-hits"]
+    bytes_read = {key: row["bytes_a_token"]["median"] for key, row in rows.items()}
+    assert bytes_read["overlap-hits"] == bytes_read["bundling"] < bytes_read["overlap-layer"]
     assert found["within_formula"], "which says nothing of guesses, nor of another policy"
+    plans = {row.key: ablation._plan_of(row) for row in ablation._rows()}
+    for key in ("predictor", "window", "bundling", "gap"):
+        assert (plans[key].policy, plans[key].overlap) == ("window", "none"), "as in the paper"
+    assert plans["policy"] == replace(plans["bundling"], policy="blend")
+    assert [plans[key].overlap for key in overlaps] == ["hits", "attention", "layer"]
+    together = (plans["all"].policy, plans["all"].overlap, plans["all"].kv_dtype)
+    assert together == ("blend", "layer", "int8")
     added = {one["key"]: one for one in found["added"]}
-    assert list(added) == ["gap", "hits", "guesses", "policy", "fewer", "all"]
+    assert list(added) == list(rows)[5:]
     for key, one in added.items():
         assert one["base"] == "bundling"
         own, base = (next(r.runs for r in results if r.row.key == k) for k in (key, "bundling"))
@@ -247,25 +257,31 @@ def test_predictors_of_another_conversion_are_an_addition_that_may_answer_otherw
     assert abs(row["off"]) < 0.02, "the formula is that of its own active sets"
     assert found["same_answers"], "within one precision"
     assert ablation._rows()[-1].directory == other
+    assert ablation._rows()[-1].precision == f"keys and values in int8, {other}"
     with pytest.raises(UsageError, match="differs in --predictor-dtype only"):
         Ablation(demo, text, Settings(add=True, beside=(sparse_model,)))
     assert main(["bench", "ablation", str(demo), "--beside", str(other)]) == 2
 
 
 def test_changes_of_one_kind_are_merged_and_those_that_change_nothing_left_out() -> None:
-    fields = ("gap_bytes", "io_threads", "policy")
-    plan = SimpleNamespace(gap_bytes=0, io_threads=32, policy="blend", __slots__=fields)
+    names = ("gap_bytes", "io_threads", "kv_dtype")
+    plan = SimpleNamespace(gap_bytes=0, io_threads=32, kv_dtype="int8", __slots__=names)
+    same_here = [one for one in ADDITIONS if one.key in ("gap", "threads", "kv")]
+    additions = (
+        *same_here,
+        Addition("overlap", "hits meanwhile", lambda _: {"plan": {"overlap": "hits"}}),
+        Addition("policy", "least used", lambda _: {"plan": {"policy": "lfu"}}),
+    )
     last = table_rows(5, 32)[-1]
-    rows = added_rows(last, plan, ADDITIONS)
-    assert [row.key for row in rows] == ["hits", "guesses", "policy", "all"]
+    rows = added_rows(last, plan, additions)
+    assert [row.key for row in rows] == ["overlap", "policy", "all"]
     assert [row.plan for row in rows] == [
         {"overlap": "hits"},
-        {"overlap": "layer"},
-        {"policy": "blend"},
-        {"overlap": "layer", "policy": "blend"},
+        {"policy": "lfu"},
+        {"overlap": "hits", "policy": "lfu"},
     ]
     assert {row.base for row in rows} == {"bundling"}
-    assert added_rows(last, plan, ADDITIONS[:2]) == []
+    assert added_rows(last, plan, same_here) == []
 
 
 def test_a_model_that_needs_every_neuron_has_two_rows(sparse_model: Path) -> None:

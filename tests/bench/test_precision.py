@@ -73,7 +73,8 @@ def test_definitions_are_what_counts_where_there_are_any() -> None:
 
 
 def test_the_first_combination_is_the_exact_one_and_none_comes_twice() -> None:
-    assert COMBINATIONS[0] == Combination("f32", "f32")
+    assert COMBINATIONS[0] == Combination("f32", "f32", options={"kv_dtype": "f32"})
+    assert {one.options.get("kv_dtype") for one in COMBINATIONS} == {"f32", "int8", None}
     keys = [(*one.conversion, str(one.options)) for one in COMBINATIONS]
     assert len(set(keys)) == len(keys)
     assert {"f16", "bf16", "int8", "int4"} <= {one.bundles for one in COMBINATIONS}

@@ -174,15 +174,20 @@ def test_cancel_during_decode_keeps_what_was_said(model: Model) -> None:
 
 
 def test_cancel_from_another_thread(model: Model) -> None:
-    started = threading.Event()
-    stopper = threading.Thread(target=lambda: (started.wait(), model.cancel()))
-    stopper.start()
-    generation = model.generate(PROMPT, max_tokens=10**6, sampling=Sampling(1.0))
-    for _ in generation:
-        started.set()
-    stopper.join()
-    assert generation.finish_reason in ("cancelled", "context")
-    assert [t.id for t in model.generate(PROMPT, max_tokens=2)]
+    expected = [token.id for token in model.generate(PROMPT, max_tokens=3)]
+    generation = model.generate(PROMPT, max_tokens=20)
+
+    def stop_within_the_third_token(layer: int) -> None:
+        if len(generation.ids) == 3 and layer == 1:
+            stopper = threading.Thread(target=model.cancel)
+            stopper.start()
+            stopper.join()
+
+    model._decoder.before_layer = stop_within_the_third_token
+    assert [token.id for token in generation] == expected
+    assert generation.finish_reason == "cancelled"
+    model._decoder.before_layer = None
+    assert [token.id for token in model.generate(PROMPT, max_tokens=3)] == expected
 
 
 def test_cancel_after_close_is_nothing(sparse_model: Path) -> None:
