@@ -105,12 +105,15 @@ def _memory() -> dict[str, Any]:
 
 def _place(directory: Path, is_model: bool) -> dict[str, Any]:
     """A directory, its file system and device, the room on it, and whether direct I/O works."""
+    from flashllm.flash.staleness import caution
+
     parent = existing_parent(directory)
     return {
         "directory": str(directory),
         **describe_storage(parent),
         "free_bytes": shutil.disk_usage(parent).free,
         **_probe(parent, is_model),
+        "profile_problem": caution(parent) or None,
     }
 
 
@@ -188,7 +191,7 @@ def find_warnings(facts: dict[str, Any]) -> list[str]:
         warnings.append("flashllm itself is not installed; run `pip install .` in its folder")
     if sys.maxsize < 1 << 32:
         warnings.append("this Python has 32 bits; large models need one of 64")
-    return warnings
+    return list(dict.fromkeys(warnings))
 
 
 def _place_warnings(place: dict[str, Any], is_model: bool) -> list[str]:
@@ -206,6 +209,8 @@ def _place_warnings(place: dict[str, Any], is_model: bool) -> list[str]:
         warnings.append(
             f"{directory}: the device says that it is a spinning disk; if it is, random reads crawl"
         )
+    if place["profile_problem"]:
+        warnings.append(place["profile_problem"])  # names the device, which both places may share
     if place["free_bytes"] < GIBIBYTE:
         warnings.append(f"{directory}: only {format_bytes(place['free_bytes'])} are free")
     return warnings

@@ -27,11 +27,11 @@ from flashllm.accounting import (
     rss_peak_bytes,
 )
 from flashllm.errors import Cancelled, ModelNotFound, UsageError
-from flashllm.flash import core
+from flashllm.flash import core, staleness
 from flashllm.flash.latency import Latencies
 from flashllm.flash.plan import Plan
 from flashllm.flash.store import Store
-from flashllm.loading import foreign_profile, load_decoder, open_decoder
+from flashllm.loading import load_decoder, open_decoder
 from flashllm.model.decoder import Decoder
 from flashllm.model_info import ModelInfo, describe
 from flashllm.sampling import Sampler, Sampling, StopMatcher
@@ -106,7 +106,9 @@ def open_model(
         policy=policy,
     )
     try:
-        return Model(decoder, plan, store, direct, foreign_profile(directory, file))
+        used = direct or file is not None
+        caution = staleness.caution(directory, file) if used else ""
+        return Model(decoder, plan, store, direct, caution)
     except BaseException:
         store.close()
         raise

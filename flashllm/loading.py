@@ -14,11 +14,11 @@ from flashllm.accounting import rss_bytes
 from flashllm.errors import UnsupportedModel, UsageError
 from flashllm.flash import core
 from flashllm.flash.activity import Activity, recorded
-from flashllm.flash.device import describe_device
 from flashllm.flash.layout import read_tensor_index
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.plan import Plan, Sizes, make_plan
 from flashllm.flash.profile import Profile, find, load
+from flashllm.flash.staleness import for_this_machine
 from flashllm.flash.store import RawTensor, Store
 from flashllm.model.decoder import Decoder
 from flashllm.model.select import SELECTORS, SelectAll, SelectGate, Selector, SelectPredicted
@@ -192,16 +192,10 @@ def recorded_activity(store: Store, select: str) -> Activity | None:
 def find_profile(directory: Path, file: Path | None = None) -> Profile | None:
     """The profile in a file, or else the one that is kept of the device that `directory` is on.
 
-    `ProfileError` where the file is none. The kept one is no setting: it is left out where bad.
+    `ProfileError` where the file is none. The kept one is no setting: it is left out where bad, and
+    so are its rates of memory and kernels where they are another machine's (`flash.staleness`).
     """
-    return find(directory) if file is None else load(file)
-
-
-def foreign_profile(directory: Path, file: Path | None) -> str:
-    """What to say where the profile in a file is of another device than `directory` is on."""
-    if file is None:
-        return ""
-    measured, here = load(file).device, describe_device(directory)
-    if measured.key == here.key:
-        return ""
-    return f"{file} was measured of {measured.name}, and {directory} lies on {here.name}"
+    if file is not None:
+        return load(file)
+    kept = find(directory)
+    return kept and for_this_machine(kept)

@@ -208,7 +208,6 @@ class Ablation:
             io_threads=self.settings.io_threads,
             kv_dtype=self.settings.kv_dtype,
             context=len(self._ids),
-            overlap="none",  # as the paper, and so that I/O is all there is to wait for
         )
 
     def _plan_of(self, row: Row) -> Plan:

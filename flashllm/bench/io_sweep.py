@@ -21,6 +21,7 @@ from flashllm.errors import BenchmarkInvalid
 from flashllm.flash.device import machine_name
 from flashllm.flash.latency import Latencies
 from flashllm.flash.profile import IoPoint, MachineRates, Profile
+from flashllm.flash.staleness import current_backend, current_isa
 
 FIO_SIZES = (4 << 10, 16 << 10, 64 << 10)
 FIO_THREADS = 32
@@ -172,4 +173,6 @@ def make_profile(target: Target, sweep: Sweep, rates: MachineRates | None) -> Pr
         ),
         rates=rates,
         complete=sweep.complete,
+        isa=current_isa(),
+        io_backend=current_backend(),
     )

@@ -184,8 +184,12 @@ def _keep(profile: Any, path: Path | None, remarks: list[str]) -> Path | None:
 
 def _why_worse(profile: Any, known: Any) -> str:
     """Why a profile should not take the place of the known one, or ""."""
+    from flashllm.flash.staleness import staleness
+
     if known.complete and not profile.complete:
         return "this measurement was ended early"
+    if staleness(known):
+        return ""
     if known.complete and len(profile.points) < len(known.points):
         return "it knows more sizes and threads"
     if known.complete and known.rates is not None and profile.rates is None:

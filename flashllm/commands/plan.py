@@ -44,7 +44,8 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def _profile(arguments: argparse.Namespace) -> Profile | None:
     """The profile asked for, or that of the device on which the model is, or will be."""
-    from flashllm.loading import find_profile, foreign_profile
+    from flashllm.flash.staleness import caution
+    from flashllm.loading import find_profile
 
     if arguments.no_direct and arguments.profile is None:
         return None
@@ -53,8 +54,8 @@ def _profile(arguments: argparse.Namespace) -> Profile | None:
     place = directory if os.path.exists(directory) else Path()
     file = None if arguments.profile is None else Path(arguments.profile)
     found = find_profile(place, file)
-    if words := foreign_profile(place, file):
-        remark(f"{words}; it is planned with all the same")
+    if words := caution(place, file):
+        remark(words)
     return found
 
 

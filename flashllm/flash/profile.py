@@ -60,6 +60,10 @@ class Profile:
     rates: MachineRates | None = None
     complete: bool = True
     """False where the measurement was ended early."""
+    isa: str = ""
+    """What the kernels of the rates were compiled for; "" in profiles that do not say."""
+    io_backend: str = ""
+    """What made the reads, threads or uring; "" in profiles that do not say."""
     _curves: dict[int, Curve] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:

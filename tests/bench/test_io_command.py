@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from flashllm.cli import main
 from flashllm.errors import FlashllmError
 from flashllm.flash import core
 from flashllm.flash import profile as profiles
+from flashllm.flash.staleness import staleness
 
 FAST = ["--sizes", "4KiB,16KiB", "--threads", "1,32", "--seconds", "0.02", "--runs", "2"]
 
@@ -63,6 +65,19 @@ def test_the_report_is_one_object(disk_file: Path, capsys: pytest.CaptureFixture
     assert report["profile_file"] == str(elsewhere)
     assert len(profiles.load(elsewhere).points) == 4
     assert profiles.find(disk_file) is None  # not in the cache
+
+
+def test_a_stale_profile_is_replaced(disk_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(disk_file, *FAST, "--no-fio") == 0
+    known = profiles.find(disk_file)
+    assert known is not None
+    assert staleness(known) == []
+    profiles.save(dataclasses.replace(known, date="2020-01-01"))
+    assert bench(disk_file, *FAST[2:], "--sizes", "4KiB", "--no-fio") == 0
+    assert "kept as it is" not in capsys.readouterr().err
+    found = profiles.find(disk_file)
+    assert found is not None
+    assert len(found.points) < len(known.points)
 
 
 def test_a_better_profile_is_not_replaced(

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,12 @@ class StopAt:
         self.finished = True
 
 
+def workers() -> list[str]:
+    """Threads of a conversion that still live."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith(("hashing", "writing"))]
+
+
 def test_existing_destinations_are_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_bytes(b"precious")
@@ -96,6 +103,7 @@ def test_ctrl_c_at_every_message_leaves_nothing(source: Path, tmp_path: Path) ->
             convert(source, tmp_path / "out", progress=progress)
         assert caught.value.exit_code == 75
         assert progress.finished
+        assert workers() == []
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -116,11 +124,13 @@ def test_every_write_may_fail(
 ) -> None:
     """The Nth call fails, for N = 1, 2, ... until a run goes through."""
     expected = CannotCreate if number == errno.EIO else NotEnoughSpace
+    monkeypatch.setattr(destination, "BLOCK_BYTES", 4096)  # so that threads write, too
     failures = 0
     while not _run_with_failure(
         source, tmp_path, monkeypatch, call, failures + 1, number, expected
     ):
         failures += 1
+        assert workers() == []
         left = {path.name for path in tmp_path.iterdir()} - {"source"}
         if left and call == "fsync":  # that of the parent, after the rename
             assert left == {"out"}

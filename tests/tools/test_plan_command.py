@@ -12,7 +12,7 @@ import pytest
 from flashllm.convert import convert
 
 from flashllm.cli import main
-from flashllm.flash.device import describe_device
+from flashllm.flash.device import describe_device, machine_name
 from flashllm.flash.profile import save
 from tests.tiny import save_exact_predictors, save_opt, sparse_opt
 from tests.unit.profiles import RATES, law
@@ -347,13 +347,29 @@ def test_the_profile_of_this_device_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
-    here = dataclasses.replace(law(100e-6, 2e9, 1, 8), device=describe_device(Path()))
+    here = dataclasses.replace(
+        law(100e-6, 2e9, 1, 8), device=describe_device(Path()), machine_name=machine_name()
+    )
     save(here)
     found = told(capsys, "opt-6.7b", "--memory", "8GiB")
     assert found["plan"]["io_threads"] == 8
     assert found["expected"]["token"] is not None
     without = told(capsys, "opt-6.7b", "--memory", "8GiB", "--no-direct")
     assert without["expected"]["token"] is None
+
+
+def test_a_profile_of_another_processor_is_said_and_gives_no_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
+    save(dataclasses.replace(law(100e-6, 2e9, 1, 8), device=describe_device(Path())))
+    assert main(["plan", "opt-6.7b", "--memory", "8GiB", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["plan"]["io_threads"] == 8  # its reads are used
+    assert found["expected"]["token"] is None
+    assert "on another processor" in captured.err
+    assert "measure again with `flashllm bench io`" in captured.err
 
 
 @pytest.mark.parametrize("select", ["all", "predicted"])

@@ -23,6 +23,7 @@ HEALTHY_PLACE: dict[str, Any] = {
     "direct": True,
     "fallback": None,
     "alignment": 512,
+    "profile_problem": None,
 }
 HEALTHY: dict[str, Any] = {
     "core": {"name": "native", "fallback": None, "isa": "avx2", "problem": None},
@@ -55,6 +56,7 @@ def test_a_healthy_machine_has_no_warnings() -> None:
         ("model", {"direct": None, "fallback": "not probed: x"}, "is it a converted model?"),
         ("model", {"network": True, "filesystem": "nfs4"}, "nfs4"),
         ("model", {"usb": True}, "USB"),
+        ("model", {"profile_problem": "measured 91 days ago"}, "measured 91 days ago"),
         ("cache", {"rotational": True}, "spinning"),
         ("cache", {"free_bytes": 5 << 20}, "only 5.0 MiB are free"),
         ("versions", {"jinja2": None}, "not installed: jinja2"),

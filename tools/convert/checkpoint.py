@@ -44,6 +44,12 @@ class Shard(Protocol):
     def read_into(self, buffer: memoryview, name: str, start: int) -> None:
         """Fill `buffer` with the bytes of a tensor from its byte `start` on."""
 
+    def expect(self, name: str) -> None:
+        """Have the bytes of a tensor fetched, where that can be done without waiting."""
+
+    def forget(self, name: str) -> None:
+        """Let go of what the system keeps of a tensor."""
+
     def check_unchanged(self) -> None:
         """`NotACheckpoint` when the file was written to since it was opened."""
 
@@ -70,6 +76,14 @@ class Checkpoint:
     def read_into(self, buffer: memoryview, tensor: SourceTensor, start: int) -> None:
         """Fill `buffer` with the bytes of a tensor from its byte `start` on."""
         self._shards[tensor.file].read_into(buffer, tensor.name, start)
+
+    def expect(self, tensor: SourceTensor) -> None:
+        """Have the bytes of a tensor fetched, where that can be done without waiting."""
+        self._shards[tensor.file].expect(tensor.name)
+
+    def forget(self, tensor: SourceTensor) -> None:
+        """Let go of what the system keeps of a tensor: it would push out what others need."""
+        self._shards[tensor.file].forget(tensor.name)
 
     def check_unchanged(self) -> None:
         """`NotACheckpoint` when a file was written to since it was opened."""
@@ -98,6 +112,16 @@ class SafetensorsShard:
         record = self._index[name]
         assert start + len(buffer) <= record.nbytes
         self._file.read_into(buffer, record.offset + start)
+
+    def expect(self, name: str) -> None:
+        """Into the page cache."""
+        record = self._index[name]
+        self._file.expect(record.offset, record.nbytes)
+
+    def forget(self, name: str) -> None:
+        """From the page cache."""
+        record = self._index[name]
+        self._file.forget(record.offset, record.nbytes)
 
     def check_unchanged(self) -> None:
         """By size and time of the last change."""

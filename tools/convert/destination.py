@@ -10,9 +10,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +23,16 @@ from typing import TYPE_CHECKING
 from flashllm.errors import CannotCreate, DestinationExists, NotEnoughSpace
 from flashllm.flash.layout import FileRecord
 
+from .files import set_direct
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 SPACE_MARGIN = 0.05
+BLOCK_BYTES = 4 << 20
+"""What is hashed and written at a time: a device is busy, and little memory is taken."""
+BLOCKS = 4
+"""Of a file: filled, hashed and written at once, with one to spare."""
 
 
 @contextmanager
@@ -134,29 +143,48 @@ def write_error(problem: OSError, path: Path) -> CannotCreate:
 
 
 class OutputFile:
-    """A new file, written from start to end and hashed on the way; durable when its block ends."""
+    """A new file, written from start to end and hashed on the way; durable when its block ends.
+
+    What is given to `write` is copied into blocks, which one thread hashes while another writes
+    them, past the page cache where the system can; at most BLOCKS of them are on their way. A write
+    that fails is raised by a later `write`, or at the end of the block, which ends the threads.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._digest = hashlib.sha256()
         self._bytes = 0
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+        self._direct = False
+        self._threads: tuple[ThreadPoolExecutor, ...] = ()
+        self._block = mmap.mmap(-1, BLOCK_BYTES)  # begins on a page, as direct writes need it
+        self._filled = 0
+        self._under_way: deque[tuple[mmap.mmap, tuple[Future[None], ...]]] = deque()
+        self._blocks = 1
+        self._ended = False
 
     def write(self, content: bytes | memoryview) -> None:
-        """Append."""
+        """Append; `content` may be overwritten afterwards."""
         view = memoryview(content).cast("B")
         done = 0
-        try:
-            while done < len(view):
-                done += self._file.write(view[done:]) or 0
-        except OSError as problem:
-            raise write_error(problem, self._path) from problem
-        self._digest.update(view)
+        while done < len(view):
+            part = view[done : done + BLOCK_BYTES - self._filled]
+            self._block[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            done += len(part)
+            if self._filled == BLOCK_BYTES:
+                self._send()
         self._bytes += len(view)
 
     @property
+    def bytes(self) -> int:
+        """How many bytes were given to it so far."""
+        return self._bytes
+
+    @property
     def record(self) -> FileRecord:
-        """Size and hash of what was written so far."""
+        """Size and hash of what was written, once its block has ended."""
+        assert self._ended, "not all is written yet"
         return FileRecord(self._bytes, self._digest.hexdigest())
 
     def __enter__(self) -> Self:
@@ -165,6 +193,59 @@ class OutputFile:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                os.fsync(self._file.fileno())
+                while self._under_way:
+                    self._wait()
+                self._finish()
         finally:
+            for thread in self._threads:
+                thread.shutdown(cancel_futures=True)
             self._file.close()
+            self._ended = True
+
+    def _send(self) -> None:
+        """Hand the full block to the threads, and take one that they are done with."""
+        if not self._threads:
+            self._threads = (ThreadPoolExecutor(1, "hashing"), ThreadPoolExecutor(1, "writing"))
+            self._direct = set_direct(self._file.fileno(), True)
+        hasher, writer = self._threads
+        view = memoryview(self._block)
+        jobs = (hasher.submit(self._digest.update, view), writer.submit(self._write_all, view))
+        self._under_way.append((self._block, jobs))
+        self._filled = 0
+        if self._blocks < BLOCKS:
+            self._block = mmap.mmap(-1, BLOCK_BYTES)
+            self._blocks += 1
+        else:
+            self._block = self._wait()
+
+    def _wait(self) -> mmap.mmap:
+        """The block that was sent first, hashed and written; raises what went wrong with it."""
+        block, jobs = self._under_way.popleft()
+        for job in jobs:
+            job.result()
+        return block
+
+    def _write_all(self, view: memoryview) -> None:
+        """Append to the file itself."""
+        done = 0
+        try:
+            while done < len(view):
+                done += self._file.write(view[done:]) or 0
+                if not self._direct and self._threads and hasattr(os, "posix_fadvise"):
+                    # Pages that are written out go; writing the others out begins.
+                    os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as problem:
+            if self._direct and problem.errno == errno.EINVAL:
+                self._direct = set_direct(self._file.fileno(), False)
+                self._write_all(view[done:])
+                return
+            raise write_error(problem, self._path) from problem
+
+    def _finish(self) -> None:
+        """The last block, which is no whole one, and everything durable."""
+        if self._direct:
+            self._direct = set_direct(self._file.fileno(), False)
+        with memoryview(self._block)[: self._filled] as rest:
+            self._digest.update(rest)
+            self._write_all(rest)
+        os.fsync(self._file.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -36,20 +37,39 @@ class RangeFile:
             raise ReadFailed(f"{path}: cannot be opened: {problem.strerror}") from problem
         self._identity = _identity(self._descriptor)
         self.size = os.fstat(self._descriptor).st_size
+        self._direct = False
 
-    def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill `buffer` with the bytes from `offset` on."""
-        done = 0
-        while done < len(buffer):
+    def read_directly(self) -> bool:
+        """Read past the page cache from now on, where the system can; whether it does.
+
+        Buffers and offsets must then be whole pages, except that the file may end inside.
+        """
+        self._direct = set_direct(self._descriptor, True)
+        return self._direct
+
+    def read_into(self, buffer: memoryview, offset: int, nbytes: int | None = None) -> None:
+        """Fill `buffer`, or its first `nbytes` at least, with the bytes from `offset` on."""
+        done, wanted = 0, len(buffer) if nbytes is None else nbytes
+        while done < wanted:
             try:
                 count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
             except OSError as problem:
+                if self._direct and problem.errno == errno.EINVAL:
+                    # Accepted at first, refused for these bytes: of some file systems, and where a
+                    # read ended early.
+                    self._direct = set_direct(self._descriptor, False)
+                    continue
                 raise ReadFailed(
                     f"{self.path}: byte {offset + done}: {os.strerror(problem.errno or errno.EIO)}"
                 ) from problem
             if count == 0:
                 raise ModelTruncated(f"{self.path}: ends at byte {offset + done}; fetch it again")
             done += count
+
+    def expect(self, offset: int, length: int) -> None:
+        """Tell the system that these bytes will be read soon: it may begin to fetch them."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def forget(self, offset: int, length: int) -> None:
         """Tell the system that these bytes are not needed in its cache any more."""
@@ -70,6 +90,19 @@ class RangeFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def set_direct(descriptor: int, direct: bool) -> bool:
+    """Turn direct I/O of an open file on or off; False where it cannot be turned on."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return False
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag if direct else flags & ~flag)
+    except OSError:  # a file system that has no direct I/O
+        return False
+    return direct
 
 
 def _identity(descriptor: int) -> tuple[int, int, int, int]:

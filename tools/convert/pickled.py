@@ -54,6 +54,12 @@ class PickledShard:
             if self._touched_bytes >= MAPPED_BYTES_MAX:
                 self._mapped = None
 
+    def expect(self, name: str) -> None:
+        """Nothing: where its bytes lie is torch's business."""
+
+    def forget(self, name: str) -> None:
+        """Nothing, as with `expect`."""
+
     def check_unchanged(self) -> None:
         """By size and time of the last change."""
         self._file.check_unchanged()

@@ -22,7 +22,8 @@ from .config import CONFIG_FILE, read_config
 from .description import Overrides, check_source, doubt, model_name, spec_of
 from .destination import OutputFile, check_space, partial_directory
 from .families import family_of
-from .files import read_small, sha256_of, source_file
+from .files import read_small, source_file
+from .hashing import Hashing
 from .job import Job, look
 from .progress import Progress, SilentProgress
 from .reorder import model_bytes, write_reordered
@@ -139,12 +140,15 @@ def _write(job: Job, directory: Path, predictors: predicting.Wish, progress: Pro
         )
     if predicting.imports(predictors):
         files |= predicting.take_predictors(job, predictors, directory)
-    source = _describe_source(job, progress)
+    # The bundles' checksums need the hash of the source; what stays in memory does not.
+    with Hashing(_hashed_files(job)) as hashing:
+        progress.start("resident weights", resident_bytes(job.spec))
+        files[RESIDENT_FILE] = write_resident(
+            directory, job.spec, job.checkpoint, job.assignment.resident, progress
+        )
+        progress.start("hashing the source", hashing.total_bytes)
+        source = _describe_source(job, hashing.records(progress))
     header = BundleHeader.for_spec(job.spec, _file_id(source, job.spec))
-    progress.start("resident weights", resident_bytes(job.spec))
-    files[RESIDENT_FILE] = write_resident(
-        directory, job.spec, job.checkpoint, job.assignment.resident, progress
-    )
     progress.start("feed-forward bundles", header.file_bytes)
     files |= write_bundles(directory, header, job.checkpoint, job.assignment, progress)
     progress.finish()
@@ -173,15 +177,15 @@ def _copy(job: Job, name: str, directory: Path) -> FileRecord:
     return file.record
 
 
-def _describe_source(job: Job, progress: Progress) -> dict[str, Any]:
-    """`source` of the manifest: the family, what was asked for, and the hashes of the files."""
+def _hashed_files(job: Job) -> dict[str, Path]:
+    """The files of the source on which the weights depend."""
     names = [CONFIG_FILE, *job.checkpoint.files]
-    paths = {name: source_file(job.source, name) for name in names}
-    progress.start("hashing the source", sum(path.stat().st_size for path in paths.values()))
-    files = {
-        name: asdict(FileRecord(path.stat().st_size, sha256_of(path, progress)))
-        for name, path in paths.items()
-    }
+    return {name: source_file(job.source, name) for name in names}
+
+
+def _describe_source(job: Job, hashed: dict[str, FileRecord]) -> dict[str, Any]:
+    """`source` of the manifest: the family, what was asked for, and the hashes of the files."""
+    files = {name: asdict(record) for name, record in hashed.items()}
     overrides = job.overrides.to_json()
     source: dict[str, Any] = {
         "family": job.family.model_type, "overrides": overrides, "files": files

@@ -197,7 +197,7 @@ def _copy_bundles(
                 checksums.write(sums.astype("<u4").data)
                 first += len(block)
                 progress.advance(block.nbytes)
-        file.write(bytes(header.file_bytes - file.record.bytes))
+        file.write(bytes(header.file_bytes - file.bytes))
     return {BUNDLES_FILE: file.record, CHECKSUMS_FILE: checksums.record}
 
 

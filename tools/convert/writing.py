@@ -84,11 +84,15 @@ def write_resident(
     layout = resident_layout(spec)
     with OutputFile(directory / RESIDENT_FILE) as file:
         file.write(_resident_header(layout))
-        progress.advance(file.record.bytes)
-        for name, dtype, _ in layout:
+        progress.advance(file.bytes)
+        tensors = [assigned[name].tensor for name, _, _ in layout]
+        for following, (name, dtype, _) in enumerate(layout, 1):
+            for tensor in tensors[following : following + 1]:
+                checkpoint.expect(tensor)
             for encoded in encoded_blocks(checkpoint, assigned[name], dtype):
                 file.write(encoded.data)
                 progress.advance(len(encoded))
+            checkpoint.forget(assigned[name].tensor)
     return file.record
 
 
@@ -108,6 +112,8 @@ def write_bundles(
         progress.advance(header.data_offset)
         for layer, rows in enumerate(assignment.bundled):
             first = 0
+            for following in assignment.bundled[layer + 1 : layer + 2]:
+                _expect(checkpoint, following)
             for block in layer_blocks(header, checkpoint, rows):
                 sums = bundle_checksums(
                     block.reshape(-1),
@@ -121,10 +127,22 @@ def write_bundles(
                 checksums.write(sums.astype("<u4").data)
                 first += len(block)
                 progress.advance(block.nbytes)
-        padding_bytes = header.file_bytes - file.record.bytes
+            for row in rows:
+                checkpoint.forget(row.tensor)
+        padding_bytes = header.file_bytes - file.bytes
         file.write(bytes(padding_bytes))
         progress.advance(padding_bytes)
     return {BUNDLES_FILE: file.record, CHECKSUMS_FILE: checksums.record}
+
+
+def _expect(checkpoint: Checkpoint, rows: tuple[Piece, ...]) -> None:
+    """Have the first bytes of a layer fetched while those of the one before are worked on.
+
+    What is transposed is read in one go, so that nothing else would go on meanwhile.
+    """
+    for row in rows:
+        if row.transform == "transpose":
+            checkpoint.expect(row.tensor)
 
 
 def layer_blocks(
