@@ -51,7 +51,7 @@ def source(
 
 
 def logits_step_by_step(directory: Path, select: str, ids: list[int]) -> np.ndarray:
-    decoder, _, store = load_decoder(directory, select=select)
+    decoder, _, store = load_decoder(directory, select=select, kv_dtype="f32")
     with store:
         steps = [decoder.prefill(ids[:3])]
         return np.stack(steps + [decoder.decode(token) for token in ids[3:]])
