@@ -128,7 +128,8 @@ class SafetensorsShard:
         self._file.check_unchanged()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what was read ahead of it leaves the page cache, too."""
+        self._file.forget(0, self._file.size)
         self._file.close()
 
 
