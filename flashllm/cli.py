@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import flashllm
-from flashllm.commands import bench_options, order_options
+from flashllm.commands import bench_options, convert_options
 from flashllm.commands.options import (
     MODEL_OPTIONS,
     SAMPLING_OPTIONS,
@@ -22,14 +22,12 @@ from flashllm.commands.options import (
     argument,
     parse_count,
     parse_ids,
-    parse_number,
     parse_positive,
     parse_share,
     resolve_options,
 )
 from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, UsageError
 from flashllm.sanitize import sanitize
-from flashllm.spec import DTYPES, PREDICTOR_DTYPES
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -53,13 +51,6 @@ CHAT_EXAMPLES = """\
 examples:
   flashllm chat
   flashllm chat ~/big.flash --memory 8GiB --temp 0.7
-"""
-CONVERT_EXAMPLES = """\
-examples:
-  flashllm convert ~/big ~/big.flash --predictors train
-  flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
-  flashllm convert ~/big ~/big.flash --dtype int8 --predictors train      # half of 16 bits
-  flashllm convert ~/big ~/big.flash --dtype int4 --resident-dtype int8 --predictor-dtype int8
 """
 PLAN_EXAMPLES = """\
 examples:
@@ -257,7 +248,7 @@ def _add_plan(commands: argparse._SubParsersAction[Parser]) -> None:
         help="share of the neurons that a token uses, like 0.1 or 10%% (default: as recorded, or"
         " as usual for models of this kind)",
     )
-    _add_reading(plan)
+    convert_options.add_reading(plan)
     add_options(plan, "model", MODEL_OPTIONS)
 
 
@@ -267,59 +258,17 @@ def _add_convert(commands: argparse._SubParsersAction[Parser]) -> None:
         "convert",
         "make a converted model from a checkpoint",
         "flashllm.commands.convert:convert",
-        CONVERT_EXAMPLES,
+        convert_options.CONVERT_EXAMPLES,
     )
-    convert.add_argument("source", type=Path, metavar="SRC", help="directory of the checkpoint")
-    convert.add_argument("destination", type=Path, metavar="DST", help="directory to create")
-    _add_reading(convert)
-    convert.add_argument(
-        "--predictors",
-        default="none",
-        metavar="none|train|checkpoint|PATH",
-        help="(lossy) guess which neurons will be active: with predictors trained now, those in "
-        "the checkpoint, or those in a predictors.safetensors or a folder of model_0.pt, ... "
-        "(default: none)",
-    )
-    convert.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="text to train the predictors on"
-    )
-    convert.add_argument(
-        "--predictor-dtype",
-        choices=PREDICTOR_DTYPES,
-        help="encoding of the predictors (default: f16, or as they are where they exist)",
-    )
-    order_options.add_order(convert)
+    convert_options.add_convert_arguments(convert)
     reorder = _add_command(
         commands,
         "reorder",
         "write a converted model anew, neurons that are needed together lying together",
         "flashllm.commands.convert:reorder",
-        order_options.REORDER_EXAMPLES,
+        convert_options.REORDER_EXAMPLES,
     )
-    order_options.add_reorder_arguments(reorder)
-
-
-def _add_reading(parser: Parser) -> None:
-    """How a checkpoint is to be understood, where its config.json does not say or says wrong."""
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="encoding of the weights; int8 and int4 are rounded (default: the source's)",
-    )
-    parser.add_argument(
-        "--resident-dtype",
-        choices=DTYPES,
-        help="of those that stay in memory: attention, embeddings, head (default: as --dtype)",
-    )
-    parser.add_argument(
-        "--act", metavar="NAME", help="its activation, where config.json is wrong about it: relu"
-    )
-    parser.add_argument(
-        "--fatrelu-threshold",
-        type=argument(parse_number),
-        metavar="T",
-        help="what a gate must exceed to be kept (default: the source's)",
-    )
+    convert_options.add_reorder_arguments(reorder)
 
 
 def _add_eval(commands: argparse._SubParsersAction[Parser]) -> None:

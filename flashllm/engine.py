@@ -156,7 +156,7 @@ class Model:
         Keys and values are rounded to the cache's encoding, as they are for every answer; only
         with `kv_dtype="f32"` is nothing rounded but f32 arithmetic.
         """
-        self._check(ids)
+        self.info.check_prompt(ids, self.plan.context)
         self._stop_running()
         return self._decoder.logits(ids)
 
@@ -176,7 +176,7 @@ class Model:
         each layer with (tokens done, tokens in all), a layer being its share of each token. Without
         `telemetry` nothing is measured, and costs are empty.
         """
-        self._check(ids)
+        self.info.check_prompt(ids, self.plan.context)
         if max_tokens < 0:
             raise UsageError(f"max_tokens is {max_tokens}; expected 0 or more")
         if stop and self.tokenizer is None:
@@ -230,20 +230,6 @@ class Model:
     def read_latencies(self) -> Latencies:
         """Reads since the model was opened, by how long they took."""
         return Latencies(self._store.reader.latency_histogram())
-
-    def _check(self, ids: Sequence[int]) -> None:
-        if not len(ids):
-            raise UsageError("the prompt is empty; give it at least one token")
-        vocab = self.info.spec.vocab_size
-        for token in ids:
-            if not 0 <= token < vocab:
-                raise UsageError(f"token id {token} is outside the vocabulary of {vocab}")
-        if len(ids) > self.plan.context:
-            raise UsageError(
-                f"the prompt has {len(ids)} tokens and the context {self.plan.context};"
-                " shorten it, or open the model with a larger --ctx-size"
-                f" (this model can do {self.info.spec.max_positions})"
-            )
 
     def _stop_running(self) -> None:
         if self._running is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flashllm.errors import UsageError
 from flashllm.flash.manifest import PREDICTORS_FILE
 from flashllm.flash.store import Store
 from flashllm.spec import ModelSpec
@@ -29,6 +31,21 @@ class ModelInfo:
     """Mean sparsity, errors of the predictors, and perplexity predicted over dense, where known."""
     predictor_dtype: str | None = None
     """Encoding of the predictors' matrices, where there are predictors."""
+
+    def check_prompt(self, ids: Sequence[int], context: int) -> None:
+        """`UsageError` unless a context of so many tokens can begin with `ids`."""
+        if not len(ids):
+            raise UsageError("the prompt is empty; give it at least one token")
+        vocab = self.spec.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab:
+                raise UsageError(f"token id {token} is outside the vocabulary of {vocab}")
+        if len(ids) > context:
+            raise UsageError(
+                f"the prompt has {len(ids)} tokens and the context {context};"
+                " shorten it, or open the model with a larger --ctx-size"
+                f" (this model can do {self.spec.max_positions})"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,8 @@ from flashllm.model.activations import activate, combine, margin
 from flashllm.model.guess import Guesser
 from flashllm.model.layer_stream import Block, LayerStream
 from flashllm.model.select import Selector, SelectPredicted
-from flashllm.model.weights import TORCH_DTYPES, Linear, Norm
+from flashllm.model.tile_decoder import TileDecoder
+from flashllm.model.weights import Linear, Norm
 
 Tap = Callable[[int, Tensor, Tensor], None]
 """Called with (layer, what the selector reads [tokens, d_model], margin [tokens, d_ffn]) where all
@@ -79,9 +79,7 @@ class FeedForward:
         # Rows of a neuron lie in the order gate, up, down.
         self._up_offset = spec.row_bytes * (spec.rows_per_neuron - 2)
         self._down_offset = spec.row_bytes * (spec.rows_per_neuron - 1)
-        # Preallocated: the decoded rows of a tile.
-        rows = 0 if spec.dtype == "f32" else shape.tile
-        self._decoded = torch.empty(rows, spec.rows_per_neuron * spec.d_model)
+        self._decode = TileDecoder(store, kernels, shape.tile)
 
     def use(self, selector: Selector | None) -> None:
         """Select by a selector from now on."""
@@ -190,7 +188,7 @@ class FeedForward:
     def _add_all(self, layer: int, x: _Floats, gate: _Floats | None, out: _Floats) -> None:
         self._clock.switch("ffn")
         for block in self._blocks(layer):
-            ids, positions, rows = _of_block(block)
+            ids, positions, rows = block.parts()
             outputs = self._outputs(layer, rows, ids, positions, x, gate)
             self._add_rows(rows, ids, positions, outputs, out)
         counters, pinned = self._pool.counters, self._pinned(layer)
@@ -203,7 +201,7 @@ class FeedForward:
         # The oracle: from the whole layer, by the kernel that computes them.
         found = []
         for block in self._blocks(layer):
-            ids, positions, rows = _of_block(block)
+            ids, positions, rows = block.parts()
             found.append(ids[self._outputs(layer, rows, ids, positions, x, gate) != 0])
         return np.concatenate(found)
 
@@ -330,7 +328,7 @@ class FeedForward:
         found: list[list[Ids]] = [[] for _ in gates]
         out = np.zeros_like(vectors)
         for block in self._blocks(layer):
-            everything, _, rows = _of_block(block)
+            everything, _, rows = block.parts()
             for t, (vector, gate) in enumerate(zip(vectors, gates, strict=True)):
                 ids = everything if named is None else _within(named[t], block)
                 positions = ids - np.int32(block.first)
@@ -359,30 +357,6 @@ class FeedForward:
     def _pinned(self, layer: int) -> int:
         return self._pool.count(layer) if isinstance(self._pool, PinnedBundles) else 0
 
-    def _decode(self, block: Block) -> Tensor:
-        spec = self._spec
-        shape = (len(block.raw), spec.rows_per_neuron, spec.d_model)
-        if spec.dtype not in TORCH_DTYPES:
-            return self._decode_groups(block)
-        encoded = torch.from_numpy(block.raw).view(TORCH_DTYPES[spec.dtype])
-        rows = encoded[:, : spec.rows_per_neuron * spec.d_model]
-        if spec.dtype == "f32":
-            return rows.view(shape)
-        return self._decoded[: len(rows)].copy_(rows).view(shape)
-
-    def _decode_groups(self, block: Block) -> Tensor:
-        """The same where torch does not know the encoding: all up rows, then all down rows."""
-        spec = self._spec
-        shape = (spec.rows_per_neuron, len(block.raw), spec.d_model)
-        decoded = self._decoded.view(-1)[: math.prod(shape)].view(shape)
-        _, positions, raw = _of_block(block)
-        for row, out in enumerate(decoded.view(spec.rows_per_neuron, -1).numpy()):
-            offset = row * spec.row_bytes
-            self._kernels.decode_rows(
-                raw, self._stride, offset, spec.dtype, positions, spec.d_model, out
-            )
-        return decoded.transpose(0, 1)
-
     def _with_bias(self, layer: int, out: Tensor) -> Tensor:
         bias = self._weights[layer].down_bias
         return out if bias is None else out.add_(bias)
@@ -399,12 +373,6 @@ def _project(x: Tensor, rows: Tensor, bias: Tensor | None, where: slice) -> Tens
     """[tokens, d_model] to [tokens, bundles] by rows [bundles, d_model] and a part of the bias."""
     out = x @ rows.T
     return out if bias is None else out.add_(bias[where])
-
-
-def _of_block(block: Block) -> tuple[Ids, Ids, NDArray[np.uint8]]:
-    """Ids of a block's bundles, their positions in it, and its bytes in one run."""
-    positions = np.arange(len(block.raw), dtype=np.int32)
-    return positions + np.int32(block.first), positions, block.raw.reshape(-1)
 
 
 def _within(ids: Ids, block: Block) -> Ids:

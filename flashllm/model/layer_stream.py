@@ -14,6 +14,7 @@ from flashllm.accounting import PartClock
 from flashllm.errors import FlashllmError
 from flashllm.flash import core
 from flashllm.flash.store import Store
+from flashllm.flash.window import Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Block:
 
     first: int
     raw: NDArray[np.uint8]  # [bundles, stride]
+
+    def parts(self) -> tuple[Ids, Ids, NDArray[np.uint8]]:
+        """Ids of the bundles, their positions in the block, and its bytes in one run."""
+        positions = np.arange(len(self.raw), dtype=np.int32)
+        return positions + np.int32(self.first), positions, self.raw.reshape(-1)
 
     def pieces(self, bundles: int) -> Iterator[Block]:
         """The same, in pieces of so many bundles."""

@@ -1,0 +1,49 @@
+"""Bundles of a prompt's tile, decoded for a matrix product."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flashllm.flash import core
+from flashllm.flash.store import Store
+from flashllm.model.layer_stream import Block
+from flashllm.model.weights import TORCH_DTYPES
+
+
+class TileDecoder:
+    """Decodes up to `tile` bundles into f32 rows, in memory that is allocated once."""
+
+    def __init__(self, store: Store, kernels: core.Kernels, tile: int) -> None:
+        self._spec = spec = store.spec
+        self._kernels = kernels
+        self._stride = store.header.stride
+        rows = 0 if spec.dtype == "f32" else tile
+        self._decoded = torch.empty(rows, spec.rows_per_neuron * spec.d_model)
+
+    def __call__(self, block: Block) -> Tensor:
+        """[bundles, rows of a neuron, d_model]; the next call overwrites it."""
+        spec = self._spec
+        shape = (len(block.raw), spec.rows_per_neuron, spec.d_model)
+        if spec.dtype not in TORCH_DTYPES:
+            return self._groups(block)
+        encoded = torch.from_numpy(block.raw).view(TORCH_DTYPES[spec.dtype])
+        rows = encoded[:, : spec.rows_per_neuron * spec.d_model]
+        if spec.dtype == "f32":
+            return rows.view(shape)
+        return self._decoded[: len(rows)].copy_(rows).view(shape)
+
+    def _groups(self, block: Block) -> Tensor:
+        """The same where torch does not know the encoding: all up rows, then all down rows."""
+        spec = self._spec
+        shape = (spec.rows_per_neuron, len(block.raw), spec.d_model)
+        decoded = self._decoded.view(-1)[: math.prod(shape)].view(shape)
+        _, positions, raw = block.parts()
+        for row, out in enumerate(decoded.view(spec.rows_per_neuron, -1).numpy()):
+            offset = row * spec.row_bytes
+            self._kernels.decode_rows(
+                raw, self._stride, offset, spec.dtype, positions, spec.d_model, out
+            )
+        return decoded.transpose(0, 1)
