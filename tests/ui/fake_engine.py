@@ -134,7 +134,9 @@ class FakeModel:
     def __init__(
         self, *answers: Sequence[Step], context: int = 512, tokenizer: FakeTokenizer | None = None
     ) -> None:
-        self.info = SimpleNamespace(name="fake", spec=SimpleNamespace(dtype="f16"))
+        self.info = SimpleNamespace(
+            name="fake", spec=SimpleNamespace(dtype="f16", encoding_words="f16")
+        )
         self.plan = SimpleNamespace(
             ceiling_bytes=512 << 20, context=context, select="predicted", lossy=True
         )
