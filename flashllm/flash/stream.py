@@ -80,12 +80,12 @@ class StreamCounters:
         return dataclasses.replace(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Guess:
     """Bundles that are being read before it is known that they are needed."""
 
     claim: Claim
-    tickets: list[int]
+    tickets: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -158,16 +158,28 @@ class SlotPool:
         return pieces
 
     def guess(self, layer: int, ids: Ids) -> None:
-        """Begin to read those of the guessed `ids`, the likeliest first, that are not there."""
+        """Decide which slots the guessed `ids`, the likeliest first, get; `begin_guess` follows."""
         assert layer not in self._guesses
         claim = self._layers[layer].prefetch(ids, self.token)
         if len(claim.ids):
-            positions = claim.slots + np.int32(self._starts[layer])
-            self._guesses[layer] = Guess(claim, self._begin(layer, claim, claim.ids, positions))
+            self._guesses[layer] = Guess(claim)
             self.counters.guessed += len(claim.ids)
 
+    def begin_guess(self, layer: int) -> None:
+        """Begin to read what a guess has slots for."""
+        guess = self._guesses.get(layer)
+        if guess is None:
+            return
+        claim = guess.claim
+        positions = claim.slots + np.int32(self._starts[layer])
+        try:
+            guess.tickets = self._begin(layer, claim, claim.ids, positions)
+        except BaseException:
+            del self._guesses[layer]
+            raise
+
     def claim(self, layer: int, ids: Ids) -> Fetch:
-        """Decide which slots the bundles get, and begin to read what is missing."""
+        """Decide which slots the bundles get; `begin` has to follow."""
         window, guess = self._layers[layer], self._guesses.get(layer)
         guessed = np.zeros(len(ids), dtype=np.bool_)
         made, used, in_flight = 0, 0, NO_IDS
@@ -186,11 +198,14 @@ class SlotPool:
         counters.guesses_used += used
         counters.hits += len(ids) - missing - used
         counters.spilled += claim.spilled
-        fetch = Fetch(claim, claim.slots + np.int32(self._starts[layer]), guessed, made, used)
-        if missing:
-            where = claim.missing
-            fetch.tickets = self._begin(layer, claim, ids[where], fetch.positions[where])
-        return fetch
+        return Fetch(claim, claim.slots + np.int32(self._starts[layer]), guessed, made, used)
+
+    def begin(self, layer: int, fetch: Fetch) -> None:
+        """Begin to read what of a claim is missing."""
+        where = fetch.claim.missing
+        if where.any():
+            ids, positions = fetch.claim.ids[where], fetch.positions[where]
+            fetch.tickets = self._begin(layer, fetch.claim, ids, positions)
 
     def arrivals(self, layer: int, fetch: Fetch, early: bool = True) -> Iterator[NDArray[np.bool_]]:
         """Which bundles of a claim are there now: masks [n], each bundle in one of them.

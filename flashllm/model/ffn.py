@@ -87,7 +87,7 @@ class FeedForward:
         # In a parallel block the input is known before attention: nothing need be guessed.
         guesses = self._overlap in ("attention", "layer") and self._spec.block == "sequential"
         if guesses and isinstance(selector, SelectPredicted) and isinstance(self._pool, SlotPool):
-            self._guesser = Guesser(selector, self._pool, self._spec.n_layers)
+            self._guesser = Guesser(selector, self._spec.n_layers)
 
     def expect(self, layers: Iterable[int]) -> None:
         """These layers will be computed whole, in this order: begin to read them.
@@ -120,21 +120,28 @@ class FeedForward:
 
     def guess(self, layer: int, stream: Tensor) -> None:
         """Begin to read what a layer is likely to need, from an earlier residual [1, d_model]."""
-        if self._guesser is not None and layer < self._spec.n_layers:
+        if layer >= self._spec.n_layers or self._guesser is None:
+            return
+        if self._guesser.pays(layer):
             self._clock.switch("predict")
             norm = self._weights[layer].norm
             read = stream if norm is None or self._guesser.selector.before_norm else norm(stream)
-            self._guesser.guess(layer, read.contiguous().numpy()[0])
+            self._read_early(layer, self._guesser.likely(layer, read.contiguous().numpy()[0]))
 
     def foreknow(self, layer: int, x: Tensor, before_norm: Tensor) -> None:
         """Begin to read what `token` will need for the same input, known before its turn."""
         if isinstance(self._pool, SlotPool) and self._overlap in ("attention", "layer"):
             self._clock.switch("predict")
             read = self._read_by_selector(x, before_norm).contiguous().numpy()[0]
-            ids = self._select(layer, read, self._gate(layer, x))
-            self._clock.switch("manage")
-            self._known[layer] = ids
-            self._pool.guess(layer, ids)
+            self._known[layer] = self._select(layer, read, self._gate(layer, x))
+            self._read_early(layer, self._known[layer])
+
+    def _read_early(self, layer: int, ids: Ids) -> None:
+        assert isinstance(self._pool, SlotPool)
+        self._clock.switch("manage")
+        self._pool.guess(layer, ids)
+        self._clock.switch("io_exposed")
+        self._pool.begin_guess(layer)
 
     def choose(self, layer: int, x: Tensor) -> Ids:
         """Ids that the selector names for what it reads, [1, d_model]."""
@@ -170,6 +177,8 @@ class FeedForward:
         for number, piece in enumerate(pool.passes(layer, ids)):
             clock.switch("manage")
             fetch = pool.claim(layer, piece)
+            clock.switch("io_exposed")
+            pool.begin(layer, fetch)
             if self._guesser is not None and number == 0:
                 self._guesser.learn(layer, fetch)
                 if self._overlap == "layer":

@@ -9,7 +9,10 @@ flash (arXiv 2312.11514) leaves its reads exposed.
 
 from __future__ import annotations
 
-from flashllm.flash.stream import Fetch, SlotPool
+import numpy as np
+
+from flashllm.flash.stream import Fetch
+from flashllm.flash.window import Ids
 from flashllm.model.select import SelectPredicted, Vector
 
 WORTH = 0.5
@@ -18,7 +21,7 @@ a right one hides one."""
 GROW, SHRINK = 1.15, 0.8
 LEAST_SHARE = 0.02
 FEW = 8
-"""Guesses that are too few to judge by."""
+"""Guesses that are too few to judge by, and bundles that are too few to be guessed."""
 
 
 class Guesser:
@@ -27,22 +30,30 @@ class Guesser:
     Of what the predictor names the likeliest are read, a share of each layer's own.
     """
 
-    def __init__(self, selector: SelectPredicted, pool: SlotPool, n_layers: int) -> None:
+    def __init__(self, selector: SelectPredicted, n_layers: int) -> None:
         self.selector = selector
-        self._pool = pool
         self._shares = [1.0] * n_layers
+        self._loaded = [FEW] * n_layers
+        # Of the guesses that have not been judged yet.
+        self._made = [0] * n_layers
+        self._used = [0] * n_layers
 
-    def guess(self, layer: int, x: Vector) -> None:
-        """Begin to read what is likely to be needed, for what the predictor would read, [d_model].
+    def pays(self, layer: int) -> bool:
+        """Whether the layer loads enough a token for a guess to be worth what it costs."""
+        return self._loaded[layer] >= FEW
 
-        Once a token and layer, before the layer's claim.
-        """
+    def likely(self, layer: int, x: Vector) -> Ids:
+        """What is likely to be needed, the likeliest first, for what the predictor would read."""
         ids = self.selector.ranked(layer, x)
-        self._pool.guess(layer, ids[: round(self._shares[layer] * len(ids))])
+        return ids[: round(self._shares[layer] * len(ids))]
 
     def learn(self, layer: int, fetch: Fetch) -> None:
-        """From the layer's claim: guess more of it next time, or less."""
-        if fetch.guesses_made >= FEW:
-            right = fetch.guesses_used >= WORTH * fetch.guesses_made
+        """From the layer's claim: guess more of it next time, or less, or nothing."""
+        self._loaded[layer] = int(np.count_nonzero(fetch.claim.missing)) + fetch.guesses_used
+        self._made[layer] += fetch.guesses_made
+        self._used[layer] += fetch.guesses_used
+        if self._made[layer] >= FEW:
+            right = self._used[layer] >= WORTH * self._made[layer]
             share = self._shares[layer] * (GROW if right else SHRINK)
             self._shares[layer] = min(max(share, LEAST_SHARE), 1.0)
+            self._made[layer] = self._used[layer] = 0

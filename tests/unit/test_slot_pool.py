@@ -82,6 +82,7 @@ def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
     rows = pool.rows.reshape(-1, STRIDE)
     for piece in passes(ids, pool.layer(layer).n_slots):
         fetch = pool.claim(layer, piece)
+        pool.begin(layer, fetch)
         seen = np.zeros(len(piece), dtype=np.int64)
         for part in pool.arrivals(layer, fetch, early):
             seen += part
@@ -109,8 +110,10 @@ def test_every_bundle_is_right_whatever_was_guessed(
         # A layer ahead: the guess for layer 1 is under way while layer 0 is claimed.
         if guessed:
             pool.guess(0, np.array(list(guessed), dtype=np.int32))
+            pool.begin_guess(0)
         if ahead:
             pool.guess(1, sorted_ids(active))
+            pool.begin_guess(1)
         use(pool, 0, sorted_ids(active))
         use(pool, 1, sorted_ids(active), early=not ahead or bool(guessed))
         pool.advance()
@@ -123,7 +126,9 @@ def test_every_bundle_is_right_whatever_was_guessed(
 def test_a_right_guess_is_not_read_again(store: FakeStore) -> None:
     pool = pool_of(store)
     pool.guess(0, np.array([7, 3, 5], dtype=np.int32))
+    pool.begin_guess(0)
     fetch = pool.claim(0, np.array([3, 5, 9], dtype=np.int32))
+    pool.begin(0, fetch)
     assert [ids.tolist() for _, ids, _, _ in store.under_way.values()] == [[7, 3, 5], [9]]
     masks = [part.tolist() for part in pool.arrivals(0, fetch)]
     assert masks == [[True, True, False], [False, False, True]]
@@ -136,9 +141,11 @@ def test_what_a_guess_could_not_read_is_read_when_it_is_needed(store: FakeStore)
     pool = pool_of(store)
     store.broken = {50}
     pool.guess(0, np.array([50, 1, 2], dtype=np.int32))
+    pool.begin_guess(0)
     use(pool, 0, np.array([1, 2, 3], dtype=np.int32))
     assert 50 not in pool.layer(0).resident()
     pool.guess(0, np.array([50, 60], dtype=np.int32))
+    pool.begin_guess(0)
     with pytest.raises(ReadFailed):
         use(pool, 0, np.array([50, 60], dtype=np.int32))
     assert not store.under_way
@@ -149,7 +156,9 @@ def test_what_a_guess_could_not_read_is_read_when_it_is_needed(store: FakeStore)
 def test_cancelled_reads_leave_nothing_behind(store: FakeStore) -> None:
     pool = pool_of(store)
     pool.guess(0, np.array([1, 2], dtype=np.int32))
+    pool.begin_guess(0)
     pool.guess(1, np.array([3, 4], dtype=np.int32))
+    pool.begin_guess(1)
     store.cancelled = True
     with pytest.raises(Cancelled):
         use(pool, 0, np.array([1, 5], dtype=np.int32))
@@ -165,6 +174,7 @@ def test_who_stops_in_the_middle_leaves_no_read_under_way(store: FakeStore) -> N
     pool = pool_of(store)
     use(pool, 0, np.array([1], dtype=np.int32))
     fetch = pool.claim(0, np.array([1, 2], dtype=np.int32))
+    pool.begin(0, fetch)
     parts: Iterator[Any] = pool.arrivals(0, fetch)
     next(parts)
     assert store.under_way
@@ -184,8 +194,9 @@ def test_what_could_not_be_begun_is_not_there(
         patch.setattr(store, "submit_bundles", closed)
         with pytest.raises(ValueError, match="closed"):
             pool.guess(0, ids)
+            pool.begin_guess(0)
         with pytest.raises(ValueError, match="closed"):
-            pool.claim(1, ids)
+            pool.begin(1, pool.claim(1, ids))
     assert len(pool.layer(0).resident()) == len(pool.layer(1).resident()) == 0
     use(pool, 0, ids)
     use(pool, 1, ids)

@@ -1,0 +1,72 @@
+"""How much is guessed is learnt: less where guesses are wrong, nothing where nothing is read."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from flashllm.flash.stream import Fetch
+from flashllm.flash.window import Claim
+from flashllm.model.guess import FEW, Guesser
+from flashllm.model.select import SelectPredicted
+
+
+class Ranked:
+    def ranked(self, layer: int, x: Any) -> Any:  # noqa: ARG002
+        return np.arange(100, dtype=np.int32)[::-1]
+
+
+def fetch(missing: int, made: int, used: int) -> Fetch:
+    ids = np.arange(50, dtype=np.int32)
+    claim = Claim(ids, ids, ids < missing, 0)
+    return Fetch(claim, ids, np.zeros(50, np.bool_), made, used)
+
+
+def guesser() -> Guesser:
+    return Guesser(cast("SelectPredicted", Ranked()), 2)
+
+
+def likely(guesser: Guesser, layer: int = 0) -> list[int]:
+    return guesser.likely(layer, np.zeros(1, np.float32)).tolist()
+
+
+def test_all_is_guessed_at_first_and_the_likeliest_stay_where_many_were_wrong() -> None:
+    one = guesser()
+    assert likely(one) == list(range(99, -1, -1))
+    for _ in range(5):
+        one.learn(0, fetch(30, made=20, used=5))
+    fewer = likely(one)
+    assert 20 < len(fewer) < 50
+    assert fewer == list(range(99, 99 - len(fewer), -1))
+    assert len(likely(one, layer=1)) == 100, "each layer for itself"
+
+
+def test_right_guesses_bring_all_of_them_back() -> None:
+    one = guesser()
+    for _ in range(40):
+        one.learn(0, fetch(30, made=20, used=0))
+    assert 1 <= len(likely(one)) < 10
+    for _ in range(40):
+        one.learn(0, fetch(30, made=20, used=19))
+    assert len(likely(one)) == 100
+
+
+def test_few_guesses_say_nothing_until_they_are_more() -> None:
+    one = guesser()
+    one.learn(0, fetch(30, made=FEW - 1, used=0))
+    assert len(likely(one)) == 100
+    one.learn(0, fetch(30, made=1, used=1))
+    assert len(likely(one)) == 80
+    one.learn(0, fetch(30, made=1, used=1))
+    assert len(likely(one)) == 80, "what was judged is not judged again"
+
+
+def test_a_layer_that_loads_next_to_nothing_is_not_guessed_until_it_does() -> None:
+    one = guesser()
+    assert one.pays(0), "at first nothing is known"
+    one.learn(0, fetch(FEW - 1, made=0, used=0))
+    assert not one.pays(0)
+    assert one.pays(1)
+    one.learn(0, fetch(FEW - 2, made=10, used=2))
+    assert one.pays(0)
