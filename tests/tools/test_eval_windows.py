@@ -58,7 +58,7 @@ def evaluated(demo: Path, ids: list[int], tmp_path_factory: Any) -> dict[str, An
 def decoded_bytes(directory: Path, ids: list[int], window: int) -> float:
     """Useful bytes a token that the runtime read for the tokens behind the prompt."""
     decoder, plan, store = load_decoder(
-        directory, select="predicted", window=window, context=TOKENS
+        directory, select="predicted", window=window, context=TOKENS, overlap="hits"
     )
     with store:
         assert plan.window == window

@@ -13,7 +13,7 @@ from flashllm.model.select import SelectPredicted
 
 
 class Ranked:
-    def ranked(self, layer: int, x: Any) -> Any:  # noqa: ARG002
+    def ranked(self, layer: int, x: Any) -> Any:
         return np.arange(100, dtype=np.int32)[::-1]
 
 

@@ -192,11 +192,12 @@ def test_what_could_not_be_begun_is_not_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "submit_bundles", closed)
+        pool.guess(0, ids)
         with pytest.raises(ValueError, match="closed"):
-            pool.guess(0, ids)
             pool.begin_guess(0)
+        fetch = pool.claim(1, ids)
         with pytest.raises(ValueError, match="closed"):
-            pool.begin(1, pool.claim(1, ids))
+            pool.begin(1, fetch)
     assert len(pool.layer(0).resident()) == len(pool.layer(1).resident()) == 0
     use(pool, 0, ids)
     use(pool, 1, ids)
