@@ -64,6 +64,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=count, default=3, help="of turns (3)")
     parser.add_argument("--gaps", type=argument(parse_sizes), help="bytes read across, several")
     parser.add_argument("--memory", type=argument(parse_size), help="ceiling of the process")
+    parser.add_argument(
+        "--overlap", default="hits", help="as of run; guesses would read more than is needed (hits)"
+    )
     parser.add_argument("--window", type=count)
     parser.add_argument("--profile", type=Path)
     options = parser.parse_args()
@@ -128,7 +131,11 @@ def measure(
 ) -> Turn:
     """Decode the contexts once with the model in `directory`."""
     decoder, plan, store = load_decoder(
-        directory, memory=options.memory, window=options.window, profile=options.profile
+        directory,
+        memory=options.memory,
+        window=options.window,
+        profile=options.profile,
+        overlap=options.overlap,
     )
     with store:
         if gap is not None:
