@@ -17,6 +17,8 @@ DTYPES: tuple[str, ...] = get_args(DType)
 """Encodings of weights. A row in int8 or int4 is whole groups, each with a scale in f16."""
 PREDICTOR_DTYPES = ("f16", "int8", "int4")
 """Encodings that predictors can be given."""
+PREDICTOR_MATRIX_DTYPES = (*PREDICTOR_DTYPES, "f32")
+"""Those that their matrices may have; those that others made are in f32 too."""
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
 """Bytes of a weight in the encodings whose weights stand alone: those of checkpoints."""
 GROUP = 32

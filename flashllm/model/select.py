@@ -19,11 +19,10 @@ from flashllm.flash import core
 from flashllm.flash.finite import all_finite
 from flashllm.flash.store import RawTensor
 from flashllm.flash.window import Ids
-from flashllm.spec import ModelSpec
+from flashllm.spec import PREDICTOR_MATRIX_DTYPES, ModelSpec
 
 Vector = NDArray[np.float32]
 
-MATRIX_DTYPES = ("f16", "f32", "int8", "int4")
 """Encodings that the matrices of a predictor may have."""
 SELECTORS = ("predicted", "gate", "all", "oracle")
 
@@ -88,7 +87,7 @@ class LowRank:
                 raise TensorMismatch(f"predictors: {name} is missing or not in {dtypes}")
             return tensors[name]
 
-        down, up = tensor("down", *MATRIX_DTYPES), tensor("up", *MATRIX_DTYPES)
+        down, up = tensor("down", *PREDICTOR_MATRIX_DTYPES), tensor("up", *PREDICTOR_MATRIX_DTYPES)
         bias, threshold = tensor("bias", "f32"), tensor("threshold", "f32")
         rank = max(down.shape[:1], default=0)
         found = (down.shape, up.shape, bias.shape, threshold.shape)

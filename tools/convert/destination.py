@@ -20,10 +20,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashllm.errors import CannotCreate, DestinationExists, NotEnoughSpace
+from flashllm.errors import (
+    CannotCreate,
+    DestinationExists,
+    Interrupted,
+    NotEnoughSpace,
+    ReadFailed,
+)
 from flashllm.flash.layout import FileRecord
 
 from .files import set_direct
+from .progress import Progress
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,6 +40,22 @@ BLOCK_BYTES = 4 << 20
 """What is hashed and written at a time: a device is busy, and little memory is taken."""
 BLOCKS = 4
 """Of a file: filled, hashed and written at once, with one to spare."""
+
+
+@contextmanager
+def whole_or_absent(source: Path, destination: Path, progress: Progress) -> Iterator[None]:
+    """Errors of ours for what ends the making of `destination`; nothing is left of it then."""
+    try:
+        yield
+    except OSError as problem:
+        reason = os.strerror(problem.errno) if problem.errno else str(problem)
+        raise ReadFailed(f"{problem.filename or source}: cannot be read: {reason}") from problem
+    except KeyboardInterrupt as stop:
+        raise Interrupted(
+            f"stopped; nothing is left at {destination}. Run the same command to start again"
+        ) from stop
+    finally:
+        progress.finish()
 
 
 @contextmanager

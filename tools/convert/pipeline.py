@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import flashllm
-from flashllm.errors import CannotCreate, Interrupted, ReadFailed
+from flashllm.errors import CannotCreate
 from flashllm.flash.layout import BundleHeader, FileRecord, Manifest, read_manifest
 from flashllm.flash.manifest import LAYOUT_VERSION, RESIDENT_FILE
 from flashllm.spec import ModelSpec
@@ -20,7 +19,7 @@ from . import predicting
 from .checkpoint import open_checkpoint
 from .config import CONFIG_FILE, read_config
 from .description import Overrides, check_source, doubt, model_name, spec_of
-from .destination import OutputFile, check_space, partial_directory
+from .destination import OutputFile, check_space, partial_directory, whole_or_absent
 from .families import family_of
 from .files import read_small, source_file
 from .hashing import Hashing
@@ -70,7 +69,7 @@ def convert(
     check_source(source)
     if destination.resolve().is_relative_to(source.resolve()) and not destination.exists():
         raise CannotCreate(f"{destination}: inside the checkpoint; choose a place outside it")
-    try:
+    with whole_or_absent(source, destination, progress):
         config = read_config(source)
         family = family_of(config)
         spec = spec_of(config, family, overrides, predicted=predicting.imports(predictors))
@@ -102,15 +101,6 @@ def convert(
                     write_manifest(first, replace(manifest, files=manifest.files | found))
                 if ordered:
                     _order(first, partial, calibration, progress)
-    except OSError as problem:
-        reason = os.strerror(problem.errno) if problem.errno else str(problem)
-        raise ReadFailed(f"{problem.filename or source}: cannot be read: {reason}") from problem
-    except KeyboardInterrupt as stop:
-        raise Interrupted(
-            f"stopped; nothing is left at {destination}. Run the same command to start again"
-        ) from stop
-    finally:
-        progress.finish()
 
 
 def _order(first: Path, partial: Path, calibration: Path | None, progress: Progress) -> None:

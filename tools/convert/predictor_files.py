@@ -21,7 +21,7 @@ from flashllm.flash.layout import (
 from flashllm.flash.manifest import ACTIVITY_FILE, PREDICTORS_FILE
 from flashllm.flash.safetensors_header import pack_tensor_header
 from flashllm.flash.strict_json import parse_object
-from flashllm.spec import GROUP_BYTES, ModelSpec, row_bytes
+from flashllm.spec import GROUP_BYTES, PREDICTOR_MATRIX_DTYPES, ModelSpec, row_bytes
 
 from .destination import OutputFile
 from .encoding import encode
@@ -65,7 +65,6 @@ def check_predictors(path: Path, spec: ModelSpec) -> None:
 
 _LEAVES = ("down", "up", "bias", "threshold")
 _SWITCHES = ("hidden_relu", "before_norm")
-_MATRIX_DTYPES = ("f16", "f32", "int8", "int4")
 
 
 def _check_switches(path: Path, records: dict[str, TensorRecord]) -> None:
@@ -98,8 +97,8 @@ def _layer_tensors(
 ) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
     """Accepted encodings and shape of the tensors of one layer's predictor."""
     return {
-        "down": (_MATRIX_DTYPES, (rank, spec.d_model)),
-        "up": (_MATRIX_DTYPES, (spec.d_ffn, rank)),
+        "down": (PREDICTOR_MATRIX_DTYPES, (rank, spec.d_model)),
+        "up": (PREDICTOR_MATRIX_DTYPES, (spec.d_ffn, rank)),
         "bias": (("f32",), (spec.d_ffn,)),
         "threshold": (("f32",), (1,)),
         **dict.fromkeys(_SWITCHES, (("f32",), (1,))),

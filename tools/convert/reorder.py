@@ -7,7 +7,6 @@ that of a block, or of one layer's resident gate.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,8 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.errors import CannotCreate, Interrupted, ReadFailed, UsageError
-from flashllm.flash.core import bundle_checksums
+from flashllm.errors import CannotCreate, UsageError
 from flashllm.flash.layout import (
     BundleHeader,
     FileRecord,
@@ -36,11 +34,11 @@ from flashllm.flash.manifest import (
 )
 from flashllm.flash.order import NeuronOrder
 
-from .destination import OutputFile, check_space, partial_directory
+from .destination import OutputFile, check_space, partial_directory, whole_or_absent
 from .files import BLOCK_BYTES, RangeFile
 from .predictor_files import check_predictors
 from .progress import Progress, SilentProgress
-from .writing import write_manifest
+from .writing import block_checksums, write_manifest
 
 _BY_NEURON = {
     RESIDENT_FILE: re.compile(r"layers\.(\d+)\.ffn\.(?:gate\.weight|gate\.bias|up\.bias)"),
@@ -70,7 +68,7 @@ def reorder(
     manifest = read_manifest(source)
     if destination.resolve().is_relative_to(source.resolve()) and not destination.exists():
         raise CannotCreate(f"{destination}: inside the model; choose a place outside it")
-    try:
+    with whole_or_absent(source, destination, progress):
         check_unordered(source, manifest)
         with partial_directory(destination) as partial:
             check_space(partial, model_bytes(manifest))
@@ -78,15 +76,6 @@ def reorder(
 
             order = learn_order(source, calibration, progress)
             write_reordered(source, partial, order, progress)
-    except OSError as problem:
-        reason = os.strerror(problem.errno) if problem.errno else str(problem)
-        raise ReadFailed(f"{problem.filename or source}: cannot be read: {reason}") from problem
-    except KeyboardInterrupt as stop:
-        raise Interrupted(
-            f"stopped; nothing is left at {destination}. Run the same command to start again"
-        ) from stop
-    finally:
-        progress.finish()
 
 
 def check_unordered(source: Path, manifest: Manifest) -> None:
@@ -185,16 +174,8 @@ def _copy_bundles(
         for layer in range(header.n_layers):
             first = 0
             for block in _bundles(old, header, layer, order.neurons[layer]):
-                sums = bundle_checksums(
-                    block.reshape(-1),
-                    header.stride,
-                    header.bundle_bytes,
-                    header.file_id,
-                    layer,
-                    first,
-                )
                 file.write(block.data)
-                checksums.write(sums.astype("<u4").data)
+                checksums.write(block_checksums(header, block, layer, first))
                 first += len(block)
                 progress.advance(block.nbytes)
         file.write(bytes(header.file_bytes - file.bytes))

@@ -115,16 +115,8 @@ def write_bundles(
             for following in assignment.bundled[layer + 1 : layer + 2]:
                 _expect(checkpoint, following)
             for block in layer_blocks(header, checkpoint, rows):
-                sums = bundle_checksums(
-                    block.reshape(-1),
-                    header.stride,
-                    header.bundle_bytes,
-                    header.file_id,
-                    layer,
-                    first,
-                )
                 file.write(block.data)
-                checksums.write(sums.astype("<u4").data)
+                checksums.write(block_checksums(header, block, layer, first))
                 first += len(block)
                 progress.advance(block.nbytes)
             for row in rows:
@@ -133,6 +125,15 @@ def write_bundles(
         file.write(bytes(padding_bytes))
         progress.advance(padding_bytes)
     return {BUNDLES_FILE: file.record, CHECKSUMS_FILE: checksums.record}
+
+
+def block_checksums(
+    header: BundleHeader, block: NDArray[np.uint8], layer: int, first: int
+) -> memoryview:
+    """What `ffn.crc32c` holds of a layer's bundles [n, stride] from `first` on."""
+    place = (header.file_id, layer, first)
+    sums = bundle_checksums(block.reshape(-1), header.stride, header.bundle_bytes, *place)
+    return sums.astype("<u4").data
 
 
 def _expect(checkpoint: Checkpoint, rows: tuple[Piece, ...]) -> None:
