@@ -192,6 +192,16 @@ class Kernels:
     ) -> None:
         """Out [n * columns] = the values of the rows at bytes ids * row_stride + row_offset."""
 
+    def copy_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_ids: NDArray[np.int32],
+        row_bytes: int,
+        to: NDArray[np.uint8],
+        to_ids: NDArray[np.int32],
+    ) -> None:
+        """Row to_ids[i] of `to` = row row_ids[i] of `rows`, for rows of `row_bytes` bytes."""
+
     def close(self) -> None:
         """End the threads; later calls raise ValueError."""
 

@@ -229,6 +229,24 @@ class Kernels:
         for decoded, start in zip(out.reshape(len(ids), columns), starts, strict=True):
             decoded[:] = numpy_rows.decode(rows[None, start : start + nbytes], dtype, columns)[0]
 
+    def copy_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_ids: NDArray[np.int32],
+        row_bytes: int,
+        to: NDArray[np.uint8],
+        to_ids: NDArray[np.int32],
+    ) -> None:
+        """Row to_ids[i] of `to` = row row_ids[i] of `rows`, for rows of `row_bytes` bytes."""
+        self._check_open()
+        require_array("to", to, np.uint8, writable=True)
+        if len(to_ids) != len(row_ids):
+            raise ValueError(f"to_ids has {len(to_ids)} values for {len(row_ids)} ids")
+        begins = _row_starts(rows, row_bytes, 0, row_bytes, row_ids)
+        ends = _row_starts(to, row_bytes, 0, row_bytes, to_ids)
+        for begin, end in zip(begins, ends, strict=True):
+            to[end : end + row_bytes] = rows[begin : begin + row_bytes]
+
 
 def _row_starts(
     rows: NDArray[np.uint8],

@@ -281,14 +281,12 @@ class SlotPool:
         self._wait(layer, again)
 
     def seed(
-        self, layer: int, ids: Ids, used: Uses, last_token: int, bundles: NDArray[np.uint8]
-    ) -> None:
-        """Keep bundles that a prompt used, copied from where they were read.
+        self, layer: int, ids: Ids, used: Uses, last_token: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Give slots to bundles that a prompt used; the caller copies them there.
 
-        `ids` [n]; `used` [tokens, n] by which tokens, the last of them number `last_token`;
-        `bundles` [n, stride].
+        `ids` [n]; `used` [tokens, n] by which tokens, the last of them number `last_token`.
+        Returns (positions into `ids` that got a slot, their positions in the pool).
         """
         kept, slots = self._layers[layer].place(ids, used, last_token)
-        start = self._starts[layer]
-        pool = self.rows.reshape(-1, self._stride)
-        pool[start + slots] = bundles[kept]
+        return kept.astype(np.int32), slots + np.int32(self._starts[layer])

@@ -375,7 +375,9 @@ class FeedForward:
         used = np.flatnonzero(active.any(axis=0))
         ids = (used + block.first).astype(np.int32)
         last_token = pool.token + tokens - 1
-        pool.seed(layer, ids, active[:, used], last_token, block.raw[used])
+        kept, positions = pool.seed(layer, ids, active[:, used], last_token)
+        rows, sources = block.raw.reshape(-1), used[kept].astype(np.int32)
+        self._kernels.copy_rows(rows, sources, self._stride, pool.rows, positions)
 
 
 def _project(x: Tensor, rows: Tensor, bias: Tensor | None, where: slice) -> Tensor:

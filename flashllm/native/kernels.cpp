@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -31,6 +32,20 @@ void check_equal(const char* what, size_t count, size_t ids) {
   }
 }
 
+// Rows lie `stride` bytes apart and end `tail` bytes behind where they begin.
+void check_ends(View<const int32_t> ids, int64_t stride, const Checked& tail, size_t size) {
+  for (size_t i = 0; i < ids.size; ++i) {
+    const Checked begin =
+        Checked::from_signed(ids.data[i], "id") * Checked(static_cast<uint64_t>(stride));
+    const Checked end = begin + tail;
+    if (end > Checked(size)) {
+      throw std::out_of_range("id " + std::to_string(ids.data[i]) + ": its row ends at byte " +
+                              std::to_string(end.get()) + ", outside " + std::to_string(size) +
+                              " bytes");
+    }
+  }
+}
+
 // Returns the bytes of a row.
 size_t check_ids(const Rows& rows, View<const int32_t> ids, size_t columns) {
   const Checked bytes = row_bytes(rows.dtype, columns);
@@ -38,16 +53,8 @@ size_t check_ids(const Rows& rows, View<const int32_t> ids, size_t columns) {
     throw std::invalid_argument("row_stride is " + std::to_string(rows.stride) +
                                 " and row_offset " + std::to_string(rows.offset));
   }
-  const Checked stride(static_cast<uint64_t>(rows.stride));
   const Checked tail = Checked(static_cast<uint64_t>(rows.offset)) + bytes;
-  for (size_t i = 0; i < ids.size; ++i) {
-    const Checked end = Checked::from_signed(ids.data[i], "id") * stride + tail;
-    if (end > Checked(rows.bytes.size)) {
-      throw std::out_of_range("id " + std::to_string(ids.data[i]) + ": its row ends at byte " +
-                              std::to_string(end.get()) + ", outside " +
-                              std::to_string(rows.bytes.size) + " bytes");
-    }
-  }
+  check_ends(ids, rows.stride, tail, rows.bytes.size);
   return bytes.get();
 }
 
@@ -269,6 +276,27 @@ void Kernels::decode_rows(const Rows& rows, View<const int32_t> ids, size_t colu
     const size_t end = part_begin(ids.size, part + 1, parts);
     for (size_t i = part_begin(ids.size, part, parts); i < end; ++i) {
       decode(row_at(rows, ids.data[i]), columns, out.data + i * columns);
+    }
+  });
+}
+
+void Kernels::copy_rows(View<const uint8_t> from, View<const int32_t> from_ids, int64_t row_bytes,
+                        View<uint8_t> to, View<const int32_t> to_ids) {
+  const auto lock = enter();
+  check_equal("to_ids", to_ids.size, from_ids.size);
+  if (row_bytes < 1) {
+    throw std::invalid_argument("row_bytes is " + std::to_string(row_bytes));
+  }
+  const auto bytes = static_cast<size_t>(row_bytes);
+  check_ends(from_ids, row_bytes, Checked(bytes), from.size);
+  check_ends(to_ids, row_bytes, Checked(bytes), to.size);
+  const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
+  const int parts = parts_for(from_ids.size * bytes, most);
+  pool_->run(parts, [&](int part) {
+    const size_t end = part_begin(from_ids.size, part + 1, parts);
+    for (size_t i = part_begin(from_ids.size, part, parts); i < end; ++i) {
+      std::memcpy(to.data + static_cast<size_t>(to_ids.data[i]) * bytes,
+                  from.data + static_cast<size_t>(from_ids.data[i]) * bytes, bytes);
     }
   });
 }

@@ -61,6 +61,11 @@ class Kernels {
   // out [n * columns] = the values of rows ids [n]; out_of_range for an id outside the bytes.
   void decode_rows(const Rows& rows, View<const int32_t> ids, size_t columns, View<float> out);
 
+  // Rows of `row_bytes` bytes: row to_ids[i] of `to` = row from_ids[i] of `from`. The `to_ids` are
+  // distinct; out_of_range for an id outside the bytes, of either side.
+  void copy_rows(View<const uint8_t> from, View<const int32_t> from_ids, int64_t row_bytes,
+                 View<uint8_t> to, View<const int32_t> to_ids);
+
   void close();
   const char* isa() const { return table_.name; }
   int threads() const { return threads_; }

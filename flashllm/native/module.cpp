@@ -232,6 +232,14 @@ void define_kernels(nb::module_& m) {
           },
           "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
           "columns"_a, "out"_a.noconvert(), Released())
+      .def(
+          "copy_rows",
+          [](Kernels& self, const Array<const uint8_t>& rows, const Array<const int32_t>& row_ids,
+             int64_t row_bytes, const Array<uint8_t>& to, const Array<const int32_t>& to_ids) {
+            self.copy_rows(view(rows), view(row_ids), row_bytes, view(to), view(to_ids));
+          },
+          "rows"_a.noconvert(), "row_ids"_a.noconvert(), "row_bytes"_a, "to"_a.noconvert(),
+          "to_ids"_a.noconvert(), Released())
       .def("close", &Kernels::close, Released());
 }
 

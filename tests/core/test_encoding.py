@@ -263,3 +263,40 @@ def test_wrong_sizes_are_refused(make_kernels: Make) -> None:
     kernels.close()
     with pytest.raises(ValueError, match="closed"):
         kernels.encode_rows(values, 32, "int8", out)
+
+
+@pytest.mark.parametrize(("count", "row_bytes"), [(0, 5), (3, 1), (7, 33), (300, 4096)])
+def test_rows_are_copied_where_they_belong(
+    make_kernels: Make, count: int, row_bytes: int
+) -> None:
+    rng = np.random.default_rng(count)
+    rows = rng.integers(0, 256, ((count + 2), row_bytes), np.uint8)
+    to = rng.integers(0, 256, ((count + 5), row_bytes), np.uint8)
+    row_ids = rng.integers(0, count + 2, count).astype(np.int32)
+    to_ids = rng.permutation(count + 5)[:count].astype(np.int32)
+    expected = to.copy()
+    expected[to_ids] = rows[row_ids]
+    kernels = make_kernels(2)
+    kernels.copy_rows(rows.reshape(-1), row_ids, row_bytes, to.reshape(-1), to_ids)
+    np.testing.assert_array_equal(to, expected)
+
+
+def test_rows_outside_are_not_copied(make_kernels: Make) -> None:
+    kernels = make_kernels()
+    rows, to = np.zeros(64, np.uint8), np.ones(96, np.uint8)
+    one, two = np.array([1], np.int32), np.array([2], np.int32)
+    kernels.copy_rows(rows, one, 32, to, two)
+    for wrong, error in [
+        ((rows, two, 32, to, two), IndexError),
+        ((rows, one, 32, to, np.array([3], np.int32)), IndexError),
+        ((rows, -one, 32, to, two), IndexError),
+        ((rows, one, 32, to, -one), IndexError),
+        ((rows, one, 0, to, two), ValueError),
+        ((rows, one, -32, to, two), ValueError),
+        ((rows, np.array([0, 1], np.int32), 32, to, two), ValueError),
+    ]:
+        with pytest.raises(error):
+            kernels.copy_rows(*wrong)
+    kernels.close()
+    with pytest.raises(ValueError, match="closed"):
+        kernels.copy_rows(rows, one, 32, to, two)
