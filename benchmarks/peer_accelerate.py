@@ -8,12 +8,13 @@ for every token; what this version would rather copy is counted in `resaved_byte
 from __future__ import annotations
 
 import importlib
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_worker import Step, Task, parse_task, run
+from benchmarks.peer_worker import OUR_OPENMP_SETTING, Step, Task, parse_task, run
 from flashllm.accounting import rss_bytes
 
 MARGIN_BYTES = 192 << 20
@@ -37,6 +38,7 @@ def memory_for_layers(
 
 def load(task: Task, offload: Path) -> tuple[Any, dict[str, Any]]:
     """The model, dispatched, and what is to be known about it."""
+    os.environ.pop(OUR_OPENMP_SETTING, None)
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     torch.set_num_threads(task.threads)

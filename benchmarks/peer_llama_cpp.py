@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_worker import Step, Task, parse_task, run
+from benchmarks.peer_worker import OUR_OPENMP_SETTING, Step, Task, parse_task, run
 
 NAME_BYTES = 128
 LOG_LEVEL_ERROR = 4
@@ -57,6 +58,7 @@ def step_of(library: Any, model: Any, context: Any) -> Step:
 def main() -> None:
     """Run the worker."""
     task = parse_task(__doc__)
+    os.environ.pop(OUR_OPENMP_SETTING, None)
     library: Any = importlib.import_module("llama_cpp")
 
     def tell_errors(level: int, text: bytes, _: Any) -> None:

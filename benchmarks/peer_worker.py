@@ -22,6 +22,9 @@ from flashllm.commands.options import argument, parse_ids, parse_number, parse_p
 TOKENS_LEAST = 4
 """Decoded however long it takes; a median needs a few."""
 
+OUR_OPENMP_SETTING = "GOMP_SPINCOUNT"
+"""What importing flashllm sets for its own products; a peer's libraries keep their defaults."""
+
 Step = Callable[[Sequence[int]], int]
 """Takes token ids into the context, and gives the likeliest next one."""
 

@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from flashllm.sampling import Sampling
 
 if TYPE_CHECKING:
     from flashllm.engine import Generation, Model, Token, open_model
+
+# Read by OpenMP when torch is loaded: for how long its threads spin, waiting for each other, before
+# they sleep (here about 0.2 ms, by default 15). Where other programs want the processor too, a
+# thread that spins keeps the one that it waits for from running (docs/log.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 __version__ = "0.2.0"
 __all__ = ["Generation", "Model", "Sampling", "Token", "__version__", "open_model"]

@@ -46,12 +46,15 @@ DEFAULT_OVERLAP: Overlap = "layer"
 
 _PREFILL_ACTIVATION_BYTES = 2 * MIB
 _PREFILL_BLOCK_BYTES = 4 * MIB
-_TILE_BYTES = MIB
-"""Of decoded rows that are computed with together: with these and what they are multiplied by in
-the second-level cache, 16-bit weights take 60 % less time than by whole blocks."""
+_TILE_BYTES = 4 * MIB
+"""Of decoded bundles that are computed with together: smaller ones, which fit better into caches,
+spend more on beginning and ending products than they gain (docs/log.md)."""
+_LINEAR_BYTES = 2 * MIB
+"""Of decoded rows of a resident matrix."""
 _LEAST_BLOCKS = 2
-_MOST_BLOCKS = 16
-_RING_SHARE = 32
+_MOST_BLOCKS = 24
+"""With as many the disk has work while attention is computed."""
+_RING_SHARE = 12
 """One part in so many of what is left for slots may go to further blocks of the prefill's ring."""
 _RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
@@ -87,7 +90,7 @@ class PrefillShape:
             tokens=tokens,
             bundles=min(bundles, spec.bundles_per_layer),
             tile=min(tile, bundles, spec.bundles_per_layer),
-            linear_rows=max(_TILE_BYTES // row_bytes, 16),
+            linear_rows=max(_LINEAR_BYTES // row_bytes, 16),
         )
 
     def bytes(self, spec: ModelSpec, stride: int, context: int, blocks: int = _LEAST_BLOCKS) -> int:

@@ -266,9 +266,7 @@ def test_wrong_sizes_are_refused(make_kernels: Make) -> None:
 
 
 @pytest.mark.parametrize(("count", "row_bytes"), [(0, 5), (3, 1), (7, 33), (300, 4096)])
-def test_rows_are_copied_where_they_belong(
-    make_kernels: Make, count: int, row_bytes: int
-) -> None:
+def test_rows_are_copied_where_they_belong(make_kernels: Make, count: int, row_bytes: int) -> None:
     rng = np.random.default_rng(count)
     rows = rng.integers(0, 256, ((count + 2), row_bytes), np.uint8)
     to = rng.integers(0, 256, ((count + 5), row_bytes), np.uint8)
