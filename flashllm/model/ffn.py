@@ -67,7 +67,7 @@ class FeedForward:
         self._pool = pool
         self._overlap: Overlap = plan.overlap
         self._guesser: Guesser | None = None
-        self._known: dict[int, Ids] = {}
+        self._known: dict[int, tuple[Ids, _Floats | None]] = {}
         self.use(selector)
         shape = plan.prefill
         self._stream = LayerStream(store, shape.bundles, plan.prefill_blocks, clock)
@@ -106,15 +106,12 @@ class FeedForward:
         """
         self._clock.switch("predict")
         vector: _Floats = x.contiguous().numpy()[0]
-        gate = self._gate(layer, x)
         out = np.zeros(self._spec.d_model, dtype=np.float32)
         if isinstance(self._pool, PinnedBundles):
-            self._add_all(layer, vector, gate, out)
+            self._add_all(layer, vector, self._gate(layer, x), out)
         else:
-            ids = self._known.pop(layer, None)
-            if ids is None:
-                read = self._read_by_selector(x, before_norm).contiguous().numpy()[0]
-                ids = self._select(layer, read, gate)
+            known = self._known.pop(layer, None)
+            ids, gate = known or self._chosen(layer, x, before_norm)
             self._add_active(self._pool, layer, ids, vector, gate, before_norm, out)
         return self._with_bias(layer, torch.from_numpy(out)[None])
 
@@ -132,9 +129,14 @@ class FeedForward:
         """Begin to read what `token` will need for the same input, known before its turn."""
         if isinstance(self._pool, SlotPool) and self._overlap in ("attention", "layer"):
             self._clock.switch("predict")
-            read = self._read_by_selector(x, before_norm).contiguous().numpy()[0]
-            self._known[layer] = self._select(layer, read, self._gate(layer, x))
-            self._read_early(layer, self._known[layer])
+            self._known[layer] = self._chosen(layer, x, before_norm)
+            self._read_early(layer, self._known[layer][0])
+
+    def _chosen(self, layer: int, x: Tensor, before_norm: Tensor) -> tuple[Ids, _Floats | None]:
+        """What the selector names for a token, and the outputs of a resident gate."""
+        gate = self._gate(layer, x)
+        read = self._read_by_selector(x, before_norm).contiguous().numpy()[0]
+        return self._select(layer, read, gate), gate
 
     def _read_early(self, layer: int, ids: Ids) -> None:
         assert isinstance(self._pool, SlotPool)
