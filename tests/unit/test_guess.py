@@ -19,8 +19,8 @@ class Ranked:
 
 def fetch(missing: int, made: int, used: int) -> Fetch:
     ids = np.arange(50, dtype=np.int32)
-    claim = Claim(ids, ids, ids < missing, 0)
-    return Fetch(claim, ids, np.zeros(50, np.bool_), made, used)
+    none = np.zeros(50, np.bool_)
+    return Fetch(Claim(ids, ids, ids < missing, 0, none), ids, none, made, used)
 
 
 def guesser() -> Guesser:
