@@ -228,12 +228,13 @@ class SlotTable:
         slots: NDArray[np.int32],
         missing: NDArray[np.bool_],
         among_in_flight: NDArray[np.bool_],
-    ) -> int:
+    ) -> tuple[int, int, int]:
         """Use distinct `ids`, and give slots to those that are in none.
 
         Given up is first what is worth `expired` or less, then what is worth least; neither `ids`
-        nor what is `in_flight`. Returns how many the latter were; of each id `slots`, whether it
-        was `missing`, and whether it is `among_in_flight`.
+        nor what is `in_flight`. Of each id: `slots`, whether it was `missing`, and whether it is
+        `among_in_flight`. Returns how many were missing, how many of `ids` are among those in
+        flight, and how many were given up that had not expired.
         """
 
     def prefetch(

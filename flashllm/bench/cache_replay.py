@@ -69,9 +69,7 @@ def misses(sets: Sequence[Ids], n_bundles: int, slots: int, policy: Policy) -> l
     """Bundles that each token loads into a layer's slots, which are empty at first."""
     layer = LayerWindow(n_bundles, slots, policy)
     return [
-        sum(
-            int(np.count_nonzero(layer.claim(piece, token).missing)) for piece in passes(ids, slots)
-        )
+        sum(layer.claim(piece, token).n_missing for piece in passes(ids, slots))
         for token, ids in enumerate(sets)
     ]
 

@@ -82,7 +82,7 @@ class SlotTable:
         slots: Ids,
         missing: NDArray[np.bool_],
         among_in_flight: NDArray[np.bool_],
-    ) -> int:
+    ) -> tuple[int, int, int]:
         """Use distinct `ids`, and give slots to those that are in none."""
         self._check_worth(terms, scales)
         require_array("terms", terms, np.float64, writable=True)
@@ -116,7 +116,7 @@ class SlotTable:
         found, spilled = self._take(needed, kept, by_bundle, scales)
         self._put(index[missing], found)
         slots[:] = self._slot_of[index]
-        return spilled
+        return needed, int(np.count_nonzero(among_in_flight)), spilled
 
     def prefetch(
         self, ids: Ids, terms: Values, scales: Sequence[float], found: Ids, slots: Ids

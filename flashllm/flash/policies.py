@@ -126,7 +126,8 @@ class _Fading:
         """`counts` [n_bundles] are a policy's term."""
         assert 0 < decay < 1
         self._decay = decay
-        self._one = weight * (1 - decay)
+        self.one = weight * (1 - decay)
+        """What a use counts at its own token."""
         self._counts = counts
         self._base = 0  # a use at this token adds one
 
@@ -134,10 +135,6 @@ class _Fading:
         ages = np.arange(len(used))[::-1]
         growth = self.growth(last_token)
         self._counts[ids] += growth * (self._decay**ages @ used)
-
-    def scale(self, token: int) -> float:
-        """What makes a use at this token count what it is to count."""
-        return self._one / self.growth(token)
 
     def clear(self) -> None:
         self._base = 0
@@ -167,24 +164,40 @@ class Frequency(Policy):
             for term, (decay, weight) in enumerate(counts)
         ]
 
+        self._growth: tuple[float, ...] = ()
+        self._scales: tuple[float, ...] = ()
+        self._weighed_at: int | None = None
+
     def added(self, ids: Ids, token: int) -> tuple[float, ...]:  # noqa: ARG002
         """A use, to all counts."""
-        return tuple([counts.growth(token) for counts in self._counts])
+        self._weigh(token)
+        return self._growth
 
     def scales(self, token: int) -> tuple[float, ...]:
         """What a use counts now."""
-        return tuple([counts.scale(token) for counts in self._counts])
+        self._weigh(token)
+        return self._scales
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Count the uses of a prompt."""
+        self._weigh(last_token)
         for counts in self._counts:
             counts.seed(ids, used, last_token)
 
     def clear(self) -> None:
         """Forget all uses."""
         super().clear()
+        self._weighed_at = None
         for counts in self._counts:
             counts.clear()
+
+    def _weigh(self, token: int) -> None:
+        """Once for all decisions of a token; what is remembered is of the last call of `growth`."""
+        if token != self._weighed_at:
+            self._growth = tuple([counts.growth(token) for counts in self._counts])
+            uses = zip(self._counts, self._growth, strict=True)
+            self._scales = tuple([counts.one / growth for counts, growth in uses])
+            self._weighed_at = token
 
 
 class Pinned(Recency):

@@ -192,8 +192,7 @@ class SlotPool:
                     settled = used if self._settle(layer) else 0
                     in_flight = NO_IDS
         claim = window.claim(ids, self.token, in_flight)
-        missing = int(np.count_nonzero(claim.missing))
-        used = settled + int(np.count_nonzero(claim.in_flight))
+        missing, used = claim.n_missing, settled + claim.n_in_flight
         counters = self.counters
         counters.misses += missing + used
         counters.guesses_used += used
@@ -206,7 +205,7 @@ class SlotPool:
     def begin(self, layer: int, fetch: Fetch) -> None:
         """Begin to read what of a claim is missing."""
         where = fetch.claim.missing
-        if where.any():
+        if fetch.claim.n_missing:
             ids, positions = fetch.claim.ids[where], fetch.positions[where]
             fetch.tickets = self._begin(layer, fetch.claim, ids, positions)
 

@@ -25,7 +25,7 @@ NO_IDS: Ids = np.zeros(0, dtype=np.int32)
 _NO_END = -np.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claim:
     """Slots for an active set: `slots[i]` holds (or is about to hold) `ids[i]`."""
 
@@ -37,6 +37,8 @@ class Claim:
     """Bundles given up although the policy would have kept them."""
     in_flight: NDArray[np.bool_]
     """True where the bundle was on its way already."""
+    n_missing: int
+    n_in_flight: int
 
 
 class LayerWindow:
@@ -47,6 +49,8 @@ class LayerWindow:
         self.n_slots = n_slots
         self._policy = Recency(n_bundles, policy) if isinstance(policy, int) else policy
         self._table = core.SlotTable(n_bundles, n_slots, self._policy.carried)
+        self._every = np.ones(n_slots, dtype=np.bool_)
+        self._every.flags.writeable = False
 
     def clear(self) -> None:
         """Forget everything that is resident, and all uses."""
@@ -67,10 +71,10 @@ class LayerWindow:
         expired = _NO_END if policy.window is None else float(token - policy.window)
         slots = np.empty(n, dtype=np.int32)
         missing, flying = np.empty(n, dtype=np.bool_), np.empty(n, dtype=np.bool_)
-        spilled = self._table.claim(
+        n_missing, n_flying, spilled = self._table.claim(
             ids, in_flight, policy.terms, scales, added, expired, slots, missing, flying
         )
-        return Claim(ids, slots, missing, spilled, flying)
+        return Claim(ids, slots, missing, spilled, flying, n_missing, n_flying)
 
     def prefetch(self, ids: Ids, token: int) -> Claim:
         """Slots for guesses at what token number `token` will need, the likeliest first.
@@ -82,8 +86,8 @@ class LayerWindow:
         policy = self._policy
         found, slots = np.empty(len(ids), dtype=np.int32), np.empty(len(ids), dtype=np.int32)
         n, taken = self._table.prefetch(ids, policy.terms, policy.scales(token), found, slots)
-        none, every = np.zeros(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
-        return Claim(found[:n], slots[:n], every, taken, none)
+        none = np.zeros(n, dtype=np.bool_)
+        return Claim(found[:n], slots[:n], self._every[:n], taken, none, n, 0)
 
     def disown(self, claim: Claim) -> None:
         """Take back what a claim put into its slots: the reads did not succeed."""

@@ -265,9 +265,11 @@ void define_slots(nb::module_& m) {
              std::vector<double> scales, std::vector<double> added, double expired,
              const Array<int32_t>& slots, const Array<bool>& missing,
              const Array<bool>& among_in_flight) {
-            return self.claim(view(ids), view(in_flight),
-                              {view(terms), std::move(scales), std::move(added), expired},
-                              {view(slots), view(missing), view(among_in_flight)});
+            const Counts counts =
+                self.claim(view(ids), view(in_flight),
+                           {view(terms), std::move(scales), std::move(added), expired},
+                           {view(slots), view(missing), view(among_in_flight)});
+            return nb::make_tuple(counts.missing, counts.in_flight, counts.spilled);
           },
           "ids"_a.noconvert(), "in_flight"_a.noconvert(), "terms"_a.noconvert(), "scales"_a,
           "added"_a, "expired"_a, "slots"_a.noconvert(), "missing"_a.noconvert(),

@@ -33,6 +33,20 @@ void check_size(const char* name, size_t size, size_t expected) {
   }
 }
 
+void check_below(View<const int32_t> numbers, size_t count, const char* name) {
+  const auto limit = static_cast<int32_t>(count);
+  bool outside = false;
+  for (size_t i = 0; i < numbers.size; ++i) {
+    outside |= (numbers.data[i] < 0) | (numbers.data[i] >= limit);
+  }
+  if (!outside) return;
+  const int32_t first =
+      *std::find_if(numbers.data, numbers.data + numbers.size,
+                    [limit](int32_t number) { return number < 0 || number >= limit; });
+  throw std::out_of_range(std::string(name) + " " + std::to_string(first) + " is not one of " +
+                          std::to_string(limit));
+}
+
 double value_of(const double* terms, size_t n_terms, const double* scales) {
   double value = terms[0] * scales[0];
   if (n_terms == 2) value += terms[1] * scales[1];
@@ -106,20 +120,7 @@ void SlotTable::clear() {
 }
 
 void SlotTable::check_ids(View<const int32_t> ids, const char* name) const {
-  const auto limit = static_cast<uint32_t>(slot_of_.size());
-  uint32_t most = 0;  // a negative one is more than all others
-  for (size_t i = 0; i < ids.size; ++i) most = std::max(most, static_cast<uint32_t>(ids.data[i]));
-  if (most < limit) return;
-  throw std::out_of_range(std::string(name) + " " + std::to_string(static_cast<int32_t>(most)) +
-                          " is not one of " + std::to_string(limit));
-}
-
-void SlotTable::check_slots(View<const int32_t> slots) const {
-  for (size_t i = 0; i < slots.size; ++i) {
-    if (static_cast<uint32_t>(slots.data[i]) < bundle_in_.size()) continue;
-    throw std::out_of_range("slot " + std::to_string(slots.data[i]) + " is not one of " +
-                            std::to_string(bundle_in_.size()));
-  }
+  check_below(ids, slot_of_.size(), name);
 }
 
 void SlotTable::check_worth(size_t terms, size_t scales) const {
@@ -257,7 +258,7 @@ void SlotTable::fill(size_t count, const Scratch& work) {
   n_free_ -= count;
 }
 
-size_t SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
+Counts SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
                         const Claimed& out) {
   check_worth(worth.terms.size, worth.scales.size());
   check_size("added", worth.added.size(), n_terms_);
@@ -291,15 +292,18 @@ size_t SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, 
   }
   if (worth.expired > -kEndless) give_up_expired(worth, work);
   const size_t spilled = take(work.n_absent, worth.terms.data, worth.scales, &work);
+  size_t n_in_flight = 0;
   for (size_t i = 0; i < ids.size; ++i) {
     const int32_t slot = work.slots[i];
     out.slots.data[i] = slot;
     out.missing.data[i] = slot < 0;
-    out.in_flight.data[i] = (work.mark(slot) & kInFlight) != 0;
+    const bool in_flight_too = (work.mark(slot) & kInFlight) != 0;
+    out.in_flight.data[i] = in_flight_too;
+    n_in_flight += static_cast<size_t>(in_flight_too);
   }
   for (size_t j = 0; j < work.n_absent; ++j) out.slots.data[work.absent[j]] = work.found[j];
   fill(work.n_absent, work);
-  return spilled;
+  return {work.n_absent, n_in_flight, spilled};
 }
 
 Prefetched SlotTable::prefetch(View<const int32_t> ids, View<const double> terms,
@@ -326,7 +330,7 @@ Prefetched SlotTable::prefetch(View<const int32_t> ids, View<const double> terms
 void SlotTable::put(View<const int32_t> ids, View<const int32_t> slots) {
   check_size("slots", slots.size, ids.size);
   check_ids(ids, "id");
-  check_slots(slots);
+  check_below(slots, bundle_in_.size(), "slot");
   for (size_t i = 0; i < ids.size; ++i) {
     int32_t& slot = slot_of_[static_cast<size_t>(ids.data[i])];
     int32_t& bundle = bundle_in_[static_cast<size_t>(slots.data[i])];
@@ -341,7 +345,7 @@ void SlotTable::put(View<const int32_t> ids, View<const int32_t> slots) {
 }
 
 void SlotTable::give_up(View<const int32_t> slots) {
-  check_slots(slots);
+  check_below(slots, bundle_in_.size(), "slot");
   for (size_t i = 0; i < slots.size; ++i) {
     const auto slot = static_cast<size_t>(slots.data[i]);
     if (bundle_in_[slot] >= 0) give_up_slot(slot);

@@ -32,6 +32,12 @@ struct Claimed {
   View<bool> in_flight;  // it was given among those in flight
 };
 
+struct Counts {
+  size_t missing;
+  size_t in_flight;
+  size_t spilled;  // given up although they had not expired
+};
+
 // The first `count` of what a prefetch wrote, of which `taken` slots were given up by others.
 struct Prefetched {
   size_t count;
@@ -49,9 +55,9 @@ class SlotTable {
   size_t free_slots() const { return n_free_; }
 
   // Uses distinct ids: those in no slot get one. Bundles in flight, which are in slots, keep them.
-  // Returns how many bundles were given up that had not expired. out_of_range for ids of no bundle,
+  // out_of_range for ids of no bundle,
   // invalid_argument for ids twice and for more of all together than there are slots.
-  size_t claim(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
+  Counts claim(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
                const Claimed& out);
 
   // Slots for as many of the distinct ids in none as fit beside those that are in one, the first
@@ -71,7 +77,6 @@ class SlotTable {
   static Scratch& scratch();
 
   void check_ids(View<const int32_t> ids, const char* name) const;
-  void check_slots(View<const int32_t> slots) const;
   void check_worth(size_t terms, size_t scales) const;
   void find(View<const int32_t> ids, Scratch* work);
   void forget_pending(size_t first, const Scratch& work);

@@ -22,7 +22,7 @@ class Ranked:
 def fetch(missing: int, made: int, used: int) -> Fetch:
     ids = np.arange(50, dtype=np.int32)
     none = np.zeros(50, np.bool_)
-    return Fetch(Claim(ids, ids, ids < missing, 0, none), ids, none, made, used)
+    return Fetch(Claim(ids, ids, ids < missing, 0, none, missing, 0), ids, none, made, used)
 
 
 def guesser() -> Guesser:

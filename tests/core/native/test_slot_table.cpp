@@ -25,7 +25,7 @@ struct Outcome {
   Ids slots;
   std::unique_ptr<bool[]> missing;
   std::unique_ptr<bool[]> in_flight;
-  size_t spilled = 0;
+  Counts counts = {};
 };
 
 // A table with two terms: the token of the last use, and what was there at the start.
@@ -40,11 +40,11 @@ struct Layer {
   Outcome claim(const Ids& ids, double token, const Ids& in_flight = {},
                 double expired = kNothingExpires) {
     Outcome out(ids.size());
-    out.spilled = table.claim(view(ids), view(in_flight),
-                              {{terms.data(), terms.size()}, {1, 1}, {token, 0}, expired},
-                              {{out.slots.data(), ids.size()},
-                               {out.missing.get(), ids.size()},
-                               {out.in_flight.get(), ids.size()}});
+    out.counts = table.claim(view(ids), view(in_flight),
+                             {{terms.data(), terms.size()}, {1, 1}, {token, 0}, expired},
+                             {{out.slots.data(), ids.size()},
+                              {out.missing.get(), ids.size()},
+                              {out.in_flight.get(), ids.size()}});
     return out;
   }
 
@@ -118,7 +118,12 @@ TEST(slots_go_to_what_is_needed_and_the_least_valuable_give_way) {
         if (after.count(id) == 0) lost.push_back(layer.value(id));
       }
       std::sort(lost.begin(), lost.end());
-      CHECK(lost.size() == out.spilled);
+      CHECK(out.counts.missing == static_cast<size_t>(std::count(
+                                      out.missing.get(), out.missing.get() + ids.size(), true)));
+      CHECK(out.counts.in_flight ==
+            static_cast<size_t>(
+                std::count(out.in_flight.get(), out.in_flight.get() + ids.size(), true)));
+      CHECK(lost.size() == out.counts.spilled);
       CHECK(std::equal(lost.begin(), lost.end(), values.begin()));
       for (const int32_t id : named) CHECK(after.count(id) == 1);
       for (size_t i = 0; i < ids.size(); ++i) {
@@ -148,7 +153,7 @@ TEST(slots_that_expired_are_free_before_others_are_taken) {
   layer.claim({0, 1, 2, 3}, 0);
   layer.claim({0, 3}, 1);
   const Outcome out = layer.claim({7}, 2, {2}, 0.75);
-  CHECK(out.spilled == 0);
+  CHECK(out.counts.spilled == 0);
   CHECK(out.slots == Ids{1});
   CHECK(layer.resident() == (std::set<int32_t>{0, 2, 3, 7}));
 }
