@@ -201,8 +201,8 @@ class SlotTable:
     """Which bundle of a layer is in which slot, and which give way: those that are worth least.
 
     What a bundle is worth is a weighted sum of one or two terms, kept by the caller: `terms`
-    [n_bundles * n_terms] and the weights, `scales` [n_terms], of a token. A use gives a term the
-    value of term `carried[t]`, or of none where that is -1, and adds `added[t]`.
+    [n_bundles * n_terms] and the weights, `scales` [n_terms], of a token. A use gives term t
+    what term `carried[t]` was, or 0 where that is -1, plus `added[t]`.
     One caller at a time. What raises IndexError or ValueError has changed nothing, `put` apart.
     """
 

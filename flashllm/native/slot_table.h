@@ -46,8 +46,7 @@ struct Prefetched {
 
 class SlotTable {
  public:
-  // A use gives term t the value of term carried[t], or of none where that is -1, and what is
-  // added.
+  // A use gives term t what term carried[t] was, or 0 where that is -1, plus what is added.
   SlotTable(int64_t n_bundles, int64_t n_slots, const std::vector<int>& carried);
 
   View<const int32_t> slot_of() const { return {slot_of_.data(), slot_of_.size()}; }
@@ -55,8 +54,8 @@ class SlotTable {
   size_t free_slots() const { return n_free_; }
 
   // Uses distinct ids: those in no slot get one. Bundles in flight, which are in slots, keep them.
-  // out_of_range for ids of no bundle,
-  // invalid_argument for ids twice and for more of all together than there are slots.
+  // out_of_range for ids of no bundle, invalid_argument for ids twice and for more of all together
+  // than there are slots.
   Counts claim(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
                const Claimed& out);
 
