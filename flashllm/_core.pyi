@@ -1,9 +1,11 @@
-"""The native core: direct reads into memory allocated once, and products of encoded rows.
+"""The native core: direct reads into memory allocated once, products of rows, tables of slots.
 
 Bytes, rows and numbers; no tokens and no meaning of layers. Arrays are one-dimensional and
 contiguous, and are taken as they are: a wrong type raises TypeError, it is never converted.
-Every size, offset and id is checked before anything is read or written.
+Every size, offset, id and slot is checked before anything is read or written.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,6 +206,68 @@ class Kernels:
 
     def close(self) -> None:
         """End the threads; later calls raise ValueError."""
+
+class SlotTable:
+    """Which bundle of a layer is in which slot, and which give way: those that are worth least.
+
+    What a bundle is worth is a weighted sum of one or two terms, kept by the caller: `terms`
+    [n_bundles * n_terms] and the weights, `scales` [n_terms], of a token. A use gives term t
+    what term `carried[t]` was, or 0 where that is -1, plus `added[t]`.
+    One caller at a time. What raises IndexError or ValueError has changed nothing, `put` apart.
+    """
+
+    def __init__(self, n_bundles: int, n_slots: int, carried: Sequence[int]) -> None: ...
+    @property
+    def slot_of(self) -> NDArray[np.int32]:
+        """The slot of each bundle or -1: the memory itself, not to be written to."""
+
+    @property
+    def bundle_in(self) -> NDArray[np.int32]:
+        """The bundle in each slot or -1: the memory itself, not to be written to."""
+
+    @property
+    def free_slots(self) -> int: ...
+    def claim(
+        self,
+        ids: NDArray[np.int32],
+        in_flight: NDArray[np.int32],
+        terms: NDArray[np.float64],
+        scales: Sequence[float],
+        added: Sequence[float],
+        expired: float,
+        slots: NDArray[np.int32],
+        missing: NDArray[np.bool_],
+        among_in_flight: NDArray[np.bool_],
+    ) -> tuple[int, int, int]:
+        """Use distinct `ids`, and give slots to those that are in none.
+
+        Given up is first what is worth `expired` or less, then what is worth least; neither `ids`
+        nor what is `in_flight`. Of each id: `slots`, whether it was `missing`, and whether it is
+        `among_in_flight`. Returns how many were missing, how many of `ids` are among those in
+        flight, and how many were given up that had not expired.
+        """
+
+    def prefetch(
+        self,
+        ids: NDArray[np.int32],
+        terms: NDArray[np.float64],
+        scales: Sequence[float],
+        found: NDArray[np.int32],
+        slots: NDArray[np.int32],
+    ) -> tuple[int, int]:
+        """Slots for distinct `ids` in none, the first ones, as many as fit beside the others.
+
+        Returns how many got one, the first of `found` and `slots`, and how many others gave way.
+        """
+
+    def put(self, ids: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
+        """Bundles in no slot into free slots; ValueError at the first that is in one, or is not."""
+
+    def give_up(self, slots: NDArray[np.int32]) -> None:
+        """What is in these slots is there no more; free ones stay so."""
+
+    def clear(self) -> None:
+        """All slots are free."""
 
 def stream_read_ns(buffer: Buffer, threads: int) -> int:
     """Nanoseconds to read the buffer once, each thread a part of it: the best of a few passes."""

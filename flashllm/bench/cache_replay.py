@@ -19,8 +19,9 @@ from flashllm.bench.traces import Trace
 from flashllm.errors import UsageError
 from flashllm.flash.activity import Activity
 from flashllm.flash.budgets import divide, load_curve
+from flashllm.flash.numpy_slots import Values
 from flashllm.flash.plan import DEFAULT_WINDOW
-from flashllm.flash.policies import DEFAULT_POLICY, POLICIES, Pinned, Policy, Values, make_policy
+from flashllm.flash.policies import DEFAULT_POLICY, POLICIES, Pinned, Policy, make_policy
 from flashllm.flash.stream import passes, smallest_slots
 from flashllm.flash.window import Ids, LayerWindow
 
@@ -68,9 +69,7 @@ def misses(sets: Sequence[Ids], n_bundles: int, slots: int, policy: Policy) -> l
     """Bundles that each token loads into a layer's slots, which are empty at first."""
     layer = LayerWindow(n_bundles, slots, policy)
     return [
-        sum(
-            int(np.count_nonzero(layer.claim(piece, token).missing)) for piece in passes(ids, slots)
-        )
+        sum(layer.claim(piece, token).n_missing for piece in passes(ids, slots))
         for token, ids in enumerate(sets)
     ]
 

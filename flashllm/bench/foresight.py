@@ -12,57 +12,48 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flashllm.flash.policies import Index, Uses, Values
-from flashllm.flash.window import Ids
+from flashllm.flash.numpy_slots import Ids, Index, Values
+from flashllm.flash.policies import Policy, Uses
 
 
-class Foresight:
+class Foresight(Policy):
     """Belady's policy, for the requests that it is told of."""
 
-    window = None
-
     def __init__(self, n_bundles: int, requests: Sequence[Ids]) -> None:
-        self._never = float(len(requests))
-        following = np.full(n_bundles, self._never)
+        never = float(len(requests))
+        super().__init__(n_bundles, (0,), -never)
+        following = np.full(n_bundles, never)
         self._after = []
         """For each request, when each of its bundles is asked for again."""
         for number in range(len(requests) - 1, -1, -1):
             self._after.append(following[requests[number]])
             following[requests[number]] = number
-        self._next = np.full(n_bundles, self._never)
 
-    def use(self, ids: Index, token: int) -> None:  # noqa: ARG002
-        """The next request."""
-        self._next[ids] = self._after.pop()
+    def added(self, ids: Ids, token: int) -> tuple[float, ...]:  # noqa: ARG002
+        """Nothing: the next request, which differs from bundle to bundle, is set here."""
+        self._by_bundle[ids, 0] = -self._after.pop()
+        return (0.0,)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Nothing: what has been says nothing that the future does not."""
-
-    def values(self, ids: Index, token: int) -> Values:  # noqa: ARG002
-        """More, the sooner it is used again."""
-        return -self._next[ids]
 
     def clear(self) -> None:
         """Nothing."""
 
 
-class KnownRates:
+class KnownRates(Policy):
     """Keeps what is used most often on the whole: the best there is for uses by chance alone."""
 
-    window = None
-
     def __init__(self, rates: Values) -> None:
-        self._rates = rates
+        super().__init__(len(rates), (0,), 0.0)
+        self.terms[:] = rates
 
-    def use(self, ids: Index, token: int) -> None:
+    def added(self, ids: Ids, token: int) -> tuple[float, ...]:  # noqa: ARG002
         """Nothing: the rates are known."""
+        return (0.0,)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Nothing."""
-
-    def values(self, ids: Index, token: int) -> Values:  # noqa: ARG002
-        """The rates."""
-        return self._rates[ids]
 
     def clear(self) -> None:
         """Nothing."""

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from flashllm.flash import numpy_attention, numpy_rows
 from flashllm.flash.numpy_reader import Buffer, Reader, require_array
 from flashllm.flash.numpy_rows import row_bytes
+from flashllm.flash.numpy_slots import SlotTable
 
 __all__ = [
     "NAME",
     "Buffer",
     "Kernels",
     "Reader",
+    "SlotTable",
     "available_isas",
     "bundle_checksums",
     "crc32c",

@@ -181,29 +181,31 @@ class SlotPool:
     def claim(self, layer: int, ids: Ids) -> Fetch:
         """Decide which slots the bundles get; `begin` has to follow."""
         window, guess = self._layers[layer], self._guesses.get(layer)
-        guessed = np.zeros(len(ids), dtype=np.bool_)
-        made, used, in_flight = 0, 0, NO_IDS
+        made, settled, in_flight = 0, 0, NO_IDS
         if guess is not None:
             in_flight = guess.claim.ids
-            made, guessed = len(in_flight), self._among(in_flight, ids)
-            used = int(np.count_nonzero(guessed))
-            if len(ids) + len(in_flight) - used > window.n_slots:
-                # Slots are short: those of wrong guesses are needed, so nothing may land there.
-                used = used if self._settle(layer) else 0
-                guessed, in_flight = np.zeros_like(guessed), NO_IDS
+            made = len(in_flight)
+            if len(ids) + made > window.n_slots:
+                used = self._count_among(in_flight, ids)
+                if len(ids) + made - used > window.n_slots:
+                    # Slots are short: those of wrong guesses are needed, so nothing may land there.
+                    settled = used if self._settle(layer) else 0
+                    in_flight = NO_IDS
         claim = window.claim(ids, self.token, in_flight)
-        missing = int(np.count_nonzero(claim.missing))
+        missing, used = claim.n_missing, settled + claim.n_in_flight
         counters = self.counters
         counters.misses += missing + used
         counters.guesses_used += used
         counters.hits += len(ids) - missing - used
         counters.spilled += claim.spilled
-        return Fetch(claim, claim.slots + np.int32(self._starts[layer]), guessed, made, used)
+        return Fetch(
+            claim, claim.slots + np.int32(self._starts[layer]), claim.in_flight, made, used
+        )
 
     def begin(self, layer: int, fetch: Fetch) -> None:
         """Begin to read what of a claim is missing."""
         where = fetch.claim.missing
-        if where.any():
+        if fetch.claim.n_missing:
             ids, positions = fetch.claim.ids[where], fetch.positions[where]
             fetch.tickets = self._begin(layer, fetch.claim, ids, positions)
 
@@ -234,10 +236,10 @@ class SlotPool:
             with contextlib.suppress(Cancelled):
                 self._settle(layer)
 
-    def _among(self, some: Ids, ids: Ids) -> NDArray[np.bool_]:
-        """Which of `ids` are among `some`."""
+    def _count_among(self, some: Ids, ids: Ids) -> int:
+        """How many of `ids` are among `some`."""
         self._marks[some] = True
-        found = self._marks[ids]
+        found = int(np.count_nonzero(self._marks[ids]))
         self._marks[some] = False
         return found
 

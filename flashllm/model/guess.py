@@ -9,8 +9,6 @@ flash (arXiv 2312.11514) leaves its reads exposed.
 
 from __future__ import annotations
 
-import numpy as np
-
 from flashllm.flash.stream import Fetch
 from flashllm.flash.window import Ids
 from flashllm.model.select import SelectPredicted, Vector
@@ -49,7 +47,7 @@ class Guesser:
 
     def learn(self, layer: int, fetch: Fetch) -> None:
         """From the layer's claim: guess more of it next time, or less, or nothing."""
-        self._loaded[layer] = int(np.count_nonzero(fetch.claim.missing)) + fetch.guesses_used
+        self._loaded[layer] = fetch.claim.n_missing + fetch.guesses_used
         self._made[layer] += fetch.guesses_made
         self._used[layer] += fetch.guesses_used
         if self._made[layer] >= FEW:

@@ -23,8 +23,8 @@ from flashllm.spec import PREDICTOR_MATRIX_DTYPES, ModelSpec
 
 Vector = NDArray[np.float32]
 
-"""Encodings that the matrices of a predictor may have."""
 SELECTORS = ("predicted", "gate", "all", "oracle")
+_MOST = int(np.iinfo(np.int32).max)
 
 
 class Selector(Protocol):
@@ -138,7 +138,12 @@ class SelectPredicted:
         self._score(layer, x)
         above = self._scores - self._layers[layer].cut
         ids = np.flatnonzero(above > 0)
-        return ids[np.argsort(-above[ids], kind="stable")].astype(np.int32)
+        # Floats above zero are ordered as their bits are. Turned round and put in front of the ids,
+        # they make integers of one sort, which is a third of a stable sort of positions.
+        bits = above[ids].view(np.int32).astype(np.int64)
+        keys = (_MOST - bits) << 32 | ids
+        keys.sort()
+        return (keys & _MOST).astype(np.int32)
 
     def _score(self, layer: int, x: Vector) -> None:
         predictor = self._layers[layer]

@@ -18,6 +18,7 @@
 #include "errors.h"
 #include "kernels.h"
 #include "reader.h"
+#include "slot_table.h"
 #include "stream_read.h"
 
 namespace nb = nanobind;
@@ -243,16 +244,79 @@ void define_kernels(nb::module_& m) {
       .def("close", &Kernels::close, Released());
 }
 
+// What is shown belongs to the table, and is not to be written to.
+using Shown = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
+
+Shown show(nb::handle_t<SlotTable> self, View<const int32_t> values) {
+  return Shown(values.data, {values.size}, self);
+}
+
+// With the interpreter's lock held: the calls take some microseconds, and another thread that gets
+// the lock meanwhile may keep it for some milliseconds.
+void define_slots(nb::module_& m) {
+  nb::class_<SlotTable>(m, "SlotTable")
+      .def(nb::init<int64_t, int64_t, const std::vector<int>&>(), "n_bundles"_a, "n_slots"_a,
+           "carried"_a)
+      .def_prop_ro("slot_of",
+                   [](nb::handle_t<SlotTable> self) {
+                     return show(self, nb::cast<const SlotTable&>(self).slot_of());
+                   })
+      .def_prop_ro("bundle_in",
+                   [](nb::handle_t<SlotTable> self) {
+                     return show(self, nb::cast<const SlotTable&>(self).bundle_in());
+                   })
+      .def_prop_ro("free_slots", &SlotTable::free_slots)
+      .def(
+          "claim",
+          [](SlotTable& self, const Array<const int32_t>& ids,
+             const Array<const int32_t>& in_flight, const Array<double>& terms,
+             std::vector<double> scales, std::vector<double> added, double expired,
+             const Array<int32_t>& slots, const Array<bool>& missing,
+             const Array<bool>& among_in_flight) {
+            const Counts counts =
+                self.claim(view(ids), view(in_flight),
+                           {view(terms), std::move(scales), std::move(added), expired},
+                           {view(slots), view(missing), view(among_in_flight)});
+            return nb::make_tuple(counts.missing, counts.in_flight, counts.spilled);
+          },
+          "ids"_a.noconvert(), "in_flight"_a.noconvert(), "terms"_a.noconvert(), "scales"_a,
+          "added"_a, "expired"_a, "slots"_a.noconvert(), "missing"_a.noconvert(),
+          "among_in_flight"_a.noconvert())
+      .def(
+          "prefetch",
+          [](SlotTable& self, const Array<const int32_t>& ids, const Array<const double>& terms,
+             const std::vector<double>& scales, const Array<int32_t>& found,
+             const Array<int32_t>& slots) {
+            const Prefetched done =
+                self.prefetch(view(ids), view(terms), scales, view(found), view(slots));
+            return nb::make_tuple(done.count, done.taken);
+          },
+          "ids"_a.noconvert(), "terms"_a.noconvert(), "scales"_a, "found"_a.noconvert(),
+          "slots"_a.noconvert())
+      .def(
+          "put",
+          [](SlotTable& self, const Array<const int32_t>& ids, const Array<const int32_t>& slots) {
+            self.put(view(ids), view(slots));
+          },
+          "ids"_a.noconvert(), "slots"_a.noconvert())
+      .def(
+          "give_up",
+          [](SlotTable& self, const Array<const int32_t>& slots) { self.give_up(view(slots)); },
+          "slots"_a.noconvert())
+      .def("clear", &SlotTable::clear);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
-  m.doc() = "Direct reads into memory allocated once, and products of encoded rows.";
+  m.doc() = "Direct reads into memory allocated once, products of encoded rows, tables of slots.";
   m.attr("NAME") = "native";
   // A program that ends in the middle of an answer still holds its model: no leak, and no news.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   define_reading(m);
   define_kernels(m);
+  define_slots(m);
   m.def(
       "row_bytes",
       [](const std::string& dtype, int64_t columns) {

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flashllm.flash.stream import Fetch
 from flashllm.flash.window import Claim
 from flashllm.model.guess import FEW, Guesser
-from flashllm.model.select import SelectPredicted
+from flashllm.model.select import LowRank, SelectPredicted
 
 
 class Ranked:
@@ -19,8 +21,8 @@ class Ranked:
 
 def fetch(missing: int, made: int, used: int) -> Fetch:
     ids = np.arange(50, dtype=np.int32)
-    claim = Claim(ids, ids, ids < missing, 0)
-    return Fetch(claim, ids, np.zeros(50, np.bool_), made, used)
+    none = np.zeros(50, np.bool_)
+    return Fetch(Claim(ids, ids, ids < missing, 0, none, missing, 0), ids, none, made, used)
 
 
 def guesser() -> Guesser:
@@ -70,3 +72,28 @@ def test_a_layer_that_loads_next_to_nothing_is_not_guessed_until_it_does() -> No
     assert one.pays(1)
     one.learn(0, fetch(FEW - 2, made=10, used=2))
     assert one.pays(0)
+
+
+class Scored(SelectPredicted):
+    """A predictor whose scores are given."""
+
+    def __init__(self, cut: list[float]) -> None:
+        nothing = cast("Any", None)
+        self._layers = [LowRank(nothing, nothing, np.array(cut, np.float32))]
+
+    def _score(self, layer: int, x: Any) -> None:
+        self._scores = x
+
+
+floats = st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, -0.0, 0.25, 1e-45, 3.0])
+
+
+@given(st.lists(st.tuples(floats, floats), min_size=1, max_size=40))
+def test_what_exceeds_its_threshold_the_most_comes_first(pairs: list[tuple[float, float]]) -> None:
+    scores, cuts = [score for score, _ in pairs], [cut for _, cut in pairs]
+    with np.errstate(all="ignore"):
+        above = (np.array(scores, np.float32) - np.array(cuts, np.float32)).tolist()
+        found = Scored(cuts).ranked(0, np.array(scores, np.float32))
+    expected = [i for i in range(len(pairs)) if above[i] > 0]
+    assert found.dtype == np.int32
+    assert found.tolist() == sorted(expected, key=lambda i: (-above[i], i))

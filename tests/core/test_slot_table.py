@@ -1,0 +1,282 @@
+"""Which bundle is in which slot: both cores decide alike, and what is wrong changes nothing."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashllm._core as native_core
+from flashllm.bench.foresight import KnownRates
+from flashllm.flash import core as chosen_core
+from flashllm.flash import numpy_core
+from flashllm.flash.policies import POLICIES, Pinned, Policy, make_policy
+from flashllm.flash.window import Claim, LayerWindow
+
+
+def ids_of(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def policy_of(name: str, n_bundles: int) -> Policy:
+    if name == "pinned":
+        return Pinned(np.arange(n_bundles) % 5 == 0)
+    if name == "rates":
+        return KnownRates(np.arange(n_bundles) % 7 / 7)
+    return make_policy(name, n_bundles, 3)
+
+
+def layer_of(core: ModuleType, name: str, n_bundles: int, n_slots: int) -> LayerWindow:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chosen_core, "SlotTable", core.SlotTable)
+        layer = LayerWindow(n_bundles, n_slots, policy_of(name, n_bundles))
+    assert isinstance(layer._table, core.SlotTable)
+    return layer
+
+
+def assert_alike(one: Claim, other: Claim) -> None:
+    for name in ("ids", "slots", "missing", "in_flight"):
+        found, expected = getattr(one, name), getattr(other, name)
+        assert found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist(), name
+    for name in ("spilled", "n_missing", "n_in_flight"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert one.n_missing == np.count_nonzero(one.missing)
+    assert one.n_in_flight == np.count_nonzero(one.in_flight)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([*POLICIES, "pinned", "rates"]),
+    st.integers(1, 300),
+    st.floats(0, 1),
+    st.integers(0, 1 << 32),
+    st.sampled_from([1, 1, 1, 40, 1000]),
+)
+def test_both_cores_decide_alike(
+    name: str, n_bundles: int, share: float, seed: int, step: int
+) -> None:
+    n_slots = max(round(share * n_bundles), 1)
+    layers = [layer_of(core, name, n_bundles, n_slots) for core in (native_core, numpy_core)]
+    native, twin = layers
+    rng = np.random.default_rng(seed)
+
+    def some(most: int) -> np.ndarray:
+        return rng.permutation(n_bundles)[: rng.integers(most + 1)].astype(np.int32)
+
+    token = int(rng.choice([0, 100_000]))
+    if rng.random() < 0.5:
+        ids = some(n_bundles)
+        used = rng.random((4, len(ids))) < 0.4
+        for found, expected in zip(*(x.place(ids, used, token) for x in layers), strict=True):
+            assert found.tolist() == expected.tolist()
+    for _ in range(15):
+        token += step
+        flying = ids_of()
+        if rng.random() < 0.6:
+            guesses = some(n_bundles)
+            guess, other = (x.prefetch(guesses, token) for x in layers)
+            assert_alike(guess, other)
+            if rng.random() < 0.2:
+                native.disown(guess)
+                twin.disown(other)
+            else:
+                flying = guess.ids
+        ids = np.sort(some(n_slots - len(flying)))
+        claim, other = (x.claim(ids, token, flying) for x in layers)
+        assert_alike(claim, other)
+        assert claim.in_flight.tolist() == np.isin(ids, flying).tolist()
+        if rng.random() < 0.1:
+            native.disown(claim)
+            twin.disown(other)
+        assert native.resident().tolist() == twin.resident().tolist()
+        assert native._table.slot_of.tolist() == twin._table.slot_of.tolist()
+        assert native._table.bundle_in.tolist() == twin._table.bundle_in.tolist()
+        assert native._table.free_slots == twin._table.free_slots
+        assert native._policy.terms.tolist() == twin._policy.terms.tolist()
+
+
+class Table:
+    """Ten bundles, four slots, of which the last is free, and arguments that fit."""
+
+    def __init__(self, core: ModuleType) -> None:
+        self.table = core.SlotTable(10, 4, (0,))
+        self.terms = np.arange(10.0)
+        self.table.put(ids_of(0, 1, 2), ids_of(0, 1, 2))
+
+    def claim(self, ids: np.ndarray, **changes: Any) -> Any:
+        n = len(ids)
+        arguments: dict[str, Any] = {
+            "ids": ids,
+            "in_flight": ids_of(),
+            "terms": self.terms,
+            "scales": (1.0,),
+            "added": (1.0,),
+            "expired": -np.inf,
+            "slots": np.empty(n, np.int32),
+            "missing": np.empty(n, np.bool_),
+            "among_in_flight": np.empty(n, np.bool_),
+        }
+        return self.table.claim(**(arguments | changes))
+
+    def prefetch(self, ids: np.ndarray, **changes: Any) -> Any:
+        arguments: dict[str, Any] = {
+            "ids": ids,
+            "terms": self.terms,
+            "scales": (1.0,),
+            "found": np.empty(len(ids), np.int32),
+            "slots": np.empty(len(ids), np.int32),
+        }
+        return self.table.prefetch(**(arguments | changes))
+
+    def assert_unchanged(self) -> None:
+        assert self.table.bundle_in.tolist() == [0, 1, 2, -1]
+        assert self.table.slot_of.tolist() == [0, 1, 2] + [-1] * 7
+        assert self.table.free_slots == 1
+        assert self.terms.tolist() == list(range(10))
+
+
+OUTSIDE = [-1, 10, (1 << 31) - 1, -(1 << 31)]
+
+
+@pytest.mark.parametrize("wrong", OUTSIDE)
+def test_ids_of_no_bundle_are_refused(core: ModuleType, wrong: int) -> None:
+    one = Table(core)
+    bad = ids_of(5, wrong)
+    for call in (
+        lambda: one.claim(bad),
+        lambda: one.claim(ids_of(5), in_flight=ids_of(wrong)),
+        lambda: one.prefetch(bad),
+        lambda: one.table.put(ids_of(wrong), ids_of(3)),
+        lambda: one.table.put(ids_of(5), ids_of(wrong)),
+        lambda: one.table.give_up(ids_of(0, wrong)),
+    ):
+        with pytest.raises(IndexError, match=f"{wrong} is not one of"):
+            call()
+        one.assert_unchanged()
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "twice, absent": ({"ids": ids_of(5, 0, 5)}, "twice"),
+    "twice, in a slot": ({"ids": ids_of(0, 5, 0)}, "twice"),
+    "in flight, in no slot": ({"ids": ids_of(5, 6, 7), "in_flight": ids_of(8)}, "8 is in no slot"),
+    "too many": ({"ids": ids_of(4, 5, 6, 7, 8)}, "5 bundles"),
+    "too many, in flight": ({"ids": ids_of(5, 6, 7), "in_flight": ids_of(0, 1)}, "5 bundles"),
+    "terms": ({"ids": ids_of(5), "terms": np.zeros(9)}, "terms has 9"),
+    "scales": ({"ids": ids_of(5), "scales": (1.0, 1.0)}, "scales has 2"),
+    "added": ({"ids": ids_of(5), "added": ()}, "added has 0"),
+    "slots": ({"ids": ids_of(5), "slots": ids_of(0, 0)}, "slots has 2"),
+    "missing": ({"ids": ids_of(5), "missing": np.zeros(0, np.bool_)}, "missing has 0"),
+    "among": ({"ids": ids_of(5), "among_in_flight": np.zeros(3, np.bool_)}, "claim has 3"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
+def test_claims_that_do_not_fit_are_refused(
+    core: ModuleType, changes: dict[str, Any], message: str
+) -> None:
+    one = Table(core)
+    with pytest.raises(ValueError, match=message):
+        one.claim(**changes)
+    one.assert_unchanged()
+    assert one.claim(ids_of(5, 6, 7)) == (3, 0, 2)
+
+
+WRONG_GUESSES: dict[str, tuple[dict[str, Any], str]] = {
+    "twice, absent": ({"ids": ids_of(5, 0, 5)}, "twice"),
+    "twice, in a slot": ({"ids": ids_of(0, 5, 0)}, "twice"),
+    "terms": ({"ids": ids_of(5), "terms": np.zeros(11)}, "terms has 11"),
+    "scales": ({"ids": ids_of(5), "scales": ()}, "scales has 0"),
+    "found": ({"ids": ids_of(5), "found": ids_of()}, "ids found has 0"),
+    "slots": ({"ids": ids_of(5), "slots": ids_of(1, 2)}, "slots found has 2"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_GUESSES.values(), ids=WRONG_GUESSES.keys())
+def test_guesses_that_do_not_fit_are_refused(
+    core: ModuleType, changes: dict[str, Any], message: str
+) -> None:
+    one = Table(core)
+    with pytest.raises(ValueError, match=message):
+        one.prefetch(**changes)
+    one.assert_unchanged()
+    assert one.prefetch(ids_of(*range(9, -1, -1))) == (1, 0)
+
+
+def test_arrays_of_other_types_are_refused(core: ModuleType) -> None:
+    one, five = Table(core), ids_of(5)
+    fixed = np.zeros(10)
+    fixed.flags.writeable = False
+    for call in (
+        lambda: one.claim(five.astype(np.int64)),
+        lambda: one.claim(five, in_flight=np.zeros(0)),
+        lambda: one.claim(five, terms=np.zeros(10, np.float32)),
+        lambda: one.claim(five, terms=np.zeros(20)[::2]),
+        lambda: one.claim(five, terms=fixed),
+        lambda: one.claim(five, slots=np.zeros(1, np.int64)),
+        lambda: one.claim(five, missing=np.zeros(1, np.uint8)),
+        lambda: one.prefetch(five, found=np.zeros(1, np.int64)),
+        lambda: one.table.put(five, np.zeros(1, np.int64)),
+        lambda: one.table.give_up(np.zeros(1, np.bool_)),
+    ):
+        with pytest.raises(TypeError):
+            call()
+        one.assert_unchanged()
+
+
+def test_a_slot_that_is_taken_is_not_taken_twice(core: ModuleType) -> None:
+    one = Table(core)
+    for ids, slots in ((ids_of(5), ids_of(0)), (ids_of(1), ids_of(3))):
+        with pytest.raises(ValueError, match="in a slot, or slot"):
+            one.table.put(ids, slots)
+    with pytest.raises(ValueError, match="slots has 2"):
+        one.table.put(ids_of(5), ids_of(2, 3))
+    one.assert_unchanged()
+
+
+def test_what_is_given_up_twice_is_free_once(core: ModuleType) -> None:
+    one = Table(core)
+    one.table.give_up(ids_of(1, 3, 1))
+    assert one.table.bundle_in.tolist() == [0, -1, 2, -1]
+    assert one.table.free_slots == 2
+    one.table.clear()
+    assert one.table.free_slots == 4
+    assert (one.table.slot_of < 0).all()
+
+
+def test_what_is_shown_cannot_be_written_to_and_lives_on(core: ModuleType) -> None:
+    one = Table(core)
+    shown = one.table.bundle_in
+    with pytest.raises(ValueError, match="read-only"):
+        shown[0] = 7
+    one.claim(ids_of(5))
+    del one
+    assert shown.tolist() == [0, 1, 2, 5]
+
+
+def test_ids_may_lie_where_the_answer_goes(core: ModuleType) -> None:
+    one = Table(core)
+    ids = ids_of(9, 1, 8)
+    assert one.claim(ids, slots=ids) == (2, 0, 1)
+    assert ids.tolist() == [3, 1, 0]
+    assert one.table.bundle_in.tolist() == [8, 1, 2, 9]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((4, 0, (0,)), "n_slots is 0"),
+        ((4, 5, (0,)), "n_slots is 5"),
+        ((4, 4, ()), "0 terms"),
+        ((4, 4, (0, 1, 2)), "3 terms"),
+        ((4, 4, (1,)), "carried is"),
+        ((4, 4, (0, -2)), "carried is"),
+    ],
+)
+def test_tables_that_cannot_be(core: ModuleType, arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        core.SlotTable(*arguments)
