@@ -122,6 +122,8 @@ class SlotPool:
         self.rows: NDArray[np.uint8] = self._buffer.array()
         self.counters = StreamCounters()
         self._guesses: dict[int, Guess] = {}
+        self._landed: dict[int, tuple[int, int]] = {}
+        """Guesses that were waited for before their layer's claim: how many, how many right."""
         self._marks = np.zeros(n_bundles, dtype=np.bool_)  # a set of ids, empty between calls
         self.token = 0
         """Number of the next token."""
@@ -178,20 +180,26 @@ class SlotPool:
             del self._guesses[layer]
             raise
 
+    def make_room(self, layer: int, ids: Ids) -> None:
+        """Where slots are short and those of wrong guesses needed, wait until nothing lands there.
+
+        `claim` does so too; called before it, the wait can be told from the decision.
+        """
+        guess, n_slots = self._guesses.get(layer), self._layers[layer].n_slots
+        made = 0 if guess is None else len(guess.claim.ids)
+        if guess is None or len(ids) + made <= n_slots:
+            return
+        used = self._count_among(guess.claim.ids, ids)
+        if len(ids) + made - used > n_slots:
+            self._landed[layer] = (made, used if self._settle(layer) else 0)
+
     def claim(self, layer: int, ids: Ids) -> Fetch:
         """Decide which slots the bundles get; `begin` has to follow."""
-        window, guess = self._layers[layer], self._guesses.get(layer)
-        made, settled, in_flight = 0, 0, NO_IDS
-        if guess is not None:
-            in_flight = guess.claim.ids
-            made = len(in_flight)
-            if len(ids) + made > window.n_slots:
-                used = self._count_among(in_flight, ids)
-                if len(ids) + made - used > window.n_slots:
-                    # Slots are short: those of wrong guesses are needed, so nothing may land there.
-                    settled = used if self._settle(layer) else 0
-                    in_flight = NO_IDS
-        claim = window.claim(ids, self.token, in_flight)
+        self.make_room(layer, ids)
+        guess = self._guesses.get(layer)
+        in_flight = NO_IDS if guess is None else guess.claim.ids
+        made, settled = self._landed.pop(layer, (len(in_flight), 0))
+        claim = self._layers[layer].claim(ids, self.token, in_flight)
         missing, used = claim.n_missing, settled + claim.n_in_flight
         counters = self.counters
         counters.misses += missing + used
@@ -232,6 +240,7 @@ class SlotPool:
 
     def drain(self) -> None:
         """Let reads that nobody will wait for end."""
+        self._landed.clear()
         for layer in list(self._guesses):
             with contextlib.suppress(Cancelled):
                 self._settle(layer)

@@ -177,6 +177,8 @@ class FeedForward:
         clock = self._clock
         clock.switch("plan")
         for number, piece in enumerate(pool.passes(layer, ids)):
+            clock.switch("io_exposed")
+            pool.make_room(layer, piece)
             clock.switch("manage")
             fetch = pool.claim(layer, piece)
             clock.switch("io_exposed")

@@ -137,6 +137,25 @@ def test_a_right_guess_is_not_read_again(store: FakeStore) -> None:
     assert (counters.hits, counters.misses, counters.guessed, counters.guesses_used) == (0, 3, 3, 2)
 
 
+@pytest.mark.parametrize("told_before", [False, True])
+def test_guesses_that_a_claim_needs_the_slots_of_are_waited_for(
+    store: FakeStore, told_before: bool
+) -> None:
+    pool = pool_of(store)
+    n_slots = pool.layer(0).n_slots
+    everything = np.arange(98, 98 + n_slots, dtype=np.int32)
+    pool.guess(0, np.arange(100, 100 + n_slots, dtype=np.int32))
+    pool.begin_guess(0)
+    if told_before:
+        pool.make_room(0, everything)
+        assert not store.under_way
+    fetch = pool.claim(0, everything)
+    assert (fetch.guesses_made, fetch.guesses_used) == (n_slots, n_slots - 2)
+    assert pool.counters.hits == 0
+    assert pool.counters.misses == n_slots
+    assert pool.counters.guesses_used == n_slots - 2
+
+
 def test_what_a_guess_could_not_read_is_read_when_it_is_needed(store: FakeStore) -> None:
     pool = pool_of(store)
     store.broken = {50}
