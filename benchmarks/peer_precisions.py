@@ -34,6 +34,7 @@ from benchmarks.peer_files import Checkpoint, read_checkpoint
 from benchmarks.results import markdown
 from flashllm.commands.output import format_bytes
 from flashllm.errors import CannotCreate, UsageError
+from flashllm.spec import GROUP_BYTES
 
 NAME = "peer_precisions"
 PRECISIONS = "f16,int8,int4"
@@ -50,12 +51,17 @@ def parse_precisions(text: str) -> list[str]:
 
 
 def convert_command(checkpoint: Path, model: Path, precision: str) -> list[str]:
-    """What converts a checkpoint, with the predictors and the text that lie beside it."""
+    """What converts a checkpoint, with the predictors and the text that lie beside it.
+
+    Predictors are no wider than 8 bits where the weights are none: they share their memory.
+    """
     command = [sys.executable, "-m", "flashllm", "convert", str(checkpoint), str(model)]
     command += ["--dtype", precision]
     for option, name in (("--predictors", PREDICTORS), ("--calibration", CALIBRATION)):
         if (checkpoint / name).is_file():
             command += [option, str(checkpoint / name)]
+    if precision in GROUP_BYTES and (checkpoint / PREDICTORS).is_file():
+        command += ["--predictor-dtype", "int8"]
     return command
 
 

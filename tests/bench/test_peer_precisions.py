@@ -79,7 +79,8 @@ def test_each_precision_is_made_measured_and_removed(
     assert sorted(path.name for path in work.iterdir()) == ["peers-int4.json", "peers-int8.json"]
     convert, gguf, peers, *_ = commands.run
     assert convert[6:8] == ["--dtype", "int8"]
-    assert convert[8:] == ["--predictors", str(source / "predictors.safetensors")]
+    predictors = ["--predictors", str(source / "predictors.safetensors")]
+    assert convert[8:] == [*predictors, "--predictor-dtype", "int8"]
     assert gguf[-2:] == ["--dtype", "q8_0"]
     assert peers[-4:] == ["--gguf", str(work / "int8.gguf"), "--rounds", "2"]
     assert commands.run[4][-2:] == ["--dtype", "q4_0"]
