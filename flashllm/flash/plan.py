@@ -199,15 +199,7 @@ def make_plan(
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
     policy = choose_policy(policy, window)
     shape = PrefillShape.of(spec, sizes.stride)
-    split = {
-        "interpreter": sizes.interpreter,
-        "embeddings": sizes.embeddings,
-        "attention": sizes.attention,
-        "predictors": sizes.predictors if select == "predicted" else 0,
-        "kv": kv_bytes(spec, context, encoding) + score_bytes(spec, context),
-        "prefill": shape.bytes(spec, sizes.stride, context)
-        + decoded_block_bytes(spec, context, encoding),
-    }
+    split = _fixed_bytes(spec, sizes, select, context, encoding)
     # Where every neuron is needed they pass through the prefill's buffers; none need stay.
     least = 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
     needed_bytes = sum(split.values()) + spec.n_layers * least * sizes.stride
@@ -250,6 +242,21 @@ def make_plan(
         policy=policy,
         kv_dtype=encoding,
     )
+
+
+def _fixed_bytes(
+    spec: ModelSpec, sizes: Sizes, select: str, context: int, encoding: KvDType
+) -> dict[str, int]:
+    """What is needed whatever the ceiling is, by component; the prefill with its smallest ring."""
+    prefill = PrefillShape.of(spec, sizes.stride).bytes(spec, sizes.stride, context)
+    return {
+        "interpreter": sizes.interpreter,
+        "embeddings": sizes.embeddings,
+        "attention": sizes.attention,
+        "predictors": sizes.predictors if select == "predicted" else 0,
+        "kv": kv_bytes(spec, context, encoding) + score_bytes(spec, context),
+        "prefill": prefill + decoded_block_bytes(spec, context, encoding),
+    }
 
 
 def _overlap(name: str | None) -> Overlap:

@@ -7,6 +7,7 @@ worth least, and knows no policy. Uses are remembered of all bundles of the laye
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,7 +31,7 @@ _FADED = 1e-100
 _NEGLIGIBLE = 1e-100
 
 
-class Policy:
+class Policy(ABC):
     """What the bundles of one layer are worth."""
 
     window: int | None = None
@@ -47,17 +48,17 @@ class Policy:
         self._by_bundle = self.terms.reshape(n_bundles, len(self.carried))
         self._start = start
 
+    @abstractmethod
     def added(self, ids: Ids, token: int) -> tuple[float, ...]:
         """What a use by token number `token` adds to each term; `ids` are about to be used."""
-        raise NotImplementedError
 
     def scales(self, token: int) -> tuple[float, ...]:  # noqa: ARG002
         """What the terms weigh at `token`, the last that used any bundle."""
         return (1.0,) * len(self.carried)
 
+    @abstractmethod
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """The tokens of a prompt up to number `last_token` used `ids`: `used` [tokens, n]."""
-        raise NotImplementedError
 
     def use(self, ids: Index, token: int) -> None:
         """Token number `token` uses the distinct `ids`."""
