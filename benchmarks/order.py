@@ -133,6 +133,8 @@ def measure(
     decoder, plan, store = load_decoder(
         directory,
         memory=options.memory,
+        # Keys and values for more would take the memory that slots could have.
+        context=max(map(len, contexts)),
         window=options.window,
         profile=options.profile,
         overlap=options.overlap,
