@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import Footer, Static
 
@@ -23,6 +23,7 @@ from flashllm.errors import FlashllmError
 from flashllm.sanitize import sanitize_line
 from flashllm.ui import messages
 from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Activity, Phase
+from flashllm.ui.bindings import APP_BINDINGS
 from flashllm.ui.conversation import Conversation
 from flashllm.ui.engine_thread import EngineThread, Request
 from flashllm.ui.help import HelpScreen
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 BATCH_SECONDS = 0.03
 TICK_SECONDS = 0.25
 CLOSE_SECONDS = 2.0
+NOT_YET = "not here yet"
 
 
 class ChatApp(App[None]):
@@ -46,14 +48,7 @@ class ChatApp(App[None]):
     TITLE = "flashllm"
     ENABLE_COMMAND_PALETTE = False
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-tall")]  # noqa: RUF012  as the base does
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop"),
-        Binding("ctrl+r", "reopen", "Open again"),
-        Binding("ctrl+n", "new_conversation", "New"),
-        Binding("f1", "help", "Help"),
-        Binding("ctrl+q", "quit", "Quit", priority=True),
-        Binding("ctrl+c", "copy_or_stop", "Copy or stop", show=False, priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*APP_BINDINGS]
 
     def __init__(
         self,
@@ -159,6 +154,78 @@ class ChatApp(App[None]):
     def action_help(self) -> None:
         """Shows the page of help."""
         self.push_screen(HelpScreen())
+
+    def action_io_panel(self) -> None:
+        """Shows or hides where the time and the bytes go."""
+        self._show_hint(NOT_YET)
+
+    def action_neuron_map(self) -> None:
+        """Shows or hides the map of neurons."""
+        self._show_hint(NOT_YET)
+
+    def action_sessions(self) -> None:
+        """Shows the conversations that were kept."""
+        self._show_hint(NOT_YET)
+
+    def action_models(self) -> None:
+        """Shows the models on this machine."""
+        self._show_hint(NOT_YET)
+
+    def action_settings(self) -> None:
+        """Shows the system prompt and the sampling."""
+        self._show_hint(NOT_YET)
+
+    def action_palette(self) -> None:
+        """Shows every command."""
+        self._show_hint(NOT_YET)
+
+    def action_editor(self) -> None:
+        """Opens what was typed in $EDITOR."""
+        self._show_hint(NOT_YET)
+
+    def action_focus_transcript(self) -> None:
+        """Goes to the messages; the last one is selected."""
+        self._show_hint(NOT_YET)
+
+    def action_focus_prompt(self) -> None:
+        """Goes back to the prompt; nothing is selected."""
+        self.query_one(Prompt).focus()
+
+    def action_select(self, step: int) -> None:
+        """Selects the message before or after."""
+        self._show_hint(f"{NOT_YET} ({step})")
+
+    def action_edit(self, number: int = 0) -> None:
+        """Takes a question into the prompt; what is sent then is a branch. 0: the selected one."""
+        self._show_hint(f"{NOT_YET} ({number})")
+
+    def action_regenerate(self) -> None:
+        """Answers the last question anew; the answer before stays as a branch."""
+        self._show_hint(NOT_YET)
+
+    def action_delete(self, number: int = 0) -> None:
+        """Deletes a message and what follows it, after asking. 0: the selected one."""
+        self._show_hint(f"{NOT_YET} ({number})")
+
+    def action_copy(self, number: int = 0) -> None:
+        """Copies a message. 0: the selected one, or the last answer."""
+        self._show_hint(f"{NOT_YET} ({number})")
+
+    def action_code(self, number: int = 0) -> None:
+        """Copies a message's code, the next block each time. 0: of the selected one."""
+        self._show_hint(f"{NOT_YET} ({number})")
+
+    def action_branch(self, step: int) -> None:
+        """Shows the branch before or after."""
+        self._show_hint(f"{NOT_YET} ({step})")
+
+    def action_tokens(self) -> None:
+        """Shows the tokens of an answer, each with its numbers."""
+        self._show_hint(NOT_YET)
+
+    def action_continue(self) -> None:
+        """Goes on with an answer that was stopped."""
+        self._show_hint(NOT_YET)
 
     def action_scroll_transcript(self, pages: int) -> None:
         """Scrolls by pages, wherever the cursor is."""

@@ -10,16 +10,16 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from flashllm.sanitize import sanitize
+from flashllm.ui.bindings import PROMPT_BINDINGS
 
 
 class Prompt(TextArea):
     """Grows with its text; Enter sends, Shift+Enter and Ctrl+J break the line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Send"),
-        Binding("ctrl+j,shift+enter", "break_line", "Line break", show=False),
-        Binding("pageup", "app.scroll_transcript(-1)", "Page up", show=False),
-        Binding("pagedown", "app.scroll_transcript(1)", "Page down", show=False),
+        binding
+        for binding in PROMPT_BINDINGS
+        if isinstance(binding, Binding) and not binding.action.endswith(("earlier", "later"))
     ]
 
     class Submitted(Message):
