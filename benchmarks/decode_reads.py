@@ -36,9 +36,9 @@ from flashllm.bench.statistics import Spread
 from flashllm.commands.bench_options import parse_seconds
 from flashllm.commands.options import argument, parse_positive
 from flashllm.errors import BenchmarkInvalid, UsageError
+from flashllm.flash.converted import choose_selector, recorded_activity
 from flashllm.flash.manifest import BUNDLES_FILE
 from flashllm.flash.store import Store
-from flashllm.loading import choose_selector, recorded_activity
 
 NAME = "decode_reads"
 GOAL = 0.9

@@ -271,6 +271,13 @@ class ModelSpec:
         return f"{self.dtype}, resident ones {self.matrix_dtype}"
 
     @property
+    def activation_words(self) -> str:
+        """What makes neurons zero, and where the gate lies if there is one, for people."""
+        threshold = f" above {self.activation_threshold:g}" if self.activation_threshold else ""
+        gate = {"none": "", "resident": ", gate in memory", "bundled": ", gate on flash"}[self.gate]
+        return f"{self.activation}{threshold}{gate}"
+
+    @property
     def bundle_bytes(self) -> int:
         """Useful bytes of one bundle, padding apart."""
         return self.neurons_per_bundle * self.rows_per_neuron * self.row_bytes

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from flashllm.errors import CannotCreate, UsageError
+from flashllm.flash.converted import choose_selector
 from flashllm.flash.store import Store
 from flashllm.flash.window import Ids
-from flashllm.loading import choose_selector, open_decoder
+from flashllm.loading import open_decoder
 from flashllm.model.decoder import Mode
 
 FORMAT = 1

@@ -23,8 +23,8 @@ SHARES = [0.1, 0.2, 0.35, 0.5]
 def bench_cache(arguments: argparse.Namespace) -> int:
     """Records or loads the trace, replays it, prints the table or one JSON object."""
     from flashllm.bench import cache_replay
+    from flashllm.flash.converted import recorded_activity
     from flashllm.flash.store import Store
-    from flashllm.loading import recorded_activity
 
     directory = opening.model_directory(arguments.model, opening.terminal_progress())
     trace = _trace(arguments, directory)
@@ -63,9 +63,10 @@ def _budgets(
 
 def _planned(arguments: argparse.Namespace, directory: Path, select: str) -> list[int]:
     """Slots of each layer under the ceiling that was given."""
+    from flashllm.flash.converted import find_profile
     from flashllm.flash.plan import make_plan
     from flashllm.flash.store import Store
-    from flashllm.loading import find_profile, model_sizes
+    from flashllm.loading import model_sizes
 
     with Store(directory) as store:
         plan = make_plan(

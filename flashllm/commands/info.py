@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from flashllm.convert import Problem
     from flashllm.engine import ModelInfo
     from flashllm.flash.plan import Plan
-    from flashllm.spec import ModelSpec
 
 SELECTOR_WORDS = {
     "predicted": "predicted (lossy: may miss active neurons)",
@@ -52,7 +51,7 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
         ("directory", described.directory),
         ("size", format_bytes(sum(described.file_bytes.values()))),
         ("layers", f"{spec.n_layers}, width {spec.d_model}, {spec.n_heads} heads"),
-        ("feed-forward", f"{spec.d_ffn} neurons a layer, {_activation_words(spec)}"),
+        ("feed-forward", f"{spec.d_ffn} neurons a layer, {spec.activation_words}"),
         ("bundle", f"{format_bytes(spec.bundle_bytes)}, {spec.bundles_per_layer} a layer"),
         ("weights", spec.encoding_words),
         *([("predictors", described.predictor_dtype)] if described.predictor_dtype else []),
@@ -70,12 +69,6 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
     if isinstance(shares.get("perplexity_ratio"), float):
         rows.append(("  perplexity", f"{shares['perplexity_ratio']:.4f} of the exact model's"))
     return rows
-
-
-def _activation_words(spec: ModelSpec) -> str:
-    threshold = f" above {spec.activation_threshold:g}" if spec.activation_threshold else ""
-    gate = {"none": "", "resident": ", gate in memory", "bundled": ", gate on flash"}[spec.gate]
-    return f"{spec.activation}{threshold}{gate}"
 
 
 def _selector_words(described: ModelInfo) -> str:

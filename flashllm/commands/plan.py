@@ -44,8 +44,8 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def _profile(arguments: argparse.Namespace) -> Profile | None:
     """The profile asked for, or that of the device on which the model is, or will be."""
+    from flashllm.flash.converted import find_profile
     from flashllm.flash.staleness import caution
-    from flashllm.loading import find_profile
 
     if arguments.no_direct and arguments.profile is None:
         return None
@@ -83,8 +83,9 @@ def _case(arguments: argparse.Namespace, profile: Profile | None) -> Case:
 def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
     """A checkpoint, from its config.json alone, or a shape that is built in."""
     from flashllm.flash.advice import Case
+    from flashllm.flash.converted import check_selector
     from flashllm.flash.estimate import sizes_of_shape, usual_selector
-    from flashllm.loading import check_selector, interpreter_bytes
+    from flashllm.loading import interpreter_bytes
 
     spec = _described(arguments)
     select = arguments.select or usual_selector(spec)
@@ -122,8 +123,9 @@ def _described(arguments: argparse.Namespace) -> ModelSpec:
 
 def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
     from flashllm.flash.advice import Case
+    from flashllm.flash.converted import choose_selector, recorded_activity
     from flashllm.flash.store import Store
-    from flashllm.loading import choose_selector, model_sizes, recorded_activity
+    from flashllm.loading import model_sizes
 
     with Store(Path(arguments.model)) as store:
         select = choose_selector(store, arguments.select)

@@ -23,7 +23,6 @@ from flashllm.spec import PREDICTOR_MATRIX_DTYPES, ModelSpec
 
 Vector = NDArray[np.float32]
 
-SELECTORS = ("predicted", "gate", "all", "oracle")
 _MOST = int(np.iinfo(np.int32).max)
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 import flashllm
 from flashllm.engine import open_decoder
+from flashllm.flash.converted import choose_selector
 from flashllm.flash.store import Store
-from flashllm.loading import choose_selector
 from flashllm.spec import ModelSpec
 from flashllm.tokenizer import Tokenizer, load_tokenizer
 

@@ -13,10 +13,10 @@ import pytest
 from flashllm.doctor import examine
 from flashllm.errors import ProfileError
 from flashllm.flash import core, profile, staleness
+from flashllm.flash.converted import find_profile
 from flashllm.flash.device import describe_device, machine_name
 from flashllm.flash.profile import Profile
 from flashllm.flash.staleness import caution, for_this_machine
-from flashllm.loading import find_profile
 from tests.unit.profiles import DEVICE, RATES, law
 
 

@@ -1,0 +1,62 @@
+"""What a search finds. All texts are clean and on one line: they may be shown as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model to open: the directory of a converted one, or None for the demo."""
+
+    path: Path | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A converted model, or what looks like one and has a `problem`."""
+
+    path: Path
+    name: str
+    features: str = ""
+    """Its shape in words."""
+    encoding: str = ""
+    size_bytes: int | None = None
+    smallest_ceiling_bytes: int | None = None
+    """The least memory that it runs in; None where the planner could not say."""
+    tokens_per_second: float | None = None
+    """What the planner expects with this device's profile; None without one."""
+    ceiling_bytes: int | None = None
+    """The memory that this speed is expected in."""
+    assumed: str = ""
+    """What the speed assumes of the model, where nothing was recorded."""
+    remarks: tuple[str, ...] = ()
+    """What to know before it is opened: lossy, no tokenizer, random weights."""
+    problem: str = ""
+    """Why it cannot be opened; "" where it can."""
+    is_demo: bool = False
+
+    @property
+    def choice(self) -> ModelChoice:
+        """What to open it by."""
+        return ModelChoice(None if self.is_demo else self.path, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint in the Hugging Face cache."""
+
+    path: Path
+    """Its snapshot: the directory to convert."""
+    name: str
+    """organisation/name."""
+    revision: str
+    """The name that the cache has for it, with the beginning of its commit."""
+    size_bytes: int
+    """Of its weights."""
+    features: str = ""
+    remark: str = ""
+    problem: str = ""
+    """Why it cannot be converted; "" where its config.json and its files say that it can."""
