@@ -16,8 +16,11 @@ from typing import NoReturn
 import flashllm
 from flashllm.commands import bench_options, convert_options
 from flashllm.commands.options import (
+    CHAT_OPTIONS,
     MODEL_OPTIONS,
     SAMPLING_OPTIONS,
+    SESSION_OPTIONS,
+    add_model,
     add_options,
     argument,
     parse_count,
@@ -71,7 +74,8 @@ TASKS: .jsonl, a question a line, scored dense and as selected, side by side:
 """
 EXIT_CODES = """\
 exit codes: 0 done; 1 unexpected; 2 usage; 65 bad model data; 66 model not found; 71 not enough
-memory; 73 output cannot be written; 74 reading failed; 75 stopped, start again; 130 interrupted
+memory; 73 output cannot be written; 74 reading failed; 75 stopped, start again; 78 bad settings;
+130 interrupted
 """
 
 
@@ -144,15 +148,15 @@ def build_parser() -> Parser:
     info = _add_command(
         commands, "info", "what a converted model is", "flashllm.commands.info:info"
     )
-    _add_model(info)
+    add_model(info)
     info.add_argument("--plan", action="store_true", help="open it, and say how memory is split")
     add_options(info, "model", MODEL_OPTIONS)
     verify = _add_command(
         commands, "verify", "read a converted model through", "flashllm.commands.info:verify"
     )
-    _add_model(verify)
+    add_model(verify)
     doctor = _add_command(commands, "doctor", "what this machine can do", "flashllm.doctor:doctor")
-    _add_model(doctor)
+    add_model(doctor)
     for command in (info, verify, doctor):
         command.add_argument("--json", action="store_true", help="one JSON object")
     _add_plan(commands)
@@ -179,21 +183,12 @@ def _add_command(
     return parser
 
 
-def _add_model(parser: Parser) -> None:
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="directory of a converted model (default: the demo) [FLASHLLM_MODEL]",
-    )
-
-
 def _add_chat(commands: argparse._SubParsersAction[Parser]) -> None:
     chat = _add_command(
         commands, "chat", "talk to a model", "flashllm.commands.chat:chat", CHAT_EXAMPLES
     )
-    _add_model(chat)
-    chat.add_argument("-s", "--system", default="", metavar="TEXT", help="what comes first")
+    add_model(chat)
+    add_options(chat, "conversation", (*CHAT_OPTIONS, *SESSION_OPTIONS))
     add_options(chat, "answers", SAMPLING_OPTIONS)
     add_options(chat, "model", MODEL_OPTIONS)
 
@@ -202,7 +197,7 @@ def _add_run(commands: argparse._SubParsersAction[Parser]) -> None:
     run = _add_command(
         commands, "run", "answer one prompt", "flashllm.commands.run:run", RUN_EXAMPLES
     )
-    _add_model(run)
+    add_model(run)
     run.add_argument(
         "-p", "--prompt", metavar="TEXT", help="the prompt; `-`, or a pipe, is standard input"
     )
@@ -279,7 +274,7 @@ def _add_eval(commands: argparse._SubParsersAction[Parser]) -> None:
         "flashllm.commands.evaluate:evaluate",
         EVAL_EXAMPLES,
     )
-    _add_model(evaluate)
+    add_model(evaluate)
     evaluate.add_argument(
         "--text", type=Path, metavar="TEXT", help="perplexity, errors and window use on a text"
     )
@@ -347,17 +342,17 @@ def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
         kinds, "tokens", "what each token costs, beside what this machine allows",
         f"{module}_tokens:bench_tokens", bench_options.TOKENS_EXAMPLES,
     )  # fmt: skip
-    _add_model(tokens)
+    add_model(tokens)
     bench_options.add_tokens_arguments(tokens)
     ablation = _add_command(
         kinds, "ablation", "what each part of the method saves: the paper's Table 2",
         f"{module}_ablation:bench_ablation", bench_options.ABLATION_EXAMPLES,
     )  # fmt: skip
-    _add_model(ablation)
+    add_model(ablation)
     bench_options.add_ablation_arguments(ablation)
     cache = _add_command(
         kinds, "cache", "policies of what stays in memory, beside the best that there could be",
         f"{module}_cache:bench_cache", bench_options.CACHE_EXAMPLES,
     )  # fmt: skip
-    _add_model(cache)
+    add_model(cache)
     bench_options.add_cache_arguments(cache)

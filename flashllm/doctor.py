@@ -22,8 +22,9 @@ import psutil
 from flashllm.commands.output import Output, format_bytes, table
 from flashllm.errors import ModelNotFound
 from flashllm.flash.device import processor_name
+from flashllm.paths import cache_dir
 from flashllm.spec import DTYPES
-from flashllm.storage import cache_directory, describe_storage, existing_parent
+from flashllm.storage import describe_storage, existing_parent
 
 PROBE_BYTES = 64 << 10
 GIBIBYTE = 1 << 30
@@ -56,7 +57,7 @@ def examine(model: Path | None) -> dict[str, Any]:
         "system": _system(),
         "core": _core(),
         "memory": _memory(),
-        "cache": _place(cache_directory(), is_model=False),
+        "cache": _place(cache_dir(), is_model=False),
     }
     if model is not None:
         facts["model"] = _place(model, is_model=True)

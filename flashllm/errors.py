@@ -18,6 +18,7 @@
     +-- ReadFailed                  74  the device or the file system failed
     |   +-- BenchmarkInvalid        74  a measurement that did not measure what it says
     +-- Interrupted                 75  stopped on request; can be started again
+    +-- ConfigError                 78  a line of config.toml that makes no sense
     +-- Cancelled                   130 a generation stopped on request
 
 A message says what happened, where (file, layer, offset) and what to do next.
@@ -117,6 +118,12 @@ class Interrupted(FlashllmError):
     """Stopped on request; what was done is kept or removed, nothing half-written opens."""
 
     exit_code = 75
+
+
+class ConfigError(FlashllmError):
+    """The user's settings say something that makes no sense, or cannot be read."""
+
+    exit_code = 78
 
 
 class Cancelled(FlashllmError):

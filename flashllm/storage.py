@@ -17,13 +17,6 @@ NETWORK_FILESYSTEMS = frozenset((
 _BLOCK_DEVICES = Path("/sys/dev/block")
 
 
-def cache_directory() -> Path:
-    """The directory for what can be made again: FLASHLLM_HOME, or the user's cache directory."""
-    import platformdirs
-
-    return Path(os.environ.get("FLASHLLM_HOME") or platformdirs.user_cache_dir("flashllm"))
-
-
 def existing_parent(directory: Path) -> Path:
     """The directory itself, or the nearest one above it that exists."""
     directory = directory.absolute()

@@ -21,7 +21,7 @@ from flashllm.flash.device import KINDS, DeviceIdentity, describe_device
 from flashllm.flash.profile_points import Curve, Fit, IoPoint, MachineRates
 from flashllm.flash.strict_fields import from_plain, to_plain
 from flashllm.flash.strict_json import parse_object
-from flashllm.storage import cache_directory
+from flashllm.paths import cache_dir
 
 __all__ = [
     "PROFILE_VERSION",
@@ -195,7 +195,7 @@ def find(path: Path) -> Profile | None:
 
 def cache_path(device: DeviceIdentity) -> Path:
     """Where the profile of a device is kept."""
-    return cache_directory() / "profiles" / f"{device.key}.json"
+    return cache_dir() / "profiles" / f"{device.key}.json"
 
 
 def _check_values(profile: Profile) -> None:

@@ -22,7 +22,7 @@ DEMO = Path(flashllm.__file__).parent / "demo"
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
     for name in list(os.environ):
-        if name.startswith("FLASHLLM_"):
+        if name.startswith("FLASHLLM_") and name != "FLASHLLM_HOME":
             monkeypatch.delenv(name)
 
 

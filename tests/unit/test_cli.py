@@ -23,7 +23,7 @@ from tests.ui.fake_engine import FakeModel, Step
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("FLASHLLM_"):
+        if name.startswith("FLASHLLM_") and name != "FLASHLLM_HOME":
             monkeypatch.delenv(name)
 
 
@@ -102,7 +102,7 @@ def test_token_ids() -> None:
         (["run", "--ids", ""], "--ids is empty"),
         (["run", "-p", "  "], "the prompt is empty"),
         (["run"], "there is no prompt"),
-        (["run", "-p", "x", "--top-p", "2"], "top_p"),
+        (["run", "-p", "x", "--top-p", "2"], "--top-p: '2' is out of range"),
         (["convert", "a"], "required"),
         (["frobnicate"], "no command 'frobnicate'"),
         (["."], "did you mean `flashllm chat .`"),

@@ -12,7 +12,7 @@ import flashllm
 from flashllm.errors import CannotCreate, ModelError, ModelNotFound
 from flashllm.flash.layout import read_manifest
 from flashllm.flash.manifest import LAYOUT_VERSION, PREDICTORS_FILE
-from flashllm.storage import cache_directory
+from flashllm.paths import cache_dir
 
 from .pipeline import convert
 from .progress import Progress
@@ -27,7 +27,7 @@ def demo_model(progress: Progress | None = None) -> Path:
     source = Path(flashllm.__file__).parent / "demo"
     if not (source / "config.json").is_file():
         raise ModelNotFound(f"{source}: the demo is not installed; give the path of a model")
-    models = cache_directory() / "models"
+    models = cache_dir() / "models"
     directory = models / f"demo-{_source_hash(source)}"
     if _opens(directory):
         return directory

@@ -1,0 +1,175 @@
+"""Reading config.toml, which is the user's: every complaint says line, key and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flashllm.errors import ConfigError, UsageError
+from flashllm.settings.options import OPTIONS, Option
+
+KEYS_TABLE = "keys"
+SIZE_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the file says of an option."""
+
+    value: Any
+    place: str
+    """`FILE:LINE`, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What is in a file of settings; empty where there is no file."""
+
+    path: Path
+    values: Mapping[str, Said] = field(default_factory=dict)
+    """By the name of the option."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the chat, by the name of what they do."""
+
+
+def read_config(path: Path) -> ConfigFile:
+    """What a file says; `ConfigError` for what makes no sense."""
+    text = _read_text(path)
+    if text is None:
+        return ConfigFile(path)
+    content = _parse(path, text)
+    options = {option.key: option for option in OPTIONS if option.in_file}
+    values, keys = {}, {}
+    for key, value in _flatten(content, {option.table for option in options.values()}):
+        line = _line_of(text, key)
+        place = f"{path}:{line}" if line else str(path)
+        table, _, name = key.partition(".")
+        if table == KEYS_TABLE and name:
+            keys[name] = _text_of_key(place, key, value)
+        elif key in options:
+            values[options[key].name] = Said(_value(place, options[key], value), place)
+        else:
+            raise ConfigError(f"{place}: there is no setting {key!r}; {_nearest(key, options)}")
+    return ConfigFile(path, values, keys)
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        if path.is_file() and path.stat().st_size > SIZE_MAX_BYTES:
+            raise ConfigError(f"{path}: is longer than {SIZE_MAX_BYTES >> 20} MiB")
+        return path.read_text("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (at byte {error.start})") from error
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        content: dict[str, Any] = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path}: is not TOML: {error}; `flashllm config edit` opens it"
+        ) from error
+    return content
+
+
+def _flatten(content: Mapping[str, Any], tables: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Keys with their tables in front, and values; unknown tables stay values."""
+    for key, value in content.items():
+        if isinstance(value, dict) and key in tables:
+            for name, inner in value.items():
+                yield f"{key}.{name}", inner
+        elif isinstance(value, dict) and key == KEYS_TABLE:
+            yield from ((f"{key}.{name}", inner) for name, inner in _leaves(value))
+        else:
+            yield key, value
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`chat.stop = ...` makes a table in a table where the quotes were forgotten."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _text_of_key(place: str, key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f'{place}: {key}: expected keys in quotes, like "ctrl+x" or "f5,ctrl+o"')
+    return value
+
+
+def _value(place: str, option: Option, value: Any) -> Any:
+    try:
+        return option.parse(_text_of(option, value))
+    except UsageError as error:
+        raise ConfigError(f"{place}: {option.key}: {error}") from error
+
+
+def _text_of(option: Option, value: Any) -> str:
+    """What the option's own parser reads; `UsageError` for a value of the wrong kind."""
+    if option.is_flag:
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        raise UsageError(f"{value!r} is neither true nor false (without quotes)")
+    if option.is_list:
+        folders = [value] if isinstance(value, str) else value
+        if isinstance(folders, list) and all(isinstance(folder, str) for folder in folders):
+            return os.pathsep.join(folders)
+        raise UsageError(f'{value!r} is no list of folders; write it like ["~/models", "/data"]')
+    if isinstance(value, str):
+        return value
+    if option.is_number and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return repr(value)
+    expected = f"expected one of {', '.join(option.choices)}" if option.choices else ""
+    raise UsageError(
+        f"{value!r} is not {'a number' if option.is_number else 'text in quotes'}"
+        + (f"; {expected}" if expected else "")
+    )
+
+
+def _nearest(key: str, options: Mapping[str, Option]) -> str:
+    names = {option.name: known for known, option in options.items()}
+    table, _, last = key.rpartition(".")
+    close = [names[last]] if last in names else difflib.get_close_matches(key, options, 1)
+    close = close or [names[name] for name in difflib.get_close_matches(last, names, 1)]
+    if not close:
+        return "`flashllm config show` lists them"
+    known = options[close[0]]
+    where = f" (in the table [{known.table}])" if known.table else " (above all tables)"
+    return f"did you mean {known.name!r}{where if known.table != table else ''}?"
+
+
+def _line_of(text: str, key: str) -> int | None:
+    """The line where a key is set, counted from 1; None where it is written in another way."""
+    table, _, name = key.partition(".")
+    if not name:
+        table, name = "", key
+    here, names = "", "|".join(re.escape(form) for form in (name, f'"{name}"', f"'{name}'"))
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([^\[\]]*?)\s*\]", line):
+            here = header[1].strip("\"'")
+        here_matches = here == table and re.match(rf"\s*(?:{names})\s*=", line)
+        if here_matches or (not table and re.match(rf"\s*\[+\s*(?:{names})\b", line)):
+            return number
+        if (
+            table
+            and not here
+            and re.match(rf"\s*{re.escape(table)}\s*(?:\.\s*(?:{names})\s*)?=", line)
+        ):
+            return number
+    return None

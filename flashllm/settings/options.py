@@ -1,0 +1,251 @@
+"""Every option that can be set in more than one place: a flag, a variable, a line of the settings.
+
+Data alone: `commands.options` makes flags of them, `settings.resolve` says which place wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flashllm.settings.values import (
+    number_between,
+    one_of,
+    parse_count,
+    parse_flag,
+    parse_folders,
+    parse_path,
+    parse_positive,
+    parse_size,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option; `flags` of the command line, and FLASHLLM_`name` in the environment."""
+
+    name: str
+    flags: tuple[str, ...]
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    """All values that there are, where they are names."""
+    table: str = ""
+    """Of config.toml; empty for the top level."""
+    in_file: bool = True
+    """Whether config.toml may say it."""
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return f"FLASHLLM_{self.name.upper()}"
+
+    @property
+    def key(self) -> str:
+        """Its name in config.toml: `memory`, `chat.theme`."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is yes or no."""
+        return self.parse is parse_flag
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it holds several values."""
+        return self.parse is parse_folders
+
+    @property
+    def is_number(self) -> bool:
+        """Whether config.toml may write it without quotes."""
+        return not (self.is_flag or self.is_list or self.choices or self.parse in (str, parse_path))
+
+
+def _choice(name: str, flag: str, choices: tuple[str, ...], text: str, metavar: str) -> Option:
+    return Option(name, (flag,), one_of(*choices), None, text, metavar, choices)
+
+
+MODEL = Option(
+    "model", (), parse_path, None, "directory of a converted model (default: the demo)", "MODEL"
+)
+MODEL_OPTIONS = (
+    Option(
+        "memory",
+        ("--memory",),
+        parse_size,
+        None,
+        "ceiling for the memory of the whole process, like 4GiB or 800MB",
+        "SIZE",
+    ),
+    Option(
+        "ctx_size",
+        ("-c", "--ctx-size"),
+        parse_positive,
+        None,
+        "tokens that the context holds (default: what the model and the memory allow)",
+        "N",
+    ),
+    _choice(
+        "policy",
+        "--policy",
+        ("blend", "frequency", "lru2", "lru", "window"),
+        "which neurons stay in memory: blend (of frequency and recency, the default), frequency,"
+        " lru2, lru, or window, the paper's",
+        "NAME",
+    ),
+    _choice(
+        "kv_dtype",
+        "--kv-dtype",
+        ("f32", "f16", "int8"),
+        "encoding of keys and values in memory: f32, f16 (the default) or int8, which halves them"
+        " again and rounds more",
+        "TYPE",
+    ),
+    Option(
+        "window",
+        ("--window",),
+        parse_positive,
+        None,
+        "with the policy window, which it implies: keep the neurons of the last N tokens (default:"
+        " from the memory)",
+        "N",
+    ),
+    _choice(
+        "select",
+        "--select",
+        ("predicted", "gate", "all", "oracle"),
+        "how active neurons are found: gate, all, oracle (exact), or predicted (lossy; the default"
+        " of a model converted with predictors)",
+        "HOW",
+    ),
+    Option(
+        "io_threads",
+        ("--io-threads",),
+        parse_positive,
+        None,
+        "threads that read (default: from the profile of the disk, else 32)",
+        "N",
+    ),
+    _choice(
+        "overlap",
+        "--overlap",
+        ("none", "hits", "attention", "layer"),
+        "what is computed while neurons are read: none, hits, attention, layer (each more than the"
+        " one before; the default is the last); no answer depends on it",
+        "WHAT",
+    ),
+    Option(
+        "profile",
+        ("--profile",),
+        parse_path,
+        None,
+        "what `flashllm bench io` measured of a disk, to plan with (default: what it kept of the"
+        " disk that the model is on)",
+        "FILE",
+    ),
+    Option("no_direct", ("--no-direct",), parse_flag, False, "read through the page cache"),
+)
+SAMPLING_OPTIONS = (
+    Option("max_tokens", ("-n", "--max-tokens"), parse_positive, 512, "longest answer (512)", "N"),
+    Option(
+        "temp",
+        ("--temp",),
+        number_between(0),
+        0.0,
+        "temperature; 0, the default, always takes the likeliest token",
+        "T",
+    ),
+    Option("top_k", ("--top-k",), parse_count, 0, "draw from the K likeliest (0: all)", "K"),
+    Option(
+        "top_p",
+        ("--top-p",),
+        number_between(0, 1, above=True),
+        1.0,
+        "draw from this much probability (1)",
+        "P",
+    ),
+    Option(
+        "min_p",
+        ("--min-p",),
+        number_between(0, 1),
+        0.0,
+        "least probability, of the highest (0)",
+        "P",
+    ),
+    Option(
+        "repetition_penalty",
+        ("--repetition-penalty",),
+        number_between(0, above=True),
+        1.0,
+        "make tokens that were there less likely (1: no)",
+        "X",
+    ),
+    Option("seed", ("--seed",), parse_count, 0, "of the draw (0)", "N"),
+)
+SESSION_OPTIONS = (
+    Option(
+        "continue",
+        ("--continue",),
+        parse_flag,
+        False,
+        "go on with the latest conversation",
+        in_file=False,
+    ),
+    Option(
+        "session",
+        ("--session",),
+        str,
+        "",
+        "go on with this conversation; `flashllm sessions list` shows them",
+        "ID|NAME",
+        in_file=False,
+    ),
+)
+CHAT_OPTIONS = (
+    Option("system", ("-s", "--system"), str, "", "what comes first", "TEXT", table="chat"),
+    Option(
+        "no_save",
+        ("--no-save",),
+        parse_flag,
+        False,
+        "keep nothing of the conversation",
+        table="chat",
+    ),
+    Option(
+        "inline",
+        ("--inline",),
+        parse_flag,
+        False,
+        "below the prompt of the shell, not all of the terminal",
+        table="chat",
+    ),
+    Option(
+        "theme", ("--theme",), str, "", "colours; F6 shows which there are", "NAME", table="chat"
+    ),
+    Option(
+        "code_theme", (), str, "", "colours of code, as Pygments names them", "NAME", table="chat"
+    ),
+    Option("show_io", (), parse_flag, False, "begin with the I/O panel shown", table="chat"),
+    Option(
+        "editor",
+        (),
+        str,
+        "",
+        "what writes long prompts (default: $VISUAL, $EDITOR)",
+        "COMMAND",
+        table="chat",
+    ),
+    Option(
+        "model_dirs",
+        (),
+        parse_folders,
+        (),
+        "folders where models are looked for",
+        "FOLDERS",
+        table="chat",
+    ),
+)
+OPTIONS = (MODEL, *MODEL_OPTIONS, *SAMPLING_OPTIONS, *SESSION_OPTIONS, *CHAT_OPTIONS)

@@ -1,0 +1,106 @@
+"""Which place wins: a flag, else the environment, else config.toml, else the default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from flashllm import paths
+from flashllm.errors import UsageError
+from flashllm.settings.file import read_config
+from flashllm.settings.options import CHAT_OPTIONS, OPTIONS, Option
+
+Origin = Literal["flag", "env", "file", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value, and where it came from."""
+
+    value: Any
+    origin: Origin
+    place: str = ""
+    """The flag, the variable, or `FILE:LINE`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What the terminal application is told; empty texts and False are the defaults."""
+
+    system: str = ""
+    no_save: bool = False
+    inline: bool = False
+    theme: str = ""
+    code_theme: str = ""
+    show_io: bool = False
+    editor: str = ""
+    model_dirs: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option with its value; frozen, so `with_flags` gives another one."""
+
+    file: Path
+    """config.toml, which need not exist."""
+    settings: Mapping[str, Setting]
+    keys: dict[str, str] = field(default_factory=dict)
+    """Keys of the chat, by the name of what they do: {"chat.stop": "ctrl+x"}."""
+
+    def value(self, name: str) -> Any:
+        """The value of an option, by `Option.name`."""
+        return self.settings[name].value
+
+    def origin(self, name: str) -> Origin:
+        """Where its value came from."""
+        return self.settings[name].origin
+
+    def place(self, name: str) -> str:
+        """The flag, the variable or `FILE:LINE` that said it; empty for a default."""
+        return self.settings[name].place
+
+    @property
+    def chat(self) -> ChatSettings:
+        """What the terminal application is told."""
+        return ChatSettings(**{option.name: self.value(option.name) for option in CHAT_OPTIONS})
+
+    def with_flags(self, given: Mapping[str, Any]) -> Settings:
+        """The same, with what the command line says; None there is nothing said."""
+        flags = {option.name: (option.flags or (option.metavar,))[-1] for option in OPTIONS}
+        said = {
+            name: Setting(value, "flag", flags[name])
+            for name, value in given.items()
+            if value is not None
+        }
+        return replace(self, settings={**self.settings, **said})
+
+
+def load_settings(
+    environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> Settings:
+    """Settings without flags; `ConfigError` names a line of the file, `UsageError` a variable."""
+    environment = os.environ if environment is None else environment
+    config = read_config(paths.config_file() if file is None else file)
+    settings = {}
+    for option in OPTIONS:
+        said = config.values.get(option.name)
+        if (given := _from_environment(option, environment)) is not None:
+            settings[option.name] = given
+        elif said is not None:
+            settings[option.name] = Setting(said.value, "file", said.place)
+        else:
+            settings[option.name] = Setting(option.default, "default")
+    return Settings(config.path, settings, dict(config.keys))
+
+
+def _from_environment(option: Option, environment: Mapping[str, str]) -> Setting | None:
+    text = environment.get(option.variable, "")
+    if not text:
+        return None
+    try:
+        return Setting(option.parse(text), "env", option.variable)
+    except UsageError as error:
+        raise UsageError(f"{option.variable}: {error}") from error
