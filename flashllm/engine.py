@@ -26,14 +26,16 @@ from flashllm.accounting import (
     decode_summary,
     rss_peak_bytes,
 )
+from flashllm.device_rates import DeviceRates
 from flashllm.errors import Cancelled, ModelNotFound, UsageError
 from flashllm.flash import core, staleness
 from flashllm.flash.latency import Latencies
 from flashllm.flash.plan import Plan
 from flashllm.flash.store import Store
-from flashllm.loading import load_decoder, open_decoder
+from flashllm.loading import find_profile, load_decoder, open_decoder
 from flashllm.model.decoder import Decoder
 from flashllm.model_info import ModelInfo, describe
+from flashllm.neuron_map import NeuronMap
 from flashllm.sampling import Sampler, Sampling, StopMatcher
 from flashllm.tokenizer import Tokenizer, load_tokenizer
 
@@ -108,7 +110,7 @@ def open_model(
     try:
         used = direct or file is not None
         caution = staleness.caution(directory, file) if used else ""
-        return Model(decoder, plan, store, direct, caution)
+        return Model(decoder, plan, store, direct, caution, file)
     except BaseException:
         store.close()
         raise
@@ -136,11 +138,19 @@ class Model:
     """An open model. Close it, or use it as a context manager."""
 
     def __init__(
-        self, decoder: Decoder, plan: Plan, store: Store, direct: bool = True, caution: str = ""
+        self,
+        decoder: Decoder,
+        plan: Plan,
+        store: Store,
+        direct: bool = True,
+        caution: str = "",
+        profile: Path | None = None,
     ) -> None:
         self.plan = plan
         self._direct_wanted = direct
         self._caution = caution
+        self._profile = profile
+        self._rates: DeviceRates | None = None
         self.tokenizer: Tokenizer | None = load_tokenizer(store.directory)
         self.info = describe(store, self.tokenizer is not None)
         self._decoder = decoder
@@ -214,6 +224,19 @@ class Model:
             "backend": str(reader.backend),
             "backend_problem": str(reader.backend_problem) or None,
         }
+
+    def rates(self) -> DeviceRates:
+        """What this device and machine can give, as far as a profile knows; read once."""
+        if self._rates is None:
+            profile = find_profile(self._store.directory, self._profile)
+            direct = bool(self._store.reader.direct)
+            self._rates = DeviceRates.of(profile, self.info, self.plan, direct)
+        return self._rates
+
+    def neuron_map(self) -> NeuronMap:
+        """What is in DRAM, and what the last token did with it; from any thread."""
+        pool = self._decoder.pool
+        return NeuronMap.of([pool.marks(layer) for layer in range(self.info.spec.n_layers)])
 
     def cautions(self) -> list[str]:
         """What makes this machine slower than it could be, in sentences; empty when all is well."""

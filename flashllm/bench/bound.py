@@ -1,15 +1,9 @@
-"""How fast a token could be: the bytes that it moves over what this machine moves them with.
-
-Both rates are measured in the same run as the token. Reading and computing may overlap, so the
-larger of the two times is the bound; an engine that does one after the other takes their sum.
-"""
+"""What this machine moves bytes with, measured in the same run as the tokens to be bounded."""
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,65 +21,6 @@ PROBE_SECONDS = 0.25
 PROBE_REPEATS = 1
 """A look; looks come once between any two runs, and their median counts."""
 _TOUCH = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """One token's bytes, the rates for them, and the time that it took."""
-
-    flash_bytes: float
-    flash_bytes_per_second: float | None
-    """None where it could not be measured; nothing is said of flash then."""
-    dram_bytes: float
-    dram_bytes_per_second: float
-    time_ns: float
-
-    @property
-    def flash_ns(self) -> float | None:
-        """Time that flash takes for its bytes."""
-        if not self.flash_bytes:
-            return 0.0
-        if self.flash_bytes_per_second is None:
-            return None
-        return self.flash_bytes * 1e9 / self.flash_bytes_per_second
-
-    @property
-    def dram_ns(self) -> float:
-        """Time that DRAM takes for its bytes."""
-        return self.dram_bytes * 1e9 / self.dram_bytes_per_second
-
-    @property
-    def larger_ns(self) -> float:
-        """The bound."""
-        return max(self.flash_ns or 0.0, self.dram_ns)
-
-    @property
-    def sum_ns(self) -> float:
-        """The bound of an engine in which nothing overlaps."""
-        return (self.flash_ns or 0.0) + self.dram_ns
-
-    @property
-    def share(self) -> float:
-        """The bound over the time: 1 is as fast as this machine can."""
-        return ratio(self.larger_ns, self.time_ns)
-
-    @property
-    def binds(self) -> str:
-        """Which of the two is the bound."""
-        return "flash" if (self.flash_ns or 0.0) > self.dram_ns else "DRAM"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, the derived ones included."""
-        return {
-            **dataclasses.asdict(self),
-            "flash_ns": self.flash_ns,
-            "dram_ns": self.dram_ns,
-            "larger_ns": self.larger_ns,
-            "sum_ns": self.sum_ns,
-            "share": self.share,
-            "sum_share": ratio(self.sum_ns, self.time_ns),
-            "binds": self.binds,
-        }
 
 
 class MachineProbe:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashllm.accounting import PARTS, TokenCost, decode_summary, ratio
-from flashllm.bench.bound import Bound
 from flashllm.bench.machine import last_cache_bytes
 from flashllm.bench.statistics import percentiles, spread
 from flashllm.bench.token_samples import COLD, WARM, ProbeSample, RunSample, Sample
 from flashllm.bench.token_telemetry import same_tokens, telemetry_cost
+from flashllm.bound import Bound, active_bundles
 from flashllm.engine import Model
 from flashllm.flash.cost import DramBytes, ResidentBytes, dram_bytes_a_token
 from flashllm.flash.latency import Latencies
@@ -259,22 +259,9 @@ def dram_of(model: Model, runs: Sequence[RunSample]) -> DramBytes:
         loaded,
         spec.bundle_bytes,
         statistics.fmean(contexts),
-        bundles_active=_active_bundles(model),
+        bundles_active=active_bundles(spec, model.plan.select, model.info.activity),
         kv_dtype=model.plan.kv_dtype,
     )
-
-
-def _active_bundles(model: Model) -> float | None:
-    """Neurons of a token that are not zero; None where all that are computed are.
-
-    Without a recording none is counted: a bound may be too small, never too large.
-    """
-    spec = model.info.spec
-    if not spec.sparse or model.plan.select == "gate":
-        return None
-    sparsity = (model.info.activity or {}).get("sparsity")
-    share = 1.0 - sparsity if isinstance(sparsity, float) else 0.0
-    return share * spec.n_layers * spec.bundles_per_layer
 
 
 def _costs(runs: Sequence[RunSample]) -> list[TokenCost]:

@@ -47,6 +47,15 @@ class PinnedBundles:
         pool = self._buffer.array()[: self._starts[-1] * self._stride].reshape(-1, self._stride)
         return pool[self._starts[layer] : self._starts[layer + 1]]
 
+    def marks(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which bundles [n] are pinned, and which the last token found so, and had read.
+
+        Each token needs them all, so what is not pinned was read.
+        """
+        resident = np.arange(self._store.header.bundles_per_layer) < self._counts[layer]
+        used = np.full_like(resident, self.token > 0)
+        return resident, resident & used, ~resident & used
+
     def clear(self) -> None:
         """Start over; what is pinned stays."""
         self.token = 0

@@ -125,6 +125,8 @@ class SlotPool:
         self._landed: dict[int, tuple[int, int]] = {}
         """Guesses that were waited for before their layer's claim: how many, how many right."""
         self._marks = np.zeros(n_bundles, dtype=np.bool_)  # a set of ids, empty between calls
+        self._last: list[tuple[int, list[Claim]]] = [(-2, [])] * len(self._layers)
+        """Of each layer the token that claimed last, and its claims."""
         self.token = 0
         """Number of the next token."""
 
@@ -146,6 +148,7 @@ class SlotPool:
         """Start over: nothing is resident."""
         self.drain()
         self.token = 0
+        self._last = [(-2, [])] * len(self._layers)
         for layer in self._layers:
             layer.clear()
 
@@ -201,6 +204,8 @@ class SlotPool:
         made, settled = self._landed.pop(layer, (len(in_flight), 0))
         claim = self._layers[layer].claim(ids, self.token, in_flight)
         missing, used = claim.n_missing, settled + claim.n_in_flight
+        token, claims = self._last[layer]
+        self._last[layer] = (self.token, [*claims, claim] if token == self.token else [claim])
         counters = self.counters
         counters.misses += missing + used
         counters.guesses_used += used
@@ -237,6 +242,21 @@ class SlotPool:
         late = missing if early else np.ones_like(missing)
         if late.any():
             yield late
+
+    def marks(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which bundles [n] are in slots, and which the last token found there, and had read.
+
+        From any thread: while a token is decoded, what it has claimed so far counts. What it read
+        in vain is in a slot, and no more.
+        """
+        resident = self._layers[layer].held()
+        hit, loaded = np.zeros_like(resident), np.zeros_like(resident)
+        token, claims = self._last[layer]
+        for claim in claims if token >= self.token - 1 else ():
+            read = claim.missing | claim.in_flight
+            loaded[claim.ids[read]] = True
+            hit[claim.ids[~read]] = True
+        return resident, hit, loaded
 
     def drain(self) -> None:
         """Let reads that nobody will wait for end."""

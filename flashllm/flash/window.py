@@ -59,7 +59,12 @@ class LayerWindow:
 
     def resident(self) -> Ids:
         """Ids of the bundles in DRAM, ascending."""
-        return np.flatnonzero(self._table.slot_of >= 0).astype(np.int32)
+        return np.flatnonzero(self.held()).astype(np.int32)
+
+    def held(self) -> NDArray[np.bool_]:
+        """Which bundles [n] are in DRAM or on their way."""
+        held: NDArray[np.bool_] = self._table.slot_of >= 0
+        return held
 
     def claim(self, ids: Ids, token: int, in_flight: Ids = NO_IDS) -> Claim:
         """Slots for the distinct `ids` that token number `token` needs.

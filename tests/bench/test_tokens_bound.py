@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from flashllm.bench import bound as bound_module
-from flashllm.bench.bound import Bound, MachineProbe, mean_read_bytes
+from flashllm.bench.bound import MachineProbe, mean_read_bytes
 from flashllm.bench.token_samples import WARM, ReaderCounts
+from flashllm.bound import Bound
 from flashllm.errors import ReadFailed
 from tests.bench.token_fakes import run
 
