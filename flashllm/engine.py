@@ -29,10 +29,11 @@ from flashllm.accounting import (
 from flashllm.device_rates import DeviceRates
 from flashllm.errors import Cancelled, ModelNotFound, UsageError
 from flashllm.flash import core, staleness
+from flashllm.flash.converted import find_profile
 from flashllm.flash.latency import Latencies
 from flashllm.flash.plan import Plan
 from flashllm.flash.store import Store
-from flashllm.loading import find_profile, load_decoder, open_decoder
+from flashllm.loading import load_decoder, open_decoder
 from flashllm.model.decoder import Decoder
 from flashllm.model_info import ModelInfo, describe
 from flashllm.neuron_map import NeuronMap
