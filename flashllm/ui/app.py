@@ -19,13 +19,14 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import Footer, Static
 
+from flashllm.conversation import Conversation
 from flashllm.errors import FlashllmError
+from flashllm.generation import Request
 from flashllm.sanitize import sanitize_line
 from flashllm.ui import messages
 from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Activity, Phase
 from flashllm.ui.bindings import APP_BINDINGS
-from flashllm.ui.conversation import Conversation
-from flashllm.ui.engine_thread import EngineThread, Request
+from flashllm.ui.engine_thread import EngineThread
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.status import StatusLine
@@ -107,12 +108,13 @@ class ChatApp(App[None]):
         await transcript.add(self._question)
         await transcript.add(self._answer)
         self._enter(Phase.READING)
+        self.conversation.ask(text)
         self.engine.ask(
             Request(
-                self.conversation.ask(text),
+                self.conversation.messages(),
                 self.conversation.system,
-                self._max_tokens,
-                self._sampling,
+                max_tokens=self._max_tokens,
+                sampling=self._sampling,
             )
         )
 
@@ -325,9 +327,11 @@ class ChatApp(App[None]):
         if answer is not None:
             await answer.finish()
         if text.strip():
-            self.conversation.answer(text)
+            self.conversation.begin_answer().text = text
         else:
-            await self._give_back(self.conversation.take_back())
+            question = self.conversation.path()[-1]
+            self.conversation.remove(question.id)
+            await self._give_back(question.text)
             if answer is not None:
                 await answer.remove()
         self._enter(Phase.READY)

@@ -10,31 +10,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from flashllm.errors import UsageError
+from flashllm.generation import Request, start
 from flashllm.ui import messages
-from flashllm.ui.conversation import fit
 
 if TYPE_CHECKING:
     from textual.message import Message as TextualMessage
 
-    from flashllm.engine import Generation, Model, Token
-    from flashllm.sampling import Sampling
-    from flashllm.template import Message
+    from flashllm.engine import Model, Token
+    from flashllm.engine_protocol import Engine, EngineGeneration
 
 PREFILL_REPORT_SECONDS = 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A conversation to be answered."""
-
-    messages: list[Message]
-    system: str
-    max_tokens: int
-    sampling: Sampling | None
 
 
 class _Open:
@@ -123,36 +111,21 @@ class EngineThread:
         try:
             generation = self._start(request)
             for token in generation:
-                self._push(token)
+                self._push(cast("Token", token))
         except BaseException as error:  # noqa: BLE001  shown in the application
             self._post(messages.Failed(error))
         else:
             self._post(messages.Answered(generation.finish_reason or "stop", generation.text))
 
-    def _start(self, request: Request) -> Generation:
+    def _start(self, request: Request) -> EngineGeneration:
         model = self._model
         assert model is not None
-        tokenizer = model.tokenizer
-        assert tokenizer is not None
-        fitted = fit(
-            request.messages,
-            request.system,
-            tokenizer.encode_chat,
-            model.plan.context,
-            request.max_tokens,
-        )
-        if fitted.dropped:
-            self._post(messages.Shortened(fitted.dropped))
-        generation = model.generate(
-            fitted.ids,
-            max_tokens=request.max_tokens,
-            sampling=request.sampling,
-            stop=tokenizer.chat_stops,
-            on_prefill=self._report_prefill(),
-        )
+        started = start(cast("Engine", model), request, self._report_prefill())
+        if started.dropped:
+            self._post(messages.Shortened(started.dropped))
         if self._stopping.is_set():  # asked for while there was nothing to stop yet
             model.cancel()
-        return generation
+        return started.generation
 
     def _report_prefill(self) -> Callable[[float, int], None]:
         last = 0.0

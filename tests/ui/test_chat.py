@@ -141,7 +141,7 @@ async def test_a_key_stops_the_answer_and_keeps_what_is_there(key: str) -> None:
         await ready(pilot)
         assert answers(app) == ["begun"]
         assert "Stopped." in texts(app, Notice)
-        assert [m["content"] for m in app.conversation.messages] == ["go", "begun"]
+        assert [m["content"] for m in app.conversation.messages()] == ["go", "begun"]
         await ask(pilot, "again")
 
 
@@ -154,7 +154,7 @@ async def test_stopping_before_the_first_token_gives_the_question_back() -> None
         await pilot.press("escape")
         await ready(pilot)
         assert app.query_one(Prompt).text == "a long question"
-        assert app.conversation.messages == []
+        assert app.conversation.messages() == []
         assert list(app.query(Question)) == []
 
 

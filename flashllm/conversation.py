@@ -1,0 +1,195 @@
+"""A conversation: a tree of turns, of which one path is shown and sent, as far as it fits.
+
+Editing a turn or answering once more makes a sibling. Nothing here is written to disk (`sessions`
+does that), and nothing here knows a screen or an engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from flashllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashllm.template import Message
+
+ANSWER_ROOM_SHARE = 4
+"""One part in so many of the context is kept free for the answer."""
+
+Role = Literal["user", "assistant"]
+Known = Mapping[int, Sequence[int]]
+"""Ids that answers were generated with, by the number of their message."""
+Encode = Callable[[Sequence["Message"], Known], list[int]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one of the two said, somewhere in the tree."""
+
+    id: int
+    parent: int | None
+    role: Role
+    text: str
+    ids: tuple[int, ...] = ()
+    """Those that an answer was generated with; none where they are not known."""
+    finish_reason: str | None = None
+    """The generation's; None while an answer is written, and for questions."""
+    created: float = 0.0
+    """Seconds since 1970."""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """The sums of an answer's report: prefill and decode."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Turns by id; ids grow, and the shown path ends at `leaf`."""
+
+    system: str = ""
+    turns: dict[int, Turn] = field(default_factory=dict)
+    leaf: int | None = None
+    dropped: int = 0
+    """The first so many messages of the path no longer fit into the context and stay unsent."""
+
+    def path(self) -> list[Turn]:
+        """The shown turns, from the first to the leaf."""
+        turns = []
+        id_ = self.leaf
+        while id_ is not None:
+            turns.append(self.turns[id_])
+            id_ = turns[-1].parent
+        return turns[::-1]
+
+    def ask(self, text: str) -> Turn:
+        """Adds a question at the end of the path."""
+        return self._add(self.leaf, "user", text)
+
+    def begin_answer(self) -> Turn:
+        """Adds an answer, still empty, to the question at the end of the path."""
+        assert self.leaf is not None, "an answer to nothing"
+        assert self.turns[self.leaf].role == "user", "an answer to an answer"
+        return self._add(self.leaf, "assistant", "")
+
+    def edit(self, id_: int, text: str) -> Turn:
+        """A sibling of a turn with another text, with which the path now ends."""
+        turn = self.turns[id_]
+        self.dropped = 0
+        return self._add(turn.parent, turn.role, text)
+
+    def regenerate(self) -> Turn:
+        """An empty sibling of the last answer, or a first answer where there is none yet."""
+        assert self.leaf is not None, "nothing to answer"
+        last = self.turns[self.leaf]
+        if last.role == "user":
+            return self.begin_answer()
+        return self._add(last.parent, "assistant", "")
+
+    def siblings(self, id_: int) -> list[int]:
+        """The turn and all that stand in its place, the oldest first."""
+        return self._children(self.turns[id_].parent)
+
+    def choose(self, id_: int) -> None:
+        """Shows the path through a turn, and on to the newest one below it."""
+        self.dropped = 0
+        while True:
+            self.leaf = id_
+            below = self._children(id_)
+            if not below:
+                return
+            id_ = below[-1]
+
+    def remove(self, id_: int) -> None:
+        """Removes a turn with all below; where that was shown, the path now ends above it."""
+        parent, shown = self.turns[id_].parent, any(turn.id == id_ for turn in self.path())
+        doomed = [id_]
+        for turn in doomed:
+            doomed += self._children(turn)
+        for turn in doomed:
+            del self.turns[turn]
+        if shown:
+            self.leaf = parent
+            self.dropped = 0
+
+    def messages(self) -> list[Message]:
+        """What is sent: the path, less its `dropped` first messages, and less what is empty."""
+        return [{"role": turn.role, "content": turn.text} for turn in self._sent()]
+
+    def known(self) -> dict[int, tuple[int, ...]]:
+        """Ids of the answers among `messages()`, by their number there."""
+        return {number: turn.ids for number, turn in enumerate(self._sent()) if turn.ids}
+
+    def clear(self) -> None:
+        """Forgets everything but the system prompt."""
+        self.turns.clear()
+        self.leaf = None
+        self.dropped = 0
+
+    def _sent(self) -> list[Turn]:
+        sent: list[Turn] = []
+        path = self.path()
+        for turn in path:
+            if turn.role == "user" or turn.text.strip():
+                sent.append(turn)
+            elif turn is not path[-1] and sent and sent[-1].id == turn.parent:
+                sent.pop()  # a question that got no answer, and was left behind
+        return sent[self.dropped :]
+
+    def _children(self, parent: int | None) -> list[int]:
+        return sorted(turn.id for turn in self.turns.values() if turn.parent == parent)
+
+    def _add(self, parent: int | None, role: Role, text: str) -> Turn:
+        turn = Turn(max(self.turns, default=0) + 1, parent, role, text, created=time.time())
+        self.turns[turn.id] = turn
+        self.leaf = turn.id
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Token ids that fit, and how many of the oldest messages were left out for that."""
+
+    ids: list[int]
+    dropped: int
+
+
+def fit(
+    messages: Sequence[Message],
+    system: str,
+    encode: Encode,
+    context_tokens: int,
+    max_tokens: int,
+    known: Known | None = None,
+) -> Fitted:
+    """Leaves out the oldest questions with their answers until there is room for an answer.
+
+    `encode` gets messages, the system prompt in front, and the ids known of some of them by their
+    number there. `UsageError` if the last question alone is too long.
+    """
+    room = min(max_tokens, max(1, context_tokens // ANSWER_ROOM_SHARE))
+    head: list[Message] = [{"role": "system", "content": system}] if system else []
+    dropped = 0
+    while True:
+        sent = [*head, *messages[dropped:]]
+        ids = encode(sent, _after(dropped, known or {}, len(head)))
+        if len(ids) + room <= context_tokens:
+            return Fitted(ids, dropped)
+        if len(messages) - dropped < 3:
+            break
+        dropped += 2
+    if len(ids) < context_tokens:
+        return Fitted(ids, dropped)
+    raise UsageError(
+        f"this message has {len(ids)} tokens, and the context holds {context_tokens}; shorten it"
+    )
+
+
+def restored(system: str, turns: Iterable[Turn], leaf: int | None) -> Conversation:
+    """A conversation from its turns, as they were stored."""
+    return Conversation(system, {turn.id: turn for turn in turns}, leaf)
+
+
+def _after(dropped: int, known: Known, head: int) -> dict[int, Sequence[int]]:
+    """What is known of the messages that are left, by their number behind `head` others."""
+    return {number - dropped + head: ids for number, ids in known.items() if number >= dropped}
