@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flashllm.commands.options import (
     MODEL_OPTIONS,
+    add_model,
     add_options,
     argument,
     parse_ids,
@@ -98,7 +99,8 @@ def add_io_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tokens_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `bench tokens`; the model is added by the caller."""
+    """Arguments of `bench tokens`."""
+    add_model(parser)
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="what is answered")
     prompt.add_argument(
@@ -121,7 +123,8 @@ def add_tokens_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `bench ablation`; the model is added by the caller."""
+    """Arguments of `bench ablation`."""
+    add_model(parser)
     parser.add_argument(
         "--text", type=Path, metavar="FILE", help="what is read: .ids, .txt or .jsonl, as for eval"
     )
@@ -144,7 +147,8 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `bench cache`; the model is added by the caller."""
+    """Arguments of `bench cache`."""
+    add_model(parser)
     parser.add_argument(
         "--text",
         type=Path,
