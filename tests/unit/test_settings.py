@@ -166,10 +166,10 @@ def test_names_are_unique_and_the_chat_knows_all_of_its_own() -> None:
 def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
     from typing import get_args
 
+    from flashllm.flash.converted import SELECTORS
     from flashllm.flash.kv import KV_DTYPES
     from flashllm.flash.plan import Overlap
     from flashllm.flash.policies import POLICIES
-    from flashllm.model.select import SELECTORS
 
     choices = {option.name: option.choices for option in OPTIONS if option.choices}
     assert choices == {
