@@ -123,13 +123,16 @@ class PrefillCost:
     """What reading the prompt cost, the first token's draw included."""
 
     tokens: int = 0
+    """Of the whole prompt, those that did not have to be read among them."""
     wall_ns: int = 0
     bytes_read: int = 0
+    reused: int = 0
+    """Tokens that the context held already, from the turns before."""
 
     @classmethod
-    def of(cls, cost: TokenCost, tokens: int) -> PrefillCost:
+    def of(cls, cost: TokenCost, tokens: int, reused: int = 0) -> PrefillCost:
         """The cost of a first step, as that of its prompt."""
-        return cls(tokens=tokens, wall_ns=cost.wall_ns, bytes_read=cost.bytes_read)
+        return cls(tokens=tokens, wall_ns=cost.wall_ns, bytes_read=cost.bytes_read, reused=reused)
 
 
 @dataclass(slots=True)

@@ -10,34 +10,26 @@ One generation at a time; `cancel` may be called from any thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.accounting import (
-    Meter,
-    NoMeter,
-    PrefillCost,
-    TokenCost,
-    decode_summary,
-    rss_peak_bytes,
-)
 from flashllm.device_rates import DeviceRates
-from flashllm.errors import Cancelled, ModelNotFound, UsageError
+from flashllm.errors import ModelNotFound, UsageError
 from flashllm.flash import core, staleness
 from flashllm.flash.converted import find_profile
 from flashllm.flash.latency import Latencies
 from flashllm.flash.plan import Plan
 from flashllm.flash.store import Store
+from flashllm.generating import Generation, OnPrefill, Token
 from flashllm.loading import load_decoder, open_decoder
 from flashllm.model.decoder import Decoder
 from flashllm.model_info import ModelInfo, describe
 from flashllm.neuron_map import NeuronMap
-from flashllm.sampling import Sampler, Sampling, StopMatcher
+from flashllm.sampling import Sampling
 from flashllm.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -50,24 +42,6 @@ __all__ = [
     "open_decoder",
     "open_model",
 ]
-
-OnPrefill = Callable[[float, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token; `text` is what can be shown now and may be empty.
-
-    The cost of the first token is that of the whole prompt.
-    """
-
-    id: int
-    text: str
-    cost: TokenCost
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"id": self.id, "text": self.text, "cost": self.cost.to_json()}
 
 
 def open_model(
@@ -180,14 +154,19 @@ class Model:
         on_prefill: OnPrefill | None = None,
         *,
         telemetry: bool = True,
+        answer: int = 0,
     ) -> Generation:
         """Continue `ids` by up to `max_tokens`; nothing runs before the first token is asked for.
 
-        `stop` holds strings that end the text and are not part of it; `on_prefill` is called after
-        each layer with (tokens done, tokens in all), a layer being its share of each token. Without
-        `telemetry` nothing is measured, and costs are empty.
+        What of `ids` the context still holds from the answer before is not read again. `stop` holds
+        strings that end the text and are not part of it; `on_prefill` is called after each layer
+        with (tokens done, tokens to be read in all), a layer being its share of each token. Without
+        `telemetry` nothing is measured, and costs are empty. The last `answer` of `ids` are an
+        answer that was stopped: it goes on as if it had not been.
         """
         self.info.check_prompt(ids, self.plan.context)
+        if not 0 <= answer < len(ids):
+            raise UsageError(f"answer is {answer}; expected 0 to {len(ids) - 1}, fewer than ids")
         if max_tokens < 0:
             raise UsageError(f"max_tokens is {max_tokens}; expected 0 or more")
         if stop and self.tokenizer is None:
@@ -202,6 +181,7 @@ class Model:
             stop,
             on_prefill,
             telemetry,
+            answer,
         )
         return self._running
 
@@ -266,146 +246,3 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Generation:
-    """Iterator of tokens; afterwards `finish_reason`, `text` and `report()` tell how it went."""
-
-    def __init__(
-        self,
-        model: Model,
-        decoder: Decoder,
-        ids: list[int],
-        max_tokens: int,
-        sampling: Sampling,
-        stop: Sequence[str],
-        on_prefill: OnPrefill | None,
-        telemetry: bool = True,
-    ) -> None:
-        self.finish_reason: str | None = None
-        """"stop", "length", "context" or "cancelled"; None while it runs."""
-        self.text = ""
-        self.ids: list[int] = []
-        self.prompt_tokens = len(ids)
-        self.prefill = PrefillCost()
-        self.costs: list[TokenCost] = []
-        """One for each token decoded; the first token is the prefill's. None without telemetry."""
-        self._model = model
-        self._decoder = decoder
-        self._matcher = StopMatcher(stop)
-        self._text = model.tokenizer.decoder() if model.tokenizer else None
-        self._meter: Meter | NoMeter = NoMeter(decoder.clock)
-        if telemetry:
-            self._meter = Meter(model.reader_stats, decoder.pool.counters, decoder.clock)
-        self._sampler = Sampler(sampling, ids)
-        self._steps = self._run(ids, max_tokens, on_prefill)
-
-    def __iter__(self) -> Iterator[Token]:
-        return self
-
-    def __next__(self) -> Token:
-        return next(self._steps)
-
-    def close(self) -> None:
-        """Stop here; the next `__next__` ends the iteration."""
-        if self.finish_reason is None:
-            self.finish_reason = "cancelled"
-        self._steps.close()
-
-    def report(self) -> dict[str, Any]:
-        """Everything about this generation, as `flashllm run --json` prints it."""
-        plan, info = self._model.plan, self._model.info
-        prefill = self.prefill
-        return {
-            "model": info.name,
-            "prompt_tokens": self.prompt_tokens,
-            "tokens": self.ids,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-            "prefill": {"wall_ns": prefill.wall_ns, "bytes_read": prefill.bytes_read},
-            "decode": decode_summary(self.costs),
-            "memory": {
-                "ceiling_bytes": plan.ceiling_bytes,
-                "rss_peak_bytes": rss_peak_bytes(),
-                "resident_bytes": plan.resident_bytes,
-                "predictor_bytes": plan.split["predictors"],
-                "slot_bytes": plan.split["slots"],
-                "kv_bytes": plan.split["kv"],
-            },
-            "io": self._model.io_report(),
-            "settings": {
-                "select": plan.select,
-                "lossy": plan.lossy,
-                "policy": plan.policy,
-                "window": plan.window,
-                "context": plan.context,
-                "kv_dtype": plan.kv_dtype,
-                "overlap": plan.overlap,
-                "slots": sum(plan.slots_per_layer),
-            },
-        }
-
-    def _run(
-        self, ids: list[int], max_tokens: int, on_prefill: OnPrefill | None
-    ) -> Generator[Token, None, None]:
-        try:
-            yield from self._tokens(ids, max_tokens, on_prefill)
-        except Cancelled:
-            self.finish_reason = "cancelled"
-        finally:
-            self.text += self._matcher.flush()
-
-    def _tokens(
-        self, ids: list[int], max_tokens: int, on_prefill: OnPrefill | None
-    ) -> Iterator[Token]:
-        meter, decoder = self._meter, self._decoder
-        meter.start()
-        logits = decoder.prefill(ids, progress=on_prefill)
-        if max_tokens == 0:
-            self.finish_reason = "length"
-            self._close_step(len(ids))
-            return
-        while True:
-            meter.clock.switch("sample")
-            token = self._sampler.next(logits)
-            meter.clock.switch("other")
-            text = self._accept(token, last=len(self.ids) + 1 == max_tokens)
-            cost = self._close_step(len(ids))
-            if token not in self._eos_ids():
-                yield Token(token, text, cost)
-            if self.finish_reason is not None:
-                return
-            meter.start()
-            logits = decoder.decode(token)
-
-    def _accept(self, token: int, last: bool) -> str:
-        # Takes a token in: what to show, and whether it is the last one.
-        if token in self._eos_ids():
-            self.finish_reason = "stop"
-            return ""
-        self.ids.append(token)
-        shown = self._matcher.push(self._text.push(token)) if self._text else ""
-        if self._matcher.stopped:
-            self.finish_reason = "stop"
-        elif last:
-            self.finish_reason = "length"
-        elif self._decoder.length >= self._decoder.context:
-            self.finish_reason = "context"
-        if self.finish_reason is not None and not self._matcher.stopped and self._text:
-            shown += self._matcher.push(self._text.flush()) + self._matcher.flush()
-        self.text += shown
-        return shown
-
-    def _close_step(self, prompt_tokens: int) -> TokenCost:
-        cost = self._meter.token()
-        if isinstance(self._meter, NoMeter):
-            return cost
-        if self._decoder.length == prompt_tokens:
-            self.prefill = PrefillCost.of(cost, prompt_tokens)
-        else:
-            self.costs.append(cost)
-        return cost
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        tokenizer = self._model.tokenizer
-        return tokenizer.eos_ids if tokenizer else self._model.info.spec.eos_ids

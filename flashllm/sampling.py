@@ -61,6 +61,12 @@ class Sampler:
         self._seen.add(token)
         return token
 
+    def skip(self, drawn: Sequence[int]) -> None:
+        """Go on behind tokens that were drawn by such a sampler before."""
+        self._seen.update(drawn)
+        if self._sampling.temperature != 0.0:
+            self._random.random(len(drawn))
+
     def _penalised(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         import numpy as np
 

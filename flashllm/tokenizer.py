@@ -10,7 +10,7 @@ import codecs
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,8 +102,16 @@ class Tokenizer:
         """Ids of plain text, the beginning-of-text id in front where the model has one."""
         return self._prefix + self._encode_parts([text])
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        known: Mapping[int, Sequence[int]] | None = None,  # noqa: ARG002
+    ) -> list[int]:
         """Ids of a conversation, ready for the next answer.
+
+        `known` has the ids that answers were generated with, by the number of the message. They
+        stand for as much of its text as they are the text of, so that the prompt begins as the
+        context does; never do they change a text.
 
         Raises `UsageError` for a conversation that the template refuses, `ModelError` for a
         template that is broken.

@@ -60,6 +60,9 @@ class PinnedBundles:
         """Start over; what is pinned stays."""
         self.token = 0
 
+    def drain(self) -> None:
+        """Nothing is under way here."""
+
     def advance(self, tokens: int = 1) -> None:
         """`tokens` tokens have passed."""
         self.token += tokens

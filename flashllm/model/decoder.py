@@ -28,12 +28,13 @@ from flashllm.flash.plan import Plan
 from flashllm.flash.store import RawTensor, Store
 from flashllm.flash.stream import SlotPool
 from flashllm.flash.window import Ids
-from flashllm.model.attention import Attention
-from flashllm.model.ffn import Chosen, FeedForward, FeedForwardWeights, Tap
+from flashllm.model.ffn import Chosen, FeedForward, Tap
 from flashllm.model.kv_cache import KvCache
+from flashllm.model.resident import ResidentParts
 from flashllm.model.rope import Rotary, Rotation
+from flashllm.model.running import Running
 from flashllm.model.select import Selector
-from flashllm.model.weights import Linear, Norm, Table, torch_view, vector
+from flashllm.model.weights import Table, torch_view
 
 Mode = Literal["dense", "selected", "oracle"]
 """How the tokens of a text are computed: with all neurons, with those that the decoder's selector
@@ -49,16 +50,6 @@ FeedForwardCall = Callable[[Tensor, Tensor], Tensor]
 Progress = Callable[[float, int], None]
 """Called with (tokens done, tokens in all) after each layer of a prompt; a layer is its share of
 each token in its chunk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Resident weights of one layer, its feed-forward part apart."""
-
-    attention_norm: Norm
-    attention: Attention
-    ffn_norm: Norm | None
-    """None where the attention's norm feeds the feed-forward layer too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +88,31 @@ class Decoder:
         self.clock = PartClock()
         self._plan = plan
         self._store = store
-        self._resident = resident
         self._kernels = kernels
         small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
         self._chunk_threads = 1 if small else kernels.threads
         self._cancelled = threading.Event()
         self._cache = KvCache(spec, plan.context, plan.kv_dtype, kernels)
+        self.running = Running(plan.prefill.tokens)
+        """The tokens of the running context."""
         self.pool: SlotPool | PinnedBundles
         if plan.select == "all":
             self.pool = PinnedBundles(store, plan.slots_per_layer)
         else:
             self.pool = SlotPool(store, plan.slots_per_layer, plan.policy, plan.window)
-        weights = [self._ffn_weights(index) for index in range(spec.n_layers)]
+        parts = ResidentParts(spec, resident, kernels, plan.prefill.linear_rows)
+        weights = [parts.feed_forward(index) for index in range(spec.n_layers)]
         self._ffn = FeedForward(store, self.pool, selector, kernels, plan, self.clock, weights)
         self._embedding = Table(resident["embed.weight"], kernels)
         positions = resident.get("embed.positions")
         self._positions = None if positions is None else torch_view(positions)
         self._rotary = None if spec.rope is None else Rotary(spec.rope)
-        self._layers = [self._layer(index) for index in range(spec.n_layers)]
-        self._final_norm = self._norm("final_norm") if spec.final_norm else None
-        self._head = self._linear("embed" if spec.tied_head else "head", "head")
+        self._layers = [parts.layer(index) for index in range(spec.n_layers)]
+        self._final_norm = parts.norm("final_norm") if spec.final_norm else None
+        self._head = parts.linear("embed" if spec.tied_head else "head", "head")
         narrow = spec.embed_dim != spec.d_model
-        self._project_in = self._linear("embed.project_in") if narrow else None
-        self._project_out = self._linear("head.project_out") if narrow else None
+        self._project_in = parts.linear("embed.project_in") if narrow else None
+        self._project_out = parts.linear("head.project_out") if narrow else None
 
     @property
     def isa(self) -> str:
@@ -141,11 +134,31 @@ class Decoder:
         """Encoding of keys and values."""
         return self._cache.dtype
 
+    def truncate(self, length: int) -> None:
+        """Forget all tokens of the context but the first `length`, as `running.kept` names them.
+
+        What is in DRAM of the feed-forward layers stays there, unless nothing of the context does.
+        """
+        if length:
+            self.pool.drain()
+        else:
+            self.pool.clear()
+        self._ffn.expect(())
+        self._cache.truncate(length)
+        self.running.truncate(length)
+
     def prefill(
-        self, ids: Sequence[int], tap: Tap | None = None, progress: Progress | None = None
+        self,
+        ids: Sequence[int],
+        tap: Tap | None = None,
+        progress: Progress | None = None,
+        kept: int = 0,
     ) -> NDArray[np.float32]:
-        """Start a new context with a prompt; logits [vocab] after its last token."""
-        for hidden in self._chunks(ids, Pass(tap=tap), progress):
+        """Put a prompt behind the first `kept` tokens of the context, 0 of them for a new one.
+
+        Logits [vocab] after its last token.
+        """
+        for hidden in self._chunks(ids, Pass(tap=tap), progress, kept):
             last = hidden[-1:]
         self._check_cancelled()
         logits: NDArray[np.float32] = self._logits(last)[0]
@@ -186,6 +199,7 @@ class Decoder:
             self._announce(index)
             x = self._block(index, x, rotation, functools.partial(self._ffn.token, index), True)
         self._cache.length += 1
+        self.running.decoded(token)
         self.pool.advance()
         self._announce(self.spec.n_layers)
         logits: NDArray[np.float32] = self._logits(x)[0]
@@ -221,12 +235,11 @@ class Decoder:
         self._store.allow_reads()
 
     def _chunks(
-        self, ids: Sequence[int], how: Pass, progress: Progress | None = None
+        self, ids: Sequence[int], how: Pass, progress: Progress | None = None, kept: int = 0
     ) -> Iterator[Tensor]:
-        """A new context's hidden states [tokens, d_model], chunk by chunk."""
-        assert 0 < len(ids) <= self.context
-        self._cache.clear()
-        self.pool.clear()
+        """Hidden states [tokens, d_model] of `ids` behind what is kept, chunk by chunk."""
+        assert 0 < len(ids) <= self.context - kept
+        self.truncate(kept)
         step, layers = self._plan.prefill.tokens, self.spec.n_layers
         starts = range(0, len(ids), step)
         self._ffn.expect(layer for _ in starts for layer in range(layers))
@@ -252,6 +265,7 @@ class Decoder:
             if how.passed is not None:
                 how.passed((index + 1) / self.spec.n_layers)
         self._cache.length += len(ids)
+        self.running.prefilled(ids)
         self.pool.advance(len(ids))
         return x
 
@@ -336,55 +350,6 @@ class Decoder:
     def _check_cancelled(self) -> None:
         if self._cancelled.is_set():
             raise Cancelled("stopped on request")
-
-    def _layer(self, index: int) -> Layer:
-        spec, name = self.spec, f"layers.{index}"
-        query, key, value, output = (self._linear(f"{name}.attn.{part}") for part in "qkvo")
-        return Layer(
-            attention_norm=self._norm(f"{name}.attn_norm"),
-            attention=Attention(
-                query=query,
-                key=key,
-                value=value,
-                output=output,
-                query_norm=self._head_norm(f"{name}.attn.q_norm"),
-                key_norm=self._head_norm(f"{name}.attn.k_norm"),
-                head_dim=spec.head_dim,
-                window=spec.attention_window(index),
-            ),
-            ffn_norm=None if spec.shared_norm else self._norm(f"{name}.ffn_norm"),
-        )
-
-    def _ffn_weights(self, index: int) -> FeedForwardWeights:
-        name = f"layers.{index}.ffn"
-        resident_gate = self.spec.gate == "resident"
-        own_norm = self.spec.norm_placement == "pre" and not self.spec.shared_norm
-        return FeedForwardWeights(
-            gate=self._linear(f"{name}.gate") if resident_gate else None,
-            gate_bias=None if resident_gate else self._vector(f"{name}.gate.bias"),
-            up_bias=self._vector(f"{name}.up.bias"),
-            down_bias=self._vector(f"{name}.down.bias"),
-            norm=self._norm(f"layers.{index}.ffn_norm") if own_norm else None,
-        )
-
-    def _linear(self, name: str, bias_of: str | None = None) -> Linear:
-        weight = self._resident[f"{name}.weight"]
-        bias = self._resident.get(f"{bias_of or name}.bias")
-        return Linear.of(weight, bias, self._kernels, self._plan.prefill.linear_rows)
-
-    def _norm(self, name: str) -> Norm:
-        spec = self.spec
-        weight, bias = self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
-        return Norm(spec.norm, spec.norm_eps, weight, bias)
-
-    def _head_norm(self, name: str) -> Norm | None:
-        if not self.spec.qk_norm:
-            return None
-        return Norm("rms", self.spec.norm_eps, self._vector(f"{name}.weight"), None)
-
-    def _vector(self, name: str) -> Tensor | None:
-        tensor = self._resident.get(name)
-        return None if tensor is None else vector(tensor)
 
 
 def _tell(progress: Progress, start: int, tokens: int, total: int, share: float) -> None:

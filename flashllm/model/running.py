@@ -1,0 +1,97 @@
+"""Which tokens a context holds, and how much of it may stay when the next prompt comes.
+
+A prompt goes through in chunks, an answer token by token, and what comes out depends, in its last
+bits, on where a chunk began and ended. So the context is cut only where a context that never went
+further would end: behind a whole chunk, behind a token of an answer, and behind a prompt that was
+answered, where the answer goes on as it was drawn. Pure: no tensors are touched here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+
+class Running:
+    """The ids of a context's tokens, in the pieces in which they were computed."""
+
+    def __init__(self, chunk_tokens: int) -> None:
+        self.ids: list[int] = []
+        self._chunk_tokens = chunk_tokens
+        self._starts: list[int] = []  # of the pieces, ascending
+        self._decoded: list[bool] = []  # of each piece: whether it is one token of an answer
+        self._drawn: list[int] = []  # the token drawn behind the last, if one was
+
+    def prefilled(self, ids: Sequence[int]) -> None:
+        """A chunk of a prompt is in the context now."""
+        self._add(ids, is_decoded=False)
+
+    def decoded(self, token: int) -> None:
+        """A token of an answer is in the context now."""
+        self._add([token], is_decoded=True)
+
+    def draw(self, token: int) -> None:
+        """This token was drawn to follow, and is not in the context yet."""
+        self._drawn = [token]
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens but the first `length`, which `kept` has named."""
+        pieces = bisect_right(self._starts, length - 1)
+        assert length in (self._end(pieces - 1), len(self.ids))
+        del self.ids[length:], self._starts[pieces:], self._decoded[pieces:]
+        self._drawn = []
+
+    def kept(self, ids: Sequence[int], answer: int = 0) -> int:
+        """How many of the first `ids` may stay: at least one is left to compute the logits from.
+
+        The last `answer` of them are an answer's, of which only tokens that were decoded one by one
+        may stay.
+        """
+        known = [*self.ids, *self._drawn]
+        shared = _shared(ids, known)
+        end = min(shared, len(self.ids), len(ids) - 1)
+        prompt = len(ids) - answer
+        if not answer or end < prompt:
+            return self._boundary(end, goes_on=shared > end)
+        if self._boundary(prompt, goes_on=True) < prompt:
+            return self._boundary(prompt, goes_on=True)
+        return prompt + self._decoded_from(prompt, end)
+
+    def _add(self, ids: Sequence[int], is_decoded: bool) -> None:
+        self._starts.append(len(self.ids))
+        self._decoded.append(is_decoded)
+        self.ids += ids
+        self._drawn = []
+
+    def _boundary(self, length: int, goes_on: bool) -> int:
+        """The last place up to `length` where the context may be cut.
+
+        `goes_on` says that what follows there is what was drawn there.
+        """
+        piece = bisect_right(self._starts, length - 1) - 1
+        if piece < 0:
+            return 0
+        start, end = self._starts[piece], self._end(piece)
+        is_whole = self._decoded[piece] or end - start == self._chunk_tokens
+        return length if length == end and (is_whole or goes_on) else start
+
+    def _decoded_from(self, start: int, end: int) -> int:
+        """How many tokens from the piece that begins at `start` up to `end` were decoded."""
+        first = bisect_right(self._starts, start - 1)
+        count = 0
+        while count < end - start and self._decoded[first + count]:
+            count += 1
+        return count
+
+    def _end(self, piece: int) -> int:
+        return self._starts[piece + 1] if piece + 1 < len(self._starts) else len(self.ids)
+
+
+def _shared(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    count = 0
+    for one, other in zip(some, others, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
