@@ -17,6 +17,11 @@
     |   +-- NotEnoughSpace          73  on the destination's disk
     +-- ReadFailed                  74  the device or the file system failed
     |   +-- BenchmarkInvalid        74  a measurement that did not measure what it says
+    +-- SessionError                74  conversations cannot be read or kept just now
+    |   +-- SessionNotFound         66  there is no such conversation
+    |   +-- SessionStoreNewer       65  a later version wrote the database
+    |   +-- SessionStoreBroken      65  the database is damaged, or is another program's
+    |   +-- NotASession             65  what is to be imported is no conversation
     +-- Interrupted                 75  stopped on request; can be started again
     +-- ConfigError                 78  a line of config.toml that makes no sense
     +-- Cancelled                   130 a generation stopped on request
@@ -112,6 +117,36 @@ class ReadFailed(FlashllmError):
 
 class BenchmarkInvalid(ReadFailed):
     """A measurement did not measure what it says, and its numbers are thrown away."""
+
+
+class SessionError(FlashllmError):
+    """Conversations cannot be read or kept just now: locked, no space, no permission."""
+
+    exit_code = 74
+
+
+class SessionNotFound(SessionError):
+    """There is no such conversation, or it was deleted meanwhile."""
+
+    exit_code = 66
+
+
+class SessionStoreNewer(SessionError):
+    """The database was written by a later version, and is left as it is."""
+
+    exit_code = 65
+
+
+class SessionStoreBroken(SessionError):
+    """The database is damaged, or is not ours; it is left as it is."""
+
+    exit_code = 65
+
+
+class NotASession(SessionError):
+    """What is to be imported is no conversation as the export writes it."""
+
+    exit_code = 65
 
 
 class Interrupted(FlashllmError):

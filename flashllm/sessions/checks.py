@@ -1,0 +1,115 @@
+"""What a conversation from outside must hold: types, sizes, and a tree without loops.
+
+Used for files to be imported, which anybody may have written, and for rows of the database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flashllm.conversation import Turn
+from flashllm.errors import NotASession
+
+TURNS_MAX = 20_000
+TEXT_CHARACTERS_MAX = 16 << 20
+NAME_CHARACTERS_MAX = 1000
+IDS_MAX = 1 << 20
+OBJECT_CHARACTERS_MAX = 1 << 16
+SECONDS_MAX = 1e11
+"""The year 5138: what is later is a mistake, such as milliseconds."""
+
+_ID_MAX = (1 << 31) - 1
+_TURN_KEYS = {"id", "parent", "role", "text", "ids", "finish_reason", "created", "numbers"}
+
+
+def check_keys(value: object, keys: set[str], where: str) -> Mapping[str, Any]:
+    """An object with exactly these keys."""
+    if not isinstance(value, dict):
+        raise NotASession(f"{where} is no object")
+    if missing := sorted(keys - value.keys()):
+        raise NotASession(f"{where} lacks {', '.join(missing)}")
+    if unknown := sorted(value.keys() - keys):
+        raise NotASession(f"{where} has {unknown[0][:80]!r}, which nobody here knows")
+    return value
+
+
+def text_of(value: object, where: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
+    """A text of a size that is no attack, without lone surrogates."""
+    if not isinstance(value, str):
+        raise NotASession(f"{where} is no text")
+    if len(value) > characters_max:
+        raise NotASession(f"{where} is longer than {characters_max} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise NotASession(f"{where} holds half a character (a lone surrogate)") from None
+    return value
+
+
+def whole_of(value: object, where: str, least: int = 0) -> int:
+    """A whole number that fits into four bytes."""
+    if type(value) is not int or not least <= value <= _ID_MAX:
+        raise NotASession(f"{where} is no whole number from {least} to {_ID_MAX}")
+    return value
+
+
+def time_of(value: object, where: str) -> float:
+    """Seconds since 1970."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NotASession(f"{where} is no number")
+    if not 0 <= value <= SECONDS_MAX:
+        raise NotASession(f"{where} is no time in seconds since 1970")
+    return float(value)
+
+
+def object_of(value: object, where: str) -> dict[str, Any]:
+    """Names with values that JSON can hold, not too many."""
+    if not isinstance(value, dict):
+        raise NotASession(f"{where} is no object")
+    try:
+        text = json.dumps(value, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError):
+        raise NotASession(f"{where} holds what JSON has no form for") from None
+    if len(text) > OBJECT_CHARACTERS_MAX:
+        raise NotASession(f"{where} is longer than {OBJECT_CHARACTERS_MAX} characters")
+    return value
+
+
+def turn_of(value: object) -> Turn:
+    """A turn, each of its fields looked at; not yet its place in the tree."""
+    fields = check_keys(value, _TURN_KEYS, "a turn")
+    number = whole_of(fields["id"], "a turn's id", least=1)
+    where = f"turn {number}"
+    role = fields["role"]
+    if role not in ("user", "assistant"):
+        raise NotASession(f"{where}: its role is neither user nor assistant")
+    ids = fields["ids"]
+    if not isinstance(ids, list) or len(ids) > IDS_MAX:
+        raise NotASession(f"{where}: its ids are no list of {IDS_MAX} at most")
+    parent, reason = fields["parent"], fields["finish_reason"]
+    return Turn(
+        number,
+        None if parent is None else whole_of(parent, f"{where}: its parent", least=1),
+        role,
+        text_of(fields["text"], f"{where}: its text"),
+        tuple(whole_of(token, f"{where}: an id of a token") for token in ids),
+        None if reason is None else text_of(reason, f"{where}: its finish_reason", 64),
+        time_of(fields["created"], f"{where}: its time"),
+        object_of(fields["numbers"], f"{where}: its numbers"),
+    )
+
+
+def check_tree(turns: Sequence[Turn]) -> None:
+    """Ids occur once, and every parent comes before its children, so that there is no loop."""
+    seen: set[int] = set()
+    for turn in turns:
+        if turn.id in seen:
+            raise NotASession(f"turn {turn.id} occurs twice")
+        if turn.parent is not None and turn.parent not in seen:
+            raise NotASession(f"turn {turn.id} answers turn {turn.parent}, which is not before it")
+        if turn.parent is not None and turn.parent > turn.id:
+            raise NotASession(f"turn {turn.id} is older than turn {turn.parent}, which it answers")
+        seen.add(turn.id)

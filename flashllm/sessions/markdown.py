@@ -1,0 +1,25 @@
+"""A conversation as Markdown, for people: the branch that is shown, safe to print."""
+
+from __future__ import annotations
+
+import time
+
+from flashllm.sanitize import sanitize, sanitize_line
+from flashllm.sessions.records import Session
+
+_HEADINGS = {"user": "You", "assistant": "Answer"}
+
+
+def to_markdown(session: Session) -> str:
+    """Headings for who speaks, texts as they were written but for what acts on a terminal."""
+    meta = session.meta
+    title = sanitize_line(meta.name or meta.preview or f"Conversation {meta.id}")
+    date = time.strftime("%Y-%m-%d %H:%M", time.localtime(meta.updated))
+    parts = [f"# {title}", f"*{sanitize_line(meta.model) or 'the demo'}, {date}*"]
+    if meta.system:
+        parts.append("\n".join(f"> {line}" for line in sanitize(meta.system).splitlines()))
+    for turn in session.conversation.path():
+        parts += [f"## {_HEADINGS[turn.role]}", sanitize(turn.text).strip("\n")]
+        if turn.role == "assistant" and turn.finish_reason in (None, "cancelled"):
+            parts.append("*(incomplete)*")
+    return "\n\n".join(part for part in parts if part) + "\n"

@@ -1,0 +1,299 @@
+"""The store of conversations, as the commands and the chat use it.
+
+Every call is a transaction of its own, and waits `busy_seconds` at most for another program. A
+store may be used by several threads, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from flashllm.errors import NotASession, SessionNotFound, SessionStoreBroken, UsageError
+from flashllm.sessions import exchange, markdown, rows
+from flashllm.sessions.database import connect, in_words
+from flashllm.sessions.records import Session, SessionSummary
+
+if TYPE_CHECKING:
+    from flashllm.conversation import Turn
+
+BUSY_SECONDS = 2.0
+NEWEST_MAX = 200
+
+_SUMMARY = """
+    SELECT id, name, model, system, created, updated,
+           (SELECT count(*) FROM turn WHERE turn.session = session.id),
+           coalesce((SELECT substr(text, 1, 400) FROM turn
+                     WHERE turn.session = session.id ORDER BY turn.id LIMIT 1), '')
+    FROM session
+"""
+_MATCHING = """
+    WHERE contains(name, :query) OR contains(system, :query)
+       OR EXISTS (SELECT 1 FROM turn WHERE turn.session = session.id AND contains(text, :query))
+"""
+_NEWEST_FIRST = " ORDER BY updated DESC, id DESC"
+_INSERT_SESSION = """
+    INSERT INTO session (name, model, system, settings, leaf, created, updated)
+    VALUES (:name, :model, :system, :settings, :leaf, :created, :updated)
+"""
+_SAVE_HEAD = """
+    UPDATE session SET name = coalesce(:name, name), model = coalesce(:model, model),
+           system = coalesce(:system, system), settings = coalesce(:settings, settings)
+    WHERE id = :id
+"""
+_UNCHANGED = {"name": None, "model": None, "system": None, "settings": None}
+_TURNS = """
+    SELECT id, parent, role, text, ids, finish_reason, created, numbers
+    FROM turn WHERE session = ? ORDER BY id
+"""
+_SAVE_TURN = """
+    INSERT INTO turn (session, id, parent, role, text, ids, finish_reason, created, numbers)
+    VALUES (:session, :id, :parent, :role, :text, :ids, :finish_reason, :created, :numbers)
+    ON CONFLICT (session, id) DO UPDATE SET
+        parent = excluded.parent, role = excluded.role, text = excluded.text, ids = excluded.ids,
+        finish_reason = excluded.finish_reason, numbers = excluded.numbers
+"""
+_REMOVE_TURN = """
+    WITH RECURSIVE below (id) AS (
+        VALUES (:turn)
+        UNION SELECT turn.id FROM turn JOIN below ON turn.parent = below.id
+        WHERE turn.session = :session
+    )
+    DELETE FROM turn WHERE session = :session AND id IN below
+"""
+
+
+class SessionStore:
+    """The database at `path` (that of the user, if None), made when it is absent.
+
+    Raises `SessionError` where it cannot be read or written, `SessionStoreNewer` and
+    `SessionStoreBroken` where it is left alone.
+    """
+
+    def __init__(self, path: Path | str | None = None, busy_seconds: float = BUSY_SECONDS) -> None:
+        if path is None:
+            from flashllm.paths import database_file
+
+            path = database_file()
+        self.path = Path(path)
+        self._lock = threading.RLock()
+        with in_words(self.path):
+            self._connection = connect(self.path, busy_seconds)
+
+    def __enter__(self) -> SessionStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the file; may be called again."""
+        with self._lock, in_words(self.path):
+            self._connection.close()
+
+    def create(
+        self,
+        name: str = "",
+        model: str = "",
+        system: str = "",
+        settings: Mapping[str, Any] | None = None,
+    ) -> int:
+        """A new conversation without turns; returns its id."""
+        now = time.time()
+        head = rows.head_row(name=name, model=model, system=system, settings=settings or {})
+        with self._transaction() as run:
+            return _id_of(
+                run.execute(_INSERT_SESSION, head | {"leaf": None, "created": now, "updated": now})
+            )
+
+    def load(self, session_id: int) -> Session:
+        """The conversation with all of its branches; `SessionNotFound` if there is none."""
+        with self._transaction("BEGIN") as run:
+            meta = self._summary(run, session_id)
+            settings, leaf = run.execute(
+                "SELECT settings, leaf FROM session WHERE id = ?", (session_id,)
+            ).fetchone()
+            turns = run.execute(_TURNS, (session_id,)).fetchall()
+        try:
+            return rows.session_of(meta, settings, leaf, turns)
+        except NotASession as error:
+            raise SessionStoreBroken(
+                f"{self.path}: conversation {session_id} does not hold together: {error}"
+            ) from error
+
+    def save_turn(self, session_id: int, turn: Turn) -> None:
+        """Adds a turn, which becomes the one shown last, or renews one that is there."""
+        row = rows.turn_row(session_id, turn)
+        with self._transaction() as run:
+            self._touch(run, session_id)
+            known = {
+                found[0]
+                for found in run.execute(
+                    "SELECT id FROM turn WHERE session = ? AND id IN (?, ?)",
+                    (session_id, turn.id, turn.parent),
+                )
+            }
+            if turn.parent is not None and turn.parent not in known:
+                raise SessionNotFound(
+                    f"{self.path}: in conversation {session_id}, the message before this one is "
+                    "gone: it was deleted elsewhere"
+                )
+            run.execute(_SAVE_TURN, row)
+            if turn.id not in known:
+                run.execute("UPDATE session SET leaf = ? WHERE id = ?", (turn.id, session_id))
+
+    def save_leaf(self, session_id: int, leaf: int | None) -> None:
+        """Which turn is the last one of the branch that is shown."""
+        with self._transaction() as run:
+            self._touch(run, session_id)
+            run.execute("UPDATE session SET leaf = ? WHERE id = ?", (leaf, session_id))
+
+    def save_head(
+        self,
+        session_id: int,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        system: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Changes what is given, and leaves the rest."""
+        head = rows.head_row(name=name, model=model, system=system, settings=settings)
+        with self._transaction() as run:
+            self._touch(run, session_id)
+            run.execute(_SAVE_HEAD, _UNCHANGED | head | {"id": session_id})
+
+    def remove_turn(self, session_id: int, turn_id: int) -> None:
+        """Deletes a turn with all below it; the branch then ends where the turn was, if it was."""
+        names = {"session": session_id, "turn": turn_id}
+        with self._transaction() as run:
+            self._touch(run, session_id)
+            found = run.execute(
+                "SELECT parent FROM turn WHERE session = :session AND id = :turn", names
+            ).fetchone()
+            if found is None:
+                return
+            run.execute(_REMOVE_TURN, names)
+            run.execute(
+                "UPDATE session SET leaf = :parent WHERE id = :session AND leaf NOT IN "
+                "(SELECT id FROM turn WHERE session = :session)",
+                {"session": session_id, "parent": found[0]},
+            )
+
+    def list(self, query: str = "", limit: int = NEWEST_MAX) -> list[SessionSummary]:
+        """The last changed first; with `query`, those that say it in a name or a text.
+
+        Case does not count; no character has a meaning of its own.
+        """
+        folded = query.strip().casefold()
+        matching = _MATCHING if folded else ""
+        with self._transaction("BEGIN") as run:
+            found = run.execute(
+                f"{_SUMMARY}{matching}{_NEWEST_FIRST} LIMIT :limit",
+                {"query": folded, "limit": limit},
+            ).fetchall()
+        return [rows.summary_of(row) for row in found]
+
+    def latest(self) -> int | None:
+        """The conversation that was changed last."""
+        newest = self.list(limit=1)
+        return newest[0].id if newest else None
+
+    def find(self, text: str) -> int:
+        """The conversation of this id or this name, case aside."""
+        summaries = self.list(limit=-1)
+        if text.strip().isdecimal():
+            for summary in summaries:
+                if summary.id == int(text):
+                    return summary.id
+        named = [one.id for one in summaries if one.name and one.name.casefold() == text.casefold()]
+        if len(named) > 1:
+            ids = ", ".join(map(str, sorted(named)))
+            raise UsageError(f"the name {text!r} is that of the conversations {ids}; give an id")
+        if not named:
+            raise SessionNotFound(
+                f"there is no conversation {text!r}; `flashllm sessions` lists them"
+            )
+        return named[0]
+
+    def rename(self, session_id: int, name: str) -> None:
+        """Gives it a name; names need not be unique."""
+        self.save_head(session_id, name=name)
+
+    def delete(self, session_id: int) -> None:
+        """Deletes a conversation with its turns, for good."""
+        with self._transaction() as run:
+            if not run.execute("DELETE FROM session WHERE id = ?", (session_id,)).rowcount:
+                raise self._not_found(session_id)
+
+    def export_json(self, session_id: int) -> dict[str, Any]:
+        """The whole conversation, as `import_json` reads it."""
+        return exchange.to_json(self.load(session_id))
+
+    def export_markdown(self, session_id: int) -> str:
+        """The branch that is shown, for people."""
+        return markdown.to_markdown(self.load(session_id))
+
+    def import_json(self, value: object) -> int:
+        """Adds what `export_json` gave, after a look at all of it; returns the new id."""
+        session = exchange.from_json(value)
+        meta, conversation = session.meta, session.conversation
+        head = rows.head_row(
+            name=meta.name, model=meta.model, system=meta.system, settings=session.settings
+        )
+        times = {"created": meta.created, "updated": meta.updated}
+        with self._transaction() as run:
+            number = _id_of(
+                run.execute(_INSERT_SESSION, head | times | {"leaf": conversation.leaf})
+            )
+            for turn in conversation.turns.values():
+                run.execute(_SAVE_TURN, rows.turn_row(number, turn))
+        return number
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        """All or nothing; what only reads begins without the lock of the writers."""
+        with self._lock, in_words(self.path):
+            connection = self._connection
+            connection.execute(begin)
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # a full disk may have ended it already
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _summary(self, run: sqlite3.Connection, session_id: int) -> SessionSummary:
+        found = run.execute(f"{_SUMMARY} WHERE id = ?", (session_id,)).fetchone()
+        if found is None:
+            raise self._not_found(session_id)
+        return rows.summary_of(found)
+
+    def _touch(self, run: sqlite3.Connection, session_id: int) -> None:
+        changed = run.execute(
+            "UPDATE session SET updated = ? WHERE id = ?", (time.time(), session_id)
+        )
+        if not changed.rowcount:
+            raise self._not_found(session_id)
+
+    def _not_found(self, session_id: int) -> SessionNotFound:
+        return SessionNotFound(
+            f"there is no conversation {session_id} (any more); `flashllm sessions` lists them"
+        )
+
+
+def _id_of(inserted: sqlite3.Cursor) -> int:
+    assert inserted.lastrowid is not None
+    return inserted.lastrowid

@@ -1,0 +1,210 @@
+"""Saving without waiting: a thread of its own writes, what cannot be written is kept and retried.
+
+Calls are carried out in order. A turn that is saved again before the last time was written is
+written once, as it is now: a slow disk gets fewer writes, not more that wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashllm.errors import FlashllmError, SessionError, SessionNotFound
+from flashllm.sessions.store import BUSY_SECONDS, SessionStore
+
+if TYPE_CHECKING:
+    from flashllm.conversation import Turn
+
+RETRY_SECONDS = 1.0
+CLOSE_SECONDS = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class NewSession:
+    """A conversation that is being made; `id` is None until the database has it."""
+
+    id: int | None = None
+
+
+SessionKey = int | NewSession
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operation:
+    write: Callable[[SessionStore], None]
+    renews: tuple[SessionKey, int] | None = None
+    """Session and turn, where a later one of the same makes this one needless."""
+
+
+class SessionWriter:
+    """Writes to the store at `path` (that of the user, if None); no call waits for the disk.
+
+    `on_error` is called from the writing thread when something cannot be saved, once for each
+    kind of trouble; it is tried again until it can be, and then `on_recovered` is called. What was
+    meant for a conversation that is gone (`SessionNotFound`) is given up.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | None,
+        on_error: Callable[[FlashllmError], object],
+        on_recovered: Callable[[], object] | None = None,
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+        busy_seconds: float = BUSY_SECONDS,
+    ) -> None:
+        self._path = path
+        self._on_error = on_error
+        self._on_recovered = on_recovered or (lambda: None)
+        self._retry_seconds = retry_seconds
+        self._busy_seconds = busy_seconds
+        self._store: SessionStore | None = None
+        self._told = ""
+        self._pending: list[_Operation] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="sessions", daemon=True)
+        self._thread.start()
+
+    def create(
+        self,
+        *,
+        name: str = "",
+        model: str = "",
+        system: str = "",
+        settings: Mapping[str, Any] | None = None,
+    ) -> NewSession:
+        """A new conversation, which the other calls take as they take an id."""
+        session = NewSession()
+        kept = dict(settings or {})
+
+        def write(store: SessionStore) -> None:
+            session.id = store.create(name, model, system, kept)
+
+        self._put(_Operation(write))
+        return session
+
+    def save_turn(self, session: SessionKey, turn: Turn) -> None:
+        """Keeps the turn as it is now; it may change afterwards."""
+        copy = replace(turn, numbers=dict(turn.numbers))
+        self._put(_Operation(lambda store: store.save_turn(_id(session), copy), (session, turn.id)))
+
+    def save_leaf(self, session: SessionKey, leaf: int | None) -> None:
+        """As `SessionStore.save_leaf`."""
+        self._put(_Operation(lambda store: store.save_leaf(_id(session), leaf)))
+
+    def save_head(
+        self,
+        session: SessionKey,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        system: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As `SessionStore.save_head`."""
+        kept = None if settings is None else dict(settings)
+        self._put(
+            _Operation(
+                lambda store: store.save_head(
+                    _id(session), name=name, model=model, system=system, settings=kept
+                )
+            )
+        )
+
+    def remove_turn(self, session: SessionKey, turn_id: int) -> None:
+        """As `SessionStore.remove_turn`."""
+        self._put(_Operation(lambda store: store.remove_turn(_id(session), turn_id)))
+
+    def flush(self, seconds: float) -> bool:
+        """Waits until all is saved, so long at most; False if it is not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, seconds)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Saves what is left, so long at most, and ends; False if something was not saved."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        return not self._pending
+
+    def _put(self, operation: _Operation) -> None:
+        with self._changed:
+            for index in range(len(self._pending) - 1, -1, -1):
+                renewed = self._pending[index].renews
+                if renewed is None or operation.renews is None:
+                    break  # the order of what is not a turn matters
+                if renewed == operation.renews:
+                    self._pending[index] = operation
+                    return
+            self._pending.append(operation)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._closing)
+                if not self._pending:
+                    break
+                operation = self._pending[0]
+            if self._attempt(operation):
+                self._done(operation)
+            elif self._rest():
+                break
+        self._let_go()
+
+    def _attempt(self, operation: _Operation) -> bool:
+        """Whether there is nothing left to do for it."""
+        try:
+            if self._store is None:
+                self._store = SessionStore(self._path, self._busy_seconds)
+            operation.write(self._store)
+        except SessionNotFound as error:
+            self._tell(error)
+            return True
+        except FlashllmError as error:
+            self._let_go()  # the file may have been moved, or be on a disk that comes back
+            self._tell(error)
+            return False
+        except Exception as error:  # noqa: BLE001  the others must still be saved
+            self._tell(SessionError(f"a message cannot be saved: {type(error).__name__}: {error}"))
+            return True
+        if self._told:
+            self._told = ""
+            self._on_recovered()
+        return True
+
+    def _done(self, operation: _Operation) -> None:
+        with self._changed:
+            if self._pending[0] is operation:  # else it was renewed meanwhile
+                del self._pending[0]
+            self._changed.notify_all()
+
+    def _rest(self) -> bool:
+        """Waits until it is time to try again, the last time when closing; True after that."""
+        with self._changed:
+            was_last = self._closing
+            self._changed.wait_for(lambda: self._closing, self._retry_seconds)
+            return was_last
+
+    def _tell(self, error: FlashllmError) -> None:
+        if str(error) != self._told:
+            self._told = str(error)
+            self._on_error(error)
+
+    def _let_go(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            with contextlib.suppress(FlashllmError):
+                store.close()
+
+
+def _id(session: SessionKey) -> int:
+    number = session.id if isinstance(session, NewSession) else session
+    assert number is not None  # made by an earlier operation, and these keep their order
+    return number

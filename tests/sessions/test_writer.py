@@ -1,0 +1,186 @@
+"""Saving never holds up who calls; what fails is told, kept and tried again."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashllm.conversation import Conversation, Turn
+from flashllm.errors import FlashllmError, SessionNotFound
+from flashllm.sessions import SessionStore, SessionWriter
+
+PATIENCE_SECONDS = 30.0
+
+
+class Told:
+    """What the writer says, in order."""
+
+    def __init__(self) -> None:
+        self.errors: list[FlashllmError] = []
+        self.recovered = threading.Event()
+        self.failed = threading.Event()
+
+    def error(self, error: FlashllmError) -> None:
+        self.errors.append(error)
+        self.failed.set()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "chats.db"
+
+
+def writer_of(path: Path, told: Told) -> SessionWriter:
+    return SessionWriter(
+        path, told.error, told.recovered.set, retry_seconds=0.02, busy_seconds=0.02
+    )
+
+
+def test_all_is_saved_in_order(path: Path, told: Told) -> None:
+    writer = writer_of(path, told)
+    conversation = Conversation()
+    session = writer.create(model="/models/a", settings={"temp": 1})
+    question = conversation.ask("What?")
+    answer = conversation.begin_answer()
+    writer.save_turn(session, question)
+    for word in ("This", " and", " that"):
+        answer.text += word
+        writer.save_turn(session, answer)
+    writer.remove_turn(session, conversation.edit(question.id, "gone again").id)
+    conversation.remove(3)
+    conversation.choose(question.id)
+    writer.save_leaf(session, conversation.leaf)
+    writer.save_head(session, name="Named", system="Be brief.")
+    assert writer.close(PATIENCE_SECONDS)
+    assert not told.errors
+    assert session.id is not None
+    with SessionStore(path) as store:
+        kept = store.load(session.id)
+    conversation.system = "Be brief."
+    assert kept.conversation == conversation
+    assert (kept.meta.name, kept.meta.model, kept.settings) == ("Named", "/models/a", {"temp": 1})
+
+
+def test_a_turn_is_saved_as_it_was_when_it_was_given(path: Path, told: Told) -> None:
+    writer = writer_of(path, told)
+    session = writer.create()
+    turn = Turn(1, None, "user", "then")
+    writer.save_turn(session, turn)
+    turn.text = "now"
+    assert writer.close(PATIENCE_SECONDS)
+    assert session.id is not None
+    with SessionStore(path) as store:
+        assert store.load(session.id).conversation.turns[1].text == "then"
+
+
+def test_an_id_given_again_after_removal_is_another_turn(path: Path, told: Told) -> None:
+    with SessionStore(path) as store:
+        number = store.create()
+        lock = locked(path)
+        writer = writer_of(path, told)
+        writer.save_turn(number, Turn(1, None, "user", "old"))
+        writer.remove_turn(number, 1)
+        writer.save_turn(number, Turn(1, None, "user", "new"))
+        lock()
+        assert writer.close(PATIENCE_SECONDS)
+        assert store.load(number).conversation.turns[1].text == "new"
+
+
+def locked(path: Path) -> Callable[[], object]:
+    """Locks the database; returns what ends that."""
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    return other.close
+
+
+def test_a_lock_is_told_once_and_nothing_is_lost(path: Path, told: Told) -> None:
+    with SessionStore(path) as store:
+        number = store.create()
+        writer = writer_of(path, told)
+        unlock = locked(path)
+        turn = Turn(1, None, "user", "0")
+        for index in range(200):
+            turn.text = str(index)
+            writer.save_turn(number, turn)
+        assert told.failed.wait(PATIENCE_SECONDS)
+        assert not writer.flush(0.2)
+        assert len(writer._pending) <= 2  # what waits does not grow
+        unlock()
+        assert told.recovered.wait(PATIENCE_SECONDS)
+        assert writer.flush(PATIENCE_SECONDS)
+        assert store.load(number).conversation.turns[1].text == "199"
+        writer.close()
+    assert [type(error).__name__ for error in told.errors] == ["SessionError"]
+    assert "another program is writing" in str(told.errors[0])
+
+
+def test_no_call_waits_for_the_disk(path: Path, told: Told) -> None:
+    SessionStore(path).close()
+    unlock = locked(path)
+    writer = SessionWriter(path, told.error, busy_seconds=PATIENCE_SECONDS)
+    begin = time.monotonic()
+    session = writer.create()
+    for index in range(1, 50):
+        writer.save_turn(session, Turn(index, None, "user", "x" * 1000))
+    assert time.monotonic() - begin < PATIENCE_SECONDS / 2
+    unlock()
+    assert writer.close(PATIENCE_SECONDS)
+    assert session.id is not None
+
+
+def test_closing_gives_up_what_cannot_be_saved_and_says_so(path: Path, told: Told) -> None:
+    SessionStore(path).close()
+    unlock = locked(path)
+    writer = writer_of(path, told)
+    writer.create()
+    assert told.failed.wait(PATIENCE_SECONDS)
+    assert not writer.close(PATIENCE_SECONDS)
+    unlock()
+
+
+def test_a_database_that_comes_back_gets_everything(path: Path, told: Told) -> None:
+    path.write_bytes(b"not SQLite, " * 100)
+    writer = writer_of(path, told)
+    session = writer.create(name="first")
+    writer.save_turn(session, Turn(1, None, "user", "kept meanwhile"))
+    assert told.failed.wait(PATIENCE_SECONDS)
+    path.rename(path.with_suffix(".aside"))
+    assert writer.close(PATIENCE_SECONDS)
+    assert session.id is not None
+    with SessionStore(path) as store:
+        assert store.load(session.id).conversation.turns[1].text == "kept meanwhile"
+
+
+def test_what_was_deleted_elsewhere_is_given_up_and_the_rest_saved(path: Path, told: Told) -> None:
+    with SessionStore(path) as store:
+        gone, kept = store.create(), store.create()
+        store.delete(gone)
+        writer = writer_of(path, told)
+        writer.save_turn(gone, Turn(1, None, "user", "x"))
+        writer.save_turn(kept, Turn(1, None, "user", "y"))
+        assert writer.close(PATIENCE_SECONDS)
+        assert store.load(kept).conversation.turns[1].text == "y"
+    assert [type(error) for error in told.errors] == [SessionNotFound]
+
+
+def test_a_turn_that_cannot_be_written_at_all_does_not_hold_up_others(
+    path: Path, told: Told
+) -> None:
+    with SessionStore(path) as store:
+        number = store.create()
+        writer = writer_of(path, told)
+        writer.save_turn(number, Turn(1, None, "user", "x", ids=(-(2**40),)))
+        writer.save_turn(number, Turn(2, None, "user", "y"))
+        assert writer.close(PATIENCE_SECONDS)
+        assert list(store.load(number).conversation.turns) == [2]
+    assert "cannot be saved" in str(told.errors[0])
