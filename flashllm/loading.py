@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from flashllm.accounting import rss_bytes
-from flashllm.errors import UnsupportedModel
 from flashllm.flash import core
 from flashllm.flash.converted import (
+    check_runnable,
     choose_selector,
     converted_sizes,
     find_profile,
@@ -73,11 +73,7 @@ def load_decoder(
     """
     store = Store(directory)
     try:
-        if store.spec.neurons_per_bundle != 1:
-            raise UnsupportedModel(
-                f"{directory}: {store.spec.neurons_per_bundle} neurons a bundle; this version runs"
-                " models whose bundles are single neurons"
-            )
+        check_runnable(store)
         chosen = choose_selector(store, select)
         sizes = model_sizes(store, chosen)
         ceiling_bytes = memory

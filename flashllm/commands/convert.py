@@ -27,7 +27,7 @@ def convert(arguments: argparse.Namespace) -> int:
             resident_dtype=arguments.resident_dtype,
             predictor_dtype=arguments.predictor_dtype,
             order=arguments.order,
-            progress=opening.terminal_progress(),
+            progress=opening.terminal_progress(arguments.progress),
         )
     return _say_where(arguments)
 
@@ -41,7 +41,7 @@ def reorder(arguments: argparse.Namespace) -> int:
             arguments.source,
             arguments.destination,
             calibration=arguments.calibration,
-            progress=opening.terminal_progress(),
+            progress=opening.terminal_progress(arguments.progress),
         )
     return _say_where(arguments)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from flashllm.commands.options import argument, parse_number
 from flashllm.spec import DTYPES, PREDICTOR_DTYPES
 
+PROGRESS_KINDS = ("auto", "plain", "jsonl", "none")
+"""As in `flashllm.convert.progress`, which is not loaded for `--help`."""
 CONVERT_EXAMPLES = """\
 examples:
   flashllm convert ~/big ~/big.flash --predictors train
@@ -52,6 +54,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         help="of neurons on flash: the checkpoint's, or those together that the calibration text "
         "needs together, so that fewer and larger reads are made (default: none)",
     )
+    add_progress(parser)
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +80,17 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_progress(parser: argparse.ArgumentParser) -> None:
+    """How far the work is, on standard error."""
+    parser.add_argument(
+        "--progress",
+        choices=PROGRESS_KINDS,
+        default="auto",
+        help="on standard error: a bar on a terminal and lines elsewhere (auto), lines (plain), a "
+        "JSON object a line (jsonl), or none",
+    )
+
+
 def add_reorder_arguments(parser: argparse.ArgumentParser) -> None:
     """What `reorder` takes."""
     parser.add_argument("source", type=Path, metavar="SRC", help="a converted model")
@@ -84,3 +98,4 @@ def add_reorder_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration", type=Path, metavar="FILE", help="text that says what is needed together"
     )
+    add_progress(parser)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flashllm.sanitize import sanitize_line
 
 if TYPE_CHECKING:
-    from flashllm.convert import Progress
+    from flashllm.convert import Progress, ProgressKind
     from flashllm.engine import Model
     from flashllm.sampling import Sampling
 
@@ -38,11 +38,11 @@ class CleanProgress:
         self._progress.finish()
 
 
-def terminal_progress() -> Progress:
-    """A bar on standard error if that is a terminal, plain lines if it is not."""
+def terminal_progress(kind: ProgressKind = "auto") -> Progress:
+    """A bar on standard error if that is a terminal, plain lines if it is not, or as asked for."""
     from flashllm.convert import progress_for
 
-    return CleanProgress(progress_for(sys.stderr))
+    return CleanProgress(progress_for(sys.stderr, kind))
 
 
 def model_directory(model: str | None, progress: Progress | None) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from flashllm.errors import UsageError
+from flashllm.errors import UnsupportedModel, UsageError
 from flashllm.flash.activity import Activity, recorded
 from flashllm.flash.layout import read_tensor_index
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
@@ -27,6 +27,15 @@ AVAILABLE_SHARE = 0.75
 def usual_ceiling(interpreter_bytes: int) -> int:
     """The ceiling where none is given, for a process of so many bytes before a model is loaded."""
     return interpreter_bytes + int(psutil.virtual_memory().available * AVAILABLE_SHARE)
+
+
+def check_runnable(store: Store) -> None:
+    """`UnsupportedModel` for one that may be whole, but that this version cannot run."""
+    if store.spec.neurons_per_bundle != 1:
+        raise UnsupportedModel(
+            f"{store.directory}: {store.spec.neurons_per_bundle} neurons a bundle; this version"
+            " runs models whose bundles are single neurons"
+        )
 
 
 def choose_selector(store: Store, select: str | None) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 class ModelChoice:
     """Which model to open: the directory of a converted one, or None for the demo."""
 
-    path: Path | None
-    name: str
+    path: Path | None = None
+    name: str = "the demo"
 
 
 @dataclass(frozen=True, slots=True)

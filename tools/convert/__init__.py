@@ -7,10 +7,12 @@ only package that knows names of families and of Hugging Face.
 
 from __future__ import annotations
 
-from .demo import demo_model
+from .checkpoint import weight_files
+from .demo import demo_directory, demo_model, demo_source
 from .description import describe
+from .files import source_file
 from .pipeline import convert
-from .progress import Progress, progress_for
+from .progress import Progress, ProgressKind, progress_for
 from .reorder import reorder
 from .report import Problem, VerifyReport
 from .verification import verify
@@ -18,11 +20,16 @@ from .verification import verify
 __all__ = [
     "Problem",
     "Progress",
+    "ProgressKind",
     "VerifyReport",
     "convert",
+    "demo_directory",
     "demo_model",
+    "demo_source",
     "describe",
     "progress_for",
     "reorder",
+    "source_file",
     "verify",
+    "weight_files",
 ]

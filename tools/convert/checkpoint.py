@@ -133,32 +133,49 @@ class SafetensorsShard:
         self._file.close()
 
 
-@contextmanager
-def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
-    """The weights in a directory; `NotACheckpoint` where there are none or they contradict."""
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """Names of the files that hold a checkpoint's weights, and what their index says of them."""
+
+    shards: tuple[str, ...]
+    index: str | None
+    weight_map: dict[str, str] | None
+    """Tensor -> shard; None where there is one file and no index."""
+
+    @property
+    def pickled(self) -> bool:
+        """Whether they are pickles."""
+        return not self.shards[0].endswith(".safetensors")
+
+
+def weight_files(directory: Path) -> WeightFiles:
+    """The weights in a directory, by names alone; `NotACheckpoint` where there are none."""
     for whole in (SAFETENSORS_FILE, PICKLED_FILE):
         index = f"{whole}.index.json"
         if (directory / whole).is_symlink() or (directory / whole).exists():
-            names, weight_map, index_name = [whole], None, None
-        elif (directory / index).is_symlink() or (directory / index).exists():
+            return WeightFiles((whole,), None, None)
+        if (directory / index).is_symlink() or (directory / index).exists():
             weight_map = read_weight_map(directory, index)
-            names, index_name = sorted(set(weight_map.values())), index
-        else:
-            continue
-        with ExitStack() as stack:
-            shards = {}
-            for name in names:
-                shards[name] = _open_shard(directory, name)
-                stack.callback(shards[name].close)
-            checkpoint = Checkpoint(directory, shards, index_name)
-            if weight_map is not None:
-                _check_weight_map(weight_map, checkpoint, directory / index)
-            yield checkpoint
-        return
+            return WeightFiles(tuple(sorted(set(weight_map.values()))), index, weight_map)
     raise NotACheckpoint(
         f"{directory}: no weights: looked for {SAFETENSORS_FILE} and {PICKLED_FILE}, "
         "whole or with an index of shards"
     )
+
+
+@contextmanager
+def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
+    """The weights in a directory; `NotACheckpoint` where there are none or they contradict."""
+    files = weight_files(directory)
+    with ExitStack() as stack:
+        shards = {}
+        for name in files.shards:
+            shards[name] = _open_shard(directory, name)
+            stack.callback(shards[name].close)
+        checkpoint = Checkpoint(directory, shards, files.index)
+        if files.index is not None and files.weight_map is not None:
+            _check_weight_map(files.weight_map, checkpoint, directory / files.index)
+        yield checkpoint
 
 
 def _open_shard(directory: Path, name: str) -> Shard:

@@ -18,17 +18,29 @@ from .pipeline import convert
 from .progress import Progress
 
 
-def demo_model(progress: Progress | None = None) -> Path:
-    """Directory of the converted demo; made when absent, damaged, or of another version.
-
-    Lies in the user's cache directory, or below FLASHLLM_HOME where that is set. Two processes at
-    once are safe: one converts, the other waits.
-    """
+def demo_source() -> Path:
+    """The checkpoint of the demo; `ModelNotFound` where it is not installed."""
     source = Path(flashllm.__file__).parent / "demo"
     if not (source / "config.json").is_file():
         raise ModelNotFound(f"{source}: the demo is not installed; give the path of a model")
-    models = cache_dir() / "models"
-    directory = models / f"demo-{_source_hash(source)}"
+    return source
+
+
+def demo_directory() -> Path:
+    """Where the converted demo of this version is, once it has been made.
+
+    In the user's cache directory, or below FLASHLLM_HOME where that is set.
+    """
+    return cache_dir() / "models" / f"demo-{_source_hash(demo_source())}"
+
+
+def demo_model(progress: Progress | None = None) -> Path:
+    """Directory of the converted demo; made when absent, damaged, or of another version.
+
+    Two processes at once are safe: one converts, the other waits.
+    """
+    source, directory = demo_source(), demo_directory()
+    models = directory.parent
     if _opens(directory):
         return directory
     try:

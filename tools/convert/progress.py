@@ -1,15 +1,24 @@
-"""How long work reports how far it is: a bar with ETA on a terminal, plain lines elsewhere."""
+"""How long work reports how far it is: a bar with ETA on a terminal, plain lines elsewhere.
+
+Other programs read a JSON object a line; the application in `flashllm.library.job` does.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO, get_args
 
 if TYPE_CHECKING:
     import rich.progress
 
 MB = 1_000_000
+LINE_SECONDS = 0.2
+"""JSON lines of one phase come no closer than that."""
+
+ProgressKind = Literal["auto", "plain", "jsonl", "none"]
+PROGRESS_KINDS: tuple[str, ...] = get_args(ProgressKind)
 
 
 class Progress(Protocol):
@@ -129,7 +138,67 @@ class TerminalProgress:
             self._bar = None
 
 
-def progress_for(stream: TextIO | None = None) -> Progress:
-    """The progress that fits a stream (stderr unless given)."""
+class JsonlProgress:
+    """One JSON object a line: {"event": "phase" | "warning" | "end", ...}, flushed at once.
+
+    "phase" has the name, done_bytes, total_bytes and seconds since the phase began; the first of a
+    phase has none done, and its last, where the phase came to its end, has all.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._phase = ""
+        self._total_bytes = 0
+        self._done_bytes = 0
+        self._start_ns = 0
+        self._line_ns = 0
+
+    def start(self, phase: str, total_bytes: int) -> None:
+        """A line with nothing done."""
+        self._phase, self._total_bytes, self._done_bytes = phase, max(total_bytes, 1), 0
+        self._start_ns = time.monotonic_ns()
+        self._show()
+
+    def advance(self, nbytes: int) -> None:
+        """A line, unless one has just been written and this is not the end of the phase."""
+        self._done_bytes = min(self._done_bytes + nbytes, self._total_bytes)
+        waited = time.monotonic_ns() - self._line_ns > LINE_SECONDS * 1e9
+        if self._phase and (waited or self._done_bytes == self._total_bytes):
+            self._show()
+
+    def warn(self, text: str) -> None:
+        """A line."""
+        self._line({"event": "warning", "text": text})
+
+    def finish(self) -> None:
+        """A line, where a phase had begun."""
+        if self._phase:
+            self._phase = ""
+            self._line({"event": "end"})
+
+    def _show(self) -> None:
+        self._line_ns = time.monotonic_ns()
+        seconds = (self._line_ns - self._start_ns) / 1e9
+        self._line(
+            {
+                "event": "phase",
+                "phase": self._phase,
+                "done_bytes": self._done_bytes,
+                "total_bytes": self._total_bytes,
+                "seconds": round(seconds, 3),
+            }
+        )
+
+    def _line(self, values: dict[str, object]) -> None:
+        # Names of files may hold bytes that are no text; as escapes they pass every stream.
+        print(json.dumps(values), file=self._stream, flush=True)
+
+
+def progress_for(stream: TextIO | None = None, kind: ProgressKind = "auto") -> Progress:
+    """The progress that was asked for, or that fits the stream (stderr unless given)."""
     stream = sys.stderr if stream is None else stream
-    return TerminalProgress(stream) if stream.isatty() else PlainProgress(stream)
+    if kind == "none":
+        return SilentProgress()
+    if kind == "jsonl":
+        return JsonlProgress(stream)
+    return TerminalProgress(stream) if kind == "auto" and stream.isatty() else PlainProgress(stream)

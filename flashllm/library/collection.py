@@ -1,0 +1,101 @@
+"""The models of this machine, for whoever chooses one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flashllm.errors import FlashllmError
+from flashllm.library import hub
+from flashllm.library.found import Checkpoint, FoundModel
+from flashllm.library.interpreter import interpreter_bytes, kept_bytes
+from flashllm.library.options import ConvertOptions
+from flashllm.library.preview import Preview, preview
+from flashllm.library.search import DEMO_NAME, Conditions, examine, find_models
+from flashllm.library.words import clean, error_words, shape_words
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Where models may be, and what they would be run in. Every method may take seconds."""
+
+    directories: tuple[Path, ...] = ()
+    """Each is a model, or holds models."""
+    models: tuple[Path, ...] = ()
+    """Those that are known by themselves: named in settings, used by sessions."""
+    home: Path | None = None
+    """Where converted models go, and are looked for."""
+    memory_bytes: int | None = None
+    application_bytes: int = 0
+    """Of what runs beside the process that computes, within the same ceiling."""
+    context: int | None = None
+    kv_dtype: str | None = None
+
+    def scan(self) -> Iterator[FoundModel]:
+        """Models as they are found: the demo, those known, those in directories.
+
+        Where the memory of a process has yet to be measured, which takes seconds, models come a
+        second time, with what follows from it.
+        """
+        demo, missing = _demo()
+        if missing is not None:
+            yield missing
+        directories = list(self.directories)
+        if self.home is not None and self.home.is_dir():
+            directories.append(self.home)
+        conditions = self.conditions(kept=True)
+        whole = []
+        for found in find_models(directories, self.models, conditions, demo=demo):
+            yield found
+            if not found.problem:
+                whole.append(found)
+        if conditions.interpreter_bytes is None and whole:
+            conditions = self.conditions()
+            for found in whole:
+                again = examine(found.path, conditions)
+                yield replace(again, is_demo=found.is_demo, name=found.name)
+
+    def checkpoints(self) -> Iterator[Checkpoint]:
+        """What could be converted."""
+        return hub.checkpoints()
+
+    def conditions(self, kept: bool = False) -> Conditions:
+        """What models would be run in; with `kept` as far as that is known without measuring."""
+        measured = kept_bytes() if kept else interpreter_bytes()
+        return Conditions(
+            None if measured is None else measured + self.application_bytes,
+            self.memory_bytes,
+            self.context,
+            self.kv_dtype,
+        )
+
+    def preview(self, source: Path, destination: Path, options: ConvertOptions) -> Preview:
+        """What a conversion would make; an error where it would make nothing."""
+        return preview(source, destination, options, self.conditions())
+
+    def destination(self, source: Path) -> Path:
+        """Where a checkpoint's model would go: a name that is free."""
+        parts = source.absolute().parts
+        name = parts[-3].removeprefix("models--") if "snapshots" in parts[-2:-1] else source.name
+        home = self.home if self.home is not None else source.absolute().parent
+        base = home / f"{name.rpartition('--')[2] or 'model'}.flash"
+        free = (base.with_stem(f"{base.stem}-{number}") for number in range(2, 1000))
+        return base if not base.exists() else next(path for path in free if not path.exists())
+
+
+def _demo() -> tuple[Path | None, FoundModel | None]:
+    """Where the demo is, or a line about it where it has not been made yet."""
+    from flashllm.convert import demo_directory, demo_source, describe
+
+    try:
+        directory, source = demo_directory(), demo_source()
+        if directory.exists():
+            return directory, None
+        spec = describe(source)
+    except (FlashllmError, OSError) as problem:
+        where = Path(DEMO_NAME)
+        words = error_words(problem, where)
+        return None, FoundModel(where, DEMO_NAME, problem=words, is_demo=True)
+    line = FoundModel(directory, DEMO_NAME, shape_words(spec), is_demo=True)
+    return None, replace(line, encoding=clean(spec.dtype), remarks=("made at its first use",))

@@ -1,0 +1,99 @@
+"""What a conversion would make: bytes on disk, memory, speed, from config.json alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flashllm.errors import MemoryCeilingTooSmall
+from flashllm.flash.advice import Case
+from flashllm.flash.converted import find_profile
+from flashllm.flash.estimate import Weights, predictor_bytes, sizes_of_shape
+from flashllm.library.options import NO_PREDICTORS, TRAIN, ConvertOptions
+from flashllm.library.search import Conditions, known_activity
+from flashllm.library.words import shape_words
+from flashllm.spec import ModelSpec
+from flashllm.storage import existing_parent
+
+_CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What to expect of a conversion; None where nobody can know yet."""
+
+    features: str
+    encoding: str
+    disk_bytes: int
+    """Of the converted model, about."""
+    free_bytes: int
+    """Where it is to be written."""
+    smallest_ceiling_bytes: int | None
+    ceiling_bytes: int | None
+    tokens_per_second: float | None
+    assumed: str
+    sparse: bool
+    """Whether neurons are zero at all, so that predictors have something to say."""
+    gated: bool
+    """Whether a gate says so exactly, so that none need be trained."""
+
+
+def preview(
+    source: Path, destination: Path, options: ConvertOptions, conditions: Conditions
+) -> Preview:
+    """What `options` would make of `source`; the converter's own errors where they make nothing."""
+    from flashllm.convert import describe
+
+    spec: ModelSpec = describe(source, dtype=options.dtype)
+    if spec.gate == "resident" and options.predictors != NO_PREDICTORS:
+        spec = replace(spec, gate="bundled", rows_per_neuron=3)
+    weights = Weights.of(spec)
+    learnt = predictor_bytes(spec) if options.predictors == TRAIN else 0
+    checksums = _CHECKSUM_BYTES * spec.n_layers * spec.bundles_per_layer
+    place = existing_parent(destination)
+    status = os.statvfs(place)
+    smallest, speed, assumed = _expected(spec, options, place, conditions)
+    return Preview(
+        features=shape_words(spec),
+        encoding=spec.encoding_words,
+        disk_bytes=weights.total + weights.padding + checksums + learnt,
+        free_bytes=status.f_bavail * status.f_frsize,
+        smallest_ceiling_bytes=smallest,
+        ceiling_bytes=conditions.ceiling_bytes,
+        tokens_per_second=speed,
+        assumed=assumed,
+        sparse=spec.sparse,
+        gated=spec.gated,
+    )
+
+
+def _expected(
+    spec: ModelSpec, options: ConvertOptions, place: Path, conditions: Conditions
+) -> tuple[int | None, float | None, str]:
+    """The smallest ceiling, tokens a second in the usual one, and what was assumed for them."""
+    if conditions.interpreter_bytes is None:
+        return None, None, ""
+    select = "gate" if spec.sparse and spec.gate == "resident" else "all"
+    if options.predictors != NO_PREDICTORS:
+        select = "predicted"
+    case = Case(
+        spec,
+        sizes_of_shape(spec, conditions.interpreter_bytes),
+        known_activity(spec, select, None),
+        select,
+        memory=None,
+        window=None,
+        io_threads=None,
+        context=conditions.context,
+        kv_dtype=conditions.kv_dtype,
+        profile=find_profile(place),
+    )
+    smallest = case.plan().smallest_bytes
+    with contextlib.suppress(MemoryCeilingTooSmall):
+        case = replace(case, memory=conditions.ceiling_bytes)
+        expected = case.expect(case.plan())
+        if conditions.ceiling_bytes is not None and expected.token is not None:
+            return smallest, 1 / expected.token.total, expected.assumed
+    return smallest, None, ""

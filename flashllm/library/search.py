@@ -1,0 +1,199 @@
+"""Looks for converted models, one level deep, and says what each would need."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flashllm.errors import FlashllmError, MemoryCeilingTooSmall
+from flashllm.flash.activity import Activity, assumed
+from flashllm.flash.advice import Case
+from flashllm.flash.converted import (
+    check_runnable,
+    choose_selector,
+    converted_sizes,
+    find_profile,
+    recorded_activity,
+    usual_ceiling,
+)
+from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
+from flashllm.flash.store import Store
+from flashllm.library.found import FoundModel
+from flashllm.library.words import clean, error_words, shape_words
+from flashllm.spec import ModelSpec
+
+SECONDS_MAX = 20.0
+ENTRIES_MAX = 1000
+"""Of one directory; those beyond them are not looked at."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+DEMO_NAME = "the demo"
+_MARKS = (MANIFEST_FILE, MANIFEST_HASH_FILE, BUNDLES_FILE)
+_NOT_OFFERED = re.compile(r".*\.partial-\d+|demo-[0-9a-f]{16}")
+"""What is being written, and the demo of this and of other versions, which is offered apart."""
+_LOG = logging.getLogger("flashllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What models would be run in."""
+
+    interpreter_bytes: int | None
+    """Of the process that runs them, with all that runs beside it; None where that is unknown."""
+    memory_bytes: int | None = None
+    """The ceiling; None for the one that is usual where none is given."""
+    context: int | None = None
+    kv_dtype: str | None = None
+
+    @property
+    def ceiling_bytes(self) -> int | None:
+        """The ceiling that speeds are expected in."""
+        if self.memory_bytes is not None or self.interpreter_bytes is None:
+            return self.memory_bytes
+        return usual_ceiling(self.interpreter_bytes)
+
+
+def find_models(
+    directories: Iterable[Path],
+    models: Iterable[Path],
+    conditions: Conditions,
+    *,
+    demo: Path | None = None,
+    seconds_max: float = SECONDS_MAX,
+) -> Iterator[FoundModel]:
+    """The demo, the `models`, and those that are or lie in the `directories`, each once.
+
+    What cannot be read is a model with a problem, and so is what there was no time for.
+    """
+    end = time.monotonic() + seconds_max
+    seen: set[str] = set()
+    for path, must_be in _candidates(directories, models, demo):
+        key = os.path.realpath(path)
+        if key in seen:
+            continue
+        if isinstance(must_be, str):
+            yield _broken(path, must_be)
+            continue
+        if not must_be and not looks_converted(path):
+            continue
+        seen.add(key)
+        if time.monotonic() > end:
+            yield _broken(path, "not looked at: the search took too long")
+            continue
+        found = examine(path, conditions)
+        yield replace(found, is_demo=True, name=DEMO_NAME) if path == demo else found
+
+
+def _candidates(
+    directories: Iterable[Path], models: Iterable[Path], demo: Path | None
+) -> Iterator[tuple[Path, bool | str]]:
+    """Paths, and whether each was named as a model; or what is wrong with a directory."""
+    if demo is not None:
+        yield demo, True
+    for model in models:
+        yield Path(model), True
+    for directory in map(Path, directories):
+        if looks_converted(directory):
+            yield directory, True
+            continue
+        try:
+            with os.scandir(directory) as entries:
+                names = [entry.name for _, entry in zip(range(ENTRIES_MAX + 1), entries)]  # noqa: B905
+        except OSError as problem:
+            yield directory, f"cannot be looked through: {problem.strerror}"
+            continue
+        for name in sorted(names[:ENTRIES_MAX]):
+            yield directory / name, False
+        if len(names) > ENTRIES_MAX:
+            yield directory, f"has more than {ENTRIES_MAX} entries; the others were not looked at"
+
+
+def looks_converted(path: Path) -> bool:
+    """Whether a directory is a converted model, or half of one, and is offered as such."""
+    if _NOT_OFFERED.fullmatch(path.name):
+        return False
+    return any(os.path.lexists(path / mark) for mark in _MARKS)
+
+
+def examine(path: Path, conditions: Conditions) -> FoundModel:
+    """What is known of one model; whatever is wrong with it is its `problem`."""
+    try:
+        with Store(path) as store:
+            check_runnable(store)
+            return _planned(_described(store), store, conditions)
+    except (FlashllmError, OSError, MemoryError, RecursionError) as problem:
+        return _broken(path, error_words(problem, path))
+    except Exception as problem:  # noqa: BLE001  one bad directory must not end the list
+        _LOG.exception("a model could not be looked at")
+        return _broken(path, f"unexpected: {type(problem).__name__}: {problem}")
+
+
+def _broken(path: Path, problem: str) -> FoundModel:
+    return FoundModel(path, clean(path.name or str(path)), problem=clean(problem))
+
+
+def _described(store: Store) -> FoundModel:
+    manifest, spec = store.manifest, store.spec
+    remarks = []
+    if not any(name in manifest.files for name in TOKENIZER_FILES):
+        remarks.append("no tokenizer: takes only token ids")
+    if manifest.synthetic:
+        remarks.append("synthetic: random weights")
+    return FoundModel(
+        path=store.directory,
+        name=clean(manifest.name) or clean(store.directory.name),
+        features=shape_words(spec),
+        encoding=spec.encoding_words,
+        size_bytes=sum(record.bytes for record in manifest.files.values()),
+        remarks=tuple(remarks),
+    )
+
+
+def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundModel:
+    """With the planner's numbers, as far as this machine is known."""
+    select = choose_selector(store, None)
+    if select == "predicted":
+        found = replace(found, remarks=("lossy: predictors choose neurons", *found.remarks))
+    if conditions.interpreter_bytes is None:
+        return found
+    recording = recorded_activity(store, select)
+    case = Case(
+        store.spec,
+        converted_sizes(store, select, conditions.interpreter_bytes),
+        known_activity(store.spec, select, recording),
+        select,
+        memory=None,
+        window=None,
+        io_threads=None,
+        context=conditions.context,
+        kv_dtype=conditions.kv_dtype,
+        profile=find_profile(store.directory),
+        converted=True,
+    )
+    return _with_numbers(found, case, conditions.ceiling_bytes)
+
+
+def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> Activity | None:
+    """What tokens use: as recorded, else as assumed of its kind; None where they use everything."""
+    if select == "all" or not spec.sparse:
+        return None
+    return recording or assumed(spec, select)
+
+
+def _with_numbers(found: FoundModel, case: Case, ceiling_bytes: int | None) -> FoundModel:
+    smallest = case.plan().smallest_bytes
+    found = replace(found, smallest_ceiling_bytes=smallest, ceiling_bytes=ceiling_bytes)
+    if ceiling_bytes is None:
+        return found
+    case = replace(case, memory=ceiling_bytes)
+    with contextlib.suppress(MemoryCeilingTooSmall):  # the smallest ceiling says it
+        expected = case.expect(case.plan())
+        if expected.token is not None:
+            speed = 1 / expected.token.total
+            return replace(found, tokens_per_second=speed, assumed=expected.assumed)
+    return found
