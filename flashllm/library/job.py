@@ -145,11 +145,11 @@ class ConvertJob:
             if self._status.state is not JobState.RUNNING:
                 return
             self._status = replace(self._status, state=JobState.STOPPING)
+        self._on_event(self)
         self._signal(signal.SIGINT)
         killer = threading.Timer(self._kill_seconds, self._signal, [signal.SIGKILL])
         killer.daemon = True
         killer.start()
-        self._on_event(self)
 
     def close(self, seconds: float = KILL_SECONDS) -> None:
         """Ends it and waits until it has ended; kills what takes longer than that."""

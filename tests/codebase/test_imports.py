@@ -55,6 +55,12 @@ def test_bytes_know_nothing_of_torch(module: str) -> None:
     assert loaded_after(f"import {module}", *HEAVY) == set()
 
 
+@pytest.mark.parametrize("module", modules_of("library"))
+def test_looking_for_models_needs_no_engine(module: str) -> None:
+    code = f"import {module}; from flashllm.convert import describe"
+    assert loaded_after(code, *HEAVY) == set()
+
+
 @pytest.mark.parametrize("module", ["flashllm.errors", "flashllm.spec", "flashllm.sanitize"])
 def test_the_lowest_need_nothing(module: str) -> None:
     assert loaded_after(f"import {module}", *HEAVY, "psutil", "safetensors") == set()
@@ -110,6 +116,7 @@ assert not failed, failed
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_every_module_can_be_imported_first() -> None:
     names = [*modules_at_the_top(), *modules_of("model"), *modules_of("commands")]
+    names += modules_of("library")
     names += ["flashllm.convert", "flashllm.predictors", "flashllm.predictors.train"]
     assert loaded_after(FIRST.format(names=names), "flashllm.engine") == set()
 

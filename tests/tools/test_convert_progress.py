@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
@@ -10,9 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flashllm.convert import progress_for
-from flashllm.convert.progress import PlainProgress, TerminalProgress
+from flashllm.convert import progress, progress_for
+from flashllm.convert.progress import JsonlProgress, PlainProgress, SilentProgress, TerminalProgress
 
+from flashllm.commands.convert_options import PROGRESS_KINDS
 from tests.tools.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -84,3 +86,38 @@ def test_the_bar_survives_calls_out_of_order() -> None:
     progress.finish()
     progress.finish()
     assert "b" in stream.getvalue()
+
+
+def test_a_json_object_a_line() -> None:
+    stream = io.StringIO()
+    shown = JsonlProgress(stream)
+    shown.start("first \udcff", 1000)
+    for _ in range(1000):
+        shown.advance(1)
+    shown.warn("\x1b[31modd")
+    shown.start("empty", 0)
+    shown.advance(5)
+    shown.finish()
+    shown.finish()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    phases = [line for line in lines if line["event"] == "phase"]
+    first = [line for line in phases if line["phase"] == "first \udcff"]
+    assert (first[0]["done_bytes"], first[-1]["done_bytes"]) == (0, 1000)
+    assert {line["total_bytes"] for line in first} == {1000}
+    assert len(first) < 100  # not one for every step
+    done = [(line["phase"], line["done_bytes"], line["total_bytes"]) for line in phases[-2:]]
+    assert done == [("empty", 0, 1), ("empty", 1, 1)]
+    assert {"event": "warning", "text": "\x1b[31modd"} in lines
+    assert [line["event"] for line in lines].count("end") == 1
+    assert lines[-1] == {"event": "end"}
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_the_kinds() -> None:
+    assert progress.PROGRESS_KINDS == PROGRESS_KINDS
+    stream = io.StringIO()
+    made = [type(progress_for(stream, kind)) for kind in ("auto", "plain", "jsonl", "none")]
+    assert made == [PlainProgress, PlainProgress, JsonlProgress, SilentProgress]
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    made = [type(progress_for(stream, kind)) for kind in ("auto", "plain", "jsonl", "none")]
+    assert made == [TerminalProgress, PlainProgress, JsonlProgress, SilentProgress]

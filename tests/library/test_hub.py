@@ -1,0 +1,138 @@
+"""The Hugging Face cache: what could be converted, and why the rest could not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashllm.library.found import Checkpoint
+from flashllm.library.hub import cache_directories, checkpoints
+from tests.tools.checkpoints import all_bytes, write_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def put(
+    root: Path, name: str = "models--org--tiny", commit: str = COMMIT, **changes: Any
+) -> tuple[Path, Path]:
+    """A repository as the cache has it: files in blobs, links in a snapshot, a branch."""
+    repository = root / name
+    made = write_checkpoint(root / "made", **changes)
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir(exist_ok=True)
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_text(commit)
+    for index, file in enumerate(sorted(made.iterdir())):
+        blob = repository / "blobs" / f"{commit[:8]}{index}"
+        file.rename(blob)
+        (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
+    made.rmdir()
+    return repository, snapshot
+
+
+def found(root: Path) -> list[Checkpoint]:
+    return list(checkpoints({"HF_HUB_CACHE": str(root)}))
+
+
+def test_a_checkpoint_that_can_be_converted(tmp_path: Path) -> None:
+    repository, snapshot = put(tmp_path)
+    before = all_bytes(repository / "blobs")
+    (one,) = found(tmp_path)
+    assert (one.path, one.name, one.revision) == (snapshot, "org/tiny", "main (0123456)")
+    assert (one.problem, one.remark) == ("", "")
+    assert one.features == "2 layers of 20 neurons, relu"
+    assert one.size_bytes == (snapshot / "model.safetensors").stat().st_size
+    assert all_bytes(repository / "blobs") == before
+
+
+def test_shards_and_several_revisions(tmp_path: Path) -> None:
+    put(tmp_path, shards=3)
+    repository, snapshot = put(tmp_path, commit="f" * 40)
+    (repository / "refs" / "main").write_text(COMMIT)
+    first, second = found(tmp_path)
+    shards = (repository / "snapshots" / COMMIT).glob("*.safetensors")
+    assert first.size_bytes == sum(path.stat().st_size for path in shards)
+    assert (first.revision, second.revision) == ("main (0123456)", "fffffff")
+    assert (first.problem, second.problem, second.path) == ("", "", snapshot)
+
+
+def test_why_not(tmp_path: Path) -> None:
+    _, snapshot = put(tmp_path, model_type="unheard-of")
+    assert "unheard-of" in found(tmp_path)[0].problem
+    config = snapshot / "config.json"
+    config.unlink()
+    assert "no config.json" in found(tmp_path)[0].problem
+    config.write_text(json.dumps({"model_type": "opt", "quantization_config": {"bits": 4}}))
+    assert "quantization_config is set" in found(tmp_path)[0].problem
+
+
+def test_files_that_are_missing(tmp_path: Path) -> None:
+    _, snapshot = put(tmp_path, shards=2)
+    shard = sorted(snapshot.glob("*.safetensors"))[0]
+    shard.resolve().unlink()
+    assert "is the download complete?" in found(tmp_path)[0].problem
+    for path in [*snapshot.glob("model*")]:
+        path.unlink()
+    assert "no weights" in found(tmp_path)[0].problem
+
+
+def test_pickles_only(tmp_path: Path) -> None:
+    _, snapshot = put(tmp_path)
+    (snapshot / "model.safetensors").rename(snapshot / "pytorch_model.bin")
+    (one,) = found(tmp_path)
+    assert "pickles" in one.remark
+    assert one.problem == ""  # the converter takes them, without running anything
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_links_that_leave_the_cache_are_refused(tmp_path: Path, name: str) -> None:
+    _, snapshot = put(tmp_path / "hub")
+    outside = tmp_path / "outside"
+    (snapshot / name).resolve().rename(outside)
+    (snapshot / name).unlink()
+    (snapshot / name).symlink_to(outside)
+    (one,) = found(tmp_path / "hub")
+    assert "a link that leads out of the checkpoint" in one.problem
+
+
+@pytest.mark.parametrize("place", ["", "snapshots", "blobs", f"snapshots/{COMMIT}"])
+def test_directories_that_are_links_are_refused(tmp_path: Path, place: str) -> None:
+    repository, _ = put(tmp_path / "hub")
+    moved = tmp_path / "moved"
+    (repository / place).rename(moved)
+    (repository / place).symlink_to(moved)
+    (one,) = found(tmp_path / "hub")
+    assert one.problem
+
+
+def test_whatever_else_lies_there(tmp_path: Path) -> None:
+    (tmp_path / "datasets--org--data").mkdir()
+    (tmp_path / "models--file").write_text("")
+    (tmp_path / "models--org--\x1b[31mred").mkdir()
+    (tmp_path / ".locks").mkdir()
+    repository, snapshot = put(tmp_path)
+    (repository / "refs" / "evil").write_bytes(b"../../../etc/passwd\xff")
+    (repository / "refs" / "loop").symlink_to("loop")
+    (snapshot.parent / "not a commit").mkdir()
+    names = {one.name: one for one in found(tmp_path)}
+    assert set(names) == {"file", "org/red", "org/tiny"}
+    assert names["file"].problem == names["org/red"].problem == "nothing of it was fetched"
+    assert not found(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/c"}, "/c"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/x"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+        ({}, str(Path.home() / ".cache/huggingface/hub")),
+    ],
+)
+def test_where_the_cache_is(environment: dict[str, str], expected: str) -> None:
+    assert cache_directories(environment) == [Path(expected)]
