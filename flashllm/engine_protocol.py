@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from flashllm.accounting import PrefillCost, TokenCost
+    from flashllm.device_rates import DeviceRates
     from flashllm.flash.plan import Plan
     from flashllm.model_info import ModelInfo
+    from flashllm.neuron_map import NeuronMap
     from flashllm.sampling import Sampling
     from flashllm.template import Message
 
@@ -133,3 +135,9 @@ class Engine(Protocol):
 
     def io_report(self) -> dict[str, Any]:
         """How the bundles are read: direct or not, how many at a time and by what, and why so."""
+
+    def rates(self) -> DeviceRates:
+        """What this device and machine can give, as far as a profile knows."""
+
+    def neuron_map(self) -> NeuronMap | None:
+        """What is in DRAM, and what the last token did with it; None where nobody knows yet."""

@@ -5,38 +5,87 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
+from flashllm.accounting import NO_COST, PARTS, PrefillCost, TokenCost, decode_summary
+from flashllm.device_rates import DeviceRates
 from flashllm.errors import MemoryCeilingTooSmall, ReadFailed
+from flashllm.flash.plan import Plan, PrefillShape
+from flashllm.model_info import ModelInfo
+from flashllm.neuron_map import NeuronMap
+from tests.specs import SPEC
 
-PARTS = ("predict", "plan", "io_exposed", "manage", "attention", "ffn", "head", "sample", "other")
+SPLIT_MIB = {"interpreter": 180, "embeddings": 20, "attention": 60, "predictors": 30, "kv": 16,
+             "prefill": 40, "reserve": 46, "slots": 120}  # fmt: skip
+INFO = ModelInfo(
+    name="fake",
+    directory="/models/fake",
+    spec=dataclasses.replace(SPEC, vocab_size=1 << 16),
+    has_predictors=True,
+    has_tokenizer=True,
+    synthetic=False,
+    file_bytes={},
+    source={},
+    layout_version=1,
+    bundle_stride_bytes=1024,
+    activity=None,
+)
+PLAN = Plan(
+    ceiling_bytes=512 << 20,
+    smallest_bytes=400 << 20,
+    split={name: size << 20 for name, size in SPLIT_MIB.items()},
+    window=5,
+    slots_per_layer=(600, 500, 500, 400),
+    slots_wanted=2000,
+    io_threads=32,
+    context=512,
+    select="predicted",
+    prefill=PrefillShape(tokens=64, bundles=64, tile=64, linear_rows=16),
+)
 
 
-@dataclass(frozen=True)
-class FakeCost:
-    wall_ns: int = 50_000_000
-    bytes_read: int = 300_000
-    bytes_useful: int = 290_000
-    reads: int = 12
-    hits: int = 91
-    misses: int = 9
-    rss_bytes: int = 310 << 20
-
-    def to_json(self) -> dict[str, Any]:
-        return {"wall_ns": self.wall_ns, "bytes_read": self.bytes_read}
+def fake_cost(
+    wall_ns: int = 50_000_000,
+    bytes_read: int = 300_000,
+    hits: int = 91,
+    misses: int = 9,
+    rss_bytes: int = 310 << 20,
+    **changes: Any,
+) -> TokenCost:
+    """What a token of the script costs: a cost like a real one's, its parts adding up."""
+    spent_ns = dict.fromkeys(PARTS, wall_ns // 20) | {"io_exposed": wall_ns // 4}
+    spent_ns["ffn"] += wall_ns - sum(spent_ns.values())
+    cost = dataclasses.replace(
+        NO_COST,
+        wall_ns=wall_ns,
+        parts_ns=spent_ns,
+        bytes_read=bytes_read,
+        bytes_useful=bytes_read * 29 // 30,
+        reads=12,
+        io_busy_ns=wall_ns // 2,
+        depth_ns=wall_ns * 3,
+        depth_max=9,
+        size_histogram=(0,) * 14 + (10, 2),
+        hits=hits,
+        misses=misses,
+        passes=4,
+        rss_bytes=rss_bytes,
+    )
+    return dataclasses.replace(cost, **changes)
 
 
 @dataclass(frozen=True)
 class FakeToken:
     id: int
     text: str
-    cost: FakeCost = field(default_factory=FakeCost)
+    cost: TokenCost = field(default_factory=fake_cost)
 
     def to_json(self) -> dict[str, Any]:
         return {"id": self.id, "text": self.text, "cost": self.cost.to_json()}
@@ -50,25 +99,44 @@ class Prefill:
     total: int
 
 
-# str: a token; float: seconds to wait; Event: wait until it is set; Exception: raise it.
-Step = str | float | threading.Event | Prefill | Exception
+# str: a token; float: seconds to wait; Event: wait until it is set; Exception: raise it;
+# Callable: called, in the engine's thread.
+Step = str | float | threading.Event | Prefill | Exception | Callable[[], object]
 
 
 class FakeTokenizer:
-    """One id for each word, and one for each message."""
+    """One id for each word, the space before it included, and one for each message."""
 
     has_chat_template = True
     chat_stops: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.conversations: list[list[dict[str, str]]] = []
+        self.known: list[dict[int, list[int]]] = []
+        self.pieces: list[str] = ["<message>"]
 
     def encode(self, text: str) -> list[int]:
-        return [1] * len(text.split())
+        return [self.id_of(piece) for piece in re.findall(r"\s*\S+", text)]
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        known: Mapping[int, Sequence[int]] | None = None,
+    ) -> list[int]:
         self.conversations.append([dict(message) for message in messages])
-        return [1] * sum(1 + len(message["content"].split()) for message in messages)
+        self.known.append({number: list(ids) for number, ids in (known or {}).items()})
+        ids: list[int] = []
+        for number, message in enumerate(messages):
+            ids += [0, *(known or {}).get(number, self.encode(message["content"]))]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.pieces[id_] for id_ in ids if id_ < len(self.pieces))
+
+    def id_of(self, piece: str) -> int:
+        if piece not in self.pieces:
+            self.pieces.append(piece)
+        return self.pieces.index(piece)
 
 
 class FakeGeneration:
@@ -81,14 +149,24 @@ class FakeGeneration:
         on_prefill: Callable[[float, int], None] | None,
     ) -> None:
         self.prompt_tokens = len(ids)
+        self.reused_tokens = model.reuse(ids)
         self.finish_reason: str | None = None
         self.text = ""
         self.ids: list[int] = []
+        self.prefill = PrefillCost()
+        self.costs: list[TokenCost] = []
         self._model = model
         self._iterator = self._run(steps, max_tokens, on_prefill)
 
     def __iter__(self) -> Iterator[FakeToken]:
-        return self._iterator
+        return self
+
+    def __next__(self) -> FakeToken:
+        return next(self._iterator)
+
+    def close(self) -> None:
+        self.finish_reason = self.finish_reason or "cancelled"
+        self._iterator.close()
 
     def _run(
         self,
@@ -104,8 +182,11 @@ class FakeGeneration:
             elif isinstance(step, threading.Event):
                 while not step.wait(0.002) and not self._model.cancelled.is_set():
                     pass
-            elif isinstance(step, Prefill) and on_prefill is not None:
-                on_prefill(step.done, step.total)
+            elif isinstance(step, Prefill):
+                if on_prefill is not None:
+                    on_prefill(step.done, step.total)
+            elif callable(step):
+                step()
             if self._model.cancelled.is_set():
                 self.finish_reason = "cancelled"
                 return
@@ -113,18 +194,46 @@ class FakeGeneration:
                 if len(self.ids) == max_tokens:
                     self.finish_reason = "length"
                     return
-                self.ids.append(len(self.ids))
-                self.text += step
-                yield FakeToken(self.ids[-1], step)
+                yield self._token(step)
         self.finish_reason = "stop"
 
+    def _token(self, text: str) -> FakeToken:
+        cost = self._model.cost
+        if self.ids:
+            self.costs.append(cost)
+        else:
+            self.prefill = PrefillCost(self.prompt_tokens, cost.wall_ns, cost.bytes_read)
+        tokenizer = self._model.tokenizer
+        self.ids.append(len(self.ids) if tokenizer is None else tokenizer.id_of(text))
+        self._model.cached.append(self.ids[-1])
+        self.text += text
+        return FakeToken(self.ids[-1], text, cost)
+
     def report(self) -> dict[str, Any]:
+        plan, prefill = self._model.plan, self.prefill
         return {
             "model": self._model.info.name,
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.ids,
             "text": self.text,
             "finish_reason": self.finish_reason,
+            "prefill": {
+                "tokens": self.prompt_tokens,
+                "reused_tokens": self.reused_tokens,
+                "wall_ns": prefill.wall_ns,
+                "bytes_read": prefill.bytes_read,
+            },
+            "decode": decode_summary(self.costs),
+            "memory": {
+                "ceiling_bytes": plan.ceiling_bytes,
+                "rss_peak_bytes": self._model.cost.rss_bytes,
+                "resident_bytes": plan.resident_bytes,
+                "predictor_bytes": plan.split["predictors"],
+                "slot_bytes": plan.split["slots"],
+                "kv_bytes": plan.split["kv"],
+            },
+            "io": self._model.io_report(),
+            "settings": {"select": plan.select, "lossy": plan.lossy, "context": plan.context},
         }
 
 
@@ -134,17 +243,18 @@ class FakeModel:
     def __init__(
         self, *answers: Sequence[Step], context: int = 512, tokenizer: FakeTokenizer | None = None
     ) -> None:
-        self.info = SimpleNamespace(
-            name="fake", spec=SimpleNamespace(dtype="f16", encoding_words="f16")
-        )
-        self.plan = SimpleNamespace(
-            ceiling_bytes=512 << 20, context=context, select="predicted", lossy=True
-        )
+        self.info = INFO
+        self.plan = dataclasses.replace(PLAN, context=context)
         self.tokenizer: FakeTokenizer | None = tokenizer or FakeTokenizer()
         self.cancelled = threading.Event()
         self.closed = False
         self.slow_because: list[str] = []
         self.requests: list[dict[str, Any]] = []
+        self.cost = fake_cost()
+        self.device_rates = DeviceRates()
+        self.maps_made = 0
+        self.cached: list[int] = []
+        """Ids whose keys and values would be in the cache."""
         self._answers = list(answers)
 
     def generate(
@@ -154,16 +264,48 @@ class FakeModel:
         sampling: object = None,
         stop: Sequence[str] = (),
         on_prefill: Callable[[float, int], None] | None = None,
+        *,
+        telemetry: bool = True,
+        answer: int = 0,
     ) -> FakeGeneration:
         self.cancelled.clear()
         self.requests.append(
-            {"ids": list(ids), "max_tokens": max_tokens, "sampling": sampling, "stop": stop}
-        )
+            {"ids": list(ids), "max_tokens": max_tokens, "sampling": sampling, "stop": stop,
+             "answer": answer}
+        )  # fmt: skip
         steps = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return FakeGeneration(self, ids, steps, max_tokens, on_prefill)
 
+    def reuse(self, ids: Sequence[int]) -> int:
+        """How many of the ids are in the cache, which then holds them all; the last is read."""
+        same = 0
+        for one, other in zip(ids[:-1], self.cached, strict=False):
+            if one != other:
+                break
+            same += 1
+        self.cached = list(ids)
+        return same
+
     def cautions(self) -> list[str]:
         return self.slow_because
+
+    def io_report(self) -> dict[str, Any]:
+        return {"direct": True, "threads": 32, "alignment_bytes": 4096, "fallback": None,
+                "backend": "threads", "backend_problem": None}  # fmt: skip
+
+    def rates(self) -> DeviceRates:
+        return self.device_rates
+
+    def neuron_map(self) -> NeuronMap:
+        import numpy as np
+
+        self.maps_made += 1
+        spec, draw = self.info.spec, np.random.default_rng(self.maps_made)
+        marks = []
+        for _ in range(spec.n_layers):
+            chance = draw.random(spec.d_ffn)
+            marks.append((chance < 0.4, chance < 0.1, chance > 0.98))
+        return NeuronMap.of(marks)
 
     def cancel(self) -> None:
         assert not self.closed, "the engine has let go of its reader"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -315,7 +316,7 @@ PAYLOADS = (
 async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
     split = len(payload) // 2
     model = FakeModel([f"one {payload}two", f" three {payload[:split]}", f"{payload[split:]}four"])
-    model.info.name = f"na{payload}me"
+    model.info = dataclasses.replace(model.info, name=f"na{payload}me")
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, f"do {payload}this")
         assert answers(app) == ["one two three four"]

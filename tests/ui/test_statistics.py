@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from flashllm.ui.statistics import AnswerStatistics, join_parts, memory_of_ceiling, prefill_text
-from tests.ui.fake_engine import FakeCost, FakeToken
+from tests.ui.fake_engine import FakeToken, fake_cost
 
 
 def test_the_first_token_counts_but_its_cost_is_the_prompts() -> None:
     statistics = AnswerStatistics()
-    statistics.add(FakeToken(1, "a", FakeCost(wall_ns=10**10, bytes_read=10**9, hits=0, misses=9)))
+    statistics.add(FakeToken(1, "a", fake_cost(wall_ns=10**10, bytes_read=10**9, hits=0, misses=9)))
     assert statistics.parts(1 << 30) == ["1 tok", "RSS 310 of 1024 MiB"]
     statistics.add(FakeToken(2, "b"))
-    statistics.add(FakeToken(3, "c", FakeCost(wall_ns=150_000_000, bytes_read=500_000)))
+    statistics.add(FakeToken(3, "c", fake_cost(wall_ns=150_000_000, bytes_read=500_000)))
     assert statistics.parts(512 << 20) == [
         "3 tok",
         "10.0 tok/s",

@@ -221,7 +221,7 @@ def test_raw_and_a_model_without_template_continue_the_text(
     assert main(["run", "m", "-p", "one two three", "--raw"]) == 0
     assert model.tokenizer is not None
     assert model.tokenizer.conversations == []
-    assert model.requests[0]["ids"] == [1, 1, 1]
+    assert model.requests[0]["ids"] == [1, 2, 3]
     model.tokenizer.has_chat_template = False
     assert main(["run", "m", "-p", "one two"]) == 0
     assert model.requests[1]["ids"] == [1, 1]
