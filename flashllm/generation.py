@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashllm.conversation import fit
 from flashllm.errors import UsageError
@@ -58,46 +58,40 @@ def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None)
     fitted = fit(
         asked,
         request.system,
-        lambda messages, known: _encode_chat(tokenizer, messages, known),
+        tokenizer.encode_chat,
         engine.plan.context,
         request.max_tokens,
         {number: ids for number, ids in request.known.items() if number < len(asked)},
     )
-    begun = _begun(engine, tokenizer, request) if request.continues else []
+    stop = (*request.stop, *tokenizer.chat_stops)
+    begun = _begun(engine, tokenizer, request, stop) if request.continues else []
     if begun and len(fitted.ids) + len(begun) >= engine.plan.context:
         raise UsageError(
             "the context is full, so this answer cannot go on; begin a new conversation"
         )
-    options: dict[str, Any] = {"answer": len(begun)} if begun else {}
     generation = engine.generate(
         [*fitted.ids, *begun],
         max_tokens=request.max_tokens,
         sampling=request.sampling,
-        stop=(*request.stop, *tokenizer.chat_stops),
+        stop=stop,
         on_prefill=on_prefill,
-        **options,
+        answer=len(begun),
     )
     return Started(generation, fitted.dropped)
 
 
-def _encode_chat(
-    tokenizer: EngineTokenizer, messages: Sequence[Message], known: Mapping[int, Sequence[int]]
+def _begun(
+    engine: Engine, tokenizer: EngineTokenizer, request: Request, stop: Sequence[str]
 ) -> list[int]:
-    return tokenizer.encode_chat(messages, known) if known else tokenizer.encode_chat(messages)
-
-
-def _begun(engine: Engine, tokenizer: EngineTokenizer, request: Request) -> list[int]:
     """Ids of the answer that goes on: those it was generated with, if they are this model's."""
     number = len(request.messages) - 1
     text = request.messages[number]["content"]
     ids = list(request.known.get(number, ()))
-    is_ours = bool(ids) and max(ids) < engine.info.spec.vocab_size
-    if is_ours and _core(tokenizer.decode(ids)) == _core(text):
-        return ids
+    if ids and max(ids) < engine.info.spec.vocab_size:
+        decoded = tokenizer.decode(ids).strip()
+        # What was held back for a stop string, or of a character cut off, is in the ids alone.
+        held = len(decoded) - len(text.strip())
+        if decoded.startswith(text.strip()) and held < max(map(len, stop), default=0) + 4:
+            return ids
     # Without what begins a text: the answer stands behind a prompt.
     return tokenizer.encode(text)[len(tokenizer.encode("")) :]
-
-
-def _core(text: str) -> str:
-    # A character that was cut off with the answer is in its ids, not in its text.
-    return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from textual.message import Message as TextualMessage
 
     from flashllm.engine import Model, Token
-    from flashllm.engine_protocol import Engine, EngineGeneration
+    from flashllm.engine_protocol import EngineGeneration
 
 PREFILL_REPORT_SECONDS = 0.03
 
@@ -120,7 +120,7 @@ class EngineThread:
     def _start(self, request: Request) -> EngineGeneration:
         model = self._model
         assert model is not None
-        started = start(cast("Engine", model), request, self._report_prefill())
+        started = start(model, request, self._report_prefill())
         if started.dropped:
             self._post(messages.Shortened(started.dropped))
         if self._stopping.is_set():  # asked for while there was nothing to stop yet

@@ -202,7 +202,7 @@ class FakeGeneration:
         if self.ids:
             self.costs.append(cost)
         else:
-            self.prefill = PrefillCost(self.prompt_tokens, cost.wall_ns, cost.bytes_read)
+            self.prefill = PrefillCost.of(cost, self.prompt_tokens, self.reused_tokens)
         tokenizer = self._model.tokenizer
         self.ids.append(len(self.ids) if tokenizer is None else tokenizer.id_of(text))
         self._model.cached.append(self.ids[-1])

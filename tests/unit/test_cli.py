@@ -224,7 +224,7 @@ def test_raw_and_a_model_without_template_continue_the_text(
     assert model.requests[0]["ids"] == [1, 2, 3]
     model.tokenizer.has_chat_template = False
     assert main(["run", "m", "-p", "one two"]) == 0
-    assert model.requests[1]["ids"] == [1, 1]
+    assert model.requests[1]["ids"] == [1, 2]
     assert main(["run", "m", "-p", "x", "--raw", "-s", "y"]) == 2
     assert "--raw turns off" in capsys.readouterr().err
 
