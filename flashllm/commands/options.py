@@ -65,6 +65,7 @@ def add_options(parser: argparse.ArgumentParser, title: str, options: tuple[Opti
             keywords["action"] = "store_true"
         else:
             keywords |= {"type": argument(option.parse), "metavar": option.metavar}
+            keywords |= {"choices": option.choices} if option.choices else {}
         group.add_argument(*option.flags, help=f"{option.help} [{option.variable}]", **keywords)
     _resolve_later(parser, options)
 

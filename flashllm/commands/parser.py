@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import flashllm
-from flashllm.commands import bench_options, convert_options
+from flashllm.commands import bench_options, config, convert_options
 from flashllm.commands.chat_options import CHAT_EXAMPLES, add_chat_arguments
+from flashllm.commands.completion import COMPLETION_EXAMPLES, add_completion_arguments
 from flashllm.commands.evaluate_options import EVAL_EXAMPLES, add_evaluate_arguments
 from flashllm.commands.options import MODEL_OPTIONS, add_model, add_options
+from flashllm.commands.path import PATH_EXAMPLES, add_path_arguments
 from flashllm.commands.plan_options import PLAN_EXAMPLES, add_plan_arguments
 from flashllm.commands.run_options import RUN_EXAMPLES, add_run_arguments
 from flashllm.errors import UsageError
@@ -72,6 +74,23 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
+CONFIG_COMMANDS = (
+    Command(
+        "show",
+        "every setting as it holds now",
+        "flashllm.commands.config:show",
+        config.add_show_arguments,
+        config.SHOW_EXAMPLES,
+    ),
+    Command(
+        "edit",
+        "open config.toml in an editor",
+        "flashllm.commands.config:edit",
+        config.add_nothing,
+        config.EDIT_EXAMPLES,
+    ),
+    Command("path", "where config.toml is", "flashllm.commands.config:path", config.add_nothing),
+)
 BENCH_COMMANDS = (
     Command(
         "io",
@@ -164,6 +183,21 @@ COMMANDS = (
         "measure the disk, and what each token costs",
         kinds=BENCH_COMMANDS,
         kinds_title="what to measure",
+    ),
+    Command("config", "what is set, and where", kinds=CONFIG_COMMANDS, kinds_title="what to do"),
+    Command(
+        "path",
+        "where files of yours lie",
+        "flashllm.commands.path:path",
+        add_path_arguments,
+        PATH_EXAMPLES,
+    ),
+    Command(
+        "completion",
+        "a script that lets a shell complete commands and options",
+        "flashllm.commands.completion:completion",
+        add_completion_arguments,
+        COMPLETION_EXAMPLES,
     ),
 )
 DEFAULT_COMMAND = "chat"

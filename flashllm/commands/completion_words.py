@@ -1,0 +1,111 @@
+"""What the command line understands, read from its parser, as shells are told it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+_DIRECTORY_WORDS = frozenset(("MODEL", "DIR", "SRC", "DST"))
+_FILE_WORDS = frozenset(("FILE", "PATH"))
+
+Places = Literal["", "files", "directories"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an option or a place in the line takes."""
+
+    name: str
+    choices: tuple[str, ...] = ()
+    places: Places = ""
+    """Whether paths are offered."""
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option, in all of its spellings."""
+
+    spellings: tuple[str, ...]
+    help: str
+    value: Value | None
+    """None for an option that stands alone."""
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One command, or the program itself."""
+
+    words: tuple[str, ...]
+    """What is typed to come here, without the program: ("bench", "io")."""
+    commands: tuple[tuple[str, str], ...]
+    """Names of the commands below, and what each does."""
+    flags: tuple[Flag, ...]
+    values: tuple[Value, ...]
+    """What is taken without a flag, in order."""
+
+    @property
+    def path(self) -> str:
+        """The words, with spaces between."""
+        return " ".join(self.words)
+
+    @property
+    def spellings(self) -> list[str]:
+        """Of all options."""
+        return [spelling for flag in self.flags for spelling in flag.spellings]
+
+
+def describe(parser: argparse.ArgumentParser, default: str) -> list[Entry]:
+    """The program and all of its commands; the program takes what the command `default` takes."""
+    entries = list(_entries(parser, ()))
+    program, first = entries[0], next(entry for entry in entries if entry.words == (default,))
+    known = set(program.spellings)
+    flags = [flag for flag in first.flags if not known & set(flag.spellings)]
+    entries[0] = Entry((), program.commands, (*program.flags, *flags), ())
+    return entries
+
+
+def _entries(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[Entry]:
+    commands: list[tuple[str, str]] = []
+    below: list[Entry] = []
+    flags, values = [], []
+    for action in parser._actions:  # noqa: SLF001  argparse says it nowhere else
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            commands = [
+                (choice.dest, _plain(choice.help))
+                for choice in action._choices_actions  # noqa: SLF001
+            ]
+            for name, command in action.choices.items():
+                below += _entries(command, (*words, name))
+        elif action.help == argparse.SUPPRESS:
+            continue
+        elif action.option_strings:
+            takes = _value(action) if action.nargs != 0 else None
+            repeats = isinstance(action, argparse._AppendAction)  # noqa: SLF001
+            flags.append(Flag(tuple(action.option_strings), _plain(action.help), takes, repeats))
+        else:
+            values.append(_value(action))
+    yield Entry(words, tuple(commands), tuple(flags), tuple(values))
+    yield from below
+
+
+def _value(action: argparse.Action) -> Value:
+    metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    parts = metavar.split("|")
+    choices = tuple(map(str, action.choices or [part for part in parts if part.islower()]))
+    places: Places = ""
+    if _FILE_WORDS & set(parts):
+        places = "files"
+    elif _DIRECTORY_WORDS & set(parts):
+        places = "directories"
+    elif action.type is Path:
+        places = "files"
+    return Value(metavar, choices, places, action.nargs in ("*", "+"))
+
+
+def _plain(text: str | None) -> str:
+    return " ".join((text or "").replace("%%", "%").split())

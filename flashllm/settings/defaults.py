@@ -1,0 +1,82 @@
+"""config.toml as it is first written: every setting, as a remark that says what it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from typing import Any
+
+from flashllm.settings.options import OPTIONS, Option
+from flashllm.settings.values import parse_size
+
+HEADER = """\
+# Settings of flashllm. A flag or a FLASHLLM_ variable beats what is said here.
+# `flashllm config show --origin` tells what holds and why.
+"""
+CHAT_HEADER = """
+# Settings of the chat alone.
+[chat]
+"""
+KEYS_HEADER = """
+# Keys of the chat, by what they do (F1 in the chat names them); several with commas between.
+[keys]
+# "chat.stop" = "escape,ctrl+x"
+"""
+_EXAMPLES = {
+    "SIZE": "8GiB", "MODEL": "~/big.flash", "FILE": "~/disk.json", "COMMAND": "vim",
+    "FOLDERS": "~/models", "TEXT": "Answer briefly.",
+}  # fmt: skip
+_EXAMPLES_BY_NAME = {
+    "theme": "nord", "code_theme": "monokai", "ctx_size": "4096", "window": "64",
+    "io_threads": "32",
+}  # fmt: skip
+
+
+def default_config() -> str:
+    """The text of a new config.toml; it sets nothing."""
+    parts = [HEADER]
+    for table, header in (("", ""), ("chat", CHAT_HEADER)):
+        parts.append(header)
+        parts += [_remark(option) for option in OPTIONS if option.in_file and option.table == table]
+    return "\n".join(part for part in parts if part) + KEYS_HEADER
+
+
+def _remark(option: Option) -> str:
+    words = textwrap.wrap(option.help, 96, initial_indent="# ", subsequent_indent="# ")
+    return "\n".join([*words, f"# {option.name} = {_example(option)}", ""])
+
+
+def _example(option: Option) -> str:
+    """The default; where that is no value, one of those that there could be."""
+    if option.default not in (None, "", ()):
+        return to_toml(option, option.default)
+    if option.choices:
+        return to_toml(option, option.choices[0])
+    text = _EXAMPLES_BY_NAME.get(option.name) or _EXAMPLES[option.metavar]
+    return to_toml(option, option.parse(text)) if option.is_number else _quoted(option, text)
+
+
+def _quoted(option: Option, text: str) -> str:
+    return f"[{json.dumps(text)}]" if option.is_list else json.dumps(text)
+
+
+def to_toml(option: Option, value: Any) -> str:
+    """A value as config.toml writes it; empty for None."""
+    if value is None:
+        return ""
+    if option.is_flag:
+        return "true" if value else "false"
+    if option.is_list:
+        return json.dumps([os.fspath(part) for part in value], ensure_ascii=False)
+    if option.parse is parse_size:
+        return json.dumps(_size(value))
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _size(nbytes: int) -> str:
+    """Bytes in the largest unit that loses none."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes and nbytes % (1 << shift) == 0:
+            return f"{nbytes >> shift}{unit}"
+    return str(nbytes)
