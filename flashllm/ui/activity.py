@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flashllm.ui.statistics import AnswerStatistics, prefill_text
 
 if TYPE_CHECKING:
-    from flashllm.engine import Token
+    from flashllm.engine_protocol import EngineToken
     from flashllm.flash.plan import Plan
 
 HINT_SECONDS = 3.0
@@ -60,11 +60,16 @@ class Activity:
         """The numbers of the last answer are no longer of interest."""
         self.statistics, self._prefill = AnswerStatistics(), (0, 0)
 
+    @property
+    def context_used(self) -> int:
+        """Tokens of the context that the prompt and the answer so far take."""
+        return self._prefill[1] + self.statistics.tokens
+
     def prefill(self, done: float, total: int) -> None:
         """So many tokens of the prompt have been read."""
         self._prefill = (done, total)
 
-    def count(self, tokens: list[Token]) -> None:
+    def count(self, tokens: list[EngineToken]) -> None:
         """Tokens have come."""
         for token in tokens:
             self.statistics.add(token)
@@ -84,9 +89,7 @@ class Activity:
         elif self.phase is Phase.READING:
             parts.append(prefill_text(*self._prefill, elapsed_seconds))
         elif self.statistics.tokens and self.plan is not None:
-            used = self._prefill[1] + self.statistics.tokens
             parts += self.statistics.parts(self.plan.ceiling_bytes)
-            parts.append(f"ctx {used}/{self.plan.context}")
         elif self.phase is Phase.READY:
             parts.append("ready")
         return tuple(parts)

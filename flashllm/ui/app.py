@@ -8,42 +8,53 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.containers import Horizontal
 from textual.message import Message
-from textual.widgets import Footer, Static
+from textual.widgets import Footer, Markdown, Static
 
 from flashllm.conversation import Conversation
 from flashllm.errors import FlashllmError
-from flashllm.generation import Request
 from flashllm.sanitize import sanitize_line
+from flashllm.settings import ChatSettings
 from flashllm.ui import messages
-from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Activity, Phase
+from flashllm.ui.actions import Actions
+from flashllm.ui.activity import HINT_SECONDS, Activity, Phase
+from flashllm.ui.answering import Answering, explain
 from flashllm.ui.bindings import APP_BINDINGS
+from flashllm.ui.context_meter import TELLS_AT, ContextMeter, Fill
 from flashllm.ui.engine_thread import EngineThread
-from flashllm.ui.help import HelpScreen
+from flashllm.ui.history import InputHistory
+from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.prompt import Prompt
+from flashllm.ui.saving import Saving
+from flashllm.ui.shown import Shown
 from flashllm.ui.status import StatusLine
-from flashllm.ui.transcript import Answer, Notice, Question, Transcript
+from flashllm.ui.transcript import Transcript
+from flashllm.ui.turn_actions import TurnActions
+from flashllm.ui.turn_view import Notice
 
 if TYPE_CHECKING:
-    from flashllm.engine import Model
+    from flashllm.engine_protocol import Engine, EngineToken
     from flashllm.sampling import Sampling
 
-BATCH_SECONDS = 0.03
-TICK_SECONDS = 0.25
+TICK_SECONDS = 0.5
 CLOSE_SECONDS = 2.0
-NOT_YET = "not here yet"
+EDITING = "another version of an earlier message; Esc: leave it as it was"
 
 
-class ChatApp(App[None]):
-    """A conversation with one model; `open_engine` gives the model and may take its time."""
+class ChatApp(Actions):
+    """A conversation with one model; `open_engine` gives the model and may take its time.
+
+    `store` is the file of conversations, None keeps nothing; `session` the one to go on with.
+    """
 
     CSS_PATH = Path(__file__).with_name("chat.tcss")
     TITLE = "flashllm"
@@ -53,39 +64,72 @@ class ChatApp(App[None]):
 
     def __init__(
         self,
-        open_engine: Callable[[], Model],
+        open_engine: Callable[[ModelChoice], Engine],
         *,
+        choice: ModelChoice | None = None,
+        store: Path | str | None = None,
+        session: int | None = None,
+        history: Path | None = None,
+        settings: ChatSettings | None = None,
         sampling: Sampling | None = None,
+        stops: tuple[str, ...] = (),
         max_tokens: int = 512,
         system: str = "",
         name: str = "the model",
         welcome: str = "Ask something below. F1 explains keys and numbers.",
     ) -> None:
         super().__init__()
+        self.choice = choice or ModelChoice(name=name)
+        self.settings = settings or ChatSettings()
+        self.sampling, self.stops, self.max_tokens = sampling, stops, max_tokens
         self.engine = EngineThread(open_engine, self._post)
-        self.conversation = Conversation(system)
-        self.activity = Activity(sanitize_line(name))
-        self._sampling = sampling
-        self._max_tokens = max_tokens
+        self.activity = Activity(sanitize_line(self.choice.name))
+        self.saving = Saving(
+            store,
+            lambda error: self._post(messages.SavingFailed(error)),
+            lambda: self._post(messages.SavingRecovered()),
+        )
+        self.shown = Shown(Conversation(system), self.saving)
+        self.shown.transcript = Transcript(self.shown.make_view)
+        self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
+        self.answering = Answering(self)
+        self.turns = TurnActions(self)
+        self.editing: int | None = None
+        """The question of which another version is in the prompt."""
+        self._draft = ""
+        self._session = session
         self._welcome = welcome
-        self._question: Question | None = None
-        self._answer: Answer | None = None
+        self._told_full = False
+
+    @property
+    def conversation(self) -> Conversation:
+        """The one that is shown."""
+        return self.shown.conversation
+
+    @property
+    def session_id(self) -> int | None:
+        """Under which the conversation is kept, once it is."""
+        return self.saving.session_id
 
     def compose(self) -> ComposeResult:
         """Title, transcript, prompt, status, keys."""
         yield Static(f"flashllm  {self.activity.model_name}", id="title", markup=False)
-        yield Transcript()
-        yield Prompt(compact=False, highlight_cursor_line=False, placeholder="Ask something")
-        yield StatusLine()
+        yield self.shown.transcript
+        yield self.prompt
+        with Horizontal(id="bottom"):
+            yield StatusLine()
+            yield ContextMeter()
         yield Footer(compact=True, show_command_palette=False)
 
     async def on_mount(self) -> None:
         """Starts to open the model; the prompt can be written meanwhile."""
-        self.query_one(Prompt).focus()
-        self.set_interval(TICK_SECONDS, self._show_status)
+        self.prompt.focus()
+        self._ticker = self.set_interval(TICK_SECONDS, self.show_status)
         self._leave_on_signals()
-        await self._tell(self._welcome)
-        self._open()
+        await self.tell(self._welcome)
+        if self._session is not None:
+            await self.open_session(self._session)
+        self.open_model(self.choice)
 
     # What the user does
 
@@ -95,286 +139,205 @@ class ChatApp(App[None]):
         text = event.text.strip()
         if not text:
             return
-        phase = self.activity.phase
-        if phase is Phase.OPENING:
+        if self.activity.phase is Phase.OPENING:
             self._wait_to_send(True)
-            return
-        if phase is not Phase.READY:
-            self._show_hint(CLOSED_HINT if phase is Phase.CLOSED else BUSY_HINT)
-            return
-        self.query_one(Prompt).clear()
-        transcript = self.query_one(Transcript)
-        self._question, self._answer = Question(text), Answer()
-        await transcript.add(self._question)
-        await transcript.add(self._answer)
-        self._enter(Phase.READING)
-        self.conversation.ask(text)
-        self.engine.ask(
-            Request(
-                self.conversation.messages(),
-                self.conversation.system,
-                max_tokens=self._max_tokens,
-                sampling=self._sampling,
-            )
-        )
-
-    def action_stop(self) -> None:
-        """Stops the answer, or keeps what waits for the model from being sent."""
-        self._wait_to_send(False)
-        if self.activity.is_answering:
-            self.engine.stop()
-            self._show_hint("stopping")
-
-    def action_copy_or_stop(self) -> None:
-        """Ctrl+C stops an answer; otherwise it copies, and says how to leave."""
-        if self.activity.is_answering:
-            self.action_stop()
-            return
-        selected = self.screen.get_selected_text() or self.query_one(Prompt).selected_text
-        if selected:
-            self.copy_to_clipboard(selected)
-            self._show_hint("copied")
+        elif hindrance := self.answering.hindrance():
+            self.show_hint(hindrance)
         else:
-            self._show_hint("Ctrl+Q leaves")
+            self.prompt.take()
+            edited_turn, self.editing = self.editing, None
+            self.prompt.border_title = None
+            await self.answering.ask(text, edited_turn)
 
-    async def action_new_conversation(self) -> None:
-        """Forgets the conversation."""
+    def stop(self) -> None:
+        """Stops the answer, or keeps what waits for the model from being sent, or ends an edit."""
+        if self.activity.send_when_open:
+            self._wait_to_send(False)
+        elif self.activity.is_answering:
+            self.engine.stop()
+            self.show_hint("stopping")
+        elif self.editing is not None:
+            self.editing = None
+            self.prompt.border_title = None
+            self.prompt.put_text(self._draft)
+            self.refresh_bindings()
+
+    async def begin_conversation(self) -> None:
+        """A new conversation; the one before is kept."""
         if self.activity.is_answering:
-            self._show_hint(BUSY_HINT)
+            self.show_hint(self.answering.hindrance())
             return
-        self.conversation.clear()
+        await self.shown.begin()
         self.activity.forget()
-        await self.query_one(Transcript).remove_children()
-        await self._tell(self._welcome)
-        self._show_status()
+        await self.tell(self._welcome)
+        self.check_context()
+        self.show_status()
 
-    def action_reopen(self) -> None:
-        """Tries again to open the model."""
-        if self.activity.phase is Phase.CLOSED:
-            self._open()
-
-    def action_help(self) -> None:
-        """Shows the page of help."""
-        self.push_screen(HelpScreen())
-
-    def action_io_panel(self) -> None:
-        """Shows or hides where the time and the bytes go."""
-        self._show_hint(NOT_YET)
-
-    def action_neuron_map(self) -> None:
-        """Shows or hides the map of neurons."""
-        self._show_hint(NOT_YET)
-
-    def action_sessions(self) -> None:
-        """Shows the conversations that were kept."""
-        self._show_hint(NOT_YET)
-
-    def action_models(self) -> None:
-        """Shows the models on this machine."""
-        self._show_hint(NOT_YET)
-
-    def action_settings(self) -> None:
-        """Shows the system prompt and the sampling."""
-        self._show_hint(NOT_YET)
-
-    def action_palette(self) -> None:
-        """Shows every command."""
-        self._show_hint(NOT_YET)
-
-    def action_editor(self) -> None:
-        """Opens what was typed in $EDITOR."""
-        self._show_hint(NOT_YET)
-
-    def action_focus_transcript(self) -> None:
-        """Goes to the messages; the last one is selected."""
-        self._show_hint(NOT_YET)
-
-    def action_focus_prompt(self) -> None:
-        """Goes back to the prompt; nothing is selected."""
-        self.query_one(Prompt).focus()
-
-    def action_select(self, step: int) -> None:
-        """Selects the message before or after."""
-        self._show_hint(f"{NOT_YET} ({step})")
-
-    def action_edit(self, number: int = 0) -> None:
-        """Takes a question into the prompt; what is sent then is a branch. 0: the selected one."""
-        self._show_hint(f"{NOT_YET} ({number})")
-
-    def action_regenerate(self) -> None:
-        """Answers the last question anew; the answer before stays as a branch."""
-        self._show_hint(NOT_YET)
-
-    def action_delete(self, number: int = 0) -> None:
-        """Deletes a message and what follows it, after asking. 0: the selected one."""
-        self._show_hint(f"{NOT_YET} ({number})")
-
-    def action_copy(self, number: int = 0) -> None:
-        """Copies a message. 0: the selected one, or the last answer."""
-        self._show_hint(f"{NOT_YET} ({number})")
-
-    def action_code(self, number: int = 0) -> None:
-        """Copies a message's code, the next block each time. 0: of the selected one."""
-        self._show_hint(f"{NOT_YET} ({number})")
-
-    def action_branch(self, step: int) -> None:
-        """Shows the branch before or after."""
-        self._show_hint(f"{NOT_YET} ({step})")
-
-    def action_tokens(self) -> None:
-        """Shows the tokens of an answer, each with its numbers."""
-        self._show_hint(NOT_YET)
-
-    def action_continue(self) -> None:
-        """Goes on with an answer that was stopped."""
-        self._show_hint(NOT_YET)
-
-    def action_scroll_transcript(self, pages: int) -> None:
-        """Scrolls by pages, wherever the cursor is."""
-        transcript = self.query_one(Transcript)
-        scroll = transcript.action_page_up if pages < 0 else transcript.action_page_down
-        scroll()
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Keys that would do nothing now are not shown."""
-        if action == "stop":
-            return self.activity.is_answering or self.activity.send_when_open
-        if action == "reopen":
-            return self.activity.phase is Phase.CLOSED
-        return True
-
-    # What the engine does
+    # What the engine and the writer do
 
     @on(messages.Opened)
     async def show_opened(self, event: messages.Opened) -> None:
         """The model is there."""
         plan, described = event.model.plan, event.model.info
         self.activity.plan = plan
-        self.activity.model_name = sanitize_line(described.name)
+        self.activity.model_name = self.saving.model = sanitize_line(described.name)
         select = f"{plan.select} (lossy)" if plan.lossy else plan.select
         title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_words}, {select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
-        self._enter(Phase.READY)
+        self.enter(Phase.READY)
+        self.check_context()
         for caution in event.model.cautions():
-            await self._tell(sanitize_line(caution), "error")
+            await self.tell(sanitize_line(caution), "error")
         if self.activity.send_when_open:
             self._wait_to_send(False)
-            self.query_one(Prompt).action_submit()
+            self.prompt.action_submit()
 
     @on(messages.OpenFailed)
     async def show_open_failed(self, event: messages.OpenFailed) -> None:
         """The model is not there, and why."""
-        self._enter(Phase.CLOSED)
+        self.enter(Phase.CLOSED)
         text = f"{self.activity.model_name} cannot be opened: {explain(event.error)}"
-        await self._tell(f"{text}\nCtrl+R tries again, Ctrl+Q leaves.", "error")
+        await self.tell(f"{text}\nCtrl+R tries again, Ctrl+Q leaves.", "error")
 
     @on(messages.Shortened)
     async def show_shortened(self, event: messages.Shortened) -> None:
         """Old messages are left out from now on."""
         self.conversation.dropped += event.dropped
-        await self._tell(
+        await self.tell(
             f"The conversation outgrew the context: its first {self.conversation.dropped} messages "
             "are no longer sent to the model.",
-            before=self._answer,
+            above_answer=True,
         )
 
     @on(messages.Prefilling)
     def show_prefill(self, event: messages.Prefilling) -> None:
         """The prompt is being read."""
         self.activity.prefill(event.done, event.total)
-        self._show_status()
+        self.show_numbers(())
 
     @on(messages.TokensReady)
     def expect_tokens(self) -> None:
-        """Tokens are shown in batches, since a screen need not change oftener than that."""
-        self.set_timer(BATCH_SECONDS, self.show_tokens)
-
-    async def show_tokens(self) -> None:
-        """Shows the tokens that have come."""
-        tokens = self.engine.take()
-        if not tokens or self._answer is None:
-            return
-        if self.activity.phase is Phase.READING:
-            self._enter(Phase.WRITING)
-        self.activity.count(tokens)
-        await self._answer.add("".join(token.text for token in tokens))
-        self._show_status()
+        """Tokens have come."""
+        self.answering.expect_tokens()
 
     @on(messages.Answered)
     async def finish_answer(self, event: messages.Answered) -> None:
         """The answer is complete, or as complete as it will be."""
-        await self.show_tokens()
-        await self._finish(event.text)
-        reasons = {
-            "cancelled": "Stopped.",
-            "length": f"Stopped at {self._max_tokens} tokens (-n changes that).",
-            "context": "Stopped: the context is full. Ctrl+N begins a new conversation.",
-        }
-        if event.finish_reason in reasons:
-            await self._tell(reasons[event.finish_reason])
+        await self.answering.finish(event)
 
     @on(messages.Failed)
     async def show_failed(self, event: messages.Failed) -> None:
-        """The answer broke off; what was typed comes back if nothing was answered."""
-        await self.show_tokens()
-        await self._finish(self._answer.shown_text if self._answer else "")
-        await self._tell(explain(event.error), "error")
+        """The answer broke off."""
+        await self.answering.fail(event.error)
 
-    # Around
+    @on(messages.SavingFailed)
+    async def show_saving_failed(self, event: messages.SavingFailed) -> None:
+        """The conversation goes on, but is not kept at the moment."""
+        await self.tell(f"This conversation is not being saved: {event.error}", "error")
 
-    async def _finish(self, text: str) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            await answer.finish()
-        if text.strip():
-            self.conversation.begin_answer().text = text
-        else:
-            question = self.conversation.path()[-1]
-            self.conversation.remove(question.id)
-            await self._give_back(question.text)
-            if answer is not None:
-                await answer.remove()
-        self._enter(Phase.READY)
+    @on(messages.SavingRecovered)
+    async def show_saving_recovered(self) -> None:
+        """All is well again."""
+        await self.tell("The conversation is saved again.")
 
-    async def _give_back(self, text: str) -> None:
-        """What was asked in vain can be sent again, unless something else was typed meanwhile."""
-        prompt = self.query_one(Prompt)
-        if not prompt.text:
-            prompt.load_text(text)
-            prompt.move_cursor(prompt.document.end)
-            if self._question is not None:
-                await self._question.remove()
+    @on(Markdown.LinkClicked)
+    def show_link(self, event: Markdown.LinkClicked) -> None:
+        """Links are shown and never opened: a model may have made them up."""
+        self.show_hint(f"not opened: {sanitize_line(event.href)}")
 
-    async def _tell(self, text: str, kind: str = "info", before: Answer | None = None) -> None:
-        transcript = self.query_one(Transcript)
-        if before is None:
+    # For those around
+
+    async def tell(self, text: str, kind: str = "info", *, above_answer: bool = False) -> None:
+        """A remark in the transcript; `kind` is info or error."""
+        transcript, turn = self.shown.transcript, self.answering.turn
+        view = transcript.view(turn.id) if turn is not None and above_answer else None
+        if view is None:
             await transcript.add(Notice(text, kind))
         else:
-            await transcript.mount(Notice(text, kind), before=before)
+            await transcript.mount(Notice(text, kind), before=view)
 
-    def _open(self) -> None:
+    def show_hint(self, text: str) -> None:
+        """A remark on the status line, for a while."""
+        self.activity.hint(text)
+        self.show_status()
+        self.set_timer(HINT_SECONDS + 0.05, self.show_status)
+
+    def show_status(self) -> None:
+        """The status line as it is now; it ticks only while something is waited for."""
+        with contextlib.suppress(IndexError):  # no screen any more
+            for line in self.screen_stack[0].query(StatusLine):
+                line.parts = self.activity.parts()
+        waits = self.activity.phase in (Phase.OPENING, Phase.READING)
+        (self._ticker.resume if waits else self._ticker.pause)()
+
+    def show_numbers(self, tokens: Sequence[EngineToken]) -> None:  # noqa: ARG002
+        """Numbers have changed, among them those of these new tokens."""
+        self.show_status()
+        self._meter(self.activity.context_used)
+
+    def check_context(self) -> None:
+        """After an answer, or where another branch is shown: how full the context is, and says so."""
+        used = 0
+        for turn in self.conversation.path():
+            if turn.role == "assistant" and turn.numbers:
+                used = turn.numbers.get("prompt_tokens", 0) + turn.numbers.get("tokens", 0)
+        fill = self._meter(used)
+        if fill.share < TELLS_AT:
+            self._told_full = False
+        elif not self._told_full:
+            self._told_full = True
+            self.run_worker(self.tell(fill.words()), exit_on_error=False)
+
+    def begin_edit(self, turn_id: int, text: str) -> None:
+        """Another version of a question is written; what was in the prompt comes back with Esc."""
+        if self.editing is None:
+            self._draft = self.prompt.whole_text if self.prompt.whole_text != text else ""
+        self.editing = turn_id
+        self.prompt.put_text(text)
+        self.prompt.border_title = EDITING
+        self.action_focus_prompt()
+        self.refresh_bindings()
+
+    def open_model(self, choice: ModelChoice) -> None:
+        """Closes the model that is open, and opens this one; the conversation stays."""
+        if choice != self.choice:
+            self.choice = choice
+            self.activity.model_name = sanitize_line(choice.name)
         self.activity.send_when_open = False
-        self._enter(Phase.OPENING)
-        self.engine.open()
+        self.enter(Phase.OPENING)
+        self.engine.open(choice)
+
+    async def open_session(self, session_id: int) -> None:
+        """Shows a conversation that was kept, and goes on with it."""
+        if self.activity.is_answering:
+            self.show_hint(self.answering.hindrance())
+            return
+        try:
+            await self.shown.restore(session_id)
+        except FlashllmError as error:
+            await self.tell(explain(error), "error")
+        self.activity.forget()
+        self.check_context()
+        self.show_status()
+
+    def enter(self, phase: Phase) -> None:
+        """The engine begins to do something else."""
+        self.activity.enter(phase)
+        self.refresh_bindings()
+        self.show_status()
+
+    def _meter(self, used: int) -> Fill:
+        plan = self.activity.plan
+        fill = Fill.of(used, plan.context, self.max_tokens) if plan is not None else Fill()
+        with contextlib.suppress(IndexError):
+            for meter in self.screen_stack[0].query(ContextMeter):
+                meter.fill = fill
+        return fill
 
     def _wait_to_send(self, wait: bool) -> None:
         self.activity.send_when_open = wait
         self.refresh_bindings()
-        self._show_status()
-
-    def _enter(self, phase: Phase) -> None:
-        self.activity.enter(phase)
-        self.refresh_bindings()
-        self._show_status()
-
-    def _show_hint(self, text: str) -> None:
-        self.activity.hint(text)
-        self._show_status()
-
-    def _show_status(self) -> None:
-        with contextlib.suppress(IndexError):  # no screen any more
-            for line in self.screen_stack[0].query(StatusLine):
-                line.parts = self.activity.parts()
+        self.show_status()
 
     def _post(self, message: Message) -> None:
         with contextlib.suppress(RuntimeError):  # the application has gone
@@ -396,19 +359,11 @@ class ChatApp(App[None]):
             signal.signal(number, leave)
 
 
-def explain(error: BaseException) -> str:
-    """An error in words for users."""
-    if isinstance(error, FlashllmError):
-        return str(error)
-    if isinstance(error, MemoryError):
-        return "out of memory; leave, and come back with a smaller --memory"
-    return f"unexpected: {type(error).__name__}: {error}"
-
-
 def run_app(app: ChatApp) -> int:
     """Runs the chat in the terminal; returns the exit code."""
     app.run()
     code = app.return_code or 0
+    app.saving.close(CLOSE_SECONDS)
     if not app.engine.close(CLOSE_SECONDS):
         # Opening, or a read that hangs: nothing that has to be saved is at stake.
         sys.stdout.flush()

@@ -28,8 +28,6 @@ APP_BINDINGS: list[BindingType] = [
     _binding("f6", "settings", "Settings"),
     _binding("ctrl+p", "palette", "Palette"),
     _binding("ctrl+g", "editor", "Editor"),
-    _binding("tab", "focus_transcript", "Messages", show=True),
-    _binding("shift+tab", "focus_transcript", "Messages", name="focus_transcript_back"),
     _binding("ctrl+c", "copy_or_stop", "Copy or stop", first=True),
     _binding("ctrl+q", "quit", "Quit", show=True, first=True),
 ]
@@ -39,6 +37,7 @@ PROMPT_BINDINGS: list[BindingType] = [
     Binding("ctrl+j,shift+enter", "break_line", "Line break", show=False, id="chat.break_line"),
     Binding("up", "earlier", "Earlier input", show=False, id="chat.history_earlier"),
     Binding("down", "later", "Later input", show=False, id="chat.history_later"),
+    _binding("tab,shift+tab", "focus_transcript", "Messages", show=True),
     _binding("pageup", "scroll_transcript(-1)", "Page up", name="page_up"),
     _binding("pagedown", "scroll_transcript(1)", "Page down", name="page_down"),
 ]
@@ -55,5 +54,5 @@ TRANSCRIPT_BINDINGS: list[BindingType] = [
     _binding("right", "branch(1)", "Branch after", name="branch_next"),
     _binding("t", "tokens", "Tokens"),
     _binding("enter", "continue", "Continue", show=True),
-    _binding("escape", "focus_prompt", "Back", name="focus_prompt", show=True),
+    _binding("escape,tab,shift+tab", "focus_prompt", "Back", name="focus_prompt", show=True),
 ]

@@ -6,50 +6,49 @@ application never waits for a read or a conversion that takes its time.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from flashllm.errors import UsageError
+from flashllm.errors import FlashllmError, UsageError
 from flashllm.generation import Request, start
 from flashllm.ui import messages
+from flashllm.ui.model_choice import ModelChoice
 
 if TYPE_CHECKING:
     from textual.message import Message as TextualMessage
 
-    from flashllm.engine import Model, Token
-    from flashllm.engine_protocol import EngineGeneration
+    from flashllm.engine_protocol import Engine, EngineGeneration, EngineToken
 
 PREFILL_REPORT_SECONDS = 0.03
-
-
-class _Open:
-    """The command to open the model, again after a failure."""
 
 
 class EngineThread:
     """Owns the model. Tokens are kept until `take`, all else is posted as it happens."""
 
     def __init__(
-        self, open_engine: Callable[[], Model], post: Callable[[TextualMessage], object]
+        self,
+        open_engine: Callable[[ModelChoice], Engine],
+        post: Callable[[TextualMessage], object],
     ) -> None:
         self._open_engine = open_engine
         self._post = post
-        self._commands: queue.SimpleQueue[Request | _Open | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Request | ModelChoice | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._model: Model | None = None
+        self._model: Engine | None = None
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._tokens: list[Token] = []
+        self._tokens: list[EngineToken] = []
         self._announced = False
 
-    def open(self) -> None:
-        """Starts opening the model; `Opened` or `OpenFailed` tells the end of it."""
+    def open(self, choice: ModelChoice) -> None:
+        """Closes what is open and opens this; `Opened` or `OpenFailed` tells the end of it."""
         if not self._thread.is_alive():
             self._thread.start()
-        self._commands.put(_Open())
+        self._commands.put(choice)
 
     def ask(self, request: Request) -> None:
         """Starts an answer; `Answered` or `Failed` tells the end of it."""
@@ -63,7 +62,7 @@ class EngineThread:
             if self._model is not None:
                 self._model.cancel()
 
-    def take(self) -> list[Token]:
+    def take(self) -> list[EngineToken]:
         """The tokens that came since the last call."""
         with self._lock:
             tokens, self._tokens = self._tokens, []
@@ -83,18 +82,23 @@ class EngineThread:
             command = self._commands.get()
             if command is None:
                 break
-            if isinstance(command, _Open):
-                self._open()
+            if isinstance(command, ModelChoice):
+                self._open(command)
             else:
                 self._serve(command)
+        self._close()
+
+    def _close(self) -> None:
         with self._lock:
             model, self._model = self._model, None
         if model is not None:
-            model.close()
+            with contextlib.suppress(FlashllmError, OSError):  # it may be gone already
+                model.close()
 
-    def _open(self) -> None:
+    def _open(self, choice: ModelChoice) -> None:
+        self._close()
         try:
-            model = self._open_engine()
+            model = self._open_engine(choice)
             if model.tokenizer is None:
                 model.close()
                 raise UsageError(
@@ -111,11 +115,11 @@ class EngineThread:
         try:
             generation = self._start(request)
             for token in generation:
-                self._push(cast("Token", token))
+                self._push(token)
         except BaseException as error:  # noqa: BLE001  shown in the application
             self._post(messages.Failed(error))
         else:
-            self._post(messages.Answered(generation.finish_reason or "stop", generation.text))
+            self._post(messages.Answered(generation.finish_reason or "stop", generation.report()))
 
     def _start(self, request: Request) -> EngineGeneration:
         model = self._model
@@ -139,7 +143,7 @@ class EngineThread:
 
         return report
 
-    def _push(self, token: Token) -> None:
+    def _push(self, token: EngineToken) -> None:
         with self._lock:
             self._tokens.append(token)
             announce = not self._announced

@@ -1,19 +1,20 @@
-"""What the engine's thread tells the application."""
+"""What the engine's thread, and that of saving, tell the application."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
 if TYPE_CHECKING:
-    from flashllm.engine import Model
+    from flashllm.engine_protocol import Engine
+    from flashllm.errors import FlashllmError
 
 
 class Opened(Message):
     """The model is open."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Engine) -> None:
         super().__init__()
         self.model = model
 
@@ -48,12 +49,12 @@ class TokensReady(Message):
 
 
 class Answered(Message):
-    """The answer is over; `finish_reason` and `text` are the generation's."""
+    """The answer is over; `finish_reason` and `report` are the generation's."""
 
-    def __init__(self, finish_reason: str, text: str) -> None:
+    def __init__(self, finish_reason: str, report: dict[str, Any]) -> None:
         super().__init__()
         self.finish_reason = finish_reason
-        self.text = text
+        self.report = report
 
 
 class Failed(Message):
@@ -62,3 +63,15 @@ class Failed(Message):
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
+
+
+class SavingFailed(Message):
+    """What was said cannot be saved now; it is tried again."""
+
+    def __init__(self, error: FlashllmError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class SavingRecovered(Message):
+    """Everything is saved again."""

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
 from flashllm.sanitize import sanitize
 from flashllm.ui.bindings import PROMPT_BINDINGS
+from flashllm.ui.history import InputHistory
+
+SHOWN_CHARACTERS = 10_000
+SHOWN_LINES = 200
+"""What is longer is held back behind a few words: the widget wraps its whole text at each key."""
+AT_ONCE_CHARACTERS = 50_000
+"""A longer paste is made harmless on another thread."""
 
 
 class Prompt(TextArea):
     """Grows with its text; Enter sends, Shift+Enter and Ctrl+J break the line."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        binding
-        for binding in PROMPT_BINDINGS
-        if isinstance(binding, Binding) and not binding.action.endswith(("earlier", "later"))
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*PROMPT_BINDINGS]
 
     class Submitted(Message):
         """The user wants to send the text."""
@@ -29,31 +33,91 @@ class Prompt(TextArea):
             super().__init__()
             self.text = text
 
+    def __init__(self, history: InputHistory | None = None, placeholder: str = "") -> None:
+        super().__init__(compact=False, highlight_cursor_line=False, placeholder=placeholder)
+        self.history = history or InputHistory()
+        self._held_back: dict[str, str] = {}
+        self._pasting = asyncio.Lock()
+
+    @property
+    def whole_text(self) -> str:
+        """What is to be sent: with what is held back."""
+        text = self.text
+        for words, held_back in self._held_back.items():
+            text = text.replace(words, held_back)
+        return text
+
+    def put_text(self, text: str) -> None:
+        """Replaces everything; what is too long to be shown is held back."""
+        self._held_back.clear()
+        self.load_text(self._shown(text))
+        self.move_cursor(self.document.end)
+
     def action_submit(self) -> None:
         """Offers the text; it stays until it is taken."""
-        self.post_message(self.Submitted(self.text))
+        self.post_message(self.Submitted(self.whole_text))
+
+    def take(self) -> str:
+        """The text has been sent: it is remembered, and the field is empty."""
+        text = self.whole_text
+        self.history.add(text)
+        self._held_back.clear()
+        self.clear()
+        return text
 
     def action_break_line(self) -> None:
         """Breaks the line at the cursor."""
         self._put("\n")
 
+    def action_earlier(self) -> None:
+        """A line up; from the first one to what was sent before."""
+        if not self.cursor_at_first_line:
+            self.action_cursor_up()
+        elif (text := self.history.earlier(self.whole_text)) is not None:
+            self.put_text(text)
+
+    def action_later(self) -> None:
+        """A line down; from the last one to what was sent after."""
+        if not self.cursor_at_last_line:
+            self.action_cursor_down()
+        elif (text := self.history.later()) is not None:
+            self.put_text(text)
+
     async def _on_key(self, event: events.Key) -> None:
-        # Here and not as priority bindings, which would overtake the letters typed before.
-        actions = {
-            "enter": self.action_submit,
-            "ctrl+j": self.action_break_line,
-            "shift+enter": self.action_break_line,
-        }
-        if event.key in actions:
+        # Bindings are looked up here and not left to the application, which gets a key so late
+        # that letters typed after it would be in the text already.
+        if event.is_printable:
+            return
+        active = self.screen.active_bindings.get(event.key)
+        if active is not None and active.node is self and active.binding.id is not None:
             event.prevent_default()
             event.stop()
-            actions[event.key]()
+            await self.run_action(active.binding.action)
 
     async def _on_paste(self, event: events.Paste) -> None:
         # Pasted text may hold escape sequences, which the widget would pass to the terminal.
         event.prevent_default()
         event.stop()
-        self._put(sanitize(event.text.replace("\r\n", "\n").replace("\r", "\n")))
+        if len(event.text) < AT_ONCE_CHARACTERS:
+            self._put(self._shown(harmless(event.text)))
+        else:
+            self.run_worker(self._paste_long(event.text), exit_on_error=False)
+
+    async def _paste_long(self, text: str) -> None:
+        async with self._pasting:
+            self._put(self._shown(await asyncio.to_thread(harmless, text)))
+
+    def _shown(self, text: str) -> str:
+        if len(text) <= SHOWN_CHARACTERS and text.count("\n") < SHOWN_LINES:
+            return text
+        words = f"[text {len(self._held_back) + 1}: {len(text):,} characters]"
+        self._held_back[words] = text
+        return words
 
     def _put(self, text: str) -> None:
         self.replace(text, *self.selection, maintain_selection_offset=False)
+
+
+def harmless(text: str) -> str:
+    """Pasted text without escape sequences, with one kind of line end."""
+    return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flashllm.engine import Token
+    from flashllm.engine_protocol import EngineToken
 
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
@@ -25,7 +25,7 @@ class AnswerStatistics:
     misses: int = 0
     rss_bytes: int = 0
 
-    def add(self, token: Token) -> None:
+    def add(self, token: EngineToken) -> None:
         """Counts one more token."""
         self.tokens += 1
         self.rss_bytes = token.cost.rss_bytes

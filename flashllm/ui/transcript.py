@@ -2,94 +2,121 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
-from markdown_it import MarkdownIt
-from markdown_it.rules_core import StateCore
-from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
-from textual.widgets import Markdown, Static
-from textual.widgets.markdown import MarkdownStream
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.widget import Widget
 
-from flashllm.sanitize import Sanitizer, sanitize
+from flashllm.ui.bindings import TRANSCRIPT_BINDINGS
+from flashllm.ui.turn_view import Answer, Notice, Question, TurnView
 
-# Textual takes these for ends of lines, its Markdown parser does not.
-_OTHER_LINE_ENDS = re.compile("[\u2028\u2029]")
-
-
-def make_parser() -> MarkdownIt:
-    """Markdown for answers: HTML stays visible text, nothing becomes a link by itself.
-
-    Models end lines where they mean it, so a line end in a paragraph is kept.
-    """
-    parser = MarkdownIt("gfm-like", {"html": False, "linkify": False})
-    parser.core.ruler.push("keep_line_ends", _keep_line_ends)
-    return parser
-
-
-def _keep_line_ends(state: StateCore) -> None:
-    for token in state.tokens:
-        for child in token.children or ():
-            if child.type == "softbreak":
-                child.type = "hardbreak"
-
-
-class Question(Static):
-    """What the user sent, as it was typed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(sanitize(text), markup=False)
-
-
-class Notice(Static):
-    """A remark of the application; `kind` is info or error."""
-
-    def __init__(self, text: str, kind: str = "info") -> None:
-        super().__init__(sanitize(text), markup=False, classes=kind)
-
-
-class Answer(Vertical):
-    """An answer of the model, growing while it comes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._markdown = Markdown(parser_factory=make_parser, open_links=False)
-        self._sanitizer = Sanitizer()
-        self._stream: MarkdownStream | None = None
-        self.shown_text = ""
-        """What is on the screen, harmless already."""
-
-    def compose(self) -> ComposeResult:
-        """One Markdown document."""
-        yield self._markdown
-
-    async def add(self, text: str) -> None:
-        """Shows more text, cut anywhere."""
-        clean = _OTHER_LINE_ENDS.sub("\n", self._sanitizer.feed(text))
-        if not self.shown_text:
-            clean = clean.lstrip()  # four spaces in front would make it code
-        if not clean:
-            return
-        self.shown_text += clean
-        if self._stream is None:
-            self._stream = Markdown.get_stream(self._markdown)
-        await self._stream.write(clean)
-
-    async def finish(self) -> None:
-        """Shows what is still on its way; nothing can be added afterwards."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            await stream.stop()
+MOUNTED_AT_ONCE = 20
+"""Turns of a long conversation that are made into widgets: the last ones, older ones on demand."""
 
 
 class Transcript(VerticalScroll):
-    """All of it; stays at the end while answers grow, unless the reader scrolled away."""
+    """All of it; stays at the end while answers grow, unless the reader scrolled away.
+
+    `make` gives the widget of a turn, when it is needed.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [*TRANSCRIPT_BINDINGS]
+
+    def __init__(self, make: Callable[[int], TurnView]) -> None:
+        super().__init__()
+        self.selected: int | None = None
+        """The turn that keys act on."""
+        self._make = make
+        self._older: list[int] = []
+        self._adding_older = False
 
     def on_mount(self) -> None:
         """Sticks to the end."""
         self.anchor()
 
-    async def add(self, widget: Question | Answer | Notice) -> None:
+    def views(self) -> list[TurnView]:
+        """Of the turns that have been mounted, in order."""
+        return [child for child in self.children if isinstance(child, TurnView)]
+
+    def view(self, turn_id: int) -> TurnView | None:
+        """Of one turn, if it is there."""
+        return next((view for view in self.views() if view.turn_id == turn_id), None)
+
+    async def add(self, *widgets: Question | Answer | Notice) -> None:
         """Appends, and goes to the end."""
-        await self.mount(widget)
+        await self.mount_all(widgets)
         self.anchor()
+
+    async def show(self, turns: Sequence[int]) -> None:
+        """Shows these turns; the widgets of the first ones that are there already stay."""
+        views = self.views()
+        there = [*self._older, *(view.turn_id for view in views)]
+        same = _common(there, turns)
+        kept = max(same - len(self._older), 0)
+        if not kept or len(turns) - same > MOUNTED_AT_ONCE:
+            kept, self._older = 0, list(turns[:-MOUNTED_AT_ONCE])
+            same = len(self._older)
+        first = self.children.index(views[kept - 1]) + 1 if kept else 0
+        self.select(None)
+        with self.app.batch_update():
+            await self.remove_children(list(self.children[first:]))
+            await self.mount_all([self._make(turn) for turn in turns[same:]])
+        self.anchor()
+
+    async def clear_notices(self) -> None:
+        """Remarks go, the conversation stays."""
+        await self.remove_children(Notice)
+
+    def select(self, turn_id: int | None) -> None:
+        """Marks one turn, and shows it."""
+        self.selected = turn_id
+        for view in self.views():
+            chosen = turn_id is not None and view.turn_id == turn_id
+            view.set_class(chosen, "-selected")
+            if chosen:
+                view.scroll_visible(animate=False)
+
+    async def step(self, step: int) -> None:
+        """Selects the turn before or after; older ones are mounted when they are reached."""
+        if step < 0 and self._older and self._index() == 0:
+            await self._add_older()
+        views = self.views()
+        if views:
+            index = min(max(self._index() + step, 0), len(views) - 1)
+            self.select(views[index].turn_id)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Near the beginning of what is mounted, more is."""
+        super().watch_scroll_y(old_value, new_value)
+        if self._older and new_value < self.size.height and new_value < old_value:
+            self.call_later(self._add_older)
+
+    def _index(self) -> int:
+        # Past the end where nothing is selected, so that the first step back takes the last one.
+        ids = [view.turn_id for view in self.views()]
+        return ids.index(self.selected) if self.selected in ids else len(ids)
+
+    async def _add_older(self) -> None:
+        if self._adding_older or not self._older:
+            return
+        self._adding_older = True
+        turns, first = self._older[-MOUNTED_AT_ONCE:], self.children[0]
+        del self._older[-MOUNTED_AT_ONCE:]
+        await self.mount_all([self._make(turn) for turn in turns], before=first)
+        self.call_after_refresh(self._stay_at, first)
+
+    def _stay_at(self, first: Widget) -> None:
+        # What was at the top stays at the top.
+        self.scroll_to_widget(first, animate=False, top=True, force=True)
+        self._adding_older = False
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    same = 0
+    for left, right in zip(one, other):  # noqa: B905  as far as both go
+        if left != right:
+            break
+        same += 1
+    return same

@@ -1,0 +1,207 @@
+"""What keys, slash commands and the palette can ask for: each action by its name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual import on
+from textual.app import App
+
+from flashllm.errors import UsageError
+from flashllm.ui.activity import Phase
+from flashllm.ui.context_meter import ContextMeter
+from flashllm.ui.editor import edited
+from flashllm.ui.help import HelpScreen
+from flashllm.ui.turn_view import TurnView
+
+if TYPE_CHECKING:
+    from flashllm.settings import ChatSettings
+    from flashllm.ui.activity import Activity
+    from flashllm.ui.answering import Answering
+    from flashllm.ui.engine_thread import EngineThread
+    from flashllm.ui.model_choice import ModelChoice
+    from flashllm.ui.prompt import Prompt
+    from flashllm.ui.shown import Shown
+    from flashllm.ui.turn_actions import TurnActions
+
+NOT_YET = "not here yet"
+
+
+class Actions(App[None]):
+    """The actions of `ChatApp`, which has what they need."""
+
+    activity: Activity
+    answering: Answering
+    choice: ModelChoice
+    editing: int | None
+    engine: EngineThread
+    prompt: Prompt
+    settings: ChatSettings
+    shown: Shown
+    turns: TurnActions
+
+    async def tell(self, text: str, kind: str = "info", *, above_answer: bool = False) -> None:
+        """A remark in the transcript."""
+        raise NotImplementedError
+
+    def show_hint(self, text: str) -> None:
+        """A remark on the status line, for a while."""
+        raise NotImplementedError
+
+    def open_model(self, choice: ModelChoice) -> None:
+        """Closes the model that is open, and opens this one."""
+        raise NotImplementedError
+
+    async def begin_conversation(self) -> None:
+        """A new conversation; the one before is kept."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stops the answer, or what else waits or is begun."""
+        raise NotImplementedError
+
+    def action_stop(self) -> None:
+        """Stops the answer, or keeps what waits for the model from being sent."""
+        self.stop()
+
+    def action_copy_or_stop(self) -> None:
+        """Ctrl+C stops an answer; otherwise it copies, and says how to leave."""
+        selected = self.screen.get_selected_text() or self.prompt.selected_text
+        if self.activity.is_answering:
+            self.action_stop()
+        elif selected:
+            self.copy_to_clipboard(selected)
+            self.show_hint("copied")
+        else:
+            self.show_hint("Ctrl+Q leaves")
+
+    async def action_new_conversation(self) -> None:
+        """Begins a new conversation; the one before is kept."""
+        await self.begin_conversation()
+
+    def action_reopen(self) -> None:
+        """Tries again to open the model."""
+        if self.activity.phase is Phase.CLOSED:
+            self.open_model(self.choice)
+
+    async def action_retry(self) -> None:
+        """Opens the model again; if it is open, the last question is asked again."""
+        if self.activity.phase is Phase.CLOSED:
+            self.open_model(self.choice)
+        else:
+            await self.turns.regenerate()
+
+    def action_help(self) -> None:
+        """Shows the page of help."""
+        self.push_screen(HelpScreen())
+
+    def action_io_panel(self) -> None:
+        """Shows or hides where the time and the bytes go."""
+        self.show_hint(NOT_YET)
+
+    def action_neuron_map(self) -> None:
+        """Shows or hides the map of neurons."""
+        self.show_hint(NOT_YET)
+
+    def action_sessions(self) -> None:
+        """Shows the conversations that were kept."""
+        self.show_hint(NOT_YET)
+
+    def action_models(self) -> None:
+        """Shows the models on this machine."""
+        self.show_hint(NOT_YET)
+
+    def action_settings(self) -> None:
+        """Shows the system prompt and the sampling."""
+        self.show_hint(NOT_YET)
+
+    def action_palette(self) -> None:
+        """Shows every command."""
+        self.show_hint(NOT_YET)
+
+    def action_tokens(self) -> None:
+        """Shows the tokens of an answer, each with its numbers."""
+        self.show_hint(NOT_YET)
+
+    def action_editor(self) -> None:
+        """Opens what was typed in $EDITOR."""
+        try:
+            with self.suspend():
+                text = edited(self.prompt.whole_text, self.settings.editor)
+        except UsageError as error:
+            self.show_hint(str(error))
+        else:
+            self.prompt.put_text(text)
+
+    async def action_focus_transcript(self) -> None:
+        """Goes to the messages; the last one is selected."""
+        self.shown.transcript.focus()
+        await self.shown.transcript.step(-1)
+
+    def action_focus_prompt(self) -> None:
+        """Goes back to the prompt; nothing is selected. While an answer is written, it stops."""
+        if self.activity.is_answering and self.prompt.has_focus is False:
+            self.action_stop()
+        self.shown.transcript.select(None)
+        self.prompt.focus()
+
+    async def action_select(self, step: int) -> None:
+        """Selects the message before or after."""
+        await self.shown.transcript.step(step)
+
+    @on(TurnView.Chosen)
+    def choose_turn(self, event: TurnView.Chosen) -> None:
+        """A click selects a message."""
+        self.shown.transcript.focus()
+        self.shown.transcript.select(event.turn_id)
+
+    def action_edit(self, number: int = 0) -> None:
+        """Takes a question into the prompt; what is sent then is a branch. 0: the selected one."""
+        self.turns.edit(number)
+
+    async def action_regenerate(self) -> None:
+        """Answers the last question anew; the answer before stays as a branch."""
+        await self.turns.regenerate()
+
+    def action_delete(self, number: int = 0) -> None:
+        """Deletes a message and what follows it, after asking. 0: the selected one."""
+        self.turns.delete(number)
+
+    def action_copy(self, number: int = 0) -> None:
+        """Copies a message. 0: the selected one, or the last answer."""
+        self.turns.copy(number)
+
+    def action_code(self, number: int = 0) -> None:
+        """Copies a message's code, the next block each time; or block n of the last answer."""
+        self.turns.code(number)
+
+    async def action_branch(self, step: int) -> None:
+        """Shows the branch before or after."""
+        await self.turns.branch(step)
+
+    async def action_continue(self) -> None:
+        """Goes on with an answer that was stopped."""
+        await self.turns.go_on()
+
+    async def action_context(self) -> None:
+        """Says how full the context is."""
+        await self.tell(self.query_one(ContextMeter).fill.words())
+
+    async def action_clear(self) -> None:
+        """Takes remarks off the screen."""
+        await self.shown.transcript.clear_notices()
+
+    def action_scroll_transcript(self, pages: int) -> None:
+        """Scrolls by pages, wherever the cursor is."""
+        transcript = self.shown.transcript
+        scroll = transcript.action_page_up if pages < 0 else transcript.action_page_down
+        scroll()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Keys that would do nothing now are not shown."""
+        if action == "stop":
+            waits = self.activity.send_when_open or self.editing is not None
+            return self.activity.is_answering or waits
+        if action == "reopen":
+            return self.activity.phase is Phase.CLOSED
+        return True

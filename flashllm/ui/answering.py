@@ -1,0 +1,216 @@
+"""From a question to its answer: asks the engine, and brings what it says into the conversation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flashllm.errors import FlashllmError
+from flashllm.generation import Request
+from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Phase
+from flashllm.ui.pace import Pace
+from flashllm.ui.shown import BROKEN_OFF, CAN_GO_ON
+from flashllm.ui.turn_view import Answer
+
+if TYPE_CHECKING:
+    from flashllm.conversation import Turn
+    from flashllm.engine_protocol import EngineToken
+    from flashllm.ui import messages
+    from flashllm.ui.app import ChatApp
+
+TOKENS_KEPT = 4_000
+"""Tokens whose numbers can be looked at; those of the oldest answers go first."""
+
+
+class Answering:
+    """One answer at a time; the engine's thread does the work."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+        self._pace = Pace()
+        self._turn: Turn | None = None
+        self._view: Answer | None = None
+        self._asked: Turn | None = None
+        """The question that goes back into the prompt if there is no answer."""
+        self._before: int | None = None
+        """The version that was shown before, and is again if there is no answer."""
+        self._ids_known = True
+        """Ids stand for the text only if they are those of all of it."""
+        self._saving_later = False
+        self.tokens: dict[int, list[EngineToken]] = {}
+        """Of the answers of this run, by turn."""
+
+    @property
+    def turn(self) -> Turn | None:
+        """The answer that is being written."""
+        return self._turn
+
+    def hindrance(self) -> str:
+        """Why nothing can be asked now; empty if it can."""
+        phase = self._app.activity.phase
+        if phase is Phase.READY:
+            return ""
+        return BUSY_HINT if self._app.activity.is_answering else CLOSED_HINT
+
+    async def ask(self, text: str, edited: int | None = None) -> None:
+        """Sends a question: at the end, or as another version of an earlier one."""
+        shown = self._app.shown
+        conversation = shown.conversation
+        self._before = edited
+        self._asked = conversation.ask(text) if edited is None else conversation.edit(edited, text)
+        await self._begin(conversation.begin_answer(), self._asked)
+
+    async def regenerate(self) -> None:
+        """Answers the last question once more."""
+        conversation = self._app.shown.conversation
+        self._before, self._asked = conversation.leaf, None
+        turn = conversation.regenerate()
+        if self._before == turn.parent:
+            self._before = None
+        await self._begin(turn)
+
+    async def go_on(self, turn: Turn) -> None:
+        """Continues the last answer, which was stopped."""
+        self._before, self._asked = None, None
+        shown = self._app.shown
+        shown.writing, turn.finish_reason = turn.id, None
+        view = shown.transcript.view(turn.id)
+        assert isinstance(view, Answer)
+        view.show_note(shown.note(turn))
+        shown.transcript.anchor()
+        self._start(turn, view, continues=True)
+
+    async def _begin(self, turn: Turn, *before: Turn) -> None:
+        shown = self._app.shown
+        shown.writing = turn.id
+        await shown.add(*before, turn)
+        view = shown.transcript.view(turn.id)
+        assert isinstance(view, Answer)
+        self._start(turn, view)
+
+    def _start(self, turn: Turn, view: Answer, *, continues: bool = False) -> None:
+        app, conversation = self._app, self._app.shown.conversation
+        self._turn, self._view = turn, view
+        self._ids_known = bool(turn.ids) or not turn.text
+        app.enter(Phase.READING)
+        app.engine.ask(
+            Request(
+                conversation.messages(),
+                conversation.system,
+                conversation.known(),
+                app.max_tokens,
+                app.sampling,
+                app.stops,
+                continues,
+            )
+        )
+
+    # What the engine says
+
+    def expect_tokens(self) -> None:
+        """Tokens are shown in batches, as often as that is worth what it costs."""
+        self._app.set_timer(self._pace.wait_seconds(), self.show_tokens)
+
+    async def show_tokens(self) -> None:
+        """Shows the tokens that have come."""
+        app, turn, view = self._app, self._turn, self._view
+        tokens = app.engine.take()
+        if not tokens or turn is None or view is None:
+            return
+        if app.activity.phase is Phase.READING:
+            app.enter(Phase.WRITING)
+        app.activity.count(tokens)
+        self._keep(turn, tokens)
+        text = "".join([token.text for token in tokens])
+        turn.text += text
+        if self._ids_known:
+            turn.ids += tuple(token.id for token in tokens)
+        await view.add(text)
+        self._pace.shown()
+        app.show_numbers(tokens)
+        self._save()
+
+    async def finish(self, event: messages.Answered) -> None:
+        """The answer is complete, or as complete as it will be."""
+        await self.show_tokens()
+        if self._turn is not None:
+            self._turn.numbers = _numbers(event.report)
+        await self._end(event.finish_reason)
+
+    async def fail(self, error: BaseException) -> None:
+        """The answer broke off; what was typed comes back if nothing was answered."""
+        await self.show_tokens()
+        await self._end(BROKEN_OFF)
+        await self._app.tell(explain(error), "error")
+
+    async def _end(self, reason: str) -> None:
+        app, shown = self._app, self._app.shown
+        turn, view = self._turn, self._view
+        self._turn = self._view = shown.writing = None
+        app.enter(Phase.READY)
+        if turn is None or view is None:
+            return
+        await view.finish()
+        if turn.text.strip():
+            turn.finish_reason = reason
+            shown.saving.turn(shown.conversation, turn)
+            view.show_note(shown.note(turn))
+        else:
+            await self._take_back(turn)
+        app.check_context()
+
+    async def _take_back(self, turn: Turn) -> None:
+        """What was asked in vain can be sent again, unless something else was typed meanwhile."""
+        app, shown, asked = self._app, self._app.shown, self._asked
+        if asked is None:
+            await shown.remove(turn.id, self._before)
+        elif app.prompt.text:
+            turn.finish_reason = "cancelled"
+            await shown.remove(turn.id)
+        else:
+            await shown.remove(asked.id, self._before)
+            app.prompt.put_text(asked.text)
+            if self._before is not None:
+                app.begin_edit(self._before, asked.text)
+
+    def _keep(self, turn: Turn, tokens: Sequence[EngineToken]) -> None:
+        self.tokens.setdefault(turn.id, []).extend(tokens)
+        while len(self.tokens) > 1 and sum(map(len, self.tokens.values())) > TOKENS_KEPT:
+            del self.tokens[next(iter(self.tokens))]
+
+    def _save(self) -> None:
+        turn, shown = self._turn, self._app.shown
+        if turn is None or self._saving_later:
+            return
+        due = shown.saving.growing(shown.conversation, turn)
+        if due > 0:
+            self._saving_later = True
+            self._app.set_timer(due, self._save_now)
+
+    def _save_now(self) -> None:
+        self._saving_later = False
+        self._save()
+
+
+def can_go_on(turn: Turn) -> bool:
+    """Whether an answer ended before its time."""
+    return turn.role == "assistant" and turn.finish_reason in CAN_GO_ON and bool(turn.text.strip())
+
+
+def explain(error: BaseException) -> str:
+    """An error in words for users."""
+    if isinstance(error, FlashllmError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "out of memory; leave, and come back with a smaller --memory"
+    return f"unexpected: {type(error).__name__}: {error}"
+
+
+def _numbers(report: dict[str, Any]) -> dict[str, Any]:
+    """Of a report, what is kept with the turn."""
+    names = ("prompt_tokens", "prefill", "decode")
+    numbers = {name: report[name] for name in names if name in report}
+    with contextlib.suppress(KeyError, TypeError):
+        numbers["tokens"] = len(report["tokens"])
+    return numbers
