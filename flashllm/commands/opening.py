@@ -45,7 +45,7 @@ def terminal_progress(kind: ProgressKind = "auto") -> Progress:
     return CleanProgress(progress_for(sys.stderr, kind))
 
 
-def model_directory(model: str | None, progress: Progress | None) -> Path:
+def model_directory(model: str | Path | None, progress: Progress | None) -> Path:
     """Where the model is; without a name, the demo, which is converted at its first use."""
     if model is not None:
         return Path(model)

@@ -40,9 +40,7 @@ class CodeBlock(MarkdownFence):
     _settled: ClassVar[tuple[str, str, Content]] = ("", "", Content(""))
 
     @classmethod
-    def highlight(
-        cls, code: str, language: str, ansi: bool = False, dark: bool = False
-    ) -> Content:
+    def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
         """Code without a language stays plain: to guess takes a tenth of a second, each time."""
         highlight = super().highlight
         if not language:
@@ -76,7 +74,7 @@ def _exactly(code: str, shown: Content) -> Content:
 class AnswerMarkdown(Markdown):
     """One stretch of an answer; links are never opened."""
 
-    BLOCKS: ClassVar[dict[str, type[MarkdownBlock]]] = {
+    BLOCKS: dict[str, type[MarkdownBlock]] = {  # noqa: RUF012  as the base does
         **Markdown.BLOCKS,
         "fence": CodeBlock,
         "code_block": CodeBlock,

@@ -276,7 +276,7 @@ class ChatApp(Actions):
         self._meter(self.activity.context_used)
 
     def check_context(self) -> None:
-        """After an answer, or where another branch is shown: how full the context is, and says so."""
+        """After an answer, or where another branch is shown: says how full the context is."""
         used = 0
         for turn in self.conversation.path():
             if turn.role == "assistant" and turn.numbers:

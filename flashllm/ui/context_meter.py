@@ -13,7 +13,7 @@ from flashllm.conversation import ANSWER_ROOM_SHARE
 WARNS_AT = 0.75
 TELLS_AT = 0.90
 BAR_CELLS = 8
-WIDE = 70
+WIDE = 100
 """Columns of a terminal with room for a bar."""
 
 

@@ -33,9 +33,9 @@ class Prompt(TextArea):
             super().__init__()
             self.text = text
 
-    def __init__(self, history: InputHistory | None = None, placeholder: str = "") -> None:
+    def __init__(self, inputs: InputHistory | None = None, placeholder: str = "") -> None:
         super().__init__(compact=False, highlight_cursor_line=False, placeholder=placeholder)
-        self.history = history or InputHistory()
+        self.inputs = inputs or InputHistory()
         self._held_back: dict[str, str] = {}
         self._pasting = asyncio.Lock()
 
@@ -60,7 +60,7 @@ class Prompt(TextArea):
     def take(self) -> str:
         """The text has been sent: it is remembered, and the field is empty."""
         text = self.whole_text
-        self.history.add(text)
+        self.inputs.add(text)
         self._held_back.clear()
         self.clear()
         return text
@@ -73,14 +73,14 @@ class Prompt(TextArea):
         """A line up; from the first one to what was sent before."""
         if not self.cursor_at_first_line:
             self.action_cursor_up()
-        elif (text := self.history.earlier(self.whole_text)) is not None:
+        elif (text := self.inputs.earlier(self.whole_text)) is not None:
             self.put_text(text)
 
     def action_later(self) -> None:
         """A line down; from the last one to what was sent after."""
         if not self.cursor_at_last_line:
             self.action_cursor_down()
-        elif (text := self.history.later()) is not None:
+        elif (text := self.inputs.later()) is not None:
             self.put_text(text)
 
     async def _on_key(self, event: events.Key) -> None:

@@ -1,4 +1,4 @@
-"""The application's side of saving: what changes in the conversation goes to the writer's thread."""
+"""The application's side of saving: what changes goes to the writer's thread."""
 
 from __future__ import annotations
 

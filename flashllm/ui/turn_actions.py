@@ -103,7 +103,7 @@ class TurnActions:
         self.copy_text(blocks[index], f"code block {index + 1} of {len(blocks)}, ")
 
     def copy_text(self, text: str, what: str = "") -> None:
-        """To the clipboard, through the terminal; asked again, or too long for that: into a file."""
+        """To the clipboard, through the terminal; into a file if it is too long, or asked again."""
         size = f"{what}{len(text):,} characters"
         if text == self._copied or len(text.encode()) > CLIPBOARD_BYTES_MAX:
             self._copied = ""

@@ -350,7 +350,7 @@ def _main() -> None:
         context=120,
     )
 
-    def open_engine() -> Any:
+    def open_engine(_choice: object) -> Any:
         time.sleep(2)
         if "open-failure" in sys.argv:
             raise MemoryCeilingTooSmall(

@@ -17,9 +17,11 @@ from flashllm.errors import MemoryCeilingTooSmall, ReadFailed, UsageError
 from flashllm.ui.activity import Phase
 from flashllm.ui.app import ChatApp
 from flashllm.ui.help import HelpScreen
+from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.status import StatusLine
-from flashllm.ui.transcript import Answer, Notice, Question, Transcript
+from flashllm.ui.transcript import Transcript
+from flashllm.ui.turn_view import Answer, Notice, Question
 from tests.ui.fake_engine import FakeModel, Prefill
 
 WAIT_SECONDS = 30.0
@@ -32,13 +34,13 @@ class CountingApp(ChatApp):
         self.entered: list[Phase] = []
         super().__init__(*arguments, **options)
 
-    def _enter(self, phase: Phase) -> None:
+    def enter(self, phase: Phase) -> None:
         self.entered.append(phase)
-        super()._enter(phase)
+        super().enter(phase)
 
 
 def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
-    def open_engine() -> Any:
+    def open_engine(_choice: ModelChoice) -> Any:
         if isinstance(model, Exception):
             raise model
         return model
@@ -83,6 +85,11 @@ def answers(app: ChatApp) -> list[str]:
     return [widget.shown_text for widget in app.query(Answer)]
 
 
+def notes(app: ChatApp) -> list[str]:
+    """What stands below answers."""
+    return [str(note.content) for note in app.query(".note").results(Static) if note.display]
+
+
 def status(app: ChatApp) -> str:
     return str(app.query_one(StatusLine).render())
 
@@ -111,9 +118,7 @@ async def test_a_question_is_sent_and_the_answer_streams() -> None:
         assert app.query_one(Markdown).source == "An ocean is water."
         assert "An ocean is water." in screen_text(app)
         assert app.query_one(Prompt).text == ""
-        assert status(app) == (
-            "3 tok | 20.0 tok/s | 0.30 MB/tok | hit 91 % | RSS 310 of 512 MiB | ctx 3/512"
-        )
+        assert status(app) == ("3 tok | 20.0 tok/s | 0.30 MB/tok | hit 91 % | RSS 310 of 512 MiB")
     assert model.requests[0]["max_tokens"] == 9
     sent = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "ocean"}]
     assert model.tokenizer is not None
@@ -141,7 +146,7 @@ async def test_a_key_stops_the_answer_and_keeps_what_is_there(key: str) -> None:
         await pilot.press(key)
         await ready(pilot)
         assert answers(app) == ["begun"]
-        assert "Stopped." in texts(app, Notice)
+        assert notes(app) == ["stopped; Enter here, or /continue, goes on"]
         assert [m["content"] for m in app.conversation.messages()] == ["go", "begun"]
         await ask(pilot, "again")
 
@@ -212,7 +217,7 @@ async def test_a_model_that_does_not_open_says_why_and_can_be_tried_again() -> N
         FakeModel(["yes"]),
     ]
 
-    def open_engine() -> Any:
+    def open_engine(_choice: ModelChoice) -> Any:
         attempt = attempts.pop(0)
         if isinstance(attempt, Exception):
             raise attempt
@@ -235,7 +240,7 @@ async def test_a_model_that_does_not_open_says_why_and_can_be_tried_again() -> N
 async def test_what_is_typed_while_opening_stays() -> None:
     gate = threading.Event()
 
-    def open_engine() -> Any:
+    def open_engine(_choice: ModelChoice) -> Any:
         gate.wait(WAIT_SECONDS)
         return FakeModel(["yes"])
 
@@ -255,7 +260,7 @@ async def test_what_is_typed_while_opening_stays() -> None:
 async def test_what_is_sent_while_opening_is_answered_then() -> None:
     gate = threading.Event()
 
-    def open_engine() -> Any:
+    def open_engine(_choice: ModelChoice) -> Any:
         gate.wait(WAIT_SECONDS)
         return FakeModel(["yes"])
 
@@ -408,7 +413,7 @@ async def test_the_end_by_length_is_told() -> None:
     async with make_app(FakeModel(["a", "b", "c"]), max_tokens=2).run_test() as pilot:
         app = await ask(pilot, "go")
         assert answers(app) == ["ab"]
-        assert any("Stopped at 2 tokens" in text for text in texts(app, Notice))
+        assert "stopped at the most tokens" in notes(app)[0]
 
 
 async def test_a_second_question_waits_for_the_first_answer() -> None:
