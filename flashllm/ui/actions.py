@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from textual import on
-from textual.app import App
+from textual.app import App, SuspendNotSupported
 
 from flashllm.errors import UsageError
 from flashllm.ui.activity import Phase
@@ -130,6 +130,8 @@ class Actions(App[None]):
                 text = edited(self.prompt.whole_text, self.settings.editor)
         except UsageError as error:
             self.show_hint(str(error))
+        except SuspendNotSupported:
+            self.show_hint("this terminal cannot be given to an editor")
         else:
             self.prompt.put_text(text)
 

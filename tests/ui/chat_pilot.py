@@ -1,0 +1,100 @@
+"""What tests of the chat do and look at, over a scripted engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from flashllm.ui.activity import Phase
+from flashllm.ui.app import ChatApp
+from flashllm.ui.model_choice import ModelChoice
+from flashllm.ui.prompt import Prompt
+from flashllm.ui.status import StatusLine
+from flashllm.ui.turn_view import Answer
+from tests.ui.fake_engine import FakeModel
+
+WAIT_SECONDS = 30.0
+
+
+class CountingApp(ChatApp):
+    """Remembers its phases, some of which pass in no time."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.entered: list[Phase] = []
+        super().__init__(*arguments, **options)
+
+    def enter(self, phase: Phase) -> None:
+        self.entered.append(phase)
+        super().enter(phase)
+
+
+def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
+    def open_engine(_choice: ModelChoice) -> Any:
+        if isinstance(model, Exception):
+            raise model
+        return model
+
+    return CountingApp(open_engine, **options)
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    for _ in range(int(WAIT_SECONDS / 0.02)):
+        await pilot.pause(0.02)
+        if condition():
+            return
+    raise AssertionError("it did not happen")
+
+
+async def ready(pilot: Pilot[None]) -> ChatApp:
+    app = cast("ChatApp", pilot.app)
+    await until(pilot, lambda: app.activity.phase is Phase.READY)
+    return app
+
+
+async def say(pilot: Pilot[None], text: str) -> None:
+    pilot.app.query_one(Prompt).load_text(text)
+    await pilot.press("enter")
+
+
+async def ask(pilot: Pilot[None], text: str) -> ChatApp:
+    """Asks, and waits for the end of the answer."""
+    app = await ready(pilot)
+    entered = cast("CountingApp", app).entered
+    before = entered.count(Phase.READING)
+    await say(pilot, text)
+    await until(pilot, lambda: entered.count(Phase.READING) > before)
+    return await ready(pilot)
+
+
+def texts(app: ChatApp, kind: type[Static]) -> list[str]:
+    return [str(widget.content) for widget in app.query(kind)]
+
+
+def answers(app: ChatApp) -> list[str]:
+    return [widget.shown_text for widget in app.query(Answer)]
+
+
+def notes(app: ChatApp) -> list[str]:
+    """What stands below answers."""
+    return [str(note.content) for note in app.query(".note").results(Static) if note.display]
+
+
+def status(app: ChatApp) -> str:
+    return str(app.query_one(StatusLine).render())
+
+
+def screen_text(app: ChatApp) -> str:
+    """Every character on the screen, as the terminal would get it."""
+    width, height = app.size
+    strips = app.screen._compositor.render_strips()
+    assert len(strips) == height
+    return "\n".join("".join(segment.text for segment in strip)[:width] for strip in strips)
+
+
+def sent_last(model: FakeModel) -> str:
+    """The last message of the last conversation that was sent."""
+    assert model.tokenizer is not None
+    return model.tokenizer.conversations[-1][-1]["content"]

@@ -1,0 +1,115 @@
+"""The field in which a message is written: history, long pastes, the user's editor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual import events
+
+from flashllm.errors import UsageError
+from flashllm.ui.editor import edited, editor_command
+from flashllm.ui.history import InputHistory
+from flashllm.ui.turn_view import Question
+from tests.ui.chat_pilot import ask, make_app, ready, screen_text, sent_last, status, texts, until
+from tests.ui.fake_engine import FakeModel
+
+
+async def test_what_was_sent_comes_back_also_in_the_next_chat(tmp_path: Path) -> None:
+    file = tmp_path / "of the user" / "history.jsonl"
+    async with make_app(FakeModel(["x"]), history=file).run_test() as pilot:
+        await ask(pilot, "first")
+        await ask(pilot, "second\nof two lines")
+    assert file.stat().st_mode & 0o077 == 0
+    async with make_app(FakeModel(["x"]), history=file).run_test() as pilot:
+        app = await ready(pilot)
+        app.prompt.put_text("a draft")
+        await pilot.press("up")
+        assert app.prompt.text == "second\nof two lines"
+        await pilot.press("up")
+        assert app.prompt.text == "second\nof two lines"  # a line up, no more
+        await pilot.press("up")
+        assert app.prompt.text == "first"
+        await pilot.press("up")
+        assert app.prompt.text == "first"
+        await pilot.press("down", "down", "down")
+        assert app.prompt.text == "a draft"
+
+
+def test_a_history_that_cannot_be_kept_is_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    history = InputHistory(tmp_path / "file" / "history.jsonl")
+    history.add("one")
+    assert history.earlier("") == "one"
+
+
+def test_lines_that_are_not_ours_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_bytes(b'"one"\n{"no": 1}\nnot json\n\xff\xfe\n"two"\n"cut of')
+    history = InputHistory(file)
+    assert [history.earlier("draft"), history.earlier("")] == ["two", "one"]
+    assert history.earlier("") is None
+    assert [history.later(), history.later(), history.later()] == ["two", "draft", None]
+
+
+async def test_a_megabyte_is_pasted_behind_a_few_words_and_sent_whole() -> None:
+    text = "line of text \x1b[31m\n" * 60_000
+    model = FakeModel(["x"], context=10**6)
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press(*"see ")
+        app.prompt.post_message(events.Paste(text))
+        await until(pilot, lambda: "[text 1: 840,000 characters]" in app.prompt.text)
+        await pilot.press(*"end")
+        assert app.prompt.text == "see [text 1: 840,000 characters]end"
+        await pilot.press("enter")
+        await until(pilot, lambda: model.requests != [])
+        await ready(pilot)
+        assert sent_last(model) == "see " + text.replace("\x1b[31m", "") + "end"
+        assert len(texts(app, Question)[0]) < 5000
+        assert "characters more" in screen_text(app)
+        await pilot.press("up")
+        assert app.prompt.text == "[text 1: 840,007 characters]"
+
+
+async def test_the_editor_gets_the_text_and_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    editor = tmp_path / "my editor"
+    editor.write_text('#!/bin/sh\nprintf " and\\033[2J more" >> "$2"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("VISUAL", f"'{editor}' --flag")
+
+    @contextlib.contextmanager
+    def suspended() -> Iterator[None]:
+        yield
+
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        monkeypatch.setattr(app, "suspend", suspended)
+        await pilot.press(*"text", "ctrl+g")
+        assert app.prompt.text == "text and more"
+        monkeypatch.setenv("VISUAL", "/nonexistent/editor")
+        await pilot.press("ctrl+g")
+        assert "set $EDITOR" in status(app)
+        assert app.prompt.text == "text and more"
+
+
+async def test_where_the_terminal_cannot_be_lent_that_is_said() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press("ctrl+g")
+        assert "cannot be given to an editor" in status(app)
+
+
+def test_an_editor_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="ended with code 1"):
+        edited("text", "false")
+    monkeypatch.setenv("EDITOR", "nano -w")
+    monkeypatch.delenv("VISUAL", raising=False)
+    assert editor_command() == ["nano", "-w"]
+    assert editor_command("code --wait") == ["code", "--wait"]
+    with pytest.raises(UsageError, match="cannot be run"):
+        editor_command("'unclosed")

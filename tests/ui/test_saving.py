@@ -1,0 +1,112 @@
+"""What the chat keeps of a conversation, and shows again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from flashllm.sessions import SessionStore
+from flashllm.ui.activity import Phase
+from flashllm.ui.turn_view import Notice, Question
+from tests.ui.chat_pilot import answers, ask, make_app, notes, ready, say, texts, until
+from tests.ui.fake_engine import FakeModel
+
+
+def kept(path: Path, session_id: int = 1) -> list[tuple[str, str, str | None]]:
+    with SessionStore(path) as store:
+        turns = store.load(session_id).conversation.path()
+    return [(turn.role, turn.text, turn.finish_reason) for turn in turns]
+
+
+async def test_questions_and_answers_are_kept_and_shown_again(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    async with make_app(FakeModel(["one"]), store=path, system="Be brief.").run_test() as pilot:
+        app = await ask(pilot, "first")
+        assert app.saving.flush(10)
+        assert app.session_id == 1
+    expected = [("user", "first", None), ("assistant", "one", "stop")]
+    assert kept(path) == expected
+    model = FakeModel(["two"])
+    async with make_app(model, store=path, session=1).run_test() as pilot:
+        app = await ready(pilot)
+        assert texts(app, Question) == ["first"]
+        assert answers(app) == ["one"]
+        assert app.conversation.system == "Be brief."
+        await ask(pilot, "second")
+        assert app.saving.flush(10)
+    assert kept(path) == [*expected, ("user", "second", None), ("assistant", "two", "stop")]
+    assert model.tokenizer is not None
+    assert [m["content"] for m in model.tokenizer.conversations[0]] == [
+        "Be brief.", "first", "one", "second",
+    ]  # fmt: skip
+
+
+async def test_an_answer_is_kept_while_it_is_written_and_can_go_on_afterwards(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sessions.db"
+    model = FakeModel(["begun", threading.Event()])
+    async with make_app(model, store=path).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: answers(app) == ["begun"])
+        # As it would be found after kill -9.
+        await until(pilot, lambda: app.session_id is not None and len(kept(path)) == 2)
+        await until(pilot, lambda: kept(path)[-1] == ("assistant", "begun", None))
+    async with make_app(FakeModel([" and done"]), store=path, session=1).run_test() as pilot:
+        app = await ready(pilot)
+        assert notes(app) == ["stopped; Enter here, or /continue, goes on"]
+        await pilot.press("tab", "enter")
+        await until(pilot, lambda: answers(app) == ["begun and done"])
+        await ready(pilot)
+        assert app.saving.flush(10)
+    assert kept(path)[-1] == ("assistant", "begun and done", "stop")
+
+
+async def test_what_is_taken_back_or_deleted_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    model = FakeModel(["one"], [threading.Event()])
+    async with make_app(model, store=path).run_test() as pilot:
+        app = await ask(pilot, "first")
+        await say(pilot, "second")
+        await until(pilot, lambda: app.activity.phase is Phase.READING)
+        await pilot.press("escape")
+        await ready(pilot)
+        assert app.saving.flush(10)
+        assert len(kept(path)) == 2
+        app.prompt.put_text("")
+        await pilot.press("tab", "d", "y")
+        await until(pilot, lambda: answers(app) == [])
+        assert app.saving.flush(10)
+    assert kept(path) == [("user", "first", None)]
+
+
+async def test_a_new_conversation_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    async with make_app(FakeModel(["one"], ["two"]), store=path).run_test() as pilot:
+        await ask(pilot, "first")
+        await pilot.press("ctrl+n")
+        app = await ask(pilot, "second")
+        assert app.saving.flush(10)
+        assert app.session_id == 2
+    assert [turn[1] for turn in kept(path, 1)] == ["first", "one"]
+    assert [turn[1] for turn in kept(path, 2)] == ["second", "two"]
+
+
+async def test_the_chat_goes_on_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    path.write_bytes(b"this is no database" * 1000)
+    async with make_app(FakeModel(["one"], ["two"]), store=path).run_test() as pilot:
+        app = await ask(pilot, "first")
+        await until(pilot, lambda: any("not being saved" in text for text in texts(app, Notice)))
+        await ask(pilot, "second")
+        assert answers(app) == ["one", "two"]
+    assert path.read_bytes() == b"this is no database" * 1000
+
+
+async def test_a_conversation_that_is_not_there_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    async with make_app(FakeModel(["one"]), store=path, session=7).run_test() as pilot:
+        app = await ready(pilot)
+        assert any("there is no conversation 7" in text for text in texts(app, Notice))
+        await ask(pilot, "first")

@@ -1,0 +1,231 @@
+"""What one can do with messages: choose, edit, answer again, continue, delete, copy."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import cast
+
+import pytest
+from textual.pilot import Pilot
+
+from flashllm.errors import ReadFailed
+from flashllm.ui.activity import Phase
+from flashllm.ui.app import ChatApp
+from flashllm.ui.confirm import ConfirmScreen
+from flashllm.ui.prompt import Prompt
+from flashllm.ui.transcript import MOUNTED_AT_ONCE, Transcript
+from flashllm.ui.turn_view import Answer, Notice, Question
+from tests.ui.chat_pilot import (
+    answers,
+    ask,
+    make_app,
+    notes,
+    ready,
+    say,
+    screen_text,
+    status,
+    texts,
+    until,
+)
+from tests.ui.fake_engine import FakeModel
+
+
+def sent(model: FakeModel) -> list[list[str]]:
+    """Contents of the messages of each conversation that was sent."""
+    assert model.tokenizer is not None
+    return [[message["content"] for message in one] for one in model.tokenizer.conversations]
+
+
+async def again(pilot: Pilot[None], *keys: str) -> ChatApp:
+    """Presses keys that make the engine answer, and waits for the end of it."""
+    app = cast("ChatApp", pilot.app)
+    before = app.conversation.leaf, len(answers(app)), app.engine
+    await pilot.press(*keys)
+    await until(pilot, lambda: app.activity.phase is not Phase.READY or before[0] is None)
+    return await ready(pilot)
+
+
+def gated(gate: threading.Event, *texts_: str) -> FakeModel:
+    """Each answer waits for the gate before its last word."""
+    return FakeModel(*([text, gate, "."] for text in texts_))
+
+
+async def test_answering_again_keeps_the_first_answer_as_a_branch() -> None:
+    gate = threading.Event()
+    gate.set()
+    model = gated(gate, "one", "two")
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "a")
+        gate.clear()
+        await pilot.press("tab", "r")
+        await until(pilot, lambda: answers(app) == ["two"])
+        gate.set()
+        await ready(pilot)
+        assert answers(app) == ["two."]
+        assert notes(app) == ["‹ 2/2 ›"]
+        assert sent(model) == [["a"], ["a"]]
+        await pilot.press("tab", "tab", "left")
+        assert answers(app) == ["one."]
+        assert notes(app) == ["‹ 1/2 ›"]
+        await pilot.press("left")
+        assert answers(app) == ["two."]
+        await pilot.press("right")
+        assert answers(app) == ["one."]
+        assert [turn.text for turn in app.conversation.path()] == ["a", "one."]
+
+
+async def test_editing_a_question_makes_a_branch_and_what_followed_is_kept() -> None:
+    model = FakeModel(["one"], ["two"], ["three"])
+    async with make_app(model).run_test() as pilot:
+        await ask(pilot, "first")
+        app = await ask(pilot, "second")
+        app.prompt.put_text("a draft")
+        await pilot.press("tab", "up", "up", "up", "e")
+        assert app.prompt.text == "first"
+        assert app.focused is app.prompt
+        await pilot.press("escape")
+        assert app.prompt.text == "a draft"
+        app.prompt.put_text("")
+        await pilot.press("tab", "up", "up", "up", "e", "s", "t", "enter")
+        await until(pilot, lambda: answers(app) == ["three"])
+        await ready(pilot)
+        assert texts(app, Question) == ["firstst\n‹ 2/2 ›"]
+        assert sent(model)[-1] == ["firstst"]
+        await pilot.press("tab", "up", "left")
+        assert [view.turn_id for view in app.query_one(Transcript).views()] == [1, 2, 3, 4]
+        assert answers(app) == ["one", "two"]
+        assert app.prompt.border_title is None
+
+
+async def test_editing_an_answer_edits_its_question() -> None:
+    async with make_app(FakeModel(["one"])).run_test() as pilot:
+        app = await ask(pilot, "first")
+        await pilot.press("tab", "e")
+        assert app.prompt.text == "first"
+
+
+async def test_an_edit_that_fails_shows_the_old_branch_again() -> None:
+    model = FakeModel(["one"], [ReadFailed("offset 1: gone")])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "first")
+        await pilot.press("tab", "e", "!", "enter")
+        await until(pilot, lambda: any("offset 1: gone" in text for text in texts(app, Notice)))
+        assert answers(app) == ["one"]
+        assert app.prompt.text == "first!"
+        assert app.editing == 1
+        assert len(app.conversation.turns) == 2
+
+
+async def test_an_answer_that_was_stopped_goes_on() -> None:
+    model = FakeModel(["An ocean", threading.Event()], [" is", " water."])
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "ocean")
+        await until(pilot, lambda: answers(app) == ["An ocean"])
+        await pilot.press("escape")
+        await ready(pilot)
+        await pilot.press("tab", "enter")
+        await until(pilot, lambda: answers(app) == ["An ocean is water."])
+        await ready(pilot)
+        assert notes(app) == []
+        assert "An ocean is water." in screen_text(app)
+        turn = app.conversation.path()[-1]
+        assert turn.text == "An ocean is water."
+        assert turn.finish_reason == "stop"
+        assert model.requests[1]["answer"] == 1
+        assert len(turn.ids) == 3
+        await pilot.press("enter")
+        assert "only a last answer that was stopped" in status(app)
+
+
+async def test_deleting_asks_first() -> None:
+    async with make_app(FakeModel(["one"], ["two"])).run_test() as pilot:
+        await ask(pilot, "first")
+        app = await ask(pilot, "second")
+        await pilot.press("tab", "up", "d")
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("n")
+        assert len(app.conversation.turns) == 4
+        await pilot.press("d", "y")
+        await until(pilot, lambda: answers(app) == ["one"])
+        assert texts(app, Question) == ["first"]
+        assert [turn.text for turn in app.conversation.turns.values()] == ["first", "one"]
+
+
+async def test_a_message_and_its_code_are_copied() -> None:
+    answer = "See:\n\n```python\nprint(1)\n```\n\nand\n\n```\ntwo\n```\n"
+    async with make_app(FakeModel([answer + "\x1b]52;c;AAAA\x07"])).run_test() as pilot:
+        app = await ask(pilot, "code")
+        await pilot.press("tab", "c")
+        assert app.clipboard == answer.strip()
+        assert "copied" in status(app)
+        await pilot.press("b")
+        assert app.clipboard == "print(1)\n"
+        await pilot.press("b")
+        assert app.clipboard == "two\n"
+        await pilot.press("b")
+        assert app.clipboard == "print(1)\n"
+        app.action_code(2)
+        assert app.clipboard == "two\n"
+        app.action_code(3)
+        assert "no such code" in status(app)
+        await pilot.press("up", "c")
+        assert app.clipboard == "code"
+
+
+async def test_copying_twice_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with make_app(FakeModel(["one"])).run_test() as pilot:
+        app = await ask(pilot, "a")
+        await pilot.press("tab", "c")
+        assert "once more writes a file" in status(app)
+        await pilot.press("c")
+        (file,) = tmp_path.iterdir()
+        assert file.read_text() == "one\n"
+        assert file.stat().st_mode & 0o077 == 0
+
+
+async def test_a_click_selects_a_message() -> None:
+    async with make_app(FakeModel(["one"])).run_test() as pilot:
+        app = await ask(pilot, "a")
+        await pilot.click(Question)
+        assert app.query_one(Transcript).selected == app.query_one(Question).turn_id
+        await pilot.click(Answer)
+        assert app.query_one(Transcript).selected == app.query_one(Answer).turn_id
+        await pilot.press("escape")
+        assert app.query_one(Transcript).selected is None
+        assert app.focused is app.query_one(Prompt)
+
+
+async def test_escape_stops_an_answer_from_among_the_messages_too() -> None:
+    async with make_app(FakeModel(["a", threading.Event()])).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: answers(app) == ["a"])
+        await pilot.press("tab", "r", "d", "e")
+        assert "an answer is on its way" in status(app)
+        await pilot.press("escape")
+        await ready(pilot)
+        assert app.conversation.path()[-1].finish_reason == "cancelled"
+
+
+async def test_of_a_long_conversation_the_end_is_mounted_first() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        for number in range(40):
+            app.conversation.ask(f"question {number}")
+            answer = app.conversation.begin_answer()
+            answer.text, answer.finish_reason = f"answer {number}", "stop"
+        await app.shown.refresh()
+        transcript = app.query_one(Transcript)
+        assert len(transcript.views()) == MOUNTED_AT_ONCE
+        assert "answer 39" in screen_text(app)
+        await pilot.press("tab", *["up"] * MOUNTED_AT_ONCE)
+        await until(pilot, lambda: len(transcript.views()) == 2 * MOUNTED_AT_ONCE)
+        assert transcript.selected == 80 - MOUNTED_AT_ONCE
+        for _ in range(5):
+            transcript.scroll_home(animate=False)
+            await pilot.pause()
+        await until(pilot, lambda: len(transcript.views()) == 80)
+        assert [view.turn_id for view in transcript.views()] == list(range(1, 81))
