@@ -221,7 +221,8 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
         rows.append(("bound", bound_words(rates, plan, moved)))
     peak = report["memory"]["rss_peak_bytes"]
     rows.append(("memory", f"at most {memory_words(peak, plan.ceiling_bytes)}"))
-    rows.append(("", ", ".join(f"{name} {size}" for name, size in split_words(plan))))
+    split, unit = split_words(plan)
+    rows.append(("", f"{', '.join(f'{name} {size}' for name, size in split)} {unit}"))
     return "".join(f"{name:<8} {sanitize_line(text)}\n" for name, text in rows)
 
 

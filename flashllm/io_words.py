@@ -20,6 +20,13 @@ PART_WORDS = {
     "other": "other",
 }
 """What is done in each part of a token's time."""
+PART_GROUPS = {
+    "compute": ("attention", "ffn", "head"),
+    "choose": ("predict", "plan", "manage"),
+    "flash": ("io_exposed",),
+    "rest": ("sample", "other"),
+}
+"""Parts put together, where there is room for few."""
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
 
@@ -80,11 +87,12 @@ def memory_words(rss_bytes: float, ceiling_bytes: float) -> str:
     return f"{rss_bytes / _GIBIBYTE:.1f} of {ceiling}"
 
 
-def split_words(plan: Plan) -> list[tuple[str, str]]:
-    """Components of the ceiling and their sizes, the largest first, empty ones left out."""
+def split_words(plan: Plan) -> tuple[list[tuple[str, str]], str]:
+    """Components of the ceiling with their sizes, the largest first, and the sizes' unit.
+
+    Components of nothing are left out.
+    """
     parts = sorted(plan.split.items(), key=lambda part: -part[1])
-    unit, factor = (
-        ("GiB", _GIBIBYTE) if plan.ceiling_bytes >= 10 * _GIBIBYTE else ("MiB", _MEBIBYTE)
-    )
-    digits = 1 if unit == "GiB" else 0
-    return [(name, f"{size / factor:.{digits}f} {unit}") for name, size in parts if size]
+    large = plan.ceiling_bytes >= 10 * _GIBIBYTE
+    unit, factor, digits = ("GiB", _GIBIBYTE, 1) if large else ("MiB", _MEBIBYTE, 0)
+    return [(name, f"{size / factor:.{digits}f}") for name, size in parts if size], unit

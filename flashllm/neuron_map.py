@@ -14,10 +14,12 @@ if TYPE_CHECKING:  # the terminal application asks for no arrays until there is 
     Mask = NDArray[np.bool_]
 
 ABSENT, RESIDENT, HIT, LOADED = range(4)
-"""States of a block; the later ones are rarer, and are what is shown of several in one place."""
+"""States of a block, the later ones rarer: in DRAM is one of which at least half is, hit and loaded
+are those of which no less was than of the mean block. So few neurons are seen, and of many where
+they are."""
 BLOCKS_MOST = 256
 """As many as the widest terminal can show, and few enough to be sent about five times a second."""
-WHOLE = 255
+WHOLE, HALF = 255, 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +31,7 @@ class NeuronMap:
     neurons: int
     """Of a layer: a block is that of `neurons // blocks`, about."""
     states: Shares
-    """ABSENT, RESIDENT, HIT or LOADED: the last of them that holds for a neuron of the block."""
+    """ABSENT, RESIDENT, HIT or LOADED: the last of them that holds for the block."""
     resident: Shares
     """Share of a block's neurons that are in DRAM, 255 being all; so are the next two."""
     hit: Shares
@@ -49,10 +51,28 @@ class NeuronMap:
         resident, hit, loaded = (
             np.stack([_shares(layer[kind], blocks) for layer in marks]) for kind in range(3)
         )
-        states = np.where(resident > 0, RESIDENT, ABSENT).astype(np.uint8)
-        states[hit > 0] = HIT
-        states[loaded > 0] = LOADED
-        return cls(len(marks), blocks, neurons, states, resident, hit, loaded)
+        return cls._of_shares(neurons, resident, hit, loaded)
+
+    def reduced(self, rows_most: int, columns_most: int) -> NeuronMap:
+        """The same picture of at most so many layers and blocks: neighbours are put together."""
+        rows, columns = min(self.layers, rows_most), min(self.blocks, columns_most)
+        if (rows, columns) == (self.layers, self.blocks):
+            return self
+        resident, hit, loaded = (
+            _means(_means(shares, rows, 0), columns, 1)
+            for shares in (self.resident, self.hit, self.loaded)
+        )
+        return self._of_shares(self.neurons, resident, hit, loaded)
+
+    @classmethod
+    def _of_shares(cls, neurons: int, resident: Shares, hit: Shares, loaded: Shares) -> NeuronMap:
+        import numpy as np
+
+        states = np.where(resident >= HALF, RESIDENT, ABSENT).astype(np.uint8)
+        states[(hit > 0) & (hit >= hit.mean())] = HIT
+        states[(loaded > 0) & (loaded >= loaded.mean())] = LOADED
+        layers, blocks = states.shape
+        return cls(layers, blocks, neurons, states, resident, hit, loaded)
 
 
 def _shares(mask: Mask, blocks: int) -> Shares:
@@ -62,3 +82,13 @@ def _shares(mask: Mask, blocks: int) -> Shares:
     edges = np.linspace(0, len(mask), blocks + 1).astype(np.intp)
     counts = np.add.reduceat(mask.astype(np.int64), edges[:-1])
     return np.ceil(counts * WHOLE / np.diff(edges)).astype(np.uint8)
+
+
+def _means(shares: Shares, count: int, axis: int) -> Shares:
+    """Of `count` groups of neighbours along an axis; a little is never rounded away."""
+    import numpy as np
+
+    edges = np.linspace(0, shares.shape[axis], count + 1).astype(np.intp)
+    sums = np.add.reduceat(shares.astype(np.int64), edges[:-1], axis=axis)
+    sizes = np.diff(edges).reshape((-1, 1) if axis == 0 else (1, -1))
+    return np.ceil(sums / sizes).astype(np.uint8)

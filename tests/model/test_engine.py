@@ -266,3 +266,48 @@ def test_an_answer_that_is_no_number_is_an_error(tmp_path: Path) -> None:
         for temperature in (0.0, 1.0):
             with pytest.raises(ModelError, match="overflows"):
                 list(model.generate([5, 6], sampling=Sampling(temperature=temperature)))
+
+
+def neurons_in(shares: np.ndarray, neurons: int) -> np.ndarray:
+    """How many of each layer the shares [layers, blocks] of a map stand for."""
+    sizes = np.diff(np.linspace(0, neurons, shares.shape[1] + 1).astype(int))
+    return np.floor(shares * sizes / 255).astype(int).sum(axis=1)
+
+
+def test_the_neuron_map_is_what_the_last_token_counted(sparse_model: Path) -> None:
+    with open_model(sparse_model, select="predicted") as model:
+        assert not model.neuron_map().states.any()
+        costs = [token.cost for token in model.generate(PROMPT, max_tokens=8)]
+        found = model.neuron_map()
+        neurons = model.info.spec.bundles_per_layer
+    assert (found.layers, found.blocks, found.neurons) == (3, 256, neurons)
+    assert costs[-1].misses > 0
+    assert neurons_in(found.hit, neurons).sum() == costs[-1].hits
+    assert neurons_in(found.loaded, neurons).sum() == costs[-1].misses
+    # What was used is in a slot now.
+    assert (found.resident >= found.hit).all()
+    assert (found.resident >= found.loaded).all()
+
+
+def test_the_map_of_a_model_that_needs_all_is_what_is_pinned(sparse_model: Path) -> None:
+    memory = smallest_memory(sparse_model, select="all")
+    with open_model(sparse_model, select="all", memory=memory) as model:
+        pinned = model.plan.slots_per_layer
+        neurons = model.info.spec.bundles_per_layer
+        assert model.neuron_map().hit.max() == 0
+        list(model.generate(PROMPT, max_tokens=2))
+        found = model.neuron_map()
+    assert neurons_in(found.hit, neurons).tolist() == list(pinned)
+    assert neurons_in(found.loaded, neurons).tolist() == [neurons - count for count in pinned]
+
+
+def test_rates_of_a_device_without_a_profile_are_unknown(
+    sparse_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    with open_model(sparse_model) as model:
+        rates = model.rates()
+        assert (rates.flash_bytes_per_second, rates.dram_bytes_per_second) == (None, None)
+        assert "flashllm bench io" in rates.origin
+        assert rates.work is not None
+        assert model.rates() is rates

@@ -220,3 +220,34 @@ def test_what_could_not_be_begun_is_not_there(
     assert len(pool.layer(0).resident()) == len(pool.layer(1).resident()) == 0
     use(pool, 0, ids)
     use(pool, 1, ids)
+
+
+def test_marks_tell_what_the_last_token_found_and_what_it_read(store: FakeStore) -> None:
+    pool = pool_of(store, window=5)
+
+    def marked(layer: int) -> list[list[int]]:
+        return [np.flatnonzero(mask).tolist() for mask in pool.marks(layer)]
+
+    assert marked(0) == [[], [], []]
+    use(pool, 0, np.array([3, 5, 9], dtype=np.int32))
+    pool.advance()
+    assert marked(0) == [[3, 5, 9], [], [3, 5, 9]]
+    pool.guess(0, np.array([7, 8], dtype=np.int32))
+    pool.begin_guess(0)
+    use(pool, 0, np.array([3, 7, 20], dtype=np.int32))
+    # 8 was read in vain: it is in a slot, and no token used it.
+    assert marked(0) == [[3, 5, 7, 8, 9, 20], [3], [7, 20]]
+    assert marked(1) == [[], [], []]
+    pool.advance(2)
+    assert marked(0) == [[3, 5, 7, 8, 9, 20], [], []]
+    pool.clear()
+    assert marked(0) == [[], [], []]
+
+
+def test_marks_of_a_token_in_passes_are_those_of_all_its_pieces(store: FakeStore) -> None:
+    pool = pool_of(store, slots=64)
+    everything = np.arange(150, dtype=np.int32)
+    use(pool, 0, everything)
+    _, hit, loaded = pool.marks(0)
+    assert not hit.any()
+    assert np.flatnonzero(loaded).tolist() == everything.tolist()
