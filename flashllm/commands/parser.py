@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import flashllm
-from flashllm.commands import bench_options, config, convert_options
+from flashllm.commands import bench_options, config, convert_options, sessions_options
 from flashllm.commands.chat_options import CHAT_EXAMPLES, add_chat_arguments
 from flashllm.commands.completion import COMPLETION_EXAMPLES, add_completion_arguments
 from flashllm.commands.evaluate_options import EVAL_EXAMPLES, add_evaluate_arguments
@@ -121,6 +121,56 @@ BENCH_COMMANDS = (
         bench_options.CACHE_EXAMPLES,
     ),
 )
+SESSIONS_COMMANDS = (
+    Command(
+        "list",
+        "conversations that are kept, the last changed first",
+        "flashllm.commands.sessions:list_",
+        sessions_options.add_list_arguments,
+    ),
+    Command(
+        "search",
+        "those in which something was said",
+        "flashllm.commands.sessions:list_",
+        sessions_options.add_search_arguments,
+    ),
+    Command(
+        "show",
+        "print a conversation",
+        "flashllm.commands.sessions:show",
+        sessions_options.add_session,
+    ),
+    Command(
+        "export",
+        "write a conversation as JSON or Markdown",
+        "flashllm.commands.sessions:export",
+        sessions_options.add_export_arguments,
+    ),
+    Command(
+        "import",
+        "add a conversation from JSON",
+        "flashllm.commands.sessions:import_",
+        sessions_options.add_import_arguments,
+    ),
+    Command(
+        "rename",
+        "give a conversation a name",
+        "flashllm.commands.sessions:rename",
+        sessions_options.add_rename_arguments,
+    ),
+    Command(
+        "delete",
+        "delete conversations, for good",
+        "flashllm.commands.sessions:delete",
+        sessions_options.add_delete_arguments,
+    ),
+    Command(
+        "set-aside",
+        "rename a damaged database, so that a new one is begun",
+        "flashllm.commands.sessions:put_aside",
+        sessions_options.add_yes,
+    ),
+)
 COMMANDS = (
     Command(
         "chat",
@@ -131,6 +181,13 @@ COMMANDS = (
     ),
     Command(
         "run", "answer one prompt", "flashllm.commands.run:run", add_run_arguments, RUN_EXAMPLES
+    ),
+    Command(
+        "sessions",
+        "the conversations that are kept",
+        examples=sessions_options.SESSIONS_EXAMPLES,
+        kinds=SESSIONS_COMMANDS,
+        kinds_title="what to do",
     ),
     Command(
         "info",

@@ -1,4 +1,4 @@
-"""The prompt of `flashllm run`: from `-p`, from standard input, or both."""
+"""The prompt of `flashllm run`: from standard input, from a file, from `-p`, in this order."""
 
 from __future__ import annotations
 
@@ -7,57 +7,66 @@ import os
 import select
 import stat
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from flashllm.commands.output import remark
 from flashllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from flashllm.template import Message
-    from flashllm.tokenizer import Tokenizer
+    from flashllm.engine_protocol import EngineTokenizer
 
-STDIN_BYTES_MAX = 16 << 20
+TEXT_BYTES_MAX = 16 << 20
 PIPE_WAIT_SECONDS = 3.0
 """With `-p TEXT`, a pipe that says nothing for so long is taken for one that nobody feeds."""
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
-    """The prompt's text; what comes by standard input goes before what `-p` says."""
-    text: str | None = arguments.prompt
-    if text == "-":
-        return _not_empty(_read_stdin())
-    piped = _read_stdin() if _has_piped_stdin(wait=text is not None) else ""
-    if text is None and not piped:
-        raise UsageError('there is no prompt; give -p "TEXT", or pipe text in')
-    return _not_empty("\n\n".join(part for part in (piped, text or "") if part))
+    """The prompt's text; what comes by standard input or `-f` goes before what `-p` says."""
+    text, file = arguments.prompt, arguments.file
+    asks_for_stdin = "-" in (text, file)
+    parts = []
+    if asks_for_stdin or _has_piped_stdin(wait=text is not None or file is not None):
+        parts.append(_read_stdin())
+    if file not in (None, "-"):
+        parts.append(_read_file(Path(file)))
+    if text not in (None, "-"):
+        parts.append(text)
+    if not parts or (text is None and file is None and not parts[0]):
+        raise UsageError('there is no prompt; give -p "TEXT", -f FILE, or pipe text in')
+    return _not_empty("\n\n".join(part for part in parts if part))
 
 
-def encode_prompt(
-    tokenizer: Tokenizer | None, text: str, arguments: argparse.Namespace
-) -> list[int]:
-    """Ids of the prompt, in the model's chat template where it has one and `--raw` is not given."""
-    if tokenizer is None:
-        raise UsageError("this model came without a tokenizer; give the prompt as ids: --ids 1,2,3")
+def is_chat(tokenizer: EngineTokenizer | None, arguments: argparse.Namespace) -> bool:
+    """Whether the prompt is a message to be answered, rather than a text to be continued.
+
+    It is one where the model has a chat template or where a conversation is asked for, and `--raw`
+    and `--ids` are not given.
+    """
+    if tokenizer is None or arguments.raw or arguments.ids is not None:
+        return False
+    return tokenizer.has_chat_template or bool(arguments.system) or asks_to_keep(arguments)
+
+
+def asks_to_keep(arguments: argparse.Namespace) -> bool:
+    """Whether the exchange belongs to a conversation that is kept."""
+    return bool(arguments.save or arguments.session or getattr(arguments, "continue"))
+
+
+def check_prompt(arguments: argparse.Namespace) -> None:
+    """`UsageError` for flags that contradict each other."""
+    if arguments.ids is not None and (arguments.prompt, arguments.file) != (None, None):
+        raise UsageError("--ids and -p or -f are two prompts; give one")
+    if arguments.ids is not None and not arguments.ids:
+        raise UsageError("--ids is empty; give at least one token id")
     if arguments.raw and arguments.system:
         raise UsageError("--system needs a chat template, which --raw turns off")
-    if not _is_chat(tokenizer, arguments):
-        return tokenizer.encode(text)
-    messages: list[Message] = [{"role": "user", "content": text}]
-    if arguments.system:
-        messages.insert(0, {"role": "system", "content": arguments.system})
-    return tokenizer.encode_chat(messages)
-
-
-def answer_stops(tokenizer: Tokenizer | None, arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Strings that end the answer: those asked for, and in a conversation the template's own."""
-    asked = tuple(arguments.stop)
-    if tokenizer is None or arguments.ids is not None or not _is_chat(tokenizer, arguments):
-        return asked
-    return asked + tokenizer.chat_stops
-
-
-def _is_chat(tokenizer: Tokenizer, arguments: argparse.Namespace) -> bool:
-    return not arguments.raw and bool(tokenizer.has_chat_template or arguments.system)
+    if (arguments.raw or arguments.ids is not None) and asks_to_keep(arguments):
+        raise UsageError(
+            "--continue, --session and --save are for conversations; --raw and --ids are none"
+        )
+    if arguments.session and getattr(arguments, "continue"):
+        raise UsageError("--continue and --session are two conversations; give one")
 
 
 def _not_empty(text: str) -> str:
@@ -90,7 +99,19 @@ def _has_piped_stdin(wait: bool) -> bool:
 def _read_stdin() -> str:
     if sys.stdin is None or sys.stdin.closed:
         raise UsageError("standard input is closed; give the prompt with -p")
-    content = sys.stdin.buffer.read(STDIN_BYTES_MAX + 1)
-    if len(content) > STDIN_BYTES_MAX:
-        raise UsageError(f"standard input is longer than {STDIN_BYTES_MAX >> 20} MiB")
+    return _read_text(sys.stdin.buffer, "standard input")
+
+
+def _read_file(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return _read_text(stream, str(path))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _read_text(stream: BinaryIO, name: str) -> str:
+    content = stream.read(TEXT_BYTES_MAX + 1)
+    if len(content) > TEXT_BYTES_MAX:
+        raise UsageError(f"{name} is longer than {TEXT_BYTES_MAX >> 20} MiB")
     return content.decode("utf-8", "replace").rstrip("\r\n")

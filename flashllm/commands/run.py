@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Union
 
 from flashllm.commands import opening
 from flashllm.commands.output import Output, Ticker, remark
-from flashllm.commands.prompt import answer_stops, encode_prompt, read_prompt
+from flashllm.commands.prompt import check_prompt, is_chat, read_prompt
+from flashllm.commands.run_session import Kept, open_kept
 from flashllm.commands.worker import EXIT_INTERRUPTED, Worker, on_interrupt
 from flashllm.errors import UsageError
+from flashllm.generation import Request, start
+from flashllm.io_report import stats_text
 
 if TYPE_CHECKING:
-    from flashllm.engine import Model, Token
+    from flashllm.engine_protocol import Engine, EngineGeneration, EngineToken
 
 PREFILL_QUIET_SECONDS = 0.5
 JOIN_SECONDS = 2.0
@@ -37,6 +41,8 @@ class Finished:
     report: dict[str, Any]
     has_text: bool
     """False for a model without a tokenizer: its answer is its ids."""
+    stats: str
+    """What it cost, in lines for people, where that was asked for."""
 
 
 class Running:
@@ -44,17 +50,17 @@ class Running:
 
     def __init__(self) -> None:
         self.is_stopped = False
-        self._model: Model | None = None
+        self._model: Engine | None = None
         # Reentrant, since Ctrl-C may come while the main thread holds it already.
         self._lock = threading.RLock()
 
     @property
-    def model(self) -> Model | None:
+    def model(self) -> Engine | None:
         """None before it is open, and from the moment that it closes."""
         return self._model
 
     @model.setter
-    def model(self, model: Model | None) -> None:
+    def model(self, model: Engine | None) -> None:
         with self._lock:
             self._model = model
 
@@ -67,18 +73,16 @@ class Running:
             return self._model is not None
 
 
-Event = Union[Prefilled, "Token", Finished]
+Event = Union[Prefilled, "EngineToken", Finished]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Answers the prompt; returns the exit code."""
     sampling = opening.sampling_of(arguments)
-    if arguments.ids is not None and arguments.prompt is not None:
-        raise UsageError("--ids and -p are two prompts; give one")
-    if arguments.ids is not None and not arguments.ids:
-        raise UsageError("--ids is empty; give at least one token id")
+    check_prompt(arguments)
     text = read_prompt(arguments) if arguments.ids is None else ""
-    directory = opening.model_directory(arguments.model, opening.terminal_progress())
+    kept = open_kept(text, arguments)
+    directory = opening.model_directory(kept.model(arguments), opening.terminal_progress())
     running = Running()
 
     def work(emit: Callable[[Event], None]) -> None:
@@ -87,34 +91,67 @@ def run(arguments: argparse.Namespace) -> int:
             for caution in model.cautions():
                 remark(caution)
             try:
-                ids = arguments.ids or encode_prompt(model.tokenizer, text, arguments)
-                generation = model.generate(
-                    ids,
-                    max_tokens=arguments.max_tokens,
-                    sampling=sampling,
-                    stop=answer_stops(model.tokenizer, arguments),
-                    on_prefill=lambda done, total: emit(Prefilled(done, total)),
+                request = kept.request(directory, arguments, sampling)
+                generation = _start(
+                    model, text, request, arguments, lambda *done: emit(Prefilled(*done))
                 )
+                kept.begin(directory, arguments)
                 if running.is_stopped:  # asked for while there was nothing to stop yet
                     model.cancel()
                 for token in generation:
                     emit(token)
-                emit(Finished(generation.report(), has_text=model.tokenizer is not None))
+                report = generation.report()
+                stats = stats_text(report, model.rates(), model.plan) if arguments.stats else ""
+                emit(Finished(report, model.tokenizer is not None, stats))
             finally:
                 running.model = None
 
     worker = Worker(work)
     with on_interrupt(running.stop):
         try:
-            end = _show(worker, arguments)
+            end = _show(worker, arguments, kept)
         except BaseException:
             running.stop()
             worker.join(JOIN_SECONDS)
+            kept.close()
             raise
+    if kept.error is not None:
+        raise kept.error
     return EXIT_INTERRUPTED if end.report["finish_reason"] == "cancelled" else 0
 
 
-def _show(worker: Worker[Event], arguments: argparse.Namespace) -> Finished:
+def _start(
+    model: Engine,
+    text: str,
+    request: Request,
+    arguments: argparse.Namespace,
+    on_prefill: Callable[[float, int], None],
+) -> EngineGeneration:
+    """The generation that was asked for: of a conversation, of a text or of ids."""
+    if is_chat(model.tokenizer, arguments):
+        started = start(model, request, on_prefill)
+        if started.dropped:
+            remark(
+                f"the oldest {started.dropped} messages of this conversation have no room in the "
+                "context and are left out"
+            )
+        return started.generation
+    if arguments.ids:
+        ids = arguments.ids
+    elif model.tokenizer is not None:
+        ids = model.tokenizer.encode(text)
+    else:
+        raise UsageError("this model came without a tokenizer; give the prompt as ids: --ids 1,2,3")
+    return model.generate(
+        ids,
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        stop=request.stop,
+        on_prefill=on_prefill,
+    )
+
+
+def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: Kept) -> Finished:
     """Prints what the worker emits; returns its last event."""
     output, ticker = Output(), Ticker()
     streams = not (arguments.json or arguments.jsonl or arguments.no_stream)
@@ -129,8 +166,11 @@ def _show(worker: Worker[Event], arguments: argparse.Namespace) -> Finished:
             ticker.clear()
             if isinstance(event, Finished):
                 end = event
-            elif arguments.jsonl:
-                output.json({"type": "token", **event.to_json()})
+                continue
+            kept.add(event)
+            if arguments.jsonl:
+                cost = event.cost.to_json()
+                output.json({"type": "token", "id": event.id, "text": event.text, "cost": cost})
             elif streams:
                 output.write(event.text)
     finally:
@@ -138,6 +178,9 @@ def _show(worker: Worker[Event], arguments: argparse.Namespace) -> Finished:
         if streams:
             output.end_line()
     assert end is not None
+    kept.end(end.report)
+    if kept.session_id is not None:
+        end.report["session"] = kept.session_id
     _print_end(output, arguments, end)
     return end
 
@@ -153,5 +196,8 @@ def _print_end(output: Output, arguments: argparse.Namespace, end: Finished) -> 
     elif arguments.no_stream:
         output.write(end.report["text"])
         output.end_line()
+    sys.stderr.write(end.stats)
+    if arguments.save and "session" in end.report:
+        remark(f"kept as conversation {end.report['session']}")
     if end.report["finish_reason"] == "cancelled":
         remark("interrupted; the answer is incomplete")

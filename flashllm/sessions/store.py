@@ -117,6 +117,11 @@ class SessionStore:
                 run.execute(_INSERT_SESSION, head | {"leaf": None, "created": now, "updated": now})
             )
 
+    def summary(self, session_id: int) -> SessionSummary:
+        """What `list` says of it; `SessionNotFound` if there is none."""
+        with self._transaction("BEGIN") as run:
+            return self._summary(run, session_id)
+
     def load(self, session_id: int) -> Session:
         """The conversation with all of its branches; `SessionNotFound` if there is none."""
         with self._transaction("BEGIN") as run:
@@ -129,7 +134,8 @@ class SessionStore:
             return rows.session_of(meta, settings, leaf, turns)
         except NotASession as error:
             raise SessionStoreBroken(
-                f"{self.path}: conversation {session_id} does not hold together: {error}"
+                f"{self.path}: conversation {session_id} does not hold together: {error}; "
+                f"`flashllm sessions delete {session_id}` removes it"
             ) from error
 
     def save_turn(self, session_id: int, turn: Turn) -> None:
@@ -223,7 +229,7 @@ class SessionStore:
             raise UsageError(f"the name {text!r} is that of the conversations {ids}; give an id")
         if not named:
             raise SessionNotFound(
-                f"there is no conversation {text!r}; `flashllm sessions` lists them"
+                f"there is no conversation {text!r}; `flashllm sessions list` shows them"
             )
         return named[0]
 
@@ -261,6 +267,12 @@ class SessionStore:
                 run.execute(_SAVE_TURN, rows.turn_row(number, turn))
         return number
 
+    def check(self) -> str:
+        """Reads all of the database; what is wrong with it, empty where all is well."""
+        with self._lock, in_words(self.path):
+            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        return "" if found == "ok" else f"{self.path}: is damaged: {found}"
+
     @contextlib.contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
         """All or nothing; what only reads begins without the lock of the writers."""
@@ -290,7 +302,7 @@ class SessionStore:
 
     def _not_found(self, session_id: int) -> SessionNotFound:
         return SessionNotFound(
-            f"there is no conversation {session_id} (any more); `flashllm sessions` lists them"
+            f"there is no conversation {session_id} (any more); `flashllm sessions list` shows them"
         )
 
 

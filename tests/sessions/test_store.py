@@ -149,7 +149,7 @@ def test_found_by_id_and_by_a_name_that_is_unique(store: SessionStore) -> None:
     with pytest.raises(UsageError, match="conversations 1, 3; give an id"):
         store.find("seas")
     for nobody in ("sea", "99", "", "²"):
-        with pytest.raises(SessionNotFound, match="`flashllm sessions` lists them"):
+        with pytest.raises(SessionNotFound, match="`flashllm sessions list` shows them"):
             store.find(nobody)
 
 

@@ -1,0 +1,170 @@
+"""`flashllm sessions`: the conversations that are kept, without the chat."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from flashllm.commands.output import Output, remark
+from flashllm.errors import CannotCreate, DestinationExists, SessionStoreBroken, UsageError
+from flashllm.sanitize import sanitize_line
+from flashllm.sessions import SessionStore, SessionSummary, exchange
+from flashllm.sessions.database import set_aside
+
+NAME_WIDTH = 24
+# What `sanitize` would take away, and a reader of JSON gets back from its escape.
+_ACTING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def list_(arguments: argparse.Namespace) -> int:
+    """Prints one line for each conversation; none is 0 too."""
+    output = Output()
+    with SessionStore() as store:
+        summaries = store.list(arguments.query, arguments.limit)
+    if arguments.json:
+        for summary in summaries:
+            output.json(asdict(summary))
+    elif summaries:
+        output.write(
+            f"{'id':>5}  {'changed':<16}  {'messages':>8}  {'model':<{NAME_WIDTH}}  name\n"
+        )
+        output.write("".join(map(_line, summaries)))
+    elif arguments.query:
+        remark(f"nothing says {arguments.query!r}")
+    else:
+        remark("no conversations yet; `flashllm chat` and `flashllm run --save` keep theirs")
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Prints a conversation as Markdown."""
+    with SessionStore() as store:
+        text = store.export_markdown(store.find(arguments.session))
+    Output().write(text)
+    return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Writes a conversation as JSON or Markdown, to a file or to standard output."""
+    target: Path | None = arguments.output
+    is_markdown = arguments.format == "md" or (
+        arguments.format is None and target is not None and target.suffix in (".md", ".markdown")
+    )
+    with SessionStore() as store:
+        chosen = store.find(arguments.session)
+        text = store.export_markdown(chosen) if is_markdown else _json(store.export_json(chosen))
+    if target is None:
+        Output().write(text)
+    else:
+        _write(target, text, arguments.force)
+    return 0
+
+
+def import_(arguments: argparse.Namespace) -> int:
+    """Adds a conversation from JSON; prints its id."""
+    content = _read(arguments.file)
+    with SessionStore() as store:
+        number = store.import_json(exchange.parse(content))
+    Output().write(f"{number}\n")
+    return 0
+
+
+def rename(arguments: argparse.Namespace) -> int:
+    """Gives a conversation another name."""
+    with SessionStore() as store:
+        store.rename(store.find(arguments.session), arguments.name.strip())
+    return 0
+
+
+def delete(arguments: argparse.Namespace) -> int:
+    """Deletes conversations, for good, once that was said to be meant."""
+    with SessionStore() as store:
+        chosen = [store.summary(store.find(text)) for text in arguments.session]
+        for summary in dict.fromkeys(chosen):
+            title = _title(summary)
+            question = f"delete conversation {summary.id} ({summary.turns} messages): {title}?"
+            if arguments.yes or _agreed(question):
+                store.delete(summary.id)
+            else:
+                remark(f"conversation {summary.id} was kept")
+    return 0
+
+
+def put_aside(arguments: argparse.Namespace) -> int:
+    """Renames a damaged database, so that a new one is begun; a sound one only if that is meant."""
+    from flashllm.paths import database_file
+
+    path = database_file()
+    if not path.exists():
+        raise UsageError(f"{path}: there is no database yet")
+    problem = _problem(path)
+    if problem:
+        remark(problem)
+    elif not arguments.yes:
+        raise UsageError(f"{path}: is not damaged; --yes sets it aside all the same")
+    for moved in set_aside(path):
+        Output().write(f"{moved}\n")
+    return 0
+
+
+def _problem(path: Path) -> str:
+    try:
+        with SessionStore(path) as store:
+            return store.check()
+    except SessionStoreBroken as error:
+        return str(error)
+
+
+def _line(summary: SessionSummary) -> str:
+    date = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.updated))
+    model = sanitize_line(Path(summary.model).name) or "the demo"
+    head = f"{summary.id:>5}  {date}  {summary.turns:>8}  {model[:NAME_WIDTH]:<{NAME_WIDTH}}"
+    return f"{head}  {_title(summary)}\n"
+
+
+def _title(summary: SessionSummary) -> str:
+    return sanitize_line(summary.name) or summary.preview or "(nothing was said)"
+
+
+def _json(value: object) -> str:
+    """JSON that may be looked at in a terminal, and is the same when it is read."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    return _ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    """A file that only its owner can read: conversations are private."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError as error:
+        raise DestinationExists(f"{path}: exists; --force writes over it") from error
+    except OSError as error:
+        raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _read(name: str) -> bytes:
+    limit = exchange.FILE_BYTES_MAX + 1
+    if name == "-":
+        if sys.stdin is None or sys.stdin.closed:
+            raise UsageError("standard input is closed; name a file")
+        return sys.stdin.buffer.read(limit)
+    try:
+        with open(name, "rb") as stream:
+            return stream.read(limit)
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read: {error.strerror}") from error
+
+
+def _agreed(question: str) -> bool:
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError("there is no terminal to ask on; --yes deletes without asking")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

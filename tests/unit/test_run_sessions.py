@@ -1,0 +1,220 @@
+"""`flashllm run` keeps conversations as the chat does, and goes on with them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashllm.cli import main
+from flashllm.commands import opening, prompt, run_session
+from flashllm.conversation import Turn
+from flashllm.errors import ReadFailed
+from flashllm.sessions import Session, SessionStore
+from tests.ui.fake_engine import FakeModel, Step
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(prompt, "_has_piped_stdin", lambda wait: False)
+    return tmp_path / "home" / "sessions.db"
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *answers: list[Step]) -> tuple[FakeModel, list[Path]]:
+    """The model that answers, and where it is opened from."""
+    model = FakeModel(*answers)
+    opened: list[Path] = []
+    monkeypatch.setattr(
+        opening, "open_engine", lambda directory, arguments: opened.append(directory) or model
+    )
+    return model, opened
+
+
+def load(path: Path, number: int) -> Session:
+    with SessionStore(path) as store:
+        return store.load(number)
+
+
+def said(session: Session) -> list[tuple[str, str, str | None]]:
+    return [(turn.role, turn.text, turn.finish_reason) for turn in session.conversation.path()]
+
+
+def test_nothing_is_kept_unless_that_is_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, ["yes"])
+    assert main(["run", "m", "-p", "x"]) == 0
+    assert not path.exists()
+
+
+def test_saved_and_gone_on_with(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = use(monkeypatch, ["An ocean", " is water."], ["A sea too."])
+    assert main(["run", "m", "-p", "ocean?", "-s", "Be brief.", "--save", "--temp", "0.5"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "An ocean is water.\n"
+    assert captured.err == "flashllm: kept as conversation 1\n"
+    kept = load(path, 1)
+    assert said(kept) == [("user", "ocean?", None), ("assistant", "An ocean is water.", "stop")]
+    assert len(kept.conversation.turns[2].ids) == 2
+    assert kept.conversation.turns[2].numbers["tokens"] == 2
+    assert kept.meta.model == str(Path("m").absolute())
+    assert kept.settings["temp"] == 0.5
+
+    assert main(["run", "m", "-p", "sea?", "--continue", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["session"] == 1
+    assert captured.err == "flashllm: going on with conversation 1: ocean?\n"
+    assert model.tokenizer is not None
+    assert [message["content"] for message in model.tokenizer.conversations[-1]] == [
+        "Be brief.", "ocean?", "An ocean is water.", "sea?",
+    ]  # fmt: skip
+    assert said(load(path, 1))[2:] == [("user", "sea?", None), ("assistant", "A sea too.", "stop")]
+
+
+def test_a_session_by_id_or_name_with_another_system_prompt(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, ["yes"])
+    with SessionStore(path) as store:
+        first, second = store.create(name="Seas", system="Be brief."), store.create()
+        store.save_turn(first, Turn(1, None, "user", "never answered"))
+    assert main(["run", "m", "-p", "x", "--session", "seas", "-s", "Be long."]) == 0
+    assert main(["run", "m", "-p", "y", "--session", str(second)]) == 0
+    assert capsys.readouterr().err == ""
+    kept = load(path, first)
+    assert kept.conversation.system == "Be long."
+    assert [text for _, text, _ in said(kept)] == ["never answered", "x", "yes"]
+    assert len(said(load(path, second))) == 2
+
+
+def test_the_model_is_that_of_the_conversation_unless_another_is_named(
+    tmp_path: Path,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, opened = use(monkeypatch, ["yes"])
+    monkeypatch.setenv("FLASHLLM_MODEL", str(tmp_path / "usual"))
+    before = tmp_path / "before"
+    before.mkdir()
+    with SessionStore(path) as store:
+        number = store.create(model=str(before))
+    assert main(["run", "-p", "x", "--session", "1"]) == 0
+    assert main(["run", str(tmp_path / "other"), "-p", "x", "--session", "1"]) == 0
+    assert load(path, number).meta.model == str(tmp_path / "other")
+    capsys.readouterr()
+    assert main(["run", "-p", "x", "--session", "1"]) == 0
+    assert f"{tmp_path / 'other'}, with which this conversation was had, is gone" in (
+        capsys.readouterr().err
+    )
+    assert [directory.name for directory in opened] == ["before", "other", "usual"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--continue"], 66, "no conversation yet"),
+        (["--session", "5"], 66, "no conversation '5'"),
+        (["--session", "5", "--continue"], 2, "two conversations"),
+        (["--session", "5", "--save"], 2, "--save begins"),
+        (["--save", "--raw"], 2, "--raw and --ids are none"),
+        (["-f", "/nonexistent"], 2, "/nonexistent: cannot be read"),
+    ],
+)
+def test_what_makes_no_sense(
+    arguments: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "m", "-p", "x", *arguments]) == code
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_what_was_answered_before_a_failure_is_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, ["half", " an", ReadFailed("ffn.bundles: offset 1")])
+    assert main(["run", "m", "-p", "x", "--save"]) == 74
+    assert said(load(path, 1)) == [("user", "x", None), ("assistant", "half an", None)]
+
+
+def test_a_model_that_cannot_be_opened_begins_no_conversation(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise ReadFailed("gone")
+
+    monkeypatch.setattr(opening, "open_engine", refuse)
+    assert main(["run", "m", "-p", "x", "--save"]) == 74
+    assert not path.exists()
+
+
+def test_the_answer_is_saved_while_it_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process would find at that moment, which is what `kill -9` leaves."""
+    looked = threading.Event()
+
+    class Waiting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            found = said(load(path, 1)) if path.exists() else []
+            if found[1:] == [("assistant", "so far", None)]:
+                looked.set()
+            return looked.is_set()
+
+    monkeypatch.setattr(run_session, "SAVE_SECONDS", 0.0)
+    use(monkeypatch, ["so", " far", Waiting(), " and on"])
+    assert main(["run", "m", "-p", "x", "--save"]) == 0
+    assert looked.is_set()
+    assert said(load(path, 1))[1] == ("assistant", "so far and on", "stop")
+
+
+def test_a_locked_database_costs_the_keeping_not_the_answer(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, ["the answer"])
+    monkeypatch.setattr(run_session, "FLUSH_SECONDS", 0.3)
+    monkeypatch.setattr(run_session, "BUSY_SECONDS", 0.1)
+    SessionStore(path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert main(["run", "m", "-p", "x", "--save"]) == 74
+    other.close()
+    captured = capsys.readouterr()
+    assert captured.out == "the answer\n"
+    assert "another program is writing" in captured.err
+
+
+def test_a_file_comes_before_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = use(monkeypatch, ["yes"])
+    file = tmp_path / "notes.txt"
+    file.write_bytes("Größe\r\n\n".encode() + b"\xff")
+    assert main(["run", "m", "-f", str(file), "-p", "Summarise."]) == 0
+    assert main(["run", "m", "-f", str(file)]) == 0
+    assert model.tokenizer is not None
+    assert [messages[0]["content"] for messages in model.tokenizer.conversations] == [
+        "Größe\r\n\n\ufffd\n\nSummarise.", "Größe\r\n\n\ufffd",
+    ]  # fmt: skip
+    monkeypatch.setattr(prompt, "TEXT_BYTES_MAX", 3)
+    assert main(["run", "m", "-f", str(file)]) == 2
+    assert "notes.txt is longer than" in capsys.readouterr().err
+
+
+def test_stats_come_after_the_answer_and_beside_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, ["yes", " and no"])
+    assert main(["run", "m", "-p", "x", "--stats", "--no-stream"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "yes and no\n"
+    assert captured.err.startswith("prompt ")
+    assert "in DRAM" in captured.err
