@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from flashllm.flash.stream import StreamCounters
+from flashllm.flash.counters import StreamCounters
 
 PARTS = ("predict", "plan", "io_exposed", "manage", "attention", "ffn", "head", "sample", "other")
 COUNTS = tuple(field.name for field in dataclasses.fields(StreamCounters))

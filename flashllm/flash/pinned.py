@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.flash import core
+from flashllm.flash.counters import StreamCounters
 from flashllm.flash.store import Store
-from flashllm.flash.stream import StreamCounters
 
 _READ_BUNDLES_BYTES = 64 << 20
 

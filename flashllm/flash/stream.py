@@ -8,7 +8,6 @@ Threads: one caller at a time; `cancel` of the reader may come from anywhere.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash import core
+from flashllm.flash.counters import StreamCounters
 from flashllm.flash.policies import Uses, make_policy
 from flashllm.flash.store import Store
 from flashllm.flash.window import NO_IDS, Claim, Ids, LayerWindow
@@ -49,35 +49,6 @@ def passes(ids: Ids, n_slots: int) -> list[Ids]:
         end = block_end
     pieces.append(ids[start:end])
     return pieces
-
-
-@dataclass(slots=True)
-class StreamCounters:
-    """What the slot pool did, counted since it was made."""
-
-    hits: int = 0
-    misses: int = 0
-    passes: int = 0
-    """Extra passes, over layers whose active set did not fit into their slots."""
-    spilled: int = 0
-    """Bundles given up only because others needed their slots."""
-    guessed: int = 0
-    """Bundles begun to be read before it was known that they are needed."""
-    guesses_used: int = 0
-    """Those of them that were needed; they count as misses too."""
-
-    def since(self, earlier: StreamCounters) -> StreamCounters:
-        """The difference to an earlier copy."""
-        return StreamCounters(
-            *(
-                getattr(self, f.name) - getattr(earlier, f.name)
-                for f in dataclasses.fields(StreamCounters)
-            )
-        )
-
-    def copy(self) -> StreamCounters:
-        """The counts as they are now."""
-        return dataclasses.replace(self)
 
 
 @dataclass(slots=True)

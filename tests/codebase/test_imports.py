@@ -94,6 +94,18 @@ def test_only_the_user_interface_knows_textual() -> None:
     assert loaded_after(code, "textual", "transformers") == set()
 
 
+def test_the_user_interface_does_without_what_computes() -> None:
+    others = {"torch", "transformers", "tokenizers", "sentencepiece", "safetensors", "jinja2"}
+    names = modules_of("ui")
+    code = "import importlib\nfor name in " + repr(names) + ": importlib.import_module(name)"
+    assert loaded_after(code, *others) == set()
+
+
+def test_the_first_frame_waits_for_no_arrays() -> None:
+    code = "import flashllm.ui.app, flashllm.commands.chat, flashllm.io_report, flashllm.settings"
+    assert loaded_after(code, "numpy", "torch", "flashllm.flash.core", "flashllm.engine") == set()
+
+
 FIRST = """
 import importlib, os, traceback
 import torch  # once for all: what is looked at is the order of our own modules

@@ -16,8 +16,8 @@ import torch
 from flashllm.convert import convert
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.counters import StreamCounters
 from flashllm.flash.layout import read_header, read_manifest
-from flashllm.flash.stream import StreamCounters
 from flashllm.loading import load_decoder
 from tests.dequantised import give_back
 from tests.gated import sequences, trained_gated

@@ -8,7 +8,7 @@ import pytest
 
 from flashllm import accounting
 from flashllm.accounting import NO_COST, PARTS, Meter, NoMeter, PartClock
-from flashllm.flash.stream import StreamCounters
+from flashllm.flash.counters import StreamCounters
 
 
 class Times:

@@ -1,0 +1,41 @@
+"""Which conversation `flashllm chat` goes on with, and which model that is had with."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashllm.sessions import SessionSummary
+
+
+def chosen_session(arguments: argparse.Namespace) -> SessionSummary | None:
+    """The conversation that the arguments name; None for a new one.
+
+    `--continue` where there is none yet begins one. `SessionNotFound`, and the errors of a store
+    that cannot be read.
+    """
+    origin = arguments.settings.origin
+    goes_on = getattr(arguments, "continue")
+    if arguments.session and goes_on and origin("session") == origin("continue"):
+        raise UsageError("--continue and --session are two conversations; give one")
+    if not (arguments.session or goes_on):
+        return None
+    if arguments.no_save:
+        raise UsageError("--no-save keeps nothing, so there is nothing to go on with; leave it out")
+    from flashllm.sessions import SessionStore
+
+    with SessionStore() as store:
+        chosen = store.find(arguments.session) if arguments.session else store.latest()
+        return None if chosen is None else store.load(chosen).meta
+
+
+def model_of(arguments: argparse.Namespace, session: SessionSummary | None) -> str | None:
+    """Path of the model: what the command line says, else the conversation's, while it is there."""
+    asked: str | None = arguments.model
+    if session is None or not session.model or arguments.settings.origin("model") == "flag":
+        return asked
+    return session.model if Path(session.model).is_dir() else asked
