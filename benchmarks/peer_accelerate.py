@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_worker import OUR_OPENMP_SETTING, Step, Task, parse_task, run
-from flashllm.accounting import rss_bytes
+from flashllm.resident_memory import rss_bytes
 
 MARGIN_BYTES = 192 << 20
 """For activations, page tables, and the pages of the file that is being read."""

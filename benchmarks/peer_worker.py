@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from flashllm.accounting import rss_peak_bytes
 from flashllm.commands.options import argument, parse_ids, parse_number, parse_positive
+from flashllm.resident_memory import rss_peak_bytes
 
 TOKENS_LEAST = 4
 """Decoded however long it takes; a median needs a few."""

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import os
-import resource
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from flashllm.flash.counters import StreamCounters
+from flashllm.resident_memory import rss_bytes
 
 PARTS = ("predict", "plan", "io_exposed", "manage", "attention", "ffn", "head", "sample", "other")
 COUNTS = tuple(field.name for field in dataclasses.fields(StreamCounters))
 _COUNTED = operator.attrgetter(*COUNTS)
 RSS_EVERY_NS = 100_000_000
 """What a token says of memory is at most so old."""
-_PROCESS = psutil.Process()
-_PAGE_BYTES = resource.getpagesize()
 _now_ns = time.perf_counter_ns
 
 
@@ -247,29 +241,3 @@ def _histogram(sizes: Sequence[Sequence[int]]) -> dict[str, int]:
 def ratio(part: float, whole: float, empty: float = 0.0) -> float:
     """`part` over `whole`, and `empty` where there is nothing to divide by."""
     return part / whole if whole else empty
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process, now."""
-    try:
-        # After every token: a third of what psutil takes for the same.
-        file = os.open("/proc/self/statm", os.O_RDONLY)
-    except OSError:
-        return int(_PROCESS.memory_info().rss)
-    try:
-        return int(os.read(file, 128).split()[1]) * _PAGE_BYTES
-    finally:
-        os.close(file)
-
-
-def rss_peak_bytes() -> int:
-    """The most resident memory that this process ever had."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            for line in status:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak if sys.platform == "darwin" else peak * 1024)

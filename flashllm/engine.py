@@ -57,6 +57,7 @@ def open_model(
     profile: str | os.PathLike[str] | None = None,
     overlap: str | None = None,
     policy: str | None = None,
+    application_bytes: int = 0,
 ) -> Model:
     """Open a converted model; None is the one that comes with the project.
 
@@ -65,8 +66,8 @@ def open_model(
     of `flash.policies.POLICIES`, `window` in tokens that of the paper's; `kv_dtype` the encoding of
     keys and values, f32, f16 (the default) or int8; `profile` a file to plan with instead of what
     was measured of this device; `overlap` one of none, hits, attention, layer: what is computed
-    while reads are under way. Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`,
-    `UsageError`, `ReadFailed`.
+    while reads are under way; `application_bytes` of the ceiling are left to a process beside this
+    one. Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     directory, file = model_directory(path), None if profile is None else Path(profile)
     decoder, plan, store = load_decoder(
@@ -81,6 +82,7 @@ def open_model(
         profile=file,
         overlap=overlap,
         policy=policy,
+        application_bytes=application_bytes,
     )
     try:
         used = direct or file is not None

@@ -11,6 +11,7 @@
     |   +-- ModelTruncated          65  a file ends before it should
     |   +-- ChecksumMismatch        65  bytes that are not those that were written
     +-- ModelNotFound               66  nothing at that path
+    +-- EngineLost                  70  the engine's process ended, or does not answer
     +-- MemoryCeilingTooSmall       71  the ceiling cannot be met
     +-- CannotCreate                73  the output cannot be written
     |   +-- DestinationExists       73  and it is not ours to overwrite
@@ -83,6 +84,12 @@ class ModelNotFound(FlashllmError):
     """There is nothing at the path of a model."""
 
     exit_code = 66
+
+
+class EngineLost(FlashllmError):
+    """The engine's process has ended, or does not answer; the model can be opened again."""
+
+    exit_code = 70
 
 
 class MemoryCeilingTooSmall(FlashllmError):

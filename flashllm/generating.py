@@ -15,12 +15,12 @@ from flashllm.accounting import (
     PrefillCost,
     TokenCost,
     decode_summary,
-    rss_peak_bytes,
 )
 from flashllm.errors import Cancelled
 from flashllm.flash.plan import Plan
 from flashllm.model.decoder import Decoder
 from flashllm.model_info import ModelInfo
+from flashllm.resident_memory import rss_peak_bytes
 from flashllm.sampling import Sampler, Sampling, StopMatcher
 from flashllm.tokenizer import Tokenizer
 

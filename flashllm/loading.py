@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from flashllm.accounting import rss_bytes
 from flashllm.flash import core
 from flashllm.flash.converted import (
     check_runnable,
@@ -22,6 +22,7 @@ from flashllm.flash.plan import Plan, Sizes, make_plan
 from flashllm.flash.store import RawTensor, Store
 from flashllm.model.decoder import Decoder
 from flashllm.model.select import SelectAll, SelectGate, Selector, SelectPredicted
+from flashllm.resident_memory import rss_bytes
 
 KERNEL_THREADS = torch.get_num_threads()
 """Threads that compute; asked for before anything is decoded, which leaves torch itself one."""
@@ -66,19 +67,21 @@ def load_decoder(
     least: bool = False,
     profile: Path | None = None,
     overlap: str | None = None,
+    application_bytes: int = 0,
 ) -> tuple[Decoder, Plan, Store]:
     """Open a directory; the caller closes the store. `least` is for the smallest plan there is.
 
-    `profile` is a file to plan with instead of the profile that is kept of this device.
+    `profile` is a file to plan with instead of the profile that is kept of this device;
+    `application_bytes` of the ceiling are left to a process beside this one.
     """
     store = Store(directory)
     try:
         check_runnable(store)
         chosen = choose_selector(store, select)
-        sizes = model_sizes(store, chosen)
+        sizes = replace(model_sizes(store, chosen), application=application_bytes)
         ceiling_bytes = memory
         if ceiling_bytes is None and not least:
-            ceiling_bytes = usual_ceiling(sizes.interpreter)
+            ceiling_bytes = usual_ceiling(sizes.interpreter) + application_bytes
         plan = make_plan(
             store.spec,
             sizes,

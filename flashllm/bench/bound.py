@@ -9,13 +9,14 @@ from typing import Any
 
 import psutil
 
-from flashllm.accounting import ratio, rss_bytes
+from flashllm.accounting import ratio
 from flashllm.bench.header import memory_limit_bytes
 from flashllm.bench.io_probe import probe
 from flashllm.bench.machine import dram_rate, last_cache_bytes, matrix_bytes
 from flashllm.bench.token_samples import ProbeSample, ReaderCounts, RunSample
 from flashllm.errors import FlashllmError
 from flashllm.flash import core
+from flashllm.resident_memory import rss_bytes
 
 PROBE_SECONDS = 0.25
 PROBE_REPEATS = 1

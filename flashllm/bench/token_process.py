@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashllm.accounting import TokenCost, rss_bytes, rss_peak_bytes
+from flashllm.accounting import TokenCost
 from flashllm.bench import page_cache
+from flashllm.resident_memory import rss_bytes, rss_peak_bytes
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"

@@ -121,6 +121,8 @@ class Sizes:
     """Encoding of the predictors' matrices."""
     activity: Activity | None = None
     """What tokens use, where it was recorded."""
+    application: int = 0
+    """Of the ceiling, what a process beside this one may take: the terminal application."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +251,9 @@ def _fixed_bytes(
 ) -> dict[str, int]:
     """What is needed whatever the ceiling is, by component; the prefill with its smallest ring."""
     prefill = PrefillShape.of(spec, sizes.stride).bytes(spec, sizes.stride, context)
+    beside = {"application": sizes.application} if sizes.application else {}
     return {
+        **beside,
         "interpreter": sizes.interpreter,
         "embeddings": sizes.embeddings,
         "attention": sizes.attention,

@@ -1,0 +1,84 @@
+"""From a choice of a model to an engine in a process of its own.
+
+A ceiling is one for both processes: what the application takes now and may grow by is left to it,
+and the engine plans with the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flashllm import engine_messages as messages
+from flashllm.engine_messages import EngineSettings
+from flashllm.engine_process import OPENER, EngineProcess, error_of
+from flashllm.resident_memory import rss_bytes
+
+if TYPE_CHECKING:
+    from flashllm.engine_protocol import OnOpening
+    from flashllm.remote_engine import RemoteEngine
+
+GROWTH_BYTES = 64 << 20
+"""Of the ceiling, for what the application may still grow by: a long transcript, its widgets."""
+_REMOTE = "flashllm.remote_engine"
+
+
+class EngineLauncher:
+    """Opens models, each in a process of its own; the first process is started at once.
+
+    So it loads torch while the application loads and shows what it is made of.
+    """
+
+    def __init__(self, settings: EngineSettings, opener: str = OPENER) -> None:
+        self._settings = settings
+        self._opener = opener
+        self._ready: EngineProcess | None = EngineProcess(opener)
+        self._lock = threading.Lock()
+
+    def open(self, path: str | None, on_opening: OnOpening | None = None) -> RemoteEngine:
+        """Opens the model in a directory, None being the demo, as the settings say otherwise.
+
+        Raises what `engine.open_model` raises, and `EngineLost`.
+        """
+        with self._lock:
+            process, self._ready = self._ready or EngineProcess(self._opener), None
+        return open_in(process, replace(self._settings, path=path), on_opening)
+
+    def close(self) -> None:
+        """Ends a process that was never asked for a model."""
+        with self._lock:
+            process, self._ready = self._ready, None
+        if process is not None:
+            process.close()
+
+
+def open_in(
+    process: EngineProcess, settings: EngineSettings, on_opening: OnOpening | None = None
+) -> RemoteEngine:
+    """Opens a model in a process that has none; `settings.memory` is the ceiling of both.
+
+    Raises what `engine.open_model` raises, and `EngineLost`; the process is ended then.
+    """
+    try:
+        while not isinstance(message := process.said(), messages.Opened):
+            if isinstance(message, messages.Ready):
+                process.tell(messages.Open(settings, _application_bytes()))
+            elif isinstance(message, messages.Opening):
+                if on_opening is not None:
+                    on_opening(message.progress)
+            else:
+                raise error_of(message)
+        engine: RemoteEngine = importlib.import_module(_REMOTE).RemoteEngine(process, message)
+    except BaseException:
+        process.close()
+        raise
+    return engine
+
+
+def _application_bytes() -> int:
+    # What reads the engine's numbers is loaded first, so that it is measured; and not earlier, when
+    # the application is busy with its first frame.
+    importlib.import_module(_REMOTE)
+    return rss_bytes() + GROWTH_BYTES
