@@ -51,6 +51,29 @@ def bytes_words(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def format_bytes(nbytes: float) -> str:
+    """A size for people: `310 MiB`, `1.5 GiB`."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", _MEBIBYTE), ("KiB", 1 << 10)):
+        if nbytes >= factor:
+            number = nbytes / factor
+            return f"{number:.0f} {unit}" if number >= 100 else f"{number:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def ceiling_words(nbytes: int) -> str:
+    """A memory ceiling, rounded up, so that the figure is accepted when it is typed in."""
+    if nbytes >= 10 * _GIBIBYTE:
+        return f"{nbytes / _GIBIBYTE:.1f} GiB"
+    return f"{-(-nbytes // _MEBIBYTE)} MiB"
+
+
+def speed_words(tokens_per_second: float) -> str:
+    """Tokens a second that are expected, in two digits: `2.3`, `410`."""
+    if tokens_per_second >= 99.5:
+        return f"{tokens_per_second:.0f}"
+    return f"{tokens_per_second:.2g}"
+
+
 def rate_words(bytes_per_second: float) -> str:
     """`2.91 GB/s`."""
     return f"{bytes_words(bytes_per_second)}/s"

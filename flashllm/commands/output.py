@@ -10,9 +10,8 @@ import sys
 from typing import Any, TextIO
 
 from flashllm.errors import CannotCreate
+from flashllm.io_words import format_bytes as format_bytes
 from flashllm.sanitize import Sanitizer, sanitize, sanitize_line
-
-_MEBIBYTE = 1 << 20
 
 
 class Output:
@@ -81,15 +80,6 @@ class Ticker:
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = False
-
-
-def format_bytes(nbytes: float) -> str:
-    """A size for people: `310 MiB`, `1.5 GiB`."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", _MEBIBYTE), ("KiB", 1 << 10)):
-        if nbytes >= factor:
-            number = nbytes / factor
-            return f"{number:.0f} {unit}" if number >= 100 else f"{number:.1f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def table(rows: list[tuple[str, Any]]) -> str:

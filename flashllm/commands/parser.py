@@ -15,6 +15,7 @@ from flashllm.commands import bench_options, config, convert_options, sessions_o
 from flashllm.commands.chat_options import CHAT_EXAMPLES, add_chat_arguments
 from flashllm.commands.completion import COMPLETION_EXAMPLES, add_completion_arguments
 from flashllm.commands.evaluate_options import EVAL_EXAMPLES, add_evaluate_arguments
+from flashllm.commands.ls_options import LS_EXAMPLES, add_ls_arguments
 from flashllm.commands.options import MODEL_OPTIONS, add_model, add_options
 from flashllm.commands.path import PATH_EXAMPLES, add_path_arguments
 from flashllm.commands.plan_options import PLAN_EXAMPLES, add_plan_arguments
@@ -188,6 +189,13 @@ COMMANDS = (
         examples=sessions_options.SESSIONS_EXAMPLES,
         kinds=SESSIONS_COMMANDS,
         kinds_title="what to do",
+    ),
+    Command(
+        "ls",
+        "the models on this machine, what they need, how fast they would be",
+        "flashllm.commands.ls:ls",
+        add_ls_arguments,
+        LS_EXAMPLES,
     ),
     Command(
         "info",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashllm.commands.output import format_bytes
+from flashllm.io_words import ceiling_words
 
 if TYPE_CHECKING:
     from flashllm.flash.advice import Advice, Case, Ceilings
@@ -69,11 +70,11 @@ def expected_rows(
         ("neurons a token", f"{traffic.used / neurons:.2%}, {traffic.hit_rate:.1%} in memory"),
         ("  from flash", f"{format_bytes(traffic.bytes_read)} in {traffic.reads:.0f} reads"),
         ("through memory", f"{format_bytes(expected.dram.total)} a token"),
-        ("smallest ceiling", _ceiling(limits.smallest)),
+        ("smallest ceiling", ceiling_words(limits.smallest)),
     ]
     if limits.cliff is not None:
-        rows.append(("cliff", f"below {_ceiling(limits.cliff)} nothing stays between tokens"))
-    rows.append(("all in memory", f"from {_ceiling(limits.whole)}"))
+        rows.append(("cliff", f"below {ceiling_words(limits.cliff)} nothing stays between tokens"))
+    rows.append(("all in memory", f"from {ceiling_words(limits.whole)}"))
     if made.select == "oracle":
         rows.append(("select", "the oracle reads every neuron to know which it needs"))
     return rows
@@ -128,7 +129,7 @@ def _seconds_missing(case: Case) -> str:
 
 def _fits(case: Case, made: Plan, expected: Expectation) -> str:
     spec = case.spec
-    fits = f"It fits into {_ceiling(made.ceiling_bytes)}."
+    fits = f"It fits into {ceiling_words(made.ceiling_bytes)}."
     if made.select == "oracle":
         return f"{fits} A token reads every neuron, to know which of them are not zero."
     if made.select != "all":
@@ -183,9 +184,3 @@ def _seconds(seconds: float) -> str:
 def _mebibytes(nbytes: int) -> int:
     # Rounded up, so that the figure printed is accepted when it is typed in.
     return -(-nbytes // _MEBIBYTE)
-
-
-def _ceiling(nbytes: int) -> str:
-    if nbytes >= 10 << 30:
-        return f"{nbytes / (1 << 30):.1f} GiB"
-    return f"{_mebibytes(nbytes)} MiB"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from flashllm.library.options import ConvertOptions
 from flashllm.library.preview import Preview, preview
 from flashllm.library.search import DEMO_NAME, Conditions, examine, find_models
 from flashllm.library.words import clean, error_words, shape_words
+from flashllm.paths import models_dir
+from flashllm.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,29 @@ class Library:
         base = home / f"{name.rpartition('--')[2] or 'model'}.flash"
         free = (base.with_stem(f"{base.stem}-{number}") for number in range(2, 1000))
         return base if not base.exists() else next(path for path in free if not path.exists())
+
+
+def usual_library(
+    settings: Settings,
+    *,
+    directories: Iterable[Path] = (),
+    used: Iterable[str] = (),
+    application_bytes: int = 0,
+) -> Library:
+    """The library of the settings; `directories` more to look in, and models that sessions `used`.
+
+    A session names its model by a path; another name is no place to look.
+    """
+    named = [Path(settings.value("model"))] if settings.value("model") else []
+    return Library(
+        directories=(*directories, *settings.chat.model_dirs),
+        models=(*named, *(Path(name) for name in used if os.path.isabs(name))),
+        home=models_dir(),
+        memory_bytes=settings.value("memory"),
+        application_bytes=application_bytes,
+        context=settings.value("ctx_size"),
+        kv_dtype=settings.value("kv_dtype"),
+    )
 
 
 def _demo() -> tuple[Path | None, FoundModel | None]:

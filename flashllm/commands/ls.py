@@ -1,0 +1,120 @@
+"""`flashllm ls`: the models on this machine, and the checkpoints that could become some."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flashllm import paths
+from flashllm.commands.output import Output, remark
+from flashllm.errors import FlashllmError
+from flashllm.io_words import ceiling_words, format_bytes, speed_words
+from flashllm.sanitize import sanitize_line
+
+if TYPE_CHECKING:
+    from flashllm.library import Checkpoint, FoundModel
+
+UNKNOWN = "-"
+HEAD = ("model", "size", "precision", "needs", "tok/s", "path")
+CHECKPOINT_HEAD = ("checkpoint", "revision", "size", "path")
+
+
+def ls(arguments: argparse.Namespace) -> int:
+    """Prints what is found, broken models with what is wrong; returns the exit code."""
+    from flashllm.library.collection import usual_library
+
+    library = usual_library(
+        arguments.settings, directories=arguments.directories, used=_used_by_sessions()
+    )
+    output = Output()
+    if arguments.checkpoints:
+        checkpoints = list(library.checkpoints())
+        if arguments.json:
+            _write_json(output, checkpoints)
+        else:
+            _write_checkpoints(output, checkpoints)
+        return 0
+    # A model may come again, when more is known of it.
+    models = list({model.path: model for model in library.scan()}.values())
+    if arguments.json:
+        _write_json(output, models)
+    else:
+        _write_models(output, models)
+    return 0
+
+
+def _used_by_sessions() -> list[str]:
+    """What models conversations were held with; none where they cannot be read."""
+    if not paths.database_file().exists():
+        return []
+    from flashllm.sessions import SessionStore
+
+    try:
+        with SessionStore() as store:
+            return sorted({session.model for session in store.list() if session.model})
+    except FlashllmError as problem:
+        remark(f"{problem}; the models of conversations are not looked at")
+        return []
+
+
+def _write_json(output: Output, found: Sequence[FoundModel | Checkpoint]) -> None:
+    for one in found:
+        output.json(dataclasses.asdict(one) | {"path": str(one.path)})
+
+
+def _write_models(output: Output, models: Sequence[FoundModel]) -> None:
+    rows = [(_model_row(model), _about(model)) for model in models]
+    output.write(_columns(HEAD, rows))
+    if not any(model.tokens_per_second for model in models):
+        remark("speeds are unknown here; `flashllm bench io` measures this disk")
+
+
+def _model_row(model: FoundModel) -> tuple[str, ...]:
+    size, needs, speed = model.size_bytes, model.smallest_ceiling_bytes, model.tokens_per_second
+    return (
+        model.name,
+        UNKNOWN if size is None else format_bytes(size),
+        model.encoding or UNKNOWN,
+        UNKNOWN if needs is None else ceiling_words(needs),
+        UNKNOWN if speed is None else speed_words(speed),
+        sanitize_line(str(model.path)),
+    )
+
+
+def _about(model: FoundModel) -> str:
+    return f"cannot be opened: {model.problem}" if model.problem else "; ".join(model.remarks)
+
+
+def _write_checkpoints(output: Output, checkpoints: Sequence[Checkpoint]) -> None:
+    if not checkpoints:
+        from flashllm.library.hub import cache_directories
+
+        places = ", ".join(map(str, cache_directories()))
+        remark(f"no checkpoints in {places}; `flashllm convert DIR` takes any directory")
+        return
+    rows = [(_checkpoint_row(one), _checkpoint_about(one)) for one in checkpoints]
+    output.write(_columns(CHECKPOINT_HEAD, rows))
+
+
+def _checkpoint_row(one: Checkpoint) -> tuple[str, ...]:
+    size = format_bytes(one.size_bytes) if one.size_bytes else UNKNOWN
+    return (one.name, one.revision or UNKNOWN, size, sanitize_line(str(one.path)))
+
+
+def _checkpoint_about(one: Checkpoint) -> str:
+    return f"cannot be converted: {one.problem}" if one.problem else one.remark
+
+
+def _columns(head: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], str]]) -> str:
+    """Aligned columns under a head, and below a row what there is to say of it."""
+    cells = [head, *(row for row, _ in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = []
+    for row, about in [(head, ""), *rows]:
+        aligned = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(aligned).rstrip())
+        if about:
+            lines.append(f"    {about}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,107 @@
+"""`flashllm ls`: what it prints for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flashllm.cli import main
+from flashllm.library import interpreter
+from flashllm.library.collection import usual_library
+from flashllm.sessions import SessionStore
+from flashllm.settings import load_settings
+from tests.library.test_hub import put
+
+GOLDEN = Path(__file__).parents[1] / "tools" / "golden"
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user of its own, whose processes take 200 MiB."""
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(interpreter, "_measure", lambda: 200 * MIB)
+    return tmp_path
+
+
+def test_models(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(GOLDEN / "converted", machine / "models" / "whole")
+    shutil.copytree(GOLDEN / "converted", machine / "home" / "models" / "own")
+    broken = machine / "models" / "broken"
+    shutil.copytree(GOLDEN / "converted", broken)
+    (broken / "ffn.bundles").unlink()
+    assert main(["ls", str(machine / "models"), "--memory", "1GiB"]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert lines[0].split() == ["model", "size", "precision", "needs", "tok/s", "path"]
+    assert lines[1].startswith("the demo")
+    assert lines[2] == "    made at its first use"
+    assert lines[3].split()[-2:] == ["-", str(broken)]
+    assert lines[4] == "    cannot be opened: ffn.bundles: missing; convert the checkpoint again"
+    assert lines[5].split()[1:4] == ["38.7", "KiB", "f16"]
+    assert lines[5].endswith(str(machine / "models" / "whole"))
+    assert lines[7].endswith(str(machine / "home" / "models" / "own"))
+    assert "bench io" in shown.err
+
+
+def test_models_for_programs(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(GOLDEN / "converted", machine / "whole")
+    assert main(["ls", str(machine / "whole"), "--json"]) == 0
+    demo, whole = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert demo["is_demo"]
+    assert (whole["path"], whole["problem"]) == (str(machine / "whole"), "")
+    assert whole["smallest_ceiling_bytes"] > 200 * MIB
+
+
+def test_checkpoints(
+    machine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(machine / "hub"))
+    assert main(["ls", "--checkpoints"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"no checkpoints in {machine / 'hub'}" in shown.err
+    _, snapshot = put(machine / "hub")
+    (machine / "hub" / "models--org--half").mkdir()
+    assert main(["ls", "--checkpoints"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("org/half")
+    assert lines[2] == "    cannot be converted: nothing of it was fetched"
+    assert lines[3].startswith("org/tiny    main (0123456)")
+    assert lines[3].endswith(str(snapshot))
+    assert main(["ls", "--checkpoints", "--json"]) == 0
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == [
+        "org/half",
+        "org/tiny",
+    ]
+
+
+def test_where_models_are_looked_for(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "home").mkdir()
+    (machine / "home" / "config.toml").write_text(
+        f'memory = "3GiB"\n[chat]\nmodel_dirs = ["{machine / "dirs"}"]\n'
+    )
+    monkeypatch.setenv("FLASHLLM_MODEL", str(machine / "named"))
+    library = usual_library(
+        load_settings(), directories=[Path("given")], used=["/used", "no path", ""]
+    )
+    assert library.directories == (Path("given"), machine / "dirs")
+    assert library.models == (machine / "named", Path("/used"))
+    assert library.home == machine / "home" / "models"
+    assert library.memory_bytes == 3 << 30
+
+
+def test_models_of_conversations(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (machine / "home").mkdir()
+    with SessionStore() as store:
+        store.create(name="one", model=str(machine / "used"))
+    assert main(["ls"]) == 0
+    shown = capsys.readouterr().out
+    assert str(machine / "used") in shown
+    assert "cannot be opened: there is no such model" in shown
+    (machine / "home" / "sessions.db").write_bytes(b"no database" * 1000)
+    assert main(["ls"]) == 0
+    assert "are not looked at" in capsys.readouterr().err

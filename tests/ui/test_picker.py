@@ -1,0 +1,426 @@
+"""The model picker and the convert screen, in an application that has nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+from textual.screen import Screen
+from textual.widgets import Button, DataTable, Input, Select, Static
+
+from flashllm.errors import UnsupportedModel
+from flashllm.library.found import ModelChoice
+from flashllm.library.job import Conversions, JobState
+from flashllm.library.options import TRAIN, ConvertOptions
+from flashllm.ui.convert_form import ConvertForm
+from flashllm.ui.convert_screen import ConvertScreen
+from flashllm.ui.picker import ModelPicker, details
+from tests.ui.fake_library import (
+    BIG,
+    BROKEN,
+    CHECKPOINT,
+    DEMO,
+    HUGE,
+    MODELS,
+    FakeLibrary,
+    scripted_job,
+)
+
+WAIT_SECONDS = 30.0
+SIZES = [(120, 40), (80, 24), (40, 12)]
+NOTHING = object()
+
+
+class Host(App[None]):
+    """Shows one screen and keeps what it gives."""
+
+    def __init__(self, screen: Screen[Any]) -> None:
+        super().__init__()
+        self.first = screen
+        self.given: object = NOTHING
+
+    def on_mount(self) -> None:
+        def take(result: object) -> None:
+            self.given = result
+
+        self.push_screen(self.first, take)
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    for _ in range(int(WAIT_SECONDS / 0.02)):
+        await pilot.pause(0.02)
+        if condition():
+            return
+    raise AssertionError("it did not happen")
+
+
+def rows(screen: Screen[Any]) -> list[list[str]]:
+    table = screen.query_one(DataTable)
+    return [[str(cell) for cell in table.get_row_at(row)] for row in range(table.row_count)]
+
+
+def text_of(screen: Screen[Any], name: str) -> str:
+    return str(screen.query_one(f"#{name}", Static).content)
+
+
+async def filled(pilot: Pilot[None], count: int = len(MODELS)) -> ModelPicker:
+    picker = pilot.app.screen
+    assert isinstance(picker, ModelPicker)
+    await until(pilot, lambda: "looking" not in text_of(picker, "picker-title"))
+    assert len(rows(picker)) == count
+    return picker
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_what_is_shown(size: tuple[int, int]) -> None:
+    app = Host(ModelPicker(FakeLibrary(), DEMO.choice))
+    async with app.run_test(size=size) as pilot:
+        picker = await filled(pilot)
+        shown = rows(picker)
+        if size[0] == 40:
+            assert shown[1] == ["  org/big", "6144 MiB", "2.3"]
+        else:
+            assert shown[0] == ["● the demo", "13.8 MiB", "f16", "309 MiB", "410", ""]
+            assert shown[1] == ["  org/big", "13.0 GiB", "int8", "6144 MiB", "2.3", ""]
+            assert shown[3][-1] == BROKEN.problem
+        assert shown[2][-2 if size[0] > 40 else -1] == "-"  # the speed of the huge one is unknown
+        assert shown[3][0] == "  ! broken [b]name[/b]"[: 22 if size[0] == 40 else 36]
+        assert text_of(picker, "picker-title") == "4 of 4 models"
+        table = picker.query_one(DataTable)
+        assert table.size.height >= 4  # a head and three rows at least, however small
+        assert picker.query_one("#details").region.bottom <= size[1]
+
+
+async def test_enter_opens_the_chosen_one() -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot)
+        await pilot.press("down")
+        assert text_of(picker, "details").splitlines() == [
+            "/models/big.flash",
+            "32 layers of 16384 neurons, relu, in int8",
+            "2.3 tokens/s expected in 8192 MiB; assumed: 10 % of the neurons used a token",
+        ]
+        await pilot.press("enter")
+        await until(pilot, lambda: app.given is not NOTHING)
+    assert app.given == ModelChoice(BIG.path, "org/big")
+
+
+async def test_the_demo_has_no_path() -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        await filled(pilot)
+        await pilot.press("enter")
+        await until(pilot, lambda: app.given is not NOTHING)
+    assert app.given == ModelChoice(None, "the demo")
+
+
+async def test_a_click_on_the_chosen_row_opens_it() -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        await filled(pilot)
+        await pilot.click(DataTable, offset=(5, 2))
+        assert app.given is NOTHING
+        await pilot.click(DataTable, offset=(5, 2))
+        await until(pilot, lambda: app.given is not NOTHING)
+    assert app.given == BIG.choice
+
+
+async def test_a_broken_one_is_not_opened() -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot)
+        await pilot.press("down", "down", "down", "enter")
+        assert app.given is NOTHING
+        assert text_of(picker, "details").startswith(f"Cannot be opened: {BROKEN.problem}")
+
+
+@pytest.mark.parametrize("begin", [["slash"], []])
+async def test_typing_filters(begin: list[str]) -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot)
+        await pilot.press(*begin, *"org 32")
+        assert [row[0] for row in rows(picker)] == ["  org/big"]
+        assert text_of(picker, "picker-title") == "1 of 4 models"
+        await pilot.press("escape")  # takes the filter away
+        assert len(rows(picker)) == 4
+        assert app.given is NOTHING
+        await pilot.press("slash", *"org", "down", "up", "down", "enter")
+        await until(pilot, lambda: app.given is not NOTHING)
+    assert app.given == HUGE.choice
+
+
+async def test_nothing_fits() -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot)
+        await pilot.press(*"xyz", "enter")
+        assert rows(picker) == []
+        assert "c converts" in text_of(picker, "details")
+        await pilot.press("escape", "escape")
+        await until(pilot, lambda: app.given is not NOTHING)
+    assert app.given is None
+
+
+async def test_models_are_shown_as_they_are_found_and_the_chosen_one_stays() -> None:
+    library = FakeLibrary()
+    library.gate.clear()
+    app = Host(ModelPicker(library, BIG.choice))
+    async with app.run_test() as pilot:
+        picker = app.screen
+        await until(pilot, lambda: len(rows(picker)) == 1)
+        assert "looking for more" in text_of(picker, "picker-title")
+        library.gate.set()
+        picker = await filled(pilot)
+        assert text_of(picker, "details").startswith(str(BIG.path))
+        library.models = (DEMO, replace(BIG, tokens_per_second=None), HUGE)
+        await pilot.press("f5")
+        await until(pilot, lambda: library.searches == 2)
+        picker = await filled(pilot, 3)
+        assert rows(picker)[1][4] == "-"
+        assert text_of(picker, "details").startswith(str(BIG.path))
+
+
+async def test_a_model_that_comes_again_is_renewed() -> None:
+    early = replace(BIG, smallest_ceiling_bytes=None, tokens_per_second=None, ceiling_bytes=None)
+    app = Host(ModelPicker(FakeLibrary((early, BIG))))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot, 1)
+        assert rows(picker)[0][3:5] == ["6144 MiB", "2.3"]
+
+
+async def test_a_search_that_breaks_off() -> None:
+    library = FakeLibrary(error=ValueError("odd \x1b[2Jthing"))
+    app = Host(ModelPicker(library))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot)
+        assert text_of(picker, "picker-title") == "the search broke off: odd thing"
+
+
+async def test_leaving_while_it_looks() -> None:
+    library = FakeLibrary()
+    library.gate.clear()
+    app = Host(ModelPicker(library))
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: library.searches == 1)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.given is not NOTHING)
+        library.gate.set()
+    assert app.given is None
+
+
+@pytest.mark.parametrize(
+    ("model", "last"),
+    [
+        (HUGE, "Needs more than the 8192 MiB it would get"),
+        (
+            replace(BIG, tokens_per_second=None),
+            "Speed unknown: `flashllm bench io` measures this disk",
+        ),
+        (DEMO, "410 tokens/s expected in 8192 MiB"),
+    ],
+)
+def test_details(model: Any, last: str) -> None:
+    assert details(model)[-1] == last
+
+
+# Converting
+
+
+def form_of(app: Host) -> ConvertForm:
+    return app.screen.query_one(ConvertForm)
+
+
+async def write(pilot: Pilot[None], name: str, text: str) -> None:
+    pilot.app.screen.query_one(f"#{name}", Input).value = text
+    await pilot.pause()
+
+
+async def previewed(pilot: Pilot[None], text: str = "on disk about 13.0 GiB") -> None:
+    await until(pilot, lambda: text in text_of(pilot.app.screen, "preview"))
+
+
+def buttons(app: Host) -> list[str]:
+    return [str(button.label) for button in app.screen.query(Button) if button.display]
+
+
+def convert_host(
+    script: str = "phase(5); time.sleep(60)", library: FakeLibrary | None = None
+) -> tuple[Host, Conversions, FakeLibrary]:
+    conversions, library = Conversions(scripted_job(script)), library or FakeLibrary()
+    return Host(ConvertScreen(conversions, None, library)), conversions, library
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_from_the_form_to_an_open_model(tmp_path: Path, size: tuple[int, int]) -> None:
+    app, conversions, _ = convert_host("phase(0); phase(5); make(); phase(10)")
+    async with app.run_test(size=size) as pilot:
+        await write(pilot, "source", str(tmp_path / "source"))
+        await write(pilot, "destination", str(tmp_path / "made"))
+        await previewed(pilot)
+        assert buttons(app) == ["Convert", "Close"]
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: not conversions.is_running)
+        await until(pilot, lambda: buttons(app) == ["Open", "Another", "Close"])
+        assert "Complete." in text_of(app.screen, "job-text")
+        assert text_of(app.screen, "convert-title") == "converted made"
+        assert app.screen.query_one("#buttons").region.bottom <= size[1]
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: app.given is not NOTHING)
+    assert app.given == tmp_path / "made"
+
+
+async def test_progress_then_stop_then_another(tmp_path: Path) -> None:
+    app, conversions, _ = convert_host('say(event="warning", text="odd"); phase(5); time.sleep(60)')
+    async with app.run_test() as pilot:
+        await write(pilot, "source", str(tmp_path / "source"))
+        await write(pilot, "destination", str(tmp_path / "made"))
+        await previewed(pilot)
+        await pilot.click("#buttons Button")
+        await until(pilot, lambda: "bundles: 50 %, 2 s left" in text_of(app.screen, "job-text"))
+        assert "5 B of 10 B" in text_of(app.screen, "job-text")
+        assert "warning: odd" in text_of(app.screen, "job-more")
+        assert text_of(app.screen, "convert-title").startswith("converting made: bundles: 50 %")
+        assert buttons(app) == ["Stop", "Close"]
+        await pilot.press("ctrl+s", "ctrl+o")  # not now
+        await pilot.press("ctrl+x")
+        await until(pilot, lambda: buttons(app) == ["Another", "Close"])
+        assert "stopped; nothing was made" in text_of(app.screen, "job-text")
+        await pilot.press("ctrl+b")
+        await previewed(pilot)
+        assert buttons(app) == ["Convert", "Close"]
+    assert conversions.job is not None
+    assert conversions.job.status.state is JobState.STOPPED
+
+
+async def test_leaving_lets_it_go_on_and_coming_back_shows_it(tmp_path: Path) -> None:
+    conversions = Conversions(scripted_job("phase(5); time.sleep(60)"))
+    library = FakeLibrary()
+    conversions.start(tmp_path / "source", tmp_path / "made")
+    app = Host(ConvertScreen(conversions, None, library))
+    async with app.run_test() as pilot:
+        assert buttons(app) == ["Stop", "Close"]
+        await until(pilot, lambda: "50 %" in text_of(app.screen, "job-text"))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.given is not NOTHING)
+        assert app.given is None
+        assert conversions.is_running
+    conversions.close()
+    assert not conversions.is_running
+
+
+async def test_what_cannot_be_converted_is_said_before() -> None:
+    refusal = UnsupportedModel("x/config.json: model_type is 'odd\x1b]0;x\x07'; supported: others")
+    app, conversions, library = convert_host(library=FakeLibrary(refusal=refusal))
+    async with app.run_test() as pilot:
+        await write(pilot, "source", "/some/where")
+        await previewed(pilot, "model_type is 'odd'; supported: others")
+        assert form_of(app).query_one("#preview").has_class("-error")
+        await pilot.press("ctrl+s")
+        await pilot.pause()
+        assert conversions.job is None
+        assert library.asked
+
+
+async def test_an_unfinished_form_starts_nothing() -> None:
+    app, conversions, library = convert_host()
+    async with app.run_test() as pilot:
+        await pilot.press("ctrl+s")
+        await pilot.pause(0.3)
+        assert conversions.job is None
+        assert library.asked == []
+
+
+async def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    app, conversions, _ = convert_host()
+    async with app.run_test() as pilot:
+        await write(pilot, "source", str(tmp_path / "source"))
+        await previewed(pilot)
+        conversions.start(tmp_path / "another", tmp_path / "made")
+        await pilot.press("ctrl+s")
+        await previewed(pilot, "another is being converted")
+    conversions.close()
+
+
+async def test_options_become_a_wish() -> None:
+    app, _, library = convert_host()
+    async with app.run_test() as pilot:
+        await write(pilot, "source", "~/from")
+        form = form_of(app)
+        await until(pilot, lambda: form.query_one("#destination", Input).value != "")
+        assert form.query_one("#destination", Input).value == "/models/from.flash"
+        assert not form.query_one("#calibration-row").display
+        form.query_one("#dtype", Select).value = "int8"
+        form.query_one("#predictors", Select).value = TRAIN
+        await pilot.pause()
+        assert form.query_one("#calibration-row").display
+        await write(pilot, "calibration", "text.txt")
+        await previewed(pilot, "lossy: weights are rounded to int8")
+        wish = form.wish()
+        assert wish is not None
+        assert wish.source == Path.home() / "from"
+        assert wish.options == ConvertOptions("int8", TRAIN, Path("text.txt"))
+        assert wish.options.lossy
+        assert "lossy: predictors may leave out neurons" in text_of(app.screen, "preview")
+        # A destination that the user wrote stays; one that was proposed follows the source.
+        await write(pilot, "destination", "/mine")
+        await write(pilot, "source", "/other")
+        await pilot.pause(0.3)
+        assert form.query_one("#destination", Input).value == "/mine"
+    assert library.asked[-1][0] == Path("/other")
+
+
+async def test_a_source_that_was_given_and_the_cache() -> None:
+    library = FakeLibrary()
+    conversions = Conversions(scripted_job(""))
+    app = Host(ConvertScreen(conversions, Path("/given"), library))
+    async with app.run_test() as pilot:
+        form = form_of(app)
+        await until(pilot, lambda: form.query_one("#destination", Input).value != "")
+        assert form.query_one("#destination", Input).value == "/models/given.flash"
+        await until(pilot, lambda: form.query_one("#cache-row").display)
+        form.query_one("#cache", Select).value = CHECKPOINT.path
+        await until(
+            pilot,
+            lambda: form.query_one("#destination", Input).value == "/models/0123.flash",
+        )
+        assert form.query_one("#source", Input).value == str(CHECKPOINT.path)
+
+
+async def test_the_picker_opens_what_it_converted(tmp_path: Path) -> None:
+    conversions = Conversions(scripted_job("phase(1); make()"))
+    app = Host(ModelPicker(FakeLibrary(), None, conversions))
+    async with app.run_test() as pilot:
+        await filled(pilot)
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
+        await write(pilot, "source", str(tmp_path / "source"))
+        await write(pilot, "destination", str(tmp_path / "made.flash"))
+        await previewed(pilot)
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "Open" in buttons(app))
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: app.given is not NOTHING)
+    assert app.given == ModelChoice(tmp_path / "made.flash", "made.flash")
+
+
+async def test_a_cancelled_conversion_leaves_the_picker() -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        await filled(pilot)
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, ModelPicker))
+        assert app.given is NOTHING
+
+
+def test_threads_are_not_left_behind() -> None:
+    assert not [thread for thread in threading.enumerate() if thread.name == "conversion"]
