@@ -116,6 +116,6 @@ def split_words(plan: Plan) -> tuple[list[tuple[str, str]], str]:
     Components of nothing are left out.
     """
     parts = sorted(plan.split.items(), key=lambda part: -part[1])
-    large = plan.ceiling_bytes >= 10 * _GIBIBYTE
+    large = parts[0][1] >= 10 * _GIBIBYTE
     unit, factor, digits = ("GiB", _GIBIBYTE, 1) if large else ("MiB", _MEBIBYTE, 0)
     return [(name, f"{size / factor:.{digits}f}") for name, size in parts if size], unit

@@ -80,7 +80,7 @@ def _shares(mask: Mask, blocks: int) -> Shares:
     import numpy as np
 
     edges = np.linspace(0, len(mask), blocks + 1).astype(np.intp)
-    counts = np.add.reduceat(mask.astype(np.int64), edges[:-1])
+    counts = np.add.reduceat(mask.astype(np.int32), edges[:-1])
     return np.ceil(counts * WHOLE / np.diff(edges)).astype(np.uint8)
 
 
@@ -89,6 +89,6 @@ def _means(shares: Shares, count: int, axis: int) -> Shares:
     import numpy as np
 
     edges = np.linspace(0, shares.shape[axis], count + 1).astype(np.intp)
-    sums = np.add.reduceat(shares.astype(np.int64), edges[:-1], axis=axis)
+    sums = np.add.reduceat(shares.astype(np.int32), edges[:-1], axis=axis)
     sizes = np.diff(edges).reshape((-1, 1) if axis == 0 else (1, -1))
     return np.ceil(sums / sizes).astype(np.uint8)

@@ -20,6 +20,7 @@ from flashllm.io_report import (
     medians,
     stats_text,
 )
+from flashllm.io_words import bytes_words, memory_words, seconds_words, split_words
 from tests.specs import SPEC
 from tests.unit.costs import MS, RATES, UNKNOWN_RATES, WORK, cost, plan
 from tests.unit.profiles import law
@@ -194,3 +195,32 @@ def test_what_the_engine_says_can_be_sent_to_another_process() -> None:
 def test_tokens_of_which_nothing_was_measured_have_no_shares() -> None:
     found = TokenNumbers.of(NO_COST, RATES, plan())
     assert (found.flash_bytes_per_second, found.of_profile, found.of_bound) == (None, None, None)
+
+
+def test_the_split_is_in_a_unit_that_fits_its_parts() -> None:
+    small = dataclasses.replace(plan(), ceiling_bytes=64 << 30)
+    assert split_words(small)[0][0] == ("slots", "200")
+    large = dataclasses.replace(small, split={**small.split, "slots": 48 << 30, "kv": 0})
+    words, unit = split_words(large)
+    assert (words[0], words[1], unit) == (("slots", "48.0"), ("interpreter", "0.1"), "GiB")
+    assert "kv" not in dict(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (seconds_words(999_400), "999 us"),
+        (seconds_words(999_600_000), "1 s"),
+        (seconds_words(182_400_000), "182 ms"),
+        (seconds_words(1234 * 10**9), "1234 s"),
+        (bytes_words(0), "0 B"),
+        (bytes_words(999_499), "999 kB"),
+        (bytes_words(11_840_000), "11.8 MB"),
+        (bytes_words(1_234e9), "1234 GB"),
+        (memory_words(310 << 20, 512 << 20), "310 of 512 MiB"),
+        (memory_words(310 << 20, 15 << 30), "310 MiB of 15.0 GiB"),
+        (memory_words(5 << 30, 16 << 30), "5.0 of 16.0 GiB"),
+    ],
+)
+def test_figures_are_short(words: str, expected: str) -> None:
+    assert words == expected
