@@ -359,9 +359,9 @@ class ChatApp(Actions):
             signal.signal(number, leave)
 
 
-def run_app(app: ChatApp) -> int:
-    """Runs the chat in the terminal; returns the exit code."""
-    app.run()
+def run_app(app: ChatApp, *, inline: bool = False) -> int:
+    """Runs the chat in the terminal, below the prompt if `inline`; returns the exit code."""
+    app.run(inline=inline, inline_no_clear=inline)
     code = app.return_code or 0
     app.saving.close(CLOSE_SECONDS)
     if not app.engine.close(CLOSE_SECONDS):
