@@ -47,7 +47,8 @@ class Segment:
     """A stretch of a rendered conversation: a message's content, or the template's own text."""
 
     text: str
-    is_content: bool
+    message: int | None = None
+    """Number of the message whose content it is; None for the template's own text."""
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -65,15 +66,15 @@ def check_messages(messages: Sequence[Message]) -> None:
 def render_plain(messages: Sequence[Message]) -> list[Segment]:
     """For models without a template: `User: ...`, `Assistant: ...`, ready for the next answer."""
     segments: list[Segment] = []
-    for message in messages:
+    for number, message in enumerate(messages):
         before = {"system": "", "user": "User: ", "assistant": "Assistant: "}[message["role"]]
         after = "\n\n" if message["role"] == "system" else "\n"
         segments += (
-            Segment(before, False),
-            Segment(message["content"].strip(), True),
-            Segment(after, False),
+            Segment(before),
+            Segment(message["content"].strip(), number),
+            Segment(after),
         )
-    return [*segments, Segment("Assistant:", False)]
+    return [*segments, Segment("Assistant:")]
 
 
 def render_template(
@@ -88,7 +89,7 @@ def render_template(
     now = _first_moment(datetime.now().date())
     skeleton = _skeleton(template, tuple(sorted(special_tokens.items())), shapes, now)
     return [
-        Segment(part, False) if isinstance(part, str) else Segment(_core(messages[part]), True)
+        Segment(part) if isinstance(part, str) else Segment(_core(messages[part]), part)
         for part in skeleton
     ]
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
+from flashllm.known_ids import KnownIds, Place
 from flashllm.template import (
     PLAIN_STOP,
     Message,
@@ -74,6 +75,7 @@ class Tokenizer:
         self._prefix = list(prefix)
         pad_id = self._control(settings.tokens.get("pad_token"), None)
         self._silent = {self.bos_id, pad_id, *self.eos_ids}
+        self._known_ids = KnownIds(self.piece_bytes, frozenset(self._controls.values()))
         spellings = sorted(filter(None, self._controls), key=len, reverse=True)
         self._markers = (
             re.compile("(" + "|".join(map(re.escape, spellings)) + ")") if spellings else None
@@ -93,7 +95,7 @@ class Tokenizer:
             segments = render_template(self._template, talk, self._tokens)
         except FlashllmError:  # it will be told when the template is used
             return ()
-        behind = itertools.takewhile(lambda segment: not segment.is_content, reversed(segments))
+        behind = itertools.takewhile(lambda segment: segment.message is None, reversed(segments))
         text = "".join(reversed([segment.text for segment in behind]))
         first = self._markers.search(text) if self._markers else None
         return (first[0],) if first and self._controls[first[0]] not in self.eos_ids else ()
@@ -105,7 +107,7 @@ class Tokenizer:
     def encode_chat(
         self,
         messages: Sequence[Message],
-        known: Mapping[int, Sequence[int]] | None = None,  # noqa: ARG002
+        known: Mapping[int, Sequence[int]] | None = None,
     ) -> list[int]:
         """Ids of a conversation, ready for the next answer.
 
@@ -118,8 +120,9 @@ class Tokenizer:
         """
         check_messages(messages)
         if self._template:
-            return self._encode_segments(render_template(self._template, messages, self._tokens))
-        return self._prefix + self._encode_segments(render_plain(messages))
+            segments = render_template(self._template, messages, self._tokens)
+            return self._encode_segments(segments, known or {})
+        return self._prefix + self._encode_segments(render_plain(messages), known or {})
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; beginning, end and padding are silent, other markers show as written."""
@@ -134,21 +137,28 @@ class Tokenizer:
         """Bytes that one token adds to the text."""
         return b"" if token in self._silent else self.vocabulary.piece_bytes(token)
 
-    def _encode_segments(self, segments: Iterable[Segment]) -> list[int]:
+    def _encode_segments(
+        self, segments: Iterable[Segment], known: Mapping[int, Sequence[int]]
+    ) -> list[int]:
         """Markers in the template's text become ids; text between two markers is encoded as one."""
         parts: list[str | int] = []
         run: list[str] = []
+        places: list[Place] = []
         for segment in segments:
-            if segment.is_content or not self._markers:
+            if segment.message is not None:
+                if own := known.get(segment.message):
+                    places.append(Place(len(parts), "".join(run), segment.text, own))
                 run.append(segment.text)
                 continue
-            for piece in self._markers.split(segment.text):
+            for piece in self._markers.split(segment.text) if self._markers else [segment.text]:
                 if piece in self._controls:
                     parts += ["".join(run), self._controls[piece]]
                     run.clear()
                 else:
                     run.append(piece)
-        return self._encode_parts([*parts, "".join(run)])
+        parts.append("".join(run))
+        ids = self._encode_parts(parts)
+        return self._known_ids.put(ids, parts, places) if places else ids
 
     def _encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         # A lone surrogate, as in a file name that is not UTF-8, has no bytes to encode.

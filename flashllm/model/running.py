@@ -20,7 +20,7 @@ class Running:
         self._chunk_tokens = chunk_tokens
         self._starts: list[int] = []  # of the pieces, ascending
         self._decoded: list[bool] = []  # of each piece: whether it is one token of an answer
-        self._drawn: list[int] = []  # the token drawn behind the last, if one was
+        self._drawn: list[int] = []  # the token that was drawn behind the last, if one was
 
     def prefilled(self, ids: Sequence[int]) -> None:
         """A chunk of a prompt is in the context now."""
@@ -38,8 +38,9 @@ class Running:
         """Forget all tokens but the first `length`, which `kept` has named."""
         pieces = bisect_right(self._starts, length - 1)
         assert length in (self._end(pieces - 1), len(self.ids))
+        # Where an answer began it may begin again, also if the prompt now to come is given up.
+        self._drawn = [*self.ids, *self._drawn][length : length + 1]
         del self.ids[length:], self._starts[pieces:], self._decoded[pieces:]
-        self._drawn = []
 
     def kept(self, ids: Sequence[int], answer: int = 0) -> int:
         """How many of the first `ids` may stay: at least one is left to compute the logits from.

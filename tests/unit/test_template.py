@@ -27,7 +27,10 @@ def text_of(segments: list[Segment]) -> str:
 
 def test_contents_are_segments_of_their_own() -> None:
     segments = render_template(CHATML, TALK, {})
-    assert [part.text for part in segments if part.is_content] == ["Be brief.", "Hello <|im_end|>"]
+    assert [part.text for part in segments if part.message is not None] == [
+        "Be brief.",
+        "Hello <|im_end|>",
+    ]
     assert text_of(segments) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nHello <|im_end|><|im_end|>\n<|im_start|>assistant\n"
@@ -39,7 +42,7 @@ def test_a_template_that_does_not_trim_keeps_the_edges() -> None:
         "{{ messages[0].content }}", [{"role": "user", "content": " a \n"}], {}
     )
     assert text_of(segments) == " a \n"
-    assert [part.text for part in segments if part.is_content] == ["a"]
+    assert [part.text for part in segments if part.message is not None] == ["a"]
 
 
 def test_an_empty_content_is_empty_for_the_template_too() -> None:
