@@ -33,6 +33,7 @@ _CHILD = "import sys; sys.path[:] = sys.argv[3:]; from flashllm.engine_host impo
 _CHILD += "main(sys.argv[1:3])"
 
 _log = logging.getLogger("flashllm.engine")
+_log.addHandler(logging.NullHandler())  # else, without a log, it would write to the terminal
 Listener = Callable[[object], None]
 
 

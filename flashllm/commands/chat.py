@@ -17,7 +17,7 @@ from flashllm.errors import UsageError
 from flashllm.log import start_log
 
 if TYPE_CHECKING:
-    from flashllm.engine import Model
+    from flashllm.engine_protocol import Engine
 
 WELCOME = "Ask something below. F1 explains keys and numbers."
 DEMO_WELCOME = (
@@ -33,12 +33,14 @@ def chat(arguments: argparse.Namespace) -> int:
         raise UsageError("the chat needs a terminal; `flashllm run -p TEXT` works without one")
     session = chosen_session(arguments)
     start_log(paths.log_file())
+    launcher = opening.start_launcher(arguments)
     with collecting_nothing():
         from flashllm.ui.app import ChatApp, run_app
         from flashllm.ui.model_choice import ModelChoice
 
-    def open_engine(choice: ModelChoice) -> Model:
-        return opening.open_engine(opening.model_directory(choice.path, None), arguments)
+    def open_engine(choice: ModelChoice) -> Engine:
+        path = None if choice.path is None else str(choice.path)
+        return launcher.open(path, app.engine.tell_opening)
 
     model = model_of(arguments, session)
     app = ChatApp(

@@ -12,6 +12,7 @@ from flashllm.sanitize import sanitize_line
 if TYPE_CHECKING:
     from flashllm.convert import Progress, ProgressKind
     from flashllm.engine import Model
+    from flashllm.engine_launcher import EngineLauncher
     from flashllm.sampling import Sampling
 
 
@@ -72,6 +73,29 @@ def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
         kv_dtype=arguments.kv_dtype,
         profile=arguments.profile,
     )
+
+
+def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:
+    """What opens models in processes of their own, with the options of the command line.
+
+    The first process starts at once, and loads torch while the application loads.
+    """
+    from flashllm.engine_launcher import EngineLauncher
+    from flashllm.engine_messages import EngineSettings
+
+    settings = EngineSettings(
+        memory=arguments.memory,
+        select=arguments.select,
+        policy=arguments.policy,
+        window=arguments.window,
+        io_threads=arguments.io_threads,
+        overlap=arguments.overlap,
+        direct=not arguments.no_direct,
+        context=arguments.ctx_size,
+        kv_dtype=arguments.kv_dtype,
+        profile=arguments.profile,
+    )
+    return EngineLauncher(settings)
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:

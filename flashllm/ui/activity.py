@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flashllm.ui.statistics import AnswerStatistics, prefill_text
 
 if TYPE_CHECKING:
-    from flashllm.engine_protocol import EngineToken
+    from flashllm.engine_protocol import EngineToken, OpeningProgress
     from flashllm.flash.plan import Plan
 
 HINT_SECONDS = 3.0
@@ -39,6 +39,7 @@ class Activity:
     """A message waits in the prompt until the model is open."""
     statistics: AnswerStatistics = field(default_factory=AnswerStatistics)
     _prefill: tuple[float, int] = (0, 0)
+    _opening: str = ""
     _since: float = field(default_factory=time.monotonic)
     _hint: str = ""
     _hint_until: float = 0.0
@@ -52,9 +53,15 @@ class Activity:
         """A phase begins."""
         self.phase = phase
         self._since = time.monotonic()
-        self._hint = ""
+        self._hint = self._opening = ""
         if phase is Phase.READING:
             self.forget()
+
+    def opening(self, progress: OpeningProgress) -> None:
+        """Opening is so far; the demo is converted at its first use."""
+        self._opening = progress.phase
+        if progress.total:
+            self._opening += f" {min(100 * progress.done // progress.total, 100)} %"
 
     def forget(self) -> None:
         """The numbers of the last answer are no longer of interest."""
@@ -84,6 +91,8 @@ class Activity:
         elapsed_seconds = time.monotonic() - self._since
         if self.phase is Phase.OPENING:
             parts.append(f"opening {self.model_name}: {elapsed_seconds:.0f} s")
+            if self._opening:
+                parts.append(self._opening)
             if self.send_when_open:
                 parts.append("then sends (Esc: no)")
         elif self.phase is Phase.READING:

@@ -21,7 +21,7 @@ from textual.message import Message
 from textual.widgets import Footer, Markdown, Static
 
 from flashllm.conversation import Conversation
-from flashllm.errors import FlashllmError
+from flashllm.errors import EngineLost, FlashllmError
 from flashllm.sanitize import sanitize_line
 from flashllm.settings import ChatSettings
 from flashllm.ui import messages
@@ -192,6 +192,12 @@ class ChatApp(Actions):
             self._wait_to_send(False)
             self.prompt.action_submit()
 
+    @on(messages.Opening)
+    def show_opening(self, event: messages.Opening) -> None:
+        """The model is being opened."""
+        self.activity.opening(event.progress)
+        self.show_status()
+
     @on(messages.OpenFailed)
     async def show_open_failed(self, event: messages.OpenFailed) -> None:
         """The model is not there, and why."""
@@ -229,6 +235,8 @@ class ChatApp(Actions):
     async def show_failed(self, event: messages.Failed) -> None:
         """The answer broke off."""
         await self.answering.fail(event.error)
+        if isinstance(event.error, EngineLost):
+            self.enter(Phase.CLOSED)
 
     @on(messages.SavingFailed)
     async def show_saving_failed(self, event: messages.SavingFailed) -> None:

@@ -21,7 +21,7 @@ from flashllm.ui.model_choice import ModelChoice
 if TYPE_CHECKING:
     from textual.message import Message as TextualMessage
 
-    from flashllm.engine_protocol import Engine, EngineGeneration, EngineToken
+    from flashllm.engine_protocol import Engine, EngineGeneration, EngineToken, OpeningProgress
 
 PREFILL_REPORT_SECONDS = 0.03
 
@@ -76,6 +76,10 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join(seconds)
         return not self._thread.is_alive()
+
+    def tell_opening(self, progress: OpeningProgress) -> None:
+        """How far opening is; called by what opens the model."""
+        self._post(messages.Opening(progress))
 
     def _run(self) -> None:
         while True:

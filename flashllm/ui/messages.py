@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 from textual.message import Message
 
 if TYPE_CHECKING:
-    from flashllm.engine_protocol import Engine
+    from flashllm.engine_protocol import Engine, OpeningProgress
     from flashllm.errors import FlashllmError
+
+
+class Opening(Message):
+    """How far the opening of the model is."""
+
+    def __init__(self, progress: OpeningProgress) -> None:
+        super().__init__()
+        self.progress = progress
 
 
 class Opened(Message):

@@ -321,6 +321,21 @@ class FakeModel:
         self.close()
 
 
+class FakeLauncher:
+    """Stands where `engine_launcher.EngineLauncher` would; all is in this process."""
+
+    def __init__(self, model: FakeModel | Exception) -> None:
+        self._model = model
+
+    def open(self, path: str | None, on_opening: object = None) -> FakeModel:
+        if isinstance(self._model, Exception):
+            raise self._model
+        return self._model
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
 def words(text: str, seconds: float = 0.05) -> list[Step]:
     """A text as tokens, each after a while."""
     steps: list[Step] = []

@@ -19,9 +19,10 @@ SCRIPT = """
 import sys
 from flashllm.commands import opening
 from flashllm.cli import main
-from tests.ui.fake_engine import FakeModel
+from tests.ui.fake_engine import FakeLauncher, FakeModel
 steps = {steps!r}
 opening.open_engine = lambda directory, arguments: FakeModel(steps)
+opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(steps))
 sys.exit(main(sys.argv[1:]))
 """
 PAYLOADS = {

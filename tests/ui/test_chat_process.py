@@ -1,0 +1,75 @@
+"""The chat over an engine in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, cast
+
+from textual.pilot import Pilot
+
+from flashllm.engine_launcher import EngineLauncher
+from flashllm.engine_messages import EngineSettings
+from flashllm.remote_engine import RemoteEngine
+from flashllm.ui.activity import Phase
+from flashllm.ui.app import ChatApp
+from flashllm.ui.model_choice import ModelChoice
+from flashllm.ui.transcript import Notice
+from tests.ui.chat_pilot import WAIT_SECONDS, answers, ask, ready, say, texts, until
+from tests.unit.engine_openers import OPENER
+
+
+class ProcessApp(ChatApp):
+    """Opens what the launcher opens, and remembers how far that was."""
+
+    def __init__(self, path: str, **options: Any) -> None:
+        self.launcher = EngineLauncher(EngineSettings(), OPENER)
+        self.engines: list[RemoteEngine] = []
+        self.progress: list[str] = []
+        self.entered: list[Phase] = []
+
+        def open_engine(_choice: ModelChoice) -> RemoteEngine:
+            self.engines.append(self.launcher.open(path, self.engine.tell_opening))
+            return self.engines[-1]
+
+        super().__init__(open_engine, **options)
+
+    def enter(self, phase: Phase) -> None:
+        self.entered.append(phase)
+        super().enter(phase)
+
+    def show_status(self) -> None:
+        super().show_status()
+        self.progress += self.activity.parts()
+
+
+def app_of(pilot: Pilot[None]) -> ProcessApp:
+    return cast("ProcessApp", pilot.app)
+
+
+async def test_a_turn_and_how_far_opening_is() -> None:
+    async with ProcessApp("plain").run_test() as pilot:
+        app = await ask(pilot, "ocean?")
+        assert answers(app) == ["An ocean"]
+        assert "converting 100 %" in app_of(pilot).progress
+    assert app.engine.close(WAIT_SECONDS)
+    assert app_of(pilot).engines[0]._process._child.returncode == 0
+
+
+async def test_an_engine_that_is_killed_is_an_error_and_can_be_opened_again() -> None:
+    async with ProcessApp("endless").run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: bool(answers(app)) and answers(app)[0].startswith("begun"))
+        os.kill(app_of(pilot).engines[0]._process.pid, signal.SIGKILL)
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        assert any("/retry opens the model again" in text for text in texts(app, Notice))
+        assert answers(app)[0].startswith("begun")
+        await pilot.press("ctrl+r")
+        await ready(pilot)
+        await say(pilot, "again")
+        await until(pilot, lambda: len(answers(app)) == 2 and answers(app)[1].startswith("begun"))
+        await pilot.press("escape")
+        await ready(pilot)
+    assert app.engine.close(WAIT_SECONDS)
+    assert len(app_of(pilot).engines) == 2
