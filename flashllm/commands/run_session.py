@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from flashllm.sessions import Session
     from flashllm.sessions.writer import SessionKey
 
-SAVE_SECONDS = 0.5
-"""What was answered up to so long ago survives `kill -9`."""
 FLUSH_SECONDS = 10.0
 _NUMBERS = ("prompt_tokens", "prefill", "decode")
 
@@ -43,7 +40,6 @@ class Kept:
         self._keeps = keeps
         self._writer: SessionWriter | None = None
         self._key: SessionKey | None = self.session_id
-        self._saved_at = 0.0
         self.error: FlashllmError | None = None
         """Why something is not saved."""
 
@@ -94,12 +90,10 @@ class Kept:
         )
 
     def add(self, token: EngineToken) -> None:
-        """The answer grows; it is saved now and then."""
-        if self._writer is None:
-            return
-        self._answer.text += token.text
-        self._answer.ids += (token.id,)
-        if time.monotonic() - self._saved_at >= SAVE_SECONDS:
+        """The answer grows, and the writer knows it."""
+        if self._writer is not None:
+            self._answer.text += token.text
+            self._answer.ids += (token.id,)
             self._save()
 
     def end(self, report: dict[str, Any]) -> None:
@@ -130,7 +124,6 @@ class Kept:
         assert self._writer is not None
         assert self._key is not None
         self._writer.save_turn(self._key, self._answer)
-        self._saved_at = time.monotonic()
 
     def _failed(self, error: FlashllmError) -> None:
         self.error = error

@@ -1,13 +1,15 @@
 """Saving without waiting: a thread of its own writes, what cannot be written is kept and retried.
 
 Calls are carried out in order. A turn that is saved again before the last time was written is
-written once, as it is now: a slow disk gets fewer writes, not more that wait.
+written once, as it is now: a slow disk gets fewer writes, not more that wait. So a growing answer
+may be given at every token; it is written at once, and then as often as `PAUSE_SECONDS` says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from flashllm.sessions.store import BUSY_SECONDS, SessionStore
 if TYPE_CHECKING:
     from flashllm.conversation import Turn
 
+PAUSE_SECONDS = 0.25
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 2.0
 
@@ -67,6 +70,10 @@ class SessionWriter:
         self._pending: list[_Operation] = []
         self._changed = threading.Condition()
         self._closing = False
+        self._flushing = 0
+        self._last: tuple[SessionKey, int] | None = None
+        """The turn that was written last, if that was a turn, at `_last_at`."""
+        self._last_at = 0.0
         self._thread = threading.Thread(target=self._run, name="sessions", daemon=True)
         self._thread.start()
 
@@ -123,7 +130,12 @@ class SessionWriter:
     def flush(self, seconds: float) -> bool:
         """Waits until all is saved, so long at most; False if it is not."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._pending, seconds)
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not self._pending, seconds)
+            finally:
+                self._flushing -= 1
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Saves what is left, so long at most, and ends; False if something was not saved."""
@@ -146,17 +158,22 @@ class SessionWriter:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._closing)
-                if not self._pending:
-                    break
-                operation = self._pending[0]
+        while (operation := self._next()) is not None:
             if self._attempt(operation):
                 self._done(operation)
             elif self._rest():
                 break
         self._let_go()
+
+    def _next(self) -> _Operation | None:
+        """Waits for the next operation; None when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closing)
+            grows = self._pending and self._last and self._pending[0].renews == self._last
+            if grows:
+                pause = self._last_at + PAUSE_SECONDS - time.monotonic()
+                self._changed.wait_for(lambda: self._closing or self._flushing, max(pause, 0))
+            return self._pending[0] if self._pending else None
 
     def _attempt(self, operation: _Operation) -> bool:
         """Whether there is nothing left to do for it."""
@@ -183,6 +200,7 @@ class SessionWriter:
         with self._changed:
             if self._pending[0] is operation:  # else it was renewed meanwhile
                 del self._pending[0]
+            self._last, self._last_at = operation.renews, time.monotonic()
             self._changed.notify_all()
 
     def _rest(self) -> bool:

@@ -184,3 +184,50 @@ def test_a_turn_that_cannot_be_written_at_all_does_not_hold_up_others(
         assert writer.close(PATIENCE_SECONDS)
         assert list(store.load(number).conversation.turns) == [2]
     assert "cannot be saved" in str(told.errors[0])
+
+
+def test_the_last_words_are_written_though_nothing_follows(path: Path, told: Told) -> None:
+    """A slow engine's next token may take seconds: what it said must not wait for it."""
+    writer = writer_of(path, told)
+    session = writer.create()
+    answer = Turn(1, None, "assistant", "")
+    for word in ("so", " many", " words"):
+        answer.text += word
+        writer.save_turn(session, answer)
+        time.sleep(0.01)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with SessionStore(path) as store:
+        while time.monotonic() < deadline:
+            found = session.id and store.load(session.id).conversation.turns.get(1)
+            if found and found.text == answer.text:
+                break
+            time.sleep(0.01)
+        else:
+            pytest.fail("the last words were not written")
+    writer.close()
+
+
+def test_a_growing_answer_is_written_now_and_then(
+    path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    save = SessionStore.save_turn
+
+    def counted(store: SessionStore, session_id: int, turn: Turn) -> None:
+        written.append(turn.text)
+        save(store, session_id, turn)
+
+    monkeypatch.setattr(SessionStore, "save_turn", counted)
+    monkeypatch.setattr("flashllm.sessions.writer.PAUSE_SECONDS", PATIENCE_SECONDS)
+    with SessionStore(path) as store:
+        number = store.create()
+        writer = writer_of(path, told)
+        answer = Turn(1, None, "assistant", "")
+        writer.save_turn(number, answer)
+        assert writer.flush(PATIENCE_SECONDS)
+        for index in range(1000):
+            answer.text = str(index)
+            writer.save_turn(number, answer)
+        assert writer.flush(PATIENCE_SECONDS)  # does not wait for the pause to end
+        assert written == ["", "999"]
+        writer.close()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +174,6 @@ def test_the_answer_is_saved_while_it_is_written(
                 looked.set()
             return looked.is_set()
 
-    monkeypatch.setattr(run_session, "SAVE_SECONDS", 0.0)
     use(monkeypatch, ["so", " far", Waiting(), " and on"])
     assert main(["run", "m", "-p", "x", "--save"]) == 0
     assert looked.is_set()
@@ -218,3 +222,38 @@ def test_stats_come_after_the_answer_and_beside_it(
     assert captured.out == "yes and no\n"
     assert captured.err.startswith("prompt ")
     assert "in DRAM" in captured.err
+
+
+CHILD = """
+import sys
+from flashllm.commands import opening, prompt
+from flashllm.cli import main
+from tests.ui.fake_engine import FakeModel
+steps = [step for word in range(10_000) for step in (0.02, f"{word} ")]
+opening.open_engine = lambda directory, arguments: FakeModel(steps)
+prompt._has_piped_stdin = lambda wait: False
+main(["run", "m", "-p", "count", "--save", "-n", "10000"])
+"""
+
+
+@pytest.mark.parametrize("words", [5, 60])
+def test_what_was_answered_a_second_before_kill_9_is_there(path: Path, words: int) -> None:
+    arrived: list[float] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        seen = b""
+        while len(arrived) < words:
+            seen += os.read(child.stdout.fileno(), 100)
+            arrived += [time.monotonic()] * (seen.count(b" ") - len(arrived))
+        time.sleep(1 if words == 5 else 0)
+        killed = time.monotonic()
+        child.send_signal(signal.SIGKILL)
+    owed = sum(moment <= killed - 1 for moment in arrived)
+    question, answer = load(path, 1).conversation.path()
+    assert question.text == "count"
+    kept = answer.text.split()
+    assert kept == [str(word) for word in range(len(kept))]
+    assert len(kept) >= owed
+    assert (len(answer.ids), answer.finish_reason) == (len(kept), None)
