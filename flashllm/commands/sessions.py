@@ -123,7 +123,7 @@ def _problem(path: Path) -> str:
 
 def _line(summary: SessionSummary) -> str:
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.updated))
-    model = sanitize_line(Path(summary.model).name) or "the demo"
+    model = sanitize_line(Path(summary.model).name)
     head = f"{summary.id:>5}  {date}  {summary.turns:>8}  {model[:NAME_WIDTH]:<{NAME_WIDTH}}"
     return f"{head}  {_title(summary)}\n"
 

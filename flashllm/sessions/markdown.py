@@ -15,7 +15,8 @@ def to_markdown(session: Session) -> str:
     meta = session.meta
     title = sanitize_line(meta.name or meta.preview or f"Conversation {meta.id}")
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(meta.updated))
-    parts = [f"# {title}", f"*{sanitize_line(meta.model) or 'the demo'}, {date}*"]
+    model = sanitize_line(meta.model)
+    parts = [f"# {title}", f"*{model}, {date}*" if model else f"*{date}*"]
     if meta.system:
         parts.append("\n".join(f"> {line}" for line in sanitize(meta.system).splitlines()))
     for turn in session.conversation.path():

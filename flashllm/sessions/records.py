@@ -18,7 +18,7 @@ class SessionSummary:
     id: int
     name: str
     model: str
-    """Where the model is; empty: the one that comes along."""
+    """Directory of the model, so that it can be opened again; empty where nobody knows it."""
     system: str
     created: float
     updated: float

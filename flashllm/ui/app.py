@@ -180,7 +180,8 @@ class ChatApp(Actions):
         """The model is there."""
         plan, described = event.model.plan, event.model.info
         self.activity.plan = plan
-        self.activity.model_name = self.saving.model = sanitize_line(described.name)
+        self.activity.model_name = sanitize_line(described.name)
+        self.saving.model = str(Path(described.directory).absolute())
         select = f"{plan.select} (lossy)" if plan.lossy else plan.select
         title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_words}, {select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")

@@ -196,7 +196,7 @@ def test_markdown_is_the_branch_that_is_shown_and_acts_on_no_terminal(tmp_path: 
         text = store.export_markdown(number)
     lines = text.split("\n")
     assert lines[0] == "# Seas"
-    assert lines[2].startswith("*the demo, 2")
+    assert lines[2].startswith("*2")
     assert "\n".join(lines[4:]) == (
         "> Be\n> brief.\n\n## You\n\nWhat is an ocean?\n\n## Answer\n\n"
         "# Water\n```c\nint x;\n```\n\n## You\n\nAnd?\n\n## Answer\n\nA lot \n\n*(incomplete)*\n"
