@@ -7,6 +7,7 @@ and is never made up.
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerNumbers", "DeviceRates", "NeuronMap", "TokenNumbers", "medians", "stats_text"]
 
+_WIDTH, _NAME_WIDTH = 79, 9
 KEPT = 4096
 """Tokens of an answer whose numbers are kept one by one."""
 
@@ -223,7 +225,14 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
     rows.append(("memory", f"at most {memory_words(peak, plan.ceiling_bytes)}"))
     split, unit = split_words(plan)
     rows.append(("", f"{', '.join(f'{name} {size}' for name, size in split)} {unit}"))
-    return "".join(f"{name:<8} {sanitize_line(text)}\n" for name, text in rows)
+    return "".join(_row(name, sanitize_line(text)) for name, text in rows)
+
+
+def _row(name: str, text: str) -> str:
+    lines = textwrap.wrap(text, _WIDTH - _NAME_WIDTH, break_on_hyphens=False)
+    first, *others = lines or [""]
+    below = "".join(f"{'':<{_NAME_WIDTH}}{line}\n" for line in others)
+    return f"{name:<{_NAME_WIDTH}}{first}\n{below}"
 
 
 def prompt_words(tokens: int, prefill: Mapping[str, Any]) -> str:

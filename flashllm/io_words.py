@@ -87,7 +87,7 @@ def count_words(count: float) -> str:
 def of_words(rate: float, allowed: float | None) -> str:
     """`83 % of the profile's 3.5 GB/s`; without a profile, how to get one."""
     if not allowed:
-        return "of what is unknown: run `flashllm bench io FILE`"
+        return "what it allows is unknown: run `flashllm bench io FILE`"
     return f"{100 * rate / allowed:.0f} % of the profile's {rate_words(allowed)}"
 
 
