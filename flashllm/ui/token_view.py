@@ -24,6 +24,7 @@ _NAME, _VALUE, _BAR = 18, 28, 16
 _WIDE = 70
 """Of a screen that has room for them all."""
 _TEXT_MOST = 40
+_VISIBLE = str.maketrans("\n\t ", "⏎⇥·")
 Words = Callable[[float], str]
 
 
@@ -109,7 +110,8 @@ class TokenView(ModalScreen[None]):
 
 def _quoted(text: str) -> str:
     """A token's text on one line, harmless, and with what cannot be seen made visible."""
-    clean = sanitize(text).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·")
+    clean = sanitize(text).translate(_VISIBLE)
+    clean = "".join(c if c.isprintable() else f"<{ord(c):X}>" for c in clean)
     if not clean:
         return "(no text of its own: a part of a character, or of a stop string)"
     return clean if len(clean) <= _TEXT_MOST else clean[: _TEXT_MOST - 1] + "…"

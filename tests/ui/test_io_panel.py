@@ -283,6 +283,29 @@ async def test_left_and_right_go_to_neighbours_and_stop_at_the_ends() -> None:
         assert not isinstance(pilot.app.screen, TokenView)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown_as"),
+    [
+        ("\u2028x", "<2028>x"),
+        ("\u202eabc", "abc"),
+        ("\x9b31mred", "red"),
+        ("\x1b]52;c;eA==\x07", "(no text of its own"),
+        ("\t\n ", "⇥⏎·"),
+        ("z" * 100, "z" * 39 + "…"),
+        ("汉字", "汉字"),
+    ],
+)
+async def test_a_tokens_text_is_on_one_line_and_harmless(text: str, shown_as: str) -> None:
+    numbers = AnswerNumbers(RATES, plan())
+    numbers.add(text, cost())
+    async with Host().run_test(size=(80, 24)) as pilot:
+        await pilot.app.push_screen(TokenView(tuple(numbers.tokens)))
+        await pilot.pause()
+        first = token_text(pilot.app).split("\n")[0]
+        assert first.startswith(shown_as)
+        assert first.isprintable()
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 async def test_the_view_of_a_token_fits(size: tuple[int, int]) -> None:
     async with Host().run_test(size=size) as pilot:
