@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashllm.accounting import PARTS, TokenCost, ratio
@@ -29,13 +28,12 @@ from flashllm.neuron_map import NeuronMap
 from flashllm.sanitize import sanitize_line
 
 if TYPE_CHECKING:
+    from flashllm.engine_protocol import EngineToken
     from flashllm.flash.plan import Plan
 
-__all__ = ["AnswerNumbers", "DeviceRates", "NeuronMap", "TokenNumbers", "medians", "stats_text"]
+__all__ = ["DeviceRates", "NeuronMap", "TokenNumbers", "answer_numbers", "medians", "stats_text"]
 
 _WIDTH, _NAME_WIDTH = 79, 9
-KEPT = 4096
-"""Tokens of an answer whose numbers are kept one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,56 +124,26 @@ class TokenNumbers:
         return ratio(self.bytes_read, self.reads)
 
 
-@dataclass(slots=True)
-class AnswerNumbers:
-    """Sums over an answer's tokens, and the numbers of the last KEPT ones.
-
-    The first token's cost is the prompt's: it is kept, and not summed.
-    """
-
-    rates: DeviceRates
-    plan: Plan
-    prompt_tokens: int = 0
-    count: int = 0
-    decoded: int = 0
-    wall_ns: float = 0
-    bytes_read: float = 0
-    hits: int = 0
-    misses: int = 0
-    rss_bytes: int = 0
-    tokens: deque[TokenNumbers] = field(default_factory=lambda: deque(maxlen=KEPT))
-
-    def add(self, text: str, cost: TokenCost) -> TokenNumbers:
-        """Counts one more token; its numbers."""
-        numbers = TokenNumbers.of(
-            cost,
-            self.rates,
-            self.plan,
-            text=text,
-            index=self.count,
-            prompt=self.count == 0,
-            context_tokens=self.prompt_tokens + self.count,
+def answer_numbers(
+    tokens: Sequence[EngineToken],
+    rates: DeviceRates,
+    plan: Plan,
+    prompt_tokens: int = 0,
+    begin: int = 0,
+) -> list[TokenNumbers]:
+    """Of an answer's tokens, those from number `begin` on; with the first its prompt was read."""
+    return [
+        TokenNumbers.of(
+            token.cost,
+            rates,
+            plan,
+            text=token.text,
+            index=index,
+            prompt=index == 0,
+            context_tokens=prompt_tokens + index,
         )
-        self.tokens.append(numbers)
-        self.count += 1
-        self.rss_bytes = cost.rss_bytes
-        if not numbers.prompt:
-            self.decoded += 1
-            self.wall_ns += cost.wall_ns
-            self.bytes_read += cost.bytes_read
-            self.hits += cost.hits
-            self.misses += cost.misses
-        return numbers
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of the decoded tokens; 0 before there is one."""
-        return ratio(self.decoded * 1e9, self.wall_ns)
-
-    @property
-    def bytes_a_token(self) -> float:
-        """Read from flash by a decoded token, in the mean."""
-        return ratio(self.bytes_read, self.decoded)
+        for index, token in enumerate(tokens[begin:], begin)
+    ]
 
 
 def medians(tokens: Sequence[TokenNumbers]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from textual.widgets import Static
 
 from flashllm.accounting import PARTS, PrefillCost
 from flashllm.device_rates import DeviceRates
-from flashllm.io_report import AnswerNumbers, TokenNumbers
+from flashllm.io_report import TokenNumbers, answer_numbers
 from flashllm.neuron_map import NeuronMap
 from flashllm.ui import io_panel
 from flashllm.ui.bars import columns, runs, sparkline, stacked
@@ -24,7 +24,7 @@ from flashllm.ui.io_lines import FULL_HEIGHT, GLYPHS, SMALL_HEIGHT
 from flashllm.ui.io_panel import IoPanel
 from flashllm.ui.neuron_map_view import NeuronMapView, picture
 from flashllm.ui.token_view import TokenView
-from tests.unit.costs import MS, RATES, UNKNOWN_RATES, cost, plan
+from tests.unit.costs import MS, RATES, UNKNOWN_RATES, FakeToken, cost, plan
 
 SIZES = [(80, 24), (120, 40), (40, 12)]
 
@@ -53,11 +53,8 @@ def shown(app: App[None], widget: Widget) -> list[str]:
     ]
 
 
-def answer(count: int = 3, rates: DeviceRates = RATES, **changes: Any) -> AnswerNumbers:
-    numbers = AnswerNumbers(rates, plan(), prompt_tokens=412)
-    for _ in range(count):
-        numbers.add("word", cost(**changes))
-    return numbers
+def answer(count: int = 3, rates: DeviceRates = RATES) -> list[TokenNumbers]:
+    return answer_numbers([FakeToken("word", cost())] * count, rates, plan(), 412)
 
 
 async def shown_panel(pilot: Pilot[None], panel: IoPanel) -> list[str]:
@@ -69,7 +66,7 @@ async def shown_panel(pilot: Pilot[None], panel: IoPanel) -> list[str]:
 def feed(panel: IoPanel, rates: DeviceRates = RATES, count: int = 3) -> None:
     panel.show_plan(plan(), rates)
     panel.show_prefill(PrefillCost(412, 2_100 * MS, 812_000_000, 300))
-    for numbers in answer(count, rates).tokens:
+    for numbers in answer(count, rates):
         panel.show_token(numbers)
 
 
@@ -154,7 +151,7 @@ async def test_hundreds_of_tokens_a_second_are_few_updates(monkeypatch: pytest.M
         feed(panel)
         await pilot.pause()
         before = len(rendered)
-        for numbers in answer(300).tokens:
+        for numbers in answer(300):
             panel.show_token(numbers)
             await asyncio.sleep(0)
         await pilot.pause()
@@ -238,12 +235,15 @@ def token_text(app: App[None]) -> str:
     return str(app.screen.query_one(Static).content)
 
 
-def three(**changes: Any) -> tuple[TokenNumbers, ...]:
-    numbers = AnswerNumbers(RATES, plan())
-    numbers.add("first", cost(wall_ns=5_000 * MS))
-    numbers.add("a\x1b[31m [b]b[/b]\n", cost(**changes))
-    numbers.add("", cost(wall_ns=60 * MS, bytes_read=0, reads=0, io_busy_ns=0, size_histogram=()))
-    return tuple(numbers.tokens)
+def three(**changes: Any) -> list[TokenNumbers]:
+    tokens = [
+        FakeToken("first", cost(wall_ns=5_000 * MS)),
+        FakeToken("a\x1b[31m [b]b[/b]\n", cost(**changes)),
+        FakeToken(
+            "", cost(wall_ns=60 * MS, bytes_read=0, reads=0, io_busy_ns=0, size_histogram=())
+        ),
+    ]
+    return answer_numbers(tokens, RATES, plan())
 
 
 async def test_a_tokens_numbers_stand_beside_the_median() -> None:
@@ -296,10 +296,9 @@ async def test_left_and_right_go_to_neighbours_and_stop_at_the_ends() -> None:
     ],
 )
 async def test_a_tokens_text_is_on_one_line_and_harmless(text: str, shown_as: str) -> None:
-    numbers = AnswerNumbers(RATES, plan())
-    numbers.add(text, cost())
+    numbers = answer_numbers([FakeToken(text, cost())], RATES, plan())
     async with Host().run_test(size=(80, 24)) as pilot:
-        await pilot.app.push_screen(TokenView(tuple(numbers.tokens)))
+        await pilot.app.push_screen(TokenView(numbers))
         await pilot.pause()
         first = token_text(pilot.app).split("\n")[0]
         assert first.startswith(shown_as)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 from flashllm.accounting import NO_COST, PARTS, TokenCost
@@ -41,6 +42,15 @@ def cost(**changes: Any) -> TokenCost:
         rss_bytes=310 << 20,
     )
     return dataclasses.replace(usual, **changes)
+
+
+@dataclass(frozen=True)
+class FakeToken:
+    """As much of a token as has numbers."""
+
+    text: str
+    cost: TokenCost
+    id: int = 0
 
 
 def plan(select: str = "gate", spec: ModelSpec = SPEC, slots: int = 512) -> Plan:

@@ -13,16 +13,15 @@ import pytest
 from flashllm.accounting import NO_COST, PARTS, decode_summary
 from flashllm.device_rates import PAGE_CACHE, UNKNOWN, DeviceRates
 from flashllm.io_report import (
-    KEPT,
-    AnswerNumbers,
     NeuronMap,
     TokenNumbers,
+    answer_numbers,
     medians,
     stats_text,
 )
 from flashllm.io_words import bytes_words, memory_words, seconds_words, split_words
 from tests.specs import SPEC
-from tests.unit.costs import MS, RATES, UNKNOWN_RATES, WORK, cost, plan
+from tests.unit.costs import MS, RATES, UNKNOWN_RATES, WORK, FakeToken, cost, plan
 from tests.unit.profiles import law
 
 KV_A_TOKEN = 2 * SPEC.n_kv_heads * SPEC.head_dim * 2 * SPEC.n_layers
@@ -115,33 +114,22 @@ def test_a_profile_of_direct_reads_says_nothing_of_the_page_cache() -> None:
     assert DeviceRates.of(None, info(), plan(), direct=True).origin == UNKNOWN
 
 
-def test_an_answers_sums_leave_the_prompts_token_out() -> None:
-    answer = AnswerNumbers(RATES, plan(), prompt_tokens=10)
-    first = answer.add("a", cost(wall_ns=5_000 * MS, bytes_read=1 << 30))
-    assert (first.prompt, first.bound_ns, answer.tokens_per_second) == (True, None, 0.0)
-    answer.add("b", cost())
-    last = answer.add("c", cost(wall_ns=60 * MS, bytes_read=10_000_000))
-    assert (last.index, last.text, answer.count, answer.decoded) == (2, "c", 3, 2)
-    assert answer.tokens_per_second == pytest.approx(20)
-    assert answer.bytes_a_token == 20_000_000
-    assert (answer.hits, answer.misses) == (1800, 200)
-    assert [token.text for token in answer.tokens] == ["a", "b", "c"]
-
-
-def test_a_long_answer_keeps_its_last_tokens_alone() -> None:
-    answer = AnswerNumbers(UNKNOWN_RATES, plan())
-    for number in range(KEPT + 3):
-        answer.add(str(number), cost())
-    assert (len(answer.tokens), answer.tokens[0].text, answer.count) == (KEPT, "3", KEPT + 3)
+def test_with_an_answers_first_token_its_prompt_was_read() -> None:
+    tokens = [FakeToken("a", cost(wall_ns=5_000 * MS)), FakeToken("b", cost())]
+    first, second = answer_numbers(tokens, RATES, plan(), prompt_tokens=10)
+    assert (first.prompt, first.bound_ns, first.text) == (True, None, "a")
+    assert second == TokenNumbers.of(
+        cost(), RATES, plan(), text="b", index=1, prompt=False, context_tokens=11
+    )
+    assert answer_numbers(tokens, RATES, plan(), 10, begin=1) == [second]
 
 
 def test_medians_are_over_decoded_tokens() -> None:
-    answer = AnswerNumbers(RATES, plan())
-    for milliseconds in (5000, 40, 60, 50):
-        answer.add("", cost(wall_ns=milliseconds * MS, bytes_read=milliseconds * 1000))
-    found = medians(tuple(answer.tokens))
+    costs = [cost(wall_ns=ms * MS, bytes_read=ms * 1000) for ms in (5000, 40, 60, 50)]
+    numbers = answer_numbers([FakeToken("", one) for one in costs], RATES, plan())
+    found = medians(numbers)
     assert (found["wall_ns"], found["bytes_read"], found["ffn"]) == (50 * MS, 50_000, 10 * MS)
-    assert medians(tuple(answer.tokens)[:1]) == {}
+    assert medians(numbers[:1]) == {}
 
 
 def report(count: int = 2, **prefill: Any) -> dict[str, Any]:
