@@ -59,7 +59,8 @@ class Generation:
     """Iterator of tokens; afterwards `finish_reason`, `text` and `report()` tell how it went.
 
     `ids` and `text` are what was added here. An answer that goes on has both in pieces, which put
-    one behind the other are what it would have without the stop.
+    one behind the other are what it would have without the stop. So where it was cut off, a text
+    ends before what may be half a character or the beginning of a stop string.
     """
 
     def __init__(
@@ -209,6 +210,7 @@ class Generation:
         # Takes a token in: what to show, and whether it is the last one.
         if token in self._eos_ids():
             self.finish_reason = "stop"
+            self.text += self._matcher.flush()
             return ""
         self.ids.append(token)
         shown = self._matcher.push(self._text.push(token)) if self._text else ""
@@ -218,8 +220,6 @@ class Generation:
             self.finish_reason = "length"
         elif self._decoder.length >= self._decoder.context:
             self.finish_reason = "context"
-        if self.finish_reason is not None and not self._matcher.stopped and self._text:
-            shown += self._matcher.push(self._text.flush()) + self._matcher.flush()
         self.text += shown
         return shown
 

@@ -1,5 +1,7 @@
 """The demo answers the same, bit for bit, whatever the memory, the policy and the threads.
 
+So it does in a conversation, whose turns go on from what the context holds of those before.
+
 Within each precision: another one gives other answers.
 
 Prompts of the held-out text, 64 tokens each, against the run with the default settings.
@@ -8,6 +10,7 @@ Prompts of the held-out text, 64 tokens each, against the run with the default s
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ import pytest
 from flashllm.convert import convert
 
 import flashllm
+from flashllm.engine import Model, open_model
 from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.flash.policies import POLICIES
 from flashllm.loading import load_decoder
+from flashllm.sampling import Sampling
+from flashllm.template import Message
 from flashllm.tokenizer import load_tokenizer
 
 PROMPTS = 20
@@ -112,3 +118,82 @@ def test_policies(directory: Path, expected: list[list[int]], policy: str) -> No
 
 def test_the_answers_differ_from_each_other(expected: list[list[int]]) -> None:
     assert len({tuple(ids) for ids in expected}) > len(expected) // 2
+
+
+DRAWN = Sampling(temperature=0.9, repetition_penalty=1.1, seed=5)
+WORDS = ("ocean", "river", "mountain", "teacher", "violin")
+
+
+class Talk:
+    """A chat as a user leads it: each answer's own ids are in the prompt of the next turn."""
+
+    def __init__(self, model: Model) -> None:
+        assert model.tokenizer is not None
+        self._model, self._tokenizer = model, model.tokenizer
+        self._messages: list[Message] = []
+        self._known: dict[int, list[int]] = {}
+        self.answers: list[list[int]] = []
+
+    def ask(self, word: str, turn: int, stop_after: int = 0) -> None:
+        """The question of a turn, in place of what was there and behind it."""
+        del self._messages[2 * turn :]
+        self._messages.append({"role": "user", "content": f"What does {word} mean?"})
+        ids = self._tokenizer.encode_chat(self._messages, self._known)
+        answer: list[int] = []
+        if stop_after:
+            for _ in self._generation(ids, answer):
+                if len(answer) == stop_after:
+                    self._model.cancel()
+        list(self._generation([*ids, *answer], answer))
+        self._known = {n: a for n, a in self._known.items() if n < 2 * turn}
+        self._known[2 * turn + 1] = answer
+        text = self._tokenizer.decode(answer)
+        self._messages.append({"role": "assistant", "content": text})
+        self.answers.append(answer)
+
+    def _generation(self, ids: list[int], answer: list[int]) -> Iterator[None]:
+        room = TOKENS - len(answer)
+        for token in self._model.generate(ids, room, DRAWN, answer=len(answer)):
+            answer.append(token.id)
+            yield
+
+
+def talk(directory: Path, **settings: Any) -> list[list[int]]:
+    """Answers of five turns: one asked again, one stopped and continued, one edited."""
+    with open_model(directory, **settings) as model:
+        chat = Talk(model)
+        for turn, word in enumerate(WORDS[:3]):
+            chat.ask(word, turn)
+        chat.ask(WORDS[2], 2)
+        chat.ask(WORDS[3], 1)
+        chat.ask(WORDS[4], 2, stop_after=5)
+        chat.ask(WORDS[0], 3)
+        chat.ask(WORDS[1], 4)
+        return chat.answers
+
+
+@pytest.fixture(scope="module")
+def talked(directory: Path) -> list[list[int]]:
+    return talk(directory)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"window": 1, "io_threads": 1}, {"overlap": "none", "policy": "lru", "io_threads": 32}],
+    ids=str,
+)
+def test_a_conversation(directory: Path, talked: list[list[int]], settings: dict[str, Any]) -> None:
+    assert talk(directory, memory=smallest_memory(directory), **settings) == talked
+
+
+def test_a_conversation_is_one_that_was_never_edited(
+    directory: Path, talked: list[list[int]]
+) -> None:
+    """Neither stopped, nor asked twice."""
+    with open_model(directory) as model:
+        chat = Talk(model)
+        for turn, number in enumerate((0, 3, 4, 0, 1)):
+            chat.ask(WORDS[number], turn)
+    first, _second, third, again, *edited = talked
+    assert third == again
+    assert chat.answers == [first, *edited]
