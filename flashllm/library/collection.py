@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashllm.errors import FlashllmError
+from flashllm.errors import CannotCreate, FlashllmError
 from flashllm.library import hub
 from flashllm.library.found import Checkpoint, FoundModel
 from flashllm.library.interpreter import interpreter_bytes, kept_bytes
@@ -17,6 +17,9 @@ from flashllm.library.search import DEMO_NAME, Conditions, examine, find_models
 from flashllm.library.words import clean, error_words, shape_words
 from flashllm.paths import models_dir
 from flashllm.settings import Settings
+
+NAMES_MAX = 100
+"""Names that are tried for a model whose own is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,20 @@ class Library:
 
     def preview(self, source: Path, destination: Path, options: ConvertOptions) -> Preview:
         """What a conversion would make; an error where it would make nothing."""
-        return preview(source, destination, options, self.conditions())
+        from flashllm.convert import check_destination
+
+        found = preview(source, destination, options, self.conditions())
+        if destination.parent != self.home or os.path.lexists(destination):
+            check_destination(destination)
+        return found
+
+    def prepare(self, destination: Path) -> None:
+        """Makes the home of models, where that is where one is to go."""
+        if destination.parent == self.home:
+            try:
+                self.home.mkdir(parents=True, exist_ok=True)
+            except OSError as problem:
+                raise CannotCreate(f"{self.home}: {problem.strerror}") from problem
 
     def destination(self, source: Path) -> Path:
         """Where a checkpoint's model would go: a name that is free."""
@@ -83,8 +99,8 @@ class Library:
         name = parts[-3].removeprefix("models--") if "snapshots" in parts[-2:-1] else source.name
         home = self.home if self.home is not None else source.absolute().parent
         base = home / f"{name.rpartition('--')[2] or 'model'}.flash"
-        free = (base.with_stem(f"{base.stem}-{number}") for number in range(2, 1000))
-        return base if not base.exists() else next(path for path in free if not path.exists())
+        names = (base, *(base.with_stem(f"{base.stem}-{n}") for n in range(2, NAMES_MAX)))
+        return next((path for path in names if not os.path.lexists(path)), base)
 
 
 def usual_library(

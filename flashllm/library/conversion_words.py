@@ -31,9 +31,9 @@ def amount_words(status: JobStatus) -> str:
     return f"{format_bytes(status.done_bytes)} of {format_bytes(status.total_bytes)}"
 
 
-def job_words(job: ConvertJob) -> str:
+def job_words(job: ConvertJob, status: JobStatus | None = None) -> str:
     """The job for a status line: `converting big.flash: feed-forward bundles: 34 %, 12 s left`."""
-    name, status = clean(job.destination.name), job.status
+    name, status = clean(job.destination.name), status or job.status
     if status.state is JobState.DONE:
         return f"converted {name}"
     if status.state is JobState.FAILED:

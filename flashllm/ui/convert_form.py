@@ -130,7 +130,8 @@ class ConvertForm(VerticalScroll):
         if not checkpoints:
             return
         # Not plain strings, which would be read as markup.
-        choices = [(Content(_line(one)), one.path) for one in checkpoints]
+        ordered = sorted(checkpoints, key=lambda one: bool(one.problem))
+        choices = [(Content(_line(one)), one.path) for one in ordered]
         self.query_one("#cache", Select).set_options(choices)
         self.query_one("#cache-row").remove_class("hidden")
 
@@ -178,5 +179,6 @@ def _path(text: str) -> Path:
 
 
 def _line(checkpoint: Checkpoint) -> str:
-    what = checkpoint.problem or checkpoint.remark or format_bytes(checkpoint.size_bytes)
+    # Chosen, the preview says why not.
+    what = "cannot be converted" if checkpoint.problem else format_bytes(checkpoint.size_bytes)
     return f"{checkpoint.name} {checkpoint.revision}: {what}"

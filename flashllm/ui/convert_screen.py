@@ -21,7 +21,7 @@ from textual.worker import get_current_worker
 from flashllm.errors import FlashllmError
 from flashllm.library.conversion_words import amount_words, job_words, phase_words, preview_words
 from flashllm.library.found import Checkpoint
-from flashllm.library.job import Conversions, ConvertJob, JobState
+from flashllm.library.job import Conversions, ConvertJob, JobState, JobStatus
 from flashllm.library.options import ConvertOptions
 from flashllm.library.preview import Preview
 from flashllm.library.words import clean
@@ -42,6 +42,10 @@ class Preparation(Protocol):
 
     def destination(self, source: Path) -> Path:
         """Where a model of `source` would go."""
+        ...
+
+    def prepare(self, destination: Path) -> None:
+        """Sees to it that a model can be written there; a `FlashllmError` where it cannot."""
         ...
 
     def preview(self, source: Path, destination: Path, options: ConvertOptions) -> Preview:
@@ -156,6 +160,7 @@ class ConvertScreen(ModalScreen[Path | None]):
             self.app.bell()
             return
         try:
+            self._preparation.prepare(wish.destination)
             self._conversions.start(wish.source, wish.destination, wish.options)
         except FlashllmError as problem:
             self.query_one(ConvertForm).show_preview([clean(str(problem))], is_error=True)
@@ -263,13 +268,13 @@ class ConvertScreen(ModalScreen[Path | None]):
             button.display = self.check_action((button.action or "").partition(".")[2], ()) is True
         title = "Convert a checkpoint: what is made is complete, or absent"
         if self._shows_job and job is not None:
-            title = job_words(job)
-            self._show_job(job)
+            status = job.status  # of one moment: it changes on a thread
+            title = job_words(job, status)
+            self._show_job(job, status)
         self.query_one("#convert-title", Static).update(Content(title))
         self.refresh_bindings()
 
-    def _show_job(self, job: ConvertJob) -> None:
-        status = job.status
+    def _show_job(self, job: ConvertJob, status: JobStatus) -> None:
         where = clean(f"{job.source} -> {job.destination}")
         words = phase_words(status)
         if status.total_bytes and not status.is_over:

@@ -55,7 +55,8 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         background: $surface; border: round $border; padding: 0 1; }
     ModelPicker #picker-title { height: 1; color: $text-muted; text-wrap: nowrap;
         text-overflow: ellipsis; }
-    ModelPicker DataTable { height: 1fr; min-height: 3; background: $surface; }
+    ModelPicker DataTable { height: 1fr; min-height: 3; background: $surface;
+        scrollbar-size-horizontal: 0; }
     ModelPicker #details { height: auto; max-height: 6; padding: 0; color: $text-muted; }
     ModelPicker.-narrow #picker { border: none; padding: 0; }
     ModelPicker.-narrow #details { max-height: 4; }
@@ -149,7 +150,9 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         """Converts a checkpoint; what is made is opened."""
 
         def take(made: Path | None) -> None:
-            if made is not None:
+            if made is None:
+                self.action_scan()  # something may have been made all the same
+            else:
                 self.dismiss(ModelChoice(made, clean(made.name)))
 
         self.app.push_screen(ConvertScreen(self._conversions, None, self._library), take)

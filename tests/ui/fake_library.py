@@ -68,6 +68,8 @@ class FakeLibrary:
     searches: int = 0
     asked: list[tuple[Path, Path, ConvertOptions]] = field(default_factory=list)
 
+    prepared: list[Path] = field(default_factory=list)
+
     def __post_init__(self) -> None:
         self.gate.set()
 
@@ -84,6 +86,9 @@ class FakeLibrary:
 
     def destination(self, source: Path) -> Path:
         return Path("/models") / f"{source.name}.flash"
+
+    def prepare(self, destination: Path) -> None:
+        self.prepared.append(destination)
 
     def preview(self, source: Path, destination: Path, options: ConvertOptions) -> Preview:
         self.asked.append((source, destination, options))

@@ -260,7 +260,7 @@ def convert_host(
 
 @pytest.mark.parametrize("size", SIZES)
 async def test_from_the_form_to_an_open_model(tmp_path: Path, size: tuple[int, int]) -> None:
-    app, conversions, _ = convert_host("phase(0); phase(5); make(); phase(10)")
+    app, conversions, library = convert_host("phase(0); phase(5); make(); phase(10)")
     async with app.run_test(size=size) as pilot:
         await write(pilot, "source", str(tmp_path / "source"))
         await write(pilot, "destination", str(tmp_path / "made"))
@@ -270,6 +270,7 @@ async def test_from_the_form_to_an_open_model(tmp_path: Path, size: tuple[int, i
         await until(pilot, lambda: not conversions.is_running)
         await until(pilot, lambda: buttons(app) == ["Open", "Another", "Close"])
         assert "Complete." in text_of(app.screen, "job-text")
+        assert library.prepared == [tmp_path / "made"]
         assert text_of(app.screen, "convert-title") == "converted made"
         assert app.screen.query_one("#buttons").region.bottom <= size[1]
         await pilot.press("ctrl+o")
@@ -412,13 +413,15 @@ async def test_the_picker_opens_what_it_converted(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_conversion_leaves_the_picker() -> None:
-    app = Host(ModelPicker(FakeLibrary()))
+    library = FakeLibrary()
+    app = Host(ModelPicker(library))
     async with app.run_test() as pilot:
         await filled(pilot)
         await pilot.press("c")
         await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, ModelPicker))
+        await until(pilot, lambda: library.searches == 2)
         assert app.given is NOTHING
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from .checkpoint import weight_files
 from .demo import demo_directory, demo_model, demo_source
 from .description import describe
+from .destination import check_destination
 from .files import source_file
 from .pipeline import convert
 from .progress import Progress, ProgressKind, progress_for
@@ -22,6 +23,7 @@ __all__ = [
     "Progress",
     "ProgressKind",
     "VerifyReport",
+    "check_destination",
     "convert",
     "demo_directory",
     "demo_model",

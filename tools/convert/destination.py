@@ -78,13 +78,18 @@ def partial_directory(destination: Path) -> Iterator[Path]:
         raise write_error(problem, partial) from problem
 
 
+def check_destination(destination: Path) -> None:
+    """`DestinationExists` where something is there, `CannotCreate` where nothing can be."""
+    if os.path.lexists(destination):
+        raise DestinationExists(f"{destination}: exists already; choose another name or remove it")
+    if not os.path.isdir(destination.parent):
+        raise CannotCreate(f"{destination.parent}: no such directory; create it first")
+
+
 def _create(destination: Path) -> tuple[Path, int]:
     """The new directory and the descriptor that holds its lock."""
     parent = destination.parent
-    if os.path.lexists(destination):
-        raise DestinationExists(f"{destination}: exists already; choose another name or remove it")
-    if not parent.is_dir():
-        raise CannotCreate(f"{parent}: no such directory; create it first")
+    check_destination(destination)
     partial = parent / f"{destination.name}.partial-{os.getpid()}"
     try:
         # Under the parent's lock nobody takes a directory just made for a stale one.

@@ -1,0 +1,130 @@
+"""What a conversion is said to make, beside what it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flashllm.convert import convert
+
+from flashllm.errors import CannotCreate, DestinationExists, ModelNotFound, UnsupportedModel
+from flashllm.io_words import ceiling_words, speed_words
+from flashllm.library.collection import Library
+from flashllm.library.conversion_words import preview_words, time_words
+from flashllm.library.options import ConvertOptions
+from flashllm.library.preview import preview
+from flashllm.library.search import Conditions, examine
+from tests.tools.checkpoints import write_checkpoint
+
+MIB = 1 << 20
+KNOWN = Conditions(interpreter_bytes=200 * MIB, memory_bytes=1 << 30)
+WIDE = {"hidden_size": 96, "word_embed_proj_dim": 96, "ffn_dim": 512, "vocab_size": 300}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
+def test_bytes_and_memory_are_those_of_the_converted_model(tmp_path: Path, dtype: str) -> None:
+    source, made = write_checkpoint(tmp_path / "source", **WIDE), tmp_path / "made"
+    (source / "tokenizer.model").unlink()
+    options = ConvertOptions(dtype)
+    said = preview(source, made, options, KNOWN)
+    convert(source, made, dtype=dtype)
+    found = examine(made, KNOWN)
+    assert found.size_bytes is not None
+    assert said.disk_bytes == pytest.approx(found.size_bytes, rel=0.05)
+    assert said.smallest_ceiling_bytes == pytest.approx(found.smallest_ceiling_bytes, rel=0.01)
+    assert (said.features, said.encoding) == (found.features, found.encoding)
+    assert said.free_bytes > 0
+    assert said.tokens_per_second is None  # no profile
+
+
+def test_predictors_take_room_and_are_called_lossy(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", **WIDE)
+    exact = preview(source, tmp_path / "made", ConvertOptions(), KNOWN)
+    options = ConvertOptions(predictors="train")
+    lossy = preview(source, tmp_path / "made", options, KNOWN)
+    assert lossy.disk_bytes > exact.disk_bytes
+    assert any("lossy: predictors" in line for line in preview_words(lossy, options))
+    assert not any("lossy" in line for line in preview_words(exact, ConvertOptions()))
+    assert options.lossy
+    assert ConvertOptions("int4").lossy
+    assert not ConvertOptions("f16").lossy
+
+
+def test_a_model_whose_neurons_are_never_zero(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", **WIDE, activation_function="gelu")
+    said = preview(source, tmp_path / "made", ConvertOptions(), KNOWN)
+    assert not said.sparse
+    assert "no neuron of it is ever zero: every token needs all of them" in preview_words(
+        said, ConvertOptions()
+    )
+
+
+def test_what_nobody_knows_is_not_said(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", **WIDE)
+    said = preview(source, tmp_path / "made", ConvertOptions(), Conditions(None))
+    assert (said.smallest_ceiling_bytes, said.tokens_per_second) == (None, None)
+    assert not any(
+        "memory" in line or "tokens/s" in line for line in preview_words(said, ConvertOptions())
+    )
+
+
+def test_what_cannot_be_converted(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        preview(tmp_path / "none", tmp_path / "made", ConvertOptions(), KNOWN)
+    source = write_checkpoint(tmp_path / "source", model_type="unheard-of")
+    with pytest.raises(UnsupportedModel):
+        preview(source, tmp_path / "made", ConvertOptions(), KNOWN)
+
+
+def test_the_options_are_those_of_the_command() -> None:
+    assert ConvertOptions().arguments() == ["--predictors", "none"]
+    given = ConvertOptions("int8", "train", Path("/a/text.txt")).arguments()
+    assert given == [
+        "--predictors", "train", "--dtype", "int8", "--calibration", "/a/text.txt",
+    ]  # fmt: skip
+
+
+def test_where_a_model_would_go(tmp_path: Path) -> None:
+    library = Library(home=tmp_path)
+    assert library.destination(Path("/some/big")) == tmp_path / "big.flash"
+    (tmp_path / "big.flash").mkdir()
+    assert library.destination(Path("/some/big")) == tmp_path / "big-2.flash"
+    snapshot = Path("/hub/models--org--tiny/snapshots/0123")
+    assert library.destination(snapshot) == tmp_path / "tiny.flash"
+    assert library.destination(Path("/")).parent == tmp_path
+    assert Library().destination(tmp_path / "x") == tmp_path / "x.flash"
+
+
+def test_words() -> None:
+    assert [time_words(seconds) for seconds in (0, 89, 600, 4800)] == [
+        "0 s", "89 s", "10 min", "1 h 20 min",
+    ]  # fmt: skip
+    assert [speed_words(speed) for speed in (0.123, 2.34, 99.4, 410.0)] == [
+        "0.12", "2.3", "99", "410",
+    ]  # fmt: skip
+    assert ceiling_words(MIB + 1) == "2 MiB"  # never less than is needed
+
+
+def test_what_is_wrong_with_the_destination_is_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashllm.library.collection.interpreter_bytes", lambda: 200 * MIB)
+    source, home = write_checkpoint(tmp_path / "source"), tmp_path / "deep" / "home"
+    library = Library(home=home)
+    with pytest.raises(DestinationExists):
+        library.preview(source, source, ConvertOptions())
+    with pytest.raises(CannotCreate, match="no such directory"):
+        library.preview(source, tmp_path / "none" / "made", ConvertOptions())
+    # The home of models is made when it is needed, and only that.
+    assert library.preview(source, home / "made", ConvertOptions()).disk_bytes > 0
+    assert not home.exists()
+    library.prepare(tmp_path / "none" / "made")
+    library.prepare(home / "made")
+    assert home.is_dir()
+    assert not (tmp_path / "none").exists()
+    (home / "made").mkdir()
+    with pytest.raises(DestinationExists):
+        library.preview(source, home / "made", ConvertOptions())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotCreate):
+        Library(home=tmp_path / "file" / "home").prepare(tmp_path / "file" / "home" / "made")
