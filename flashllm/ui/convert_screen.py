@@ -116,6 +116,9 @@ class ConvertScreen(ModalScreen[Path | None]):
         self._source = source
         self._preparation = preparation
         self._ready: Wish | None = None
+        """What was looked at and can be done."""
+        self._eager: Wish | None = None
+        """What is to begin once it has been looked at."""
         self._timer: Timer | None = None
         self._shows_job = conversions.is_running
         self._stop_listening: Callable[[], None] = lambda: None
@@ -154,11 +157,17 @@ class ConvertScreen(ModalScreen[Path | None]):
     # What the user does
 
     def action_start(self) -> None:
-        """Converts what the form says, once it is known that this can be done."""
+        """Converts what the form says, as soon as it is known that this can be done."""
         wish = self.query_one(ConvertForm).wish()
-        if wish is None or wish != self._ready:
+        if wish is None:
             self.app.bell()
-            return
+        elif wish == self._ready:
+            self._start(wish)
+        else:
+            self._eager = wish
+            self._preview_now()
+
+    def _start(self, wish: Wish) -> None:
         try:
             self._preparation.prepare(wish.destination)
             self._conversions.start(wish.source, wish.destination, wish.options)
@@ -229,12 +238,14 @@ class ConvertScreen(ModalScreen[Path | None]):
 
     @on(ConvertForm.Changed)
     def _preview_soon(self) -> None:
-        self._ready = None
+        self._ready = self._eager = None
         if self._timer is not None:
             self._timer.stop()
         self._timer = self.set_timer(PREVIEW_SECONDS, self._preview_now)
 
     def _preview_now(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
         wish = self.query_one(ConvertForm).wish()
         if wish is not None:
             self._look_ahead(wish)
@@ -256,6 +267,10 @@ class ConvertScreen(ModalScreen[Path | None]):
     def _show_preview(self, event: Previewed) -> None:
         self._ready = None if event.is_error else event.wish
         self.query_one(ConvertForm).show_preview(event.lines, event.is_error)
+        if event.wish == self._eager:
+            self._eager = None
+            if not event.is_error:
+                self._start(event.wish)
 
     # What is shown
 

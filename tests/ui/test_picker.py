@@ -324,10 +324,22 @@ async def test_what_cannot_be_converted_is_said_before() -> None:
         await write(pilot, "source", "/some/where")
         await previewed(pilot, "model_type is 'odd'; supported: others")
         assert form_of(app).query_one("#preview").has_class("-error")
+        asked = len(library.asked)
         await pilot.press("ctrl+s")
+        await until(pilot, lambda: len(library.asked) > asked)  # looked at once more
         await pilot.pause()
         assert conversions.job is None
-        assert library.asked
+
+
+async def test_what_is_not_looked_at_yet_begins_when_it_is(tmp_path: Path) -> None:
+    app, conversions, library = convert_host("phase(1); make()")
+    async with app.run_test() as pilot:
+        form_of(app).query_one("#source", Input).value = str(tmp_path / "source")
+        form_of(app).query_one("#destination", Input).value = str(tmp_path / "made")
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: "Open" in buttons(app))
+    assert library.asked[-1][1] == tmp_path / "made"
+    assert conversions.job is not None
 
 
 async def test_an_unfinished_form_starts_nothing() -> None:
