@@ -99,6 +99,7 @@ def _set_modes(connection: sqlite3.Connection, busy_seconds: float) -> None:
             time.sleep(_LOCK_POLL_SECONDS)
     connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA secure_delete = ON")  # what was deleted is gone from the file too
     connection.execute(f"PRAGMA journal_size_limit = {4 << 20}")
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flashllm.errors import NotASession, SessionNotFound, SessionStoreBroken, UsageError
 from flashllm.sessions import exchange, markdown, rows
@@ -38,6 +38,7 @@ _MATCHING = """
        OR EXISTS (SELECT 1 FROM turn WHERE turn.session = session.id AND contains(text, :query))
 """
 _NEWEST_FIRST = " ORDER BY updated DESC, id DESC"
+_NEWEST = "SELECT id FROM session ORDER BY updated DESC, id DESC LIMIT 1"
 _INSERT_SESSION = """
     INSERT INTO session (name, model, system, settings, leaf, created, updated)
     VALUES (:name, :model, :system, :settings, :leaf, :created, :updated)
@@ -59,6 +60,12 @@ _SAVE_TURN = """
         parent = excluded.parent, role = excluded.role, text = excluded.text, ids = excluded.ids,
         finish_reason = excluded.finish_reason, numbers = excluded.numbers
 """
+_TURN = "SELECT created, role FROM turn WHERE session = :session AND id = :id"
+_SAME_TURN = """
+    SELECT id FROM turn
+    WHERE session = :session AND id > :id AND created = :created AND role = :role LIMIT 1
+"""
+_FREE_ID = "SELECT max(id) + 1 FROM turn WHERE session = :session"
 _REMOVE_TURN = """
     WITH RECURSIVE below (id) AS (
         VALUES (:turn)
@@ -138,26 +145,26 @@ class SessionStore:
                 f"`flashllm sessions delete {session_id}` removes it"
             ) from error
 
-    def save_turn(self, session_id: int, turn: Turn) -> None:
-        """Adds a turn, which becomes the one shown last, or renews one that is there."""
+    def save_turn(self, session_id: int, turn: Turn) -> int:
+        """Adds a turn, which becomes the one shown last, or renews one that is there.
+
+        Returns the id under which it is kept: a free one, where another program that goes on with
+        the same conversation has taken this turn's own. Both then are branches of it.
+        """
         row = rows.turn_row(session_id, turn)
         with self._transaction() as run:
             self._touch(run, session_id)
-            known = {
-                found[0]
-                for found in run.execute(
-                    "SELECT id FROM turn WHERE session = ? AND id IN (?, ?)",
-                    (session_id, turn.id, turn.parent),
-                )
-            }
-            if turn.parent is not None and turn.parent not in known:
+            above = run.execute(_TURN, row | {"id": turn.parent}).fetchone()
+            if above is None and turn.parent is not None:
                 raise SessionNotFound(
                     f"{self.path}: in conversation {session_id}, the message before this one is "
                     "gone: it was deleted elsewhere"
                 )
-            run.execute(_SAVE_TURN, row)
-            if turn.id not in known:
-                run.execute("UPDATE session SET leaf = ? WHERE id = ?", (turn.id, session_id))
+            place, is_new = _place_of(run, row)
+            run.execute(_SAVE_TURN, row | {"id": place})
+            if is_new:
+                run.execute("UPDATE session SET leaf = ? WHERE id = ?", (place, session_id))
+        return place
 
     def save_leaf(self, session_id: int, leaf: int | None) -> None:
         """Which turn is the last one of the branch that is shown."""
@@ -213,25 +220,25 @@ class SessionStore:
 
     def latest(self) -> int | None:
         """The conversation that was changed last."""
-        newest = self.list(limit=1)
-        return newest[0].id if newest else None
+        with self._transaction("BEGIN") as run:
+            found = run.execute(_NEWEST).fetchone()
+        return found[0] if found else None
 
     def find(self, text: str) -> int:
         """The conversation of this id or this name, case aside."""
-        summaries = self.list(limit=-1)
-        if text.strip().isdecimal():
-            for summary in summaries:
-                if summary.id == int(text):
-                    return summary.id
-        named = [one.id for one in summaries if one.name and one.name.casefold() == text.casefold()]
+        with self._transaction("BEGIN") as run:
+            found = run.execute("SELECT id, name FROM session ORDER BY id").fetchall()
+        if text.strip().isdecimal() and any(number == int(text) for number, _ in found):
+            return int(text)
+        named = [number for number, name in found if name and name.casefold() == text.casefold()]
         if len(named) > 1:
-            ids = ", ".join(map(str, sorted(named)))
+            ids = ", ".join(map(str, named))
             raise UsageError(f"the name {text!r} is that of the conversations {ids}; give an id")
         if not named:
             raise SessionNotFound(
                 f"there is no conversation {text!r}; `flashllm sessions list` shows them"
             )
-        return named[0]
+        return int(named[0])
 
     def rename(self, session_id: int, name: str) -> None:
         """Gives it a name; names need not be unique."""
@@ -304,6 +311,16 @@ class SessionStore:
         return SessionNotFound(
             f"there is no conversation {session_id} (any more); `flashllm sessions list` shows them"
         )
+
+
+def _place_of(run: sqlite3.Connection, row: dict[str, object]) -> tuple[int, bool]:
+    """The id for a turn, and whether the turn is new; a turn is known by when it was said."""
+    there = run.execute(_TURN, row).fetchone()
+    if there is None or there == (row["created"], row["role"]):
+        return cast("int", row["id"]), there is None
+    for (elsewhere,) in run.execute(_SAME_TURN, row):
+        return elsewhere, False
+    return cast("int", run.execute(_FREE_ID, row).fetchone()[0]), True
 
 
 def _id_of(inserted: sqlite3.Cursor) -> int:

@@ -67,6 +67,8 @@ class SessionWriter:
         self._busy_seconds = busy_seconds
         self._store: SessionStore | None = None
         self._told = ""
+        self._places: dict[tuple[SessionKey, int], int] = {}
+        """Where turns are kept whose ids another program took; only the thread looks at it."""
         self._pending: list[_Operation] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -98,11 +100,32 @@ class SessionWriter:
     def save_turn(self, session: SessionKey, turn: Turn) -> None:
         """Keeps the turn as it is now; it may change afterwards."""
         copy = replace(turn, numbers=dict(turn.numbers))
-        self._put(_Operation(lambda store: store.save_turn(_id(session), copy), (session, turn.id)))
+
+        def write(store: SessionStore) -> None:
+            parent = None if copy.parent is None else self._place(session, copy.parent)
+            kept = replace(copy, id=self._place(session, copy.id), parent=parent)
+            place = store.save_turn(_id(session), kept)
+            if place != kept.id:
+                self._places[session, copy.id] = place
+
+        self._put(_Operation(write, (session, turn.id)))
 
     def save_leaf(self, session: SessionKey, leaf: int | None) -> None:
         """As `SessionStore.save_leaf`."""
-        self._put(_Operation(lambda store: store.save_leaf(_id(session), leaf)))
+
+        def write(store: SessionStore) -> None:
+            store.save_leaf(_id(session), None if leaf is None else self._place(session, leaf))
+
+        self._put(_Operation(write))
+
+    def reopened(self, session: SessionKey) -> None:
+        """The conversation was loaded anew, so its turns have the ids that the store gave them."""
+
+        def forget(_store: SessionStore) -> None:
+            for place in [place for place in self._places if place[0] == session]:
+                del self._places[place]
+
+        self._put(_Operation(forget))
 
     def save_head(
         self,
@@ -125,7 +148,11 @@ class SessionWriter:
 
     def remove_turn(self, session: SessionKey, turn_id: int) -> None:
         """As `SessionStore.remove_turn`."""
-        self._put(_Operation(lambda store: store.remove_turn(_id(session), turn_id)))
+
+        def write(store: SessionStore) -> None:
+            store.remove_turn(_id(session), self._place(session, turn_id))
+
+        self._put(_Operation(write))
 
     def flush(self, seconds: float) -> bool:
         """Waits until all is saved, so long at most; False if it is not."""
@@ -144,6 +171,9 @@ class SessionWriter:
             self._changed.notify_all()
         self._thread.join(seconds)
         return not self._pending
+
+    def _place(self, session: SessionKey, turn_id: int) -> int:
+        return self._places.get((session, turn_id), turn_id)
 
     def _put(self, operation: _Operation) -> None:
         with self._changed:

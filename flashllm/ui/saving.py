@@ -55,6 +55,7 @@ class Saving:
         self.flush(1.0)
         with SessionStore(self.path) as store:
             session = store.load(session_id)
+        self._open().reopened(session_id)
         self._session = session_id
         return session
 

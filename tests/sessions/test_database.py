@@ -242,3 +242,14 @@ def test_setting_aside_takes_the_log_along(path: Path) -> None:
         assert aside.load(number).meta.name == "in the log"
     with SessionStore(path) as fresh:
         assert fresh.list() == []
+
+
+def test_what_was_deleted_is_in_no_file(path: Path) -> None:
+    with SessionStore(path) as store:
+        number = store.create(name="secret name")
+        store.save_turn(number, Turn(1, None, "user", "secret words " * 1000))
+        store.create(name="another")
+        store.delete(number)
+    left = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert b"secret" not in left
+    assert b"another" in left

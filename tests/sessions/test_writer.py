@@ -213,9 +213,9 @@ def test_a_growing_answer_is_written_now_and_then(
     written: list[str] = []
     save = SessionStore.save_turn
 
-    def counted(store: SessionStore, session_id: int, turn: Turn) -> None:
+    def counted(store: SessionStore, session_id: int, turn: Turn) -> int:
         written.append(turn.text)
-        save(store, session_id, turn)
+        return save(store, session_id, turn)
 
     monkeypatch.setattr(SessionStore, "save_turn", counted)
     monkeypatch.setattr("flashllm.sessions.writer.PAUSE_SECONDS", PATIENCE_SECONDS)
@@ -231,3 +231,43 @@ def test_a_growing_answer_is_written_now_and_then(
         assert writer.flush(PATIENCE_SECONDS)  # does not wait for the pause to end
         assert written == ["", "999"]
         writer.close()
+
+
+def test_two_programs_that_go_on_with_one_conversation_are_two_branches(
+    path: Path, told: Told
+) -> None:
+    with SessionStore(path) as store:
+        number = store.create()
+        begun = Conversation()
+        store.save_turn(number, begun.ask("a question"))
+        ours, theirs = (store.load(number).conversation for _ in "ab")
+        writer = writer_of(path, told)
+        store.save_turn(number, theirs.ask("their words"))
+        store.save_turn(number, theirs.begin_answer())
+        question, answer = ours.ask("our words"), ours.begin_answer()
+        for turn in (question, answer):
+            writer.save_turn(number, turn)
+        answer.text = "our answer"
+        writer.save_turn(number, answer)
+        last = ours.ask("more")
+        writer.save_turn(number, last)
+        assert writer.flush(PATIENCE_SECONDS)
+        kept = store.load(number).conversation
+        texts = [turn.text for turn in kept.path()]
+        assert texts == ["a question", "our words", "our answer", "more"]
+        kept.choose(2)
+        assert [turn.text for turn in kept.path()] == ["a question", "their words", ""]
+        writer.remove_turn(number, last.id)
+        writer.save_leaf(number, question.id)
+        assert writer.flush(PATIENCE_SECONDS)
+        kept = store.load(number).conversation
+        assert [turn.text for turn in kept.path()] == ["a question", "our words"]
+        assert len(kept.turns) == 5
+
+        writer.reopened(number)  # their ids are now those of the store
+        kept.turns[3].text = "their answer"
+        writer.save_turn(number, kept.turns[3])
+        assert writer.close(PATIENCE_SECONDS)
+        assert store.load(number).conversation.turns[3].text == "their answer"
+        assert store.load(number).conversation.turns[5].text == "our answer"
+    assert not told.errors
