@@ -123,13 +123,13 @@ class Actions(App[None]):
         """Shows the tokens of an answer, each with its numbers."""
         self.show_hint(NOT_YET)
 
-    def action_editor(self) -> None:
+    async def action_editor(self) -> None:
         """Opens what was typed in $EDITOR."""
         try:
             with self.suspend():
                 text = edited(self.prompt.whole_text, self.settings.editor)
         except UsageError as error:
-            self.show_hint(str(error))
+            await self.tell(str(error), "error")
         except SuspendNotSupported:
             self.show_hint("this terminal cannot be given to an editor")
         else:

@@ -12,7 +12,7 @@ from textual import events
 from flashllm.errors import UsageError
 from flashllm.ui.editor import edited, editor_command
 from flashllm.ui.history import InputHistory
-from flashllm.ui.turn_view import Question
+from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import ask, make_app, ready, screen_text, sent_last, status, texts, until
 from tests.ui.fake_engine import FakeModel
 
@@ -93,7 +93,7 @@ async def test_the_editor_gets_the_text_and_gives_it_back(
         assert app.prompt.text == "text and more"
         monkeypatch.setenv("VISUAL", "/nonexistent/editor")
         await pilot.press("ctrl+g")
-        assert "set $EDITOR" in status(app)
+        assert any("set $EDITOR" in text for text in texts(app, Notice))
         assert app.prompt.text == "text and more"
 
 

@@ -34,8 +34,7 @@ print("x")
   ~~~
   code
 
-text in a fence
-~~~
+  code in a fence
   ~~~
 
 > quote

@@ -220,7 +220,7 @@ async def test_of_a_long_conversation_the_end_is_mounted_first() -> None:
         await app.shown.refresh()
         transcript = app.query_one(Transcript)
         assert len(transcript.views()) == MOUNTED_AT_ONCE
-        assert "answer 39" in screen_text(app)
+        await until(pilot, lambda: "answer 39" in screen_text(app))
         await pilot.press("tab", *["up"] * MOUNTED_AT_ONCE)
         await until(pilot, lambda: len(transcript.views()) == 2 * MOUNTED_AT_ONCE)
         assert transcript.selected == 80 - MOUNTED_AT_ONCE
