@@ -72,6 +72,11 @@ class Activity:
         """Tokens of the context that the prompt and the answer so far take."""
         return self._prefill[1] + self.statistics.tokens
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the answer that is written, or was written last."""
+        return self._prefill[1]
+
     def prefill(self, done: float, total: int) -> None:
         """So many tokens of the prompt have been read."""
         self._prefill = (done, total)

@@ -1,0 +1,100 @@
+"""The panels beside the conversation: where time and bytes go, which neurons are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from textual.timer import Timer
+
+from flashllm.ui.io_panel import IoPanel
+from flashllm.ui.neuron_map_view import NeuronMapView
+
+if TYPE_CHECKING:
+    from flashllm.engine_protocol import Engine, EngineToken
+    from flashllm.io_report import TokenNumbers
+    from flashllm.ui.app import ChatApp
+
+MAP_SECONDS = 0.25
+TOKENS_SHOWN = 60
+"""Of the last answer, when the panel is opened after it."""
+
+
+class Panels:
+    """What is hidden costs nothing: no numbers are worked out, no map is asked for."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+        self.io = IoPanel(id="io")
+        self.map = NeuronMapView(id="map")
+        self.io.display = app.settings.show_io
+        self.map.display = False
+        self._engine: Engine | None = None
+        self._timer: Timer | None = None
+
+    def show_opened(self, engine: Engine) -> None:
+        """Another model is open."""
+        self._engine = engine
+        self.io.show_plan(engine.plan, engine.rates())
+        self._look()
+
+    def show_closed(self) -> None:
+        """No model is open."""
+        self._engine = None
+        self.map.show(None)
+
+    def show_tokens(self, turn_id: int, tokens: Sequence[EngineToken]) -> None:
+        """Tokens of the answer `turn_id` have come, the last ones of those that are kept."""
+        if self.io.display:
+            self._feed(turn_id, len(tokens))
+        if self.map.display and self._timer is None:
+            self._timer = self._app.set_timer(MAP_SECONDS, self._look)
+
+    def toggle_io(self) -> None:
+        """Shows or hides where the time and the bytes go."""
+        self.io.display = not self.io.display
+        tokens = self._app.answering.tokens
+        if self.io.display and tokens and self._engine is not None:
+            self.io.show_plan(self._engine.plan, self._engine.rates())
+            self._feed(next(reversed(tokens)), TOKENS_SHOWN)
+
+    def toggle_map(self) -> None:
+        """Shows or hides the map of neurons."""
+        self.map.display = not self.map.display
+        self._look()
+
+    def numbers(self, turn_id: int) -> list[TokenNumbers]:
+        """Of the tokens of an answer, as far as they are kept."""
+        return self._numbers(turn_id, len(self._app.answering.tokens.get(turn_id, ())))
+
+    def _feed(self, turn_id: int, count: int) -> None:
+        for numbers in self._numbers(turn_id, count):
+            self.io.show_token(numbers)
+
+    def _numbers(self, turn_id: int, count: int) -> list[TokenNumbers]:
+        from flashllm.io_report import TokenNumbers  # with numpy, which the first frame does without
+
+        if self._engine is None:
+            return []
+        tokens = self._app.answering.tokens.get(turn_id, [])
+        begin, plan, rates = max(len(tokens) - count, 0), self._engine.plan, self._engine.rates()
+        return [
+            TokenNumbers.of(
+                token.cost,
+                rates,
+                plan,
+                text=token.text,
+                index=index,
+                prompt=index == 0,
+                context_tokens=self._app.activity.prompt_tokens + index,
+            )
+            for index, token in enumerate(tokens[begin:], begin)
+        ]
+
+    def _look(self) -> None:
+        # Now, and once more a little later: the map of a moment is one that was asked for before.
+        self._timer = None
+        if self.map.display and self._engine is not None:
+            self.map.show(self._engine.neuron_map())
+            if self._app.activity.is_answering:
+                self._timer = self._app.set_timer(MAP_SECONDS, self._look)
