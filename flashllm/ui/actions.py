@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import App, SuspendNotSupported
 
 from flashllm.errors import UsageError
+from flashllm.library.job import Conversions
+from flashllm.sanitize import sanitize_line
 from flashllm.ui.activity import Phase
 from flashllm.ui.context_meter import ContextMeter
 from flashllm.ui.editor import edited
 from flashllm.ui.help import HelpScreen
+from flashllm.ui.model_choice import ModelChoice
+from flashllm.ui.token_view import TokenView
 from flashllm.ui.turn_view import TurnView
 
 if TYPE_CHECKING:
@@ -19,7 +25,8 @@ if TYPE_CHECKING:
     from flashllm.ui.activity import Activity
     from flashllm.ui.answering import Answering
     from flashllm.ui.engine_thread import EngineThread
-    from flashllm.ui.model_choice import ModelChoice
+    from flashllm.ui.panels import Panels
+    from flashllm.ui.picker import Models
     from flashllm.ui.prompt import Prompt
     from flashllm.ui.shown import Shown
     from flashllm.ui.turn_actions import TurnActions
@@ -34,7 +41,10 @@ class Actions(App[None]):
     answering: Answering
     choice: ModelChoice
     editing: int | None
+    conversions: Conversions
     engine: EngineThread
+    library: Callable[[], Models] | None
+    panels: Panels
     prompt: Prompt
     settings: ChatSettings
     shown: Shown
@@ -97,11 +107,11 @@ class Actions(App[None]):
 
     def action_io_panel(self) -> None:
         """Shows or hides where the time and the bytes go."""
-        self.show_hint(NOT_YET)
+        self.panels.toggle_io()
 
     def action_neuron_map(self) -> None:
         """Shows or hides the map of neurons."""
-        self.show_hint(NOT_YET)
+        self.panels.toggle_map()
 
     def action_sessions(self) -> None:
         """Shows the conversations that were kept."""
@@ -109,7 +119,37 @@ class Actions(App[None]):
 
     def action_models(self) -> None:
         """Shows the models on this machine."""
-        self.show_hint(NOT_YET)
+        if self.activity.is_answering:
+            self.show_hint(self.answering.hindrance())
+        elif self.library is None:
+            self.show_hint("no models are looked for here")
+        else:
+            from flashllm.ui.picker import ModelPicker  # late, as it is needed rarely
+
+            picker = ModelPicker(self.library(), self.choice, self.conversions)
+            self.push_screen(picker, self.take_model)
+
+    def action_convert(self, source: str = "") -> None:
+        """Makes a converted model of a checkpoint."""
+        if self.library is None:
+            self.show_hint("nothing can be converted here")
+            return
+        from flashllm.ui.convert_screen import ConvertScreen
+
+        def opened(made: Path | None) -> None:
+            self.take_model(None if made is None else ModelChoice(made, sanitize_line(made.name)))
+
+        origin = Path(source).expanduser() if source else None
+        self.push_screen(ConvertScreen(self.conversions, origin, self.library()), opened)
+
+    def take_model(self, choice: ModelChoice | None) -> None:
+        """Opens the model that was chosen, if one was."""
+        if choice is None or (choice == self.choice and self.activity.phase is not Phase.CLOSED):
+            return
+        if self.activity.is_answering:
+            self.show_hint(self.answering.hindrance())
+        else:
+            self.open_model(choice)
 
     def action_settings(self) -> None:
         """Shows the system prompt and the sampling."""
@@ -121,7 +161,12 @@ class Actions(App[None]):
 
     def action_tokens(self) -> None:
         """Shows the tokens of an answer, each with its numbers."""
-        self.show_hint(NOT_YET)
+        turn = self.turns.chosen(0, "assistant")
+        numbers = self.panels.numbers(turn.id) if turn is not None else []
+        if numbers:
+            self.push_screen(TokenView(numbers))
+        else:
+            self.show_hint("numbers are kept of the answers of this run only")
 
     async def action_editor(self) -> None:
         """Opens what was typed in $EDITOR."""

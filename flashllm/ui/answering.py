@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashllm.errors import FlashllmError
+from flashllm.errors import EngineLost, FlashllmError
 from flashllm.generation import Request
 from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Phase
 from flashllm.ui.pace import Pace
@@ -143,6 +143,8 @@ class Answering:
         await self.show_tokens()
         await self._end(BROKEN_OFF)
         await self._app.tell(explain(error), "error")
+        if isinstance(error, EngineLost):
+            self._app.show_lost()
 
     async def _end(self, reason: str) -> None:
         app, shown = self._app, self._app.shown

@@ -21,7 +21,8 @@ from textual.message import Message
 from textual.widgets import Footer, Markdown, Static
 
 from flashllm.conversation import Conversation
-from flashllm.errors import EngineLost, FlashllmError
+from flashllm.errors import FlashllmError
+from flashllm.library.job import Conversions
 from flashllm.sanitize import sanitize_line
 from flashllm.settings import ChatSettings
 from flashllm.ui import messages
@@ -33,6 +34,7 @@ from flashllm.ui.context_meter import TELLS_AT, ContextMeter, Fill
 from flashllm.ui.engine_thread import EngineThread
 from flashllm.ui.history import InputHistory
 from flashllm.ui.model_choice import ModelChoice
+from flashllm.ui.panels import Panels
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.saving import Saving
 from flashllm.ui.shown import Shown
@@ -44,6 +46,7 @@ from flashllm.ui.turn_view import Notice
 if TYPE_CHECKING:
     from flashllm.engine_protocol import Engine, EngineToken
     from flashllm.sampling import Sampling
+    from flashllm.ui.picker import Models
 
 TICK_SECONDS = 0.5
 CLOSE_SECONDS = 2.0
@@ -70,6 +73,7 @@ class ChatApp(Actions):
         store: Path | str | None = None,
         session: int | None = None,
         history: Path | None = None,
+        library: Callable[[], Models] | None = None,
         settings: ChatSettings | None = None,
         sampling: Sampling | None = None,
         stops: tuple[str, ...] = (),
@@ -94,6 +98,9 @@ class ChatApp(Actions):
         self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
         self.answering = Answering(self)
         self.turns = TurnActions(self)
+        self.panels = Panels(self)
+        self.library = library
+        self.conversions = Conversions()
         self.editing: int | None = None
         """The question of which another version is in the prompt."""
         self._draft = ""
@@ -115,6 +122,8 @@ class ChatApp(Actions):
         """Title, transcript, prompt, status, keys."""
         yield Static(f"flashllm  {self.activity.model_name}", id="title", markup=False)
         yield self.shown.transcript
+        yield self.panels.map
+        yield self.panels.io
         yield self.prompt
         with Horizontal(id="bottom"):
             yield StatusLine()
@@ -182,9 +191,11 @@ class ChatApp(Actions):
         self.activity.plan = plan
         self.activity.model_name = sanitize_line(described.name)
         self.saving.model = str(Path(described.directory).absolute())
+        self.saving.head(model=self.saving.model)
         select = f"{plan.select} (lossy)" if plan.lossy else plan.select
         title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_words}, {select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
+        self.panels.show_opened(event.model)
         self.enter(Phase.READY)
         self.check_context()
         for caution in event.model.cautions():
@@ -236,8 +247,6 @@ class ChatApp(Actions):
     async def show_failed(self, event: messages.Failed) -> None:
         """The answer broke off."""
         await self.answering.fail(event.error)
-        if isinstance(event.error, EngineLost):
-            self.enter(Phase.CLOSED)
 
     @on(messages.SavingFailed)
     async def show_saving_failed(self, event: messages.SavingFailed) -> None:
@@ -279,8 +288,10 @@ class ChatApp(Actions):
         waits = self.activity.phase in (Phase.OPENING, Phase.READING)
         (self._ticker.resume if waits else self._ticker.pause)()
 
-    def show_numbers(self, tokens: Sequence[EngineToken]) -> None:  # noqa: ARG002
+    def show_numbers(self, tokens: Sequence[EngineToken]) -> None:
         """Numbers have changed, among them those of these new tokens."""
+        if tokens and self.answering.turn is not None:
+            self.panels.show_tokens(self.answering.turn.id, tokens)
         self.show_status()
         self._meter(self.activity.context_used)
 
@@ -313,8 +324,14 @@ class ChatApp(Actions):
             self.choice = choice
             self.activity.model_name = sanitize_line(choice.name)
         self.activity.send_when_open = False
+        self.panels.show_closed()
         self.enter(Phase.OPENING)
         self.engine.open(choice)
+
+    def show_lost(self) -> None:
+        """The engine has gone; `/retry` or Ctrl+R opens it again."""
+        self.panels.show_closed()
+        self.enter(Phase.CLOSED)
 
     async def open_session(self, session_id: int) -> None:
         """Shows a conversation that was kept, and goes on with it."""

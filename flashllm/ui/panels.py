@@ -72,7 +72,9 @@ class Panels:
             self.io.show_token(numbers)
 
     def _numbers(self, turn_id: int, count: int) -> list[TokenNumbers]:
-        from flashllm.io_report import TokenNumbers  # with numpy, which the first frame does without
+        from flashllm.io_report import (
+            TokenNumbers,
+        )  # with numpy, which the first frame does without
 
         if self._engine is None:
             return []

@@ -1,0 +1,129 @@
+"""The panels in the chat: shown, hidden, fed with the tokens of the answer; the picker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from flashllm.errors import EngineLost
+from flashllm.library import ModelChoice
+from flashllm.ui.activity import Phase
+from flashllm.ui.convert_screen import ConvertScreen
+from flashllm.ui.io_panel import IoPanel
+from flashllm.ui.neuron_map_view import NeuronMapView
+from flashllm.ui.picker import ModelPicker
+from flashllm.ui.token_view import TokenView
+from flashllm.ui.turn_view import Notice
+from tests.ui.chat_pilot import (
+    answers,
+    ask,
+    make_app,
+    ready,
+    say,
+    screen_text,
+    status,
+    texts,
+    until,
+)
+from tests.ui.fake_engine import FakeModel
+
+
+async def test_the_panel_shows_the_answer_that_is_there_when_it_is_opened() -> None:
+    async with make_app(FakeModel(["a"] * 30)).run_test(size=(100, 40)) as pilot:
+        app = await ask(pilot, "go")
+        panel = app.query_one(IoPanel)
+        assert not panel.display
+        await pilot.press("f2")
+        await until(pilot, lambda: "MB" in screen_text(app))
+        assert panel.size.height > 3
+        assert len(panel._tokens) == 29  # the first one came with the prompt
+        await ask(pilot, "more")
+        assert len(panel._tokens) >= 58
+        await pilot.press("f2")
+        assert not panel.display
+
+
+async def test_no_map_is_made_while_nobody_looks() -> None:
+    model = FakeModel(["a", 0.2, "b"])
+    async with make_app(model).run_test(size=(100, 40)) as pilot:
+        app = await ask(pilot, "go")
+        assert model.maps_made == 0
+        await pilot.press("f3")
+        await until(pilot, lambda: model.maps_made == 1)
+        assert app.query_one(NeuronMapView).display
+        await ask(pilot, "more")
+        assert model.maps_made >= 2
+        made = model.maps_made
+        await pilot.press("f3")
+        await ask(pilot, "again")
+        assert model.maps_made == made
+
+
+async def test_the_tokens_of_an_answer_and_their_numbers() -> None:
+    async with make_app(FakeModel(["one", " two"])).run_test(size=(100, 40)) as pilot:
+        app = await ready(pilot)
+        app.action_tokens()
+        assert "there is no message" in status(app)
+        await ask(pilot, "go")
+        await pilot.press("tab", "t")
+        assert isinstance(app.screen, TokenView)
+        await until(pilot, lambda: "token 2 of 2" in screen_text(app))
+        await pilot.press("escape")
+        assert not isinstance(app.screen, TokenView)
+
+
+class NoModels:
+    """A library without anything in it."""
+
+    def scan(self) -> Iterator[Any]:
+        return iter(())
+
+    checkpoints = scan
+
+    def destination(self, source: Path) -> Path:
+        return source
+
+    def preview(self, *_: object) -> Any:
+        raise NotImplementedError
+
+
+async def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) -> None:
+    models = {None: FakeModel(["one"]), tmp_path: FakeModel(["two"])}
+    app = make_app(FakeModel([]), library=NoModels)
+    app.engine._open_engine = lambda choice: models[choice.path]  # type: ignore[assignment,return-value]
+    async with app.run_test() as pilot:
+        await ask(pilot, "first")
+        await pilot.press("f5")
+        assert isinstance(app.screen, ModelPicker)
+        app.screen.dismiss(ModelChoice(tmp_path, "other"))
+        await until(pilot, lambda: app.choice.path == tmp_path)
+        await ready(pilot)
+        assert models[None].closed
+        await ask(pilot, "second")
+        assert answers(app) == ["one", "two"]
+
+
+async def test_converting_is_offered() -> None:
+    async with make_app(FakeModel(["one"]), library=NoModels).run_test() as pilot:
+        app = await ready(pilot)
+        app.action_convert()
+        await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
+
+
+async def test_an_engine_that_is_gone_can_be_opened_again() -> None:
+    models = [FakeModel(["half", EngineLost("the engine was killed")]), FakeModel(["whole"])]
+    app = make_app(models[0])
+    app.engine._open_engine = lambda _choice: models.pop(0)  # type: ignore[assignment,return-value]
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        assert any("the engine was killed" in text for text in texts(app, Notice))
+        assert answers(app) == ["half"]
+        await say(pilot, "again")
+        assert app.prompt.text == "again"
+        await app.run_action("retry")
+        await ready(pilot)
+        await pilot.press("enter")
+        await until(pilot, lambda: answers(app) == ["half", "whole"])
