@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashllm import paths
+from flashllm import paths, resident_memory
 from flashllm.commands import opening
 from flashllm.commands.chat_session import chosen_session, model_of
 from flashllm.errors import UsageError
@@ -18,6 +18,7 @@ from flashllm.log import start_log
 
 if TYPE_CHECKING:
     from flashllm.engine_protocol import Engine
+    from flashllm.library.collection import Library
 
 WELCOME = "Ask something below. F1 explains keys and numbers."
 DEMO_WELCOME = (
@@ -42,6 +43,14 @@ def chat(arguments: argparse.Namespace) -> int:
         path = None if choice.path is None else str(choice.path)
         return launcher.open(path, app.engine.tell_opening)
 
+    def library() -> Library:
+        from flashllm.engine_launcher import GROWTH_BYTES
+        from flashllm.library.collection import usual_library
+
+        return usual_library(
+            arguments.settings, application_bytes=resident_memory.rss_bytes() + GROWTH_BYTES
+        )
+
     model = model_of(arguments, session)
     app = ChatApp(
         open_engine,
@@ -49,6 +58,7 @@ def chat(arguments: argparse.Namespace) -> int:
         store=None if arguments.no_save else paths.database_file(),
         session=session.id if session else None,
         history=None if arguments.no_save else paths.history_file(),
+        library=library,
         settings=arguments.settings.chat,
         sampling=sampling,
         max_tokens=arguments.max_tokens,
