@@ -59,8 +59,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
         arguments = [DEFAULT_COMMAND, *arguments]
     elif not first.startswith("-") and first not in names:
-        hint = f"did you mean `flashllm chat {first}`?" if Path(first).exists() else "see --help"
-        raise UsageError(f"there is no command {first!r}; {hint}")
-    parsed = build_parser().parse_args(arguments)
+        raise UsageError(f"there is no command {first!r}; {_hint(first, names)}")
+    parsed = build_parser(only=arguments[0]).parse_args(arguments)
     resolve_options(parsed)
     return parsed
+
+
+def _hint(word: str, names: list[str]) -> str:
+    """What may have been meant instead of a command."""
+    import difflib
+
+    if Path(word).exists():
+        return f"did you mean `flashllm chat {word}`?"
+    close = difflib.get_close_matches(word, names, 1)
+    return f"did you mean `flashllm {close[0]}`?" if close else "see --help"

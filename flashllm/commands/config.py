@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +110,8 @@ def _create(file: Path) -> None:
 
 
 def _run_editor(command: str, file: Path) -> None:
+    import subprocess  # slow to load, and every command loads this file
+
     try:
         words = shlex.split(command)
     except ValueError as error:

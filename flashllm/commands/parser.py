@@ -268,8 +268,11 @@ COMMANDS = (
 DEFAULT_COMMAND = "chat"
 
 
-def build_parser() -> Parser:
-    """The parser for all commands."""
+def build_parser(only: str | None = None) -> Parser:
+    """The parser for all commands; with `only`, the others are names without arguments.
+
+    A line has one command, and the arguments of all of them take longer than all the rest.
+    """
     parser = Parser(
         prog="flashllm",
         description=f"Language models larger than memory: weights stay on flash.\n\n{EXAMPLES}",
@@ -279,21 +282,25 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"flashllm {flashllm.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        _add_command(commands, command)
+        _add_command(commands, command, with_arguments=only in (None, command.name))
     return parser
 
 
-def _add_command(commands: argparse._SubParsersAction[Parser], command: Command) -> None:
+def _add_command(
+    commands: argparse._SubParsersAction[Parser], command: Command, *, with_arguments: bool
+) -> None:
     parser = commands.add_parser(
         command.name,
         help=command.help,
         description=f"{command.help[0].upper()}{command.help[1:]}.\n\n{command.examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if not with_arguments:
+        return
     if not command.kinds:
         parser.set_defaults(handler=command.handler)
         command.add_arguments(parser)
         return
     kinds = parser.add_subparsers(title=command.kinds_title, metavar="WHAT", required=True)
     for kind in command.kinds:
-        _add_command(kinds, kind)
+        _add_command(kinds, kind, with_arguments=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -143,6 +142,8 @@ def _text_of(option: Option, value: Any) -> str:
 
 
 def _nearest(key: str, options: Mapping[str, Option]) -> str:
+    import difflib  # for this only
+
     names = {option.name: known for known, option in options.items()}
     table, _, last = key.rpartition(".")
     close = [names[last]] if last in names else difflib.get_close_matches(key, options, 1)
