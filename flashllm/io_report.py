@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +130,13 @@ def answer_numbers(
     plan: Plan,
     prompt_tokens: int = 0,
     begin: int = 0,
+    with_prompt: Collection[int] = (0,),
 ) -> list[TokenNumbers]:
-    """Of an answer's tokens, those from number `begin` on; with the first its prompt was read."""
+    """Of an answer's tokens, those from number `begin` on.
+
+    `with_prompt` are the places of those for which a prompt was read: the first, and others where
+    the answer was stopped and went on.
+    """
     return [
         TokenNumbers.of(
             token.cost,
@@ -139,7 +144,7 @@ def answer_numbers(
             plan,
             text=token.text,
             index=index,
-            prompt=index == 0,
+            prompt=index in with_prompt,
             context_tokens=prompt_tokens + index,
         )
         for index, token in enumerate(tokens[begin:], begin)

@@ -21,6 +21,7 @@ from flashllm.ui.model_choice import ModelChoice
 if TYPE_CHECKING:
     from textual.message import Message as TextualMessage
 
+    from flashllm.accounting import PrefillCost
     from flashllm.engine_protocol import Engine, EngineGeneration, EngineToken, OpeningProgress
 
 PREFILL_REPORT_SECONDS = 0.03
@@ -43,6 +44,8 @@ class EngineThread:
         self._lock = threading.Lock()
         self._tokens: list[EngineToken] = []
         self._announced = False
+        self.prefill: PrefillCost | None = None
+        """What the prompt of the last tokens cost."""
 
     def open(self, choice: ModelChoice) -> None:
         """Closes what is open and opens this; `Opened` or `OpenFailed` tells the end of it."""
@@ -119,6 +122,7 @@ class EngineThread:
         try:
             generation = self._start(request)
             for token in generation:
+                self.prefill = generation.prefill
                 self._push(token)
         except BaseException as error:  # noqa: BLE001  shown in the application
             self._post(messages.Failed(error))

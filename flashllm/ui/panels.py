@@ -11,6 +11,7 @@ from flashllm.ui.io_panel import IoPanel
 from flashllm.ui.neuron_map_view import NeuronMapView
 
 if TYPE_CHECKING:
+    from flashllm.accounting import PrefillCost
     from flashllm.engine_protocol import Engine, EngineToken
     from flashllm.io_report import TokenNumbers
     from flashllm.ui.app import ChatApp
@@ -30,11 +31,18 @@ class Panels:
         self.io.display = app.settings.show_io
         self.map.display = False
         self._engine: Engine | None = None
+        self._engine_was: str | None = None
+        """Where the last model that was open is."""
         self._timer: Timer | None = None
+        self._prefill: PrefillCost | None = None
+        self._with_prompt: dict[int, list[int]] = {}
+        """Of answers by turn: places of tokens that came with a prompt, more where it went on."""
 
     def show_opened(self, engine: Engine) -> None:
-        """Another model is open."""
-        self._engine = engine
+        """Another model is open; the numbers of the one before are beside its own rates alone."""
+        if self._engine_was not in (None, engine.info.directory):
+            self._app.answering.tokens.clear()
+        self._engine, self._engine_was = engine, engine.info.directory
         self.io.show_plan(engine.plan, engine.rates())
         self._look()
 
@@ -45,6 +53,7 @@ class Panels:
 
     def show_tokens(self, turn_id: int, tokens: Sequence[EngineToken]) -> None:
         """Tokens of the answer `turn_id` have come, the last ones of those that are kept."""
+        self._note_prompt(turn_id, len(tokens))
         if self.io.display:
             self._feed(turn_id, len(tokens))
         if self.map.display and self._timer is None:
@@ -67,31 +76,34 @@ class Panels:
         """Of the tokens of an answer, as far as they are kept."""
         return self._numbers(turn_id, len(self._app.answering.tokens.get(turn_id, ())))
 
+    def _note_prompt(self, turn_id: int, count: int) -> None:
+        """Whether the first of the last `count` tokens of an answer came with a prompt."""
+        prefill = self._app.engine.prefill
+        if count and prefill is not self._prefill:
+            self._prefill = prefill
+            place = len(self._app.answering.tokens.get(turn_id, ())) - count
+            self._with_prompt.setdefault(turn_id, []).append(place)
+
     def _feed(self, turn_id: int, count: int) -> None:
+        if self._prefill is not None:
+            self.io.show_prefill(self._prefill)
         for numbers in self._numbers(turn_id, count):
             self.io.show_token(numbers)
 
     def _numbers(self, turn_id: int, count: int) -> list[TokenNumbers]:
-        from flashllm.io_report import (
-            TokenNumbers,
-        )  # with numpy, which the first frame does without
+        from flashllm.io_report import answer_numbers  # all that the first frame does without
 
         if self._engine is None:
             return []
         tokens = self._app.answering.tokens.get(turn_id, [])
-        begin, plan, rates = max(len(tokens) - count, 0), self._engine.plan, self._engine.rates()
-        return [
-            TokenNumbers.of(
-                token.cost,
-                rates,
-                plan,
-                text=token.text,
-                index=index,
-                prompt=index == 0,
-                context_tokens=self._app.activity.prompt_tokens + index,
-            )
-            for index, token in enumerate(tokens[begin:], begin)
-        ]
+        return answer_numbers(
+            tokens,
+            self._engine.rates(),
+            self._engine.plan,
+            self._app.activity.prompt_tokens,
+            begin=max(len(tokens) - count, 0),
+            with_prompt=self._with_prompt.get(turn_id, (0,)),
+        )
 
     def _look(self) -> None:
         # Now, and once more a little later: the map of a moment is one that was asked for before.

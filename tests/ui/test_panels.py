@@ -45,6 +45,35 @@ async def test_the_panel_shows_the_answer_that_is_there_when_it_is_opened() -> N
         assert not panel.display
 
 
+async def test_what_the_prompt_cost_is_shown_and_what_it_did_not_have_to() -> None:
+    async with make_app(FakeModel(["a", "b"], ["c", "d"])).run_test(size=(100, 40)) as pilot:
+        app = await ready(pilot)
+        await pilot.press("f2")
+        await until(pilot, lambda: "prompt  none yet" in screen_text(app))
+        await ask(pilot, "one two three")
+        await until(pilot, lambda: "prompt  4 tok, " in screen_text(app))
+        await ask(pilot, "four")
+        await until(pilot, lambda: " kept, " in screen_text(app))
+        await pilot.press("f2", "f2")
+        await until(pilot, lambda: " kept, " in screen_text(app))
+
+
+async def test_a_token_that_came_with_a_prompt_is_known_where_an_answer_went_on() -> None:
+    steps = [*["a"] * 3, 30.0, "b"]
+    async with make_app(FakeModel(steps, ["c", "d"])).run_test(size=(100, 40)) as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: answers(app) == ["aaa"])
+        await pilot.press("escape")
+        await until(pilot, lambda: app.activity.phase is Phase.READY)
+        (turn,) = [turn for turn in app.conversation.path() if turn.role == "assistant"]
+        await app.answering.go_on(turn)
+        await until(pilot, lambda: len(app.answering.tokens[turn.id]) == 5)
+        await until(pilot, lambda: app.activity.phase is Phase.READY)
+        prompts = [token.index for token in app.panels.numbers(turn.id) if token.prompt]
+        assert prompts == [0, 3]
+
+
 async def test_no_map_is_made_while_nobody_looks() -> None:
     model = FakeModel(["a", 0.2, "b"])
     async with make_app(model).run_test(size=(100, 40)) as pilot:
