@@ -1,0 +1,285 @@
+"""How quick the chat is: `python -m benchmarks.chat [MODEL] [--memory SIZE]`.
+
+Everything goes through a real pseudo-terminal, as a user's keys and screen do:
+
+- first frame: from the start of `flashllm chat` to the field in which a question is written.
+- echo: from a key to its character on the screen, while a scripted engine streams.
+- stop: from Esc to the remark that the answer was stopped.
+- stream: tokens a second of a scripted engine that reach the screen, and whether all of them do.
+- decode: tokens a second of the model in the chat over those of `flashllm run`, by turns.
+
+A model without a tokenizer (a synthetic one) gets one that is made up, beside links to its files.
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chat_script import text_of
+from benchmarks.chat_terminal import ChatTerminal
+from benchmarks.own_command import ask, ended, remark
+from benchmarks.results import markdown
+from flashllm.bench.header import run_header
+from flashllm.commands.options import argument, parse_positive
+from flashllm.errors import ReadFailed
+from flashllm.flash.manifest import read_manifest
+from flashllm.sessions import SessionStore
+
+NAME = "chat"
+READY, FIELD, STOPPED = "ready", "Ask something", "stopped"
+KEYS = "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖØÙÚÛÜÝÞßàáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿ"
+"""Each is typed once, and none is in what the scripted engine says."""
+KEY_SECONDS = 0.15
+QUESTION = "What does ocean mean?"
+BYTES = 256
+ANSWER_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row: what was measured, each time, and what is wanted of it."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+    goal: str
+    number: float
+    """The median, or what the name says."""
+    met: bool
+
+    def row(self) -> list[str]:
+        """For a table."""
+        spread = f"{min(self.values):.4g} to {max(self.values):.4g}"
+        return [self.name, f"{self.number:.4g} {self.unit}", spread, str(len(self.values)),
+                self.goal, "yes" if self.met else "NO"]  # fmt: skip
+
+
+class Bench:
+    """Measures in a home of its own, so that no conversation of the user's is touched."""
+
+    def __init__(self, home: Path, rounds: int) -> None:
+        os.environ["FLASHLLM_HOME"] = str(home)
+        self._out = home / "shown.json"
+        self._rounds = rounds
+
+    def first_frame(self) -> Figure:
+        """What a second start takes: the demo is converted, and files are in the page cache."""
+        seconds = []
+        for _ in range(self._rounds + 1):
+            with self._chat() as terminal:
+                seconds.append(terminal.wait_for(FIELD) - terminal.started)
+                terminal.wait_for(READY)
+        values = tuple(1e3 * value for value in seconds[1:])
+        return _at_most("first frame", "ms", values, 500, statistics.median(values))
+
+    def echo(self, token_seconds: float) -> Figure:
+        """Keys at a steady pace, each another character, while an answer streams."""
+        tokens = int(len(KEYS) * KEY_SECONDS / max(token_seconds, 0.002)) + 400
+        waits = []
+        for _ in range(2):
+            with self._scripted(tokens, token_seconds) as terminal:
+                self._ask_scripted(terminal)
+                terminal.read(1.0)
+                for key in KEYS:
+                    since, typed = terminal.position, terminal.type(key)
+                    waits.append(1e3 * (terminal.wait_for(key, since) - typed))
+                    terminal.read(max(0.0, typed + KEY_SECONDS - time.monotonic()))
+        ranked = sorted(waits)
+        p95 = ranked[int(0.95 * len(ranked))]
+        name = f"key to echo, p95, while {1 / token_seconds:.0f} tokens/s stream"
+        return _at_most(name, "ms", tuple(waits), 50, p95)
+
+    def stop(self, token_seconds: float) -> Figure:
+        """Esc alone, in mid-answer."""
+        waits = []
+        for _ in range(self._rounds):
+            with self._scripted(100_000, token_seconds) as terminal:
+                self._ask_scripted(terminal)
+                terminal.read(1.0)
+                since, pressed = terminal.position, terminal.type("\x1b")
+                waits.append(1e3 * (terminal.wait_for(STOPPED, since) - pressed))
+        return _at_most("Esc to stopped", "ms", tuple(waits), 250, max(waits))
+
+    def stream(self, tokens: int, token_seconds: float) -> list[Figure]:
+        """All tokens of a long answer, as fast as they come."""
+        rates, lost = [], []
+        wanted = "".join(text_of(tokens))
+        last = text_of(tokens)[-1].strip()
+        for _ in range(3):
+            with self._scripted(tokens, token_seconds) as terminal:
+                asked = self._ask_scripted(terminal)
+                rates.append(tokens / (terminal.wait_for(last) - asked))
+                terminal.wait_for(FIELD, terminal.position - 1)
+                lost.append(float(self._missing(wanted)))
+        paced = f"{1 / token_seconds:.0f}/s" if token_seconds else "all at once"
+        name = f"stream of {tokens:,} tokens ({paced})"
+        return [
+            _at_least(name, "tokens/s", tuple(rates), 200, statistics.median(rates)),
+            _at_most("characters lost of it", "", tuple(lost), 0, max(lost)),
+        ]
+
+    def decode(self, model: str | None, options: Sequence[str], tokens: int) -> Figure:
+        """The same question by turns: run, chat, run, chat, ..."""
+        there = [model] if model else []
+        common = [*options, "-n", str(tokens)]
+        ratios, last = [], self._run(there, common)
+        for number in range(self._rounds):
+            chat = self._chat_rate([*there, *common])
+            following = self._run(there, common)
+            ratios.append(chat / statistics.mean((last, following)))
+            remark(NAME, f"round {number + 1}: run {last:.4g} and {following:.4g} tokens/s, "
+                         f"chat {chat:.4g}")  # fmt: skip
+            last = following
+        return _at_least("decode, chat over run", "", tuple(ratios), 0.98,
+                         statistics.median(ratios))  # fmt: skip
+
+    def _run(self, model: Sequence[str], options: Sequence[str]) -> float:
+        report = ask("run", *model, "-p", QUESTION, "--json", *options)
+        return float(report["decode"]["tokens_per_second"])
+
+    def _chat_rate(self, arguments: Sequence[str]) -> float:
+        with self._chat(*arguments) as terminal:
+            terminal.wait_for(READY)
+            since = terminal.position
+            terminal.type(QUESTION)
+            terminal.wait_for(QUESTION[-1], since)
+            terminal.type("\r")
+            return float(self._kept(terminal)["decode"]["tokens_per_second"])
+
+    def _kept(self, terminal: ChatTerminal) -> dict[str, Any]:
+        """What was kept of the newest answer, once it is complete."""
+        until = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < until:
+            terminal.read(0.3)
+            with SessionStore() as store:
+                newest = store.latest()
+                turns = [] if newest is None else store.load(newest).conversation.path()
+            if turns and turns[-1].role == "assistant" and turns[-1].finish_reason:
+                return turns[-1].numbers
+        raise ReadFailed(f"the chat kept no answer within {ANSWER_SECONDS:.0f} s")
+
+    def _chat(self, *arguments: str) -> ChatTerminal:
+        command = [sys.executable, "-m", "flashllm", "chat", *arguments]
+        return ChatTerminal(command, os.environ)
+
+    def _scripted(self, tokens: int, seconds: float) -> ChatTerminal:
+        script = json.dumps({"tokens": tokens, "seconds": seconds})
+        self._out.unlink(missing_ok=True)
+        code = "from benchmarks.chat_script import main; main()"
+        command = [sys.executable, "-c", code, script, str(self._out), "chat", "m", "-n", "200000"]
+        return ChatTerminal(command, os.environ)
+
+    def _ask_scripted(self, terminal: ChatTerminal) -> float:
+        terminal.wait_for(READY)
+        asked = terminal.type("go\r")
+        terminal.wait_for("the0")
+        return asked
+
+    def _missing(self, wanted: str) -> int:
+        until = time.monotonic() + 30
+        while not self._out.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        if not self._out.exists():
+            return len(wanted)
+        time.sleep(0.2)
+        told = json.loads(self._out.read_text("utf-8"))
+        shown = "".join(told["shown"].split())
+        return abs(len(told["said"]) - len(wanted)) + (shown != "".join(wanted.split()))
+
+
+def _at_most(name: str, unit: str, values: tuple[float, ...], goal: float, number: float) -> Figure:
+    return Figure(name, unit, values, f"at most {goal:g} {unit}".strip(), number, number <= goal)
+
+
+def _at_least(
+    name: str, unit: str, values: tuple[float, ...], goal: float, number: float
+) -> Figure:
+    return Figure(name, unit, values, f"at least {goal:g} {unit}".strip(), number, number >= goal)
+
+
+def with_tokenizer(model: Path, folder: Path) -> Path:
+    """The model, or links to its files with a tokenizer made up beside them, if it has none."""
+    if any((model / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return model
+    for path in model.iterdir():
+        os.link(path, folder / path.name)
+    size = read_manifest(model).spec.vocab_size
+    pieces = {piece: number for number, piece in enumerate(_byte_pieces())}
+    pieces |= {f"Ġw{number}": number for number in range(BYTES, size)}
+    (folder / "vocab.json").write_text(json.dumps(pieces), "utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
+    return folder
+
+
+def _byte_pieces() -> list[str]:
+    """A printable character for each byte, as GPT-2's vocabulary spells them."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(BYTES, 2 * BYTES))
+    return [chr(byte if byte in printable else next(others)) for byte in range(BYTES)]
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
+    """All figures, or those that were asked for."""
+    bench, figures = Bench(folder / "home", options.rounds), []
+    (folder / "home").mkdir()
+    ask("run", "-p", QUESTION, "-n", "1", "--json")  # converts the demo where that was never done
+    if "first-frame" in options.what:
+        figures.append(bench.first_frame())
+    if "echo" in options.what:
+        figures += [bench.echo(0.05), bench.echo(0.004)]
+    if "stop" in options.what:
+        figures.append(bench.stop(0.02))
+    if "stream" in options.what:
+        figures += bench.stream(5_000, 0.004)
+    if "decode" in options.what:
+        (folder / "model").mkdir()
+        model = options.model and str(with_tokenizer(options.model, folder / "model"))
+        memory = ["--memory", options.memory] if options.memory else []
+        figures.append(bench.decode(model, memory, options.tokens))
+    return figures
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of the command."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    kinds = ("first-frame", "echo", "stop", "stream", "decode")
+    add("model", type=Path, nargs="?", metavar="MODEL", help="of decode (the demo)")
+    add("--what", nargs="+", choices=kinds, default=kinds, help="all, unless told otherwise")
+    add("--memory", metavar="SIZE", help="ceiling of decode's processes, as of run and chat")
+    add("-n", "--tokens", type=argument(parse_positive), default=48, metavar="N", help="(48)")
+    add("--rounds", type=argument(parse_positive), default=5, metavar="N", help="(5)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code, 1 where a goal is missed."""
+    options = parse(arguments)
+    beside = options.model.parent if options.model else None
+    with tempfile.TemporaryDirectory(prefix="flashllm-chat-", dir=beside) as name:
+        figures = measure(options, Path(name))
+    titles = ["what", "median, or as named", "least to most", "n", "goal", "met"]
+    print(markdown([titles, *(figure.row() for figure in figures)]))
+    header = run_header(options.model, {key: str(value) for key, value in vars(options).items()})
+    values = [{name: getattr(figure, name) for name in figure.__slots__} for figure in figures]
+    print(json.dumps({"header": header, "complete": True, "figures": values}))
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(ended(NAME, main))

@@ -1,0 +1,92 @@
+"""A program on a pseudo-terminal, and when each thing that it showed came."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+
+from flashllm.errors import ReadFailed
+
+WAIT_SECONDS = 120.0
+PIECE_BYTES = 1 << 16
+
+
+class ChatTerminal:
+    """A process, its screen, and all that it wrote, with times in seconds of `time.monotonic`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        columns: int = 100,
+        rows: int = 30,
+    ) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**environment, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._written = b""
+        self._pieces: list[tuple[float, int]] = []  # when, and how much there was then
+
+    def __enter__(self) -> ChatTerminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._ours)
+
+    @property
+    def position(self) -> int:
+        """How much was written until now."""
+        return len(self._written)
+
+    def type(self, text: str) -> float:
+        """Presses keys; returns when."""
+        now = time.monotonic()
+        os.write(self._ours, text.encode())
+        return now
+
+    def read(self, seconds: float) -> bool:
+        """Takes what comes within so long; False at the end of all."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if select.select([self._ours], [], [], left)[0]:
+                try:
+                    piece = os.read(self._ours, PIECE_BYTES)
+                except OSError:  # the other side is closed
+                    return False
+                self._written += piece
+                self._pieces.append((time.monotonic(), len(self._written)))
+        return True
+
+    def wait_for(self, text: str, since: int = 0) -> float:
+        """When `text` was first there behind position `since`; `ReadFailed` if it does not come."""
+        wanted, until = text.encode(), time.monotonic() + WAIT_SECONDS
+        while (at := self._written.find(wanted, since)) < 0:
+            if time.monotonic() > until or not self._read_some():
+                end = self._written[-300:].decode(errors="replace")
+                raise ReadFailed(f"the chat never showed {text!r}; it ended with {end!r}")
+        return next(when for when, size in self._pieces if size >= at + len(wanted))
+
+    def _read_some(self) -> bool:
+        before = len(self._written)
+        return self.read(0.005) or len(self._written) > before
