@@ -7,7 +7,6 @@ directory for as long as the versions are the same.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -51,6 +50,8 @@ def kept_bytes() -> int | None:
 
 
 def _key() -> str:
+    import importlib.metadata  # brings much, and the chat loads this file before its first frame
+
     torch_version = "none"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch_version = importlib.metadata.version("torch")

@@ -28,7 +28,7 @@ _EXAMPLES = {
     "FOLDERS": "~/models", "TEXT": "Answer briefly.",
 }  # fmt: skip
 _EXAMPLES_BY_NAME = {
-    "theme": "nord", "code_theme": "monokai", "ctx_size": "4096", "window": "64",
+    "theme": "nord", "ctx_size": "4096", "window": "64",
     "io_threads": "32",
 }  # fmt: skip
 

@@ -222,12 +222,7 @@ CHAT_OPTIONS = (
         "below the prompt of the shell, not all of the terminal",
         table="chat",
     ),
-    Option(
-        "theme", ("--theme",), str, "", "colours; F6 shows which there are", "NAME", table="chat"
-    ),
-    Option(
-        "code_theme", (), str, "", "colours of code, as Pygments names them", "NAME", table="chat"
-    ),
+    Option("theme", ("--theme",), str, "", "colours, like nord or gruvbox", "NAME", table="chat"),
     Option("show_io", (), parse_flag, False, "begin with the I/O panel shown", table="chat"),
     Option(
         "editor",

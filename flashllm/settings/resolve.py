@@ -34,7 +34,6 @@ class ChatSettings:
     no_save: bool = False
     inline: bool = False
     theme: str = ""
-    code_theme: str = ""
     show_io: bool = False
     editor: str = ""
     model_dirs: tuple[Path, ...] = ()
