@@ -36,8 +36,11 @@ def chat(arguments: argparse.Namespace) -> int:
     start_log(paths.log_file())
     launcher = opening.start_launcher(arguments)
     with collecting_nothing():
-        from flashllm.ui.app import ChatApp, run_app
+        from flashllm.ui.app import ChatApp
         from flashllm.ui.model_choice import ModelChoice
+        from flashllm.ui.run_app import look_around, run_app
+
+        keymap = look_around(arguments.settings)
 
     def open_engine(choice: ModelChoice) -> Engine:
         path = None if choice.path is None else str(choice.path)
@@ -64,8 +67,9 @@ def chat(arguments: argparse.Namespace) -> int:
         max_tokens=arguments.max_tokens,
         system=arguments.system,
         welcome=WELCOME if model else DEMO_WELCOME,
+        keymap=keymap,
     )
-    return run_app(app, inline=arguments.inline)
+    return run_app(app, inline=arguments.inline, log_file=paths.log_file())
 
 
 @contextlib.contextmanager

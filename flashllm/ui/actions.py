@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import on
-from textual.app import App, SuspendNotSupported
+from textual.app import SuspendNotSupported
+from textual.command import CommandPalette
 
 from flashllm.errors import UsageError
 from flashllm.library.job import Conversions
 from flashllm.sanitize import sanitize_line
 from flashllm.ui.activity import Phase
+from flashllm.ui.bindings import APP_BINDINGS
 from flashllm.ui.context_meter import ContextMeter
 from flashllm.ui.editor import edited
 from flashllm.ui.help import HelpScreen
+from flashllm.ui.keys import bindings_in, give_way, with_keys
 from flashllm.ui.model_choice import ModelChoice
+from flashllm.ui.palette import CommandPaletteProvider
+from flashllm.ui.run_app import RestoringApp
 from flashllm.ui.token_view import TokenView
 from flashllm.ui.turn_view import TurnView
 
@@ -29,12 +34,13 @@ if TYPE_CHECKING:
     from flashllm.ui.picker import Models
     from flashllm.ui.prompt import Prompt
     from flashllm.ui.shown import Shown
+    from flashllm.ui.slash_actions import SlashActions
     from flashllm.ui.turn_actions import TurnActions
 
 NOT_YET = "not here yet"
 
 
-class Actions(App[None]):
+class Actions(RestoringApp):
     """The actions of `ChatApp`, which has what they need."""
 
     activity: Activity
@@ -45,9 +51,11 @@ class Actions(App[None]):
     engine: EngineThread
     library: Callable[[], Models] | None
     panels: Panels
+    keymap: dict[str, str]
     prompt: Prompt
     settings: ChatSettings
     shown: Shown
+    slash: SlashActions
     turns: TurnActions
 
     async def tell(self, text: str, kind: str = "info", *, above_answer: bool = False) -> None:
@@ -69,6 +77,11 @@ class Actions(App[None]):
     def stop(self) -> None:
         """Stops the answer, or what else waits or is begun."""
         raise NotImplementedError
+
+    def take_keys(self) -> None:
+        """Gives actions the keys of the configuration, before the text's own ones."""
+        self.set_keymap(self.keymap)
+        give_way(self.prompt, with_keys(bindings_in(APP_BINDINGS), self.keymap))
 
     def action_stop(self) -> None:
         """Stops the answer, or keeps what waits for the model from being sent."""
@@ -103,7 +116,7 @@ class Actions(App[None]):
 
     def action_help(self) -> None:
         """Shows the page of help."""
-        self.push_screen(HelpScreen())
+        self.push_screen(HelpScreen(self.keymap))
 
     def action_io_panel(self) -> None:
         """Shows or hides where the time and the bytes go."""
@@ -115,7 +128,7 @@ class Actions(App[None]):
 
     def action_sessions(self) -> None:
         """Shows the conversations that were kept."""
-        self.show_hint(NOT_YET)
+        self.slash.open_sessions()
 
     def action_models(self) -> None:
         """Shows the models on this machine."""
@@ -153,11 +166,12 @@ class Actions(App[None]):
 
     def action_settings(self) -> None:
         """Shows the system prompt and the sampling."""
-        self.show_hint(NOT_YET)
+        self.slash.open_settings()
 
     def action_palette(self) -> None:
         """Shows every command."""
-        self.show_hint(NOT_YET)
+        words = "What to do? Type to search"
+        self.push_screen(CommandPalette([CommandPaletteProvider], placeholder=words))
 
     def action_tokens(self) -> None:
         """Shows the tokens of an answer, each with its numbers."""
@@ -181,7 +195,9 @@ class Actions(App[None]):
             self.prompt.put_text(text)
 
     async def action_focus_transcript(self) -> None:
-        """Goes to the messages; the last one is selected."""
+        """Goes to the messages; the last one is selected. A command is completed instead."""
+        if self.slash.complete():
+            return
         self.shown.transcript.focus()
         await self.shown.transcript.step(-1)
 

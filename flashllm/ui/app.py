@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -25,11 +19,13 @@ from flashllm.errors import FlashllmError
 from flashllm.library.job import Conversions
 from flashllm.sanitize import sanitize_line
 from flashllm.settings import ChatSettings
-from flashllm.ui import messages
+from flashllm.ui import messages, themes
 from flashllm.ui.actions import Actions
 from flashllm.ui.activity import HINT_SECONDS, Activity, Phase
 from flashllm.ui.answering import Answering, explain
 from flashllm.ui.bindings import APP_BINDINGS
+from flashllm.ui.commands_slash import is_command, unescaped
+from flashllm.ui.completion import Suggestions
 from flashllm.ui.context_meter import TELLS_AT, ContextMeter, Fill
 from flashllm.ui.engine_thread import EngineThread
 from flashllm.ui.history import InputHistory
@@ -38,6 +34,7 @@ from flashllm.ui.panels import Panels
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.saving import Saving
 from flashllm.ui.shown import Shown
+from flashllm.ui.slash_actions import SlashActions
 from flashllm.ui.status import StatusLine
 from flashllm.ui.transcript import Transcript
 from flashllm.ui.turn_actions import TurnActions
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from flashllm.ui.picker import Models
 
 TICK_SECONDS = 0.5
-CLOSE_SECONDS = 2.0
 EDITING = "another version of an earlier message; Esc: leave it as it was"
 
 
@@ -81,8 +77,9 @@ class ChatApp(Actions):
         system: str = "",
         name: str = "the model",
         welcome: str = "Ask something below. F1 explains keys and numbers.",
+        keymap: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(ansi_color=themes.ansi_color())
         self.choice = choice or ModelChoice(name=name)
         self.settings = settings or ChatSettings()
         self.sampling, self.stops, self.max_tokens = sampling, stops, max_tokens
@@ -96,6 +93,8 @@ class ChatApp(Actions):
         self.shown = Shown(Conversation(system), self.saving)
         self.shown.transcript = Transcript(self.shown.make_view)
         self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
+        self.slash = SlashActions(self)
+        self.keymap = dict(keymap or {})
         self.answering = Answering(self)
         self.turns = TurnActions(self)
         self.panels = Panels(self)
@@ -107,6 +106,7 @@ class ChatApp(Actions):
         self._session = session
         self._welcome = welcome
         self._told_full = False
+        self.theme = themes.find_theme(self.settings.theme or self.theme, self.slash.themes())
 
     @property
     def conversation(self) -> Conversation:
@@ -124,6 +124,7 @@ class ChatApp(Actions):
         yield self.shown.transcript
         yield self.panels.map
         yield self.panels.io
+        yield Suggestions()
         yield self.prompt
         with Horizontal(id="bottom"):
             yield StatusLine()
@@ -134,7 +135,8 @@ class ChatApp(Actions):
         """Starts to open the model; the prompt can be written meanwhile."""
         self.prompt.focus()
         self._ticker = self.set_interval(TICK_SECONDS, self.show_status)
-        self._leave_on_signals()
+        self.take_keys()
+        self.leave_on_signals()
         await self.tell(self._welcome)
         if self._session is not None:
             await self.open_session(self._session)
@@ -148,7 +150,9 @@ class ChatApp(Actions):
         text = event.text.strip()
         if not text:
             return
-        if self.activity.phase is Phase.OPENING:
+        if is_command(text):
+            await self.slash.run(text)
+        elif self.activity.phase is Phase.OPENING:
             self._wait_to_send(True)
         elif hindrance := self.answering.hindrance():
             self.show_hint(hindrance)
@@ -156,7 +160,12 @@ class ChatApp(Actions):
             self.prompt.take()
             edited_turn, self.editing = self.editing, None
             self.prompt.border_title = None
-            await self.answering.ask(text, edited_turn)
+            await self.answering.ask(unescaped(text), edited_turn)
+
+    @on(Prompt.Changed)
+    def follow_prompt(self) -> None:
+        """Shows what a command that is being typed could become."""
+        self.slash.follow(self.prompt.text)
 
     def stop(self) -> None:
         """Stops the answer, or keeps what waits for the model from being sent, or ends an edit."""
@@ -368,30 +377,3 @@ class ChatApp(Actions):
     def _post(self, message: Message) -> None:
         with contextlib.suppress(RuntimeError):  # the application has gone
             self.post_message(message)
-
-    def _leave_on_signals(self) -> None:
-        if self.is_headless:
-            return
-        loop = asyncio.get_running_loop()
-
-        def leave(number: int, _frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self.exit, None, 128 + number)
-            # A terminal that has gone takes no more output, and writing to it may wait for ever.
-            last_resort = threading.Timer(2 * CLOSE_SECONDS, os._exit, [128 + number])
-            last_resort.daemon = True
-            last_resort.start()
-
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, leave)
-
-
-def run_app(app: ChatApp, *, inline: bool = False) -> int:
-    """Runs the chat in the terminal, below the prompt if `inline`; returns the exit code."""
-    app.run(inline=inline, inline_no_clear=inline)
-    code = app.return_code or 0
-    app.saving.close(CLOSE_SECONDS)
-    if not app.engine.close(CLOSE_SECONDS):
-        # Opening, or a read that hangs: nothing that has to be saved is at stake.
-        sys.stdout.flush()
-        os._exit(code)
-    return code

@@ -345,7 +345,8 @@ def words(text: str, seconds: float = 0.05) -> list[Step]:
 
 
 def _main() -> None:
-    from flashllm.ui.app import ChatApp, run_app
+    from flashllm.ui.app import ChatApp
+    from flashllm.ui.run_app import run_app
 
     long_text = (
         "An **ocean** is a large body of `water`.\n\n" * 12 + "```python\nprint('waves')\n```"

@@ -1,0 +1,136 @@
+"""Keys: which actions have one, and which others the configuration gives them.
+
+A binding that can be given another key has an id, `chat.<action>`. Textual puts the changed keys
+into every binding with that id, so the footer shows them, and help asks the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from textual.binding import Binding, BindingType
+from textual.dom import DOMNode
+from textual.keys import KEY_TO_UNICODE_NAME, REPLACED_KEYS, Keys, key_to_character
+
+from flashllm.errors import ConfigError
+from flashllm.sanitize import sanitize_line
+from flashllm.ui.themes import nearest
+
+_MODIFIERS = ("ctrl", "shift", "alt", "meta", "super", "hyper")
+_BASES = {str(key.value).rpartition("+")[2] for key in Keys if str(key.value)[0] != "<"}
+_BASES |= {*KEY_TO_UNICODE_NAME, *REPLACED_KEYS, "comma", "tilde", "space"}
+_WORDS = {
+    "escape": "Esc",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+    "delete": "Del",
+    "ctrl": "Ctrl",
+    "up": "Up",
+    "down": "Down",
+    "left": "Left",
+    "right": "Right",
+}
+
+
+def bindings_in(*groups: Iterable[BindingType]) -> list[Binding]:
+    """All bindings of some `BINDINGS`, those with several keys kept together."""
+    return [
+        binding if isinstance(binding, Binding) else Binding(*binding)
+        for group in groups
+        for binding in group
+    ]
+
+
+def with_keys(bindings: Iterable[Binding], keymap: Mapping[str, str]) -> list[Binding]:
+    """The bindings with the keys that they have now."""
+    return [
+        replace(binding, key=keymap[binding.id], key_display=None)
+        if binding.id is not None and binding.id in keymap
+        else binding
+        for binding in bindings
+    ]
+
+
+def read_keymap(
+    changes: Mapping[str, str],
+    *,
+    while_typing: Iterable[Binding],
+    else_where: Iterable[Binding],
+    file: str,
+) -> dict[str, str]:
+    """Checked keys by binding id; `ConfigError` names file and key where `[keys]` is wrong.
+
+    Letters are no keys while one types. Two actions of one place cannot share a key.
+    """
+    scopes = [list(while_typing), list(else_where)]
+    known = {binding.id for scope in scopes for binding in scope if binding.id}
+    keymap = {}
+    for name, keys in changes.items():
+        where = f"{file}: [keys] {sanitize_line(name)!r}"
+        if name not in known:
+            hint = nearest(name, sorted(known)) or f"known are {', '.join(sorted(known))}"
+            raise ConfigError(f"{where}: there is no such action; {hint}")
+        typed = any(binding.id == name for binding in scopes[0])
+        keymap[name] = ",".join(_read_key(key, where, typed) for key in str(keys).split(","))
+    for scope in scopes:
+        _refuse_clashes(with_keys(scope, keymap), keymap, file)
+    return keymap
+
+
+def give_way(widget: DOMNode, bindings: Iterable[Binding]) -> None:
+    """Takes from a widget the keys that these bindings, of something around it, want to have."""
+    for binding in bindings:
+        for key in binding.key.split(","):
+            widget._bindings.key_to_bindings.pop(key.strip(), None)  # noqa: SLF001  no public way
+
+
+def key_words(keys: str) -> str:
+    """`Ctrl+Q` for `ctrl+q`, `Esc or F1` for `escape,f1`."""
+    return " or ".join(_one_key_words(key.strip()) for key in keys.split(","))
+
+
+def _one_key_words(key: str) -> str:
+    *modifiers, base = key.split("+") if key != "+" else ["+"]
+    character = key_to_character(base)
+    if base in _WORDS:
+        base = _WORDS[base]
+    elif character is not None and character.isprintable() and character != " ":
+        base = character.upper() if modifiers else character
+    else:
+        base = base.capitalize()
+    return "+".join([*(_WORDS.get(name, name.capitalize()) for name in modifiers), base])
+
+
+def _read_key(key: str, where: str, typed: bool) -> str:
+    key = key.strip() if key.strip() else key
+    shown = sanitize_line(key) or "nothing"
+    *modifiers, base = key.split("+") if key != "+" else ["+"]
+    is_character = len(base) == 1 and base.isprintable()
+    if not (is_character or base in _BASES) or any(name not in _MODIFIERS for name in modifiers):
+        raise ConfigError(
+            f"{where}: {shown!r} is no key; write it like ctrl+x, f9, pageup or alt+enter"
+        )
+    if modifiers == ["shift"] and is_character:
+        raise ConfigError(
+            f"{where}: {shown!r} is no key; write the letter itself, like {base.upper()}"
+        )
+    if typed and not modifiers and (is_character or key_to_character(base) is not None):
+        raise ConfigError(
+            f"{where}: {shown!r} is a character that one types; add ctrl+ or alt+, or take an F key"
+        )
+    return key
+
+
+def _refuse_clashes(bindings: list[Binding], keymap: Mapping[str, str], file: str) -> None:
+    """Textual would drop the action that had the key before."""
+    holders: dict[str, Binding] = {}
+    for binding in sorted(bindings, key=lambda binding: binding.id in keymap):
+        for key in (key.strip() for key in binding.key.split(",")):
+            other = holders.setdefault(key, binding)
+            if other.id != binding.id and binding.id in keymap:
+                raise ConfigError(
+                    f"{file}: [keys] {binding.id!r}: {key} is the key of"
+                    f" {other.id or other.description or other.action} already; give one of them"
+                    " another"
+                )

@@ -1,0 +1,48 @@
+"""The command palette: the table of slash commands, searched by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+from flashllm.ui.commands_slash import COMMANDS, SlashCommand
+
+if TYPE_CHECKING:
+    from flashllm.ui.app import ChatApp
+    from flashllm.ui.slash_actions import SlashActions
+
+
+class CommandPaletteProvider(Provider):
+    """Every command; one that needs arguments is begun in the prompt."""
+
+    async def discover(self) -> Hits:
+        """All of them, before anything is typed."""
+        for command in COMMANDS:
+            yield DiscoveryHit(
+                command.usage, self._choose(command), text=command.usage, help=command.help
+            )
+
+    async def search(self, query: str) -> Hits:
+        """Those whose names or words fit, and lines with arguments already."""
+        matcher = self.matcher(query)
+        for command in COMMANDS:
+            score = max(matcher.match(command.usage), 0.9 * matcher.match(command.help))
+            if score > 0:
+                shown = matcher.highlight(command.usage)
+                yield Hit(score, shown, self._choose(command), command.usage, command.help)
+        for line, explained in self._slash.lines():
+            if (score := matcher.match(line)) > 0:
+                run = partial(self._slash.start, line)
+                yield Hit(score, matcher.highlight(line), run, line, explained)
+
+    @property
+    def _slash(self) -> SlashActions:
+        return cast("ChatApp", self.app).slash
+
+    def _choose(self, command: SlashCommand) -> Callable[[], None]:
+        if command.needed:
+            return partial(self._slash.begin, f"/{command.name} ")
+        return partial(self._slash.start, f"/{command.name}")

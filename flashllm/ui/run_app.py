@@ -1,0 +1,121 @@
+"""Start and end of the application: the terminal is given back, and where things are kept is said.
+
+However it ends, nothing of the interpreter's reaches the terminal: what broke is said in a line,
+and the traceback goes into the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from textual.app import App
+from textual.theme import BUILTIN_THEMES
+
+from flashllm.errors import ConfigError, UsageError
+from flashllm.sanitize import sanitize_line
+from flashllm.ui import themes
+from flashllm.ui.bindings import APP_BINDINGS, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
+from flashllm.ui.keys import bindings_in, read_keymap
+
+if TYPE_CHECKING:
+    from flashllm.settings import Settings
+    from flashllm.ui.app import ChatApp
+
+CLOSE_SECONDS = 2.0
+_LOG = logging.getLogger("flashllm")
+
+
+class RestoringApp(App[None]):
+    """An application whose crashes go into the log, and that signals can end."""
+
+    broke_off: Exception | None = None
+    """What ended it, where that was no wish of the user's."""
+
+    def _fatal_error(self) -> None:
+        # Textual's own would print the traceback, with every local variable, over the terminal.
+        self.broke_off = self._exception
+        _LOG.critical("the chat broke off", exc_info=self._exception)
+        self._close_messages_no_wait()
+
+    def leave_on_signals(self) -> None:
+        """SIGTERM and SIGHUP leave as Ctrl+Q does."""
+        if self.is_headless:
+            return
+        loop = asyncio.get_running_loop()
+
+        def leave(number: int, _frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.exit, None, 128 + number)
+            # A terminal that has gone takes no more output, and writing to it may wait for ever.
+            last_resort = threading.Timer(2 * CLOSE_SECONDS, os._exit, [128 + number])
+            last_resort.daemon = True
+            last_resort.start()
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, leave)
+
+
+def look_around(settings: Settings) -> dict[str, str]:
+    """The keys of the configuration, once terminal, theme and keys are found to make sense.
+
+    `UsageError` for a terminal on which nothing can be drawn, `ConfigError` for the rest.
+    """
+    if not themes.has_colour():
+        os.environ["NO_COLOR"] = "1"
+    if settings.chat.theme:
+        try:
+            themes.find_theme(settings.chat.theme, sorted(BUILTIN_THEMES))
+        except UsageError as error:
+            raise ConfigError(f"{settings.place('theme')}: {error}") from error
+    return read_keymap(
+        settings.keys,
+        while_typing=bindings_in(APP_BINDINGS, PROMPT_BINDINGS),
+        else_where=bindings_in(TRANSCRIPT_BINDINGS),
+        file=str(settings.file),
+    )
+
+
+def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None) -> int:
+    """Runs the chat in the terminal, under the prompt if `inline`; returns the exit code."""
+    threading.excepthook = _log_thread
+    app.run(inline=inline, inline_no_clear=inline)
+    code = app.return_code or 0
+    app.saving.close(CLOSE_SECONDS)
+    closed = app.engine.close(CLOSE_SECONDS)
+    _say_where(app, log_file)
+    if not closed:
+        # Opening, or a read that hangs: nothing that has to be saved is at stake.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _say_where(app: ChatApp, log_file: Path | None) -> None:
+    from flashllm.ui.answering import explain
+
+    lines = []
+    if app.broke_off is not None:
+        lines.append(f"the chat broke off: {explain(app.broke_off)}")
+    if app.session_id is not None:
+        lines.append(
+            f"session {app.session_id} is kept; `flashllm chat --session {app.session_id}` goes on"
+        )
+    if log_file is not None:
+        lines.append(f"log: {log_file}")
+    with contextlib.suppress(OSError):  # the terminal has gone
+        for line in lines:
+            print(f"flashllm: {sanitize_line(line)}", file=sys.stderr, flush=True)
+
+
+def _log_thread(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_value is not None:
+        _LOG.critical("a thread broke off", exc_info=arguments.exc_value)

@@ -1,0 +1,330 @@
+"""The conversations that were kept: search, open, rename, delete, export, import."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from flashllm.errors import FlashllmError
+from flashllm.sanitize import sanitize_line
+from flashllm.sessions import SessionStore, SessionSummary
+from flashllm.ui.session_files import export, export_name, import_file
+
+_Value = TypeVar("_Value")
+OpenSessions = Callable[[], SessionStore]
+"""Opens the store, on whatever thread it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChoice:
+    """What the user chose: to open a session, to begin a new one, or to delete the one shown."""
+
+    action: Literal["open", "new", "delete"]
+    id: int | None = None
+
+
+class _Asking(Enum):
+    """What the one line of input is for."""
+
+    SEARCH = auto()
+    NAME = auto()
+    EXPORT = auto()
+    IMPORT = auto()
+    DELETE = auto()
+
+
+class SessionsScreen(ModalScreen[SessionChoice | None]):
+    """A line to type into, and the list. The store is asked on a thread of its own.
+
+    Renaming, exporting and importing are done here; only a deletion of the session `current`, which
+    the chat shows and goes on writing, is left to the chat.
+    """
+
+    class Renamed(Message):
+        """A session has another name."""
+
+        def __init__(self, session_id: int, name: str) -> None:
+            super().__init__()
+            self.session_id = session_id
+            self.name = name
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", "Back", priority=True, id="sessions.back"),
+        Binding("up", "move(-1)", "Up", show=False, priority=True, id="sessions.up"),
+        Binding("down", "move(1)", "Down", show=False, priority=True, id="sessions.down"),
+        Binding("pageup", "move(-8)", "Page up", show=False, priority=True, id="sessions.page_up"),
+        Binding("pagedown", "move(8)", "Page down", show=False, priority=True,
+                id="sessions.page_down"),
+        Binding("ctrl+n", "new", "New", priority=True, id="sessions.new"),
+        Binding("ctrl+r", "rename", "Rename", priority=True, id="sessions.rename"),
+        Binding("ctrl+d", "delete", "Delete", priority=True, id="sessions.delete"),
+        Binding("ctrl+e", "export", "Export", priority=True, id="sessions.export"),
+        Binding("ctrl+o", "import", "Import", priority=True, id="sessions.import"),
+    ]  # fmt: skip
+    DEFAULT_CSS = """
+    SessionsScreen {
+        align: center middle;
+        background: $background 60%;
+    }
+    SessionsScreen > Vertical {
+        width: 100;
+        max-width: 100%;
+        height: 90%;
+        border: round $border;
+        background: $surface;
+    }
+    SessionsScreen Input {
+        border: none;
+        height: 1;
+        padding: 0 1;
+    }
+    SessionsScreen OptionList {
+        border: none;
+        height: 1fr;
+        padding: 0;
+        text-wrap: nowrap;
+        text-overflow: ellipsis;
+        scrollbar-size-vertical: 1;
+    }
+    SessionsScreen OptionList > .option-list--option-highlighted {
+        color: $block-cursor-foreground;
+        background: $block-cursor-background;
+        text-style: $block-cursor-text-style;
+    }
+    SessionsScreen #said {
+        height: auto;
+        max-height: 3;
+        padding: 0 1;
+        color: $text-muted;
+    }
+    SessionsScreen #said.error {
+        color: $text-error;
+    }
+    """
+
+    def __init__(
+        self, open_sessions: OpenSessions, current: int | None = None, folder: Path | None = None
+    ) -> None:
+        super().__init__()
+        self._open_sessions = open_sessions
+        self._current = current
+        self._folder = folder or Path.cwd()
+        self._asking = _Asking.SEARCH
+        self._query = ""
+        self._shown: list[SessionSummary] = []
+
+    def compose(self) -> ComposeResult:
+        """A box with all of it."""
+        with Vertical() as box:
+            box.border_title = "Sessions"
+            yield Input(placeholder="Type to search", compact=True, select_on_focus=False)
+            options = OptionList(markup=False)
+            options.can_focus = False  # keys always go to the line
+            yield options
+            yield Static(id="said", markup=False)
+            yield Footer(compact=True, show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Shows all of them."""
+        self.query_one(Input).focus()
+        self._search()
+
+    # Keys
+
+    def action_back(self) -> None:
+        """Gives up what is asked for; then the search; then the screen."""
+        if self._asking is not _Asking.SEARCH:
+            self._ask(_Asking.SEARCH)
+        elif self._query:
+            self._ask(_Asking.SEARCH, "")
+        else:
+            self.dismiss(None)
+
+    def action_move(self, rows: int) -> None:
+        """Another row of the list."""
+        options = self.query_one(OptionList)
+        if options.option_count:
+            row = (options.highlighted or 0) + rows
+            options.highlighted = max(0, min(row, options.option_count - 1))
+
+    def action_new(self) -> None:
+        """A new conversation."""
+        self.dismiss(SessionChoice("new"))
+
+    def action_rename(self) -> None:
+        """Asks for another name."""
+        if (chosen := self._chosen()) is not None:
+            self._ask(_Asking.NAME, sanitize_line(chosen.name), "Another name; Enter keeps it.")
+
+    def action_delete(self) -> None:
+        """Asks whether it is meant."""
+        if (chosen := self._chosen()) is not None:
+            words = f"Delete “{_title(chosen)}”, {_count(chosen.turns, 'message')}?"
+            self._ask(_Asking.DELETE, "", f"{words} Enter deletes for ever, Esc keeps it.")
+
+    def action_export(self) -> None:
+        """Asks for a file."""
+        if (chosen := self._chosen()) is not None:
+            path = self._folder / export_name(chosen.id, chosen.name, "md")
+            self._ask(_Asking.EXPORT, str(path), "A file; .md is to read, .json can be imported.")
+
+    def action_import(self) -> None:
+        """Asks for a file."""
+        self._ask(_Asking.IMPORT, "", "A file that was exported as JSON.")
+
+    @on(Input.Changed)
+    def follow(self, event: Input.Changed) -> None:
+        """Searches while one types."""
+        if self._asking is _Asking.SEARCH and event.value != self._query:
+            self._query = event.value
+            self._search()
+
+    @on(Input.Submitted)
+    def accept(self, event: Input.Submitted) -> None:
+        """Enter does what was asked for."""
+        text, chosen = event.value.strip(), self._chosen()
+        if self._asking is _Asking.IMPORT:
+            self._import(text)
+        elif chosen is None:
+            return
+        elif self._asking is _Asking.SEARCH:
+            self.dismiss(SessionChoice("open", chosen.id))
+        elif self._asking is _Asking.NAME:
+            self._rename(chosen.id, sanitize_line(text))
+        elif self._asking is _Asking.EXPORT:
+            self._export(chosen.id, text)
+        elif chosen.id == self._current:
+            self.dismiss(SessionChoice("delete", chosen.id))
+        else:
+            self._delete(chosen.id, _title(chosen))
+
+    @on(OptionList.OptionSelected)
+    def choose(self, event: OptionList.OptionSelected) -> None:
+        """A click opens."""
+        if self._asking is _Asking.SEARCH:
+            self.dismiss(SessionChoice("open", self._shown[event.option_index].id))
+
+    # What takes time
+
+    @work(exclusive=True, group="search")
+    async def _search(self, said: str = "") -> None:
+        query = self._query
+        found = await self._with_store(lambda store: list(store.list(query)))
+        if found is None:
+            return
+        kept = self._chosen()
+        self._shown = found
+        options = self.query_one(OptionList)
+        options.clear_options()
+        options.add_options([Option(_row(s, s.id == self._current)) for s in found])
+        ids = [summary.id for summary in found]
+        wanted = kept.id if kept is not None else self._current
+        options.highlighted = (ids.index(wanted) if wanted in ids else 0) if ids else None
+        empty = "Nothing found; Esc shows all." if query else "Nothing is kept yet."
+        self._say(said or (_count(len(found), "session") if found else empty))
+
+    @work
+    async def _rename(self, session_id: int, name: str) -> None:
+        if not name:
+            self._say("A name needs a letter or more.", error=True)
+            return
+
+        def rename(store: SessionStore) -> bool:
+            store.rename(session_id, name)
+            return True
+
+        if await self._with_store(rename):
+            self.post_message(self.Renamed(session_id, name))
+            self._ask(_Asking.SEARCH, None, "")
+            self._search(f"It is called “{name}” now.")
+
+    @work
+    async def _delete(self, session_id: int, title: str) -> None:
+        def delete(store: SessionStore) -> bool:
+            store.delete(session_id)
+            return True
+
+        if await self._with_store(delete):
+            self._ask(_Asking.SEARCH)
+            self._search(f"“{title}” is deleted.")
+
+    @work
+    async def _export(self, session_id: int, path: str) -> None:
+        written = await self._with_store(lambda store: export(store, session_id, path))
+        if written is not None:
+            self._ask(_Asking.SEARCH, None, f"Written: {written}")
+
+    @work
+    async def _import(self, path: str) -> None:
+        if await self._with_store(lambda store: import_file(store, path)) is not None:
+            self._ask(_Asking.SEARCH, "")
+            self._query = ""
+            self._search("Imported; it is at the top.")
+
+    async def _with_store(self, work: Callable[[SessionStore], _Value]) -> _Value | None:
+        def call() -> _Value:
+            with self._open_sessions() as store:
+                return work(store)
+
+        try:
+            return await asyncio.to_thread(call)
+        except FlashllmError as error:
+            self._say(str(error), error=True)
+            return None
+
+    # Around
+
+    def _chosen(self) -> SessionSummary | None:
+        row = self.query_one(OptionList).highlighted
+        return self._shown[row] if row is not None and row < len(self._shown) else None
+
+    def _ask(self, asking: _Asking, text: str | None = None, said: str | None = None) -> None:
+        """The line is for something else now; without a text, what was searched for comes back."""
+        self._asking = asking
+        line = self.query_one(Input)
+        line.value = self._query if text is None else text
+        line.cursor_position = len(line.value)
+        line.placeholder = {
+            _Asking.SEARCH: "Type to search",
+            _Asking.DELETE: "Enter deletes, Esc keeps it",
+        }.get(asking, "Esc gives it up")
+        line.focus()
+        self._say(_count(len(self._shown), "session") if said is None else said)
+
+    def _say(self, text: str, error: bool = False) -> None:
+        with contextlib.suppress(LookupError):  # the screen has gone meanwhile
+            said = self.query_one("#said", Static)
+            said.update(Content(sanitize_line(text)))
+            said.set_class(error, "error")
+
+
+def _title(summary: SessionSummary) -> str:
+    return sanitize_line(summary.name or summary.preview)[:60] or f"session {summary.id}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _row(summary: SessionSummary, is_current: bool) -> Content:
+    day = time.strftime("%d %b %H:%M", time.localtime(summary.updated))
+    mark = "● " if is_current else "  "
+    model = sanitize_line(summary.model)[:24]
+    end = f"  {day}  {_count(summary.turns, 'message')}  {model}"
+    return Content.assemble(mark, (_title(summary), "bold"), (end, "dim"))

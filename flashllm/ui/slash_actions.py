@@ -1,0 +1,285 @@
+"""What slash commands do: the actions that keys have, and some that need words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashllm.errors import FlashllmError, UsageError
+from flashllm.sampling import Sampling
+from flashllm.sanitize import sanitize_line
+from flashllm.sessions import Session, SessionStore, SessionSummary
+from flashllm.ui.commands_slash import Invocation, Suggestion, completed, parse, suggest
+from flashllm.ui.completion import Suggestions
+from flashllm.ui.model_choice import ModelChoice
+from flashllm.ui.session_files import export_name, import_file, write_session
+from flashllm.ui.sessions_screen import SessionChoice, SessionsScreen
+from flashllm.ui.setting_values import ChatValues
+from flashllm.ui.settings_screen import SettingsScreen
+from flashllm.ui.themes import find_theme
+
+if TYPE_CHECKING:
+    from flashllm.ui.app import ChatApp
+
+NOTHING_KEPT = "conversations are not kept in this chat"
+_COUNTED = ("edit", "delete", "copy", "code")
+_STEPS = {"next": 1, "prev": -1, "previous": -1}
+
+
+class SlashActions:
+    """Runs commands on the chat; what cannot be done is said, and what was typed stays."""
+
+    def __init__(self, app: ChatApp) -> None:
+        self._app = app
+        self._suggestions: list[Suggestion] = []
+        self._own: dict[str, Callable[..., Awaitable[None]]] = {
+            "set": self.set,
+            "show": self.show,
+            "system": self.system,
+            "theme": self.theme,
+            "session": self.session,
+            "rename": self.rename,
+            "export": self.export,
+            "import": self.import_,
+            "model": self.model,
+        }
+
+    # What is typed
+
+    async def run(self, line: str) -> None:
+        """Runs a line that was typed, and takes it out of the prompt unless it is wrong."""
+        app = self._app
+        try:
+            invocation = parse(line)
+            app.prompt.take()
+            await self._run(invocation)
+        except FlashllmError as error:
+            if not app.prompt.text:
+                app.prompt.put_text(line)
+            await app.tell(str(error), "error")
+
+    def start(self, line: str) -> None:
+        """Runs a line that was chosen elsewhere; the prompt stays as it is."""
+
+        async def run() -> None:
+            try:
+                await self._run(parse(line))
+            except FlashllmError as error:
+                await self._app.tell(str(error), "error")
+
+        self._app.run_worker(run())
+
+    def begin(self, line: str) -> None:
+        """Puts the beginning of a command into the prompt; what was there is in its history."""
+        prompt = self._app.prompt
+        if prompt.text.strip():
+            prompt.take()
+        prompt.put_text(line)
+        prompt.focus()
+
+    def follow(self, text: str) -> None:
+        """Shows what a line that is being typed could become."""
+        is_line = text.startswith("/") and "\n" not in text
+        self._suggestions = suggest(text, {"theme": self.themes}) if is_line else []
+        with contextlib.suppress(LookupError):
+            self._app.screen_stack[0].query_one(Suggestions).show(self._suggestions)
+
+    def complete(self) -> bool:
+        """Completes the line in the prompt; False where there is nothing to complete."""
+        prompt = self._app.prompt
+        line = completed(prompt.text, self._suggestions)
+        if not prompt.has_focus or line == prompt.text:
+            return False
+        prompt.put_text(line)
+        return True
+
+    def lines(self) -> Iterable[tuple[str, str]]:
+        """Lines with arguments that the palette offers."""
+        for theme in self.themes():
+            yield f"/theme {theme}", "other colours"
+        yield "/export md", "this conversation, to be read"
+        yield "/export json", "this conversation, to be imported"
+        yield "/branch next", "the next version of a message"
+        yield "/branch prev", "the version before"
+
+    async def _run(self, invocation: Invocation) -> None:
+        name, arguments = invocation.command.name, invocation.arguments
+        action = invocation.command.action
+        if action in self._own:
+            await self._own[action](*arguments)
+            return
+        values: tuple[Any, ...] = ()
+        if name in _COUNTED:
+            values = tuple(_count(argument) for argument in arguments)
+        elif name == "branch":
+            values = (_step(arguments[0]),)
+        elif name == "convert":
+            values = arguments
+        if not await self._app.run_action(("app", action, values)):
+            raise UsageError(f"/{name}: there is nothing to {name} now")
+
+    # Settings
+
+    def values(self) -> ChatValues:
+        """Everything that can be changed, as it is."""
+        app = self._app
+        return ChatValues(
+            app.conversation.system, app.sampling or Sampling(), app.max_tokens, app.theme
+        )
+
+    def apply(self, values: ChatValues) -> None:
+        """The next answer is made with these; they are kept with the conversation."""
+        app = self._app
+        app.sampling, app.max_tokens, app.theme = values.sampling, values.max_tokens, values.theme
+        app.conversation.system = values.system
+        app.saving.settings = {
+            name: text for name, text in values.rows() if name not in ("system", "theme")
+        }
+        app.saving.head(system=values.system)
+        app.check_context()
+
+    def themes(self) -> list[str]:
+        """Names of themes."""
+        return sorted(self._app.available_themes)
+
+    def open_settings(self, first: str = "system") -> None:
+        """Shows the page of settings."""
+
+        def take(values: ChatValues | None) -> None:
+            if values is not None:
+                self.apply(values)
+                self._app.show_hint("the next answer is made with these settings")
+
+        self._app.push_screen(SettingsScreen(self.values(), self.themes(), first), take)
+
+    async def set(self, name: str, text: str) -> None:
+        """A setting is another from now on."""
+        values = self.values().with_text(name, text, self.themes())
+        self.apply(values)
+        self._app.show_hint(f"{name} is {sanitize_line(text)} from the next answer on")
+
+    async def show(self) -> None:
+        """Shows the settings."""
+        rows = self.values().rows()
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:<{width}}  {sanitize_line(text) or '(none)'}" for name, text in rows]
+        await self._app.tell("\n".join(lines))
+
+    async def system(self, text: str = "") -> None:
+        """Sets the system prompt, or asks for it."""
+        if text:
+            self.apply(self.values().with_text("system", text))
+            self._app.show_hint("the model is told that first, from the next answer on")
+        else:
+            self.open_settings()
+
+    async def theme(self, name: str) -> None:
+        """Other colours."""
+        self._app.theme = find_theme(name, self.themes())
+
+    # Conversations
+
+    def open_sessions(self) -> None:
+        """Shows the conversations that were kept."""
+        app = self._app
+        if app.saving.path is None:
+            app.show_hint(NOTHING_KEPT)
+            return
+
+        def take(choice: SessionChoice | None) -> None:
+            if choice is not None:
+                app.run_worker(self._take(choice), exit_on_error=False)
+
+        app.push_screen(SessionsScreen(self._store, app.session_id), take)
+
+    async def session(self, text: str) -> None:
+        """Opens a conversation that was kept."""
+        await self._app.open_session(await self._with_store(lambda store: store.find(text)))
+
+    async def rename(self, name: str) -> None:
+        """Names this conversation."""
+        if not self._app.saving.head(name=sanitize_line(name)):
+            raise UsageError("/rename: nothing is kept yet; ask something first")
+        self._app.show_hint(f"this conversation is called “{sanitize_line(name)}” now")
+
+    async def export(self, kind: str, path: str = "") -> None:
+        """Writes this conversation into a file."""
+        if kind not in ("md", "json"):
+            raise UsageError(f"/export: {kind!r} is neither md nor json")
+        app, session_id = self._app, self._app.session_id
+        if not app.conversation.turns:
+            raise UsageError("/export: there is nothing to export yet")
+        target = path or str(Path.cwd() / export_name(session_id or 0, "", kind))
+        if session_id is None or app.saving.path is None:
+            session = self._unsaved()
+        else:
+            session = await self._with_store(lambda store: store.load(session_id))
+        written = await asyncio.to_thread(write_session, session, target, kind)
+        await app.tell(f"Written: {written}")
+
+    async def import_(self, path: str) -> None:
+        """Reads an exported conversation, and opens it."""
+        await self._app.open_session(await self._with_store(lambda store: import_file(store, path)))
+
+    def _unsaved(self) -> Session:
+        now, conversation = time.time(), self._app.conversation
+        model, turns = self._app.activity.model_name, len(conversation.turns)
+        summary = SessionSummary(0, "", model, conversation.system, now, now, turns, "")
+        return Session(summary, conversation, {})
+
+    async def _take(self, choice: SessionChoice) -> None:
+        app = self._app
+        try:
+            if choice.action == "open" and choice.id is not None:
+                await app.open_session(choice.id)
+                return
+            if app.activity.is_answering:
+                app.show_hint(app.answering.hindrance())
+                return
+            await app.begin_conversation()
+            session_id = choice.id
+            if choice.action == "delete" and session_id is not None:
+                await self._with_store(lambda store: store.delete(session_id))
+        except FlashllmError as error:
+            await app.tell(str(error), "error")
+
+    def _store(self) -> SessionStore:
+        self._app.saving.flush(1.0)
+        return SessionStore(self._app.saving.path)
+
+    async def _with_store(self, work: Callable[[SessionStore], Any]) -> Any:
+        if self._app.saving.path is None:
+            raise UsageError(NOTHING_KEPT)
+
+        def call() -> Any:
+            with self._store() as store:
+                return work(store)
+
+        return await asyncio.to_thread(call)
+
+    # Models
+
+    async def model(self, path: str) -> None:
+        """Opens another model; the conversation goes on with it."""
+        app, folder = self._app, Path(path).expanduser()
+        if app.activity.is_answering:
+            raise UsageError("/model: an answer is on its way; /stop first")
+        if not folder.is_dir():
+            raise UsageError(f"/model: there is no folder {path!r}; /models lists models")
+        app.open_model(ModelChoice(folder, folder.name))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) < 1 << 31:
+        raise UsageError(f"{text!r} is no number of a message; 1 is the last one")
+    return int(text)
+
+
+def _step(text: str) -> int:
+    if text not in _STEPS:
+        raise UsageError(f"/branch: {text!r} is neither next nor prev")
+    return _STEPS[text]

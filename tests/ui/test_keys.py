@@ -1,0 +1,123 @@
+"""Keys from the configuration, and the words for them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.widgets import Footer, TextArea
+
+from flashllm.errors import ConfigError
+from flashllm.ui.bindings import APP_BINDINGS, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
+from flashllm.ui.help import key_section
+from flashllm.ui.keys import bindings_in, give_way, key_words, read_keymap, with_keys
+
+FILE = "/home/u/.config/flashllm/config.toml"
+
+
+def read(changes: dict[str, str]) -> dict[str, str]:
+    return read_keymap(
+        changes,
+        while_typing=bindings_in(APP_BINDINGS, PROMPT_BINDINGS),
+        else_where=bindings_in(TRANSCRIPT_BINDINGS),
+        file=FILE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("ctrl+q", "Ctrl+Q"),
+        ("escape,f1", "Esc or F1"),
+        ("pageup", "PgUp"),
+        ("question_mark", "?"),
+        ("j", "j"),
+        ("shift+tab", "Shift+Tab"),
+        ("space", "Space"),
+        ("ctrl+shift+up", "Ctrl+Shift+Up"),
+        ("+", "+"),
+    ],
+)
+def test_words(keys: str, words: str) -> None:
+    assert key_words(keys) == words
+
+
+def test_what_is_right_is_taken() -> None:
+    changes = {"chat.stop": "ctrl+x, f9", "chat.edit": "x", "chat.help": "ctrl+h"}
+    expected = {"chat.stop": "ctrl+x,f9", "chat.edit": "x", "chat.help": "ctrl+h"}
+    assert read(changes) == expected
+    assert read({}) == {}
+
+
+def test_two_actions_may_swap_their_keys() -> None:
+    assert read({"chat.help": "f2", "chat.io_panel": "f1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "words"),
+    [
+        ("chat.stpo", "ctrl+x", "there is no such action; did you mean 'chat.stop'?"),
+        ("chat.stop", "ctlr+x", "'ctlr+x' is no key; write it like ctrl+x"),
+        ("chat.stop", "ctrl+", "'ctrl+' is no key"),
+        ("chat.stop", "", "'nothing' is no key"),
+        ("chat.stop", "ctrl+x,,f1", "'nothing' is no key"),
+        ("chat.stop", "f99", "'f99' is no key"),
+        ("chat.stop", "x", "'x' is a character that one types"),
+        ("chat.stop", "question_mark", "is a character that one types"),
+        ("chat.edit", "shift+e", "write the letter itself, like E"),
+        ("chat.stop", "f1", "f1 is the key of chat.help already"),
+        ("chat.stop", "enter", "enter is the key of chat.send already"),
+        ("chat.edit", "j", "j is the key of chat.select_later already"),
+        ("chat.\x1b[2Jx", "f9", "'chat.x'"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_file_and_the_key(
+    name: str, keys: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read({name: keys})
+    message = str(caught.value)
+    assert message.startswith(f"{FILE}: [keys] '")
+    assert words in message
+    assert "\x1b" not in message
+
+
+def test_help_has_the_changed_keys() -> None:
+    section = key_section("Keys", with_keys(bindings_in(APP_BINDINGS), {"chat.help": "ctrl+h,f12"}))
+    rows = {words: keys for keys, words in section.rows}
+    assert rows["help"] == "Ctrl+H or F12"
+    assert rows["quit"] == "Ctrl+Q"
+
+
+class Small(App[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f9", "note('nine')", "Nine", id="chat.nine"),
+        Binding("f8", "note('eight')", "Eight", id="chat.eight"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        yield TextArea()
+        yield Footer()
+
+    def action_note(self, text: str) -> None:
+        self.noted.append(text)
+
+
+async def test_the_texts_own_keys_give_way_to_changed_ones() -> None:
+    app = Small()
+    async with app.run_test() as pilot:
+        area = app.query_one(TextArea)
+        area.focus()
+        keymap = {"chat.nine": "ctrl+k"}
+        app.set_keymap(keymap)
+        await pilot.press("ctrl+k")
+        assert app.noted == []
+        give_way(area, with_keys(bindings_in(Small.BINDINGS), keymap))
+        await pilot.press("ctrl+k", "f9", "f8")
+        assert app.noted == ["nine", "eight"]

@@ -1,0 +1,325 @@
+"""Slash commands and the palette, through the chat."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.command import CommandPalette
+
+from flashllm.errors import MemoryCeilingTooSmall
+from flashllm.sampling import Sampling
+from flashllm.sessions import SessionStore
+from flashllm.ui.activity import Phase
+from flashllm.ui.app import ChatApp
+from flashllm.ui.commands_slash import COMMANDS
+from flashllm.ui.completion import Suggestions
+from flashllm.ui.confirm import ConfirmScreen
+from flashllm.ui.help import HelpScreen
+from flashllm.ui.sessions_screen import SessionsScreen
+from flashllm.ui.settings_screen import SettingsScreen
+from flashllm.ui.turn_view import Notice, Question
+from tests.ui.chat_pilot import answers, ask, make_app, ready, say, status, texts, until
+from tests.ui.fake_engine import FakeModel
+from tests.ui.screens import shown
+
+
+def suggestions(app: ChatApp) -> list[str]:
+    return [one.shown for one in app.query_one(Suggestions).suggestions]
+
+
+async def test_an_unknown_command_says_so_and_stays() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        for line, words in (
+            ("/hepl me", "there is no command /hepl; did you mean '/help'?"),
+            ("/set temp", "/set needs more: /set NAME VALUE"),
+            ("/set temp hot", "temp: 'hot' is not a number"),
+            ("/set tmep 1", "there is no setting 'tmep'; did you mean 'temp'?"),
+            ("/edit x", "'x' is no number of a message; 1 is the last one"),
+            ("/branch up", "/branch: 'up' is neither next nor prev"),
+            ("/theme nrod", "there is no theme 'nrod'; did you mean 'nord'?"),
+            ("/export pdf", "/export: 'pdf' is neither md nor json"),
+            ("/export md", "/export: there is nothing to export yet"),
+            ("/rename x", "/rename: nothing is kept yet; ask something first"),
+            ("/session 1", "conversations are not kept in this chat"),
+            ("/import a.json", "conversations are not kept in this chat"),
+            ("/model /nowhere/at/all", "/model: there is no folder '/nowhere/at/all'"),
+            ("/stop", "/stop: there is nothing to stop now"),
+        ):
+            await say(pilot, line)
+            await until(pilot, lambda words=words: any(words in t for t in texts(app, Notice)))
+            assert app.prompt.text == line
+        assert app.conversation.turns == {}
+
+
+async def test_two_slashes_and_paths_are_sent() -> None:
+    model = FakeModel(["fine"])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "//help is a command")
+        await ask(pilot, "/usr/bin is a path")
+        assert texts(app, Question) == ["/help is a command", "/usr/bin is a path"]
+
+
+async def test_settings_are_changed_shown_and_used() -> None:
+    model = FakeModel(["fine"])
+    async with make_app(model).run_test(size=(100, 40)) as pilot:
+        app = await ready(pilot)
+        for line in ("/set temp 0.7", "/set n 9", "/set seed 3", "/system Be brief."):
+            await say(pilot, line)
+            await until(pilot, lambda: app.prompt.text == "")
+        await say(pilot, "/show")
+        await until(pilot, lambda: any("seed" in text for text in texts(app, Notice)))
+        rows = dict(
+            line.split(None, 1) for line in texts(app, Notice)[-1].splitlines() if " " in line
+        )
+        assert rows["temp"] == "0.7"
+        assert rows["system"] == "Be brief."
+        await ask(pilot, "go")
+        assert model.requests[-1]["max_tokens"] == 9
+        assert model.requests[-1]["sampling"] == Sampling(0.7, seed=3)
+        assert model.tokenizer is not None
+        assert model.tokenizer.conversations[-1][0] == {"role": "system", "content": "Be brief."}
+
+
+async def test_a_theme() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "/theme nord")
+        await until(pilot, lambda: app.theme == "nord")
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "kind"),
+    [
+        ("/help", "f1", HelpScreen),
+        ("/settings", "f6", SettingsScreen),
+        ("/system", "f6", SettingsScreen),
+        ("/sessions", "f4", SessionsScreen),
+    ],
+)
+async def test_screens_open_by_command_and_by_key(
+    line: str, key: str, kind: type[Any], tmp_path: Path
+) -> None:
+    async with make_app(FakeModel(["x"]), store=tmp_path / "s.db").run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, line)
+        await until(pilot, lambda: isinstance(app.screen, kind))
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, kind))
+        await pilot.press(key)
+        await until(pilot, lambda: isinstance(app.screen, kind))
+        await pilot.press("escape")
+
+
+async def test_the_settings_screen_changes_the_next_answer() -> None:
+    model = FakeModel(["fine"])
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press("f6")
+        await until(pilot, lambda: isinstance(app.screen, SettingsScreen))
+        await pilot.press(*"Hi", "tab", "backspace", "1", "ctrl+s")
+        await until(pilot, lambda: not isinstance(app.screen, SettingsScreen))
+        await ask(pilot, "go")
+        assert model.requests[-1]["sampling"] == Sampling(1.0)
+        assert app.conversation.system == "Hi"
+
+
+async def test_an_answer_is_stopped_continued_regenerated_and_branched() -> None:
+    model = FakeModel(["begun", threading.Event(), " never"], [" and done"], ["other"])
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: answers(app) == ["begun"])
+        await say(pilot, "/stop")
+        await ready(pilot)
+        await say(pilot, "/continue")
+        await until(pilot, lambda: answers(app) == ["begun and done"])
+        await ready(pilot)
+        await say(pilot, "/regenerate")
+        await until(pilot, lambda: answers(app) == ["other"])
+        await ready(pilot)
+        await say(pilot, "/branch prev")
+        await until(pilot, lambda: answers(app) == ["begun and done"])
+        await say(pilot, "/branch next")
+        await until(pilot, lambda: answers(app) == ["other"])
+        await say(pilot, "/retry")
+        await until(pilot, lambda: len(app.conversation.turns) == 4)
+        await ready(pilot)
+
+
+async def test_messages_are_edited_copied_and_deleted() -> None:
+    model = FakeModel(["one\n\n```\na = 1\n```\n\n```\nb = 2\n```"], ["two"])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "first")
+        await say(pilot, "/code 2")
+        await until(pilot, lambda: app.clipboard.strip() == "b = 2")
+        await ask(pilot, "second")
+        await say(pilot, "/copy 2")
+        await until(pilot, lambda: app.clipboard.startswith("one"))
+        await say(pilot, "/edit 2")
+        await until(pilot, lambda: app.prompt.text == "first")
+        await pilot.press("escape")
+        await say(pilot, "/delete 2")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("y")
+        await until(pilot, lambda: texts(app, Question) == ["first"])
+
+
+async def test_new_context_clear_and_quit() -> None:
+    async with make_app(FakeModel(["fine"])).run_test() as pilot:
+        app = await ask(pilot, "go")
+        await say(pilot, "/context")
+        await until(pilot, lambda: any("context" in text for text in texts(app, Notice)))
+        await say(pilot, "/clear")
+        await until(pilot, lambda: texts(app, Notice) == [])
+        await say(pilot, "/new")
+        await until(pilot, lambda: texts(app, Question) == [])
+        await say(pilot, "/quit")
+        await until(pilot, lambda: not app.is_running)
+
+
+async def test_a_closed_model_is_tried_again_and_another_one_opened(tmp_path: Path) -> None:
+    error = MemoryCeilingTooSmall("too small", 1)
+    opened: list[Any] = []
+
+    def open_engine(choice: Any) -> Any:
+        opened.append(choice.path)
+        if len(opened) == 1:
+            raise error
+        return FakeModel(["fine"])
+
+    async with ChatApp(open_engine).run_test() as pilot:
+        app: Any = pilot.app
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await say(pilot, "/retry")
+        await ready(pilot)
+        await say(pilot, f"/model {tmp_path}")
+        await until(pilot, lambda: len(opened) == 3 and app.activity.phase is Phase.READY)
+        assert opened[-1] == tmp_path
+
+
+async def test_conversations_are_named_exported_imported_and_opened(tmp_path: Path) -> None:
+    model = FakeModel(["Water."])
+    async with make_app(model, store=tmp_path / "s.db").run_test() as pilot:
+        app = await ask(pilot, "What is a river?")
+        await say(pilot, "/rename Long rivers")
+        await until(pilot, lambda: "is called “Long rivers” now" in status(app))
+        for kind in ("md", "json"):
+            await say(pilot, f"/export {kind} '{tmp_path}/a b.{kind}'")
+            file = tmp_path / f"a b.{kind}"
+            await until(pilot, file.exists)
+            assert "What is a river?" in file.read_text()
+        await say(pilot, "/new")
+        await until(pilot, lambda: texts(app, Question) == [])
+        await say(pilot, "/session long rivers")
+        await until(pilot, lambda: texts(app, Question) == ["What is a river?"])
+        first = app.session_id
+        await say(pilot, "/new")
+        await until(pilot, lambda: texts(app, Question) == [])
+        await say(pilot, f"/import '{tmp_path}/a b.json'")
+        await until(pilot, lambda: texts(app, Question) == ["What is a river?"])
+        assert app.session_id not in (None, first)
+        await say(pilot, "/session nothing")
+        await until(pilot, lambda: any("there is no conversation" in t for t in texts(app, Notice)))
+
+
+async def test_a_conversation_that_is_not_kept_can_be_exported(tmp_path: Path) -> None:
+    async with make_app(FakeModel(["Water."])).run_test() as pilot:
+        app = await ask(pilot, "What is a river?")
+        await say(pilot, f"/export md {tmp_path}/a.md")
+        await until(pilot, lambda: (tmp_path / "a.md").exists())
+        assert "Water." in (tmp_path / "a.md").read_text()
+        await pilot.press("f4")
+        await until(pilot, lambda: "not kept" in status(app))
+
+
+async def test_sessions_are_opened_begun_and_deleted_from_the_list(tmp_path: Path) -> None:
+    async with make_app(FakeModel(["fine"]), store=tmp_path / "s.db").run_test() as pilot:
+        app = await ask(pilot, "the first")
+        await pilot.press("ctrl+n")
+        await ask(pilot, "the second")
+        await pilot.press("f4")
+        await until(pilot, lambda: "2 sessions" in shown(app))
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: texts(app, Question) == ["the first"])
+        await pilot.press("f4")
+        await until(pilot, lambda: "2 sessions" in shown(app))
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: texts(app, Question) == [])
+        await say(pilot, "/session 1")
+        await until(pilot, lambda: texts(app, Question) == ["the first"])
+        await pilot.press("f4")
+        await until(pilot, lambda: "2 sessions" in shown(app))
+        await pilot.press("ctrl+d", "enter")
+        await until(pilot, lambda: texts(app, Question) == [])
+        with SessionStore(tmp_path / "s.db") as store:
+            await until(pilot, lambda: [one.id for one in store.list()] == [2])
+
+
+async def test_panels_are_toggled_and_models_shown() -> None:
+    async with make_app(FakeModel(["fine"])).run_test() as pilot:
+        app = await ask(pilot, "go")
+        for line in ("/io", "/map", "/tokens", "/models"):
+            await say(pilot, line)
+            await until(
+                pilot, lambda: app.prompt.text == "" or app.screen is not app.screen_stack[0]
+            )
+            await pilot.press("escape")
+
+
+async def test_what_is_typed_is_completed() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press("slash")
+        await until(pilot, lambda: len(suggestions(app)) == len(COMMANDS))
+        assert "Tab completes" in shown(app)
+        await pilot.press(*"the")
+        await until(pilot, lambda: suggestions(app) == ["/theme NAME"])
+        await pilot.press("tab")
+        assert app.prompt.text == "/theme "
+        await pilot.press(*"nor", "tab")
+        assert app.prompt.text == "/theme nord"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.theme == "nord")
+        await until(pilot, lambda: suggestions(app) == [])
+        await pilot.press(*"no command")
+        assert suggestions(app) == []
+
+
+async def test_the_palette_runs_and_begins_commands() -> None:
+    async with make_app(FakeModel(["x"])).run_test(size=(100, 30)) as pilot:
+        app = await ready(pilot)
+        app.prompt.put_text("a draft")
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        await until(pilot, lambda: "/regenerate" in shown(app))
+        await pilot.press(*"theme nord")
+        await until(pilot, lambda: "/theme nord" in shown(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: app.theme == "nord")
+        assert app.prompt.text == "a draft"
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        await pilot.press(*"rename")
+        await until(pilot, lambda: "/rename NAME" in shown(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: app.prompt.text == "/rename ")
+        await pilot.press("up")
+        await until(pilot, lambda: app.prompt.text == "a draft")
+
+
+async def test_changed_keys_work_are_in_the_footer_and_in_help() -> None:
+    keymap = {"chat.help": "ctrl+k", "chat.settings": "f12"}
+    async with make_app(FakeModel(["x"]), keymap=keymap).run_test(size=(100, 90)) as pilot:
+        app = await ready(pilot)
+        await until(pilot, lambda: "^k Help" in shown(app))
+        await pilot.press("f1", "f6")
+        assert len(app.screen_stack) == 1
+        await pilot.press("ctrl+k")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await until(pilot, lambda: "Ctrl+K" in shown(app) and "F12" in shown(app))
+        await pilot.press("escape", "f12")
+        await until(pilot, lambda: isinstance(app.screen, SettingsScreen))
