@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,9 @@ import sys
 from flashllm.commands import opening
 from flashllm.cli import main
 from tests.ui.fake_engine import FakeLauncher, FakeModel
-steps = {steps!r}
-opening.open_engine = lambda directory, arguments: FakeModel(steps)
-opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(steps))
+answers = {answers!r}
+opening.open_engine = lambda directory, arguments: FakeModel(*answers)
+opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(*answers))
 sys.exit(main(sys.argv[1:]))
 """
 PAYLOADS = {
@@ -42,10 +43,12 @@ PAYLOADS = {
 class Terminal:
     """A process on a pseudo-terminal."""
 
-    def __init__(self, steps: list[str], *arguments: str) -> None:
+    def __init__(self, steps: list[str] | list[list[str]], *arguments: str) -> None:
+        """`steps` are those of one answer, or of several."""
+        answers = steps if steps and isinstance(steps[0], list) else [steps]
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT.format(steps=steps), *arguments],
+            [sys.executable, "-c", SCRIPT.format(answers=answers), *arguments],
             cwd=ROOT,
             stdin=theirs,
             stdout=theirs,
@@ -59,6 +62,15 @@ class Terminal:
     def read_until(self, wanted: bytes) -> None:
         while wanted not in self.output:
             assert self._read(), self.output[-2000:]
+
+    def shows(self, wanted: bytes, seconds: float) -> bool:
+        """Whether something comes within a while."""
+        until = time.monotonic() + seconds
+        while wanted not in self.output:
+            if not select.select([self._ours], [], [], max(until - time.monotonic(), 0))[0]:
+                return False
+            assert self._read(), self.output[-2000:]
+        return True
 
     def read_all(self) -> bytes:
         while self._read():
@@ -102,7 +114,7 @@ def test_run_on_a_terminal_is_sanitized(name: str) -> None:
 def test_run_into_a_pipe_is_left_as_it_is() -> None:
     payload = "".join(PAYLOADS.values())
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(steps=[payload]), "run", "m", "-p", "x"],
+        [sys.executable, "-c", SCRIPT.format(answers=[[payload]]), "run", "m", "-p", "x"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
