@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from flashllm.commands.options import argument, parse_number
-from flashllm.spec import DTYPES, PREDICTOR_DTYPES
 
 PROGRESS_KINDS = ("auto", "plain", "jsonl", "none")
 """As in `flashllm.convert.progress`, which is not loaded for `--help`."""
@@ -25,6 +24,8 @@ examples:
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """What `convert` takes."""
+    from flashllm.spec import PREDICTOR_DTYPES  # later, as the chat starts faster without it
+
     parser.add_argument("source", type=Path, metavar="SRC", help="directory of the checkpoint")
     parser.add_argument("destination", type=Path, metavar="DST", help="directory to create")
     add_reading(parser)
@@ -59,6 +60,8 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """How a checkpoint is to be understood, where its config.json does not say or says wrong."""
+    from flashllm.spec import DTYPES
+
     parser.add_argument(
         "--dtype",
         choices=DTYPES,

@@ -20,7 +20,6 @@ from enum import Enum
 from pathlib import Path
 
 from flashllm.errors import CannotCreate, UsageError
-from flashllm.flash.manifest import MANIFEST_FILE
 from flashllm.library.interpreter import PACKAGE_PARENT
 from flashllm.library.job_events import (
     LINE_BYTES_MAX,
@@ -213,6 +212,8 @@ class ConvertJob:
 
     def _end(self, code: int) -> None:
         asked = self.status.state is JobState.STOPPING
+        from flashllm.flash.manifest import MANIFEST_FILE  # later: the chat loads this file early
+
         if code == 0 and os.path.isfile(self.destination / MANIFEST_FILE):
             self._change(state=JobState.DONE)
         elif asked or code in _EXIT_INTERRUPTED:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashllm.errors import FlashllmError
 from flashllm.sanitize import sanitize_line
-from flashllm.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from flashllm.spec import ModelSpec
 
 CHARACTERS_MAX = 500
 
