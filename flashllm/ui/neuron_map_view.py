@@ -47,7 +47,7 @@ class NeuronMapView(Widget):
         self._map: NeuronMap | None = None
 
     def show(self, found: NeuronMap | None) -> None:
-        """Another map; None where no model is open."""
+        """Another map; None where there is none, or none yet."""
         layers = 0 if self._map is None else self._map.layers
         self._map = found
         self.refresh(layout=found is not None and found.layers != layers)
@@ -62,7 +62,7 @@ class NeuronMapView(Widget):
         """The rows that there is room for, and what they mean."""
         width, height = self.content_size
         if self._map is None:
-            return Content("no model is open, so no neuron is in DRAM")
+            return Content("no map of neurons yet")
         rows = picture(self._map, width, max(height - LEGEND_HEIGHT, 1))
         return Content("\n").join([*rows, legend(self._map)])
 

@@ -44,7 +44,8 @@ class Panels:
             self._app.answering.tokens.clear()
         self._engine, self._engine_was = engine, engine.info.directory
         self.io.show_plan(engine.plan, engine.rates())
-        self._look()
+        if self._timer is None:
+            self._look()
 
     def show_closed(self) -> None:
         """No model is open."""
@@ -70,7 +71,8 @@ class Panels:
     def toggle_map(self) -> None:
         """Shows or hides the map of neurons."""
         self.map.display = not self.map.display
-        self._look()
+        if self._timer is None:
+            self._look()
 
     def numbers(self, turn_id: int) -> list[TokenNumbers]:
         """Of the tokens of an answer, as far as they are kept."""
@@ -105,10 +107,14 @@ class Panels:
             with_prompt=self._with_prompt.get(turn_id, (0,)),
         )
 
-    def _look(self) -> None:
-        # Now, and once more a little later: the map of a moment is one that was asked for before.
+    def _look(self, again: int = 1) -> None:
+        # An engine in another process gives the last map that came, and asks for the next one.
         self._timer = None
-        if self.map.display and self._engine is not None:
-            self.map.show(self._engine.neuron_map())
-            if self._app.activity.is_answering:
-                self._timer = self._app.set_timer(MAP_SECONDS, self._look)
+        if not self.map.display or self._engine is None:
+            return
+        found = self._engine.neuron_map()
+        self.map.show(found)
+        changes = found is None or self._app.activity.is_answering
+        if changes or again:
+            left = 1 if changes else again - 1
+            self._timer = self._app.set_timer(MAP_SECONDS, lambda: self._look(left))

@@ -121,14 +121,14 @@ def _rows(token: TokenNumbers, median: dict[str, float]) -> list[Row]:
     def beside(name: str, words: Words) -> str:
         return words(median[name]) if name in median else ""
 
-    sizes = ", ".join(f"{count} of {bytes_words(size)}+" for size, count in token.sizes)
+    sizes = " ".join(f"{count}×{_size(least)}" for least, count in token.sizes)
     return [
         Row("", "with its prompt" if token.prompt else "this token", "median of the answer"),
         Row("time", seconds_words(token.wall_ns), beside("wall_ns", seconds_words)),
         Row("read from flash", bytes_words(token.bytes_read), beside("bytes_read", bytes_words)),
         Row("reads", f"{token.reads:.0f}", beside("reads", "{:.0f}".format)),
         Row("  of", bytes_words(token.read_bytes), beside("read_bytes", bytes_words)),
-        Row("  by size", sizes or "none"),
+        Row("  sizes, from", sizes or "none"),
         Row(
             "  at once",
             f"{token.depth_mean:.1f}, at most {token.depth_max}",
@@ -159,6 +159,14 @@ def _line(row: Row, wide: bool) -> str:
         return f"{row.name:<{_NAME}}{row.value:<{_VALUE}} {row.median}".rstrip()
     median = f" ({row.median})" if row.median else ""
     return f"{row.name:<{_NAME}}{row.value}{median}"
+
+
+def _size(least: int) -> str:
+    """The least of a class of sizes, which are powers of two: `4K`."""
+    for unit, power in (("M", 20), ("K", 10)):
+        if least >= 1 << power:
+            return f"{least >> power}{unit}"
+    return str(least)
 
 
 def _percent(share: float) -> str:

@@ -216,7 +216,7 @@ def test_a_map_larger_than_its_place_is_put_together() -> None:
 async def test_the_map_fits_the_screen_and_says_what_it_means(size: tuple[int, int]) -> None:
     view = NeuronMapView()
     async with Host(view).run_test(size=size) as pilot:
-        assert "no model is open" in "".join(shown(pilot.app, view))
+        assert "no map of neurons yet" in "".join(shown(pilot.app, view))
         view.show(marks(32, 4096, set(range(2048)), {0, 1}, {4095}))
         await pilot.pause()
         lines = shown(pilot.app, view)
@@ -225,7 +225,7 @@ async def test_the_map_fits_the_screen_and_says_what_it_means(size: tuple[int, i
         assert lines[0].strip().startswith("0 ")
         view.show(None)
         await pilot.pause()
-        assert "no model is open" in "".join(shown(pilot.app, view))
+        assert "no map of neurons yet" in "".join(shown(pilot.app, view))
 
 
 # The view of a token
@@ -255,7 +255,7 @@ async def test_a_tokens_numbers_stand_beside_the_median() -> None:
         assert lines[0] == "a·[b]b[/b]⏎"
         assert "time 40 ms 50 ms" in lines
         assert "read from flash 30 MB 15 MB" in lines
-        assert "by size 300 of 65.5 kB+" in lines
+        assert "sizes, from 300×64K" in lines
         assert "at once 6.0, at most 32 3.0" in lines
         assert "neurons in DRAM 90.0 % 90.0 %" in lines
         assert "of them 900 hits, 100 misses" in lines

@@ -90,6 +90,17 @@ async def test_no_map_is_made_while_nobody_looks() -> None:
         assert model.maps_made == made
 
 
+async def test_a_map_that_comes_later_is_shown_when_it_is_there() -> None:
+    model = FakeModel(["a"])
+    late: list[Any] = [None, None, model.neuron_map()]
+    model.neuron_map = lambda: late.pop(0) if len(late) > 1 else late[0]  # type: ignore[method-assign]
+    async with make_app(model).run_test(size=(100, 40)) as pilot:
+        app = await ready(pilot)
+        await pilot.press("f3")
+        await until(pilot, lambda: "no map of neurons yet" in screen_text(app))
+        await until(pilot, lambda: "DRAM" in screen_text(app))
+
+
 async def test_the_tokens_of_an_answer_and_their_numbers() -> None:
     async with make_app(FakeModel(["one", " two"])).run_test(size=(100, 40)) as pilot:
         app = await ready(pilot)
