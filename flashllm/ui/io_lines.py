@@ -36,7 +36,7 @@ A terminal of no colour shows these alone."""
 COLORS = ("$success", "$warning", "$error", "$foreground 50%")
 NAME_COLOR = "$foreground 60%"
 _NAME_WIDTH, _SPARK = 8, 10
-_TEXT_WIDTH = 42
+_TEXT_WIDTH = 44
 _SPLIT_CELLS = 12
 
 
