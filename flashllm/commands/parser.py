@@ -31,9 +31,9 @@ examples:
   flashllm doctor                               what this machine can do
 """
 EXIT_CODES = """\
-exit codes: 0 done; 1 unexpected; 2 usage; 65 bad model data; 66 model not found; 71 not enough
-memory; 73 output cannot be written; 74 reading failed; 75 stopped, start again; 78 bad settings;
-130 interrupted
+exit codes: 0 done; 1 unexpected; 2 usage; 65 bad data (of a model, of conversations); 66 no such
+model or conversation; 71 not enough memory; 73 output cannot be written; 74 reading failed, or a
+conversation could not be saved; 75 stopped, start again; 78 bad settings; 130 interrupted
 """
 
 

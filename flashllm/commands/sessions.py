@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -34,7 +35,8 @@ def list_(arguments: argparse.Namespace) -> int:
         output.write(
             f"{'id':>5}  {'changed':<16}  {'messages':>8}  {'model':<{NAME_WIDTH}}  name\n"
         )
-        output.write("".join(map(_line, summaries)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        output.write("".join(f"{_line(summary)[:width]}\n" for summary in summaries))
     elif arguments.query:
         remark(f"nothing says {arguments.query!r}")
     else:
@@ -125,7 +127,7 @@ def _line(summary: SessionSummary) -> str:
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.updated))
     model = sanitize_line(Path(summary.model).name)
     head = f"{summary.id:>5}  {date}  {summary.turns:>8}  {model[:NAME_WIDTH]:<{NAME_WIDTH}}"
-    return f"{head}  {_title(summary)}\n"
+    return f"{head}  {_title(summary)}"
 
 
 def _title(summary: SessionSummary) -> str:

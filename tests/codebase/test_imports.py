@@ -66,6 +66,10 @@ def test_the_lowest_need_nothing(module: str) -> None:
     assert loaded_after(f"import {module}", *HEAVY, "psutil", "safetensors") == set()
 
 
+def test_conversations_that_are_kept_are_light() -> None:
+    assert loaded_after("import flashllm.sessions", *HEAVY, "psutil", "rich") == set()
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"]], ids=" ".join)
 def test_help_is_light(arguments: list[str]) -> None:
     code = f"""

@@ -232,8 +232,22 @@ from tests.ui.fake_engine import FakeModel
 steps = [step for word in range(10_000) for step in (0.02, f"{word} ")]
 opening.open_engine = lambda directory, arguments: FakeModel(steps)
 prompt._has_piped_stdin = lambda wait: False
-main(["run", "m", "-p", "count", "--save", "-n", "10000"])
+sys.exit(main(["run", "m", "-p", "count", "--save", "-n", "10000"]))
 """
+
+
+def test_an_interrupted_answer_is_kept_and_says_so(path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        shown = child.stdout.read(5)
+        child.send_signal(signal.SIGINT)
+        shown += child.stdout.read()
+    assert child.returncode == 130
+    _, answer = load(path, 1).conversation.path()
+    assert answer.text.strip() == shown.decode().strip()
+    assert answer.finish_reason == "cancelled"
 
 
 @pytest.mark.parametrize("words", [5, 60])
