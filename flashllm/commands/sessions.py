@@ -18,7 +18,7 @@ from flashllm.sanitize import sanitize_line
 from flashllm.sessions import SessionStore, SessionSummary, exchange
 from flashllm.sessions.database import set_aside
 
-NAME_WIDTH = 24
+MODEL_WIDTH = 14
 # What `sanitize` would take away, and a reader of JSON gets back from its escape.
 _ACTING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -33,7 +33,7 @@ def list_(arguments: argparse.Namespace) -> int:
             output.json(asdict(summary))
     elif summaries:
         output.write(
-            f"{'id':>5}  {'changed':<16}  {'messages':>8}  {'model':<{NAME_WIDTH}}  name\n"
+            f"{'id':>5}  {'changed':<16}  {'messages':>8}  {'model':<{MODEL_WIDTH}}  name\n"
         )
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         output.write("".join(f"{_line(summary)[:width]}\n" for summary in summaries))
@@ -89,8 +89,8 @@ def delete(arguments: argparse.Namespace) -> int:
     with SessionStore() as store:
         chosen = [store.summary(store.find(text)) for text in arguments.session]
         for summary in dict.fromkeys(chosen):
-            title = _title(summary)
-            question = f"delete conversation {summary.id} ({summary.turns} messages): {title}?"
+            what = f"conversation {summary.id}, {summary.turns} messages"
+            question = f'delete "{_title(summary)}" ({what})?'
             if arguments.yes or _agreed(question):
                 store.delete(summary.id)
             else:
@@ -126,7 +126,7 @@ def _problem(path: Path) -> str:
 def _line(summary: SessionSummary) -> str:
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.updated))
     model = sanitize_line(Path(summary.model).name)
-    head = f"{summary.id:>5}  {date}  {summary.turns:>8}  {model[:NAME_WIDTH]:<{NAME_WIDTH}}"
+    head = f"{summary.id:>5}  {date}  {summary.turns:>8}  {model[:MODEL_WIDTH]:<{MODEL_WIDTH}}"
     return f"{head}  {_title(summary)}"
 
 

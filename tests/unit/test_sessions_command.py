@@ -48,9 +48,9 @@ def test_a_list_has_a_line_each(path: Path, ocean: int, capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["id", "changed", "messages", "model", "name"]
     assert [line.split()[0] for line in lines[1:]] == ["3", "2", "1"]
-    assert lines[1].endswith(" " * 28 + "title")
-    assert lines[2].endswith("       1" + " " * 28 + "Why is the sky blue?")
-    assert lines[3].endswith("       2  big.flash                 Seas")
+    assert lines[1].endswith(" " * 18 + "title")
+    assert lines[2].endswith("       1" + " " * 18 + "Why is the sky blue?")
+    assert lines[3].endswith("       2  big.flash       Seas")
     assert main(["sessions", "search", "OCEAN"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert main(["sessions", "list", "--limit", "2", "--json"]) == 0
@@ -142,7 +142,7 @@ def test_deleting_asks(
 
     answer(False)
     assert main(["sessions", "delete", "1"]) == 0
-    assert asked == ["delete conversation 1 (2 messages): Seas?"]
+    assert asked == ['delete "Seas" (conversation 1, 2 messages)?']
     with SessionStore(path) as store:
         assert store.summary(ocean).name == "Seas"
     answer(True)
