@@ -113,7 +113,7 @@ def test_where_the_next_question_ended_the_answer(
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_no_ids_change_the_text(loaded: dict[tuple[str, str], Tokenizer], kind: str) -> None:
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: Any) -> None:
         tokenizer = loaded[kind, data.draw(st.sampled_from(["chatml", PLAIN]))]

@@ -109,7 +109,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(STEPS, max_size=12))
 def test_a_chat_with_edits_is_a_chat_without(
     steps: list[tuple[str, tuple[int, ...], int, int]],
