@@ -187,6 +187,11 @@ class Model:
         )
         return self._running
 
+    def forget(self) -> None:
+        """Begin a new context: the next prompt is read whole, with nothing in the slots."""
+        self._stop_running()
+        self._decoder.truncate(0)
+
     def cancel(self) -> None:
         """End the running generation within a layer. From any thread, also after `close`."""
         self._decoder.cancel()

@@ -148,6 +148,7 @@ class _Runs:
 
     def run(self, kind: str) -> Generator[Sample, None, RunSample]:
         """One answer: its tokens, then itself; it is returned, too."""
+        self._model.forget()  # so that each run reads its prompt
         generation = self._model.generate(
             self._ids, max_tokens=self._tokens + 1, telemetry=kind != PLAIN
         )

@@ -24,6 +24,7 @@ from flashllm.bench.token_summary import summarize
 from flashllm.bench.tokens import TokenSettings, measure
 from flashllm.engine import Model
 from flashllm.errors import UsageError
+from flashllm.model.running import Running
 from tests.bench.token_fakes import FakeProbe
 
 IDS = [5, 17, 40, 8, 61]
@@ -57,6 +58,18 @@ def test_tokens_are_the_same_with_telemetry_and_without(samples: list[Sample]) -
         measured = run.kind != PLAIN
         assert [token.cost is not None for token in run.tokens] == [measured] * 20
         assert (run.prefill is not None) is measured
+
+
+def test_each_run_reads_its_whole_prompt(model: Model) -> None:
+    """Also one of several chunks, which would stay in the context otherwise."""
+    decoder = model._decoder
+    shape = dataclasses.replace(model.plan.prefill, tokens=2)
+    decoder._plan = dataclasses.replace(model.plan, prefill=shape)
+    decoder.running = Running(2)
+    samples = list(measure(model, IDS, FEW, FakeProbe()))
+    read = [run.prefill.bytes_read for run in runs_of(samples) if run.prefill is not None]
+    assert len(read) > 2
+    assert read == [read[0]] * len(read)
 
 
 def test_the_reader_counts_what_tokens_cost(samples: list[Sample]) -> None:

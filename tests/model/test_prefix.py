@@ -91,7 +91,7 @@ def test_a_turn_reads_fewer_bytes(small: Model) -> None:
     ids = after(question, first.ids, 4)
     second = small.generate(ids, 3)
     list(second)
-    small.logits([1])
+    small.forget()
     fresh = small.generate(ids, 3)
     list(fresh)
     assert second.prefill.bytes_read * 3 == first.prefill.bytes_read == fresh.prefill.bytes_read
@@ -157,14 +157,14 @@ def test_regenerating_gives_the_same(model: Model) -> None:
 @pytest.mark.parametrize("after_tokens", [1, 2, 9])
 def test_stopping_and_going_on_changes_nothing(model: Model, after_tokens: int) -> None:
     expected = finished(model, QUESTION, 20)
-    model.logits([1])  # start anew
+    model.forget()
     begun = stopped(model, QUESTION, after_tokens)
     generation = model.generate([*QUESTION, *begun], 20 - after_tokens, DRAWN, answer=len(begun))
     list(generation)
     assert begun + generation.ids == expected
     assert generation.reused_tokens == len(QUESTION) + after_tokens - 1
     # Also where nothing of it is there any more.
-    model.logits([1])
+    model.forget()
     assert begun + finished(model, [*QUESTION, *begun], 20 - after_tokens, answer=len(begun)) == (
         expected
     )
@@ -172,7 +172,7 @@ def test_stopping_and_going_on_changes_nothing(model: Model, after_tokens: int) 
 
 def test_an_answer_that_was_read_as_a_prompt_is_decoded_to_go_on(model: Model) -> None:
     expected = finished(model, QUESTION, 20)
-    model.logits([1])
+    model.forget()
     finished(model, after(QUESTION, expected[:9], 4), 2)
     generation = model.generate([*QUESTION, *expected[:9]], 11, DRAWN, answer=9)
     assert [token.id for token in generation] == expected[9:]
@@ -240,7 +240,7 @@ def test_a_prompt_given_up_leaves_what_is_complete(
     ids = after(QUESTION, first, *QUESTION * 4)
     expected = finished(small, ids)
     for again in (ids, after(QUESTION, first, 4)):
-        small.logits([1])
+        small.forget()
         finished(small, QUESTION)
         with monkeypatch.context() as patch:
             generation = small.generate(ids, on_prefill=end(small, patch, layer))
