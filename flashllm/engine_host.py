@@ -79,6 +79,8 @@ class Host:
 
     def _leave(self) -> None:
         """The application has no more use for this process, or is gone."""
+        if self._model is None:  # a conversion leaves nothing half-written that would open
+            os._exit(0)
         last_resort = threading.Timer(LEAVE_SECONDS, os._exit, [0])
         last_resort.daemon = True
         last_resort.start()

@@ -35,6 +35,7 @@ class EngineLauncher:
         self._settings = settings
         self._opener = opener
         self._ready: EngineProcess | None = EngineProcess(opener)
+        self._opening: EngineProcess | None = None
         self._lock = threading.Lock()
 
     def open(self, path: str | None, on_opening: OnOpening | None = None) -> RemoteEngine:
@@ -44,14 +45,20 @@ class EngineLauncher:
         """
         with self._lock:
             process, self._ready = self._ready or EngineProcess(self._opener), None
-        return open_in(process, replace(self._settings, path=path), on_opening)
+            self._opening = process
+        try:
+            return open_in(process, replace(self._settings, path=path), on_opening)
+        finally:
+            self._opening = None
 
     def close(self) -> None:
-        """Ends a process that was never asked for a model."""
+        """Ends a process that has no model yet; who waits for one gets an `EngineLost`."""
         with self._lock:
-            process, self._ready = self._ready, None
-        if process is not None:
-            process.close()
+            processes = (self._ready, self._opening)
+            self._ready = None
+        for process in processes:
+            if process is not None:
+                process.close()
 
 
 def open_in(

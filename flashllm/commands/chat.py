@@ -69,6 +69,7 @@ def chat(arguments: argparse.Namespace) -> int:
         welcome=WELCOME if model else DEMO_WELCOME,
         keymap=keymap,
     )
+    app.engine.abandon = launcher.close
     return run_app(app, inline=arguments.inline, log_file=paths.log_file())
 
 

@@ -41,6 +41,8 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._model: Engine | None = None
         self._stopping = threading.Event()
+        self.abandon: Callable[[], None] | None = None
+        """Ends an opening that is under way, where whoever opens models can do that."""
         self._lock = threading.Lock()
         self._tokens: list[EngineToken] = []
         self._announced = False
@@ -76,6 +78,8 @@ class EngineThread:
         """Stops and closes; False if that takes longer than one wants to wait."""
         self.stop()
         self._commands.put(None)
+        if self.abandon is not None:
+            self.abandon()
         if self._thread.is_alive():
             self._thread.join(seconds)
         return not self._thread.is_alive()

@@ -303,6 +303,30 @@ def test_closing_ends_a_child_that_is_stopped_or_hangs() -> None:
     assert process._child.returncode == 0
 
 
+def test_an_opening_can_be_given_up_at_once() -> None:
+    launcher = EngineLauncher(EngineSettings(), OPENER)
+    process = launcher._ready
+    assert process is not None
+    failed: list[BaseException] = []
+    began = threading.Event()
+
+    def open_it() -> None:
+        try:
+            began.set()
+            launcher.open("hangs")
+        except EngineLost as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=open_it)
+    thread.start()
+    began.wait(WAIT_SECONDS)
+    until(lambda: launcher._opening is not None)
+    launcher.close()
+    thread.join(WAIT_SECONDS)
+    assert len(failed) == 1
+    assert process._child.returncode == 0
+
+
 def test_a_launcher_has_its_first_process_before_it_is_asked_and_ends_it() -> None:
     launcher = EngineLauncher(EngineSettings(memory=7), OPENER)
     ready = launcher._ready
