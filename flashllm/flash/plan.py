@@ -204,7 +204,8 @@ def make_plan(
     split = _fixed_bytes(spec, sizes, select, context, encoding)
     # Where every neuron is needed they pass through the prefill's buffers; none need stay.
     least = 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
-    needed_bytes = sum(split.values()) + spec.n_layers * least * sizes.stride
+    least_bytes = spec.n_layers * least * sizes.stride
+    needed_bytes = sum(split.values()) + least_bytes
     reads = _ways_to_read(sizes, select, io_threads, profile)
     smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
     if ceiling_bytes is None:
@@ -216,7 +217,8 @@ def make_plan(
             _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
         )
     block_bytes = shape.bundles * sizes.stride
-    blocks = _ring_blocks(ceiling_bytes - sum(split.values()), block_bytes)
+    # What the least slots take is not left over: at the smallest ceiling nothing is.
+    blocks = _ring_blocks(ceiling_bytes - sum(split.values()) - least_bytes, block_bytes)
     split["prefill"] += (blocks - _LEAST_BLOCKS) * block_bytes
     affordable = (ceiling_bytes - sum(split.values())) // sizes.stride
     window, wanted = _choose_window(spec, sizes, select, window, affordable)

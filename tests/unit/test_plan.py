@@ -2,14 +2,18 @@
 shape never depends on it."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
+from flashllm.convert.shapes import describe_shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.flash.activity import Activity
+from flashllm.flash.activity import Activity, assumed
+from flashllm.flash.estimate import sizes_of_shape, usual_selector
 from flashllm.flash.plan import GAP_BYTES, MIB, PrefillShape, Sizes, make_plan
+from flashllm.flash.stream import smallest_slots
 from flashllm.spec import Rope
 from tests.specs import SPEC
 from tests.unit.profiles import flash_profile, law
@@ -52,6 +56,17 @@ def test_the_smallest_is_accepted_and_one_byte_less_is_not() -> None:
     assert make_plan(SPEC, SIZES, least, select="predicted").smallest_bytes == least
     with pytest.raises(MemoryCeilingTooSmall, match=r"--memory \d+MiB"):
         make_plan(SPEC, SIZES, least - 1, select="predicted")
+
+
+@pytest.mark.parametrize("shape", ["opt-6.7b", "opt-30b", "opt-175b", "llama-70b-relu"])
+def test_the_smallest_of_a_large_model_leaves_its_slots_alone(shape: str) -> None:
+    # Their least slots are many times a block of the prefill's ring, which may not grow into them.
+    spec = describe_shape(shape)
+    select = usual_selector(spec)
+    sizes = replace(sizes_of_shape(spec, 200 * MIB), activity=assumed(spec, select))
+    plan = make_plan(spec, sizes, None, select=select)
+    assert min(plan.slots_per_layer) >= smallest_slots(spec.bundles_per_layer)
+    assert sum(plan.split.values()) <= plan.smallest_bytes
 
 
 def test_the_window_is_the_largest_that_fits() -> None:
