@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flashllm.io_words import ceiling_words, format_bytes, speed_words
 from flashllm.library.job import ConvertJob, JobState, JobStatus
 from flashllm.library.options import NO_PREDICTORS, TRAIN, ConvertOptions
-from flashllm.library.preview import Preview
 from flashllm.library.words import clean
+
+if TYPE_CHECKING:
+    from flashllm.library.preview import Preview
 
 
 def time_words(seconds: float) -> str:

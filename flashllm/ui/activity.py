@@ -38,6 +38,8 @@ class Activity:
     send_when_open: bool = False
     """A message waits in the prompt until the model is open."""
     statistics: AnswerStatistics = field(default_factory=AnswerStatistics)
+    conversion: str = ""
+    """What is being converted beside the chat, and how far it is."""
     _prefill: tuple[float, int] = (0, 0)
     _opening: str = ""
     _since: float = field(default_factory=time.monotonic)
@@ -106,4 +108,6 @@ class Activity:
             parts += self.statistics.parts(self.plan.ceiling_bytes)
         elif self.phase is Phase.READY:
             parts.append("ready")
+        if self.conversion:
+            parts.append(self.conversion)
         return tuple(parts)

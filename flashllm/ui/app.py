@@ -16,6 +16,7 @@ from textual.widgets import Footer, Markdown, Static
 
 from flashllm.conversation import Conversation
 from flashllm.errors import FlashllmError
+from flashllm.library.conversion_words import job_words
 from flashllm.library.job import Conversions
 from flashllm.sanitize import sanitize_line
 from flashllm.settings import ChatSettings
@@ -100,6 +101,9 @@ class ChatApp(Actions):
         self.panels = Panels(self)
         self.library = library
         self.conversions = Conversions()
+        self.conversions.listen(
+            lambda job: self._post(messages.Converting(job_words(job), job.status.is_over))
+        )
         self.editing: int | None = None
         """The question of which another version is in the prompt."""
         self._draft = ""
@@ -256,6 +260,14 @@ class ChatApp(Actions):
     async def show_failed(self, event: messages.Failed) -> None:
         """The answer broke off."""
         await self.answering.fail(event.error)
+
+    @on(messages.Converting)
+    def show_conversion(self, event: messages.Converting) -> None:
+        """What is converted beside the chat is told on the status line, its end for a while."""
+        self.activity.conversion = "" if event.is_over else event.words
+        if event.is_over:
+            self.show_hint(event.words)
+        self.show_status()
 
     @on(messages.SavingFailed)
     async def show_saving_failed(self, event: messages.SavingFailed) -> None:

@@ -73,6 +73,15 @@ class Failed(Message):
         self.error = error
 
 
+class Converting(Message):
+    """A conversion went on, or is over."""
+
+    def __init__(self, words: str, is_over: bool) -> None:
+        super().__init__()
+        self.words = words
+        self.is_over = is_over
+
+
 class SavingFailed(Message):
     """What was said cannot be saved now; it is tried again."""
 

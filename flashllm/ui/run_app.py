@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from flashllm.ui.app import ChatApp
 
 CLOSE_SECONDS = 2.0
+CONVERSION_SECONDS = 3.0
+"""For a conversion to remove what it wrote; one that is killed leaves that to the next."""
 _LOG = logging.getLogger("flashllm")
 
 
@@ -89,6 +91,7 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
     app.run(inline=inline, inline_no_clear=inline)
     code = app.return_code or 0
     app.saving.close(CLOSE_SECONDS)
+    app.conversions.close(CONVERSION_SECONDS)
     closed = app.engine.close(CLOSE_SECONDS)
     _say_where(app, log_file)
     if not closed:
