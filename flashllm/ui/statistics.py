@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flashllm.io_words import memory_words
+
 if TYPE_CHECKING:
     from flashllm.engine_protocol import EngineToken
 
-MEBIBYTE = 1 << 20
-GIBIBYTE = 1 << 30
 SEPARATOR = " | "
 
 
@@ -46,18 +46,8 @@ class AnswerStatistics:
         if self.hits + self.misses:
             parts.append(f"hit {100 * self.hits / (self.hits + self.misses):.0f} %")
         if self.rss_bytes:
-            parts.append(f"RSS {memory_of_ceiling(self.rss_bytes, ceiling_bytes)}")
+            parts.append(f"RSS {memory_words(self.rss_bytes, ceiling_bytes)}")
         return parts
-
-
-def memory_of_ceiling(rss_bytes: int, ceiling_bytes: int) -> str:
-    """`310 of 512 MiB`, `310 MiB of 15.2 GiB` or `5.8 of 16.0 GiB`."""
-    if ceiling_bytes < 10 * GIBIBYTE:
-        return f"{rss_bytes / MEBIBYTE:.0f} of {ceiling_bytes / MEBIBYTE:.0f} MiB"
-    ceiling = f"{ceiling_bytes / GIBIBYTE:.1f} GiB"
-    if rss_bytes < GIBIBYTE:
-        return f"{rss_bytes / MEBIBYTE:.0f} MiB of {ceiling}"
-    return f"{rss_bytes / GIBIBYTE:.1f} of {ceiling}"
 
 
 def prefill_text(done: float, total: int, elapsed_seconds: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashllm.ui.statistics import AnswerStatistics, join_parts, memory_of_ceiling, prefill_text
+from flashllm.io_words import memory_words
+from flashllm.ui.statistics import AnswerStatistics, join_parts, prefill_text
 from tests.ui.fake_engine import FakeToken, fake_cost
 
 
@@ -32,7 +33,7 @@ def test_the_first_token_counts_but_its_cost_is_the_prompts() -> None:
     ],
 )
 def test_memory(rss_bytes: int, ceiling_bytes: int, expected: str) -> None:
-    assert memory_of_ceiling(rss_bytes, ceiling_bytes) == expected
+    assert memory_words(rss_bytes, ceiling_bytes) == expected
 
 
 def test_prefill_says_what_is_left_once_it_can_know() -> None:
