@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.content import Content
 
 from flashllm.ui.commands_slash import COMMANDS, SlashCommand
 
@@ -21,9 +22,8 @@ class CommandPaletteProvider(Provider):
     async def discover(self) -> Hits:
         """All of them, before anything is typed."""
         for command in COMMANDS:
-            yield DiscoveryHit(
-                command.usage, self._choose(command), text=command.usage, help=command.help
-            )
+            shown = Content(command.usage)
+            yield DiscoveryHit(shown, self._choose(command), command.usage, command.help)
 
     async def search(self, query: str) -> Hits:
         """Those whose names or words fit, and lines with arguments already."""

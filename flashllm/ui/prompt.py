@@ -89,7 +89,7 @@ class Prompt(TextArea):
         if event.is_printable:
             return
         active = self.screen.active_bindings.get(event.key)
-        if active is not None and active.node is self and active.binding.id is not None:
+        if active is not None and active.node is self:
             event.prevent_default()
             event.stop()
             await self.run_action(active.binding.action)

@@ -39,6 +39,14 @@ _LOG = logging.getLogger("flashllm")
 class RestoringApp(App[None]):
     """An application whose crashes go into the log, and that signals can end."""
 
+    DEFAULT_CSS = """
+    OptionList:nocolor > .option-list--option-highlighted {
+        text-style: reverse;
+    }
+    Transcript:focus .-selected:nocolor {
+        border-left: double $warning;
+    }
+    """
     broke_off: Exception | None = None
     """What ended it, where that was no wish of the user's."""
 

@@ -325,6 +325,6 @@ def _count(number: int, noun: str) -> str:
 def _row(summary: SessionSummary, is_current: bool) -> Content:
     day = time.strftime("%d %b %H:%M", time.localtime(summary.updated))
     mark = "● " if is_current else "  "
-    model = sanitize_line(summary.model)[:24]
+    model = sanitize_line(Path(summary.model).name)[:24]
     end = f"  {day}  {_count(summary.turns, 'message')}  {model}"
     return Content.assemble(mark, (_title(summary), "bold"), (end, "dim"))

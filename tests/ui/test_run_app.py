@@ -1,0 +1,175 @@
+"""Start and end of the chat, through a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from textual import events
+
+from flashllm.errors import UsageError
+from flashllm.ui import themes
+from tests.ui.chat_pilot import make_app, ready, until
+from tests.ui.fake_engine import FakeModel
+from tests.ui.test_terminal import ROOT, WAIT_SECONDS, Terminal
+
+RESTORED = b"\x1b[?1049l"
+COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0-9;]*)?m")
+CRASHING = """
+import sys
+from flashllm.ui.app import ChatApp
+from flashllm.cli import main
+from flashllm.commands import opening
+from tests.ui.fake_engine import FakeLauncher, FakeModel
+opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(["x"]))
+def broken(self):
+    secret = "what was typed"
+    raise RuntimeError("a bug in the chat")
+ChatApp.action_help = broken
+sys.exit(main(["chat", "m"]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return tmp_path
+
+
+def after(output: bytes) -> str:
+    """What was said once the terminal had been given back."""
+    return output.rpartition(RESTORED)[2].decode()
+
+
+def test_it_says_where_the_conversation_and_the_log_are(home: Path) -> None:
+    terminal = Terminal(["fine"], "chat", "m")
+    terminal.read_until(b"ready")
+    terminal.write(b"hello\r")
+    terminal.read_until(b"fine")
+    terminal.write(b"\x11")
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+    assert "flashllm: session 1 is kept; `flashllm chat --session 1` goes on" in after(output)
+    assert f"flashllm: log: {home}" in after(output)
+
+
+def test_a_crash_is_one_line_and_a_traceback_in_the_log(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.ui.test_terminal.SCRIPT", CRASHING.replace("{", "{{"))
+    terminal = Terminal([])
+    terminal.read_until(b"ready")
+    terminal.write(b"\x1bOP")
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 1
+    said = after(output)
+    assert "flashllm: the chat broke off: unexpected: RuntimeError: a bug in the chat" in said
+    assert b"Traceback" not in output
+    assert b"what was typed" not in output
+    [log] = home.rglob("*.log")
+    assert "Traceback" in log.read_text()
+    assert "RuntimeError: a bug in the chat" in log.read_text()
+
+
+def test_no_colour_is_sent_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal(["fine"], "chat", "m")
+    terminal.read_until(b"ready")
+    terminal.write(b"\x11")
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+    assert not COLOUR.search(output)
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "words"),
+    [
+        ('[keys]\n"chat.stpo" = "ctrl+x"\n', 78, "config.toml: [keys] 'chat.stpo': there is no"),
+        ('[keys]\n"chat.stop" = "ctlr+x"\n', 78, "config.toml: [keys] 'chat.stop': 'ctlr+x' is no"),
+        ('[chat]\ntheme = "nrod"\n', 78, "config.toml:2: there is no theme 'nrod'; did you mean"),
+    ],
+)
+def test_a_bad_configuration_is_named_before_anything_is_drawn(
+    home: Path, config: str, code: int, words: str
+) -> None:
+    from flashllm.paths import config_file
+
+    config_file().parent.mkdir(parents=True, exist_ok=True)
+    config_file().write_text(config)
+    terminal = Terminal([], "chat", "m")
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == code
+    assert words in output.decode()
+    assert b"\x1b[?1049h" not in output
+
+
+def test_changed_keys_come_from_the_configuration(home: Path) -> None:
+    from flashllm.paths import config_file
+
+    config_file().parent.mkdir(parents=True, exist_ok=True)
+    config_file().write_text('[keys]\n"chat.quit" = "ctrl+k"\n')
+    terminal = Terminal([], "chat", "m")
+    terminal.read_until(b"ready")
+    terminal.write(b"\x0b")
+    terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+
+
+def test_below_the_shells_prompt_the_screen_stays(home: Path) -> None:
+    terminal = Terminal(["fine"], "chat", "m", "--inline")
+    # Textual asks an inline terminal where the cursor is.
+    terminal.read_until(b"ready")
+    terminal.write(b"\x11")
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+    assert b"\x1b[?1049h" not in output
+
+
+def test_terminals_that_cannot_draw_are_refused() -> None:
+    for name in ("dumb", "", "unknown"):
+        with pytest.raises(UsageError, match="flashllm run"):
+            themes.has_colour({"TERM": name})
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, True),
+        ({"TERM": "xterm-256color", "COLORTERM": "truecolor", "NO_COLOR": "1"}, False),
+        ({"TERM": "vt100", "COLORTERM": "truecolor"}, True),
+    ],
+)
+def test_whether_there_is_colour(environment: dict[str, str], expected: bool) -> None:
+    assert themes.has_colour(environment) is expected
+
+
+@pytest.mark.parametrize("name", ["vt100", "xterm-256color", "no-such-terminal"])
+def test_a_terminal_that_knows_no_colours_gets_none(name: str) -> None:
+    # In a process of its own: the description of a terminal is read once.
+    script = f"""
+import curses
+from flashllm.ui.themes import has_colour
+found = has_colour({{"TERM": {name!r}}})
+try:
+    curses.setupterm({name!r}, 1)
+except curses.error:
+    assert found
+else:
+    assert found == (curses.tigetnum("colors") >= 8)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+async def test_keys_typed_fast_stay_in_order() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        for key, character in (("a", "a"), ("b", "b"), ("backspace", "\x7f"), ("c", "c")):
+            app.prompt.post_message(events.Key(key, character))
+        await until(pilot, lambda: "c" in app.prompt.text)
+        await asyncio.sleep(0.05)
+        assert app.prompt.text == "ac"
