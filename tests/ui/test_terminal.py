@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ PAYLOADS = {
 class Terminal:
     """A process on a pseudo-terminal."""
 
-    def __init__(self, steps: list[str] | list[list[str]], *arguments: str) -> None:
+    def __init__(self, steps: Sequence[object], *arguments: str) -> None:
         """`steps` are those of one answer, or of several."""
         answers = steps if steps and isinstance(steps[0], list) else [steps]
         self._ours, theirs = pty.openpty()
