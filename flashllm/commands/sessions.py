@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import re
 import shutil
 import sys
 import time
@@ -13,14 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flashllm.commands.output import Output, remark
-from flashllm.errors import CannotCreate, DestinationExists, SessionStoreBroken, UsageError
+from flashllm.errors import DestinationExists, SessionStoreBroken, UsageError
 from flashllm.sanitize import sanitize_line
-from flashllm.sessions import SessionStore, SessionSummary, exchange
+from flashllm.sessions import SessionStore, SessionSummary, exchange, files
 from flashllm.sessions.database import set_aside
 
 MODEL_WIDTH = 14
-# What `sanitize` would take away, and a reader of JSON gets back from its escape.
-_ACTING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def list_(arguments: argparse.Namespace) -> int:
@@ -59,20 +54,23 @@ def export(arguments: argparse.Namespace) -> int:
         arguments.format is None and target is not None and target.suffix in (".md", ".markdown")
     )
     with SessionStore() as store:
-        chosen = store.find(arguments.session)
-        text = store.export_markdown(chosen) if is_markdown else _json(store.export_json(chosen))
+        session = store.load(store.find(arguments.session))
+    text = files.text_of(session, "md" if is_markdown else "json")
     if target is None:
         Output().write(text)
     else:
-        _write(target, text, arguments.force)
+        try:
+            files.write(target, text, arguments.force)
+        except DestinationExists as error:
+            raise DestinationExists(f"{target}: exists; --force writes over it") from error
     return 0
 
 
 def import_(arguments: argparse.Namespace) -> int:
     """Adds a conversation from JSON; prints its id."""
-    content = _read(arguments.file)
+    value = files.read(Path(arguments.file)) if arguments.file != "-" else _read_stdin()
     with SessionStore() as store:
-        number = store.import_json(exchange.parse(content))
+        number = store.import_json(value)
     Output().write(f"{number}\n")
     return 0
 
@@ -134,35 +132,10 @@ def _title(summary: SessionSummary) -> str:
     return sanitize_line(summary.name) or summary.preview or "(nothing was said)"
 
 
-def _json(value: object) -> str:
-    """JSON that may be looked at in a terminal, and is the same when it is read."""
-    text = json.dumps(value, indent=1, ensure_ascii=False)
-    return _ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
-
-
-def _write(path: Path, text: str, force: bool) -> None:
-    """A file that only its owner can read: conversations are private."""
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-    try:
-        with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError as error:
-        raise DestinationExists(f"{path}: exists; --force writes over it") from error
-    except OSError as error:
-        raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _read(name: str) -> bytes:
-    limit = exchange.FILE_BYTES_MAX + 1
-    if name == "-":
-        if sys.stdin is None or sys.stdin.closed:
-            raise UsageError("standard input is closed; name a file")
-        return sys.stdin.buffer.read(limit)
-    try:
-        with open(name, "rb") as stream:
-            return stream.read(limit)
-    except OSError as error:
-        raise UsageError(f"{name}: cannot be read: {error.strerror}") from error
+def _read_stdin() -> object:
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("standard input is closed; name a file")
+    return exchange.parse(sys.stdin.buffer.read(exchange.FILE_BYTES_MAX + 1))
 
 
 def _agreed(question: str) -> bool:

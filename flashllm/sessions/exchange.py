@@ -13,7 +13,7 @@ from flashllm.sessions.records import Session, SessionSummary
 
 FORMAT = "flashllm-session"
 VERSION = 1
-FILE_BYTES_MAX = 256 << 20
+FILE_BYTES_MAX = 64 << 20
 
 _KEYS = {"format", "version", "name", "model", "system", "settings", "created", "updated"}
 _KEYS |= {"leaf", "turns"}
