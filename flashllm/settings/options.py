@@ -77,7 +77,7 @@ MODEL_OPTIONS = (
         ("--memory",),
         parse_size,
         None,
-        "ceiling for the memory of the whole process, like 4GiB or 800MB",
+        "ceiling for the memory of the whole program (of the chat: both its processes), like 4GiB",
         "SIZE",
     ),
     Option(
