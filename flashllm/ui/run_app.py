@@ -84,7 +84,8 @@ def look_around(settings: Settings) -> dict[str, str]:
         try:
             themes.find_theme(settings.chat.theme, sorted(BUILTIN_THEMES))
         except UsageError as error:
-            raise ConfigError(f"{settings.place('theme')}: {error}") from error
+            kind = ConfigError if settings.origin("theme") == "file" else UsageError
+            raise kind(f"{settings.place('theme')}: {error}") from error
     return read_keymap(
         settings.keys,
         while_typing=bindings_in(APP_BINDINGS, PROMPT_BINDINGS),

@@ -1,0 +1,104 @@
+"""`flashllm chat` up to the moment when the application takes over: what it is told."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flashllm.cli import main
+from flashllm.commands import chat, opening
+from flashllm.log import stop_log
+from flashllm.sessions import SessionStore
+from flashllm.ui import run_app as run_module
+from flashllm.ui.app import ChatApp
+
+
+@pytest.fixture(autouse=True)
+def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(chat, "sys", SimpleNamespace(stdin=stream, stdout=stream))
+    monkeypatch.setattr(opening, "start_launcher", lambda arguments: None)
+    yield
+    stop_log()
+    gc.unfreeze()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ChatApp, dict[str, Any]]]:
+    seen: list[tuple[ChatApp, dict[str, Any]]] = []
+
+    def run_app(app: ChatApp, **keywords: Any) -> int:
+        seen.append((app, keywords))
+        app.saving.close(1.0)
+        return 0
+
+    monkeypatch.setattr(run_module, "run_app", run_app)
+    return seen
+
+
+def test_settings_of_the_file_reach_the_application(
+    tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
+) -> None:
+    (tmp_path / "config.toml").write_text(
+        'max_tokens = 9\ntemp = 0.5\n[chat]\ntheme = "nord"\nsystem = "Be brief."\n'
+        'show_io = true\n[keys]\n"chat.help" = "f9"\n'
+    )
+    assert main(["chat", "--inline"]) == 0
+    app, keywords = started[0]
+    assert (app.settings.show_io, app.max_tokens) == (True, 9)
+    assert app.sampling is not None
+    assert app.sampling.temperature == 0.5
+    assert app.conversation.system == "Be brief."
+    assert (app.theme, app.settings.theme) == ("nord", "nord")
+    assert keywords["inline"] is True
+    assert (tmp_path / "flashllm.log").is_file()
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "code", "said"),
+    [
+        ('[chat]\ntheme = "norf"', [], 78, "config.toml:2: there is no theme 'norf'; did you mean"),
+        ("", ["--theme", "norf"], 2, "--theme: there is no theme 'norf'; did you mean 'nord'?"),
+        ('[keys]\n"chat.halp" = "f9"', [], 78, "'chat.halp': there is no such action; did you"),
+        ('[keys]\n"chat.help" = "f99"', [], 78, "config.toml: [keys] 'chat.help'"),
+        ("", ["--session", "9"], 66, "there is no conversation '9'"),
+        ("", ["--continue", "--no-save"], 2, "--no-save keeps nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_the_screen_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, arguments: list[str], code: int,
+    said: str, started: list[tuple[ChatApp, dict[str, Any]]],
+) -> None:  # fmt: skip
+    (tmp_path / "config.toml").write_text(text)
+    assert main(["chat", *arguments]) == code
+    assert said in capsys.readouterr().err
+    assert started == []
+
+
+def test_it_goes_on_with_the_conversation_and_its_model(
+    tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
+) -> None:
+    with SessionStore() as store:
+        kept = store.create(name="Rivers", model=str(tmp_path))
+    assert main(["chat", "--continue"]) == 0
+    app, _ = started[0]
+    assert app._session == kept
+    assert app.choice.path == tmp_path
+    assert main(["chat"]) == 0
+    assert started[1][0]._session is None
+    assert started[1][0].choice.path is None
+
+
+def test_no_save_keeps_nothing(
+    tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
+) -> None:
+    assert main(["chat", "--no-save"]) == 0
+    assert started[0][0].saving.path is None
+    assert {file.name for file in tmp_path.iterdir()} == {"flashllm.log"}
