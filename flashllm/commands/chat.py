@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from flashllm import paths, resident_memory
 from flashllm.commands import opening
 from flashllm.commands.chat_session import chosen_session, model_of
-from flashllm.errors import UsageError
+from flashllm.errors import FlashllmError, UsageError
 from flashllm.log import start_log
 
 if TYPE_CHECKING:
@@ -50,8 +50,13 @@ def chat(arguments: argparse.Namespace) -> int:
         from flashllm.engine_launcher import GROWTH_BYTES
         from flashllm.library.collection import usual_library
 
+        used: list[str] = []
+        with contextlib.suppress(FlashllmError):  # the chat tells of a store that is broken
+            used = opening.models_of_conversations()
         return usual_library(
-            arguments.settings, application_bytes=resident_memory.rss_bytes() + GROWTH_BYTES
+            arguments.settings,
+            used=used,
+            application_bytes=resident_memory.rss_bytes() + GROWTH_BYTES,
         )
 
     model = model_of(arguments, session)

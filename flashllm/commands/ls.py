@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flashllm import paths
+from flashllm.commands import opening
 from flashllm.commands.output import Output, remark
 from flashllm.errors import FlashllmError
 from flashllm.io_words import ceiling_words, format_bytes, speed_words
@@ -46,14 +46,8 @@ def ls(arguments: argparse.Namespace) -> int:
 
 
 def _used_by_sessions() -> list[str]:
-    """What models conversations were held with; none where they cannot be read."""
-    if not paths.database_file().exists():
-        return []
-    from flashllm.sessions import SessionStore
-
     try:
-        with SessionStore() as store:
-            return sorted({session.model for session in store.list() if session.model})
+        return opening.models_of_conversations()
     except FlashllmError as problem:
         remark(f"{problem}; the models of conversations are not looked at")
         return []

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashllm import paths
 from flashllm.sanitize import sanitize_line
 
 if TYPE_CHECKING:
@@ -110,3 +111,13 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
         repetition_penalty=arguments.repetition_penalty,
         seed=arguments.seed,
     )
+
+
+def models_of_conversations() -> list[str]:
+    """What models conversations were held with, as they name them; errors of the store."""
+    if not paths.database_file().exists():
+        return []
+    from flashllm.sessions import SessionStore
+
+    with SessionStore() as store:
+        return sorted({session.model for session in store.list() if session.model})
