@@ -17,13 +17,20 @@ from flashllm.ui import run_app as run_module
 from flashllm.ui.app import ChatApp
 
 
+class Launcher:
+    """Opens nothing."""
+
+    def close(self, *arguments: object) -> None:
+        pass
+
+
 @pytest.fixture(autouse=True)
 def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
     monkeypatch.setenv("TERM", "xterm-256color")
     stream = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr(chat, "sys", SimpleNamespace(stdin=stream, stdout=stream))
-    monkeypatch.setattr(opening, "start_launcher", lambda arguments: None)
+    monkeypatch.setattr(opening, "start_launcher", lambda arguments: Launcher())
     yield
     stop_log()
     gc.unfreeze()
