@@ -1,4 +1,4 @@
-"""Which conversation `flashllm chat` goes on with, and which model that is had with."""
+"""Which conversation `chat` and `run` go on with, and which model that is had with."""
 
 from __future__ import annotations
 
@@ -12,25 +12,35 @@ if TYPE_CHECKING:
     from flashllm.sessions import SessionSummary
 
 
+def asked_session(arguments: argparse.Namespace) -> tuple[str, bool]:
+    """The conversation that is named, and whether the latest is meant; a flag beats a variable."""
+    origin = arguments.settings.origin
+    name, latest = arguments.session, getattr(arguments, "continue")
+    if name and latest:
+        if origin("session") == origin("continue"):
+            raise UsageError("--continue and --session are two conversations; give one")
+        if origin("session") == "flag":
+            return name, False
+        return "", True
+    return name, latest
+
+
 def chosen_session(arguments: argparse.Namespace) -> SessionSummary | None:
     """The conversation that the arguments name; None for a new one.
 
     `--continue` where there is none yet begins one. `SessionNotFound`, and the errors of a store
     that cannot be read.
     """
-    origin = arguments.settings.origin
-    goes_on = getattr(arguments, "continue")
-    if arguments.session and goes_on and origin("session") == origin("continue"):
-        raise UsageError("--continue and --session are two conversations; give one")
-    if not (arguments.session or goes_on):
+    name, latest = asked_session(arguments)
+    if not (name or latest):
         return None
     if arguments.no_save:
         raise UsageError("--no-save keeps nothing, so there is nothing to go on with; leave it out")
     from flashllm.sessions import SessionStore
 
     with SessionStore() as store:
-        chosen = store.find(arguments.session) if arguments.session else store.latest()
-        return None if chosen is None else store.load(chosen).meta
+        chosen = store.find(name) if name else store.latest()
+        return None if chosen is None else store.summary(chosen)
 
 
 def model_of(arguments: argparse.Namespace, session: SessionSummary | None) -> str | None:

@@ -65,8 +65,6 @@ def check_prompt(arguments: argparse.Namespace) -> None:
         raise UsageError(
             "--continue, --session and --save are for conversations; --raw and --ids are none"
         )
-    if arguments.session and getattr(arguments, "continue"):
-        raise UsageError("--continue and --session are two conversations; give one")
 
 
 def _not_empty(text: str) -> str:

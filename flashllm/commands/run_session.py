@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashllm.commands.chat_session import asked_session
 from flashllm.commands.output import remark
 from flashllm.commands.prompt import asks_to_keep
 from flashllm.conversation import Conversation, Turn
@@ -135,19 +136,20 @@ class Kept:
 def open_kept(text: str, arguments: argparse.Namespace) -> Kept:
     """The question in the conversation that the arguments name; nothing is saved yet."""
     session: Session | None = None
-    if arguments.session or getattr(arguments, "continue"):
+    name, latest = asked_session(arguments)
+    if name or latest:
         if arguments.save:
             raise UsageError(
                 "--save begins a conversation; with --continue and --session it is one"
             )
         with SessionStore() as store:
-            chosen = store.find(arguments.session) if arguments.session else store.latest()
+            chosen = store.find(name) if name else store.latest()
             if chosen is None:
                 raise SessionNotFound(
                     "there is no conversation yet; `flashllm run --save` begins one"
                 )
             session = store.load(chosen)
-        if not arguments.session:
-            name = sanitize_line(session.meta.name or session.meta.preview)
-            remark(f"going on with conversation {chosen}: {name}")
+        if latest:
+            title = sanitize_line(session.meta.name or session.meta.preview)
+            remark(f"going on with conversation {chosen}: {title}")
     return Kept(text, arguments.system, session, asks_to_keep(arguments))

@@ -53,7 +53,7 @@ def conversations(draw: Any) -> dict[str, Any]:
 
 
 @settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(value=conversations())
 def test_what_is_imported_is_exported_as_it_was(tmp_path: Path, value: dict[str, Any]) -> None:

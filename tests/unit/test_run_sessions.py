@@ -122,6 +122,19 @@ def test_the_model_is_that_of_the_conversation_unless_another_is_named(
     assert [directory.name for directory in opened] == ["before", "other", "usual"]
 
 
+def test_a_flag_beats_a_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, ["yes"])
+    with SessionStore(path) as store:
+        first, second = store.create(), store.create()
+    monkeypatch.setenv("FLASHLLM_SESSION", str(first))
+    assert main(["run", "m", "-p", "x", "--continue"]) == 0
+    assert len(said(load(path, second))) == 2
+    monkeypatch.delenv("FLASHLLM_SESSION")
+    monkeypatch.setenv("FLASHLLM_CONTINUE", "1")
+    assert main(["run", "m", "-p", "x", "--session", str(first)]) == 0
+    assert len(said(load(path, first))) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
