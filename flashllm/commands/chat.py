@@ -15,6 +15,7 @@ from flashllm.commands import opening
 from flashllm.commands.chat_session import chosen_session, model_of
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.log import start_log
+from flashllm.settings.options import SAMPLING_OPTIONS
 
 if TYPE_CHECKING:
     from flashllm.engine_protocol import Engine
@@ -59,6 +60,9 @@ def chat(arguments: argparse.Namespace) -> int:
             application_bytes=resident_memory.rss_bytes() + GROWTH_BYTES,
         )
 
+    def is_given(name: str) -> bool:
+        return arguments.settings.origin(name) in ("flag", "env")
+
     model = model_of(arguments, session)
     app = ChatApp(
         open_engine,
@@ -73,6 +77,7 @@ def chat(arguments: argparse.Namespace) -> int:
         system=arguments.system,
         welcome=WELCOME if model else DEMO_WELCOME,
         keymap=keymap,
+        given=[option.name for option in SAMPLING_OPTIONS if is_given(option.name)],
     )
     app.engine.abandon = launcher.close
     return run_app(app, inline=arguments.inline, log_file=paths.log_file())

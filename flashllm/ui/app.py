@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -79,6 +79,7 @@ class ChatApp(Actions):
         name: str = "the model",
         welcome: str = "Ask something below. F1 explains keys and numbers.",
         keymap: Mapping[str, str] | None = None,
+        given: Collection[str] = (),
     ) -> None:
         super().__init__(ansi_color=themes.ansi_color())
         self.choice = choice or ModelChoice(name=name)
@@ -96,6 +97,8 @@ class ChatApp(Actions):
         self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
         self.slash = SlashActions(self)
         self.keymap = dict(keymap or {})
+        self.given = given
+        """Settings of the command line: no conversation that is opened changes them."""
         self.answering = Answering(self)
         self.turns = TurnActions(self)
         self.panels = Panels(self)
@@ -361,6 +364,7 @@ class ChatApp(Actions):
             return
         try:
             await self.shown.restore(session_id)
+            self.slash.adopt()
         except FlashllmError as error:
             await self.tell(explain(error), "error")
         self.activity.forget()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,6 +82,23 @@ class ChatValues:
             return replace(self, sampling=replace(self.sampling, **changed))
         except UsageError as error:
             raise UsageError(f"{setting.name}: {error}") from error
+
+    def kept(self) -> dict[str, Any]:
+        """What is kept with a conversation: sampling and length, by the names of their options."""
+        kept = {
+            name: getattr(self.sampling, _FIELDS.get(name, name))
+            for name in _OPTIONS
+            if name != "max_tokens"
+        }
+        return {**kept, "max_tokens": self.max_tokens}
+
+    def adopting(self, kept: Mapping[str, Any], but: Collection[str] = ()) -> ChatValues:
+        """The values with those of a conversation, but for some; what makes no sense is left."""
+        values = self
+        for name in kept.keys() & _OPTIONS.keys() - set(but):
+            with contextlib.suppress(UsageError):
+                values = values.with_text(name, str(kept[name]))
+        return values
 
     def rows(self) -> list[tuple[str, str]]:
         """Names and values, to be shown."""

@@ -96,6 +96,7 @@ class Shown:
         """Shows a conversation that was kept; returns its name. Errors: those of `SessionStore`."""
         session = self.saving.load(session_id)
         self.conversation = session.conversation
+        self.saving.settings = dict(session.settings)
         for turn in self.conversation.turns.values():
             if turn.role == "assistant" and turn.finish_reason is None:
                 turn.finish_reason = "cancelled"  # it was being written when the process ended

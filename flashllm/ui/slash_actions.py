@@ -36,6 +36,7 @@ class SlashActions:
     def __init__(self, app: ChatApp) -> None:
         self._app = app
         self._suggestions: list[Suggestion] = []
+        app.saving.settings = ChatValues("", app.sampling or Sampling(), app.max_tokens).kept()
         self._own: dict[str, Callable[..., Awaitable[None]]] = {
             "set": self.set,
             "show": self.show,
@@ -136,11 +137,16 @@ class SlashActions:
         app = self._app
         app.sampling, app.max_tokens, app.theme = values.sampling, values.max_tokens, values.theme
         app.conversation.system = values.system
-        app.saving.settings = {
-            name: text for name, text in values.rows() if name not in ("system", "theme")
-        }
+        app.saving.settings = values.kept()
         app.saving.head(system=values.system)
         app.check_context()
+
+    def adopt(self) -> None:
+        """A conversation that was opened goes on with its own settings, but for those given."""
+        app = self._app
+        values = self.values().adopting(app.saving.settings, app.given)
+        app.sampling, app.max_tokens = values.sampling, values.max_tokens
+        app.saving.settings = values.kept()
 
     def themes(self) -> list[str]:
         """Names of themes."""

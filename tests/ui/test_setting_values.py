@@ -71,3 +71,11 @@ def test_what_is_written_reads_back_the_same() -> None:
 def test_names() -> None:
     assert find_setting("temperature").name == "temp"
     assert find_theme(" NORD", THEMES) == "nord"
+
+
+def test_a_conversation_brings_its_own_but_for_what_was_given() -> None:
+    values = ChatValues("s", Sampling(0.7, 40, 0.9, 0.05, 1.1, 7), 99)
+    assert ChatValues("s").adopting(values.kept()) == values
+    kept = {**values.kept(), "top_p": 7, "seed": "x\x1b[2J", "theme": "nord", "other": [1]}
+    adopted = ChatValues().adopting(kept, ["temp"])
+    assert adopted == ChatValues("", Sampling(0.0, 40, 1.0, 0.05, 1.1, 0), 99)

@@ -226,6 +226,28 @@ async def test_conversations_are_named_exported_imported_and_opened(tmp_path: Pa
         await until(pilot, lambda: any("there is no conversation" in t for t in texts(app, Notice)))
 
 
+async def test_a_conversation_goes_on_with_its_own_settings(tmp_path: Path) -> None:
+    model = FakeModel(["fine"])
+    async with make_app(model, store=tmp_path / "s.db", given=["seed"]).run_test() as pilot:
+        app = await ready(pilot)
+        for line in ("/set temp 0.7", "/set seed 3"):
+            await say(pilot, line)
+            await until(pilot, lambda: app.prompt.text == "")
+        await ask(pilot, "go")
+        await say(pilot, "/set temp 0")
+        await until(pilot, lambda: app.prompt.text == "")
+        await say(pilot, "/new")
+        await until(pilot, lambda: texts(app, Question) == [])
+        await ask(pilot, "other")
+        assert model.requests[-1]["sampling"] == Sampling(seed=3)
+        await say(pilot, "/set temp 1")
+        await say(pilot, "/set seed 5")
+        await until(pilot, lambda: app.sampling == Sampling(1.0, seed=5))
+        await say(pilot, "/session 1")
+        await until(pilot, lambda: texts(app, Question) == ["go"])
+        assert app.sampling == Sampling(0.0, seed=5)
+
+
 async def test_a_conversation_that_is_not_kept_can_be_exported(tmp_path: Path) -> None:
     async with make_app(FakeModel(["Water."])).run_test() as pilot:
         app = await ask(pilot, "What is a river?")
