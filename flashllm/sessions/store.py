@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from flashllm.errors import NotASession, SessionNotFound, SessionStoreBroken, UsageError
-from flashllm.sessions import exchange, markdown, rows
+from flashllm.sessions import exchange, markdown, queries, rows
 from flashllm.sessions.database import connect, in_words
 from flashllm.sessions.records import Session, SessionSummary
 
@@ -25,55 +25,6 @@ if TYPE_CHECKING:
 
 BUSY_SECONDS = 2.0
 NEWEST_MAX = 200
-
-_SUMMARY = """
-    SELECT id, name, model, system, created, updated,
-           (SELECT count(*) FROM turn WHERE turn.session = session.id),
-           coalesce((SELECT substr(text, 1, 400) FROM turn
-                     WHERE turn.session = session.id ORDER BY turn.id LIMIT 1), '')
-    FROM session
-"""
-_MATCHING = """
-    WHERE contains(name, :query) OR contains(system, :query)
-       OR EXISTS (SELECT 1 FROM turn WHERE turn.session = session.id AND contains(text, :query))
-"""
-_NEWEST_FIRST = " ORDER BY updated DESC, id DESC"
-_NEWEST = "SELECT id FROM session ORDER BY updated DESC, id DESC LIMIT 1"
-_INSERT_SESSION = """
-    INSERT INTO session (name, model, system, settings, leaf, created, updated)
-    VALUES (:name, :model, :system, :settings, :leaf, :created, :updated)
-"""
-_SAVE_HEAD = """
-    UPDATE session SET name = coalesce(:name, name), model = coalesce(:model, model),
-           system = coalesce(:system, system), settings = coalesce(:settings, settings)
-    WHERE id = :id
-"""
-_UNCHANGED = {"name": None, "model": None, "system": None, "settings": None}
-_TURNS = """
-    SELECT id, parent, role, text, ids, finish_reason, created, numbers
-    FROM turn WHERE session = ? ORDER BY id
-"""
-_SAVE_TURN = """
-    INSERT INTO turn (session, id, parent, role, text, ids, finish_reason, created, numbers)
-    VALUES (:session, :id, :parent, :role, :text, :ids, :finish_reason, :created, :numbers)
-    ON CONFLICT (session, id) DO UPDATE SET
-        parent = excluded.parent, role = excluded.role, text = excluded.text, ids = excluded.ids,
-        finish_reason = excluded.finish_reason, numbers = excluded.numbers
-"""
-_TURN = "SELECT created, role FROM turn WHERE session = :session AND id = :id"
-_SAME_TURN = """
-    SELECT id FROM turn
-    WHERE session = :session AND id > :id AND created = :created AND role = :role LIMIT 1
-"""
-_FREE_ID = "SELECT max(id) + 1 FROM turn WHERE session = :session"
-_REMOVE_TURN = """
-    WITH RECURSIVE below (id) AS (
-        VALUES (:turn)
-        UNION SELECT turn.id FROM turn JOIN below ON turn.parent = below.id
-        WHERE turn.session = :session
-    )
-    DELETE FROM turn WHERE session = :session AND id IN below
-"""
 
 
 class SessionStore:
@@ -121,7 +72,9 @@ class SessionStore:
         head = rows.head_row(name=name, model=model, system=system, settings=settings or {})
         with self._transaction() as run:
             return _id_of(
-                run.execute(_INSERT_SESSION, head | {"leaf": None, "created": now, "updated": now})
+                run.execute(
+                    queries.INSERT_SESSION, head | {"leaf": None, "created": now, "updated": now}
+                )
             )
 
     def summary(self, session_id: int) -> SessionSummary:
@@ -136,7 +89,7 @@ class SessionStore:
             settings, leaf = run.execute(
                 "SELECT settings, leaf FROM session WHERE id = ?", (session_id,)
             ).fetchone()
-            turns = run.execute(_TURNS, (session_id,)).fetchall()
+            turns = run.execute(queries.TURNS, (session_id,)).fetchall()
         try:
             return rows.session_of(meta, settings, leaf, turns)
         except NotASession as error:
@@ -154,14 +107,14 @@ class SessionStore:
         row = rows.turn_row(session_id, turn)
         with self._transaction() as run:
             self._touch(run, session_id)
-            above = run.execute(_TURN, row | {"id": turn.parent}).fetchone()
+            above = run.execute(queries.TURN, row | {"id": turn.parent}).fetchone()
             if above is None and turn.parent is not None:
                 raise SessionNotFound(
                     f"{self.path}: in conversation {session_id}, the message before this one is "
                     "gone: it was deleted elsewhere"
                 )
             place, is_new = _place_of(run, row)
-            run.execute(_SAVE_TURN, row | {"id": place})
+            run.execute(queries.SAVE_TURN, row | {"id": place})
             if is_new:
                 run.execute("UPDATE session SET leaf = ? WHERE id = ?", (place, session_id))
         return place
@@ -185,7 +138,7 @@ class SessionStore:
         head = rows.head_row(name=name, model=model, system=system, settings=settings)
         with self._transaction() as run:
             self._touch(run, session_id)
-            run.execute(_SAVE_HEAD, _UNCHANGED | head | {"id": session_id})
+            run.execute(queries.SAVE_HEAD, queries.UNCHANGED | head | {"id": session_id})
 
     def remove_turn(self, session_id: int, turn_id: int) -> None:
         """Deletes a turn with all below it; the branch then ends where the turn was, if it was."""
@@ -197,7 +150,7 @@ class SessionStore:
             ).fetchone()
             if found is None:
                 return
-            run.execute(_REMOVE_TURN, names)
+            run.execute(queries.REMOVE_TURN, names)
             run.execute(
                 "UPDATE session SET leaf = :parent WHERE id = :session AND leaf NOT IN "
                 "(SELECT id FROM turn WHERE session = :session)",
@@ -210,10 +163,10 @@ class SessionStore:
         Case does not count; no character has a meaning of its own.
         """
         folded = query.strip().casefold()
-        matching = _MATCHING if folded else ""
+        matching = queries.MATCHING if folded else ""
         with self._transaction("BEGIN") as run:
             found = run.execute(
-                f"{_SUMMARY}{matching}{_NEWEST_FIRST} LIMIT :limit",
+                f"{queries.SUMMARY}{matching}{queries.NEWEST_FIRST} LIMIT :limit",
                 {"query": folded, "limit": limit},
             ).fetchall()
         return [rows.summary_of(row) for row in found]
@@ -221,7 +174,7 @@ class SessionStore:
     def latest(self) -> int | None:
         """The conversation that was changed last."""
         with self._transaction("BEGIN") as run:
-            found = run.execute(_NEWEST).fetchone()
+            found = run.execute(queries.NEWEST).fetchone()
         return found[0] if found else None
 
     def find(self, text: str) -> int:
@@ -268,10 +221,10 @@ class SessionStore:
         times = {"created": meta.created, "updated": meta.updated}
         with self._transaction() as run:
             number = _id_of(
-                run.execute(_INSERT_SESSION, head | times | {"leaf": conversation.leaf})
+                run.execute(queries.INSERT_SESSION, head | times | {"leaf": conversation.leaf})
             )
             for turn in conversation.turns.values():
-                run.execute(_SAVE_TURN, rows.turn_row(number, turn))
+                run.execute(queries.SAVE_TURN, rows.turn_row(number, turn))
         return number
 
     def check(self) -> str:
@@ -295,7 +248,7 @@ class SessionStore:
                 raise
 
     def _summary(self, run: sqlite3.Connection, session_id: int) -> SessionSummary:
-        found = run.execute(f"{_SUMMARY} WHERE id = ?", (session_id,)).fetchone()
+        found = run.execute(f"{queries.SUMMARY} WHERE id = ?", (session_id,)).fetchone()
         if found is None:
             raise self._not_found(session_id)
         return rows.summary_of(found)
@@ -315,12 +268,12 @@ class SessionStore:
 
 def _place_of(run: sqlite3.Connection, row: dict[str, object]) -> tuple[int, bool]:
     """The id for a turn, and whether the turn is new; a turn is known by when it was said."""
-    there = run.execute(_TURN, row).fetchone()
+    there = run.execute(queries.TURN, row).fetchone()
     if there is None or there == (row["created"], row["role"]):
         return cast("int", row["id"]), there is None
-    for (elsewhere,) in run.execute(_SAME_TURN, row):
+    for (elsewhere,) in run.execute(queries.SAME_TURN, row):
         return elsewhere, False
-    return cast("int", run.execute(_FREE_ID, row).fetchone()[0]), True
+    return cast("int", run.execute(queries.FREE_ID, row).fetchone()[0]), True
 
 
 def _id_of(inserted: sqlite3.Cursor) -> int:
