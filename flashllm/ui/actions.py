@@ -18,7 +18,7 @@ from flashllm.ui.bindings import APP_BINDINGS
 from flashllm.ui.context_meter import ContextMeter
 from flashllm.ui.editor import edited
 from flashllm.ui.help import HelpScreen
-from flashllm.ui.keys import bindings_in, give_way, with_keys
+from flashllm.ui.keys import bindings_in, give_way, reworded, with_keys
 from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.palette import CommandPaletteProvider
 from flashllm.ui.run_app import RestoringApp
@@ -82,6 +82,10 @@ class Actions(RestoringApp):
         """Gives actions the keys of the configuration, before the text's own ones."""
         self.set_keymap(self.keymap)
         give_way(self.prompt, with_keys(bindings_in(APP_BINDINGS), self.keymap))
+
+    def in_words(self, text: str) -> str:
+        """A sentence with the keys as they are now."""
+        return reworded(text, bindings_in(APP_BINDINGS), self.keymap) if self.keymap else text
 
     def action_stop(self) -> None:
         """Stops the answer, or keeps what waits for the model from being sent."""

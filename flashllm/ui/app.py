@@ -294,9 +294,9 @@ class ChatApp(Actions):
         transcript, turn = self.shown.transcript, self.answering.turn
         view = transcript.view(turn.id) if turn is not None and above_answer else None
         if view is None:
-            await transcript.add(Notice(text, kind))
+            await transcript.add(Notice(self.in_words(text), kind))
         else:
-            await transcript.mount(Notice(text, kind), before=view)
+            await transcript.mount(Notice(self.in_words(text), kind), before=view)
 
     def show_hint(self, text: str) -> None:
         """A remark on the status line, for a while."""
@@ -308,7 +308,7 @@ class ChatApp(Actions):
         """The status line as it is now; it ticks only while something is waited for."""
         with contextlib.suppress(IndexError):  # no screen any more
             for line in self.screen_stack[0].query(StatusLine):
-                line.parts = self.activity.parts()
+                line.parts = tuple(map(self.in_words, self.activity.parts()))
         waits = self.activity.phase in (Phase.OPENING, Phase.READING)
         (self._ticker.resume if waits else self._ticker.pause)()
 

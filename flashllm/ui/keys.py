@@ -6,6 +6,7 @@ into every binding with that id, so the footer shows them, and help asks the sam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -88,6 +89,20 @@ def give_way(widget: DOMNode, bindings: Iterable[Binding]) -> None:
 def key_words(keys: str) -> str:
     """`Ctrl+Q` for `ctrl+q`, `Esc or F1` for `escape,f1`."""
     return " or ".join(_one_key_words(key.strip()) for key in keys.split(","))
+
+
+def reworded(text: str, bindings: Iterable[Binding], keymap: Mapping[str, str]) -> str:
+    """A sentence that names keys as they are by default, with the keys that there are instead."""
+    changed = {
+        key_words(key): key_words(keymap[binding.id])
+        for binding in bindings
+        if binding.id is not None and binding.id in keymap
+        for key in binding.key.split(",")
+    }
+    if not changed:
+        return text
+    names = "|".join(re.escape(name) for name in changed)
+    return re.sub(rf"(?<![\w+])(?:{names})(?![\w+])", lambda found: changed[found[0]], text)
 
 
 def _one_key_words(key: str) -> str:

@@ -12,7 +12,7 @@ from textual.widgets import Footer, TextArea
 from flashllm.errors import ConfigError
 from flashllm.ui.bindings import APP_BINDINGS, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
 from flashllm.ui.help import key_section
-from flashllm.ui.keys import bindings_in, give_way, key_words, read_keymap, with_keys
+from flashllm.ui.keys import bindings_in, give_way, key_words, read_keymap, reworded, with_keys
 
 FILE = "/home/u/.config/flashllm/config.toml"
 
@@ -89,6 +89,15 @@ def test_help_has_the_changed_keys() -> None:
     rows = {words: keys for keys, words in section.rows}
     assert rows["help"] == "Ctrl+H or F12"
     assert rows["quit"] == "Ctrl+Q"
+
+
+def test_sentences_name_the_changed_keys() -> None:
+    bindings = bindings_in(APP_BINDINGS)
+    keymap = {"chat.quit": "ctrl+x", "chat.stop": "f9,f10"}
+    text = "Esc stops; Ctrl+Q leaves, not Ctrl+QQ; F1 helps; Escape"
+    expected = "F9 or F10 stops; Ctrl+X leaves, not Ctrl+QQ; F1 helps; Escape"
+    assert reworded(text, bindings, keymap) == expected
+    assert reworded(text, bindings, {}) == text
 
 
 class Small(App[None]):
