@@ -11,7 +11,7 @@ from flashllm.engine import Model
 from flashllm.engine_launcher import GROWTH_BYTES, open_in
 from flashllm.engine_messages import EngineSettings
 from flashllm.engine_process import EngineProcess
-from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound
+from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.resident_memory import rss_bytes, rss_peak_bytes
 from flashllm.sampling import Sampling
 
@@ -61,8 +61,3 @@ def test_the_smallest_ceiling_named_is_that_of_both_and_is_kept(
         assert len(list(again)) > 0
         assert again.reused_tokens == len(PROMPT) + len(tokens) - 1
         assert again.prefill.reused == again.reused_tokens
-
-
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="there is nothing"):
-        open_in(EngineProcess(), EngineSettings(str(tmp_path / "nothing")))
