@@ -1,18 +1,33 @@
-"""Markdown as models write it: shown while it comes, harmless, and cheap to add to."""
+"""Markdown as models write it: shown while it comes, harmless, and cheap to add to.
+
+Textual's own blocks are made anew, or laid out anew, with each word that is added to them. These
+keep what is settled; for that they need a few names of its blocks that are not public.
+"""
+# ruff: noqa: SLF001
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
+from markdown_it.token import Token
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.widgets import Markdown
+from textual.widgets import Label, Markdown
+from textual.widgets._markdown import (
+    MarkdownBullet,
+    MarkdownBulletList,
+    MarkdownList,
+    MarkdownListItem,
+    MarkdownOrderedList,
+    MarkdownParagraph,
+)
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
-SETTLED_CHARACTERS = 1000
-"""Code longer than this is highlighted a part at a time: the whole takes 0.2 ms for each line."""
+GROUP_LINES = 20
+"""Of code, in one label."""
 
 
 @lru_cache(maxsize=1)
@@ -34,41 +49,148 @@ def _keep_line_ends(state: StateCore) -> None:
                 child.type = "hardbreak"
 
 
+class Paragraph(MarkdownParagraph):
+    """Text that grows; the screen is laid out anew only where it becomes higher by that."""
+
+    def set_content(self, content: Content) -> None:
+        """Most words that are added find room on the last line."""
+        self._content = content
+        width, height = self.size
+        same = self.is_mounted and width > 0 and content.get_height(self.styles, width) == height
+        self.update(content, layout=not same)
+
+
 class CodeBlock(MarkdownFence):
-    """Code that grows: what is settled of it is not highlighted again until it is complete."""
+    """Code that grows, some lines to a label, of which only the last one changes.
 
-    _settled: ClassVar[tuple[str, str, Content]] = ("", "", Content(""))
+    A line takes half a millisecond to highlight and to render, and code may have hundreds of them.
+    """
 
-    @classmethod
-    def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Code without a language stays plain: to guess takes a tenth of a second, each time."""
-        highlight = super().highlight
-        if not language:
-            return Content(code)
-        key = f"{language} {ansi} {dark}"
-        settled_key, settled, shown = cls._settled
-        if settled_key != key or not code.startswith(settled):
-            settled, shown = "", Content("")
-        rest = code[len(settled) :]
-        cut = rest.rfind("\n") + 1
-        if cut >= SETTLED_CHARACTERS:
-            shown += _exactly(rest[:cut], highlight(rest[:cut], language, ansi, dark))
-            settled, rest = settled + rest[:cut], rest[cut:]
-            cls._settled = (key, settled, shown)
-        return shown + _exactly(rest, highlight(rest, language, ansi, dark)) if rest else shown
+    DEFAULT_CSS = """
+    CodeBlock {
+        padding: 1 0;
+    }
+    CodeBlock > Label {
+        padding: 0 2;
+    }
+    """
+
+    def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
+        # Not that of the fence, which highlights all of the code at each word.
+        super(MarkdownFence, self).__init__(markdown, token)
+        self.code = code
+        self.lexer = token.info.strip().partition(" ")[0]
+        self.auto_links = False
+        self._highlighted_code = Content(code)
+        self._labelled: list[str] = []
+
+    def compose(self) -> ComposeResult:
+        """A label for every few lines."""
+        self._labelled = groups_of(self.code)
+        for group in self._labelled:
+            yield Label(self._colored(group), expand=True)
+
+    async def _update_from_block(self, block: MarkdownBlock) -> None:
+        if not isinstance(block, CodeBlock):
+            await super()._update_from_block(block)
+            return
+        self._copy_context(block)
+        labels = list(self.query_children(Label))
+        groups = groups_of(self.code)
+        for label, shown, group in zip(labels, self._labelled, groups, strict=False):
+            if shown != group:
+                width, height = label.size
+                label.update(self._colored(group), layout=height != group.count("\n") + 1)
+                if width < max(map(len, group.split("\n"))):
+                    label.refresh(layout=True)
+        more = groups[len(labels) :]
+        self._labelled = groups
+        if more:
+            await self.mount_all([Label(self._colored(group), expand=True) for group in more])
+
+    def notify_style_update(self) -> None:
+        """Other colours."""
+        self.settle()
+        MarkdownBlock.notify_style_update(self)
 
     def settle(self) -> None:
-        """All of it is there: highlights it as a whole."""
-        if len(self.code) >= SETTLED_CHARACTERS and self.lexer:
-            CodeBlock._settled = ("", "", Content(""))
-            self.notify_style_update()
+        """All of it is there: highlighted as a whole, as strings may go over many lines."""
+        labels = list(self.query_children(Label))
+        if len(labels) < 2 or not self.lexer:
+            for label, group in zip(labels, self._labelled, strict=False):
+                label.update(self._colored(group))
+            return
+        lines = self._colored(self.code).split("\n")
+        for index, label in enumerate(labels):
+            part = lines[index * GROUP_LINES : (index + 1) * GROUP_LINES]
+            label.update(Content("\n").join(part))
+
+    def _colored(self, code: str) -> Content:
+        # Without a language it stays plain: to guess takes a tenth of a second, each time.
+        if not self.lexer:
+            return Content(code)
+        dark, ansi = self.app.current_theme.dark, self.app.native_ansi_color
+        colored = self.highlight(code, self.lexer, ansi=ansi, dark=dark)
+        # Lexers add or drop ends of lines at the end.
+        lines = colored.split("\n")[: code.count("\n") + 1]
+        same = Content("\n").join(lines)
+        return same if same.plain == code else Content(code)
 
 
-def _exactly(code: str, shown: Content) -> Content:
-    # Lexers add or drop line ends at the end, which would be missing in the middle.
-    plain = code.rstrip("\n")
-    shown = shown.rstrip("\n") if shown.plain.endswith("\n") else shown
-    return shown + Content(code[len(plain) :]) if shown.plain == plain else Content(code)
+def groups_of(code: str) -> list[str]:
+    """The code, a few lines at a time."""
+    lines = code.split("\n")
+    return [
+        "\n".join(lines[begin : begin + GROUP_LINES]) for begin in range(0, len(lines), GROUP_LINES)
+    ]
+
+
+class _GrowingList(MarkdownList):
+    """A list whose last item grows, or gets a successor; the items before stay as they are."""
+
+    async def _update_from_block(self, block: MarkdownBlock) -> None:
+        rows = list(self.query_children(Horizontal))
+        items = [item for item in block._blocks if isinstance(item, MarkdownListItem)]
+        bullets = [row.query_one(MarkdownBullet).symbol for row in rows]
+        symbols = self._symbols(items, len(bullets[-1])) if rows else []
+        if type(block) is not type(self) or not rows or symbols[: len(rows)] != bullets:
+            await super()._update_from_block(block)
+            return
+        self._copy_context(block)
+        last = len(rows) - 1
+        grown, new = list(rows[last].query_one(Vertical).children), items[last]._blocks
+        if [type(one) for one in grown] == [type(one) for one in new]:
+            for one, other in zip(grown, new, strict=True):
+                assert isinstance(one, MarkdownBlock)
+                await one._update_from_block(other)
+        else:
+            await rows[last].remove()
+            rows.pop()
+        more = []
+        for symbol, item in zip(symbols[len(rows) :], items[len(rows) :], strict=True):
+            bullet = MarkdownBullet()
+            bullet.symbol = symbol
+            more.append(Horizontal(bullet, Vertical(*item._blocks)))
+        if more:
+            await self.mount_all(more)
+
+    def _symbols(self, items: list[MarkdownListItem], width: int) -> list[str]:
+        del width
+        return [item.bullet for item in items]
+
+
+class BulletList(_GrowingList, MarkdownBulletList):
+    """Of items without numbers."""
+
+
+class OrderedList(_GrowingList, MarkdownOrderedList):
+    """Of items with numbers; they are aligned, so that a longer one changes all."""
+
+    def _symbols(self, items: list[MarkdownListItem], width: int) -> list[str]:
+        start = int(items[0].bullet) if items and items[0].bullet.isdecimal() else 1
+        numbers = range(start, start + len(items))
+        longest = max((len(f"{number}. ") for number in numbers), default=0) + 1
+        return [f"{number}. ".rjust(max(longest, width)) for number in numbers]
 
 
 class AnswerMarkdown(Markdown):
@@ -76,6 +198,9 @@ class AnswerMarkdown(Markdown):
 
     BLOCKS: dict[str, type[MarkdownBlock]] = {  # noqa: RUF012  as the base does
         **Markdown.BLOCKS,
+        "paragraph_open": Paragraph,
+        "bullet_list_open": BulletList,
+        "ordered_list_open": OrderedList,
         "fence": CodeBlock,
         "code_block": CodeBlock,
     }

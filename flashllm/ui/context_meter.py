@@ -51,10 +51,12 @@ class Fill:
 class ContextMeter(Widget):
     """At the end of the status line; changes its colour before the context is full."""
 
-    fill: reactive[Fill] = reactive(Fill(), layout=True)
+    fill: reactive[Fill] = reactive(Fill())
 
     def watch_fill(self, fill: Fill) -> None:
-        """Warns."""
+        """Warns; the screen is laid out anew only where the words become longer."""
+        if self.render().cell_length != self.size.width:
+            self.refresh(layout=True)
         self.set_class(fill.share >= WARNS_AT, "-warning")
         self.set_class(fill.share >= TELLS_AT, "-full")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 
 SECONDS_LEAST = 0.03
-SECONDS_MOST = 0.4
-SHARE = 0.05
+SECONDS_MOST = 0.3
+SHARE = 0.06
 """Of the time of one core, that showing an answer may take: decoding wants the cores itself."""
+TYPING_SECONDS = 0.4
+"""While keys are pressed, text is shown no more often than that: an echo comes before it."""
 
 
 class Pace:
@@ -17,6 +19,11 @@ class Pace:
         self._shown_at = 0.0
         self._computed = 0.0
         self._cost = 0.0
+        self._typed_at = 0.0
+
+    def typed(self) -> None:
+        """A key was pressed."""
+        self._typed_at = time.monotonic()
 
     def shown(self) -> None:
         """Text has just been given to the screen; what it costs is seen the next time."""
@@ -27,5 +34,8 @@ class Pace:
     def wait_seconds(self) -> float:
         """From now until text should be shown the next time."""
         spent = max(time.thread_time() - self._computed, self._cost / 2)
+        now = time.monotonic()
         interval = min(max(spent / SHARE, SECONDS_LEAST), SECONDS_MOST)
-        return max(self._shown_at + interval - time.monotonic(), 0.001)
+        if now - self._typed_at < TYPING_SECONDS:
+            interval = max(interval, TYPING_SECONDS)
+        return max(self._shown_at + interval - now, 0.001)

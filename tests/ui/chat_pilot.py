@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Static
 
@@ -86,7 +87,7 @@ def status(app: ChatApp) -> str:
     return str(app.query_one(StatusLine).render())
 
 
-def screen_text(app: ChatApp) -> str:
+def screen_text(app: App[None]) -> str:
     """Every character on the screen, as the terminal would get it."""
     width, height = app.size
     strips = app.screen._compositor.render_strips()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
-from textual.content import Content
+from textual.app import App, ComposeResult
+from textual.widgets import Label
 
 from flashllm.ui.answer_markdown import CodeBlock, make_parser
 from flashllm.ui.stretches import Stretches
+from flashllm.ui.turn_view import Answer
+from tests.ui.chat_pilot import screen_text
 
 TEXT = """\
 Some text
@@ -85,16 +90,47 @@ def test_stretches_say_what_the_whole_says() -> None:
     assert [block for stretch in stretches for block in blocks(stretch)] == blocks(TEXT)
 
 
-CODE = "\n".join(f"def f{i}(x):\n    '''Doc {i}.'''\n\n    return x + {i}\n" for i in range(60))
+LONG = (
+    TEXT
+    + "".join(f"{number}. item {number} of the list\n" for number in range(1, 13))
+    + "\n- a\n  - nested\n  - more\n- b\n\n```python\nx = '''\nstring\n'''\n"
+    + "".join(f"y{number} = {number}\n" for number in range(50))
+    + "```\n\nLast **bold** words, so many that the width of this narrow screen wraps them.\n"
+)
 
 
-def test_code_that_grows_is_shown_whole_at_each_length() -> None:
-    for end in range(0, len(CODE), 29):
-        code = CODE[:end].rstrip()
-        assert CodeBlock.highlight(code, "python").plain == code
+class Column(App[None]):
+    """One answer."""
+
+    CSS = "Answer { height: auto } .note { display: none }"
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.answer = Answer(text)
+
+    def compose(self) -> ComposeResult:
+        yield self.answer
 
 
-def test_code_is_coloured_and_code_of_no_language_is_plain() -> None:
-    assert CodeBlock.highlight("def f(): pass", "python").spans
-    assert CodeBlock.highlight("def f(): pass", "") == Content("def f(): pass")
-    assert CodeBlock.highlight("x\x00y", "nonsense").plain == "x\x00y"
+async def test_an_answer_that_came_in_pieces_looks_as_if_it_had_come_whole() -> None:
+    size = (60, 160)
+    async with Column(LONG).run_test(size=size) as pilot:
+        await pilot.pause(0.1)
+        whole = screen_text(pilot.app)
+        assert "y49 = 49" in whole
+    draw = random.Random(1)
+    async with Column().run_test(size=size) as pilot:
+        answer, begin = pilot.app.query_one(Answer), 0
+        while begin < len(LONG):
+            end = begin + draw.choice([3, 8, 40])
+            await answer.add(LONG[begin:end])
+            begin = end
+            if draw.random() < 0.5:
+                await pilot.pause(0)
+        await answer.finish()
+        await pilot.pause(0.1)
+        assert answer.shown_text == LONG
+        assert screen_text(pilot.app) == whole
+        colors = {str(span.style) for label in pilot.app.query(CodeBlock).first().query(Label)
+                  for span in label.content.spans}  # fmt: skip
+        assert len(colors) > 1
