@@ -8,6 +8,7 @@ keep what is settled; for that they need a few names of its blocks that are not 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING, cast
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
@@ -25,6 +26,9 @@ from textual.widgets._markdown import (
     MarkdownParagraph,
 )
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+
+if TYPE_CHECKING:
+    from textual.css.styles import RulesMap
 
 GROUP_LINES = 20
 """Of code, in one label."""
@@ -56,7 +60,8 @@ class Paragraph(MarkdownParagraph):
         """Most words that are added find room on the last line."""
         self._content = content
         width, height = self.size
-        same = self.is_mounted and width > 0 and content.get_height(self.styles, width) == height
+        rules = cast("RulesMap", self.styles)
+        same = self.is_mounted and width > 0 and content.get_height(rules, width) == height
         self.update(content, layout=not same)
 
 

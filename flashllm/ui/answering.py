@@ -46,6 +46,10 @@ class Answering:
         """The answer that is being written."""
         return self._turn
 
+    def typed(self) -> None:
+        """A key was pressed, and its echo comes first."""
+        self._pace.typed()
+
     def hindrance(self) -> str:
         """Why nothing can be asked now; empty if it can."""
         phase = self._app.activity.phase

@@ -171,7 +171,8 @@ class ChatApp(Actions):
 
     @on(Prompt.Changed)
     def follow_prompt(self) -> None:
-        """Shows what a command that is being typed could become."""
+        """Shows what a command that is being typed could become; answers give way to keys."""
+        self.answering.typed()
         self.slash.follow(self.prompt.text)
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from textual.widgets import Label
 from flashllm.ui.answer_markdown import CodeBlock, make_parser
 from flashllm.ui.stretches import Stretches
 from flashllm.ui.turn_view import Answer
-from tests.ui.chat_pilot import screen_text
+from tests.ui.chat_pilot import screen_text, until
 
 TEXT = """\
 Some text
@@ -115,7 +115,8 @@ class Column(App[None]):
 async def test_an_answer_that_came_in_pieces_looks_as_if_it_had_come_whole() -> None:
     size = (60, 160)
     async with Column(LONG).run_test(size=size) as pilot:
-        await pilot.pause(0.1)
+        await until(pilot, lambda: "them." in screen_text(pilot.app))
+        await pilot.pause(0.3)
         whole = screen_text(pilot.app)
         assert "y49 = 49" in whole
     draw = random.Random(1)
@@ -128,9 +129,8 @@ async def test_an_answer_that_came_in_pieces_looks_as_if_it_had_come_whole() -> 
             if draw.random() < 0.5:
                 await pilot.pause(0)
         await answer.finish()
-        await pilot.pause(0.1)
         assert answer.shown_text == LONG
-        assert screen_text(pilot.app) == whole
+        await until(pilot, lambda: screen_text(pilot.app) == whole)
         colors = {str(span.style) for label in pilot.app.query(CodeBlock).first().query(Label)
                   for span in label.content.spans}  # fmt: skip
         assert len(colors) > 1
