@@ -20,7 +20,6 @@ from textual.widgets import Label, Markdown
 from textual.widgets._markdown import (
     MarkdownBullet,
     MarkdownBulletList,
-    MarkdownList,
     MarkdownListItem,
     MarkdownOrderedList,
     MarkdownParagraph,
@@ -29,6 +28,9 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 if TYPE_CHECKING:
     from textual.css.styles import RulesMap
+    from textual.widgets._markdown import MarkdownList as _List
+else:
+    _List = object  # styles follow the first base that is a widget, so this must not be one
 
 GROUP_LINES = 20
 """Of code, in one label."""
@@ -150,7 +152,7 @@ def groups_of(code: str) -> list[str]:
     ]
 
 
-class _GrowingList(MarkdownList):
+class _Growing(_List):
     """A list whose last item grows, or gets a successor; the items before stay as they are."""
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
@@ -184,11 +186,11 @@ class _GrowingList(MarkdownList):
         return [item.bullet for item in items]
 
 
-class BulletList(_GrowingList, MarkdownBulletList):
+class BulletList(_Growing, MarkdownBulletList):
     """Of items without numbers."""
 
 
-class OrderedList(_GrowingList, MarkdownOrderedList):
+class OrderedList(_Growing, MarkdownOrderedList):
     """Of items with numbers; they are aligned, so that a longer one changes all."""
 
     def _symbols(self, items: list[MarkdownListItem], width: int) -> list[str]:
