@@ -17,13 +17,12 @@ from flashllm.ui.commands_slash import Invocation, Suggestion, completed, parse,
 from flashllm.ui.completion import Suggestions
 from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.session_files import export_name, import_file, write_session
-from flashllm.ui.sessions_screen import SessionChoice, SessionsScreen
 from flashllm.ui.setting_values import ChatValues
-from flashllm.ui.settings_screen import SettingsScreen
 from flashllm.ui.themes import find_theme
 
 if TYPE_CHECKING:
     from flashllm.ui.app import ChatApp
+    from flashllm.ui.sessions_screen import SessionChoice
 
 NOTHING_KEPT = "conversations are not kept in this chat"
 _COUNTED = ("edit", "delete", "copy", "code")
@@ -160,6 +159,8 @@ class SlashActions:
                 self.apply(values)
                 self._app.show_hint("the next answer is made with these settings")
 
+        from flashllm.ui.settings_screen import SettingsScreen  # late: the first frame is earlier
+
         self._app.push_screen(SettingsScreen(self.values(), self.themes(), first), take)
 
     async def set(self, name: str, text: str) -> None:
@@ -199,6 +200,8 @@ class SlashActions:
         def take(choice: SessionChoice | None) -> None:
             if choice is not None:
                 app.run_worker(self._take(choice), exit_on_error=False)
+
+        from flashllm.ui.sessions_screen import SessionsScreen  # late, as the settings
 
         app.push_screen(SessionsScreen(self._store, app.session_id), take)
 
