@@ -20,6 +20,7 @@ from flashllm.ui.confirm import ConfirmScreen
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.sessions_screen import SessionsScreen
 from flashllm.ui.settings_screen import SettingsScreen
+from flashllm.ui.token_view import TokenView
 from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import answers, ask, make_app, ready, say, status, texts, until
 from tests.ui.fake_engine import FakeModel
@@ -281,15 +282,20 @@ async def test_sessions_are_opened_begun_and_deleted_from_the_list(tmp_path: Pat
             await until(pilot, lambda: [one.id for one in store.list()] == [2])
 
 
-async def test_panels_are_toggled_and_models_shown() -> None:
-    async with make_app(FakeModel(["fine"])).run_test() as pilot:
+async def test_panels_are_toggled_and_tokens_and_models_shown() -> None:
+    async with make_app(FakeModel(["fine"])).run_test(size=(100, 40)) as pilot:
         app = await ask(pilot, "go")
-        for line in ("/io", "/map", "/tokens", "/models"):
+        for line, panel in (("/io", app.panels.io), ("/map", app.panels.map)):
+            before = panel.display
             await say(pilot, line)
-            await until(
-                pilot, lambda: app.prompt.text == "" or app.screen is not app.screen_stack[0]
-            )
-            await pilot.press("escape")
+            await until(pilot, lambda panel=panel, before=before: panel.display is not before)
+        await say(pilot, "/tokens")
+        await until(pilot, lambda: isinstance(app.screen, TokenView))
+        await pilot.press("escape")
+        await say(pilot, "/models")
+        await until(pilot, lambda: "no models are looked for here" in status(app))
+        await say(pilot, "/convert")
+        await until(pilot, lambda: "nothing can be converted here" in status(app))
 
 
 async def test_what_is_typed_is_completed() -> None:
