@@ -205,9 +205,9 @@ class Actions(RestoringApp):
         self.shown.transcript.focus()
         await self.shown.transcript.step(-1)
 
-    def action_focus_prompt(self) -> None:
-        """Goes back to the prompt; nothing is selected. While an answer is written, it stops."""
-        if self.activity.is_answering and self.prompt.has_focus is False:
+    def action_focus_prompt(self, stop: bool = False) -> None:
+        """Goes back to the prompt; nothing is selected. `stop`: an answer on its way is stopped."""
+        if stop and self.activity.is_answering:
             self.action_stop()
         self.shown.transcript.select(None)
         self.prompt.focus()

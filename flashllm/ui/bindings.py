@@ -54,5 +54,6 @@ TRANSCRIPT_BINDINGS: list[BindingType] = [
     _binding("right", "branch(1)", "Branch after", name="branch_next"),
     _binding("t", "tokens", "Tokens"),
     _binding("enter", "continue", "Continue", show=True),
-    _binding("escape,tab,shift+tab", "focus_prompt", "Back", name="focus_prompt", show=True),
+    _binding("escape", "focus_prompt(True)", "Back", name="focus_prompt", show=True),
+    _binding("tab,shift+tab", "focus_prompt", "Back", name="focus_prompt_tab"),
 ]

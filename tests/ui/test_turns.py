@@ -205,6 +205,8 @@ async def test_escape_stops_an_answer_from_among_the_messages_too() -> None:
         await until(pilot, lambda: answers(app) == ["a"])
         await pilot.press("tab", "r", "d", "e")
         assert "an answer is on its way" in status(app)
+        await pilot.press("tab", "tab")
+        assert app.activity.is_answering
         await pilot.press("escape")
         await ready(pilot)
         assert app.conversation.path()[-1].finish_reason == "cancelled"
