@@ -21,6 +21,8 @@ from flashllm.ui.themes import nearest
 _MODIFIERS = ("ctrl", "shift", "alt", "meta", "super", "hyper")
 _BASES = {str(key.value).rpartition("+")[2] for key in Keys if str(key.value)[0] != "<"}
 _BASES |= {*KEY_TO_UNICODE_NAME, *REPLACED_KEYS, "comma", "tilde", "space"}
+_NOT_TYPED = ("escape", "tab")
+"""Keys with a control character of their own, which no text holds."""
 _WORDS = {
     "escape": "Esc",
     "pageup": "PgUp",
@@ -130,7 +132,8 @@ def _read_key(key: str, where: str, typed: bool) -> str:
         raise ConfigError(
             f"{where}: {shown!r} is no key; write the letter itself, like {base.upper()}"
         )
-    if typed and not modifiers and (is_character or key_to_character(base) is not None):
+    is_typed = is_character or (base not in _NOT_TYPED and key_to_character(base) is not None)
+    if typed and not modifiers and is_typed:
         raise ConfigError(
             f"{where}: {shown!r} is a character that one types; add ctrl+ or alt+, or take an F key"
         )

@@ -51,6 +51,11 @@ def test_what_is_right_is_taken() -> None:
     assert read({}) == {}
 
 
+def test_keys_that_write_nothing_are_taken_while_one_types() -> None:
+    changes = {"chat.stop": "escape,ctrl+x", "chat.focus_transcript": "tab,f7"}
+    assert read(changes) == changes
+
+
 def test_two_actions_may_swap_their_keys() -> None:
     assert read({"chat.help": "f2", "chat.io_panel": "f1"})
 
