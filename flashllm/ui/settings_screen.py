@@ -17,6 +17,7 @@ from textual.widgets import Footer, Input, Static, TextArea
 
 from flashllm.errors import UsageError
 from flashllm.sanitize import sanitize, sanitize_line
+from flashllm.ui.keys import bindings_in, give_way
 from flashllm.ui.setting_values import SETTINGS, ChatValues, Setting
 
 
@@ -141,6 +142,8 @@ class SettingsScreen(ModalScreen[ChatValues | None]):
 
     def on_mount(self) -> None:
         """Begins at the setting that was asked for."""
+        # The arrows go through the fields, where the page would scroll with them too.
+        give_way(self.query_one(VerticalScroll), bindings_in(self.BINDINGS))
         next(
             field for field in self.query(_Field) if field.setting.name == self._first
         ).take_focus()

@@ -42,8 +42,9 @@ class TokenView(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,h", "go(-1)", "Token before"),
         Binding("right,l", "go(1)", "Next token"),
-        Binding("home", "go(-1000000)", "First", show=False),
-        Binding("end", "go(1000000)", "Last", show=False),
+        # Before the text, which scrolls with these keys where it is longer than the screen.
+        Binding("home", "go(-1000000)", "First", show=False, priority=True),
+        Binding("end", "go(1000000)", "Last", show=False, priority=True),
         Binding("escape,t,q", "dismiss", "Close"),
     ]
     DEFAULT_CSS: ClassVar[str] = """

@@ -45,8 +45,7 @@ def test_a_narrow_page_gives_explanations_their_own_lines() -> None:
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24)])
-@pytest.mark.parametrize("key", ["escape", "f1", "q", "enter"])
-async def test_it_scrolls_and_closes(size: tuple[int, int], key: str) -> None:
+async def test_it_scrolls_and_closes(size: tuple[int, int]) -> None:
     app = Around(lambda: HelpScreen())
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: "send" in shown(app))
@@ -54,5 +53,5 @@ async def test_it_scrolls_and_closes(size: tuple[int, int], key: str) -> None:
         await pilot.press("end")
         await until(pilot, lambda: "drag" in shown(app))
         assert shown(app) != before
-        await pilot.press(key)
+        await pilot.press("escape")
         assert app.results == [None]

@@ -1,0 +1,573 @@
+"""Every key and every slash command does something: a table says which scenario shows what.
+
+A scenario presses keys in states where they act, and asserts what can be seen of it. What was
+pressed is noted as it happens, by the binding that took the key, so the table cannot claim more.
+A binding or a command that no scenario names fails `test_nothing_is_left_out`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from textual.binding import Binding
+from textual.command import CommandPalette
+from textual.dom import DOMNode
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, OptionList, Static
+
+import flashllm.ui
+from flashllm.errors import MemoryCeilingTooSmall
+from flashllm.sampling import Sampling
+from flashllm.sessions import SessionStore
+from flashllm.settings import ChatSettings
+from flashllm.ui.activity import Phase
+from flashllm.ui.commands_slash import COMMANDS, SlashCommand
+from flashllm.ui.confirm import ConfirmScreen
+from flashllm.ui.convert_screen import ConvertScreen
+from flashllm.ui.help import HelpScreen
+from flashllm.ui.picker import ModelPicker
+from flashllm.ui.sessions_screen import SessionsScreen
+from flashllm.ui.settings_screen import SettingsScreen
+from flashllm.ui.token_view import TokenView
+from flashllm.ui.turn_view import Notice, Question
+from tests.ui.chat_pilot import CountingApp, answers, make_app, ready, say, status, texts, until
+from tests.ui.fake_engine import FakeModel
+from tests.ui.fake_library import FakeLibrary, scripted_job
+
+Scenario = Callable[[Path], Awaitable[set[str]]]
+
+
+class Walk:
+    """Presses keys and types commands, and keeps which bindings and commands took them."""
+
+    def __init__(self, pilot: Pilot[None]) -> None:
+        self.pilot = pilot
+        self.app = cast("CountingApp", pilot.app)
+        self.done: set[str] = set()
+        self._key = ""
+        self._run_action = self.app.run_action
+        self.app.run_action = self._note  # type: ignore[method-assign]
+
+    async def _note(
+        self, action: Any, default_namespace: DOMNode | None = None, namespaces: Any = None
+    ) -> bool:
+        # An action that is not possible now leaves the key to the next binding around it.
+        done = await self._run_action(action, default_namespace, namespaces)
+        if done and self._key and default_namespace is not None:
+            owner = default_namespace._bindings
+            for binding in owner.key_to_bindings.get(self._key, ()):
+                if binding.action == action:
+                    self.done.add(_name(type(default_namespace), binding))
+        return done
+
+    async def press(self, *keys: str) -> None:
+        for self._key in keys:
+            await self.pilot.press(self._key)
+        self._key = ""
+
+    async def say(self, line: str) -> None:
+        """A command, or a question of which nothing is waited for."""
+        self.done.add(line.split()[0])
+        await say(self.pilot, line)
+
+    async def ask(self, text: str) -> None:
+        """A question, until it is answered."""
+        count = len(answers(self.app))
+        await say(self.pilot, text)
+        await self.until(lambda: len(answers(self.app)) > count)
+        await ready(self.pilot)
+
+    async def answer(self, *shown: str) -> None:
+        """Waits for answers that are complete."""
+        await self.until(lambda: answers(self.app) == list(shown))
+        await ready(self.pilot)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        await until(self.pilot, condition)
+
+    async def opens(self, kind: type[Any]) -> None:
+        await self.until(lambda: isinstance(self.app.screen, kind))
+
+    async def closes(self) -> None:
+        await self.until(lambda: len(self.app.screen_stack) == 1)
+
+    async def hints(self, words: str) -> None:
+        await self.until(lambda: words in status(self.app))
+
+    async def tells(self, words: str) -> None:
+        await self.until(lambda: any(words in text for text in texts(self.app, Notice)))
+
+
+@asynccontextmanager
+async def chat(model: FakeModel, **options: Any) -> AsyncIterator[Walk]:
+    async with make_app(model, **options).run_test(size=(80, 16)) as pilot:
+        await ready(pilot)
+        yield Walk(pilot)
+
+
+async def stopped_and_answered_again(_: Path) -> set[str]:
+    never = threading.Event()
+    model = FakeModel(
+        ["one", never], [" two", never], [" three", never], ["four"], ["five"], ["six"]
+    )
+    async with chat(model) as walk:
+        app = walk.app
+        app.prompt.load_text("go")
+        await walk.press("enter")
+        await walk.until(lambda: answers(app) == ["one"])
+        await walk.press("escape")
+        await walk.answer("one")
+        await walk.press("tab")
+        assert app.shown.transcript.selected == 2
+        await walk.press("enter")
+        await walk.until(lambda: answers(app) == ["one two"])
+        await walk.press("ctrl+c")
+        await walk.answer("one two")
+        await walk.press("escape")
+        assert app.focused is app.prompt
+        await walk.say("/continue")
+        await walk.until(lambda: answers(app) == ["one two three"])
+        await walk.say("/stop")
+        await walk.answer("one two three")
+        await walk.press("shift+tab", "r")
+        await walk.answer("four")
+        await walk.press("left")
+        await walk.answer("one two three")
+        await walk.press("right")
+        await walk.answer("four")
+        await walk.press("tab")
+        assert app.focused is app.prompt
+        await walk.say("/regenerate")
+        await walk.answer("five")
+        await walk.say("/branch prev")
+        await walk.answer("four")
+        await walk.say("/branch next")
+        await walk.answer("five")
+        await walk.say("/retry")
+        await walk.answer("six")
+        return walk.done
+
+
+async def in_the_prompt(tmp_path: Path) -> set[str]:
+    settings = ChatSettings(editor="sh -c 'printf edited > \"$0\"'")
+    async with chat(FakeModel(["a line\n\n"] * 30, ["two"]), settings=settings) as walk:
+        app = walk.app
+        await walk.ask("first")
+        await walk.ask("second")
+        for key, text in (("up", "second"), ("up", "first"), ("down", "second")):
+            await walk.press(key)
+            assert app.prompt.text == text
+        for key, text in (("ctrl+j", "second\n"), ("shift+enter", "second\n\n")):
+            await walk.press(key)
+            assert app.prompt.text == text
+        bottom = app.shown.transcript.scroll_y
+        await walk.press("pageup")
+        await walk.until(lambda: app.shown.transcript.scroll_y < bottom)
+        await walk.until(lambda: not app.shown.transcript.is_scrolling)
+        top = app.shown.transcript.scroll_y
+        await walk.press("pagedown")
+        await walk.until(lambda: app.shown.transcript.scroll_y > top)
+        app.suspend = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+        await walk.press("ctrl+g")
+        await walk.until(lambda: app.prompt.text == "edited")
+        app.prompt.select_all()
+        await walk.press("ctrl+c")
+        assert app.clipboard == "edited"
+        await walk.press("ctrl+n")
+        await walk.until(lambda: texts(app, Question) == [])
+        await walk.ask("third")
+        await walk.say("/new")
+        await walk.until(lambda: texts(app, Question) == [])
+        await walk.say("/context")
+        await walk.tells("context")
+        await walk.say("/clear")
+        await walk.until(lambda: texts(app, Notice) == [])
+        await walk.say("/theme nord")
+        await walk.until(lambda: app.theme == "nord")
+        await walk.say("/set temp 0.7")
+        await walk.until(lambda: app.sampling == Sampling(0.7))
+        await walk.say("/system Be brief.")
+        await walk.until(lambda: app.conversation.system == "Be brief.")
+        await walk.say("/show")
+        await walk.tells("Be brief.")
+        return walk.done
+
+
+async def with_a_message_selected(_: Path) -> set[str]:
+    async with chat(FakeModel(["```\na = 1\n```"], ["two"])) as walk:
+        app, transcript = walk.app, walk.app.shown.transcript
+        await walk.ask("first")
+        await walk.ask("second")
+        for key, turn in (("tab", 4), ("up", 3), ("k", 2), ("down", 3), ("j", 4)):
+            await walk.press(key)
+            assert transcript.selected == turn, key
+        await walk.press("c")
+        assert app.clipboard == "two"
+        await walk.press("up", "up", "b")
+        assert app.clipboard == "a = 1\n"
+        await walk.press("e")
+        assert app.prompt.text == "first"
+        await walk.press("escape")
+        assert app.editing is None
+        await walk.press("shift+tab", "d")
+        question = app.screen
+        assert isinstance(question, ConfirmScreen)
+        before = question.focused
+        await walk.press("left")
+        assert question.focused is not before
+        await walk.press("right")
+        assert question.focused is before
+        for key in ("n", "escape"):
+            await walk.press(key)
+            await walk.closes()
+            assert len(app.conversation.turns) == 4
+            await walk.press("d")
+        await walk.press("escape", "shift+tab")
+        assert app.focused is app.prompt
+        await walk.say("/copy 2")
+        await walk.until(lambda: app.clipboard.startswith("```"))
+        await walk.say("/branch next")
+        await walk.hints("one version only")
+        await walk.say("/edit 2")
+        await walk.until(lambda: app.prompt.text == "first")
+        await walk.press("escape", "tab", "d", "y", "escape")
+        await walk.until(lambda: len(app.conversation.turns) == 3)
+        await walk.say("/code 1")
+        await walk.until(lambda: app.clipboard == "a = 1\n")
+        assert app.shown.transcript.selected is None
+        await walk.say("/delete 3")
+        await walk.opens(ConfirmScreen)
+        await walk.press("y")
+        await walk.until(lambda: app.conversation.turns == {})
+        return walk.done
+
+
+async def panels_and_pages(_: Path) -> set[str]:
+    async with chat(FakeModel(["one", " two", " three"])) as walk:
+        app = walk.app
+        await walk.ask("go")
+        for panel, key, line in ((app.panels.io, "f2", "/io"), (app.panels.map, "f3", "/map")):
+            await walk.press(key)
+            assert panel.display
+            await walk.say(line)
+            await walk.until(lambda panel=panel: not panel.display)
+        for begin, key in (("f1", "q"), ("/help", "f1"), ("/?", "enter"), ("f1", "escape")):
+            await (walk.say if begin[0] == "/" else walk.press)(begin)
+            await walk.opens(HelpScreen)
+            await walk.press(key)
+            await walk.closes()
+        await walk.press("ctrl+p")
+        await walk.opens(CommandPalette)
+        await walk.press("escape")
+        await walk.closes()
+        for keys, close in ((("tab", "t"), "t"), (("t",), "q"), ((), "escape")):
+            await (walk.press(*keys) if keys else walk.say("/tokens"))
+            await walk.opens(TokenView)
+            if close == "t":
+                view = cast("TokenView", app.screen)
+                places = [("home", 0), ("l", 1), ("right", 2), ("h", 1), ("left", 0), ("end", 2)]
+                for key, place in places:
+                    await walk.press(key)
+                    assert view.place == place, key
+            await walk.press(close)
+            await walk.closes()
+            if close == "q":
+                app.action_focus_prompt()
+        return walk.done
+
+
+async def settings_page(_: Path) -> set[str]:
+    async with chat(FakeModel(["one"])) as walk:
+        app = walk.app
+        for begin in ("/settings", "/system", "f6"):
+            await (walk.say if begin[0] == "/" else walk.press)(begin)
+            await walk.opens(SettingsScreen)
+            await walk.until(lambda: app.screen.focused is not None)
+            app.screen.query("Input").first(Input).value = "0.5"
+            if begin != "f6":
+                await walk.press("escape")
+                await walk.closes()
+                assert app.sampling is None
+        fields = [app.screen.focused]
+        for key in ("tab", "down", "shift+tab", "up"):
+            await walk.press(key)
+            fields.append(app.screen.focused)
+        assert fields[0] is fields[4]
+        assert fields[1] is fields[3]
+        assert len(set(fields)) == 3
+        await walk.press("ctrl+s")
+        await walk.closes()
+        assert app.sampling == Sampling(0.5)
+        return walk.done
+
+
+async def conversations(tmp_path: Path) -> set[str]:
+    async with chat(FakeModel(["fine"]), store=tmp_path / "s.db") as walk:
+        app = walk.app
+        await walk.ask("a river")
+        await walk.say("/rename Long rivers")
+        await walk.hints("is called “Long rivers” now")
+        await walk.say(f"/export json {tmp_path}/a.json")
+        await walk.until((tmp_path / "a.json").exists)
+        await walk.say(f"/import {tmp_path}/a.json")
+        await walk.until(lambda: app.session_id == 2)
+        await walk.say("/session 1")
+        await walk.until(lambda: app.session_id == 1)
+        with SessionStore(tmp_path / "s.db") as store:
+            for number in range(12):
+                store.create(name=f"number {number}")
+        await walk.say("/sessions")
+        await _sessions_screen(walk, tmp_path)
+        return walk.done
+
+
+async def _sessions_screen(walk: Walk, tmp_path: Path) -> None:
+    app = walk.app
+
+    async def listed(count: int) -> OptionList:
+        await walk.opens(SessionsScreen)
+        options = app.screen.query_one(OptionList)
+        await walk.until(lambda: options.option_count == count)
+        return options
+
+    def typed() -> Input:
+        return app.screen.query_one(Input)
+
+    async def says(words: str) -> None:
+        said = app.screen.query_one("#said", Static)
+        await walk.until(lambda: words in str(said.content))
+
+    options = await listed(14)
+    options.highlighted = 0
+    for key, row in (("down", 1), ("pagedown", 9), ("up", 8), ("pageup", 0)):
+        await walk.press(key)
+        assert options.highlighted == row, key
+    await walk.press("ctrl+r")
+    typed().value = "another name"
+    await walk.press("enter")
+    await says("It is called “another name” now.")
+    await walk.press("ctrl+e")
+    typed().value = str(tmp_path / "b.json")
+    await walk.press("enter")
+    await walk.until((tmp_path / "b.json").exists)
+    await says("Written")
+    await walk.press("ctrl+o")
+    typed().value = str(tmp_path / "a.json")
+    await walk.press("enter")
+    await listed(15)
+    await walk.press("ctrl+d", "enter")
+    await listed(14)
+    await walk.press("ctrl+n")
+    await walk.until(lambda: len(app.screen_stack) == 1 and texts(app, Question) == [])
+    await walk.press("f4")
+    await listed(14)
+    await walk.press("escape")
+    await walk.closes()
+
+
+async def models_and_conversions(tmp_path: Path) -> set[str]:
+    library = FakeLibrary()
+    script = "phase(5); time.sleep(60) if destination.name == 'slow' else make()"
+    async with chat(FakeModel(["one"]), library=lambda: library) as walk:
+        app = walk.app
+        app.conversions._make = scripted_job(script)
+        await walk.press("f5")
+        await _picker(walk, library)
+        await walk.press("c")
+        await _convert_screen(walk, tmp_path)
+        await walk.until(lambda: app.choice.path == tmp_path / "made")
+        await walk.closes()
+        await ready(walk.pilot)
+        await walk.say("/convert /some/where")
+        await walk.opens(ConvertScreen)
+        await walk.press("escape")
+        await walk.closes()
+        await walk.say("/models")
+        await walk.opens(ModelPicker)
+        await walk.until(lambda: app.screen.query_one(DataTable).row_count == 4)
+        await walk.press("down", "enter")
+        await walk.until(lambda: app.choice == library.models[1].choice)
+        await ready(walk.pilot)
+        await walk.say(f"/model {tmp_path}")
+        await walk.until(lambda: app.choice.path == tmp_path)
+        await ready(walk.pilot)
+        return walk.done
+
+
+async def _picker(walk: Walk, library: FakeLibrary) -> None:
+    await walk.opens(ModelPicker)
+    table = walk.app.screen.query_one(DataTable)
+    await walk.until(lambda: table.row_count == 4)
+    await walk.press("slash")
+    assert isinstance(walk.app.screen.focused, Input)
+    walk.app.screen.focused.value = "org"
+    await walk.until(lambda: table.row_count == 2)
+    for key, row in (("down", 1), ("up", 0)):
+        await walk.press(key)
+        assert table.cursor_row == row, key
+    await walk.press("escape")
+    await walk.until(lambda: table.row_count == 4)
+    await walk.press("f5")
+    await walk.until(lambda: library.searches == 2 and table.row_count == 4)
+
+
+async def _convert_screen(walk: Walk, tmp_path: Path) -> None:
+    app = walk.app
+    await walk.opens(ConvertScreen)
+
+    async def start(name: str) -> None:
+        app.screen.query_one("#source", Input).value = "/some/where"
+        app.screen.query_one("#destination", Input).value = str(tmp_path / name)
+        await walk.press("ctrl+s")
+
+    def possible(key: str) -> bool:
+        return key in app.screen.active_bindings
+
+    await start("slow")
+    await walk.until(lambda: app.conversions.is_running)
+    await walk.until(lambda: possible("ctrl+x"))
+    await walk.press("ctrl+x")
+    await walk.until(lambda: not app.conversions.is_running and possible("ctrl+b"))
+    await walk.press("ctrl+b")
+    await start("made")
+    await walk.until(lambda: possible("ctrl+o"))
+    await walk.press("ctrl+o")
+
+
+async def a_closed_model(_: Path) -> set[str]:
+    model = FakeModel(["fine"])
+    failures = [MemoryCeilingTooSmall("too small", 1)] * 2
+    app = make_app(model)
+
+    def open_engine(_choice: object) -> Any:
+        if failures:
+            raise failures.pop()
+        return model
+
+    app.engine._open_engine = open_engine
+    async with app.run_test() as pilot:
+        walk = Walk(pilot)
+        await walk.until(lambda: app.activity.phase is Phase.CLOSED)
+        await walk.press("ctrl+r")
+        await walk.until(lambda: not failures and app.activity.phase is Phase.CLOSED)
+        await walk.say("/retry")
+        await ready(pilot)
+        return walk.done
+
+
+async def leaving(_: Path) -> set[str]:
+    async with chat(FakeModel(["fine"])) as walk:
+        left: list[str] = []
+        for line in ("/exit", "/bye", "ctrl+q"):
+            walk.app.exit = lambda line=line: left.append(line)  # type: ignore[method-assign,misc]
+            await (walk.say if line[0] == "/" else walk.press)(line)
+            await walk.until(lambda line=line: line in left)
+        del walk.app.exit
+        await walk.say("/quit")
+        await walk.until(lambda: not walk.app.is_running)
+        return walk.done
+
+
+def _name(owner: type[Any], binding: Binding) -> str:
+    """`chat.stop escape`; what has no id is called by its screen and what it does."""
+    return f"{binding.id or f'{owner.__name__}.{binding.action}'} {binding.key}"
+
+
+def _everything() -> Iterator[str]:
+    """Names of all keys of all widgets of the chat, and of all commands."""
+    for module in pkgutil.iter_modules(flashllm.ui.__path__):
+        importlib.import_module(f"flashllm.ui.{module.name}")
+    classes = list(DOMNode.__subclasses__())
+    for owner in classes:
+        classes += owner.__subclasses__()
+        if owner.__module__.startswith("flashllm.ui.") and "BINDINGS" in vars(owner):
+            for binding in Binding.make_bindings(owner.BINDINGS):
+                yield _name(owner, binding)
+    for command in COMMANDS:
+        yield from (f"/{name}" for name in (command.name, *command.others))
+
+
+EXERCISED: dict[Scenario, str] = {
+    stopped_and_answered_again: """
+        chat.send enter, chat.stop escape, chat.copy_or_stop ctrl+c, chat.continue enter,
+        chat.focus_transcript tab, chat.focus_transcript shift+tab, chat.focus_prompt escape,
+        chat.focus_prompt_tab tab, chat.regenerate r, chat.branch_previous left,
+        chat.branch_next right, /continue, /stop, /regenerate, /branch
+    """,
+    in_the_prompt: """
+        chat.history_earlier up, chat.history_later down, chat.break_line ctrl+j,
+        chat.break_line shift+enter, chat.page_up pageup, chat.page_down pagedown,
+        chat.editor ctrl+g, chat.copy_or_stop ctrl+c, chat.new_conversation ctrl+n,
+        /new, /context, /clear, /theme, /set, /system, /show
+    """,
+    with_a_message_selected: """
+        chat.select_earlier up, chat.select_earlier k, chat.select_later down,
+        chat.select_later j, chat.copy c, chat.code b, chat.edit e, chat.stop escape,
+        chat.delete d, chat.focus_prompt_tab shift+tab, ConfirmScreen.app.focus_next left,
+        ConfirmScreen.app.focus_next right, ConfirmScreen.answer(False) n,
+        ConfirmScreen.answer(False) escape, ConfirmScreen.answer(True) y,
+        /copy, /code, /edit, /delete
+    """,
+    panels_and_pages: """
+        chat.io_panel f2, chat.neuron_map f3, chat.help f1, chat.palette ctrl+p, chat.tokens t,
+        HelpScreen.dismiss escape, HelpScreen.dismiss f1, HelpScreen.dismiss enter,
+        HelpScreen.dismiss q, TokenView.go(-1) left, TokenView.go(-1) h, TokenView.go(1) right,
+        TokenView.go(1) l, TokenView.go(-1000000) home, TokenView.go(1000000) end,
+        TokenView.dismiss escape, TokenView.dismiss t, TokenView.dismiss q,
+        /io, /map, /help, /?, /tokens
+    """,
+    settings_page: """
+        chat.settings f6, settings.next tab, settings.next down, settings.previous shift+tab,
+        settings.previous up, settings.apply ctrl+s, settings.leave escape, /settings, /system
+    """,
+    conversations: """
+        chat.sessions f4, sessions.up up, sessions.down down, sessions.page_up pageup,
+        sessions.page_down pagedown, sessions.rename ctrl+r, sessions.export ctrl+e,
+        sessions.import ctrl+o, sessions.delete ctrl+d, sessions.new ctrl+n,
+        sessions.back escape, /rename, /export, /import, /session, /sessions
+    """,
+    models_and_conversions: """
+        chat.models f5, picker.filter slash, picker.down down, picker.up up,
+        picker.leave escape, picker.scan f5, picker.convert c, picker.open enter,
+        convert.start ctrl+s, convert.stop ctrl+x, convert.again ctrl+b, convert.open ctrl+o,
+        convert.leave escape, /convert, /models, /model
+    """,
+    a_closed_model: "chat.reopen ctrl+r, /retry",
+    leaving: "chat.quit ctrl+q, /quit, /exit, /bye",
+}
+
+
+def _named(scenario: Scenario) -> set[str]:
+    return {name.strip() for name in EXERCISED[scenario].split(",")}
+
+
+def _left_out() -> list[str]:
+    return sorted(set(_everything()).difference(*map(_named, EXERCISED)))
+
+
+def test_nothing_is_left_out() -> None:
+    assert _left_out() == [], "no scenario exercises these"
+    unknown = set().union(*map(_named, EXERCISED)).difference(_everything())
+    assert unknown == set(), "these are no keys and no commands any more"
+
+
+@pytest.mark.parametrize("scenario", EXERCISED, ids=lambda scenario: scenario.__name__)
+async def test_all_that_a_scenario_names_acts(scenario: Scenario, tmp_path: Path) -> None:
+    done = await scenario(tmp_path)
+    assert _named(scenario) - done == set(), "named, but not what took the key"
+
+
+def test_what_nothing_exercises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [*HelpScreen.BINDINGS, Binding("f9,f10", "dismiss", "Close")]
+    monkeypatch.setattr(HelpScreen, "BINDINGS", keys)
+    commands = (*COMMANDS, SlashCommand("dance", "", "dances", "dance"))
+    monkeypatch.setattr(f"{__name__}.COMMANDS", commands)
+    assert _left_out() == ["/dance", "HelpScreen.dismiss f10", "HelpScreen.dismiss f9"]
