@@ -52,6 +52,10 @@ class HelpSection:
         return Content("\n").join(lines)
 
 
+def _begun_small(text: str) -> str:
+    return f"{text[0].lower()}{text[1:]}" if text[1:2].islower() else text
+
+
 def key_section(title: str, bindings: Iterable[Binding]) -> HelpSection:
     """The keys of some bindings; one action, one row."""
     keys: dict[str, list[str]] = {}
@@ -59,7 +63,7 @@ def key_section(title: str, bindings: Iterable[Binding]) -> HelpSection:
         described = binding.tooltip or binding.description
         if described:
             keys.setdefault(described, []).append(key_words(binding.key))
-    rows = ((" or ".join(names), f"{text[0].lower()}{text[1:]}") for text, names in keys.items())
+    rows = ((" or ".join(names), _begun_small(text)) for text, names in keys.items())
     return HelpSection(title, tuple(rows))
 
 

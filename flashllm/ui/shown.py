@@ -19,6 +19,7 @@ ENDS = {
     BROKEN_OFF: "broke off; Enter here, or /continue, goes on",
 }
 """What is said below an answer that did not end by itself."""
+UNANSWERED = "nothing was answered; r here, or /regenerate, answers it"
 CAN_GO_ON = ("cancelled", "length", BROKEN_OFF)
 
 
@@ -45,7 +46,7 @@ class Shown:
         if len(siblings) > 1:
             parts.append(f"‹ {siblings.index(turn.id) + 1}/{len(siblings)} ›")
         if turn.finish_reason in ENDS and turn.id != self.writing:
-            parts.append(ENDS[turn.finish_reason])
+            parts.append(ENDS[turn.finish_reason] if turn.text.strip() else UNANSWERED)
         return "  ".join(parts)
 
     def renote(self) -> None:

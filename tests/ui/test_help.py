@@ -30,6 +30,7 @@ def test_every_command_and_number_is_there() -> None:
     for name, _ in (*NUMBERS, *MOUSE):
         assert name in rows
     assert "Ctrl+Q" in rows
+    assert ("F2", "I/O") in [row for section in help_sections({}) for row in section.rows]
 
 
 def test_changed_keys_are_there_and_the_old_ones_not() -> None:

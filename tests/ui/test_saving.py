@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from flashllm.conversation import Conversation
 from flashllm.sessions import SessionStore
 from flashllm.ui.activity import Phase
 from flashllm.ui.turn_view import Notice, Question
@@ -39,6 +40,22 @@ async def test_questions_and_answers_are_kept_and_shown_again(tmp_path: Path) ->
     assert [m["content"] for m in model.tokenizer.conversations[0]] == [
         "Be brief.", "first", "one", "second",
     ]  # fmt: skip
+
+
+async def test_an_answer_that_had_not_begun_says_how_to_ask_again(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    conversation = Conversation()
+    turns = [conversation.ask("first"), conversation.begin_answer()]
+    with SessionStore(path) as store:  # as it would be found after kill -9
+        session_id = store.create()
+        for turn in turns:
+            store.save_turn(session_id, turn)
+        store.save_leaf(session_id, conversation.leaf)
+    async with make_app(FakeModel(["one"]), store=path, session=session_id).run_test() as pilot:
+        app = await ready(pilot)
+        assert notes(app) == ["nothing was answered; r here, or /regenerate, answers it"]
+        await pilot.press("tab", "r")
+        await until(pilot, lambda: answers(app) == ["one"])
 
 
 async def test_an_answer_is_kept_while_it_is_written_and_can_go_on_afterwards(
