@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from flashllm.engine_launcher import EngineLauncher
+from flashllm.engine_messages import EngineSettings
+
+SCRIPT = "CHAT_SCRIPT"
 WORDS = ("the", "sea", "is", "a", "large", "body", "of", "salt", "water", "and", "waves", "move")
 LINE_WORDS, PARAGRAPH_LINES = 14, 6
 
@@ -33,19 +38,26 @@ def text_of(tokens: int) -> list[str]:
 
 
 def main() -> None:
-    """Runs the chat, its engine replaced."""
-    script, out = json.loads(sys.argv[1]), Path(sys.argv[2])
-    fake = importlib.import_module("tests.ui.fake_engine")
+    """Runs the chat, its engine replaced; that runs in a process of its own, as the real one."""
+    os.environ[SCRIPT] = sys.argv[1]
     opening = importlib.import_module("flashllm.commands.opening")
-    steps: list[Any] = []
-    for piece in text_of(script["tokens"]):
-        steps += [script["seconds"], piece] if script["seconds"] else [piece]
-    launcher = fake.FakeLauncher(fake.FakeModel(steps, context=1_000_000))
-    opening.start_launcher = lambda _: launcher  # type: ignore[attr-defined]
-    _watch(out)
+    opening.start_launcher = lambda _: EngineLauncher(  # type: ignore[attr-defined]
+        EngineSettings(), f"{__name__}:open_engine"
+    )
+    _watch(Path(sys.argv[2]))
     from flashllm.cli import main as flashllm_main
 
     sys.exit(flashllm_main(sys.argv[3:]))
+
+
+def open_engine(*_: object) -> Any:
+    """In the engine's process: an engine that says what the script says."""
+    script = json.loads(os.environ[SCRIPT])
+    fake = importlib.import_module("tests.ui.fake_engine")
+    steps: list[Any] = []
+    for piece in text_of(script["tokens"]):
+        steps += [script["seconds"], piece] if script["seconds"] else [piece]
+    return fake.FakeModel(steps, context=1_000_000)
 
 
 def _watch(out: Path) -> None:

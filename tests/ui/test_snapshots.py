@@ -1,0 +1,42 @@
+"""Pictures of the chat in each of its states; `pytest --snapshot-update` draws them anew."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.ui.looks import LOOKS, Look, still
+
+CASES = [(look, size) for look in LOOKS for size in look.sizes]
+
+
+@pytest.mark.parametrize(
+    ("look", "size"), CASES, ids=[f"{look.name}-{size[0]}x{size[1]}" for look, size in CASES]
+)
+def test_look(
+    look: Look, size: tuple[int, int], snap_compare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in look.environment:
+        monkeypatch.setenv(name, value)
+    time.tzset()
+    # Seconds that have passed are on the screen; here none pass.
+    stopped = SimpleNamespace(monotonic=lambda: 1000.0)
+    monkeypatch.setattr("flashllm.ui.activity.time", stopped)
+
+    async def run_before(pilot: Any) -> None:
+        await look.prepare(pilot)
+        await still(pilot)
+
+    assert snap_compare(look.make(), terminal_size=size, run_before=run_before)
+
+
+def test_there_are_as_many_as_we_say() -> None:
+    assert len(CASES) >= 40
+    assert len({look.name for look in LOOKS}) == len(LOOKS)
