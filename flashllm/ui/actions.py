@@ -15,7 +15,6 @@ from flashllm.library.job import Conversions
 from flashllm.sanitize import sanitize_line
 from flashllm.ui.activity import Phase
 from flashllm.ui.bindings import APP_BINDINGS
-from flashllm.ui.context_meter import ContextMeter
 from flashllm.ui.editor import edited
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.keys import bindings_in, give_way, reworded, with_keys
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from flashllm.settings import ChatSettings
     from flashllm.ui.activity import Activity
     from flashllm.ui.answering import Answering
+    from flashllm.ui.context_meter import ContextMeter
     from flashllm.ui.engine_thread import EngineThread
     from flashllm.ui.panels import Panels
     from flashllm.ui.picker import Models
@@ -50,6 +50,7 @@ class Actions(RestoringApp):
     conversions: Conversions
     engine: EngineThread
     library: Callable[[], Models] | None
+    meter: ContextMeter
     panels: Panels
     keymap: dict[str, str]
     prompt: Prompt
@@ -252,7 +253,7 @@ class Actions(RestoringApp):
 
     async def action_context(self) -> None:
         """Says how full the context is."""
-        await self.tell(self.query_one(ContextMeter).fill.words())
+        await self.tell(self.meter.fill.words())
 
     async def action_clear(self) -> None:
         """Takes remarks off the screen."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
@@ -214,8 +215,30 @@ class AnswerMarkdown(Markdown):
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text, parser_factory=make_parser, open_links=False)
+        self._settled = False
+        self._settled_width = 0
 
     def settle(self) -> None:
-        """Nothing will be added."""
+        """Nothing will be added, until `grow`."""
         for block in self.query(CodeBlock):
             block.settle()
+        self._settled = True
+        self.call_after_refresh(self._keep_height)
+
+    def grow(self) -> None:
+        """More will be added."""
+        self._settled = False
+        self.styles.height = None
+
+    def on_resize(self, event: events.Resize) -> None:
+        """In other columns, the text has other lines."""
+        if self._settled and event.size.width != self._settled_width:
+            self.styles.height = None
+            self.call_after_refresh(self._keep_height)
+
+    def _keep_height(self) -> None:
+        # Asked for its height, a document lays out all that it has, whenever anything on the
+        # screen changes: of a long answer that would be most of the work.
+        if self._settled and self.size.height:
+            self._settled_width = self.size.width
+            self.styles.height = self.size.height

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flashllm.ui import messages
     from flashllm.ui.app import ChatApp
 
+SOON_SECONDS = 0.01
 TOKENS_KEPT = 4_000
 """Tokens whose numbers can be looked at; those of the oldest answers go first."""
 
@@ -114,7 +115,14 @@ class Answering:
 
     def expect_tokens(self) -> None:
         """Tokens are shown in batches, as often as that is worth what it costs."""
-        self._app.set_timer(self._pace.wait_seconds(), self.show_tokens)
+        self._app.set_timer(self._pace.wait_seconds(), self._show_when_due)
+
+    async def _show_when_due(self) -> None:
+        # A key that was pressed meanwhile puts it off.
+        if self._pace.wait_seconds() > SOON_SECONDS:
+            self.expect_tokens()
+        else:
+            await self.show_tokens()
 
     async def show_tokens(self) -> None:
         """Shows the tokens that have come."""

@@ -95,6 +95,8 @@ class ChatApp(Actions):
         self.shown = Shown(Conversation(system), self.saving)
         self.shown.transcript = Transcript(self.shown.make_view)
         self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
+        # Held, since to look for them goes through all that a long answer is made of.
+        self.status_line, self.meter, self.suggestions = StatusLine(), ContextMeter(), Suggestions()
         self.slash = SlashActions(self)
         self.keymap = dict(keymap or {})
         self.given = given
@@ -131,11 +133,11 @@ class ChatApp(Actions):
         yield self.shown.transcript
         yield self.panels.map
         yield self.panels.io
-        yield Suggestions()
+        yield self.suggestions
         yield self.prompt
         with Horizontal(id="bottom"):
-            yield StatusLine()
-            yield ContextMeter()
+            yield self.status_line
+            yield self.meter
         yield Footer(compact=True, show_command_palette=False)
 
     async def on_mount(self) -> None:
@@ -307,9 +309,8 @@ class ChatApp(Actions):
 
     def show_status(self) -> None:
         """The status line as it is now; it ticks only while something is waited for."""
-        with contextlib.suppress(IndexError):  # no screen any more
-            for line in self.screen_stack[0].query(StatusLine):
-                line.parts = tuple(map(self.in_words, self.activity.parts()))
+        if self.status_line.is_attached:
+            self.status_line.parts = tuple(map(self.in_words, self.activity.parts()))
         waits = self.activity.phase in (Phase.OPENING, Phase.READING)
         (self._ticker.resume if waits else self._ticker.pause)()
 
@@ -381,9 +382,8 @@ class ChatApp(Actions):
     def _meter(self, used: int) -> Fill:
         plan = self.activity.plan
         fill = Fill.of(used, plan.context, self.max_tokens) if plan is not None else Fill()
-        with contextlib.suppress(IndexError):
-            for meter in self.screen_stack[0].query(ContextMeter):
-                meter.fill = fill
+        if self.meter.is_attached:
+            self.meter.fill = fill
         return fill
 
     def _wait_to_send(self, wait: bool) -> None:

@@ -8,8 +8,10 @@ SECONDS_LEAST = 0.03
 SECONDS_MOST = 0.3
 SHARE = 0.06
 """Of the time of one core, that showing an answer may take: decoding wants the cores itself."""
-TYPING_SECONDS = 0.4
+TYPING_SECONDS, TYPING_SECONDS_MOST = 0.4, 1.0
 """While keys are pressed, text is shown no more often than that: an echo comes before it."""
+TYPING_SHARE = 0.04
+"""Of the time, that showing text may take then: so few keys may have to wait for it."""
 
 
 class Pace:
@@ -37,5 +39,6 @@ class Pace:
         now = time.monotonic()
         interval = min(max(spent / SHARE, SECONDS_LEAST), SECONDS_MOST)
         if now - self._typed_at < TYPING_SECONDS:
-            interval = max(interval, TYPING_SECONDS)
+            rare = min(max(spent / TYPING_SHARE, TYPING_SECONDS), TYPING_SECONDS_MOST)
+            interval = max(interval, rare)
         return max(self._shown_at + interval - now, 0.001)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -14,7 +13,6 @@ from flashllm.sampling import Sampling
 from flashllm.sanitize import sanitize_line
 from flashllm.sessions import Session, SessionStore, SessionSummary
 from flashllm.ui.commands_slash import Invocation, Suggestion, completed, parse, suggest
-from flashllm.ui.completion import Suggestions
 from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.session_files import export_name, import_file, write_session
 from flashllm.ui.setting_values import ChatValues
@@ -85,8 +83,8 @@ class SlashActions:
         """Shows what a line that is being typed could become."""
         is_line = text.startswith("/") and "\n" not in text
         self._suggestions = suggest(text, {"theme": self.themes}) if is_line else []
-        with contextlib.suppress(LookupError):
-            self._app.screen_stack[0].query_one(Suggestions).show(self._suggestions)
+        if self._app.suggestions.is_attached:
+            self._app.suggestions.show(self._suggestions)
 
     def complete(self) -> bool:
         """Completes the line in the prompt; False where there is nothing to complete."""

@@ -132,6 +132,7 @@ class Answer(Vertical, TurnView, can_focus=False):
 
     async def _write(self, text: str) -> None:
         if self._stream is None:
+            self._documents[-1].grow()
             self._stream = Markdown.get_stream(self._documents[-1])
         await self._stream.write(text)
 
