@@ -21,7 +21,7 @@ from textual.binding import Binding
 from textual.command import CommandPalette
 from textual.dom import DOMNode
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Input, OptionList, Static
+from textual.widgets import DataTable, Input, OptionList, Static, TextArea
 
 import flashllm.ui
 from flashllm.errors import MemoryCeilingTooSmall
@@ -202,7 +202,7 @@ async def in_the_prompt(tmp_path: Path) -> set[str]:
 
 
 async def with_a_message_selected(_: Path) -> set[str]:
-    async with chat(FakeModel(["```\na = 1\n```"], ["two"])) as walk:
+    async with chat(FakeModel(["```\na = 1\n```\n\n```\nb = 2\n```"], ["two"])) as walk:
         app, transcript = walk.app, walk.app.shown.transcript
         await walk.ask("first")
         await walk.ask("second")
@@ -240,8 +240,8 @@ async def with_a_message_selected(_: Path) -> set[str]:
         await walk.until(lambda: app.prompt.text == "first")
         await walk.press("escape", "tab", "d", "y", "escape")
         await walk.until(lambda: len(app.conversation.turns) == 3)
-        await walk.say("/code 1")
-        await walk.until(lambda: app.clipboard == "a = 1\n")
+        await walk.say("/code 2")
+        await walk.until(lambda: app.clipboard == "b = 2\n")
         assert app.shown.transcript.selected is None
         await walk.say("/delete 3")
         await walk.opens(ConfirmScreen)
@@ -291,10 +291,12 @@ async def settings_page(_: Path) -> set[str]:
             await (walk.say if begin[0] == "/" else walk.press)(begin)
             await walk.opens(SettingsScreen)
             await walk.until(lambda: app.screen.focused is not None)
+            app.screen.query_one(TextArea).text = "Hi"
             app.screen.query("Input").first(Input).value = "0.5"
             if begin != "f6":
                 await walk.press("escape")
                 await walk.closes()
+                assert app.conversation.system == ""
                 assert app.sampling is None
         fields = [app.screen.focused]
         for key in ("tab", "down", "shift+tab", "up"):
@@ -305,6 +307,7 @@ async def settings_page(_: Path) -> set[str]:
         assert len(set(fields)) == 3
         await walk.press("ctrl+s")
         await walk.closes()
+        assert app.conversation.system == "Hi"
         assert app.sampling == Sampling(0.5)
         return walk.done
 
@@ -315,12 +318,22 @@ async def conversations(tmp_path: Path) -> set[str]:
         await walk.ask("a river")
         await walk.say("/rename Long rivers")
         await walk.hints("is called “Long rivers” now")
-        await walk.say(f"/export json {tmp_path}/a.json")
-        await walk.until((tmp_path / "a.json").exists)
-        await walk.say(f"/import {tmp_path}/a.json")
+        for kind in ("md", "json"):
+            file = tmp_path / f"a b.{kind}"
+            await walk.say(f"/export {kind} '{file}'")
+            await walk.tells(f"Written: {file}")
+            assert "a river" in file.read_text()
+        await walk.say(f"/import '{file}'")
         await walk.until(lambda: app.session_id == 2)
+        assert texts(app, Question) == ["a river"]
         await walk.say("/session 1")
         await walk.until(lambda: app.session_id == 1)
+        await walk.say("/rename By the sea")
+        await walk.hints("is called “By the sea” now")
+        await walk.say("/session long rivers")
+        await walk.until(lambda: app.session_id == 2)
+        await walk.say("/session nothing")
+        await walk.tells("there is no conversation")
         with SessionStore(tmp_path / "s.db") as store:
             for number in range(12):
                 store.create(name=f"number {number}")
@@ -360,7 +373,7 @@ async def _sessions_screen(walk: Walk, tmp_path: Path) -> None:
     await walk.until((tmp_path / "b.json").exists)
     await says("Written")
     await walk.press("ctrl+o")
-    typed().value = str(tmp_path / "a.json")
+    typed().value = str(tmp_path / "a b.json")
     await walk.press("enter")
     await listed(15)
     await walk.press("ctrl+d", "enter")
