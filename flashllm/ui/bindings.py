@@ -1,11 +1,14 @@
 """Every key of the chat: its binding has an id, by which `[keys]` in config.toml gives it another.
 
-The action of each id is `ChatApp.action_NAME`; slash commands and the palette use the same names.
+The action of `chat.NAME` is `ChatApp.action_NAME`; slash commands and the palette use the same
+names. Pages have keys of their own.
 """
 
 from __future__ import annotations
 
 from textual.binding import Binding, BindingType
+
+from flashllm.ui.keys import Place, bindings_in
 
 
 def _binding(
@@ -57,3 +60,56 @@ TRANSCRIPT_BINDINGS: list[BindingType] = [
     _binding("escape", "focus_prompt(True)", "Back", name="focus_prompt", show=True),
     _binding("tab,shift+tab", "focus_prompt", "Back", name="focus_prompt_tab"),
 ]
+
+SESSIONS_BINDINGS: list[BindingType] = [
+    Binding("escape", "back", "Back", priority=True, id="sessions.back"),
+    Binding("up", "move(-1)", "Up", show=False, priority=True, id="sessions.up"),
+    Binding("down", "move(1)", "Down", show=False, priority=True, id="sessions.down"),
+    Binding("pageup", "move(-8)", "Page up", show=False, priority=True, id="sessions.page_up"),
+    Binding("pagedown", "move(8)", "Page down", show=False, priority=True,
+            id="sessions.page_down"),
+    Binding("ctrl+n", "new", "New", priority=True, id="sessions.new"),
+    Binding("ctrl+r", "rename", "Rename", priority=True, id="sessions.rename"),
+    Binding("ctrl+d", "delete", "Delete", priority=True, id="sessions.delete"),
+    Binding("ctrl+e", "export", "Export", priority=True, id="sessions.export"),
+    Binding("ctrl+o", "import", "Import", priority=True, id="sessions.import"),
+]  # fmt: skip
+
+SETTINGS_BINDINGS: list[BindingType] = [
+    Binding("ctrl+s", "apply", "Apply", priority=True, id="settings.apply"),
+    Binding("escape", "leave", "Leave as it was", priority=True, id="settings.leave"),
+    Binding("tab,down", "app.focus_next", "Next", show=False, id="settings.next"),
+    Binding("shift+tab,up", "app.focus_previous", "Previous", show=False,
+            id="settings.previous"),
+]  # fmt: skip
+
+PICKER_BINDINGS: list[BindingType] = [
+    # Before the table and the filter, which have uses of their own for it.
+    Binding("enter", "open", "Open", id="picker.open", priority=True),
+    Binding("c", "convert", "Convert", id="picker.convert"),
+    Binding("slash", "filter", "Filter", id="picker.filter"),
+    Binding("f5", "scan", "Look again", id="picker.scan"),
+    Binding("escape", "leave", "Close", id="picker.leave"),
+    Binding("up", "move(-1)", "Up", show=False, id="picker.up"),
+    Binding("down", "move(1)", "Down", show=False, id="picker.down"),
+]
+
+CONVERT_BINDINGS: list[BindingType] = [
+    Binding("ctrl+s", "start", "Convert", id="convert.start"),
+    Binding("ctrl+x", "stop", "Stop", id="convert.stop"),
+    Binding("ctrl+o", "open", "Open", id="convert.open"),
+    Binding("ctrl+b", "again", "Another", id="convert.again"),
+    Binding("escape", "leave", "Close", id="convert.leave"),
+]
+
+_FIRST = [binding for binding in bindings_in(APP_BINDINGS) if binding.priority]
+
+PLACES = (
+    Place(bindings_in(APP_BINDINGS, PROMPT_BINDINGS), typed=True),
+    Place(bindings_in(TRANSCRIPT_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, SESSIONS_BINDINGS), typed=True),
+    Place(bindings_in(_FIRST, SETTINGS_BINDINGS), typed=True),
+    Place(bindings_in(_FIRST, PICKER_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, CONVERT_BINDINGS), typed=True),
+)
+"""Where keys are looked for together; in each one a key has one action."""

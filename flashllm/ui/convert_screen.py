@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.message import Message
@@ -25,6 +25,7 @@ from flashllm.library.job import Conversions, ConvertJob, JobState, JobStatus
 from flashllm.library.options import ConvertOptions
 from flashllm.library.preview import Preview
 from flashllm.library.words import clean
+from flashllm.ui.bindings import CONVERT_BINDINGS
 from flashllm.ui.convert_form import ConvertForm, Wish
 
 PREVIEW_SECONDS = 0.2
@@ -59,13 +60,7 @@ class ConvertScreen(ModalScreen[Path | None]):
     The conversion goes on when the screen is left, and is shown when it is opened again.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "start", "Convert", id="convert.start"),
-        Binding("ctrl+x", "stop", "Stop", id="convert.stop"),
-        Binding("ctrl+o", "open", "Open", id="convert.open"),
-        Binding("ctrl+b", "again", "Another", id="convert.again"),
-        Binding("escape", "leave", "Close", id="convert.leave"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*CONVERT_BINDINGS]
     DEFAULT_CSS = """
     ConvertScreen { align: center middle; }
     ConvertScreen #convert { width: 96; max-width: 100%; height: 22; max-height: 100%;

@@ -1,18 +1,21 @@
 """Keys: which actions have one, and which others the configuration gives them.
 
-A binding that can be given another key has an id, `chat.<action>`. Textual puts the changed keys
-into every binding with that id, so the footer shows them, and help asks the same table.
+A binding that can be given another key has an id: `chat.<action>`, or a page and what it does.
+Textual puts the changed keys into every binding with that id, so the footer shows them, and help
+asks the same table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
 from textual.keys import KEY_TO_UNICODE_NAME, REPLACED_KEYS, Keys, key_to_character
+from textual.screen import Screen
 
 from flashllm.errors import ConfigError
 from flashllm.sanitize import sanitize_line
@@ -36,6 +39,14 @@ _WORDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bindings that are active together; `typed` where letters are written meanwhile."""
+
+    bindings: list[Binding]
+    typed: bool
+
+
 def bindings_in(*groups: Iterable[BindingType]) -> list[Binding]:
     """All bindings of some `BINDINGS`, those with several keys kept together."""
     return [
@@ -55,29 +66,28 @@ def with_keys(bindings: Iterable[Binding], keymap: Mapping[str, str]) -> list[Bi
     ]
 
 
-def read_keymap(
-    changes: Mapping[str, str],
-    *,
-    while_typing: Iterable[Binding],
-    else_where: Iterable[Binding],
-    file: str,
-) -> dict[str, str]:
+def read_keymap(changes: Mapping[str, str], places: Sequence[Place], file: str) -> dict[str, str]:
     """Checked keys by binding id; `ConfigError` names file and key where `[keys]` is wrong.
 
     Letters are no keys while one types. Two actions of one place cannot share a key.
     """
-    scopes = [list(while_typing), list(else_where)]
-    known = {binding.id for scope in scopes for binding in scope if binding.id}
+    known = {binding.id for place in places for binding in place.bindings if binding.id}
+    typing = {
+        binding.id
+        for place in places
+        for binding in place.bindings
+        if place.typed or binding.priority
+    }
     keymap = {}
     for name, keys in changes.items():
         where = f"{file}: [keys] {sanitize_line(name)!r}"
         if name not in known:
             hint = nearest(name, sorted(known)) or f"known are {', '.join(sorted(known))}"
             raise ConfigError(f"{where}: there is no such action; {hint}")
-        typed = any(binding.id == name for binding in scopes[0])
+        typed = name in typing
         keymap[name] = ",".join(_read_key(key, where, typed) for key in str(keys).split(","))
-    for scope in scopes:
-        _refuse_clashes(with_keys(scope, keymap), keymap, file)
+    for place in places:
+        _refuse_clashes(with_keys(place.bindings, keymap), keymap, file)
     return keymap
 
 
@@ -86,6 +96,16 @@ def give_way(widget: DOMNode, bindings: Iterable[Binding]) -> None:
     for binding in bindings:
         for key in binding.key.split(","):
             widget._bindings.key_to_bindings.pop(key.strip(), None)  # noqa: SLF001  no public way
+
+
+def page_bindings(page: Screen[Any]) -> list[Binding]:
+    """A page's bindings, with the keys that they have now."""
+    return with_keys(bindings_in(page.BINDINGS), page.app._keymap)  # noqa: SLF001  no public way
+
+
+def page_words(page: Screen[Any], text: str) -> str:
+    """A page's sentence, with the keys that it has now."""
+    return reworded(text, bindings_in(page.BINDINGS), page.app._keymap)  # noqa: SLF001  as above
 
 
 def key_words(keys: str) -> str:

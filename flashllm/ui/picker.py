@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 from rich.text import Text
 from textual import events, on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
@@ -21,7 +21,9 @@ from flashllm.io_words import ceiling_words, format_bytes, speed_words
 from flashllm.library.found import FoundModel, ModelChoice
 from flashllm.library.job import Conversions
 from flashllm.library.words import clean
+from flashllm.ui.bindings import PICKER_BINDINGS
 from flashllm.ui.convert_screen import ConvertScreen, Preparation
+from flashllm.ui.keys import page_words
 
 NARROW = 70
 """Below so many columns only the most wanted cells are shown."""
@@ -39,16 +41,7 @@ class Models(Preparation, Protocol):
 class ModelPicker(ModalScreen[ModelChoice | None]):
     """Chooses a model to open; None where it was left without choosing."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        # Before the table and the filter, which have uses of their own for it.
-        Binding("enter", "open", "Open", id="picker.open", priority=True),
-        Binding("c", "convert", "Convert", id="picker.convert"),
-        Binding("slash", "filter", "Filter", id="picker.filter"),
-        Binding("f5", "scan", "Look again", id="picker.scan"),
-        Binding("escape", "leave", "Close", id="picker.leave"),
-        Binding("up", "move(-1)", "Up", show=False, id="picker.up"),
-        Binding("down", "move(1)", "Down", show=False, id="picker.down"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*PICKER_BINDINGS]
     DEFAULT_CSS = """
     ModelPicker { align: center middle; }
     ModelPicker #picker { width: 110; max-width: 100%; height: 30; max-height: 100%;
@@ -262,7 +255,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         model = self._selected()
         lines = [] if model is None else details(model)
         if model is None and not self._looking:
-            lines = ["Nothing fits. c converts a checkpoint."]
+            lines = [page_words(self, "Nothing fits. c converts a checkpoint.")]
         self.query_one("#details", Static).update(Content("\n".join(lines)))
 
 

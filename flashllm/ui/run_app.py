@@ -23,8 +23,8 @@ from textual.theme import BUILTIN_THEMES
 from flashllm.errors import ConfigError, UsageError
 from flashllm.sanitize import sanitize_line
 from flashllm.ui import themes
-from flashllm.ui.bindings import APP_BINDINGS, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
-from flashllm.ui.keys import bindings_in, read_keymap
+from flashllm.ui.bindings import PLACES
+from flashllm.ui.keys import read_keymap
 
 if TYPE_CHECKING:
     from flashllm.settings import Settings
@@ -86,12 +86,7 @@ def look_around(settings: Settings) -> dict[str, str]:
         except UsageError as error:
             kind = ConfigError if settings.origin("theme") == "file" else UsageError
             raise kind(f"{settings.place('theme')}: {error}") from error
-    return read_keymap(
-        settings.keys,
-        while_typing=bindings_in(APP_BINDINGS, PROMPT_BINDINGS),
-        else_where=bindings_in(TRANSCRIPT_BINDINGS),
-        file=str(settings.file),
-    )
+    return read_keymap(settings.keys, PLACES, str(settings.file))
 
 
 def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None) -> int:

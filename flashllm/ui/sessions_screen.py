@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
@@ -24,6 +24,8 @@ from textual.widgets.option_list import Option
 from flashllm.errors import FlashllmError
 from flashllm.sanitize import sanitize_line
 from flashllm.sessions import SessionStore, SessionSummary
+from flashllm.ui.bindings import SESSIONS_BINDINGS
+from flashllm.ui.keys import page_words
 from flashllm.ui.session_files import export, export_name, import_file
 
 _Value = TypeVar("_Value")
@@ -64,19 +66,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
             self.session_id = session_id
             self.name = name
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", "Back", priority=True, id="sessions.back"),
-        Binding("up", "move(-1)", "Up", show=False, priority=True, id="sessions.up"),
-        Binding("down", "move(1)", "Down", show=False, priority=True, id="sessions.down"),
-        Binding("pageup", "move(-8)", "Page up", show=False, priority=True, id="sessions.page_up"),
-        Binding("pagedown", "move(8)", "Page down", show=False, priority=True,
-                id="sessions.page_down"),
-        Binding("ctrl+n", "new", "New", priority=True, id="sessions.new"),
-        Binding("ctrl+r", "rename", "Rename", priority=True, id="sessions.rename"),
-        Binding("ctrl+d", "delete", "Delete", priority=True, id="sessions.delete"),
-        Binding("ctrl+e", "export", "Export", priority=True, id="sessions.export"),
-        Binding("ctrl+o", "import", "Import", priority=True, id="sessions.import"),
-    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = [*SESSIONS_BINDINGS]
     DEFAULT_CSS = """
     SessionsScreen {
         align: center middle;
@@ -176,7 +166,8 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         """Asks whether it is meant."""
         if (chosen := self._chosen()) is not None:
             words = f"Delete “{_title(chosen)}”, {_count(chosen.turns, 'message')}?"
-            self._ask(_Asking.DELETE, "", f"{words} Enter deletes for ever, Esc keeps it.")
+            keys = page_words(self, "Enter deletes for ever, Esc keeps it.")
+            self._ask(_Asking.DELETE, "", f"{words} {keys}")
 
     def action_export(self) -> None:
         """Asks for a file."""
@@ -237,7 +228,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         wanted = kept.id if kept is not None else self._current
         options.highlighted = (ids.index(wanted) if wanted in ids else 0) if ids else None
         empty = "Nothing found; Esc shows all." if query else "Nothing is kept yet."
-        self._say(said or (_count(len(found), "session") if found else empty))
+        self._say(said or (_count(len(found), "session") if found else page_words(self, empty)))
 
     @work
     async def _rename(self, session_id: int, name: str) -> None:
@@ -300,10 +291,11 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         line = self.query_one(Input)
         line.value = self._query if text is None else text
         line.cursor_position = len(line.value)
-        line.placeholder = {
+        words = {
             _Asking.SEARCH: "Type to search",
             _Asking.DELETE: "Enter deletes, Esc keeps it",
         }.get(asking, "Esc gives it up")
+        line.placeholder = page_words(self, words)
         line.focus()
         self._say(_count(len(self._shown), "session") if said is None else said)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
@@ -17,7 +17,8 @@ from textual.widgets import Footer, Input, Static, TextArea
 
 from flashllm.errors import UsageError
 from flashllm.sanitize import sanitize, sanitize_line
-from flashllm.ui.keys import bindings_in, give_way
+from flashllm.ui.bindings import SETTINGS_BINDINGS
+from flashllm.ui.keys import give_way, page_bindings
 from flashllm.ui.setting_values import SETTINGS, ChatValues, Setting
 
 
@@ -65,13 +66,7 @@ class _Field(Vertical):
 class SettingsScreen(ModalScreen[ChatValues | None]):
     """The values, changed; None where nothing is to change. A theme is shown while it is typed."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "apply", "Apply", priority=True, id="settings.apply"),
-        Binding("escape", "leave", "Leave as it was", priority=True, id="settings.leave"),
-        Binding("tab,down", "app.focus_next", "Next", show=False, id="settings.next"),
-        Binding("shift+tab,up", "app.focus_previous", "Previous", show=False,
-                id="settings.previous"),
-    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = [*SETTINGS_BINDINGS]
     AUTO_FOCUS = ""
     DEFAULT_CSS = """
     SettingsScreen {
@@ -143,7 +138,7 @@ class SettingsScreen(ModalScreen[ChatValues | None]):
     def on_mount(self) -> None:
         """Begins at the setting that was asked for."""
         # The arrows go through the fields, where the page would scroll with them too.
-        give_way(self.query_one(VerticalScroll), bindings_in(self.BINDINGS))
+        give_way(self.query_one(VerticalScroll), page_bindings(self))
         next(
             field for field in self.query(_Field) if field.setting.name == self._first
         ).take_focus()

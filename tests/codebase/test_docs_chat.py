@@ -8,7 +8,7 @@ from pathlib import Path
 from textual.binding import Binding, BindingType
 
 from flashllm.settings.options import OPTIONS
-from flashllm.ui.bindings import APP_BINDINGS, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
+from flashllm.ui.bindings import APP_BINDINGS, PLACES, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
 from flashllm.ui.commands_slash import COMMANDS
 from flashllm.ui.keys import bindings_in, key_words
 
@@ -49,6 +49,11 @@ def test_keys_are_those_of_the_chat() -> None:
         assert set(told) == keys_of(bindings), heading
 
 
+def test_names_of_the_keys_of_pages_are_told() -> None:
+    names = {str(binding.id) for place in PLACES for binding in place.bindings}
+    assert {name for name in names if f"`{name}`" not in PAGE} == set()
+
+
 def test_commands_are_those_of_the_chat() -> None:
     told = [cells[0].strip("`") for cells in rows("## Commands")]
     assert told == [command.usage for command in COMMANDS]
@@ -65,10 +70,5 @@ def test_the_example_of_settings_can_be_read(tmp_path: Path) -> None:
     config = read_config(file)
     chat = {option.name for option in OPTIONS if option.in_file and option.table == "chat"}
     assert chat <= config.values.keys(), "every setting of the chat is in the example"
-    keymap = read_keymap(
-        config.keys,
-        while_typing=bindings_in(APP_BINDINGS, PROMPT_BINDINGS),
-        else_where=bindings_in(TRANSCRIPT_BINDINGS),
-        file=str(file),
-    )
+    keymap = read_keymap(config.keys, PLACES, str(file))
     assert keymap

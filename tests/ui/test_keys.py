@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Footer, TextArea
 
 from flashllm.errors import ConfigError
-from flashllm.ui.bindings import APP_BINDINGS, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
+from flashllm.ui.bindings import APP_BINDINGS, PLACES
 from flashllm.ui.help import key_section
 from flashllm.ui.keys import bindings_in, give_way, key_words, read_keymap, reworded, with_keys
 
@@ -18,12 +18,7 @@ FILE = "/home/u/.config/flashllm/config.toml"
 
 
 def read(changes: dict[str, str]) -> dict[str, str]:
-    return read_keymap(
-        changes,
-        while_typing=bindings_in(APP_BINDINGS, PROMPT_BINDINGS),
-        else_where=bindings_in(TRANSCRIPT_BINDINGS),
-        file=FILE,
-    )
+    return read_keymap(changes, PLACES, FILE)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +51,11 @@ def test_keys_that_write_nothing_are_taken_while_one_types() -> None:
     assert read(changes) == changes
 
 
+def test_pages_have_keys_of_their_own() -> None:
+    changes = {"sessions.rename": "f2", "picker.convert": "x", "convert.start": "f4"}
+    assert read(changes) == changes
+
+
 def test_two_actions_may_swap_their_keys() -> None:
     assert read({"chat.help": "f2", "chat.io_panel": "f1"})
 
@@ -76,6 +76,11 @@ def test_two_actions_may_swap_their_keys() -> None:
         ("chat.stop", "enter", "enter is the key of chat.send already"),
         ("chat.edit", "j", "j is the key of chat.select_later already"),
         ("chat.\x1b[2Jx", "f9", "'chat.x'"),
+        ("sessions.rename", "x", "'x' is a character that one types"),
+        ("picker.open", "o", "'o' is a character that one types"),
+        ("picker.convert", "slash", "slash is the key of picker.filter already"),
+        ("settings.apply", "ctrl+q", "ctrl+q is the key of chat.quit already"),
+        ("chat.quit", "ctrl+s", "ctrl+s is the key of settings.apply already"),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_file_and_the_key(

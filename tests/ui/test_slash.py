@@ -176,6 +176,7 @@ async def test_the_palette_runs_and_begins_commands() -> None:
 
 async def test_changed_keys_work_are_in_the_footer_and_in_help() -> None:
     keymap = {"chat.help": "ctrl+k", "chat.settings": "f12", "chat.quit": "f9"}
+    keymap["settings.leave"] = "f10"
     async with make_app(FakeModel(["x"]), keymap=keymap).run_test(size=(100, 90)) as pilot:
         app = await ready(pilot)
         await until(pilot, lambda: "^k Help" in shown(app))
@@ -186,6 +187,9 @@ async def test_changed_keys_work_are_in_the_footer_and_in_help() -> None:
         await until(pilot, lambda: "Ctrl+K" in shown(app) and "F12" in shown(app))
         await pilot.press("escape", "f12")
         await until(pilot, lambda: isinstance(app.screen, SettingsScreen))
-        await pilot.press("escape", "ctrl+c")
+        await until(pilot, lambda: "f10 Leave as it was" in shown(app))
+        await pilot.press("escape")
+        assert isinstance(app.screen, SettingsScreen)
+        await pilot.press("f10", "ctrl+c")
         await until(pilot, lambda: "F9 leaves" in status(app))
         assert any("Ctrl+K explains keys" in text for text in texts(app, Notice))
