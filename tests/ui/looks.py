@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from textual.app import App
 from textual.command import CommandPalette
@@ -187,16 +188,15 @@ def picker(library: FakeLibrary) -> Callable[[], App[None]]:
     return lambda: Around(lambda: ModelPicker(library, BIG.choice))
 
 
-def waiting_library() -> FakeLibrary:
-    """A library that is still looking."""
-    library = FakeLibrary()
-    library.gate.clear()
-    return library
+async def found_all(pilot: Pilot[None]) -> None:
+    """The search for models has ended."""
+    await until(pilot, lambda: "odels" in shown(pilot.app))
+    await until(pilot, lambda: "looking" not in shown(pilot.app))
 
 
 def sessions(*kept: Kept) -> Callable[[], App[None]]:
     """The list of conversations."""
-    return lambda: Around(lambda: SessionsScreen(lambda: Store(*kept), 2))
+    return lambda: Around(lambda: SessionsScreen(lambda: nullcontext(cast("Any", Store(*kept))), 2))
 
 
 KEPT = (
@@ -219,7 +219,7 @@ PLAIN = (("NO_COLOR", "1"),)
 
 LOOKS = (
     Look("empty", chat(), then(), (WIDE, USUAL, SMALL)),
-    Look("prefill", chat(READING), amid("120 of 400"), (WIDE, USUAL, SMALL)),
+    Look("prefill", chat(READING), amid("reading"), (WIDE, USUAL, SMALL)),
     Look("generating", chat(WRITING), amid("large body"), (WIDE, USUAL, SMALL)),
     Look("answered", chat([DOCUMENT]), asked(QUESTION), (WIDE, USUAL, SMALL)),
     Look("stopped", chat(WRITING), stop_it, (USUAL, SMALL)),
@@ -245,9 +245,9 @@ LOOKS = (
     Look("palette", chat(), palette, (USUAL,)),
     Look("settings", chat(), then("f6"), (WIDE, USUAL, SMALL)),
     Look("sessions", sessions(*KEPT), until_shown("rivers"), (WIDE, USUAL, SMALL)),
-    Look("sessions-empty", sessions(), until_shown("onversation"), (USUAL,)),
-    Look("picker", picker(FakeLibrary()), until_shown("org/huge"), (WIDE, USUAL, SMALL)),
-    Look("picker-looking", picker(waiting_library()), until_shown("looking"), (USUAL,)),
+    Look("sessions-empty", sessions(), until_shown("New"), (USUAL,)),
+    Look("picker", picker(FakeLibrary()), found_all, (WIDE, USUAL, SMALL)),
+    Look("picker-empty", picker(FakeLibrary((), ())), found_all, (USUAL,)),
     Look(
         "convert",
         lambda: Around(lambda: ConvertScreen(Conversions(), CHECKPOINT, FakeLibrary())),
