@@ -81,12 +81,16 @@ def failing(error: Exception) -> Callable[[], App[None]]:
 
 
 async def still(pilot: Pilot[None]) -> None:
-    """No cursor that blinks."""
+    """No cursor that blinks, and nothing that is still being drawn."""
     for field in pilot.app.screen.query(TextArea):
         field.cursor_blink = False
     for line in pilot.app.screen.query(Input):
         line.cursor_blink = False
-    await pilot.pause(0.1)
+    before, same = "", 0
+    while same < 3:
+        await pilot.pause(0.1)
+        now = pilot.app.export_screenshot()
+        before, same = now, same + 1 if now == before else 0
 
 
 def then(*keys: str) -> Prepare:
