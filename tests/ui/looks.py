@@ -11,6 +11,7 @@ from typing import Any, cast
 from textual.app import App
 from textual.command import CommandPalette
 from textual.pilot import Pilot
+from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
 from flashllm.errors import MemoryCeilingTooSmall, ReadFailed
@@ -25,7 +26,7 @@ from flashllm.ui.sessions_screen import SessionsScreen
 from tests.ui.chat_pilot import answers, ask, make_app, ready, say, screen_text, until
 from tests.ui.fake_engine import FakeModel, Prefill, Step
 from tests.ui.fake_library import BIG, CHECKPOINT, FakeLibrary
-from tests.ui.screens import Around, shown
+from tests.ui.screens import shown
 from tests.ui.test_sessions_screen import Kept, Store
 
 WIDE, USUAL, SMALL = (120, 40), (80, 24), (40, 12)
@@ -68,6 +69,17 @@ class Look:
     prepare: Prepare
     sizes: Sequence[tuple[int, int]] = (USUAL,)
     environment: tuple[tuple[str, str], ...] = ()
+
+
+class Behind(App[None]):
+    """Shows one screen, once what is behind it has been drawn."""
+
+    def __init__(self, make: Callable[[], Screen[Any]]) -> None:
+        super().__init__()
+        self.make = make
+
+    def on_mount(self) -> None:
+        self.set_timer(0.1, lambda: self.push_screen(self.make()))
 
 
 def chat(*answer: Sequence[Step], context: int = 512, **options: Any) -> Callable[[], App[None]]:
@@ -189,7 +201,7 @@ def until_shown(words: str, *keys: str) -> Prepare:
 
 def picker(library: FakeLibrary) -> Callable[[], App[None]]:
     """The list of models."""
-    return lambda: Around(lambda: ModelPicker(library, BIG.choice))
+    return lambda: Behind(lambda: ModelPicker(library, BIG.choice))
 
 
 async def found_all(pilot: Pilot[None]) -> None:
@@ -200,7 +212,7 @@ async def found_all(pilot: Pilot[None]) -> None:
 
 def sessions(*kept: Kept) -> Callable[[], App[None]]:
     """The list of conversations."""
-    return lambda: Around(lambda: SessionsScreen(lambda: nullcontext(cast("Any", Store(*kept))), 2))
+    return lambda: Behind(lambda: SessionsScreen(lambda: nullcontext(cast("Any", Store(*kept))), 2))
 
 
 KEPT = (
@@ -254,7 +266,7 @@ LOOKS = (
     Look("picker-empty", picker(FakeLibrary((), ())), found_all, (USUAL,)),
     Look(
         "convert",
-        lambda: Around(lambda: ConvertScreen(Conversions(), CHECKPOINT, FakeLibrary())),
+        lambda: Behind(lambda: ConvertScreen(Conversions(), CHECKPOINT, FakeLibrary())),
         until_shown("GiB"),
         (WIDE, USUAL, SMALL),
     ),
