@@ -70,6 +70,8 @@ class Bench:
 
     def __init__(self, home: Path, rounds: int) -> None:
         os.environ["FLASHLLM_HOME"] = str(home)
+        # Otherwise each start would compile the application, which a user's does once.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         self._out = home / "shown.json"
         self._rounds = rounds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashllm import paths
 from flashllm.sanitize import sanitize_line
@@ -61,19 +61,7 @@ def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
     """Opens the model with the options of the command line."""
     from flashllm.engine import open_model
 
-    return open_model(
-        directory,
-        memory=arguments.memory,
-        select=arguments.select,
-        policy=arguments.policy,
-        window=arguments.window,
-        io_threads=arguments.io_threads,
-        overlap=arguments.overlap,
-        direct=not arguments.no_direct,
-        context=arguments.ctx_size,
-        kv_dtype=arguments.kv_dtype,
-        profile=arguments.profile,
-    )
+    return open_model(directory, **_model_settings(arguments))
 
 
 def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:
@@ -84,19 +72,23 @@ def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:
     from flashllm.engine_launcher import EngineLauncher
     from flashllm.engine_messages import EngineSettings
 
-    settings = EngineSettings(
-        memory=arguments.memory,
-        select=arguments.select,
-        policy=arguments.policy,
-        window=arguments.window,
-        io_threads=arguments.io_threads,
-        overlap=arguments.overlap,
-        direct=not arguments.no_direct,
-        context=arguments.ctx_size,
-        kv_dtype=arguments.kv_dtype,
-        profile=arguments.profile,
-    )
-    return EngineLauncher(settings)
+    return EngineLauncher(EngineSettings(**_model_settings(arguments)))
+
+
+def _model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How a model is opened, by the names that `engine.open_model` has for it."""
+    return {
+        "memory": arguments.memory,
+        "select": arguments.select,
+        "policy": arguments.policy,
+        "window": arguments.window,
+        "io_threads": arguments.io_threads,
+        "overlap": arguments.overlap,
+        "direct": not arguments.no_direct,
+        "context": arguments.ctx_size,
+        "kv_dtype": arguments.kv_dtype,
+        "profile": arguments.profile,
+    }
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:
