@@ -27,6 +27,10 @@ class CountingApp(ChatApp):
         self.entered: list[Phase] = []
         super().__init__(*arguments, **options)
 
+    def on_unmount(self) -> None:
+        # Pilots wait until nothing computes, so no thread may go on after its test.
+        self.engine.close(0.0)
+
     def enter(self, phase: Phase) -> None:
         self.entered.append(phase)
         super().enter(phase)

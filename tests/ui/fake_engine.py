@@ -180,7 +180,7 @@ class FakeGeneration:
             if isinstance(step, float):
                 self._model.cancelled.wait(step)
             elif isinstance(step, threading.Event):
-                while not step.wait(0.002) and not self._model.cancelled.is_set():
+                while not step.wait(0.02) and not self._model.cancelled.is_set():
                     pass
             elif isinstance(step, Prefill):
                 if on_prefill is not None:
