@@ -81,8 +81,10 @@ core-test: $(TEST_STAMP)
 	$(call build-core-test,build/core,)
 	$(CORE_TEST)
 
+# Pictures are taken in a process of their own, in which no other test has left anything running.
 pytest: $(TEST_STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/ui/test_snapshots.py
+	$(BIN)/python -m pytest --ignore=tests/ui/test_snapshots.py
 
 sanitize: $(TEST_STAMP)
 	$(call build-core-test,build/core-address,address$(,)undefined)
