@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 
-from flashllm import accounting
+from flashllm import accounting, resident_memory
 from flashllm.accounting import NO_COST, PARTS, Meter, NoMeter, PartClock
 from flashllm.flash.counters import StreamCounters
 
@@ -115,11 +116,11 @@ def test_without_a_meter_the_clock_stands_still(times: Times) -> None:
 
 
 def test_resident_memory_is_what_psutil_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = accounting.rss_bytes(), accounting._PROCESS.memory_info().rss
+    mine, theirs = resident_memory.rss_bytes(), psutil.Process().memory_info().rss
     assert mine == pytest.approx(theirs, rel=0.05)
 
     def no_proc(*_: object) -> int:
         raise FileNotFoundError
 
-    monkeypatch.setattr(accounting.os, "open", no_proc)
-    assert accounting.rss_bytes() == pytest.approx(theirs, rel=0.05)
+    monkeypatch.setattr(resident_memory.os, "open", no_proc)
+    assert resident_memory.rss_bytes() == pytest.approx(theirs, rel=0.05)
