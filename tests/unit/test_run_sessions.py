@@ -18,7 +18,7 @@ import pytest
 from flashllm.cli import main
 from flashllm.commands import opening, prompt, run_session
 from flashllm.conversation import Turn
-from flashllm.errors import ReadFailed
+from flashllm.errors import ReadFailed, SessionNotFound
 from flashllm.sessions import Session, SessionStore
 from tests.ui.fake_engine import FakeModel, Step
 
@@ -182,7 +182,10 @@ def test_the_answer_is_saved_while_it_is_written(
 
     class Waiting(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            found = said(load(path, 1)) if path.exists() else []
+            try:
+                found = said(load(path, 1)) if path.exists() else []
+            except SessionNotFound:  # the file is there before the conversation is
+                return False
             if found[1:] == [("assistant", "so far", None)]:
                 looked.set()
             return looked.is_set()
