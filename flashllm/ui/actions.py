@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from flashllm.ui.slash_actions import SlashActions
     from flashllm.ui.turn_actions import TurnActions
 
-NOT_YET = "not here yet"
-
 
 class Actions(RestoringApp):
     """The actions of `ChatApp`, which has what they need."""
