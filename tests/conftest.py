@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from flashllm.log import LOGGER, stop_log
 
 # Tests of the chat and of bytes load this file too, and do without torch: what needs it is
 # imported by the fixtures that are asked for.
@@ -21,6 +22,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHLLM_HOME", str(directory))
         yield directory
+
+
+@pytest.fixture(autouse=True)
+def log() -> Iterator[None]:
+    """What a test's command has opened as its log ends with the test."""
+    yield
+    stop_log()
+    LOGGER.propagate = True
 
 
 @pytest.fixture(scope="session")

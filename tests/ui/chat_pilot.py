@@ -40,6 +40,7 @@ def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
     def open_engine(_choice: ModelChoice) -> Any:
         if isinstance(model, Exception):
             raise model
+        model.closed = False  # a picker may open the same one again
         return model
 
     return CountingApp(open_engine, **options)
