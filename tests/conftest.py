@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
 from flashllm.log import LOGGER, stop_log
 
 # Tests of the chat and of bytes load this file too, and do without torch: what needs it is
