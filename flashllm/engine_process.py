@@ -41,17 +41,11 @@ class EngineProcess:
     """A child that opens one model. It starts at once, and loads what opening needs meanwhile."""
 
     def __init__(self, opener: str = OPENER) -> None:
-        """`opener` is module:function, called in the child as `engine_opening.open_engine`."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, str(theirs.fileno()), opener, *sys.path],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C on the terminal is for the application
-            )
+        """`opener` is module:function, called in the child as `engine_opening.open_engine`.
+
+        `EngineLost` where the system lets no process be started.
+        """
+        self._child, ours = _start(opener)
         self._connection = ours
         self._numbers = itertools.count(messages.OPENING + 1)
         self._lock = threading.Lock()
@@ -140,6 +134,29 @@ class EngineProcess:
                 _log.warning("%s", sanitize_line(line.decode("utf-8", "replace").rstrip()))
 
 
+def _start(opener: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A child, and our end of the connection to it."""
+    try:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            child = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, str(theirs.fileno()), opener, *sys.path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C on the terminal is for the application
+            )
+            undo.pop_all()
+    except OSError as error:
+        raise EngineLost(
+            f"the engine's process cannot be started ({error.strerror}); close other programs"
+            " and try again"
+        ) from error
+    return child, ours
+
+
 def error_of(message: object) -> BaseException:
     """What to raise for a message that is no answer."""
     if isinstance(message, messages.Raised):
@@ -158,5 +175,7 @@ def _lost_text(code: int | None) -> str:
             "the engine's process was killed, which happens where memory runs out; "
             f"{again}, and a smaller --memory may keep it alive"
         )
-    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended (exit code {code})"
+    # Not by `Signals(number)`: a few numbers have no name there.
+    name = next((known.name for known in signal.Signals if known == -code), str(-code))
+    how = f"crashed ({name})" if code < 0 else f"ended (exit code {code})"
     return f"the engine's process {how}; {again}, and the log may say more"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flashllm.template import Message
 
 OnPrefill = Callable[[float, int], None]
-"""Told of tokens of the prompt that are done, and of all."""
+"""Told of tokens of the prompt that are done, and of all that are read: not of those kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -22,7 +23,7 @@ from flashllm import errors
 from flashllm.conversation import Conversation
 from flashllm.engine_launcher import GROWTH_BYTES, EngineLauncher, open_in
 from flashllm.engine_messages import EngineSettings, Failure
-from flashllm.engine_process import EngineProcess
+from flashllm.engine_process import EngineProcess, _lost_text
 from flashllm.engine_protocol import Engine, EngineGeneration, OpeningProgress
 from flashllm.errors import (
     ChecksumMismatch,
@@ -242,6 +243,11 @@ def test_an_engine_that_vanishes_is_an_error_that_says_what_to_do(
     assert "\x1b" not in caplog.text
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, 40])  # the second one has no name
+def test_a_signal_without_a_name_is_told_too(number: int) -> None:
+    assert f"crashed ({getattr(number, 'name', number)})" in _lost_text(-number)
+
+
 def test_an_engine_killed_from_outside_while_somebody_waits() -> None:
     with opened("waiting") as engine:
         generation = engine.generate([1])
@@ -270,6 +276,15 @@ def test_the_ceiling_is_said_to_be_that_of_both() -> None:
     assert memory == "99"
     assert GROWTH_BYTES < int(application_bytes) <= rss_bytes() + 2 * GROWTH_BYTES
     assert caught.value.smallest_bytes == 212 << 20
+
+
+def test_without_memory_for_a_process_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with pytest.raises(EngineLost, match=r"cannot be started \(Cannot allocate memory\)"):
+        EngineLauncher(EngineSettings(), OPENER)
 
 
 def test_an_engine_that_cannot_be_loaded_says_so() -> None:
