@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -19,6 +20,7 @@ LOGGER = logging.getLogger("flashllm")
 SIZE_MAX_BYTES = 1 << 20
 OLD_FILES = 3
 SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 _SECRET = re.compile(
     r"hf_[A-Za-z0-9]{16,}|(?<=://)[^/\s@]+@|(?i:(?<=bearer )|(?<=token=)|(?<=authorization: ))\S+"
 )
@@ -34,7 +36,11 @@ class SafeFormatter(logging.Formatter):
 
 
 class QuietFile(RotatingFileHandler):
-    """Says nothing of a full disk: standard error is the screen of the chat."""
+    """For its owner alone, and says nothing of a full disk: standard error is the chat's screen."""
+
+    def _open(self) -> TextIOWrapper:
+        os.close(os.open(self.baseFilename, _FLAGS, 0o600))
+        return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the base's name
         """What could not be written is lost."""
@@ -48,7 +54,6 @@ def start_log(path: Path) -> None:
     handler: logging.Handler
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
         handler = QuietFile(
             path, maxBytes=SIZE_MAX_BYTES, backupCount=OLD_FILES, encoding="utf-8",
             errors="backslashreplace",

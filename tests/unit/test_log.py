@@ -48,6 +48,7 @@ def test_it_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     files = list(tmp_path.iterdir())
     assert len(files) == 1 + log.OLD_FILES
     assert all(file.stat().st_size <= 2000 for file in files)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
 def test_without_a_place_for_it_there_is_none(
