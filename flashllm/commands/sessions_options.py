@@ -35,7 +35,9 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `sessions search`."""
     add_list_arguments(parser)
     parser.add_argument(
-        "query", metavar="TEXT", help="what a name or a message holds; case does not count"
+        "query",
+        metavar="TEXT",
+        help="what a name, a system prompt or a message holds; case does not count",
     )
 
 

@@ -21,6 +21,8 @@ SECONDS_MAX = 1e11
 """The year 5138: what is later is a mistake, such as milliseconds."""
 
 _ID_MAX = (1 << 31) - 1
+_SUMS = ("prompt_tokens", "tokens")
+"""Of a turn's numbers, those that the chat reckons with."""
 _TURN_KEYS = {"id", "parent", "role", "text", "ids", "finish_reason", "created", "numbers"}
 
 
@@ -89,6 +91,9 @@ def turn_of(value: object) -> Turn:
     ids = fields["ids"]
     if not isinstance(ids, list) or len(ids) > IDS_MAX:
         raise NotASession(f"{where}: its ids are no list of {IDS_MAX} at most")
+    numbers = object_of(fields["numbers"], f"{where}: its numbers")
+    for name in numbers.keys() & set(_SUMS):
+        whole_of(numbers[name], f"{where}: {name} of its numbers")
     parent, reason = fields["parent"], fields["finish_reason"]
     return Turn(
         number,
@@ -98,13 +103,13 @@ def turn_of(value: object) -> Turn:
         tuple(whole_of(token, f"{where}: an id of a token") for token in ids),
         None if reason is None else text_of(reason, f"{where}: its finish_reason", 64),
         time_of(fields["created"], f"{where}: its time"),
-        object_of(fields["numbers"], f"{where}: its numbers"),
+        numbers,
     )
 
 
 def check_tree(turns: Sequence[Turn]) -> None:
-    """Ids occur once, and every parent comes before its children, so that there is no loop."""
-    seen: set[int] = set()
+    """Ids occur once, parents come before their children (so there is no loop), answers answer."""
+    seen: dict[int | None, str] = {}
     for turn in turns:
         if turn.id in seen:
             raise NotASession(f"turn {turn.id} occurs twice")
@@ -112,4 +117,6 @@ def check_tree(turns: Sequence[Turn]) -> None:
             raise NotASession(f"turn {turn.id} answers turn {turn.parent}, which is not before it")
         if turn.parent is not None and turn.parent > turn.id:
             raise NotASession(f"turn {turn.id} is older than turn {turn.parent}, which it answers")
-        seen.add(turn.id)
+        if turn.role == "assistant" and seen.get(turn.parent) != "user":
+            raise NotASession(f"turn {turn.id} is an answer, and not to a question")
+        seen[turn.id] = turn.role

@@ -53,6 +53,8 @@ def in_words(path: Path) -> Iterator[None]:
 def set_aside(path: Path) -> list[Path]:
     """Renames the database, with what belongs to it, to names that are free; returns these."""
     ending = time.strftime(".aside-%Y%m%d-%H%M%S")
+    while path.with_name(path.name + ending).exists():
+        ending += "-again"
     moved = []
     with in_words(path):
         for side in SIDE_FILES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from flashllm.errors import CannotCreate, DestinationExists, NotASession, UsageError
@@ -27,12 +28,26 @@ def text_of(session: Session, kind: str) -> str:
 def write(path: Path, text: str, force: bool = False) -> None:
     """Writes a file that only its owner can read, over another one only with `force`.
 
+    All of it or nothing: what cannot be written to its end leaves no file, or the one there was.
     `DestinationExists`, `CannotCreate`.
     """
-    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
-        with open(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as stream:
-            stream.write(text)
+        over = path.resolve() if force and path.is_file() else None  # not over a link to it
+        if over is None:
+            flags = os.O_WRONLY | os.O_CREAT | (0 if force else os.O_EXCL)
+            target, descriptor = path, os.open(path, flags, 0o600)
+        else:
+            descriptor, name = tempfile.mkstemp(prefix=".", dir=over.parent)
+            target = Path(name)
+        try:
+            with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
+                stream.write(text)
+            if over is not None:
+                target.replace(over)
+        except OSError:
+            if target.is_file():  # no device
+                target.unlink()
+            raise
     except FileExistsError as error:
         raise DestinationExists(f"{path}: is there already; choose another name") from error
     except OSError as error:

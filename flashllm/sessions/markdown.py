@@ -21,6 +21,6 @@ def to_markdown(session: Session) -> str:
         parts.append("\n".join(f"> {line}" for line in sanitize(meta.system).splitlines()))
     for turn in session.conversation.path():
         parts += [f"## {_HEADINGS[turn.role]}", sanitize(turn.text).strip("\n")]
-        if turn.role == "assistant" and turn.finish_reason in (None, "cancelled"):
+        if turn.role == "assistant" and turn.finish_reason != "stop":
             parts.append("*(incomplete)*")
     return "\n\n".join(part for part in parts if part) + "\n"

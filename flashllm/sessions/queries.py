@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+# Types are cast, since a damaged database may hold any, and the list must still be shown.
 SUMMARY = """
-    SELECT id, name, model, system, created, updated,
+    SELECT id, CAST(name AS TEXT), CAST(model AS TEXT), CAST(system AS TEXT),
+           CAST(created AS REAL), CAST(updated AS REAL),
            (SELECT count(*) FROM turn WHERE turn.session = session.id),
-           coalesce((SELECT substr(text, 1, 400) FROM turn
+           coalesce((SELECT CAST(substr(text, 1, 400) AS TEXT) FROM turn
                      WHERE turn.session = session.id ORDER BY turn.id LIMIT 1), '')
     FROM session
 """
@@ -13,6 +15,7 @@ MATCHING = """
     WHERE contains(name, :query) OR contains(system, :query)
        OR EXISTS (SELECT 1 FROM turn WHERE turn.session = session.id AND contains(text, :query))
 """
+NAMES = "SELECT id, CAST(name AS TEXT) FROM session ORDER BY id"
 NEWEST_FIRST = " ORDER BY updated DESC, id DESC"
 NEWEST = "SELECT id FROM session ORDER BY updated DESC, id DESC LIMIT 1"
 INSERT_SESSION = """

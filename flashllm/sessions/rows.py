@@ -25,7 +25,7 @@ def head_row(
 ) -> dict[str, str]:
     """Columns of a session; what is not given is absent."""
     given = {"name": name, "model": model, "system": system}
-    row = {column: _storable(text) for column, text in given.items() if text is not None}
+    row = {column: storable(text) for column, text in given.items() if text is not None}
     if "name" in row:
         row["name"] = row["name"][: checks.NAME_CHARACTERS_MAX]
     if settings is not None:
@@ -41,9 +41,9 @@ def turn_row(session_id: int, turn: Turn) -> dict[str, object]:
         "id": turn.id,
         "parent": turn.parent,
         "role": turn.role,
-        "text": _storable(turn.text),
+        "text": storable(turn.text),
         "ids": struct.pack(f"<{len(turn.ids)}i", *turn.ids),
-        "finish_reason": None if reason is None else _storable(reason),
+        "finish_reason": None if reason is None else storable(reason),
         "created": turn.created,
         "numbers": _json(turn.numbers),
     }
@@ -53,6 +53,7 @@ def summary_of(row: Sequence[Any]) -> SessionSummary:
     """A row of the store's list; its last column is the beginning of the first question."""
     number, name, model, system, created, updated, turns, begin = row
     preview = sanitize_line(begin)[:PREVIEW_CHARACTERS]
+    created, updated = (min(max(at, 0.0), checks.SECONDS_MAX) for at in (created, updated))
     return SessionSummary(number, name, model, system, created, updated, turns, preview)
 
 
@@ -86,7 +87,7 @@ def _turn(row: Sequence[Any]) -> Turn:
     )
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Without lone surrogates, which are no text that can be written."""
     return text.encode("utf-8", "replace").decode("utf-8")
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BUSY_SECONDS = 2.0
 NEWEST_MAX = 200
+_INTEGER_MAX = (1 << 63) - 1
+"""SQLite's."""
 
 
 class SessionStore:
@@ -158,16 +160,16 @@ class SessionStore:
             )
 
     def list(self, query: str = "", limit: int = NEWEST_MAX) -> list[SessionSummary]:
-        """The last changed first; with `query`, those that say it in a name or a text.
+        """The last changed first; with `query`, those that say it in name, system prompt or text.
 
         Case does not count; no character has a meaning of its own.
         """
-        folded = query.strip().casefold()
+        folded = rows.storable(query).strip().casefold()
         matching = queries.MATCHING if folded else ""
         with self._transaction("BEGIN") as run:
             found = run.execute(
                 f"{queries.SUMMARY}{matching}{queries.NEWEST_FIRST} LIMIT :limit",
-                {"query": folded, "limit": limit},
+                {"query": folded, "limit": min(limit, _INTEGER_MAX)},
             ).fetchall()
         return [rows.summary_of(row) for row in found]
 
@@ -180,9 +182,11 @@ class SessionStore:
     def find(self, text: str) -> int:
         """The conversation of this id or this name, case aside."""
         with self._transaction("BEGIN") as run:
-            found = run.execute("SELECT id, name FROM session ORDER BY id").fetchall()
-        if text.strip().isdecimal() and any(number == int(text) for number, _ in found):
-            return int(text)
+            found = run.execute(queries.NAMES).fetchall()
+        wanted = text.strip()
+        # Longer ones are no ids, and Python refuses to read them.
+        if wanted.isdecimal() and len(wanted) < 20 and int(wanted) in {one for one, _ in found}:
+            return int(wanted)
         named = [number for number, name in found if name and name.casefold() == text.casefold()]
         if len(named) > 1:
             ids = ", ".join(map(str, named))
@@ -202,6 +206,9 @@ class SessionStore:
         with self._transaction() as run:
             if not run.execute("DELETE FROM session WHERE id = ?", (session_id,)).rowcount:
                 raise self._not_found(session_id)
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            # The log still has it, and stays while another program, like the chat, is open.
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def export_json(self, session_id: int) -> dict[str, Any]:
         """The whole conversation, as `import_json` reads it."""
@@ -267,10 +274,15 @@ class SessionStore:
 
 
 def _place_of(run: sqlite3.Connection, row: dict[str, object]) -> tuple[int, bool]:
-    """The id for a turn, and whether the turn is new; a turn is known by when it was said."""
+    """The id for a turn, and whether the turn is new; a turn is known by when it was said.
+
+    Every turn's id is above its parent's, which may have got another one than it came with.
+    """
     there = run.execute(queries.TURN, row).fetchone()
-    if there is None or there == (row["created"], row["role"]):
-        return cast("int", row["id"]), there is None
+    number, parent = cast("int", row["id"]), cast("int | None", row["parent"])
+    is_behind = parent is None or parent < number
+    if is_behind and (there is None or there == (row["created"], row["role"])):
+        return number, there is None
     for (elsewhere,) in run.execute(queries.SAME_TURN, row):
         return elsewhere, False
     return cast("int", run.execute(queries.FREE_ID, row).fetchone()[0]), True

@@ -48,7 +48,7 @@ class SessionWriter:
 
     `on_error` is called from the writing thread when something cannot be saved, once for each
     kind of trouble; it is tried again until it can be, and then `on_recovered` is called. What was
-    meant for a conversation that is gone (`SessionNotFound`) is given up.
+    meant for a conversation or a message that is gone (`SessionNotFound`) is given up.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class SessionWriter:
         self._busy_seconds = busy_seconds
         self._store: SessionStore | None = None
         self._told = ""
+        self._is_failing = False
         self._places: dict[tuple[SessionKey, int], int] = {}
         """Where turns are kept whose ids another program took; only the thread looks at it."""
         self._pending: list[_Operation] = []
@@ -216,13 +217,14 @@ class SessionWriter:
             return True
         except FlashllmError as error:
             self._let_go()  # the file may have been moved, or be on a disk that comes back
+            self._is_failing = True
             self._tell(error)
             return False
         except Exception as error:  # noqa: BLE001  the others must still be saved
             self._tell(SessionError(f"a message cannot be saved: {type(error).__name__}: {error}"))
             return True
-        if self._told:
-            self._told = ""
+        if self._is_failing:
+            self._is_failing, self._told = False, ""
             self._on_recovered()
         return True
 

@@ -138,6 +138,7 @@ def test_damage_found_while_reading_is_told(path: Path) -> None:
     [
         ("UPDATE turn SET parent = 1 WHERE id = 1", "answers turn 1, which is not before it"),
         ("UPDATE turn SET role = 'system'", "neither user nor assistant"),
+        ("UPDATE turn SET role = 'assistant'", "turn 1 is an answer, and not to a question"),
         ("UPDATE turn SET ids = x'010203'", "ids of its tokens"),
         ("UPDATE turn SET numbers = '[1]'", "numbers are damaged"),
         ("UPDATE turn SET created = 'soon'", "is no number"),
@@ -242,14 +243,16 @@ def test_setting_aside_takes_the_log_along(path: Path) -> None:
         assert aside.load(number).meta.name == "in the log"
     with SessionStore(path) as fresh:
         assert fresh.list() == []
+    again = set_aside(path)  # within the same second
+    assert len({*moved, *again}) == len(moved) + len(again)
 
 
 def test_what_was_deleted_is_in_no_file(path: Path) -> None:
-    with SessionStore(path) as store:
+    with SessionStore(path), SessionStore(path) as store:  # one that stays open, as a chat does
         number = store.create(name="secret name")
         store.save_turn(number, Turn(1, None, "user", "secret words " * 1000))
         store.create(name="another")
         store.delete(number)
-    left = b"".join(file.read_bytes() for file in path.parent.iterdir())
+        left = b"".join(file.read_bytes() for file in path.parent.iterdir())
     assert b"secret" not in left
     assert b"another" in left

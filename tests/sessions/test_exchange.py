@@ -23,21 +23,24 @@ VALUES = st.dictionaries(TEXTS, st.none() | st.booleans() | NUMBERS)
 @st.composite
 def conversations(draw: Any) -> dict[str, Any]:
     count = draw(st.integers(0, 6))
-    turns = [
-        {
-            "id": 2 * index + 1,
-            "parent": draw(st.none() | st.sampled_from(range(1, 2 * index + 1, 2)))
-            if index
-            else None,
-            "role": draw(st.sampled_from(["user", "assistant"])),
-            "text": draw(TEXTS),
-            "ids": draw(st.lists(st.integers(0, 2**31 - 1), max_size=5)),
-            "finish_reason": draw(st.none() | st.sampled_from(["stop", "length"])),
-            "created": draw(st.floats(0, 1e10)),
-            "numbers": draw(VALUES),
-        }
-        for index in range(count)
-    ]
+    roles: dict[int | None, str] = {None: ""}
+    turns = []
+    for number in range(1, 2 * count, 2):
+        parent = draw(st.sampled_from([*roles]))
+        answers = roles[parent] == "user" and draw(st.booleans())
+        roles[number] = "assistant" if answers else "user"
+        turns.append(
+            {
+                "id": number,
+                "parent": parent,
+                "role": roles[number],
+                "text": draw(TEXTS),
+                "ids": draw(st.lists(st.integers(0, 2**31 - 1), max_size=5)),
+                "finish_reason": draw(st.none() | st.sampled_from(["stop", "length"])),
+                "created": draw(st.floats(0, 1e10)),
+                "numbers": draw(VALUES),
+            }
+        )
     return {
         "format": "flashllm-session",
         "version": 1,
@@ -123,6 +126,10 @@ for _ in range(100_000):
         (("turns", 0, "parent"), 2, "not before it"),
         (("turns", 1, "parent"), 9, "answers turn 9"),
         (("turns", 1, "role"), "system", "neither user nor assistant"),
+        (("turns", 0, "role"), "assistant", "turn 1 is an answer, and not to a question"),
+        (("turns", 1, "parent"), None, "turn 2 is an answer, and not to a question"),
+        (("turns", 1, "numbers"), {"tokens": "many"}, "tokens of its numbers is no whole"),
+        (("turns", 1, "numbers"), {"prompt_tokens": -1}, "prompt_tokens of its numbers is no"),
         (("turns", 1, "role"), ["user"], "neither user nor assistant"),
         (("turns", 1, "text"), None, "its text is no text"),
         (("turns", 1, "ids"), "12", "no list"),
@@ -148,6 +155,20 @@ def test_what_is_wrong_is_named_and_nothing_is_added(
             store.import_json(wrong)
         assert store.list() == []
         assert store.export_json(store.import_json(GOOD)) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_complete"),
+    [("stop", True), ("length", False), ("context", False), ("error", False), (None, False)],
+)
+def test_markdown_says_what_is_incomplete(
+    tmp_path: Path, reason: str | None, is_complete: bool
+) -> None:
+    value = copy.deepcopy(GOOD)
+    value["turns"][1]["finish_reason"] = reason
+    with SessionStore(tmp_path / "chats.db") as store:
+        text = store.export_markdown(store.import_json(value))
+    assert text.endswith("\nx\n" if is_complete else "\nx\n\n*(incomplete)*\n")
 
 
 @pytest.mark.parametrize("missing", sorted(GOOD))

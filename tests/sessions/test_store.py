@@ -112,6 +112,7 @@ def test_numbers_too_long_to_be_read_again_are_not_worth_the_turn(store: Session
         ("%", {"A 100% name"}),
         ("_", {"under_score"}),
         ("'; DROP TABLE turn; --", set()),
+        (SURROGATE, set()),
         ("MÄRCHEN", {""}),  # in a text, case aside beyond ASCII
         ("behind a zero", {"under_score"}),
         ("be brief", {"under_score"}),  # a system prompt
@@ -148,7 +149,7 @@ def test_found_by_id_and_by_a_name_that_is_unique(store: SessionStore) -> None:
     store.rename(third, "seas")
     with pytest.raises(UsageError, match="conversations 1, 3; give an id"):
         store.find("seas")
-    for nobody in ("sea", "99", "", "²"):
+    for nobody in ("sea", "99", "", "²", "9" * 5000):
         with pytest.raises(SessionNotFound, match="`flashllm sessions list` shows them"):
             store.find(nobody)
 

@@ -173,6 +173,40 @@ def test_what_was_deleted_elsewhere_is_given_up_and_the_rest_saved(path: Path, t
     assert [type(error) for error in told.errors] == [SessionNotFound]
 
 
+def test_what_was_given_up_is_not_said_to_be_saved(path: Path, told: Told) -> None:
+    with SessionStore(path) as store:
+        number = store.create()
+        writer = writer_of(path, told)
+        for turn_id in (2, 4):  # what they answer was deleted elsewhere
+            writer.save_turn(number, Turn(turn_id, 1, "assistant", "x"))
+            writer.save_leaf(number, turn_id)
+        assert writer.close(PATIENCE_SECONDS)
+    assert [type(error) for error in told.errors] == [SessionNotFound]
+    assert not told.recovered.is_set()
+
+
+def test_a_turn_stays_behind_what_it_answers(path: Path, told: Told) -> None:
+    """Its question got a free id, and what took the ids between was deleted meanwhile."""
+    with SessionStore(path) as store:
+        number = store.create()
+        ours, theirs = Conversation(), Conversation()
+        for turn in (theirs.ask("their words"), theirs.begin_answer(), theirs.ask("more")):
+            store.save_turn(number, turn)
+        writer = writer_of(path, told)
+        question, answer = ours.ask("our words"), ours.begin_answer()
+        writer.save_turn(number, question)
+        assert writer.flush(PATIENCE_SECONDS)
+        store.remove_turn(number, 1)
+        for text in ("our", "our answer"):
+            answer.text = text
+            writer.save_turn(number, answer)
+            assert writer.flush(PATIENCE_SECONDS)
+        writer.close()
+        path_ = store.load(number).conversation.path()
+        assert [turn.text for turn in path_] == ["our words", "our answer"]
+    assert not told.errors
+
+
 def test_a_turn_that_cannot_be_written_at_all_does_not_hold_up_others(
     path: Path, told: Told
 ) -> None:
@@ -190,7 +224,7 @@ def test_the_last_words_are_written_though_nothing_follows(path: Path, told: Tol
     """A slow engine's next token may take seconds: what it said must not wait for it."""
     writer = writer_of(path, told)
     session = writer.create()
-    answer = Turn(1, None, "assistant", "")
+    answer = Turn(1, None, "user", "")
     for word in ("so", " many", " words"):
         answer.text += word
         writer.save_turn(session, answer)
@@ -222,7 +256,7 @@ def test_a_growing_answer_is_written_now_and_then(
     with SessionStore(path) as store:
         number = store.create()
         writer = writer_of(path, told)
-        answer = Turn(1, None, "assistant", "")
+        answer = Turn(1, None, "user", "")
         writer.save_turn(number, answer)
         assert writer.flush(PATIENCE_SECONDS)
         for index in range(1000):

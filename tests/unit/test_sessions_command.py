@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sqlite3
 import stat
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from flashllm.cli import main
 from flashllm.commands import sessions
 from flashllm.conversation import Turn
-from flashllm.sessions import SessionStore
+from flashllm.errors import CannotCreate
+from flashllm.sessions import SessionStore, files
 
 HOSTILE = "\x1b]0;owned\x07\x9b2Jtitle\u202e"
 
@@ -56,6 +58,8 @@ def test_a_list_has_a_line_each(path: Path, ocean: int, capsys: pytest.CaptureFi
     assert main(["sessions", "list", "--limit", "2", "--json"]) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["id"], one["turns"]) for one in shown] == [(3, 0), (2, 1)]
+    assert main(["sessions", "list", "--limit", "9" * 20]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
     assert main(["sessions", "search", "%"]) == 0
     assert "nothing says '%'" in capsys.readouterr().err
 
@@ -98,6 +102,30 @@ def test_an_export_writes_over_nothing_unasked(
     assert main(["sessions", "export", "1", "-o", str(file), "--force", "--format", "json"]) == 0
     assert json.loads(file.read_text())["turns"][0]["text"] == "What is an ocean?"
     assert main(["sessions", "export", "1", "-o", str(tmp_path / "no" / "x.md")]) == 73
+
+
+def test_an_export_that_does_not_fit_leaves_what_was_there(tmp_path: Path) -> None:
+    old, new, link = (tmp_path / name for name in ("old.json", "new.json", "link.json"))
+    old.write_text("mine")
+    old.chmod(0o644)
+    link.symlink_to(old)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most[1]))
+    try:
+        for path, force in ((new, False), (link, True)):
+            with pytest.raises(CannotCreate, match="File too large"):
+                files.write(path, "x" * 200, force)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert old.read_text() == "mine"
+    assert {*tmp_path.iterdir()} == {old, link}
+    files.write(link, "x" * 200, force=True)
+    assert link.is_symlink()
+    assert old.read_text() == "x" * 200
+    assert stat.S_IMODE(old.stat().st_mode) == 0o600  # nobody else reads a conversation
+    with pytest.raises(CannotCreate, match="No space left"):
+        files.write(Path("/dev/full"), "x", force=True)
+    assert Path("/dev/full").is_char_device()
 
 
 @pytest.mark.parametrize(
@@ -155,8 +183,11 @@ def test_a_damaged_conversation_can_be_deleted(
     path: Path, ocean: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("UPDATE turn SET role = 'system'")
+    connection.execute("UPDATE turn SET role = 'system', text = x'ff00'")
+    connection.execute("UPDATE session SET name = x'ff', model = x'ff', updated = 'soon'")
     connection.close()
+    assert main(["sessions", "list"]) == 0  # the others can still be found
+    assert "1970-01-01" in capsys.readouterr().out
     assert main(["sessions", "show", "1"]) == 65
     assert "`flashllm sessions delete 1` removes it" in capsys.readouterr().err
     assert main(["sessions", "delete", "1", "--yes"]) == 0
