@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 ANSWER_ROOM_SHARE = 4
 """One part in so many of the context is kept free for the answer."""
 
+BROKEN_OFF = "error"
+"""How an answer ended that an error ended."""
+UNFINISHED = ("cancelled", "length", BROKEN_OFF)
+"""How an answer ended that can go on."""
+
 Role = Literal["user", "assistant"]
 Known = Mapping[int, Sequence[int]]
 """Ids that answers were generated with, by the number of their message."""
@@ -183,6 +188,11 @@ def fit(
     raise UsageError(
         f"this message has {len(ids)} tokens, and the context holds {context_tokens}; shorten it"
     )
+
+
+def can_go_on(turn: Turn) -> bool:
+    """Whether an answer ended before its time."""
+    return turn.role == "assistant" and turn.finish_reason in UNFINISHED and bool(turn.text.strip())
 
 
 def restored(system: str, turns: Iterable[Turn], leaf: int | None) -> Conversation:

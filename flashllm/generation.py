@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashllm.conversation import fit
 from flashllm.errors import UsageError
@@ -78,6 +78,12 @@ def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None)
         answer=len(begun),
     )
     return Started(generation, fitted.dropped)
+
+
+def kept_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a generation's report, what is kept with its answer."""
+    names = ("prompt_tokens", "prefill", "decode")
+    return {name: report[name] for name in names} | {"tokens": len(report["tokens"])}
 
 
 def _begun(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from flashllm.errors import UsageError
@@ -48,4 +48,4 @@ def model_of(arguments: argparse.Namespace, session: SessionSummary | None) -> s
     asked: str | None = arguments.model
     if session is None or not session.model or arguments.settings.origin("model") == "flag":
         return asked
-    return session.model if Path(session.model).is_dir() else asked
+    return session.model if os.path.isdir(session.model) else asked  # False for what is no path

@@ -22,17 +22,23 @@ PIPE_WAIT_SECONDS = 3.0
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
-    """The prompt's text; what comes by standard input or `-f` goes before what `-p` says."""
+    """The prompt's text; what comes by standard input or `-f` goes before what `-p` says.
+
+    Empty only where a conversation goes on and nothing is said: its last answer is what goes on.
+    """
     text, file = arguments.prompt, arguments.file
+    goes_on = asks_to_go_on(arguments)
     asks_for_stdin = "-" in (text, file)
     parts = []
-    if asks_for_stdin or _has_piped_stdin(wait=text is not None or file is not None):
+    if asks_for_stdin or _has_piped_stdin(wait=text is not None or file is not None or goes_on):
         parts.append(_read_stdin())
     if file not in (None, "-"):
         parts.append(_read_file(Path(file)))
     if text not in (None, "-"):
         parts.append(text)
     if not parts or (text is None and file is None and not parts[0]):
+        if goes_on:
+            return ""
         raise UsageError('there is no prompt; give -p "TEXT", -f FILE, or pipe text in')
     return _not_empty("\n\n".join(part for part in parts if part))
 
@@ -50,7 +56,12 @@ def is_chat(tokenizer: EngineTokenizer | None, arguments: argparse.Namespace) ->
 
 def asks_to_keep(arguments: argparse.Namespace) -> bool:
     """Whether the exchange belongs to a conversation that is kept."""
-    return bool(arguments.save or arguments.session or getattr(arguments, "continue"))
+    return bool(arguments.save) or asks_to_go_on(arguments)
+
+
+def asks_to_go_on(arguments: argparse.Namespace) -> bool:
+    """Whether the exchange belongs to a conversation that is there."""
+    return bool(arguments.session or getattr(arguments, "continue"))
 
 
 def check_prompt(arguments: argparse.Namespace) -> None:

@@ -78,10 +78,11 @@ Event = Union[Prefilled, "EngineToken", Finished]
 
 def run(arguments: argparse.Namespace) -> int:
     """Answers the prompt; returns the exit code."""
-    sampling = opening.sampling_of(arguments)
+    opening.sampling_of(arguments)  # what makes no sense is said before anything is read
     check_prompt(arguments)
     text = read_prompt(arguments) if arguments.ids is None else ""
     kept = open_kept(text, arguments)
+    sampling = opening.sampling_of(arguments)
     directory = opening.model_directory(kept.model(arguments), opening.terminal_progress())
     running = Running()
 
@@ -155,7 +156,7 @@ def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: Kept) -> F
     """Prints what the worker emits; returns its last event."""
     output, ticker = Output(), Ticker()
     streams = not (arguments.json or arguments.jsonl or arguments.no_stream)
-    start = time.monotonic()
+    start, streamed = time.monotonic(), 0
     end: Finished | None = None
     try:
         for event in worker.events():
@@ -166,6 +167,8 @@ def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: Kept) -> F
             ticker.clear()
             if isinstance(event, Finished):
                 end = event
+                if streams:  # what was held back for a stop string has no token of its own
+                    output.write(end.report["text"][streamed:])
                 continue
             kept.add(event)
             if arguments.jsonl:
@@ -173,6 +176,7 @@ def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: Kept) -> F
                 output.json({"type": "token", "id": event.id, "text": event.text, "cost": cost})
             elif streams:
                 output.write(event.text)
+                streamed += len(event.text)
     finally:
         ticker.clear()
         if streams:
@@ -197,7 +201,9 @@ def _print_end(output: Output, arguments: argparse.Namespace, end: Finished) -> 
         output.write(end.report["text"])
         output.end_line()
     sys.stderr.write(end.stats)
-    if arguments.save and "session" in end.report:
-        remark(f"kept as conversation {end.report['session']}")
+    session = end.report.get("session")
+    if arguments.save and session is not None:
+        remark(f"kept as conversation {session}")
     if end.report["finish_reason"] == "cancelled":
-        remark("interrupted; the answer is incomplete")
+        hint = "" if session is None else f"; `flashllm run --session {session}` goes on with it"
+        remark(f"interrupted; the answer is incomplete{hint}")

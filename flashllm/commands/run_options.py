@@ -22,6 +22,7 @@ examples:
   flashllm run -p "Summarise this." -f notes.txt        # and so does a file
   flashllm run -p "Define river." --save                # keep it; the chat finds it too
   flashllm run -p "And sea?" --continue                 # go on with the latest conversation
+  flashllm run --continue                               # and with its answer that was stopped
   flashllm run -p "Define river." --json | jq .decode.tokens_per_second
 """
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashllm.commands.chat_session import asked_session
+from flashllm.commands.chat_session import asked_session, model_of
+from flashllm.commands.opening import sampling_of
 from flashllm.commands.output import remark
 from flashllm.commands.prompt import asks_to_keep
-from flashllm.conversation import Conversation, Turn
+from flashllm.conversation import UNFINISHED, Conversation, Turn
 from flashllm.errors import FlashllmError, SessionError, SessionNotFound, UsageError
-from flashllm.generation import Request
+from flashllm.generation import Request, kept_numbers
 from flashllm.sanitize import sanitize_line
 from flashllm.sessions import NewSession, SessionStore, SessionWriter
 from flashllm.sessions.store import BUSY_SECONDS
@@ -24,11 +27,14 @@ if TYPE_CHECKING:
     from flashllm.sessions.writer import SessionKey
 
 FLUSH_SECONDS = 10.0
-_NUMBERS = ("prompt_tokens", "prefill", "decode")
 
 
 class Kept:
-    """A question and its answer in a conversation, which is kept if `keeps` says so."""
+    """A question and its answer in a conversation, which is kept if `keeps` says so.
+
+    Where a conversation is there and nothing is asked, its last answer goes on (`UsageError` if it
+    is complete).
+    """
 
     def __init__(self, text: str, system: str, session: Session | None, keeps: bool) -> None:
         self.conversation = session.conversation if session else Conversation()
@@ -36,8 +42,12 @@ class Kept:
         self._meta = session.meta if session else None
         self._changes_system = bool(system) and system != self.conversation.system
         self.conversation.system = system or self.conversation.system
-        self._question = self.conversation.ask(text)
-        self._answer: Turn = self.conversation.begin_answer()
+        if session is None or text:
+            self.conversation.ask(text)
+            self._answer = self.conversation.begin_answer()
+        else:
+            self._answer = _unfinished(self.conversation)
+        self._begun, self._begun_ids = self._answer.text, self._answer.ids
         self._keeps = keeps
         self._writer: SessionWriter | None = None
         self._key: SessionKey | None = self.session_id
@@ -49,14 +59,11 @@ class Kept:
 
         A conversation whose model has gone goes on with the usual one, and says so.
         """
-        asked: str | None = arguments.model
+        chosen = model_of(arguments, self._meta)
         before = self._meta.model if self._meta else ""
-        if not before or arguments.settings.origin("model") == "flag":
-            return asked
-        if Path(before).is_dir():
-            return before
-        remark(f"{before}, with which this conversation was had, is gone; going on without it")
-        return asked
+        if before not in ("", chosen) and arguments.settings.origin("model") != "flag":
+            remark(f"{before}, with which this conversation was had, is gone; going on without it")
+        return chosen
 
     def begin(self, directory: Path, arguments: argparse.Namespace) -> None:
         """Saves the question; the model is open and about to read it."""
@@ -73,7 +80,7 @@ class Kept:
             )
         elif self._changes_system or (self._meta and self._meta.model != model):
             writer.save_head(self._key, model=model, system=self.conversation.system)
-        writer.save_turn(self._key, self._question)
+        writer.save_turn(self._key, self.conversation.turns[self._answer.parent or 0])
         self._save()
 
     def request(
@@ -81,6 +88,8 @@ class Kept:
     ) -> Request:
         """What the model is asked; ids of earlier answers only where they are this model's."""
         same = self._meta is None or self._meta.model == str(directory.absolute())
+        if not same:
+            self._begun_ids = self._answer.ids = ()
         return Request(
             self.conversation.messages(),
             self.conversation.system,
@@ -88,24 +97,25 @@ class Kept:
             arguments.max_tokens,
             sampling,
             tuple(arguments.stop),
+            continues=bool(self._begun),
         )
 
     def add(self, token: EngineToken) -> None:
         """The answer grows, and the writer knows it."""
         if self._writer is not None:
             self._answer.text += token.text
-            self._answer.ids += (token.id,)
+            if self._knows_ids:
+                self._answer.ids += (token.id,)
             self._save()
 
     def end(self, report: dict[str, Any]) -> None:
         """Saves the whole answer; `error` says whether that worked."""
         if self._writer is None:
             return
-        self._answer.text = report["text"]
-        self._answer.ids = tuple(report["tokens"])
+        self._answer.text = self._begun + report["text"]
+        self._answer.ids = (*self._begun_ids, *report["tokens"]) if self._knows_ids else ()
         self._answer.finish_reason = report["finish_reason"]
-        numbers = {name: report[name] for name in _NUMBERS if name in report}
-        self._answer.numbers = numbers | {"tokens": len(self._answer.ids)}
+        self._answer.numbers = kept_numbers(report)
         self.close()
 
     def close(self) -> None:
@@ -121,6 +131,11 @@ class Kept:
             self.error = SessionError("the conversation could not be saved in time; try again")
         self.session_id = self._key.id if isinstance(self._key, NewSession) else self._key
 
+    @property
+    def _knows_ids(self) -> bool:
+        """Ids stand for the text only if they are those of all of it."""
+        return bool(self._begun_ids) or not self._begun
+
     def _save(self) -> None:
         assert self._writer is not None
         assert self._key is not None
@@ -134,7 +149,10 @@ class Kept:
 
 
 def open_kept(text: str, arguments: argparse.Namespace) -> Kept:
-    """The question in the conversation that the arguments name; nothing is saved yet."""
+    """The question in the conversation that the arguments name; nothing is saved yet.
+
+    The arguments get the settings that the conversation goes on with.
+    """
     session: Session | None = None
     name, latest = asked_session(arguments)
     if name or latest:
@@ -149,7 +167,39 @@ def open_kept(text: str, arguments: argparse.Namespace) -> Kept:
                     "there is no conversation yet; `flashllm run --save` begins one"
                 )
             session = store.load(chosen)
+        _adopt(arguments, session.settings)
         if latest:
             title = sanitize_line(session.meta.name or session.meta.preview)
             remark(f"going on with conversation {chosen}: {title}")
     return Kept(text, arguments.system, session, asks_to_keep(arguments))
+
+
+def _unfinished(conversation: Conversation) -> Turn:
+    """The last answer, if it was stopped; an empty one, if it had not begun."""
+    last = conversation.turns[conversation.leaf] if conversation.leaf is not None else None
+    if last is not None and last.role == "user":
+        return conversation.begin_answer()
+    if last is None or last.finish_reason not in (None, *UNFINISHED):
+        raise UsageError(
+            'there is no answer to go on with, and no prompt; give -p "TEXT", -f FILE, or pipe '
+            "text in"
+        )
+    last.finish_reason = None
+    if not last.text.strip():
+        last.text, last.ids = "", ()
+    return last
+
+
+def _adopt(arguments: argparse.Namespace, kept: Mapping[str, Any]) -> None:
+    """Settings of a conversation, but for those that a flag or a variable gives.
+
+    What makes no sense is left: a file that was imported may say anything.
+    """
+    for option in SAMPLING_OPTIONS:
+        given = arguments.settings.origin(option.name) in ("flag", "env")
+        if given or option.name not in kept:
+            continue
+        with contextlib.suppress(UsageError):
+            value = option.parse(str(kept[option.name]))
+            sampling_of(argparse.Namespace(**{**vars(arguments), option.name: value}))
+            setattr(arguments, option.name, value)

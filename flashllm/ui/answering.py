@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flashllm.conversation import BROKEN_OFF
 from flashllm.errors import EngineLost, FlashllmError
-from flashllm.generation import Request
+from flashllm.generation import Request, kept_numbers
 from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Phase
 from flashllm.ui.pace import Pace
-from flashllm.ui.shown import BROKEN_OFF, CAN_GO_ON
 from flashllm.ui.turn_view import Answer
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ class Answering:
         """The version that was shown before, and is again if there is no answer."""
         self._ids_known = True
         """Ids stand for the text only if they are those of all of it."""
+        self._begun_characters = 0
+        """Of the answer's text, what was there before."""
         self._saving_later = False
         self.tokens: dict[int, list[EngineToken]] = {}
         """Of the answers of this run, by turn."""
@@ -97,6 +98,7 @@ class Answering:
     def _start(self, turn: Turn, view: Answer, *, continues: bool = False) -> None:
         app, conversation = self._app, self._app.shown.conversation
         self._turn, self._view = turn, view
+        self._begun_characters = len(turn.text)
         self._ids_known = bool(turn.ids) or not turn.text
         app.enter(Phase.READING)
         app.engine.ask(
@@ -146,8 +148,13 @@ class Answering:
     async def finish(self, event: messages.Answered) -> None:
         """The answer is complete, or as complete as it will be."""
         await self.show_tokens()
-        if self._turn is not None:
-            self._turn.numbers = _numbers(event.report)
+        if self._turn is not None and self._view is not None:
+            self._turn.numbers = kept_numbers(event.report)
+            # What was held back for a stop string that did not come has no token of its own.
+            held = event.report["text"][len(self._turn.text) - self._begun_characters :]
+            if held:
+                self._turn.text += held
+                await self._view.add(held)
         await self._end(event.finish_reason)
 
     async def fail(self, error: BaseException) -> None:
@@ -207,11 +214,6 @@ class Answering:
         self._save()
 
 
-def can_go_on(turn: Turn) -> bool:
-    """Whether an answer ended before its time."""
-    return turn.role == "assistant" and turn.finish_reason in CAN_GO_ON and bool(turn.text.strip())
-
-
 def explain(error: BaseException) -> str:
     """An error in words for users."""
     if isinstance(error, FlashllmError):
@@ -219,12 +221,3 @@ def explain(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "out of memory; leave, and come back with a smaller --memory"
     return f"unexpected: {type(error).__name__}: {error}"
-
-
-def _numbers(report: dict[str, Any]) -> dict[str, Any]:
-    """Of a report, what is kept with the turn."""
-    names = ("prompt_tokens", "prefill", "decode")
-    numbers = {name: report[name] for name in names if name in report}
-    with contextlib.suppress(KeyError, TypeError):
-        numbers["tokens"] = len(report["tokens"])
-    return numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flashllm.conversation import BROKEN_OFF
 from flashllm.ui.turn_view import Answer, Question, TurnView
 
 if TYPE_CHECKING:
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from flashllm.ui.saving import Saving
     from flashllm.ui.transcript import Transcript
 
-BROKEN_OFF = "error"
 ENDS = {
     "cancelled": "stopped; Enter here, or /continue, goes on",
     "length": "stopped at the most tokens of an answer; Enter here, or /continue, goes on",
@@ -20,7 +20,6 @@ ENDS = {
 }
 """What is said below an answer that did not end by itself."""
 UNANSWERED = "nothing was answered; r here, or /regenerate, answers it"
-CAN_GO_ON = ("cancelled", "length", BROKEN_OFF)
 
 
 class Shown:

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashllm.conversation import can_go_on
 from flashllm.sanitize import sanitize, sanitize_line
 from flashllm.ui.answer_markdown import make_parser
-from flashllm.ui.answering import can_go_on
 from flashllm.ui.confirm import ConfirmScreen
 
 if TYPE_CHECKING:

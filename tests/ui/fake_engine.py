@@ -99,9 +99,16 @@ class Prefill:
     total: int
 
 
+@dataclass(frozen=True)
+class Held:
+    """The end of an answer that was held back for a stop string, and has no token of its own."""
+
+    text: str
+
+
 # str: a token; float: seconds to wait; Event: wait until it is set; Exception: raise it;
 # Callable: called, in the engine's thread.
-Step = str | float | threading.Event | Prefill | Exception | Callable[[], object]
+Step = str | float | threading.Event | Prefill | Held | Exception | Callable[[], object]
 
 
 class FakeTokenizer:
@@ -185,6 +192,8 @@ class FakeGeneration:
             elif isinstance(step, Prefill):
                 if on_prefill is not None:
                     on_prefill(step.done, step.total)
+            elif isinstance(step, Held):
+                self.text += step.text
             elif callable(step):
                 step()
             if self._model.cancelled.is_set():

@@ -10,7 +10,7 @@ from flashllm.sessions import SessionStore
 from flashllm.ui.activity import Phase
 from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import answers, ask, make_app, notes, ready, say, texts, until
-from tests.ui.fake_engine import FakeModel
+from tests.ui.fake_engine import FakeModel, Held
 
 
 def kept(path: Path, session_id: int = 1) -> list[tuple[str, str, str | None]]:
@@ -78,6 +78,20 @@ async def test_an_answer_is_kept_while_it_is_written_and_can_go_on_afterwards(
         await ready(pilot)
         assert app.saving.flush(10)
     assert kept(path)[-1] == ("assistant", "begun and done", "stop")
+
+
+async def test_what_was_held_back_for_a_stop_string_is_part_of_the_answer(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    model = FakeModel(["1 ", Held("<")], ["2 ", "3 ", Held("<")])
+    async with make_app(model, store=path, max_tokens=2).run_test() as pilot:
+        app = await ask(pilot, "go")
+        assert answers(app) == ["1 <"]
+        app.conversation.turns[2].finish_reason = "length"
+        await pilot.press("tab", "enter")
+        await until(pilot, lambda: answers(app) == ["1 <2 3 <"])
+        await ready(pilot)
+        assert app.saving.flush(10)
+    assert kept(path)[-1] == ("assistant", "1 <2 3 <", "stop")
 
 
 async def test_what_is_taken_back_or_deleted_is_not_kept(tmp_path: Path) -> None:

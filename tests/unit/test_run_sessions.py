@@ -20,7 +20,7 @@ from flashllm.commands import opening, prompt, run_session
 from flashllm.conversation import Turn
 from flashllm.errors import ReadFailed, SessionNotFound
 from flashllm.sessions import Session, SessionStore
-from tests.ui.fake_engine import FakeModel, Step
+from tests.ui.fake_engine import FakeModel, Held, Step
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +120,9 @@ def test_the_model_is_that_of_the_conversation_unless_another_is_named(
         capsys.readouterr().err
     )
     assert [directory.name for directory in opened] == ["before", "other", "usual"]
+    with SessionStore(path) as store:
+        store.save_head(number, model="x" * 4000)  # longer than any path
+    assert main(["run", "-p", "x", "--session", "1"]) == 0
 
 
 def test_a_flag_beats_a_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +164,104 @@ def test_what_was_answered_before_a_failure_is_kept(
     use(monkeypatch, ["half", " an", ReadFailed("ffn.bundles: offset 1")])
     assert main(["run", "m", "-p", "x", "--save"]) == 74
     assert said(load(path, 1)) == [("user", "x", None), ("assistant", "half an", None)]
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "length", "error", None])
+def test_without_a_prompt_a_stopped_answer_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reason: str
+) -> None:
+    model, _ = use(monkeypatch, ["so", " far"], [" and", " on"])
+    assert main(["run", "m", "-p", "x", "--save"]) == 0
+    with SessionStore(path) as store:
+        answer = store.load(1).conversation.turns[2]
+        answer.finish_reason = reason
+        store.save_turn(1, answer)
+    capsys.readouterr()
+    assert main(["run", "--continue", "m", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["text"] == " and on"  # what is printed is what is new
+    assert said(load(path, 1)) == [("user", "x", None), ("assistant", "so far and on", "stop")]
+    answer = load(path, 1).conversation.turns[2]
+    assert len(answer.ids) == 4
+    assert answer.numbers["tokens"] == 2
+    first, second = model.requests
+    assert second["ids"] == [*first["ids"], *answer.ids[:2]]
+    assert second["answer"] == 2
+
+
+def test_an_answer_that_had_not_begun_is_begun(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, ["yes"])
+    with SessionStore(path) as store:
+        empty, asked = store.create(), store.create()
+        store.save_turn(empty, Turn(1, None, "user", "x"))
+        store.save_turn(empty, Turn(2, 1, "assistant", "\n", (1,), "cancelled"))
+        store.save_turn(asked, Turn(1, None, "user", "y"))
+    for number, question in ((empty, "x"), (asked, "y")):
+        assert main(["run", "m", "--session", str(number)]) == 0
+        assert said(load(path, number)) == [("user", question, None), ("assistant", "yes", "stop")]
+    assert len(load(path, empty).conversation.turns[2].ids) == 1
+    assert capsys.readouterr().out == "yes\nyes\n"
+
+
+def test_ids_of_another_model_do_not_stand_for_an_answer_that_goes_on(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = use(monkeypatch, [" and on"])
+    with SessionStore(path) as store:
+        store.create(model="/models/another")
+        store.save_turn(1, Turn(1, None, "user", "x"))
+        store.save_turn(1, Turn(2, 1, "assistant", "so far", (0, 0), "cancelled"))
+    assert main(["run", str(tmp_path), "--session", "1"]) == 0
+    assert model.tokenizer is not None
+    assert model.requests[0]["ids"][-2:] == model.tokenizer.encode("so far")
+    answer = load(path, 1).conversation.turns[2]
+    assert (answer.text, answer.ids) == ("so far and on", ())
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+def test_where_nothing_can_go_on_a_prompt_is_asked_for(
+    path: Path, turns: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SessionStore(path) as store:
+        store.create()
+        for turn in (Turn(1, None, "user", "x"), Turn(2, 1, "assistant", "y", (), "stop"))[:turns]:
+            store.save_turn(1, turn)
+    assert main(["run", "m", "--session", "1"]) == 2
+    assert "no answer to go on with" in capsys.readouterr().err
+
+
+def test_a_conversation_goes_on_with_its_own_sampling(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = use(monkeypatch, ["yes"])
+    settings = {"temp": 0.5, "top_k": 7, "max_tokens": 9, "seed": 2**64, "top_p": "most", "x": 1}
+    with SessionStore(path) as store:
+        store.create(settings=settings)
+    monkeypatch.setenv("FLASHLLM_TOP_K", "8")
+    assert main(["run", "m", "-p", "x", "--session", "1"]) == 0
+    assert main(["run", "m", "-p", "x", "--session", "1", "--temp", "0.25", "-n", "3"]) == 0
+    own, given = model.requests
+    assert (own["sampling"].temperature, own["sampling"].top_k, own["max_tokens"]) == (0.5, 8, 9)
+    assert (own["sampling"].seed, own["sampling"].top_p) == (0, 1.0)  # what makes no sense is left
+    assert (given["sampling"].temperature, given["max_tokens"]) == (0.25, 3)
+    assert load(path, 1).settings["temp"] == 0.5
+
+
+def test_what_was_held_back_for_a_stop_string_is_shown_at_the_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, ["1 ", Held("<")], [" 2", Held(" <")])
+    assert main(["run", "m", "-p", "x", "--save"]) == 0
+    assert capsys.readouterr().out == "1 <\n"
+    with SessionStore(path) as store:
+        answer = store.load(1).conversation.turns[2]
+        answer.finish_reason = "length"
+        store.save_turn(1, answer)
+    assert main(["run", "m", "--session", "1", "--no-stream"]) == 0
+    assert capsys.readouterr().out == " 2 <\n"
+    assert load(path, 1).conversation.turns[2].text == "1 < 2 <"
 
 
 def test_a_model_that_cannot_be_opened_begins_no_conversation(
@@ -254,12 +355,17 @@ sys.exit(main(["run", "m", "-p", "count", "--save", "-n", "10000"]))
 
 def test_an_interrupted_answer_is_kept_and_says_so(path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
+        [sys.executable, "-c", CHILD],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as child:
         assert child.stdout is not None
+        assert child.stderr is not None
         shown = child.stdout.read(5)
         child.send_signal(signal.SIGINT)
         shown += child.stdout.read()
+        assert b"`flashllm run --session 1` goes on with it" in child.stderr.read()
     assert child.returncode == 130
     _, answer = load(path, 1).conversation.path()
     assert answer.text.strip() == shown.decode().strip()
