@@ -27,17 +27,16 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     Empty only where a conversation goes on and nothing is said: its last answer is what goes on.
     """
     text, file = arguments.prompt, arguments.file
-    goes_on = asks_to_go_on(arguments)
     asks_for_stdin = "-" in (text, file)
     parts = []
-    if asks_for_stdin or _has_piped_stdin(wait=text is not None or file is not None or goes_on):
+    if asks_for_stdin or _has_piped_stdin(wait=text is not None or file is not None):
         parts.append(_read_stdin())
     if file not in (None, "-"):
         parts.append(_read_file(Path(file)))
     if text not in (None, "-"):
         parts.append(text)
     if not parts or (text is None and file is None and not parts[0]):
-        if goes_on:
+        if asks_to_go_on(arguments):
             return ""
         raise UsageError('there is no prompt; give -p "TEXT", -f FILE, or pipe text in')
     return _not_empty("\n\n".join(part for part in parts if part))

@@ -193,6 +193,8 @@ def test_an_answer_that_had_not_begun_is_begun(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, ["yes"])
+    waits: list[bool] = []
+    monkeypatch.setattr(prompt, "_has_piped_stdin", lambda wait: waits.append(wait) or False)
     with SessionStore(path) as store:
         empty, asked = store.create(), store.create()
         store.save_turn(empty, Turn(1, None, "user", "x"))
@@ -203,6 +205,7 @@ def test_an_answer_that_had_not_begun_is_begun(
         assert said(load(path, number)) == [("user", question, None), ("assistant", "yes", "stop")]
     assert len(load(path, empty).conversation.turns[2].ids) == 1
     assert capsys.readouterr().out == "yes\nyes\n"
+    assert waits == [False, False]  # a pipe would be the prompt, however late it speaks
 
 
 def test_ids_of_another_model_do_not_stand_for_an_answer_that_goes_on(
