@@ -25,7 +25,7 @@ PAGE_CACHE = "unknown: reads go through the page cache, and the profile's did no
 DRAM_UNKNOWN = "unknown: the profile knows flash alone; run `flashllm bench io` with the machine"
 _SIZES = tuple(512 << power for power in range(14))  # 512 bytes to 4 MiB
 _EVERYTHING = ("all", "oracle")
-"""Selectors with which every neuron is used, and none is counted as a hit or a miss."""
+"""Selectors that look at every neuron: of the oracle only those are counted that it then uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class DeviceRates:
         return Bound(moved.bytes_read / n, flash, dram_bytes, dram, moved.wall_ns / n)
 
     def hit_rate(self, plan: Plan, counted: float) -> float:
-        """What was counted; where every neuron is needed none is, and it is the pinned share."""
+        """What was counted; where every neuron is looked at, the share that is pinned."""
         if plan.select in _EVERYTHING and self.work is not None:
             return self.work.pinned_share(plan)
         return counted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 
@@ -20,16 +19,3 @@ class StreamCounters:
     """Bundles begun to be read before it was known that they are needed."""
     guesses_used: int = 0
     """Those of them that were needed; they count as misses too."""
-
-    def since(self, earlier: StreamCounters) -> StreamCounters:
-        """The difference to an earlier copy."""
-        return StreamCounters(
-            *(
-                getattr(self, f.name) - getattr(earlier, f.name)
-                for f in dataclasses.fields(StreamCounters)
-            )
-        )
-
-    def copy(self) -> StreamCounters:
-        """The counts as they are now."""
-        return dataclasses.replace(self)

@@ -202,9 +202,7 @@ def make_plan(
     policy = choose_policy(policy, window)
     shape = PrefillShape.of(spec, sizes.stride)
     split = _fixed_bytes(spec, sizes, select, context, encoding)
-    # Where every neuron is needed they pass through the prefill's buffers; none need stay.
-    least = 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
-    least_bytes = spec.n_layers * least * sizes.stride
+    least_bytes = spec.n_layers * _least_slots(spec, select) * sizes.stride
     needed_bytes = sum(split.values()) + least_bytes
     reads = _ways_to_read(sizes, select, io_threads, profile)
     smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
@@ -222,12 +220,7 @@ def make_plan(
     split["prefill"] += (blocks - _LEAST_BLOCKS) * block_bytes
     affordable = (ceiling_bytes - sum(split.values())) // sizes.stride
     window, wanted = _choose_window(spec, sizes, select, window, affordable)
-    if select == "all":
-        slots = _pin(spec, shape, affordable)
-    elif policy == "window":
-        slots = _fit(wanted, affordable, least)
-    else:
-        slots = _divide(spec, sizes.activity, affordable, least)
+    slots = _slots(spec, sizes, select, policy, wanted, affordable)
     split["slots"] = sum(slots) * sizes.stride
     return Plan(
         ceiling_bytes=ceiling_bytes,
@@ -336,6 +329,23 @@ def _wanted(spec: ModelSpec, activity: Activity, window: int) -> list[int]:
         if recorded >= window:
             return [min(int(slots * SLACK) + 1, spec.bundles_per_layer) for slots in needed]
     return [spec.bundles_per_layer] * spec.n_layers
+
+
+def _least_slots(spec: ModelSpec, select: str) -> int:
+    # Where every neuron is needed they pass through the prefill's buffers; none need stay.
+    return 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
+
+
+def _slots(
+    spec: ModelSpec, sizes: Sizes, select: str, policy: str, wanted: list[int], affordable: int
+) -> list[int]:
+    """Slots a layer, of as many as there is room for; where all are needed, bundles to pin."""
+    if select == "all":
+        return _pin(spec, PrefillShape.of(spec, sizes.stride), affordable)
+    least = _least_slots(spec, select)
+    if policy == "window":
+        return _fit(wanted, affordable, least)
+    return _divide(spec, sizes.activity, affordable, least)
 
 
 def _fit(wanted: list[int], affordable: int, least: int) -> list[int]:

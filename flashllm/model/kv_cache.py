@@ -66,10 +66,6 @@ class KvCache:
         assert 0 <= length <= self.length
         self.length = length
 
-    def clear(self) -> None:
-        """Start a new context."""
-        self.truncate(0)
-
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
 
