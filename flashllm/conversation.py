@@ -7,6 +7,7 @@ does that), and nothing here knows a screen or an engine.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,8 +56,25 @@ class Conversation:
     system: str = ""
     turns: dict[int, Turn] = field(default_factory=dict)
     leaf: int | None = None
-    dropped: int = 0
-    """The first so many messages of the path no longer fit into the context and stay unsent."""
+    _left_out: dict[int, int] = field(default_factory=dict, init=False, compare=False)
+    """How many messages of its path stayed unsent from a question on, by the question's id."""
+    _last_id: int = field(default=0, init=False, compare=False)
+    """Of the newest turn there was: no id comes twice, also where turns were removed."""
+
+    @property
+    def dropped(self) -> int:
+        """The first so many messages of the path no longer fit into the context and stay unsent.
+
+        They do from the question on that was last when it was said; versions of an earlier one are
+        sent what that one was sent.
+        """
+        known = (self._left_out.get(turn.id) for turn in reversed(self.path()))
+        return next((count for count in known if count is not None), 0)
+
+    @dropped.setter
+    def dropped(self, messages: int) -> None:
+        question = next(turn for turn in reversed(self.path()) if turn.role == "user")
+        self._left_out[question.id] = messages
 
     def path(self) -> list[Turn]:
         """The shown turns, from the first to the leaf."""
@@ -80,7 +98,6 @@ class Conversation:
     def edit(self, id_: int, text: str) -> Turn:
         """A sibling of a turn with another text, with which the path now ends."""
         turn = self.turns[id_]
-        self.dropped = 0
         return self._add(turn.parent, turn.role, text)
 
     def regenerate(self) -> Turn:
@@ -97,7 +114,6 @@ class Conversation:
 
     def choose(self, id_: int) -> None:
         """Shows the path through a turn, and on to the newest one below it."""
-        self.dropped = 0
         while True:
             self.leaf = id_
             below = self._children(id_)
@@ -113,9 +129,9 @@ class Conversation:
             doomed += self._children(turn)
         for turn in doomed:
             del self.turns[turn]
+            self._left_out.pop(turn, None)
         if shown:
             self.leaf = parent
-            self.dropped = 0
 
     def messages(self) -> list[Message]:
         """What is sent: the path, less its `dropped` first messages, and less what is empty."""
@@ -128,24 +144,24 @@ class Conversation:
     def clear(self) -> None:
         """Forgets everything but the system prompt."""
         self.turns.clear()
+        self._left_out.clear()
         self.leaf = None
-        self.dropped = 0
 
     def _sent(self) -> list[Turn]:
         sent: list[Turn] = []
-        path = self.path()
-        for turn in path:
+        for turn in self.path():
+            if turn.role == "user" and sent and sent[-1].role == "user":
+                sent.pop()  # a question that got no answer, and was left behind
             if turn.role == "user" or turn.text.strip():
                 sent.append(turn)
-            elif turn is not path[-1] and sent and sent[-1].id == turn.parent:
-                sent.pop()  # a question that got no answer, and was left behind
         return sent[self.dropped :]
 
     def _children(self, parent: int | None) -> list[int]:
         return sorted(turn.id for turn in self.turns.values() if turn.parent == parent)
 
     def _add(self, parent: int | None, role: Role, text: str) -> Turn:
-        turn = Turn(max(self.turns, default=0) + 1, parent, role, text, created=time.time())
+        self._last_id = max((self._last_id, *self.turns)) + 1
+        turn = Turn(self._last_id, parent, role, text, created=time.time())
         self.turns[turn.id] = turn
         self.leaf = turn.id
         return turn
@@ -167,24 +183,28 @@ def fit(
     max_tokens: int,
     known: Known | None = None,
 ) -> Fitted:
-    """Leaves out the oldest questions with their answers until there is room for an answer.
+    """Leaves out the oldest questions with their answers where there is no room for an answer.
 
-    `encode` gets messages, the system prompt in front, and the ids known of some of them by their
-    number there. `UsageError` if the last question alone is too long.
+    Then the rest takes half of the context at most, if that can be: the turns to come begin as this
+    one does, and what they begin with need not be read again. `encode` gets messages, the system
+    prompt in front, and the ids known of some of them by their number there. `UsageError` if the
+    last question alone is too long.
     """
     room = min(max_tokens, max(1, context_tokens // ANSWER_ROOM_SHARE))
     head: list[Message] = [{"role": "system", "content": system}] if system else []
-    dropped = 0
-    while True:
-        sent = [*head, *messages[dropped:]]
-        ids = encode(sent, _after(dropped, known or {}, len(head)))
-        if len(ids) + room <= context_tokens:
-            return Fitted(ids, dropped)
-        if len(messages) - dropped < 3:
-            break
-        dropped += 2
-    if len(ids) < context_tokens:
-        return Fitted(ids, dropped)
+
+    def without(pairs: int) -> list[int]:
+        known_left = _after(2 * pairs, known or {}, len(head))
+        return encode([*head, *messages[2 * pairs :]], known_left)
+
+    ids, pairs = without(0), 0
+    if len(ids) + room > context_tokens and len(messages) > 2:
+        # Of thousands few are tried; the last question stays.
+        some = range(1, (len(messages) - 1) // 2)
+        pairs = 1 + bisect_left(some, True, key=lambda n: len(without(n)) <= context_tokens // 2)
+        ids = without(pairs)
+    if len(ids) + min(room, 1) <= context_tokens:
+        return Fitted(ids, 2 * pairs)
     raise UsageError(
         f"this message has {len(ids)} tokens, and the context holds {context_tokens}; shorten it"
     )

@@ -133,8 +133,8 @@ def _start(
         started = start(model, request, on_prefill)
         if started.dropped:
             remark(
-                f"the oldest {started.dropped} messages of this conversation have no room in the "
-                "context and are left out"
+                "the context is full, and half of it made free: the oldest "
+                f"{started.dropped} messages of this conversation are left out"
             )
         return started.generation
     if arguments.ids:

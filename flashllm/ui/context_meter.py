@@ -33,7 +33,7 @@ class Fill:
 
     @property
     def share(self) -> float:
-        """1 where the next question leaves out the oldest one."""
+        """1 where the next question leaves out the oldest ones."""
         return self.used / self.limit if self.limit else 0.0
 
     def words(self) -> str:
@@ -42,9 +42,9 @@ class Fill:
             return "No model is open, so nothing is known of its context."
         return (
             f"{self.used} of {self.context} tokens of the context are in use. Beyond {self.limit}, "
-            "so that there is room for an answer, the oldest question and its answer are no longer "
-            "sent to the model (they stay on the screen and are kept). Ctrl+N or /new begins a new "
-            "conversation."
+            "so that there is room for an answer, the oldest questions and their answers, down to "
+            "half of the context, are no longer sent to the model (they stay on the screen and are "
+            "kept). Ctrl+N or /new begins a new conversation."
         )
 
 

@@ -323,13 +323,15 @@ async def test_a_full_context_drops_the_oldest_messages_and_says_so() -> None:
         for number in range(3):
             await ask(pilot, f"question {number}")
         app = await ask(pilot, "question 3")
-        assert any("its first 2 messages are no longer sent" in t for t in texts(app, Notice))
+        assert any("its first 4 messages are no longer sent" in t for t in texts(app, Notice))
         assert model.tokenizer is not None
         sent = model.tokenizer.conversations[-1]
-        assert sent[0]["content"] == "question 1"
+        assert sent[0]["content"] == "question 2"
         assert sent[-1]["content"] == "question 3"
+        # The next turn begins as this one did.
         await ask(pilot, "question 4")
-        assert model.tokenizer.conversations[-1][0]["content"] == "question 2"
+        assert model.tokenizer.conversations[-1][: len(sent)] == sent
+        assert model.requests[-1]["ids"][:17] == model.requests[-2]["ids"]
 
 
 async def test_a_message_beyond_the_context_is_refused_and_kept() -> None:

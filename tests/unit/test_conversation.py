@@ -45,9 +45,37 @@ def test_what_fits_is_sent_whole() -> None:
 
 
 def test_the_oldest_turns_go_first_and_the_system_prompt_stays() -> None:
-    fitted = fit(lengths(10, 10, 8, 8, 5), "s" * 7, encode, 40, 100)
+    fitted = fit(lengths(10, 10, 3, 3, 5), "s" * 7, encode, 40, 100)
     assert fitted.dropped == 2
-    assert len(fitted.ids) == 7 + 8 + 8 + 5
+    assert len(fitted.ids) == 7 + 3 + 3 + 5
+
+
+def test_so_many_go_at_once_that_the_turns_to_come_begin_alike() -> None:
+    """Each turn of a long chat takes 4 + 6 tokens, of a context of 100 with room for 10."""
+    conversation = Conversation()
+    cut = []
+    for number in range(30):
+        conversation.ask("q" * 4)
+        fitted = fit(conversation.messages(), "", encode, 100, 10)
+        if fitted.dropped:
+            conversation.dropped += fitted.dropped
+            cut.append(number)
+            assert len(fitted.ids) == 44  # with one pair more it would be more than half
+        conversation.begin_answer().text = "a" * 6
+    assert cut == [9, 14, 19, 24, 29]
+
+
+def test_of_a_long_conversation_few_beginnings_are_tried() -> None:
+    tried = 0
+
+    def counted(messages: Sequence[Message], known: Mapping[int, Sequence[int]]) -> list[int]:
+        nonlocal tried
+        tried += 1
+        return encode(messages, known)
+
+    fitted = fit(lengths(*[3] * 4001), "", counted, 100, 10)
+    assert (fitted.dropped, len(fitted.ids)) == (3986, 45)
+    assert tried < 20
 
 
 def test_room_for_the_answer_is_small_when_the_answer_is() -> None:
@@ -134,18 +162,37 @@ def test_a_question_left_without_an_answer_is_not_sent_again() -> None:
     assert sent(talk("a", "")) == ["a"]
 
 
-def test_what_no_longer_fits_stays_unsent_until_the_path_changes() -> None:
+def test_what_no_longer_fits_stays_unsent_from_that_question_on() -> None:
     conversation = talk("a", "b", "c", "d", "e")
     conversation.turns[4].ids = (1,)
     conversation.dropped = 2
     assert sent(conversation) == ["c", "d", "e"]
     assert conversation.known() == {1: (1,)}
-    conversation.edit(5, "E")
-    assert conversation.dropped == 0
-    conversation.dropped = 2
+    conversation.begin_answer().text = "f"
+    conversation.regenerate()
+    assert sent(conversation) == ["c", "d", "e"]
+    conversation.ask("g")
+    conversation.dropped += 2
+    assert sent(conversation) == ["g"]
+    # A version of an earlier question is sent what it would have been sent then.
+    conversation.edit(3, "C")
+    assert sent(conversation) == ["a", "b", "C"]
+    conversation.choose(5)
+    assert conversation.dropped == 4
+    conversation.remove(conversation.path()[-1].id)
+    assert sent(conversation) == ["c", "d", "e"]
     conversation.clear()
-    conversation.ask("f")
-    assert sent(conversation) == ["f"]
+    conversation.ask("h")
+    assert sent(conversation) == ["h"]
+
+
+def test_no_id_comes_twice() -> None:
+    """What is known of a turn that was removed is not known of another one."""
+    conversation = talk("a", "b")
+    conversation.remove(2)
+    assert conversation.regenerate().id == 3
+    conversation.clear()
+    assert conversation.ask("c").id == 4
 
 
 def test_a_conversation_comes_back_from_its_turns() -> None:
