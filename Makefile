@@ -82,9 +82,10 @@ core-test: $(TEST_STAMP)
 	$(CORE_TEST)
 
 # Pictures are taken in a process of their own, in which no other test has left anything running.
+# The rest goes file by file to two processes, which share the cores: much of it waits.
 pytest: $(TEST_STAMP)
 	$(BIN)/python -m pytest tests/ui/test_snapshots.py
-	$(BIN)/python -m pytest --ignore=tests/ui/test_snapshots.py
+	$(BIN)/python -m pytest --ignore=tests/ui/test_snapshots.py --numprocesses=2 --dist=loadfile
 
 sanitize: $(TEST_STAMP)
 	$(call build-core-test,build/core-address,address$(,)undefined)

@@ -17,6 +17,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.message import Message
 from textual.widgets import Label, Markdown
 from textual.widgets._markdown import (
     MarkdownBullet,
@@ -213,10 +214,15 @@ class AnswerMarkdown(Markdown):
         "code_block": CodeBlock,
     }
 
+    class HeightKept(Message):
+        """Its blocks may be left out of the layout from now on."""
+
     def __init__(self, text: str | None = None) -> None:
         super().__init__(text, parser_factory=make_parser, open_links=False)
-        self._settled = False
+        # A text that is given is complete; of one that is streamed, `settle` tells the end.
+        self._settled = bool(text)
         self._settled_width = 0
+        self._laid_out = True
 
     def settle(self) -> None:
         """Nothing will be added, until `grow`."""
@@ -228,17 +234,37 @@ class AnswerMarkdown(Markdown):
     def grow(self) -> None:
         """More will be added."""
         self._settled = False
-        self.styles.height = None
+        self._release_height()
+
+    def lay_out(self, wanted: bool) -> None:
+        """Whether its blocks take part in the layout; without them it stays as high as it is.
+
+        A layout goes through every widget there is, seen or not: of a long conversation that is
+        what keys would wait for. One whose height is not known yet takes part.
+        """
+        wanted = wanted or self._settled_width == 0
+        if wanted != self._laid_out:
+            self._laid_out = wanted
+            for block in self.children:
+                block.display = wanted
 
     def on_resize(self, event: events.Resize) -> None:
         """In other columns, the text has other lines."""
-        if self._settled and event.size.width != self._settled_width:
-            self.styles.height = None
+        if self._settled and self._settled_width != event.size.width:
+            self._release_height()
             self.call_after_refresh(self._keep_height)
 
     def _keep_height(self) -> None:
         # Asked for its height, a document lays out all that it has, whenever anything on the
         # screen changes: of a long answer that would be most of the work.
-        if self._settled and self.size.height:
-            self._settled_width = self.size.width
-            self.styles.height = self.size.height
+        width = self.size.width
+        if self._settled and width and self._laid_out:
+            height = self.get_content_height(self.container_size, self.app.size, width)
+            self._settled_width = width
+            self.styles.height = height
+            self.post_message(self.HeightKept())
+
+    def _release_height(self) -> None:
+        self._settled_width = 0
+        self.lay_out(wanted=True)
+        self.styles.height = None

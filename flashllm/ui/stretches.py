@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-STRETCH_CHARACTERS = 1500
-"""A stretch ends at the first place after so many, about two screens."""
+STRETCH_CHARACTERS = 600
+"""A stretch ends at the first place after so many: what is laid out anew with each word."""
 _FENCE = re.compile(r"[ >]*(?:(?:[-*+]|\d+[.)])[ ]+)*(`{3,}|~{3,})(.*)")
 _MAY_CONTINUE = frozenset(" \t>-*+0123456789")
 

@@ -9,6 +9,7 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
+from flashllm.ui.answer_markdown import AnswerMarkdown
 from flashllm.ui.bindings import TRANSCRIPT_BINDINGS
 from flashllm.ui.turn_view import Answer, Notice, Question, TurnView
 
@@ -92,6 +93,29 @@ class Transcript(VerticalScroll):
         super().watch_scroll_y(old_value, new_value)
         if self._older and new_value < self.size.height and new_value < old_value:
             self.call_later(self._add_older)
+        self._lay_out()
+
+    def on_resize(self) -> None:
+        """More or fewer lines are near."""
+        self.call_after_refresh(self._lay_out)
+
+    def on_answer_markdown_height_kept(self, event: AnswerMarkdown.HeightKept) -> None:
+        """An answer grew, or was opened: what is far away now is left out of the layout."""
+        event.stop()
+        self.call_after_refresh(self._lay_out)
+
+    def _lay_out(self) -> None:
+        # What is read next is ready before it is reached; between near and far all stays as it is,
+        # so that not every line that is scrolled costs a layout.
+        height, top = self.size.height, int(self.scroll_y)
+        half = height // 2
+        for answer in self.children:
+            if isinstance(answer, Answer):
+                begin = top - answer.virtual_region.y
+                answer.lay_out(
+                    range(begin - half, begin + height + half),
+                    range(begin - height, begin + 2 * height),
+                )
 
     def _index(self) -> int:
         # Past the end where nothing is selected, so that the first step back takes the last one.

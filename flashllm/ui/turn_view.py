@@ -8,6 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Region
 from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Markdown, Static
@@ -116,6 +117,18 @@ class Answer(Vertical, TurnView, can_focus=False):
             await stream.stop()
             self._documents[-1].settle()
 
+    def lay_out(self, near: range, far: range) -> None:
+        """Documents that have lines in `near` take part in the layout, none outside of `far` does.
+
+        Lines are counted from the first of the answer.
+        """
+        for document in self._documents:
+            place = document.virtual_region
+            if _overlap(place, near):
+                document.lay_out(wanted=True)
+            elif not _overlap(place, far):
+                document.lay_out(wanted=False)
+
     def show_note(self, note: str) -> None:
         """On a line of its own, if there is something to say."""
         self._note = note
@@ -141,3 +154,7 @@ class Answer(Vertical, TurnView, can_focus=False):
         document = AnswerMarkdown()
         await self.mount(document, after=self._documents[-1])
         self._documents.append(document)
+
+
+def _overlap(place: Region, lines: range) -> bool:
+    return place.y < lines.stop and place.bottom > lines.start
