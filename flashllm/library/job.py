@@ -217,11 +217,16 @@ class ConvertJob:
         if code == 0 and os.path.isfile(self.destination / MANIFEST_FILE):
             self._change(state=JobState.DONE)
         elif asked or code in _EXIT_INTERRUPTED:
-            self._change(state=JobState.STOPPED, error=self._stopped_words())
+            self._change(state=JobState.STOPPED, error=self._stopped_words(code))
         else:
             self._change(state=JobState.FAILED, error=self._failed_words(code))
 
-    def _stopped_words(self) -> str:
+    def _stopped_words(self, code: int) -> str:
+        if code == -signal.SIGKILL:
+            return (
+                "killed, since it did not stop; what it had written is removed when something is"
+                " converted to the same place"
+            )
         kept = "; what is trained is kept for the next time" if self.resumable else ""
         return f"stopped; nothing was made{kept}"
 
@@ -240,6 +245,8 @@ class Conversions:
 
     def __init__(self, make: Callable[..., ConvertJob] = ConvertJob) -> None:
         self.job: ConvertJob | None = None
+        self.seen: ConvertJob | None = None
+        """The job whose end was looked at."""
         self._make = make
         self._listeners: list[OnEvent] = []
 
@@ -247,6 +254,11 @@ class Conversions:
     def is_running(self) -> bool:
         """Whether one is under way."""
         return self.job is not None and not self.job.status.is_over
+
+    @property
+    def is_news(self) -> bool:
+        """Whether one is under way, or has ended without anybody having looked."""
+        return self.job is not None and self.job is not self.seen
 
     def listen(self, listener: OnEvent) -> Callable[[], None]:
         """Has it called after every change, on a thread of the job's; returns how to end that."""
@@ -267,8 +279,8 @@ class Conversions:
                 f"{self.job.source.name} is being converted; wait for it, or stop it first"
             )
         job = self._make(source, destination, options)
-        self.job = job
         job.start(self._tell)
+        self.job = job  # not before: one that cannot begin is never over
         return job
 
     def close(self, seconds: float = KILL_SECONDS) -> None:

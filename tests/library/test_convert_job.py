@@ -157,6 +157,7 @@ def test_what_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
     child = int(watched.job.status.warnings[0])
     watched.job.close(WAIT_SECONDS)
     assert watched.job.status.state is JobState.STOPPED
+    assert watched.job.status.error.startswith("killed, since it did not stop; what it had written")
     end = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end and is_running(child):
         time.sleep(0.01)
@@ -230,6 +231,24 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     conversions.close()
     assert len(told) == 3
     assert len(made) == 2
+
+
+def test_one_that_cannot_begin_is_in_nobodys_way(tmp_path: Path) -> None:
+    commands = [[str(tmp_path / "nothing")], [sys.executable, "-c", ""]]
+
+    def make(source: Path, destination: Path, options: ConvertOptions | None) -> ConvertJob:
+        return ConvertJob(source, destination, options, command=commands.pop(0))
+
+    conversions = Conversions(make)
+    with pytest.raises(CannotCreate):
+        conversions.start(tmp_path / "first", tmp_path / "made")
+    assert not conversions.is_running
+    assert not conversions.is_news
+    job = conversions.start(tmp_path / "second", tmp_path / "made")
+    assert job.wait(WAIT_SECONDS)
+    assert conversions.is_news
+    conversions.seen = job
+    assert not conversions.is_news
 
 
 ABANDON = """
