@@ -7,6 +7,7 @@ Layout, as huggingface_hub documents it: `models--org--name/` with `refs/` (a na
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,9 +20,11 @@ from flashllm.library.words import clean, error_words, shape_words
 REPOSITORIES_MAX = 1000
 SNAPSHOTS_MAX = 50
 REFS_MAX = 50
-_PREFIX = "models--"
+CACHED_PREFIX = "models--"
+"""Of the directories of models."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _COMMIT_SHOWN = 7
+_LOG = logging.getLogger("flashllm")
 
 
 def cache_directories(environment: Mapping[str, str] | None = None) -> list[Path]:
@@ -45,7 +48,7 @@ def checkpoints(environment: Mapping[str, str] | None = None) -> Iterator[Checkp
     """Every snapshot of every model in the cache, convertible or with the reason why not."""
     for root in cache_directories(environment):
         for repository in _entries(root, REPOSITORIES_MAX):
-            if repository.name.startswith(_PREFIX):
+            if repository.name.startswith(CACHED_PREFIX):
                 yield from _of_repository(repository)
 
 
@@ -61,7 +64,7 @@ def _entries(parent: Path, most: int) -> list[os.DirEntry[str]]:
 
 def _of_repository(repository: os.DirEntry[str]) -> Iterator[Checkpoint]:
     path = Path(repository.path)
-    name = clean(repository.name.removeprefix(_PREFIX).replace("--", "/"))
+    name = clean(repository.name.removeprefix(CACHED_PREFIX).replace("--", "/"))
     # The cache makes no links of directories: what one leads to may lie anywhere.
     if repository.is_symlink():
         yield Checkpoint(path, name, "", 0, problem="a link out of the cache; it is not followed")
@@ -105,6 +108,9 @@ def _examine(snapshot: Path, name: str, revision: str) -> Checkpoint:
         problem = ""
     except (FlashllmError, OSError, RecursionError, MemoryError) as error:
         problem = error_words(error, snapshot)
+    except Exception as error:  # noqa: BLE001  one odd checkpoint must not end the list
+        _LOG.exception("a checkpoint could not be looked at")
+        problem = clean(f"unexpected: {type(error).__name__}: {error}")
     return Checkpoint(snapshot, name, revision, size_bytes, features, remark, problem)
 
 

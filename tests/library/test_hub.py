@@ -109,6 +109,16 @@ def test_directories_that_are_links_are_refused(tmp_path: Path, place: str) -> N
     assert one.problem
 
 
+def test_an_error_of_ours_is_a_problem_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("flashllm.library.hub._weights", fail)
+    put(tmp_path)
+    (one,) = found(tmp_path)
+    assert one.problem == "unexpected: ZeroDivisionError: a bug"
+
+
 def test_whatever_else_lies_there(tmp_path: Path) -> None:
     (tmp_path / "datasets--org--data").mkdir()
     (tmp_path / "models--file").write_text("")
