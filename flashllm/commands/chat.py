@@ -37,6 +37,7 @@ def chat(arguments: argparse.Namespace) -> int:
     start_log(paths.log_file())
     launcher = opening.start_launcher(arguments)
     with collecting_nothing():
+        from flashllm.ui.activity import Phase
         from flashllm.ui.app import ChatApp
         from flashllm.ui.model_choice import ModelChoice
         from flashllm.ui.run_app import look_around, run_app
@@ -51,14 +52,18 @@ def chat(arguments: argparse.Namespace) -> int:
         from flashllm.engine_launcher import GROWTH_BYTES
         from flashllm.library.collection import usual_library
 
-        used: list[str] = []
-        with contextlib.suppress(FlashllmError):  # the chat tells of a store that is broken
-            used = opening.models_of_conversations()
+        plan = app.activity.plan if app.activity.phase is not Phase.CLOSED else None
         return usual_library(
             arguments.settings,
-            used=used,
+            used=used_models,
             application_bytes=resident_memory.rss_bytes() + GROWTH_BYTES,
+            open_ceiling_bytes=None if plan is None else plan.ceiling_bytes,
         )
+
+    def used_models() -> list[str]:
+        with contextlib.suppress(FlashllmError):  # the chat tells of a store that is broken
+            return opening.models_of_conversations()
+        return []
 
     def is_given(name: str) -> bool:
         return arguments.settings.origin(name) in ("flag", "env")

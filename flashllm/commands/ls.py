@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from flashllm.commands import opening
 from flashllm.commands.output import Output, remark
 from flashllm.errors import FlashllmError
-from flashllm.io_words import ceiling_words, format_bytes, speed_words
+from flashllm.io_words import ceiling_words, format_bytes
+from flashllm.library.words import ASSUMED, UNKNOWN, figures
 from flashllm.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from flashllm.library import Checkpoint, FoundModel
 
-UNKNOWN = "-"
 HEAD = ("model", "size", "precision", "needs", "tok/s", "path")
 CHECKPOINT_HEAD = ("checkpoint", "revision", "size", "path")
 
@@ -26,7 +26,7 @@ def ls(arguments: argparse.Namespace) -> int:
     from flashllm.library.collection import usual_library
 
     library = usual_library(
-        arguments.settings, directories=arguments.directories, used=_used_by_sessions()
+        arguments.settings, directories=arguments.directories, used=_used_by_sessions
     )
     output = Output()
     if arguments.checkpoints:
@@ -61,24 +61,34 @@ def _write_json(output: Output, found: Sequence[FoundModel | Checkpoint]) -> Non
 def _write_models(output: Output, models: Sequence[FoundModel]) -> None:
     rows = [(_model_row(model), _about(model)) for model in models]
     output.write(_columns(HEAD, rows))
-    if not any(model.tokens_per_second for model in models):
-        remark("speeds are unknown here; `flashllm bench io` measures this disk")
+    known = [model for model in models if model.smallest_ceiling_bytes is not None]
+    if known:
+        remark(
+            "needs: the least --memory for `flashllm run`; the chat counts its own process too, and"
+            " says in its list of models (F5) what they need there"
+        )
+    if fast := [model for model in known if model.tokens_per_second is not None]:
+        remark(
+            f"tok/s: expected in {ceiling_words(fast[0].ceiling_bytes or 0)}, from measured rates"
+            f" of disk and machine; {ASSUMED}: and from what is assumed of the model"
+        )
+    elif not all(model.is_too_large for model in known):
+        remark("speeds are unknown here; `flashllm bench io` measures disk and machine")
 
 
 def _model_row(model: FoundModel) -> tuple[str, ...]:
-    size, needs, speed = model.size_bytes, model.smallest_ceiling_bytes, model.tokens_per_second
-    return (
-        model.name,
-        UNKNOWN if size is None else format_bytes(size),
-        model.encoding or UNKNOWN,
-        UNKNOWN if needs is None else ceiling_words(needs),
-        UNKNOWN if speed is None else speed_words(speed),
-        sanitize_line(str(model.path)),
-    )
+    return (model.name, *figures(model), sanitize_line(str(model.path)))
 
 
 def _about(model: FoundModel) -> str:
-    return f"cannot be opened: {model.problem}" if model.problem else "; ".join(model.remarks)
+    if model.problem:
+        return f"cannot be opened: {model.problem}"
+    said = [*model.remarks]
+    if model.is_too_large:
+        said.append(f"needs more than the {ceiling_words(model.ceiling_bytes or 0)} it would get")
+    if model.assumed:
+        said.append(f"assumed: {model.assumed}")
+    return "; ".join(said)
 
 
 def _write_checkpoints(output: Output, checkpoints: Sequence[Checkpoint]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flashllm.errors import CannotCreate, FlashllmError
+from flashllm.flash.manifest import read_manifest
 from flashllm.library import hub
 from flashllm.library.found import Checkpoint, FoundModel
+from flashllm.library.hub import CACHED_PREFIX
 from flashllm.library.interpreter import interpreter_bytes, kept_bytes
 from flashllm.library.options import ConvertOptions
 from flashllm.library.preview import Preview, preview
@@ -24,19 +27,18 @@ NAMES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Where models may be, and what they would be run in. Every method may take seconds."""
+    """Where models may be, and what they would be run in. Looking and previewing take seconds."""
 
     directories: tuple[Path, ...] = ()
     """Each is a model, or holds models."""
     models: tuple[Path, ...] = ()
-    """Those that are known by themselves: named in settings, used by sessions."""
+    """Those that are known by themselves: named in settings."""
+    used: Callable[[], Iterable[str]] = tuple
+    """What conversations name as their models; asked when models are looked for."""
     home: Path | None = None
     """Where converted models go, and are looked for."""
-    memory_bytes: int | None = None
-    application_bytes: int = 0
-    """Of what runs beside the process that computes, within the same ceiling."""
-    context: int | None = None
-    kv_dtype: str | None = None
+    given: Conditions = field(default_factory=Conditions)
+    """What models would be run in, but for the memory of a process, which is measured."""
 
     def scan(self) -> Iterator[FoundModel]:
         """Models as they are found: the demo, those known, those in directories.
@@ -48,11 +50,13 @@ class Library:
         if missing is not None:
             yield missing
         directories = list(self.directories)
-        if self.home is not None and self.home.is_dir():
+        if self.home is not None and os.path.isdir(self.home):
             directories.append(self.home)
+        # A conversation names its model by a path; another name is no place to look.
+        models = (*self.models, *(Path(name) for name in self.used() if os.path.isabs(name)))
         conditions = self.conditions(kept=True)
         whole = []
-        for found in find_models(directories, self.models, conditions, demo=demo):
+        for found in find_models(directories, models, conditions, demo=demo):
             yield found
             if not found.problem:
                 whole.append(found)
@@ -69,12 +73,7 @@ class Library:
     def conditions(self, kept: bool = False) -> Conditions:
         """What models would be run in; with `kept` as far as that is known without measuring."""
         measured = kept_bytes() if kept else interpreter_bytes()
-        return Conditions(
-            None if measured is None else measured + self.application_bytes,
-            self.memory_bytes,
-            self.context,
-            self.kv_dtype,
-        )
+        return replace(self.given, interpreter_bytes=measured)
 
     def preview(self, source: Path, destination: Path, options: ConvertOptions) -> Preview:
         """What a conversion would make; an error where it would make nothing."""
@@ -96,7 +95,8 @@ class Library:
     def destination(self, source: Path) -> Path:
         """Where a checkpoint's model would go: a name that is free."""
         parts = source.absolute().parts
-        name = parts[-3].removeprefix("models--") if "snapshots" in parts[-2:-1] else source.name
+        is_cached = parts[-2:-1] == ("snapshots",) and parts[-3].startswith(CACHED_PREFIX)
+        name = parts[-3].removeprefix(CACHED_PREFIX) if is_cached else source.name
         home = self.home if self.home is not None else source.absolute().parent
         base = home / f"{name.rpartition('--')[2] or 'model'}.flash"
         names = (base, *(base.with_stem(f"{base.stem}-{n}") for n in range(2, NAMES_MAX)))
@@ -107,32 +107,46 @@ def usual_library(
     settings: Settings,
     *,
     directories: Iterable[Path] = (),
-    used: Iterable[str] = (),
+    used: Callable[[], Iterable[str]] = tuple,
     application_bytes: int = 0,
+    open_ceiling_bytes: int | None = None,
 ) -> Library:
     """The library of the settings; `directories` more to look in, and models that sessions `used`.
 
-    A session names its model by a path; another name is no place to look.
+    Without a ceiling in the settings it is that of the model which is open now: it is closed before
+    another is opened, and its memory does not count as available until then.
     """
     named = [Path(settings.value("model"))] if settings.value("model") else []
+    profile = settings.value("profile")
     return Library(
         directories=(*directories, *settings.chat.model_dirs),
-        models=(*named, *(Path(name) for name in used if os.path.isabs(name))),
+        models=tuple(named),
+        used=used,
         home=models_dir(),
-        memory_bytes=settings.value("memory"),
-        application_bytes=application_bytes,
-        context=settings.value("ctx_size"),
-        kv_dtype=settings.value("kv_dtype"),
+        given=Conditions(
+            application_bytes=application_bytes,
+            memory_bytes=settings.value("memory") or open_ceiling_bytes,
+            select=settings.value("select"),
+            policy=settings.value("policy"),
+            window=settings.value("window"),
+            io_threads=settings.value("io_threads"),
+            overlap=settings.value("overlap"),
+            context=settings.value("ctx_size"),
+            kv_dtype=settings.value("kv_dtype"),
+            profile=None if profile is None else Path(profile),
+            direct=not settings.value("no_direct"),
+        ),
     )
 
 
 def _demo() -> tuple[Path | None, FoundModel | None]:
-    """Where the demo is, or a line about it where it has not been made yet."""
+    """Where the demo is, or a line about it where it is yet to be made."""
     from flashllm.convert import demo_directory, demo_source, describe
 
     try:
         directory, source = demo_directory(), demo_source()
-        if directory.exists():
+        with contextlib.suppress(FlashllmError):  # one that is broken is made anew
+            read_manifest(directory)
             return directory, None
         spec = describe(source)
     except (FlashllmError, OSError) as problem:
@@ -140,4 +154,4 @@ def _demo() -> tuple[Path | None, FoundModel | None]:
         words = error_words(problem, where)
         return None, FoundModel(where, DEMO_NAME, problem=words, is_demo=True)
     line = FoundModel(directory, DEMO_NAME, shape_words(spec), is_demo=True)
-    return None, replace(line, encoding=clean(spec.dtype), remarks=("made at its first use",))
+    return None, replace(line, encoding=clean(spec.dtype), remarks=("made when it is opened",))

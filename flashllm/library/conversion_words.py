@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flashllm.io_words import ceiling_words, format_bytes, speed_words
 from flashllm.library.job import ConvertJob, JobState, JobStatus
 from flashllm.library.options import NO_PREDICTORS, TRAIN, ConvertOptions
-from flashllm.library.words import clean
+from flashllm.library.words import clean, least_memory_words
 
 if TYPE_CHECKING:
     from flashllm.library.preview import Preview
@@ -57,13 +57,14 @@ def preview_words(preview: Preview, options: ConvertOptions) -> list[str]:
         f"on disk about {format_bytes(preview.disk_bytes)}, {format_bytes(preview.free_bytes)}"
         f" free{room}",
     ]
-    if preview.smallest_ceiling_bytes is not None:
-        lines.append(f"needs {ceiling_words(preview.smallest_ceiling_bytes)} of memory at least")
-    if preview.tokens_per_second is not None and preview.ceiling_bytes is not None:
-        memory = ceiling_words(preview.ceiling_bytes)
-        lines.append(
-            f"about {speed_words(preview.tokens_per_second)} tokens/s expected in {memory}"
-        )
+    needs, ceiling = preview.smallest_ceiling_bytes, preview.ceiling_bytes
+    if needs is not None:
+        lines.append(f"needs {least_memory_words(needs, preview.application_bytes)}")
+        if ceiling is not None and needs > ceiling:
+            lines.append(f"more than the {ceiling_words(ceiling)} it would get")
+    if preview.tokens_per_second is not None and ceiling is not None:
+        speed = speed_words(preview.tokens_per_second)
+        lines.append(f"about {speed} tokens/s expected in {ceiling_words(ceiling)}")
         if preview.assumed:
             lines.append(f"assumed: {preview.assumed}")
     if options.predictors != NO_PREDICTORS:

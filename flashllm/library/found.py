@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -11,7 +11,8 @@ class ModelChoice:
     """Which model to open: the directory of a converted one, or None for the demo."""
 
     path: Path | None = None
-    name: str = "the demo"
+    name: str = field(default="the demo", compare=False)
+    """To be shown; a model under another name is the same one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,14 @@ class FoundModel:
     problem: str = ""
     """Why it cannot be opened; "" where it can."""
     is_demo: bool = False
+    application_bytes: int = 0
+    """Of the least memory, what is for the application beside the process that runs it."""
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it needs more memory than it would get."""
+        needs, ceiling = self.smallest_ceiling_bytes, self.ceiling_bytes
+        return needs is not None and ceiling is not None and needs > ceiling
 
     @property
     def choice(self) -> ModelChoice:

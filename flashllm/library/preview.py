@@ -7,12 +7,11 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashllm.errors import MemoryCeilingTooSmall
-from flashllm.flash.advice import Case
-from flashllm.flash.converted import find_profile
+from flashllm.errors import UsageError
+from flashllm.flash.converted import check_selector
 from flashllm.flash.estimate import Weights, predictor_bytes, sizes_of_shape
-from flashllm.library.options import NO_PREDICTORS, TRAIN, ConvertOptions
-from flashllm.library.search import Conditions, known_activity
+from flashllm.library.options import NO_PREDICTORS, ConvertOptions
+from flashllm.library.search import Conditions, expected, known_activity
 from flashllm.library.words import shape_words
 from flashllm.spec import ModelSpec
 from flashllm.storage import existing_parent
@@ -31,13 +30,13 @@ class Preview:
     free_bytes: int
     """Where it is to be written."""
     smallest_ceiling_bytes: int | None
+    application_bytes: int
+    """Of the smallest ceiling, what is for the application beside the process that runs it."""
     ceiling_bytes: int | None
     tokens_per_second: float | None
     assumed: str
     sparse: bool
     """Whether neurons are zero at all, so that predictors have something to say."""
-    gated: bool
-    """Whether a gate says so exactly, so that none need be trained."""
 
 
 def preview(
@@ -50,7 +49,7 @@ def preview(
     if spec.gate == "resident" and options.predictors != NO_PREDICTORS:
         spec = replace(spec, gate="bundled", rows_per_neuron=3)
     weights = Weights.of(spec)
-    learnt = predictor_bytes(spec) if options.predictors == TRAIN else 0
+    predictors = predictor_bytes(spec) if options.predictors != NO_PREDICTORS else 0
     checksums = _CHECKSUM_BYTES * spec.n_layers * spec.bundles_per_layer
     place = existing_parent(destination)
     status = os.statvfs(place)
@@ -58,14 +57,14 @@ def preview(
     return Preview(
         features=shape_words(spec),
         encoding=spec.encoding_words,
-        disk_bytes=weights.total + weights.padding + checksums + learnt,
+        disk_bytes=weights.total + weights.padding + checksums + predictors,
         free_bytes=status.f_bavail * status.f_frsize,
         smallest_ceiling_bytes=smallest,
+        application_bytes=conditions.application_bytes,
         ceiling_bytes=conditions.ceiling_bytes,
         tokens_per_second=speed,
         assumed=assumed,
         sparse=spec.sparse,
-        gated=spec.gated,
     )
 
 
@@ -75,25 +74,24 @@ def _expected(
     """The smallest ceiling, tokens a second in the usual one, and what was assumed for them."""
     if conditions.interpreter_bytes is None:
         return None, None, ""
-    select = "gate" if spec.sparse and spec.gate == "resident" else "all"
-    if options.predictors != NO_PREDICTORS:
-        select = "predicted"
-    case = Case(
+    select = _selector(spec, options, conditions.select)
+    case = conditions.case(
         spec,
         sizes_of_shape(spec, conditions.interpreter_bytes),
         known_activity(spec, select, None),
         select,
-        memory=None,
-        window=None,
-        io_threads=None,
-        context=conditions.context,
-        kv_dtype=conditions.kv_dtype,
-        profile=find_profile(place),
+        place,
     )
-    smallest = case.plan().smallest_bytes
-    with contextlib.suppress(MemoryCeilingTooSmall):
-        case = replace(case, memory=conditions.ceiling_bytes)
-        expected = case.expect(case.plan())
-        if conditions.ceiling_bytes is not None and expected.token is not None:
-            return smallest, 1 / expected.token.total, expected.assumed
-    return smallest, None, ""
+    return expected(case, conditions.ceiling_bytes)
+
+
+def _selector(spec: ModelSpec, options: ConvertOptions, asked: str | None) -> str:
+    """What the model will be run with: what was asked for, where it can be, or the best."""
+    has_predictors = options.predictors != NO_PREDICTORS
+    if asked is not None:
+        with contextlib.suppress(UsageError):
+            check_selector(asked, spec, has_predictors, Path())
+            return asked
+    if has_predictors:
+        return "predicted"
+    return "gate" if spec.sparse and spec.gate == "resident" else "all"

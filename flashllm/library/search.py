@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashllm.errors import FlashllmError, MemoryCeilingTooSmall
+from flashllm.errors import FlashllmError
 from flashllm.flash.activity import Activity, assumed
 from flashllm.flash.advice import Case
 from flashllm.flash.converted import (
@@ -23,6 +22,7 @@ from flashllm.flash.converted import (
     usual_ceiling,
 )
 from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
+from flashllm.flash.plan import Sizes
 from flashllm.flash.store import Store
 from flashllm.library.found import FoundModel
 from flashllm.library.words import clean, error_words, shape_words
@@ -34,28 +34,69 @@ ENTRIES_MAX = 1000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DEMO_NAME = "the demo"
 _MARKS = (MANIFEST_FILE, MANIFEST_HASH_FILE, BUNDLES_FILE)
-_NOT_OFFERED = re.compile(r".*\.partial-\d+|demo-[0-9a-f]{16}")
-"""What is being written, and the demo of this and of other versions, which is offered apart."""
+_DEMO = re.compile(r"demo-[0-9a-f]{16}")
+"""The demo of this and of other versions, which is offered apart."""
+_PARTIAL = re.compile(r".*\.partial-\d+")
+"""What is being written."""
 _LOG = logging.getLogger("flashllm")
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What models would be run in."""
+    """What models would be run in: memory, and the settings by their names in `Case`."""
 
-    interpreter_bytes: int | None
-    """Of the process that runs them, with all that runs beside it; None where that is unknown."""
+    interpreter_bytes: int | None = None
+    """Of the process that runs them, before one is loaded; None where that is unknown."""
+    application_bytes: int = 0
+    """Of what runs beside it, within the same ceiling."""
     memory_bytes: int | None = None
     """The ceiling; None for the one that is usual where none is given."""
+    select: str | None = None
+    policy: str | None = None
+    window: int | None = None
+    io_threads: int | None = None
+    overlap: str | None = None
     context: int | None = None
     kv_dtype: str | None = None
+    profile: Path | None = None
+    """A file to plan with, instead of what is kept of the disk."""
+    direct: bool = True
 
     @property
     def ceiling_bytes(self) -> int | None:
         """The ceiling that speeds are expected in."""
         if self.memory_bytes is not None or self.interpreter_bytes is None:
             return self.memory_bytes
-        return usual_ceiling(self.interpreter_bytes)
+        return usual_ceiling(self.interpreter_bytes) + self.application_bytes
+
+    def case(
+        self,
+        spec: ModelSpec,
+        sizes: Sizes,
+        activity: Activity | None,
+        select: str,
+        place: Path,
+        *,
+        converted: bool = False,
+    ) -> Case:
+        """A model that lies at `place`, or will, without a ceiling yet; `ProfileError`."""
+        # As `loading.load_decoder` does: what was measured says nothing of the page cache.
+        has_profile = self.direct or self.profile is not None
+        return Case(
+            spec,
+            replace(sizes, application=self.application_bytes),
+            activity,
+            select,
+            memory=None,
+            window=self.window,
+            io_threads=self.io_threads,
+            context=self.context,
+            profile=find_profile(place, self.profile) if has_profile else None,
+            converted=converted,
+            policy=self.policy,
+            kv_dtype=self.kv_dtype,
+            overlap=self.overlap,
+        )
 
 
 def find_models(
@@ -95,8 +136,10 @@ def _candidates(
     """Paths, and whether each was named as a model; or what is wrong with a directory."""
     if demo is not None:
         yield demo, True
-    for model in models:
-        yield Path(model), True
+    for model in map(Path, models):
+        # A conversation with the demo names where it lay then.
+        if not _DEMO.fullmatch(model.name):
+            yield model, True
     for directory in map(Path, directories):
         if looks_converted(directory):
             yield directory, True
@@ -115,7 +158,7 @@ def _candidates(
 
 def looks_converted(path: Path) -> bool:
     """Whether a directory is a converted model, or half of one, and is offered as such."""
-    if _NOT_OFFERED.fullmatch(path.name):
+    if _DEMO.fullmatch(path.name) or _PARTIAL.fullmatch(path.name):
         return False
     return any(os.path.lexists(path / mark) for mark in _MARKS)
 
@@ -156,26 +199,29 @@ def _described(store: Store) -> FoundModel:
 
 def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundModel:
     """With the planner's numbers, as far as this machine is known."""
-    select = choose_selector(store, None)
+    select = choose_selector(store, conditions.select)
     if select == "predicted":
         found = replace(found, remarks=("lossy: predictors choose neurons", *found.remarks))
     if conditions.interpreter_bytes is None:
         return found
     recording = recorded_activity(store, select)
-    case = Case(
+    case = conditions.case(
         store.spec,
         converted_sizes(store, select, conditions.interpreter_bytes),
         known_activity(store.spec, select, recording),
         select,
-        memory=None,
-        window=None,
-        io_threads=None,
-        context=conditions.context,
-        kv_dtype=conditions.kv_dtype,
-        profile=find_profile(store.directory),
+        store.directory,
         converted=True,
     )
-    return _with_numbers(found, case, conditions.ceiling_bytes)
+    smallest, speed, assumption = expected(case, conditions.ceiling_bytes)
+    return replace(
+        found,
+        smallest_ceiling_bytes=smallest,
+        application_bytes=conditions.application_bytes,
+        ceiling_bytes=conditions.ceiling_bytes,
+        tokens_per_second=speed,
+        assumed=assumption,
+    )
 
 
 def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> Activity | None:
@@ -185,15 +231,17 @@ def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> 
     return recording or assumed(spec, select)
 
 
-def _with_numbers(found: FoundModel, case: Case, ceiling_bytes: int | None) -> FoundModel:
+def expected(case: Case, ceiling_bytes: int | None) -> tuple[int, float | None, str]:
+    """The smallest ceiling, tokens a second in the given one, and what these assume.
+
+    The speed is None without a ceiling, in one that is too small, and where the rates of disk and
+    machine were not measured.
+    """
     smallest = case.plan().smallest_bytes
-    found = replace(found, smallest_ceiling_bytes=smallest, ceiling_bytes=ceiling_bytes)
-    if ceiling_bytes is None:
-        return found
+    if ceiling_bytes is None or ceiling_bytes < smallest:
+        return smallest, None, ""
     case = replace(case, memory=ceiling_bytes)
-    with contextlib.suppress(MemoryCeilingTooSmall):  # the smallest ceiling says it
-        expected = case.expect(case.plan())
-        if expected.token is not None:
-            speed = 1 / expected.token.total
-            return replace(found, tokens_per_second=speed, assumed=expected.assumed)
-    return found
+    found = case.expect(case.plan())
+    if found.token is None:
+        return smallest, None, ""
+    return smallest, 1 / found.token.total, found.assumed

@@ -145,7 +145,7 @@ class Actions(RestoringApp):
             picker = ModelPicker(self.library(), self.choice, self.conversions)
             self.push_screen(picker, self.take_model)
 
-    def action_convert(self, source: str = "") -> None:
+    def action_convert(self, source: str = "", destination: str = "") -> None:
         """Makes a converted model of a checkpoint."""
         if self.library is None:
             self.show_hint("nothing can be converted here")
@@ -155,8 +155,8 @@ class Actions(RestoringApp):
         def opened(made: Path | None) -> None:
             self.take_model(None if made is None else ModelChoice(made, sanitize_line(made.name)))
 
-        origin = Path(source).expanduser() if source else None
-        self.push_screen(ConvertScreen(self.conversions, origin, self.library()), opened)
+        page = ConvertScreen(self.conversions, self.library(), source, destination)
+        self.push_screen(page, opened)
 
     def take_model(self, choice: ModelChoice | None) -> None:
         """Opens the model that was chosen, if one was."""

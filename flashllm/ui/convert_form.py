@@ -17,6 +17,7 @@ from textual.widgets import Input, Label, Select, Static
 from flashllm.io_words import format_bytes
 from flashllm.library.found import Checkpoint
 from flashllm.library.options import INSIDE, NO_PREDICTORS, TRAIN, ConvertOptions
+from flashllm.ui.line_input import LineInput
 
 AS_SOURCE = "source"
 DTYPES = (
@@ -71,23 +72,27 @@ class ConvertForm(VerticalScroll):
             super().__init__()
             self.source = source
 
-    def __init__(self, source: Path | None) -> None:
+    def __init__(self, source: str, destination: str) -> None:
         super().__init__()
-        self._source = source
+        self._source, self._destination = source, destination
         self._proposed = ""
 
     def compose(self) -> ComposeResult:
         """A row for each field, and what it would come to."""
-        source = "" if self._source is None else str(self._source)
         with Horizontal():
             yield Label("checkpoint")
-            yield Input(source, compact=True, id="source", placeholder="its directory")
+            yield LineInput(self._source, compact=True, id="source", placeholder="its directory")
         with Horizontal(classes="hidden", id="cache-row"):
             yield Label("from cache")
             yield Select[Path]((), compact=True, id="cache", prompt="Hugging Face cache")
         with Horizontal():
             yield Label("write to")
-            yield Input(compact=True, id="destination", placeholder="a directory that is not there")
+            yield LineInput(
+                self._destination,
+                compact=True,
+                id="destination",
+                placeholder="a directory that is not there",
+            )
         with Horizontal():
             yield Label("weights")
             yield Select(DTYPES, compact=True, id="dtype", allow_blank=False)
@@ -96,13 +101,16 @@ class ConvertForm(VerticalScroll):
             yield Select(PREDICTORS, compact=True, id="predictors", allow_blank=False)
         with Horizontal(classes="hidden", id="calibration-row"):
             yield Label("train on")
-            yield Input(compact=True, id="calibration", placeholder="text file (default: its own)")
+            yield LineInput(
+                compact=True, id="calibration", placeholder="text file (default: its own)"
+            )
         yield Static(id="preview", markup=False)
 
     def on_mount(self) -> None:
         """What was given is looked at."""
         self.query_one("#source", Input).focus()
         self._tell_source()
+        self.post_message(self.Changed(self.wish()))
 
     def wish(self) -> Wish | None:
         """What the fields say."""
@@ -123,7 +131,8 @@ class ConvertForm(VerticalScroll):
         """A destination, unless the user has written another, or the source is another now."""
         field = self.query_one("#destination", Input)
         if field.value in ("", self._proposed) and _path(self._text("source")) == source:
-            self._proposed = field.value = str(destination)
+            field.value = str(destination)
+            self._proposed = field.value  # as it is shown
 
     def offer(self, checkpoints: Sequence[Checkpoint]) -> None:
         """What lies in the cache can be chosen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -32,6 +33,7 @@ PREVIEW_SECONDS = 0.2
 """Waited for the next letter before a preview is made."""
 STEPS = 1000
 """Of the bar."""
+_LOG = logging.getLogger("flashllm")
 
 
 class Preparation(Protocol):
@@ -57,7 +59,8 @@ class Preparation(Protocol):
 class ConvertScreen(ModalScreen[Path | None]):
     """Asks, converts, shows how far it is; the path of a model that is to be opened, or None.
 
-    The conversion goes on when the screen is left, and is shown when it is opened again.
+    The conversion goes on when the screen is left; when it is opened again it is shown, or how it
+    ended.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*CONVERT_BINDINGS]
@@ -104,25 +107,29 @@ class ConvertScreen(ModalScreen[Path | None]):
         """The conversion went on, or ended."""
 
     def __init__(
-        self, conversions: Conversions, source: Path | None, preparation: Preparation
+        self,
+        conversions: Conversions,
+        preparation: Preparation,
+        source: str = "",
+        destination: str = "",
     ) -> None:
         super().__init__()
         self._conversions = conversions
-        self._source = source
+        self._source, self._destination = source, destination
         self._preparation = preparation
         self._ready: Wish | None = None
         """What was looked at and can be done."""
         self._eager: Wish | None = None
         """What is to begin once it has been looked at."""
         self._timer: Timer | None = None
-        self._shows_job = conversions.is_running
+        self._shows_job = conversions.is_news
         self._stop_listening: Callable[[], None] = lambda: None
 
     def compose(self) -> ComposeResult:
         """Either the form or the job; buttons for what can be done."""
         with Vertical(id="convert"):
             yield Static(id="convert-title", markup=False)
-            yield ConvertForm(self._source)
+            yield ConvertForm(self._source, self._destination)
             with Vertical(id="job"):
                 yield Static(id="job-text", markup=False)
                 yield ProgressBar(total=STEPS, show_eta=False, show_percentage=True)
@@ -254,7 +261,11 @@ class ConvertScreen(ModalScreen[Path | None]):
         except FlashllmError as problem:
             lines, is_error = [clean(str(problem))], True
         except OSError as problem:
-            lines, is_error = [clean(f"{wish.source}: {problem.strerror}")], True
+            where = problem.filename or wish.source
+            lines, is_error = [clean(f"{where}: {problem.strerror}")], True
+        except Exception as problem:  # noqa: BLE001  told on the screen, which stays usable
+            _LOG.exception("a conversion could not be looked at before")
+            lines, is_error = [clean(f"unexpected: {type(problem).__name__}: {problem}")], True
         if not worker.is_cancelled:
             self.post_message(self.Previewed(wish, lines, is_error))
 
@@ -293,10 +304,12 @@ class ConvertScreen(ModalScreen[Path | None]):
             words = "Complete."
         elif status.is_over:
             words = status.error
+        if status.is_over:
+            self._conversions.seen = job
         self.query_one("#job-text", Static).update(Content(f"{where}\n{words}"))
         bar = self.query_one(ProgressBar)
         bar.update(progress=STEPS if status.state is JobState.DONE else STEPS * status.share)
         more = [f"warning: {text}" for text in status.warnings]
         if not status.is_over:
-            more.append("Close leaves it running; the status line of the chat shows it.")
+            more.append("Close leaves it running while the chat is open; its status line shows it.")
         self.query_one("#job-more", Static).update(Content("\n".join(more)))

@@ -17,17 +17,16 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from flashllm.io_words import ceiling_words, format_bytes, speed_words
 from flashllm.library.found import FoundModel, ModelChoice
 from flashllm.library.job import Conversions
-from flashllm.library.words import clean
+from flashllm.library.words import clean, figures, least_memory_words, speed_sentence
 from flashllm.ui.bindings import PICKER_BINDINGS
 from flashllm.ui.convert_screen import ConvertScreen, Preparation
 from flashllm.ui.keys import page_words
+from flashllm.ui.line_input import LineInput
 
 NARROW = 70
 """Below so many columns only the most wanted cells are shown."""
-UNKNOWN = "-"
 
 
 class Models(Preparation, Protocol):
@@ -85,13 +84,15 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         self._placed_row = 0
         """Where the cursor was put, rather than moved to."""
         self._looking = True
+        self._is_stale = False
+        """What is shown waits to be drawn anew."""
         self._problem = ""
 
     def compose(self) -> ComposeResult:
         """A line, what is looked for, the table, what is known of the chosen one, keys."""
         with Vertical(id="picker"):
             yield Static(id="picker-title", markup=False)
-            yield Input(placeholder="type to filter", compact=True, id="filter")
+            yield LineInput(placeholder="type to filter", compact=True, id="filter")
             yield DataTable(cursor_type="row", zebra_stripes=True, cell_padding=1)
             yield Static(id="details", markup=False)
             yield Footer(compact=True, show_command_palette=False)
@@ -148,7 +149,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
             else:
                 self.dismiss(ModelChoice(made, clean(made.name)))
 
-        self.app.push_screen(ConvertScreen(self._conversions, None, self._library), take)
+        self.app.push_screen(ConvertScreen(self._conversions, self._library), take)
 
     def on_key(self, event: events.Key) -> None:
         """A letter that is no key of the table begins to filter."""
@@ -197,9 +198,11 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
                     return
                 self.post_message(self.Found(model))
         except Exception as problem:  # noqa: BLE001  told on the screen, which stays usable
-            self.post_message(self.Searched(clean(f"the search broke off: {problem}")))
+            over = self.Searched(clean(f"the search broke off: {problem}"))
         else:
-            self.post_message(self.Searched())
+            over = self.Searched()
+        if not worker.is_cancelled:  # another search has begun
+            self.post_message(over)
 
     @on(Found)
     def _take(self, event: Found) -> None:
@@ -210,7 +213,9 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         ):
             self._chosen = event.model.path
         self._models[event.model.path] = event.model
-        self._show()
+        if not self._is_stale:  # one drawing for all that have come: a disk may hold hundreds
+            self._is_stale = True
+            self.call_later(self._show)
 
     @on(Searched)
     def _finish(self, event: Searched) -> None:
@@ -224,6 +229,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         return self._shown[row] if 0 <= row < len(self._shown) else None
 
     def _show(self) -> None:
+        self._is_stale = False
         words = self.query_one(Input).value.lower().split()
         self._shown = [
             model
@@ -273,17 +279,10 @@ def _columns(narrow: bool) -> list[str]:
 
 def _row(model: FoundModel, narrow: bool, current: bool) -> list[str]:
     name = f"{'●' if current else ' '} {'! ' if model.problem else ''}{model.name}"
-    needs = model.smallest_ceiling_bytes
-    speed = model.tokens_per_second
-    short = [
-        name[:22] if narrow else name[:36],
-        UNKNOWN if needs is None else ceiling_words(needs),
-        UNKNOWN if speed is None else speed_words(speed),
-    ]
+    size, precision, needs, speed = figures(model)
     if narrow:
-        return short
-    size = UNKNOWN if model.size_bytes is None else format_bytes(model.size_bytes)
-    return [short[0], size, model.encoding or UNKNOWN, *short[1:], model.problem[:60]]
+        return [name[:22], needs, speed]
+    return [name[:36], size, precision, needs, speed, model.problem[:60]]
 
 
 def _cell(text: str, model: FoundModel) -> Text:
@@ -292,26 +291,17 @@ def _cell(text: str, model: FoundModel) -> Text:
 
 
 def details(model: FoundModel) -> list[str]:
-    """Everything that is known of a model, in sentences; unknown things are said to be."""
-    lines = [f"Cannot be opened: {model.problem}"] if model.problem else []
-    lines.append(clean(str(model.path)))
+    """Everything that is known of a model, in sentences, the most wanted first."""
+    lines = []
+    needs = model.smallest_ceiling_bytes
+    if model.problem:
+        lines.append(f"Cannot be opened: {model.problem}")
+    else:
+        lines.append(speed_sentence(model))
+        if needs is not None:
+            lines.append(f"Needs {least_memory_words(needs, model.application_bytes)}")
     if model.features:
         lines.append(f"{model.features}, in {model.encoding}")
     if model.remarks:
         lines.append("; ".join(model.remarks))
-    if model.problem:
-        return lines
-    if model.tokens_per_second is not None and model.ceiling_bytes is not None:
-        memory = ceiling_words(model.ceiling_bytes)
-        speed = f"{speed_words(model.tokens_per_second)} tokens/s expected in {memory}"
-        lines.append(f"{speed}; assumed: {model.assumed}" if model.assumed else speed)
-    elif _too_small(model):
-        lines.append(f"Needs more than the {ceiling_words(model.ceiling_bytes or 0)} it would get")
-    else:
-        lines.append("Speed unknown: `flashllm bench io` measures this disk")
-    return lines
-
-
-def _too_small(model: FoundModel) -> bool:
-    needs, ceiling = model.smallest_ceiling_bytes, model.ceiling_bytes
-    return needs is not None and ceiling is not None and needs > ceiling
+    return [*lines, clean(str(model.path))]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flashllm.cli import main
 from flashllm.library import interpreter
-from flashllm.library.collection import usual_library
+from flashllm.library.collection import Library, usual_library
+from flashllm.library.found import FoundModel
+from flashllm.library.search import Conditions
 from flashllm.sessions import SessionStore
 from flashllm.settings import load_settings
 from tests.library.test_hub import put
@@ -38,13 +41,33 @@ def test_models(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown.out.splitlines()
     assert lines[0].split() == ["model", "size", "precision", "needs", "tok/s", "path"]
     assert lines[1].startswith("the demo")
-    assert lines[2] == "    made at its first use"
+    assert lines[2] == "    made when it is opened"
     assert lines[3].split()[-2:] == ["-", str(broken)]
     assert lines[4] == "    cannot be opened: ffn.bundles: missing; convert the checkpoint again"
     assert lines[5].split()[1:4] == ["38.7", "KiB", "f16"]
     assert lines[5].endswith(str(machine / "models" / "whole"))
     assert lines[7].endswith(str(machine / "home" / "models" / "own"))
     assert "bench io" in shown.err
+    assert "needs: the least --memory for `flashllm run`; the chat counts" in shown.err
+    assert main(["ls", str(machine / "models" / "whole"), "--memory", "1MiB"]) == 0
+    shown = capsys.readouterr()
+    assert "needs more than the 1 MiB it would get" in shown.out
+    assert "bench io" not in shown.err
+
+
+def test_speeds_say_what_they_come_from(
+    machine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FoundModel(machine, "whole", "", "f16", 1, 300 * MIB, 2.34, 1 << 30)
+    guessed = replace(whole, path=machine / "b", name="b", assumed="3 % of the neurons used")
+    monkeypatch.setattr(Library, "scan", lambda _: iter((whole, guessed)))
+    assert main(["ls"]) == 0
+    shown = capsys.readouterr()
+    _, first, second, assumed = shown.out.splitlines()
+    assert first.split()[5:7] == ["MiB", "2.3"]
+    assert second.split()[5:7] == ["MiB", "~2.3"]
+    assert assumed == "    assumed: 3 % of the neurons used"
+    assert "expected in 1024 MiB, from measured rates of disk and machine; ~: and" in shown.err
 
 
 def test_models_for_programs(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,22 +108,32 @@ def test_where_models_are_looked_for(machine: Path, monkeypatch: pytest.MonkeyPa
         f'memory = "3GiB"\n[chat]\nmodel_dirs = ["{machine / "dirs"}"]\n'
     )
     monkeypatch.setenv("FLASHLLM_MODEL", str(machine / "named"))
+    monkeypatch.setenv("FLASHLLM_SELECT", "all")
+    monkeypatch.setenv("FLASHLLM_WINDOW", "3")
+    monkeypatch.setenv("FLASHLLM_NO_DIRECT", "1")
     library = usual_library(
-        load_settings(), directories=[Path("given")], used=["/used", "no path", ""]
+        load_settings(), directories=[Path("given")], application_bytes=5, open_ceiling_bytes=9
     )
     assert library.directories == (Path("given"), machine / "dirs")
-    assert library.models == (machine / "named", Path("/used"))
+    assert library.models == (machine / "named",)
     assert library.home == machine / "home" / "models"
-    assert library.memory_bytes == 3 << 30
+    assert library.given == Conditions(
+        application_bytes=5, memory_bytes=3 << 30, select="all", window=3, direct=False
+    )
+    (machine / "home" / "config.toml").unlink()
+    # Without a ceiling of the settings it is that of the model that is open.
+    assert usual_library(load_settings(), open_ceiling_bytes=9).given.memory_bytes == 9
 
 
 def test_models_of_conversations(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (machine / "home").mkdir()
     with SessionStore() as store:
         store.create(name="one", model=str(machine / "used"))
+        store.create(name="two", model="no path")
     assert main(["ls"]) == 0
     shown = capsys.readouterr().out
     assert str(machine / "used") in shown
+    assert "no path" not in shown
     assert "cannot be opened: there is no such model" in shown
     (machine / "home" / "sessions.db").write_bytes(b"no database" * 1000)
     assert main(["ls"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def test_predictors_take_room_and_are_called_lossy(tmp_path: Path) -> None:
     options = ConvertOptions(predictors="train")
     lossy = preview(source, tmp_path / "made", options, KNOWN)
     assert lossy.disk_bytes > exact.disk_bytes
+    inside = preview(source, tmp_path / "made", ConvertOptions(predictors="checkpoint"), KNOWN)
+    assert inside.disk_bytes == lossy.disk_bytes
     assert any("lossy: predictors" in line for line in preview_words(lossy, options))
     assert not any("lossy" in line for line in preview_words(exact, ConvertOptions()))
     assert options.lossy
@@ -57,6 +60,31 @@ def test_a_model_whose_neurons_are_never_zero(tmp_path: Path) -> None:
     assert "no neuron of it is ever zero: every token needs all of them" in preview_words(
         said, ConvertOptions()
     )
+
+
+def test_memory_is_that_of_the_chat_and_may_be_too_little(tmp_path: Path) -> None:
+    source, options = write_checkpoint(tmp_path / "source", **WIDE), ConvertOptions()
+    alone = preview(source, tmp_path / "made", options, KNOWN)
+    beside = replace(KNOWN, application_bytes=70 * MIB, memory_bytes=MIB)
+    said = preview(source, tmp_path / "made", options, beside)
+    assert alone.smallest_ceiling_bytes is not None
+    assert said.smallest_ceiling_bytes == alone.smallest_ceiling_bytes + 70 * MIB
+    lines = preview_words(said, options)
+    assert any(line.endswith("at least, 70 MiB of it for the chat itself") for line in lines)
+    assert "more than the 1 MiB it would get" in lines
+    assert not any("more than" in line for line in preview_words(alone, options))
+
+
+def test_it_is_planned_as_it_would_be_run(tmp_path: Path) -> None:
+    source, options = write_checkpoint(tmp_path / "source", **WIDE), ConvertOptions(None, "train")
+    lossy = preview(source, tmp_path / "made", options, KNOWN)
+    exact = preview(source, tmp_path / "made", options, replace(KNOWN, select="all"))
+    assert lossy.smallest_ceiling_bytes is not None
+    assert exact.smallest_ceiling_bytes is not None
+    assert exact.smallest_ceiling_bytes < lossy.smallest_ceiling_bytes  # without predictors
+    # What it cannot be run with is no reason not to convert it.
+    without = preview(source, tmp_path / "made", ConvertOptions(), replace(KNOWN, select="gate"))
+    assert without.smallest_ceiling_bytes == exact.smallest_ceiling_bytes
 
 
 def test_what_nobody_knows_is_not_said(tmp_path: Path) -> None:
@@ -92,6 +120,8 @@ def test_where_a_model_would_go(tmp_path: Path) -> None:
     snapshot = Path("/hub/models--org--tiny/snapshots/0123")
     assert library.destination(snapshot) == tmp_path / "tiny.flash"
     assert library.destination(Path("/")).parent == tmp_path
+    assert library.destination(Path("/of/snapshots/mine")) == tmp_path / "mine.flash"
+    assert library.destination(Path("/snapshots/mine")) == tmp_path / "mine.flash"
     assert Library().destination(tmp_path / "x") == tmp_path / "x.flash"
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flashllm.convert import demo_directory
 
 from flashllm.flash import profile
 from flashllm.flash.device import describe_device
@@ -65,12 +66,41 @@ def test_the_speed_comes_from_the_profile_of_this_device(
     device = describe_device(models)
     measured = law(1e-4, 2e9)
     monkeypatch.setattr("flashllm.flash.converted.for_this_machine", lambda kept: kept)
-    profile.save(replace(measured, device=device))
+    file = profile.save(replace(measured, device=device))
     found = only(models)
     assert found.tokens_per_second is not None
     # Two layers' overhead and the token's own: 0.1 ms each, and 0.5 ms; the rest is near nothing.
     assert 1 / 0.002 < found.tokens_per_second < 1 / 0.0007
     assert found.ceiling_bytes == 1 << 30
+    # It says nothing of reads through the page cache, unless that is what was asked for.
+    through_cache = replace(KNOWN, direct=False)
+    assert only(models, through_cache).tokens_per_second is None
+    assert only(models, replace(through_cache, profile=file)).tokens_per_second is not None
+
+
+def test_the_least_memory_has_room_for_the_application(models: Path) -> None:
+    alone, beside = only(models), only(models, replace(KNOWN, application_bytes=70 * MIB))
+    assert alone.smallest_ceiling_bytes is not None
+    assert beside.smallest_ceiling_bytes == alone.smallest_ceiling_bytes + 70 * MIB
+    assert (alone.application_bytes, beside.application_bytes) == (0, 70 * MIB)
+
+
+def test_the_usual_ceiling_is_that_of_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "flashllm.library.search.usual_ceiling", lambda interpreter: interpreter + 1
+    )
+    assert Conditions(200, application_bytes=30).ceiling_bytes == 231
+    assert Conditions(200, 30, memory_bytes=7).ceiling_bytes == 7
+    assert Conditions(None, 30).ceiling_bytes is None
+
+
+def test_models_are_planned_as_they_would_be_run(models: Path) -> None:
+    found = only(models, replace(KNOWN, select="predicted"))
+    assert "has no predictors" in found.problem
+    longer, shorter = only(models), only(models, replace(KNOWN, context=1))
+    assert longer.smallest_ceiling_bytes is not None
+    assert shorter.smallest_ceiling_bytes is not None
+    assert shorter.smallest_ceiling_bytes < longer.smallest_ceiling_bytes
 
 
 def test_a_ceiling_too_small_has_no_speed(models: Path) -> None:
@@ -188,10 +218,10 @@ def test_the_demo_comes_first_and_models_again_once_memory_is_known(
 ) -> None:
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(interpreter, "_measure", lambda: 300 * MIB)
-    library = Library(home=models, application_bytes=MIB)
+    library = Library(home=models, given=Conditions(application_bytes=MIB))
     demo, first, again = library.scan()
     assert (demo.is_demo, demo.choice, demo.remarks) == (
-        True, ModelChoice(None, "the demo"), ("made at its first use",),
+        True, ModelChoice(None, "the demo"), ("made when it is opened",),
     )  # fmt: skip
     assert first.smallest_ceiling_bytes is None
     assert again.path == first.path
@@ -200,6 +230,27 @@ def test_the_demo_comes_first_and_models_again_once_memory_is_known(
     # What was measured is kept: the second time nothing comes twice.
     monkeypatch.setattr(interpreter, "_measure", lambda: pytest.fail("measured again"))
     assert [model.path for model in library.scan()] == [demo.path, again.path]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_demo_can_be_opened_whatever_became_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    monkeypatch.setattr(interpreter, "_measure", lambda: 300 * MIB)
+    directory = demo_directory()
+    if is_damaged:
+        directory.mkdir(parents=True)
+        (directory / MANIFEST_FILE).write_text("{}")
+    # Conversations with it name its directory, and those of an earlier version another one.
+    used = [str(directory), str(directory.with_name("demo-0123456789abcdef"))]
+    (demo,) = Library(used=lambda: used).scan()
+    assert (demo.is_demo, demo.problem) == (True, "")
+
+
+def test_a_model_by_another_name_is_the_same() -> None:
+    assert ModelChoice(Path("/a"), "one") == ModelChoice(Path("/a"), "two")
+    assert ModelChoice(Path("/a"), "one") != ModelChoice(Path("/b"), "one")
 
 
 def test_a_home_that_there_is_not_yet_is_no_problem(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ BIG = FoundModel(
     2.34,
     8 * GIB,
     assumed="10 % of the neurons used a token",
+    application_bytes=170 << 20,
 )
 HUGE = FoundModel(
     Path("/models/huge.flash"), "org/huge", "96 layers of 49152 neurons, relu", "f16",
@@ -51,8 +52,8 @@ CHECKPOINT = Checkpoint(
     Path("/hub/models--org--tiny/snapshots/0123"), "org/tiny [b]", "main (0123456)", 5 * GIB
 )
 PREVIEW = Preview(
-    "32 layers of 16384 neurons, relu", "f16", 13 * GIB, 100 * GIB, 6 * GIB, 8 * GIB, 2.5, "", True,
-    False,
+    "32 layers of 16384 neurons, relu", "f16", 13 * GIB, 100 * GIB, 6 * GIB, 170 << 20, 8 * GIB,
+    2.5, "", True,
 )  # fmt: skip
 
 

@@ -271,7 +271,7 @@ LOOKS = (
     Look("picker-empty", picker(FakeLibrary((), ())), found_all, (USUAL,)),
     Look(
         "convert",
-        lambda: Behind(lambda: ConvertScreen(Conversions(), CHECKPOINT.path, FakeLibrary())),
+        lambda: Behind(lambda: ConvertScreen(Conversions(), FakeLibrary(), str(CHECKPOINT.path))),
         until_shown("GiB"),
         (WIDE, USUAL, SMALL),
     ),

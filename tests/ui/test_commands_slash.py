@@ -27,7 +27,7 @@ from flashllm.ui.commands_slash import (
         ("/edit 2", "edit", ("2",)),
         ("/set temp 0.7", "set", ("temp", "0.7")),
         ('/export md "a b.md"', "export", ("md", "a b.md")),
-        ("/convert a b", "convert", ("a b",)),
+        ("/convert a 'b c'", "convert", ("a", "b c")),
         ('/system Don\'t "quote"\nme.', "system", ('Don\'t "quote"\nme.',)),
         ("/rename  two words ", "rename", ("two words",)),
         ("/session Bob's", "session", ("Bob's",)),

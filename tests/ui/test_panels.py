@@ -145,6 +145,16 @@ async def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Pa
         assert answers(app) == ["one", "two"]
 
 
+async def test_the_model_that_is_open_is_not_opened_again(tmp_path: Path) -> None:
+    model = FakeModel(["one"])
+    app = make_app(model, choice=ModelChoice(tmp_path, "as it was typed"), library=NoModels)
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        app.take_model(ModelChoice(tmp_path, "as it is called"))
+        assert app.activity.phase is Phase.READY
+        assert not model.closed
+
+
 async def test_converting_is_offered() -> None:
     async with make_app(FakeModel(["one"]), library=NoModels).run_test() as pilot:
         app = await ready(pilot)

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
 from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Button, DataTable, Input, Select, Static
 
 from flashllm.errors import UnsupportedModel
-from flashllm.library.found import ModelChoice
+from flashllm.library.found import FoundModel, ModelChoice
 from flashllm.library.job import Conversions, JobState
 from flashllm.library.options import TRAIN, ConvertOptions
+from flashllm.library.preview import Preview
 from flashllm.ui.convert_form import ConvertForm
 from flashllm.ui.convert_screen import ConvertScreen
 from flashllm.ui.picker import ModelPicker, details
@@ -43,7 +45,7 @@ class Host(App[None]):
     def __init__(self, screen: Screen[Any]) -> None:
         super().__init__()
         self.first = screen
-        self.given: object = NOTHING
+        self.given: Any = NOTHING
 
     def on_mount(self) -> None:
         def take(result: object) -> None:
@@ -84,10 +86,10 @@ async def test_what_is_shown(size: tuple[int, int]) -> None:
         picker = await filled(pilot)
         shown = rows(picker)
         if size[0] == 40:
-            assert shown[1] == ["  org/big", "6144 MiB", "2.3"]
+            assert shown[1] == ["  org/big", "6144 MiB", "~2.3"]
         else:
             assert shown[0] == ["● the demo", "13.8 MiB", "f16", "309 MiB", "410", ""]
-            assert shown[1] == ["  org/big", "13.0 GiB", "int8", "6144 MiB", "2.3", ""]
+            assert shown[1] == ["  org/big", "13.0 GiB", "int8", "6144 MiB", "~2.3", ""]
             assert shown[3][-1] == BROKEN.problem
         assert shown[2][-2 if size[0] > 40 else -1] == "-"  # the speed of the huge one is unknown
         assert shown[3][0] == "  ! broken [b]name[/b]"[: 22 if size[0] == 40 else 36]
@@ -103,13 +105,16 @@ async def test_enter_opens_the_chosen_one() -> None:
         picker = await filled(pilot)
         await pilot.press("down")
         assert text_of(picker, "details").splitlines() == [
-            "/models/big.flash",
+            "2.3 tokens/s expected in 8192 MiB, from measured rates of disk and machine; assumed: "
+            "10 % of the neurons used a token",
+            "Needs 6144 MiB of memory at least, 170 MiB of it for the chat itself",
             "32 layers of 16384 neurons, relu, in int8",
-            "2.3 tokens/s expected in 8192 MiB; assumed: 10 % of the neurons used a token",
+            "/models/big.flash",
         ]
         await pilot.press("enter")
         await until(pilot, lambda: app.given is not NOTHING)
-    assert app.given == ModelChoice(BIG.path, "org/big")
+    assert app.given == ModelChoice(BIG.path)
+    assert app.given.name == "org/big"
 
 
 async def test_the_demo_has_no_path() -> None:
@@ -179,13 +184,13 @@ async def test_models_are_shown_as_they_are_found_and_the_chosen_one_stays() -> 
         assert "looking for more" in text_of(picker, "picker-title")
         library.gate.set()
         picker = await filled(pilot)
-        assert text_of(picker, "details").startswith(str(BIG.path))
+        assert text_of(picker, "details").endswith(str(BIG.path))
         library.models = (DEMO, replace(BIG, tokens_per_second=None), HUGE)
         await pilot.press("f5")
         await until(pilot, lambda: library.searches == 2)
         picker = await filled(pilot, 3)
         assert rows(picker)[1][4] == "-"
-        assert text_of(picker, "details").startswith(str(BIG.path))
+        assert text_of(picker, "details").endswith(str(BIG.path))
 
 
 async def test_a_model_that_comes_again_is_renewed() -> None:
@@ -193,7 +198,7 @@ async def test_a_model_that_comes_again_is_renewed() -> None:
     app = Host(ModelPicker(FakeLibrary((early, BIG))))
     async with app.run_test() as pilot:
         picker = await filled(pilot, 1)
-        assert rows(picker)[0][3:5] == ["6144 MiB", "2.3"]
+        assert rows(picker)[0][3:5] == ["6144 MiB", "~2.3"]
 
 
 async def test_a_search_that_breaks_off() -> None:
@@ -217,18 +222,79 @@ async def test_leaving_while_it_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "last"),
+    ("model", "first"),
     [
         (HUGE, "Needs more than the 8192 MiB it would get"),
         (
             replace(BIG, tokens_per_second=None),
-            "Speed unknown: `flashllm bench io` measures this disk",
+            "Speed unknown: `flashllm bench io` measures disk and machine",
         ),
-        (DEMO, "410 tokens/s expected in 8192 MiB"),
+        (
+            replace(BIG, smallest_ceiling_bytes=None, tokens_per_second=None),
+            "Memory and speed are not known yet",
+        ),
+        (
+            DEMO,
+            "410 tokens/s expected in 8192 MiB, from measured rates of disk and machine",
+        ),
+        (BROKEN, f"Cannot be opened: {BROKEN.problem}"),
     ],
 )
-def test_details(model: Any, last: str) -> None:
-    assert details(model)[-1] == last
+def test_details(model: FoundModel, first: str) -> None:
+    assert details(model)[0] == first
+
+
+def test_what_the_chat_takes_is_told_apart() -> None:
+    alone = replace(BIG, application_bytes=0)
+    assert details(alone)[1] == "Needs 6144 MiB of memory at least"
+
+
+async def test_what_is_found_together_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    show = ModelPicker._show
+
+    def count(picker: ModelPicker) -> None:
+        drawn.append(len(picker._models))
+        show(picker)
+
+    monkeypatch.setattr(ModelPicker, "_show", count)
+    app = Host(ModelPicker(FakeLibrary(())))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot, 0)
+        drawn.clear()
+        for number in range(300):
+            picker._take(ModelPicker.Found(replace(BIG, path=Path(f"/models/{number}"))))
+        await until(pilot, lambda: len(rows(picker)) == 300)
+        assert drawn == [300]
+
+
+async def test_a_search_that_was_given_up_ends_nothing() -> None:
+    library = FakeLibrary()
+    library.gate.clear()
+    app = Host(ModelPicker(library))
+    async with app.run_test() as pilot:
+        picker = app.screen
+        await until(pilot, lambda: library.searches == 1 and len(rows(picker)) == 1)
+        first, library.gate = library.gate, threading.Event()
+        library.models = (DEMO,)
+        await pilot.press("f5")
+        await until(pilot, lambda: library.searches == 2)
+        first.set()
+        await pilot.pause(0.1)
+        assert "looking for more" in text_of(picker, "picker-title")
+        library.gate.set()
+        await filled(pilot, 1)
+
+
+async def test_what_is_pasted_does_not_act_on_the_terminal() -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot)
+        field = picker.query_one(Input)
+        field.focus()
+        field.post_message(events.Paste("o\x1b]52;c;eA==\x07rg\x1b[2J\u202e \tb"))
+        await until(pilot, lambda: field.value == "org  b")
+        assert [row[0] for row in rows(picker)] == ["  org/big"]
 
 
 # Converting
@@ -255,7 +321,7 @@ def convert_host(
     script: str = "phase(5); time.sleep(60)", library: FakeLibrary | None = None
 ) -> tuple[Host, Conversions, FakeLibrary]:
     conversions, library = Conversions(scripted_job(script)), library or FakeLibrary()
-    return Host(ConvertScreen(conversions, None, library)), conversions, library
+    return Host(ConvertScreen(conversions, library)), conversions, library
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -305,7 +371,7 @@ async def test_leaving_lets_it_go_on_and_coming_back_shows_it(tmp_path: Path) ->
     conversions = Conversions(scripted_job("phase(5); time.sleep(60)"))
     library = FakeLibrary()
     conversions.start(tmp_path / "source", tmp_path / "made")
-    app = Host(ConvertScreen(conversions, None, library))
+    app = Host(ConvertScreen(conversions, library))
     async with app.run_test() as pilot:
         assert buttons(app) == ["Stop", "Close"]
         await until(pilot, lambda: "50 %" in text_of(app.screen, "job-text"))
@@ -340,6 +406,33 @@ async def test_what_is_not_looked_at_yet_begins_when_it_is(tmp_path: Path) -> No
         await until(pilot, lambda: "Open" in buttons(app))
     assert library.asked[-1][1] == tmp_path / "made"
     assert conversions.job is not None
+
+
+async def test_an_unexpected_error_of_looking_is_said(tmp_path: Path) -> None:
+    class OddLibrary(FakeLibrary):
+        def preview(self, source: Path, destination: Path, options: ConvertOptions) -> Preview:
+            raise ValueError("odd \x1b[2Jthing")
+
+    app, conversions, _ = convert_host(library=OddLibrary())
+    async with app.run_test() as pilot:
+        await write(pilot, "source", "/some/where")
+        await pilot.press("ctrl+s")
+        await previewed(pilot, "unexpected: ValueError: odd thing")
+        assert conversions.job is None
+
+
+async def test_how_it_ended_is_shown_to_who_was_away(tmp_path: Path) -> None:
+    conversions = Conversions(scripted_job("print('flashllm: the disk is full', file=sys.stderr)"))
+    conversions.start(tmp_path / "source", tmp_path / "made").wait(WAIT_SECONDS)
+    app = Host(ConvertScreen(conversions, FakeLibrary(), "/another"))
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "the disk is full" in text_of(app.screen, "job-text"))
+        await pilot.press("ctrl+b")
+        await previewed(pilot)
+        assert form_of(app).query_one("#source", Input).value == "/another"
+    seen = Host(ConvertScreen(conversions, FakeLibrary()))
+    async with seen.run_test():
+        assert form_of(seen).display
 
 
 async def test_an_unfinished_form_starts_nothing() -> None:
@@ -393,7 +486,7 @@ async def test_options_become_a_wish() -> None:
 async def test_a_source_that_was_given_and_the_cache() -> None:
     library = FakeLibrary()
     conversions = Conversions(scripted_job(""))
-    app = Host(ConvertScreen(conversions, Path("/given"), library))
+    app = Host(ConvertScreen(conversions, library, "/given"))
     async with app.run_test() as pilot:
         form = form_of(app)
         await until(pilot, lambda: form.query_one("#destination", Input).value != "")
@@ -405,6 +498,26 @@ async def test_a_source_that_was_given_and_the_cache() -> None:
             lambda: form.query_one("#destination", Input).value == "/models/0123.flash",
         )
         assert form.query_one("#source", Input).value == str(CHECKPOINT.path)
+
+
+async def test_source_and_destination_that_were_given() -> None:
+    library = FakeLibrary()
+    app = Host(ConvertScreen(Conversions(scripted_job("")), library, "~no-such-user/a", "/mine"))
+    async with app.run_test() as pilot:
+        await previewed(pilot)
+        assert form_of(app).query_one("#destination", Input).value == "/mine"
+        assert library.asked[-1][:2] == (Path("~no-such-user/a"), Path("/mine"))
+
+
+async def test_names_of_the_cache_do_not_act_on_the_terminal() -> None:
+    odd = replace(CHECKPOINT, path=Path("/hub/\x1b]0;x\x07models--a\u202e/snapshots/1"))
+    app = Host(ConvertScreen(Conversions(scripted_job("")), FakeLibrary(found=(odd,))))
+    async with app.run_test() as pilot:
+        form = form_of(app)
+        await until(pilot, lambda: form.query_one("#cache-row").display)
+        form.query_one("#cache", Select).value = odd.path
+        source = form.query_one("#source", Input)
+        await until(pilot, lambda: source.value == "/hub/models--a/snapshots/1")
 
 
 async def test_the_picker_opens_what_it_converted(tmp_path: Path) -> None:
@@ -421,7 +534,8 @@ async def test_the_picker_opens_what_it_converted(tmp_path: Path) -> None:
         await until(pilot, lambda: "Open" in buttons(app))
         await pilot.press("ctrl+o")
         await until(pilot, lambda: app.given is not NOTHING)
-    assert app.given == ModelChoice(tmp_path / "made.flash", "made.flash")
+    assert app.given == ModelChoice(tmp_path / "made.flash")
+    assert app.given.name == "made.flash"
 
 
 async def test_a_cancelled_conversion_leaves_the_picker() -> None:

@@ -12,11 +12,13 @@ from flashllm.sessions import SessionStore
 from flashllm.ui.app import ChatApp
 from flashllm.ui.commands_slash import COMMANDS
 from flashllm.ui.completion import Suggestions
+from flashllm.ui.convert_screen import ConvertScreen
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.settings_screen import SettingsScreen
 from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import ask, make_app, ready, say, status, texts, until
 from tests.ui.fake_engine import FakeModel
+from tests.ui.fake_library import FakeLibrary
 from tests.ui.screens import shown
 
 
@@ -114,6 +116,15 @@ async def test_what_is_not_kept_can_be_exported_and_what_is_not_there_is_said(
         await until(pilot, lambda: "no models are looked for here" in status(app))
         await say(pilot, "/convert")
         await until(pilot, lambda: "nothing can be converted here" in status(app))
+
+
+async def test_a_conversion_is_asked_for_with_its_places() -> None:
+    async with make_app(FakeModel(["one"]), library=FakeLibrary).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "/convert ~no-such-user/a '/to b'")
+        await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
+        values = [app.screen.query_one(name, Input).value for name in ("#source", "#destination")]
+        assert values == ["~no-such-user/a", "/to b"]
 
 
 async def test_sessions_are_opened_and_deleted_from_the_list(tmp_path: Path) -> None:
