@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from flashllm.errors import UsageError
@@ -31,16 +33,15 @@ def edited(text: str, wanted: str = "") -> str:
     The terminal must be the editor's meanwhile.
     """
     command = editor_command(wanted)
-    descriptor, name = tempfile.mkstemp(prefix="flashllm-", suffix=".md")
-    file = Path(name)
+    file = _written(text)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as stream:
-            stream.write(text)
         try:
-            code = subprocess.run([*command, name], check=False).returncode
-        except OSError as error:
+            with _interrupts_are_for_the_editor():
+                code = subprocess.run([*command, str(file)], check=False).returncode
+        except (OSError, ValueError) as error:  # ValueError: a null character in the setting
+            why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(
-                f"the editor {command[0]!r} cannot be run: {error.strerror}; set $EDITOR"
+                f"the editor {command[0]!r} cannot be run: {why}; set $EDITOR"
             ) from None
         if code:
             raise UsageError(f"the editor {command[0]!r} ended with code {code}; nothing changed")
@@ -48,6 +49,34 @@ def edited(text: str, wanted: str = "") -> str:
     finally:
         with contextlib.suppress(OSError):
             file.unlink()
+
+
+@contextlib.contextmanager
+def _interrupts_are_for_the_editor() -> Iterator[None]:
+    """Ctrl+C reaches this process too, and would end the chat behind a line editor."""
+    # A handler, as what is ignored here would be ignored by the editor.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _written(text: str) -> Path:
+    """A new file with what was typed, for its user alone."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="flashllm-", suffix=".md")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as stream:
+                stream.write(text)
+        except OSError:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"no file for the editor can be written: {error.strerror}; set $TMPDIR"
+        ) from None
+    return Path(name)
 
 
 def _read(file: Path) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,9 +111,47 @@ async def test_where_the_terminal_cannot_be_lent_that_is_said() -> None:
 def test_an_editor_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="ended with code 1"):
         edited("text", "false")
+    with pytest.raises(UsageError, match="cannot be run: embedded null"):
+        edited("text", "v\0i")
     monkeypatch.setenv("EDITOR", "nano -w")
     monkeypatch.delenv("VISUAL", raising=False)
     assert editor_command() == ["nano", "-w"]
     assert editor_command("code --wait") == ["code", "--wait"]
     with pytest.raises(UsageError, match="cannot be run"):
         editor_command("'unclosed")
+
+
+def test_a_full_disk_is_said_before_the_editor_is_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full(descriptor: int, *_: object, **__: object) -> Full:
+        os.close(descriptor)
+        return Full()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdopen", full)
+        with pytest.raises(UsageError, match=r"No space left on device; set \$TMPDIR"):
+            edited("text", "true")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="No such file or directory"):
+        edited("text", "true")
+
+
+def test_an_interrupt_is_for_the_editor_alone() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    try:
+        editor = "sh -c 'kill -INT $PPID; sleep 0.1; printf more >> \"$0\"'"
+        assert edited("text ", editor) == "text more"
+        assert heard == []
+        signal.raise_signal(signal.SIGINT)
+        assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
