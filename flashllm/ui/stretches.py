@@ -59,7 +59,7 @@ class Stretches:
             return
         mark, rest = found.groups()
         if not self._fence:
-            self._fence = mark if "`" not in rest else ""
+            self._fence = mark if "`" not in rest or mark[0] == "~" else ""
         elif mark.startswith(self._fence) and not rest.strip():
             self._fence = ""
 

@@ -77,6 +77,11 @@ def test_where_the_text_is_cut_does_not_depend_on_how_it_arrives(
     assert stretches == cut([TEXT], target)
 
 
+def test_a_fence_of_tildes_may_have_backticks_behind_it() -> None:
+    text = "~~~ `x`\ncode\n\ncode\n~~~\n\nText.\n\nMore.\n"
+    assert cut([text], 1) == ["~~~ `x`\ncode\n\ncode\n~~~\n\n", "Text.\n\n", "More.\n"]
+
+
 def test_stretches_say_what_the_whole_says() -> None:
     def blocks(text: str) -> list[tuple[str, str, str]]:
         return [
