@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -26,11 +27,18 @@ def export(store: SessionStore, session_id: int, path: str) -> str:
 
 def write_session(session: Session, path: str, kind: str) -> str:
     """Writes a session into a new file, as `kind` says: md or json; returns the file's path."""
-    target = Path(path).expanduser()
+    target = _path(path)
     files.write(target, files.text_of(session, kind))
     return str(target)
 
 
 def import_file(store: SessionStore, path: str) -> int:
     """Reads a session from a file that was exported as JSON; returns its new id."""
-    return store.import_json(files.read(Path(path).expanduser()))
+    return store.import_json(files.read(_path(path)))
+
+
+def _path(text: str) -> Path:
+    """Of what was typed; a home of a user that nobody knows is a name as any other."""
+    if "\0" in text:
+        raise UsageError(f"{text!r}: no file can be called that")
+    return Path(os.path.expanduser(text))

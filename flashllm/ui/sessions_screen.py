@@ -16,7 +16,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -24,6 +23,7 @@ from textual.widgets.option_list import Option
 from flashllm.errors import FlashllmError
 from flashllm.sanitize import sanitize_line
 from flashllm.sessions import SessionStore, SessionSummary
+from flashllm.sessions.store import NEWEST_MAX
 from flashllm.ui.bindings import SESSIONS_BINDINGS
 from flashllm.ui.keys import page_words
 from flashllm.ui.session_files import export, export_name, import_file
@@ -57,14 +57,6 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
     Renaming, exporting and importing are done here; only a deletion of the session `current`, which
     the chat shows and goes on writing, is left to the chat.
     """
-
-    class Renamed(Message):
-        """A session has another name."""
-
-        def __init__(self, session_id: int, name: str) -> None:
-            super().__init__()
-            self.session_id = session_id
-            self.name = name
 
     BINDINGS: ClassVar[list[BindingType]] = [*SESSIONS_BINDINGS]
     DEFAULT_CSS = """
@@ -116,6 +108,8 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         self._current = current
         self._folder = folder or Path.cwd()
         self._asking = _Asking.SEARCH
+        self._about: SessionSummary | None = None
+        """What is asked for concerns this one, whatever the list shows meanwhile."""
         self._query = ""
         self._shown: list[SessionSummary] = []
 
@@ -147,9 +141,9 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
             self.dismiss(None)
 
     def action_move(self, rows: int) -> None:
-        """Another row of the list."""
+        """Another row of the list, unless something is asked about one."""
         options = self.query_one(OptionList)
-        if options.option_count:
+        if options.option_count and self._asking is _Asking.SEARCH:
             row = (options.highlighted or 0) + rows
             options.highlighted = max(0, min(row, options.option_count - 1))
 
@@ -160,20 +154,22 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
     def action_rename(self) -> None:
         """Asks for another name."""
         if (chosen := self._chosen()) is not None:
-            self._ask(_Asking.NAME, sanitize_line(chosen.name), "Another name; Enter keeps it.")
+            words = "Another name; Enter keeps it."
+            self._ask(_Asking.NAME, sanitize_line(chosen.name), words, chosen)
 
     def action_delete(self) -> None:
         """Asks whether it is meant."""
         if (chosen := self._chosen()) is not None:
             words = f"Delete “{_title(chosen)}”, {_count(chosen.turns, 'message')}?"
             keys = page_words(self, "Enter deletes for ever, Esc keeps it.")
-            self._ask(_Asking.DELETE, "", f"{words} {keys}")
+            self._ask(_Asking.DELETE, "", f"{words} {keys}", chosen)
 
     def action_export(self) -> None:
         """Asks for a file."""
         if (chosen := self._chosen()) is not None:
             path = self._folder / export_name(chosen.id, chosen.name, "md")
-            self._ask(_Asking.EXPORT, str(path), "A file; .md is to read, .json can be imported.")
+            words = "A file; .md is to read, .json can be imported."
+            self._ask(_Asking.EXPORT, str(path), words, chosen)
 
     def action_import(self) -> None:
         """Asks for a file."""
@@ -189,7 +185,8 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
     @on(Input.Submitted)
     def accept(self, event: Input.Submitted) -> None:
         """Enter does what was asked for."""
-        text, chosen = event.value.strip(), self._chosen()
+        text = event.value.strip()
+        chosen = self._chosen() if self._asking is _Asking.SEARCH else self._about
         if self._asking is _Asking.IMPORT:
             self._import(text)
         elif chosen is None:
@@ -214,21 +211,22 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
     # What takes time
 
     @work(exclusive=True, group="search")
-    async def _search(self, said: str = "") -> None:
+    async def _search(self, said: str = "", wanted: int | None = None) -> None:
         query = self._query
         found = await self._with_store(lambda store: list(store.list(query)))
         if found is None:
             return
-        kept = self._chosen()
+        if wanted is None:
+            kept = self._chosen()
+            wanted = kept.id if kept is not None else self._current
         self._shown = found
         options = self.query_one(OptionList)
         options.clear_options()
         options.add_options([Option(_row(s, s.id == self._current)) for s in found])
         ids = [summary.id for summary in found]
-        wanted = kept.id if kept is not None else self._current
         options.highlighted = (ids.index(wanted) if wanted in ids else 0) if ids else None
-        empty = "Nothing found; Esc shows all." if query else "Nothing is kept yet."
-        self._say(said or (_count(len(found), "session") if found else page_words(self, empty)))
+        if self._asking is _Asking.SEARCH:
+            self._say(said or self._found_words())
 
     @work
     async def _rename(self, session_id: int, name: str) -> None:
@@ -241,7 +239,6 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
             return True
 
         if await self._with_store(rename):
-            self.post_message(self.Renamed(session_id, name))
             self._ask(_Asking.SEARCH, None, "")
             self._search(f"It is called “{name}” now.")
 
@@ -263,10 +260,11 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
 
     @work
     async def _import(self, path: str) -> None:
-        if await self._with_store(lambda store: import_file(store, path)) is not None:
+        imported = await self._with_store(lambda store: import_file(store, path))
+        if imported is not None:
             self._ask(_Asking.SEARCH, "")
             self._query = ""
-            self._search("Imported; it is at the top.")
+            self._search(f"Imported as session {imported}.", imported)
 
     async def _with_store(self, work: Callable[[SessionStore], _Value]) -> _Value | None:
         def call() -> _Value:
@@ -285,9 +283,24 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         row = self.query_one(OptionList).highlighted
         return self._shown[row] if row is not None and row < len(self._shown) else None
 
-    def _ask(self, asking: _Asking, text: str | None = None, said: str | None = None) -> None:
+    def _found_words(self) -> str:
+        found = len(self._shown)
+        if not found:
+            empty = "Nothing found; Esc shows all." if self._query else "Nothing is kept yet."
+            return page_words(self, empty)
+        if found == NEWEST_MAX:
+            return f"The latest {found} sessions; type to find others."
+        return _count(found, "session")
+
+    def _ask(
+        self,
+        asking: _Asking,
+        text: str | None = None,
+        said: str | None = None,
+        about: SessionSummary | None = None,
+    ) -> None:
         """The line is for something else now; without a text, what was searched for comes back."""
-        self._asking = asking
+        self._asking, self._about = asking, about
         line = self.query_one(Input)
         line.value = self._query if text is None else text
         line.cursor_position = len(line.value)
@@ -297,7 +310,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         }.get(asking, "Esc gives it up")
         line.placeholder = page_words(self, words)
         line.focus()
-        self._say(_count(len(self._shown), "session") if said is None else said)
+        self._say(self._found_words() if said is None else said)
 
     def _say(self, text: str, error: bool = False) -> None:
         with contextlib.suppress(LookupError):  # the screen has gone meanwhile

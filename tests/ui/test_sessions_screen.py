@@ -41,14 +41,18 @@ class Store:
         if self.broken:
             raise self.broken
         self.threads.add(threading.get_ident())
-        return [
+        found = [
             kept for kept in self.kept if query.lower() in f"{kept.name} {kept.preview}".lower()
         ]
+        return found[:limit]
 
     def rename(self, session_id: int, name: str) -> None:
         if self.broken:
             raise self.broken
         self.kept = [replace(k, name=name) if k.id == session_id else k for k in self.kept]
+
+    def load(self, session_id: int) -> Any:
+        raise ReadFailed(f"session {session_id} cannot be read")
 
     def delete(self, session_id: int) -> None:
         self.kept = [kept for kept in self.kept if kept.id != session_id]
@@ -62,8 +66,6 @@ class Screened(Around):
     def __init__(
         self, store: Store, current: int | None = None, folder: Path | None = None
     ) -> None:
-        self.renamed: list[tuple[int, str]] = []
-
         @contextmanager
         def opened() -> Iterator[Any]:
             yield store
@@ -72,9 +74,6 @@ class Screened(Around):
             return opened()
 
         super().__init__(lambda: SessionsScreen(open_store, current, folder))
-
-    def on_sessions_screen_renamed(self, event: SessionsScreen.Renamed) -> None:
-        self.renamed.append((event.session_id, event.name))
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24)])
@@ -137,7 +136,6 @@ async def test_it_renames() -> None:
         await pilot.press(*"Streams", "enter")
         await until(pilot, lambda: "It is called “Streams” now." in shown(app))
         assert store.kept[0].name == "Streams"
-        assert app.renamed == [(3, "Streams")]
         await pilot.press("ctrl+r", "escape")
         assert app.results == []
 
@@ -155,6 +153,36 @@ async def test_it_deletes_after_asking() -> None:
         await until(pilot, lambda: "“Rivers” is deleted." in shown(app))
         assert [kept.id for kept in store.kept] == [2, 1]
         assert app.results == []
+
+
+@pytest.mark.parametrize("key", ["ctrl+d", "ctrl+r", "ctrl+e"])
+async def test_what_is_asked_stays_about_the_one_it_was_asked_of(key: str, tmp_path: Path) -> None:
+    store = three()
+    app = Screened(store, folder=tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "3 sessions" in shown(app))
+        await pilot.press(key)
+        said = str(app.screen.query_one("#said").render())
+        await pilot.press("down")
+        await pilot.click(OptionList, offset=(5, 2))
+        app.screen._search()  # type: ignore[attr-defined]  # as it is while one types
+        await pilot.pause(0.1)
+        assert str(app.screen.query_one("#said").render()) == said
+        await pilot.press("enter")
+        if key == "ctrl+d":
+            await until(pilot, lambda: "“Rivers” is deleted." in shown(app))
+            assert [kept.id for kept in store.kept] == [2, 1]
+        elif key == "ctrl+r":
+            await until(pilot, lambda: "It is called" in shown(app))
+            assert [kept.name for kept in store.kept] == ["Rivers", "", "Lakes"]
+        else:
+            await until(pilot, lambda: "session 3 cannot be read" in shown(app))
+
+
+async def test_that_there_are_more_than_are_shown_is_said() -> None:
+    app = Screened(Store(*(Kept(number, f"n{number}") for number in range(1, 300))))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "The latest 200 sessions; type to find others." in shown(app))
 
 
 async def test_the_one_shown_is_left_to_the_chat() -> None:
@@ -192,8 +220,10 @@ async def test_it_exports_and_imports(tmp_path: Path) -> None:
             await pilot.press("ctrl+o")
             line.value = str(tmp_path / "a.json")
             await pilot.press("enter")
-            await until(pilot, lambda: "Imported" in shown(app))
+            await until(pilot, lambda: "Imported as session 2." in shown(app))
             assert [kept.name for kept in store.list()] == ["Rivers", "Rivers"]
+            await pilot.press("enter")
+            assert app.results == [SessionChoice("open", 2)]
 
 
 async def test_a_store_that_fails_says_so_and_stays() -> None:
@@ -224,6 +254,11 @@ def test_files_that_cannot_be_written_or_read(tmp_path: Path) -> None:
         export(store, 1, str(tmp_path / "no" / "a.md"))
     with pytest.raises(UsageError, match="cannot be read"):
         import_file(store, str(tmp_path / "none.json"))
+    with pytest.raises(CannotCreate, match="~nobody-of-that-name"):
+        export(store, 1, "~nobody-of-that-name/a.md")
+    for call in (lambda: import_file(store, "a\0.json"), lambda: export(store, 1, "a\0.md")):
+        with pytest.raises(UsageError, match="no file can be called that"):
+            call()
     for content in ("{", "[" * 100_000, "[1]", json.dumps({"x": 1}), "\xff"):
         (tmp_path / "b.json").write_text(content, encoding="latin-1")
         with pytest.raises(FlashllmError):
