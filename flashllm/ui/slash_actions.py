@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -272,7 +273,7 @@ class SlashActions:
 
     async def model(self, path: str) -> None:
         """Opens another model; the conversation goes on with it."""
-        app, folder = self._app, Path(path).expanduser()
+        app, folder = self._app, Path(os.path.expanduser(path))
         if app.activity.is_answering:
             raise UsageError("/model: an answer is on its way; /stop first")
         if not folder.is_dir():

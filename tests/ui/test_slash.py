@@ -204,3 +204,12 @@ async def test_changed_keys_work_are_in_the_footer_and_in_help() -> None:
         await pilot.press("f10", "ctrl+c")
         await until(pilot, lambda: "F9 leaves" in status(app))
         assert any("Ctrl+K explains keys" in text for text in texts(app, Notice))
+
+
+async def test_a_home_of_nobody_is_a_folder_that_is_not_there() -> None:
+    async with make_app(FakeModel(["fine"]), library=FakeLibrary).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "/model ~nobody-of-that-name/a")
+        await until(pilot, lambda: any("there is no folder" in text for text in texts(app, Notice)))
+        await say(pilot, "/convert ~nobody-of-that-name/a")
+        await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
