@@ -76,6 +76,7 @@ class TokenCost:
     depth_ns: int
     """Reads under way, summed over time: divided by io_busy_ns, the mean queue depth."""
     depth_max: int
+    """The most reads under way at once since the model was opened."""
     size_histogram: tuple[int, ...]
     """Reads by size; entry i counts those of 2**i to 2**(i+1) - 1 bytes."""
     hits: int

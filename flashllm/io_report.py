@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,6 @@ class TokenNumbers:
     """Share of the neurons used that were in DRAM already."""
     depth_mean: float
     """Reads under way at once."""
-    depth_max: int
     sizes: tuple[tuple[int, int], ...]
     """Least bytes of a class of sizes, and how many reads it had; only where there were any."""
     io_hidden_ns: float
@@ -104,7 +103,6 @@ class TokenNumbers:
             misses=cost.misses,
             hit_rate=rates.hit_rate(plan, cost.hit_rate),
             depth_mean=ratio(cost.depth_ns, cost.io_busy_ns),
-            depth_max=cost.depth_max,
             sizes=tuple((1 << p, count) for p, count in enumerate(cost.size_histogram) if count),
             io_hidden_ns=cost.io_hidden_ns,
             rss_bytes=cost.rss_bytes,
@@ -128,14 +126,13 @@ def answer_numbers(
     tokens: Sequence[EngineToken],
     rates: DeviceRates,
     plan: Plan,
-    prompt_tokens: int = 0,
+    prompts: Mapping[int, int],
     begin: int = 0,
-    with_prompt: Collection[int] = (0,),
 ) -> list[TokenNumbers]:
     """Of an answer's tokens, those from number `begin` on.
 
-    `with_prompt` are the places of those for which a prompt was read: the first, and others where
-    the answer was stopped and went on.
+    `prompts` has the places of those for which a prompt was read, and how many tokens it had: the
+    first one, and others where the answer was stopped and went on behind what there was of it.
     """
     return [
         TokenNumbers.of(
@@ -144,11 +141,17 @@ def answer_numbers(
             plan,
             text=token.text,
             index=index,
-            prompt=index in with_prompt,
-            context_tokens=prompt_tokens + index,
+            prompt=index in prompts,
+            context_tokens=_context(prompts, index),
         )
         for index, token in enumerate(tokens[begin:], begin)
     ]
+
+
+def _context(prompts: Mapping[int, int], index: int) -> int:
+    """Tokens that stood before one of an answer's."""
+    place = max((place for place in prompts if place <= index), default=0)
+    return prompts.get(place, 0) + index - place
 
 
 def medians(tokens: Sequence[TokenNumbers]) -> dict[str, float]:

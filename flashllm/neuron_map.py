@@ -38,6 +38,8 @@ class NeuronMap:
     """That the last token used and found in DRAM."""
     loaded: Shares
     """That the last token used and read from flash."""
+    totals: tuple[float, float, float]
+    """Of all neurons, the share of each of the three; not rounded as those of blocks are."""
 
     @classmethod
     def of(
@@ -51,7 +53,10 @@ class NeuronMap:
         resident, hit, loaded = (
             np.stack([_shares(layer[kind], blocks) for layer in marks]) for kind in range(3)
         )
-        return cls._of_shares(neurons, resident, hit, loaded)
+        counts = [sum(int(np.count_nonzero(layer[kind])) for layer in marks) for kind in range(3)]
+        whole = neurons * len(marks)
+        totals = (counts[0] / whole, counts[1] / whole, counts[2] / whole)
+        return cls._of_shares(neurons, totals, resident, hit, loaded)
 
     def reduced(self, rows_most: int, columns_most: int) -> NeuronMap:
         """The same picture of at most so many layers and blocks: neighbours are put together."""
@@ -62,17 +67,24 @@ class NeuronMap:
             _means(_means(shares, rows, 0), columns, 1)
             for shares in (self.resident, self.hit, self.loaded)
         )
-        return self._of_shares(self.neurons, resident, hit, loaded)
+        return self._of_shares(self.neurons, self.totals, resident, hit, loaded)
 
     @classmethod
-    def _of_shares(cls, neurons: int, resident: Shares, hit: Shares, loaded: Shares) -> NeuronMap:
+    def _of_shares(
+        cls,
+        neurons: int,
+        totals: tuple[float, float, float],
+        resident: Shares,
+        hit: Shares,
+        loaded: Shares,
+    ) -> NeuronMap:
         import numpy as np
 
         states = np.where(resident >= HALF, RESIDENT, ABSENT).astype(np.uint8)
         states[(hit > 0) & (hit >= hit.mean())] = HIT
         states[(loaded > 0) & (loaded >= loaded.mean())] = LOADED
         layers, blocks = states.shape
-        return cls(layers, blocks, neurons, states, resident, hit, loaded)
+        return cls(layers, blocks, neurons, states, resident, hit, loaded, totals)
 
 
 def _shares(mask: Mask, blocks: int) -> Shares:

@@ -183,7 +183,8 @@ class Actions(RestoringApp):
         if numbers:
             self.push_screen(TokenView(numbers))
         else:
-            self.show_hint("numbers are kept of the answers of this run only")
+            words = "numbers are kept of the answers of this run only"
+            self.show_hint(f"{words}, while their conversation is open")
 
     async def action_editor(self) -> None:
         """Opens what was typed in $EDITOR."""

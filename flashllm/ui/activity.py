@@ -69,18 +69,8 @@ class Activity:
         """The numbers of the last answer are no longer of interest."""
         self.statistics, self._prefill = AnswerStatistics(), (0, 0)
 
-    @property
-    def context_used(self) -> int:
-        """Tokens of the context that the prompt and the answer so far take."""
-        return self._prefill[1] + self.statistics.tokens
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Of the answer that is written, or was written last."""
-        return self._prefill[1]
-
     def prefill(self, done: float, total: int) -> None:
-        """So many tokens of the prompt have been read."""
+        """So many tokens of those of the prompt that have to be read are read."""
         self._prefill = (done, total)
 
     def count(self, tokens: list[EngineToken]) -> None:

@@ -41,7 +41,7 @@ class Answering:
         """Of the answer's text, what was there before."""
         self._saving_later = False
         self.tokens: dict[int, list[EngineToken]] = {}
-        """Of the answers of this run, by turn."""
+        """Of the answers of this run to this conversation, by turn; the last written one last."""
 
     @property
     def turn(self) -> Turn | None:
@@ -100,6 +100,8 @@ class Answering:
         self._turn, self._view = turn, view
         self._begun_characters = len(turn.text)
         self._ids_known = bool(turn.ids) or not turn.text
+        if not continues:  # a turn that was deleted may have had the same id
+            self.tokens.pop(turn.id, None)
         app.enter(Phase.READING)
         app.engine.ask(
             Request(
@@ -196,7 +198,8 @@ class Answering:
                 app.begin_edit(self._before, asked.text)
 
     def _keep(self, turn: Turn, tokens: Sequence[EngineToken]) -> None:
-        self.tokens.setdefault(turn.id, []).extend(tokens)
+        self.tokens[turn.id] = kept = self.tokens.pop(turn.id, [])
+        kept.extend(tokens)
         while len(self.tokens) > 1 and sum(map(len, self.tokens.values())) > TOKENS_KEPT:
             del self.tokens[next(iter(self.tokens))]
 

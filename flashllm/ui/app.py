@@ -196,6 +196,7 @@ class ChatApp(Actions):
             self.show_hint(self.answering.hindrance())
             return
         await self.shown.begin()
+        self.answering.tokens.clear()
         self.activity.forget()
         await self.tell(self._welcome)
         self.check_context()
@@ -319,7 +320,7 @@ class ChatApp(Actions):
         if tokens and self.answering.turn is not None:
             self.panels.show_tokens(self.answering.turn.id, tokens)
         self.show_status()
-        self._meter(self.activity.context_used)
+        self._meter(self.engine.prompt_tokens + self.activity.statistics.tokens)
 
     def check_context(self) -> None:
         """After an answer, or where another branch is shown: says how full the context is."""
@@ -366,6 +367,7 @@ class ChatApp(Actions):
             return
         try:
             await self.shown.restore(session_id)
+            self.answering.tokens.clear()
             self.slash.adopt()
         except FlashllmError as error:
             await self.tell(explain(error), "error")

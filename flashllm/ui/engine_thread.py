@@ -46,6 +46,8 @@ class EngineThread:
         self._lock = threading.Lock()
         self._tokens: list[EngineToken] = []
         self._announced = False
+        self.prompt_tokens = 0
+        """Of the request that is being answered, or was last; those that were kept among them."""
         self.prefill: PrefillCost | None = None
         """What the prompt of the last tokens cost."""
 
@@ -137,6 +139,7 @@ class EngineThread:
         model = self._model
         assert model is not None
         started = start(model, request, self._report_prefill())
+        self.prompt_tokens = started.generation.prompt_tokens
         if started.dropped:
             self._post(messages.Shortened(started.dropped))
         if self._stopping.is_set():  # asked for while there was nothing to stop yet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from flashllm.io_words import (
     PART_GROUPS,
     bytes_words,
     count_words,
+    format_bytes,
     memory_words,
     rate_words,
     seconds_words,
@@ -54,13 +55,14 @@ class Shown:
 def full_lines(shown: Shown, width: int) -> list[Content]:
     """FULL_HEIGHT lines: bars with numbers beside them, and how the memory is split."""
     room = max(min(TOKENS, width - _TEXT_WIDTH), 1)
-    chart = [*_chart(shown.tokens[-room:], room), _legend()]
+    tokens = shown.tokens[-room:]
+    chart = [*_chart(tokens, room), _legend()]
     numbers = [
-        _named("token", _token_words(shown.tokens)),
-        _named("MB/tok", _series([t.bytes_read / 1e6 for t in shown.tokens], "{:.3g} MB")),
-        _named("in DRAM", _series([100 * t.hit_rate for t in shown.tokens], "{:.1f} %", 100)),
-        _named("flash", flash_words(shown.tokens)),
-        _named("bound", bound_words(shown.tokens)),
+        _named("token", _token_words(tokens)),
+        _named("MB/tok", _series([token.bytes_read / 1e6 for token in tokens], _megabytes)),
+        _named("in DRAM", _series([token.hit_rate for token in tokens], _percent, 1.0)),
+        _named("flash", flash_words(tokens)),
+        _named("bound", bound_words(tokens)),
         _named("prompt", prefill_words(shown.prefill)),
     ]
     beside = [
@@ -90,9 +92,9 @@ def small_lines(shown: Shown, width: int) -> list[Content]:
 
 
 def flash_words(tokens: Sequence[TokenNumbers], short: bool = False) -> str:
-    """`2.91 GB/s, 83 % of profile` over these tokens; in short without the rate, if that is known.
+    """`2.91 GB/s, 83 % of profile` over these tokens; in short without the rate.
 
-    Of how much it is may be unknown.
+    Where the profile says nothing the rate is all that is known.
     """
     read = [token for token in tokens if token.flash_bytes_per_second]
     if not read:
@@ -107,7 +109,7 @@ def flash_words(tokens: Sequence[TokenNumbers], short: bool = False) -> str:
 
 
 def bound_words(tokens: Sequence[TokenNumbers]) -> str:
-    """`54 % of it: 98 ms, by flash` over these tokens; `unknown` where a rate is."""
+    """`54 % (98 ms by flash)` over these tokens; `unknown` where a rate is."""
     known = [token for token in tokens if token.of_bound is not None]
     if not known:
         return "unknown" if tokens else "no token yet"
@@ -169,26 +171,41 @@ def _token_words(tokens: Sequence[TokenNumbers]) -> str:
     return f"{last.index + 1}: {seconds_words(last.wall_ns)}, bars to {seconds_words(highest)}"
 
 
-def _series(values: Sequence[float], text: str, high: float | None = None) -> str:
+def _series(
+    values: Sequence[float], words: Callable[[float], str], high: float | None = None
+) -> str:
     if not values:
         return "no token yet"
-    return f"{sparkline(values, _SPARK, high=high)} {text.format(values[-1])}"
+    return f"{sparkline(values, _SPARK, high=high)} {words(values[-1])}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _megabytes(number: float) -> str:
+    return f"{number:.3g} MB" if number < 999.5 else f"{number:,.0f} MB"
 
 
 def _split(plan: Plan | None) -> Content:
-    """The ceiling as a bar, the largest component first, and their names in the same colours."""
+    """What the plan takes as a bar, the largest component first, and names in the same colours.
+
+    The bar is of what is taken, since a ceiling may be many times that.
+    """
     if plan is None:
         return Content("no model is open")
-    words, _ = split_words(plan)
+    words, unit = split_words(plan)
     sizes = [float(plan.split[name]) for name, _ in words]
     bar, names = [], []
-    for kind, cells in enumerate(stacked(sizes, plan.ceiling_bytes, _SPLIT_CELLS)):
+    for kind, cells in enumerate(stacked(sizes, sum(sizes), _SPLIT_CELLS)):
         style = COLORS[kind % len(COLORS)]
         bar.append((GLYPHS[kind % len(GLYPHS)] * cells, style))
-        names.append((" ".join(words[kind]), style))
-    free = _SPLIT_CELLS - sum(len(text) for text, _ in bar)
+        name, size = words[kind]
+        names.append((f"{name} {size}" if kind else f"{name} {size} {unit}", style))
+    if (free := plan.ceiling_bytes - sum(sizes)) > 0:
+        names.append((f"free {format_bytes(free)}", NAME_COLOR))
     listed = Content(", ").join(Content.styled(*name) for name in names)
-    return Content.assemble(*bar, "·" * free, "  ", listed)
+    return Content.assemble(*bar, "  ", listed)
 
 
 def _rss_words(shown: Shown) -> str:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from flashllm.io_report import TokenNumbers
 
 UPDATE_SECONDS = 0.2
-FULL_WIDTH, FULL_SCREEN_HEIGHT = 68, 20
-"""Smaller places and screens get the small panel."""
+FULL_WIDTH, FULL_SCREEN_HEIGHT = 76, 24
+"""Smaller places and screens get the small panel: there the bars' names would run into the numbers,
+or nothing would be left for the conversation."""
 
 
 class IoPanel(Widget):

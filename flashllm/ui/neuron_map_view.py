@@ -81,13 +81,12 @@ def picture(found: NeuronMap, width: int, height: int) -> list[Content]:
 
 def legend(found: NeuronMap) -> Content:
     """What the characters mean, and the share of all neurons in each state."""
-    shares = (found.resident, found.hit, found.loaded)
     parts = [
         Content.assemble(
             (chr(_BRAILLE | _LEFT[state] | _RIGHT[state]), COLORS[state]),
-            f" {WORDS[state]} {_percent(float(share.mean()) / 255)}",
+            f" {WORDS[state]} {_percent(share)}",
         )
-        for state, share in enumerate(shares, 1)
+        for state, share in enumerate(found.totals, 1)
     ]
     size = Content.styled(f"{found.layers} x {found.neurons:,} neurons", _LABEL_COLOR)
     return Content(" ").join([*parts, size])

@@ -12,7 +12,9 @@ from flashllm.ui.neuron_map_view import NeuronMapView
 
 if TYPE_CHECKING:
     from flashllm.accounting import PrefillCost
+    from flashllm.device_rates import DeviceRates
     from flashllm.engine_protocol import Engine, EngineToken
+    from flashllm.flash.plan import Plan
     from flashllm.io_report import TokenNumbers
     from flashllm.ui.app import ChatApp
 
@@ -31,19 +33,20 @@ class Panels:
         self.io.display = app.settings.show_io
         self.map.display = False
         self._engine: Engine | None = None
-        self._engine_was: str | None = None
-        """Where the last model that was open is."""
+        self._opened: tuple[str, Plan, DeviceRates] | None = None
+        """Of the last model that was open: where it is, and what its tokens' numbers go by."""
         self._timer: Timer | None = None
         self._prefill: PrefillCost | None = None
-        self._with_prompt: dict[int, list[int]] = {}
-        """Of answers by turn: places of tokens that came with a prompt, more where it went on."""
+        self._prompts: dict[int, dict[int, int]] = {}
+        """Of answers by turn: places of tokens that came with a prompt, and how long it was."""
 
     def show_opened(self, engine: Engine) -> None:
         """Another model is open; the numbers of the one before are beside its own rates alone."""
-        if self._engine_was not in (None, engine.info.directory):
+        directory = engine.info.directory
+        if self._opened is not None and self._opened[0] != directory:
             self._app.answering.tokens.clear()
-        self._engine, self._engine_was = engine, engine.info.directory
-        self.io.show_plan(engine.plan, engine.rates())
+        self._engine, self._opened = engine, (directory, engine.plan, engine.rates())
+        self.io.show_plan(*self._opened[1:])
         if self._timer is None:
             self._look()
 
@@ -63,14 +66,16 @@ class Panels:
     def toggle_io(self) -> None:
         """Shows or hides where the time and the bytes go."""
         self.io.display = not self.io.display
+        self._share_room()
         tokens = self._app.answering.tokens
-        if self.io.display and tokens and self._engine is not None:
-            self.io.show_plan(self._engine.plan, self._engine.rates())
+        if self.io.display and tokens and self._opened is not None:
+            self.io.show_plan(*self._opened[1:])
             self._feed(next(reversed(tokens)), TOKENS_SHOWN)
 
     def toggle_map(self) -> None:
         """Shows or hides the map of neurons."""
         self.map.display = not self.map.display
+        self._share_room()
         if self._timer is None:
             self._look()
 
@@ -81,10 +86,17 @@ class Panels:
     def _note_prompt(self, turn_id: int, count: int) -> None:
         """Whether the first of the last `count` tokens of an answer came with a prompt."""
         prefill = self._app.engine.prefill
-        if count and prefill is not self._prefill:
+        if count and prefill is not None and prefill is not self._prefill:
             self._prefill = prefill
             place = len(self._app.answering.tokens.get(turn_id, ())) - count
-            self._with_prompt.setdefault(turn_id, []).append(place)
+            before = self._prompts.get(turn_id, {}) if place else {}
+            self._prompts[turn_id] = {**before, place: prefill.tokens}
+
+    def _share_room(self) -> None:
+        """Two of them take less each, so that something is left for the conversation."""
+        both = self.io.display and self.map.display
+        self.io.set_class(both, "-both")
+        self.map.set_class(both, "-both")
 
     def _feed(self, turn_id: int, count: int) -> None:
         if self._prefill is not None:
@@ -95,17 +107,12 @@ class Panels:
     def _numbers(self, turn_id: int, count: int) -> list[TokenNumbers]:
         from flashllm.io_report import answer_numbers  # all that the first frame does without
 
-        if self._engine is None:
+        if self._opened is None:
             return []
+        _, plan, rates = self._opened
         tokens = self._app.answering.tokens.get(turn_id, [])
-        return answer_numbers(
-            tokens,
-            self._engine.rates(),
-            self._engine.plan,
-            self._app.activity.prompt_tokens,
-            begin=max(len(tokens) - count, 0),
-            with_prompt=self._with_prompt.get(turn_id, (0,)),
-        )
+        begin = max(len(tokens) - count, 0)
+        return answer_numbers(tokens, rates, plan, self._prompts.get(turn_id, {0: 0}), begin)
 
     def _look(self, again: int = 1) -> None:
         # An engine in another process gives the last map that came, and asks for the next one.

@@ -130,11 +130,7 @@ def _rows(token: TokenNumbers, median: dict[str, float]) -> list[Row]:
         Row("reads", f"{token.reads:.0f}", beside("reads", "{:.0f}".format)),
         Row("  of", bytes_words(token.read_bytes), beside("read_bytes", bytes_words)),
         Row("  sizes, from", sizes or "none"),
-        Row(
-            "  at once",
-            f"{token.depth_mean:.1f}, at most {token.depth_max}",
-            beside("depth_mean", "{:.1f}".format),
-        ),
+        Row("  at once", f"{token.depth_mean:.1f}", beside("depth_mean", "{:.1f}".format)),
         Row("neurons in DRAM", _percent(token.hit_rate), beside("hit_rate", _percent)),
         Row("  of them", f"{token.hits:,} hits, {token.misses:,} misses"),
         Row("flash gave", _rate(token), beside("flash_bytes_per_second", rate_words)),
@@ -177,10 +173,10 @@ def _percent(share: float) -> str:
 def _rate(token: TokenNumbers) -> str:
     if token.flash_bytes_per_second is None:
         return "nothing was read"
-    share = (
-        "of unknown" if token.of_profile is None else f"{100 * token.of_profile:.0f} % of profile"
-    )
-    return f"{rate_words(token.flash_bytes_per_second)}, {share}"
+    rate = rate_words(token.flash_bytes_per_second)
+    if token.of_profile is None:
+        return f"{rate} of unknown"
+    return f"{rate}, {100 * token.of_profile:.0f} % of profile"
 
 
 def _bound(token: TokenNumbers) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from flashllm.ui.context_meter import ContextMeter, Fill
 from flashllm.ui.turn_view import Notice
-from tests.ui.chat_pilot import ask, make_app, ready, texts, until
-from tests.ui.fake_engine import FakeModel
+from tests.ui.chat_pilot import ask, make_app, ready, say, texts, until
+from tests.ui.fake_engine import FakeModel, Prefill
 
 
 @pytest.mark.parametrize(("max_tokens", "limit"), [(10, 90), (512, 75)])
@@ -16,6 +18,18 @@ def test_the_limit_leaves_room_for_an_answer(max_tokens: int, limit: int) -> Non
     assert fill.limit == limit
     assert fill.share == 45 / limit
     assert f"Beyond {limit}" in fill.words()
+
+
+async def test_what_is_kept_of_a_prompt_is_in_the_context_while_the_answer_is_written() -> None:
+    never = threading.Event()
+    model = FakeModel(["w"] * 10, [Prefill(1, 2), "v", Prefill(2, 2), never], context=50)
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "one")
+        assert str(app.meter.render()) == "ctx 12/50"
+        await say(pilot, "two")
+        await until(pilot, lambda: str(app.meter.render()) == "ctx 16/50")
+        await pilot.press("escape")
+        await ready(pilot)
 
 
 async def test_the_meter_warns_and_says_what_comes_before_it_does() -> None:

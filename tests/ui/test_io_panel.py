@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from textual.app import App, ComposeResult
+from textual.geometry import Size
 from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Static
@@ -20,13 +23,19 @@ from flashllm.io_report import TokenNumbers, answer_numbers
 from flashllm.neuron_map import NeuronMap
 from flashllm.ui import io_panel
 from flashllm.ui.bars import columns, runs, sparkline, stacked
-from flashllm.ui.io_lines import FULL_HEIGHT, GLYPHS, SMALL_HEIGHT
+from flashllm.ui.io_lines import FULL_HEIGHT, GLYPHS, SMALL_HEIGHT, Shown, full_lines
 from flashllm.ui.io_panel import IoPanel
 from flashllm.ui.neuron_map_view import NeuronMapView, picture
 from flashllm.ui.token_view import TokenView
 from tests.unit.costs import MS, RATES, UNKNOWN_RATES, FakeToken, cost, plan
 
 SIZES = [(80, 24), (120, 40), (40, 12)]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waited for that is only there so that much is seldom drawn."""
+    monkeypatch.setattr(io_panel, "UPDATE_SECONDS", 0.01)
 
 
 class Host(App[None]):
@@ -54,7 +63,7 @@ def shown(app: App[None], widget: Widget) -> list[str]:
 
 
 def answer(count: int = 3, rates: DeviceRates = RATES) -> list[TokenNumbers]:
-    return answer_numbers([FakeToken("word", cost())] * count, rates, plan(), 412)
+    return answer_numbers([FakeToken("word", cost())] * count, rates, plan(), {0: 412})
 
 
 async def shown_panel(pilot: Pilot[None], panel: IoPanel) -> list[str]:
@@ -86,7 +95,7 @@ async def test_the_panel_says_what_a_token_cost_and_what_it_could() -> None:
     assert "flash   2.5 GB/s, 83 % of profile" in text
     assert "bound   25 % (10 ms by flash)" in text
     assert "prompt  412 tok, 300 kept, 2.1 s, 812 MB" in text
-    assert "slots 200, interpreter 100, reserve 40" in text
+    assert "slots 200 MiB, interpreter 100, reserve 40" in text
     assert "RSS     310 of 512 MiB   rates: the profile of a device" in text
 
 
@@ -98,6 +107,42 @@ async def test_without_a_profile_the_panel_says_how_to_get_one() -> None:
     assert "flash   2.5 GB/s of unknown" in text
     assert "bound   unknown" in text
     assert "rates: unknown: run `flashllm bench io FILE`" in text
+
+
+def full(tokens: list[TokenNumbers], width: int = 78, **changes: Any) -> str:
+    shown = Shown(dataclasses.replace(plan(), **changes), RATES, None, tokens)
+    return "\n".join(line.plain for line in full_lines(shown, width))
+
+
+def test_a_token_that_reads_gigabytes_is_said_in_megabytes() -> None:
+    (token,) = answer_numbers([FakeToken("", cost(bytes_read=8_642_000_000))], RATES, plan(), {})
+    assert "MB/tok  █ 8,642 MB" in full([token])
+
+
+def test_the_numbers_are_those_of_the_tokens_whose_bars_are_there() -> None:
+    costs = [cost(wall_ns=400 * MS), *[cost()] * 34]
+    tokens = answer_numbers([FakeToken("", one) for one in costs], RATES, plan(), {})
+    assert "bars to 40 ms" in full(tokens, 78)  # of 34
+    assert "bars to 400 ms" in full(tokens, 79)
+
+
+def test_a_ceiling_of_which_little_is_taken_has_a_bar_too() -> None:
+    memory = full([], 160, ceiling_bytes=16 << 30).splitlines()[-2]
+    assert memory == (
+        "memory  ▒▒▒▒▒▒▓▓▓█░▓  slots 200 MiB, interpreter 100, reserve 40, prefill 20, "
+        "attention 16, kv 12, embeddings 8, predictors 4, free 15.6 GiB"
+    )
+    assert "free" not in full([], 160, ceiling_bytes=400 << 20)
+
+
+@pytest.mark.parametrize("width", range(70, 90))
+def test_names_and_numbers_never_run_into_each_other(width: int) -> None:
+    screen = Size(width + 2, 24)
+    height = IoPanel().get_content_height(screen, screen, width)
+    assert height == (FULL_HEIGHT if width >= 76 else SMALL_HEIGHT)
+    if height == FULL_HEIGHT:
+        assert re.search("rest +prompt", full(answer(60), width))
+    assert IoPanel().get_content_height(screen, Size(width, 23), width) == SMALL_HEIGHT
 
 
 async def test_a_device_whose_name_would_act_on_the_terminal_is_harmless() -> None:
@@ -243,7 +288,7 @@ def three(**changes: Any) -> list[TokenNumbers]:
             "", cost(wall_ns=60 * MS, bytes_read=0, reads=0, io_busy_ns=0, size_histogram=())
         ),
     ]
-    return answer_numbers(tokens, RATES, plan())
+    return answer_numbers(tokens, RATES, plan(), {0: 412})
 
 
 async def test_a_tokens_numbers_stand_beside_the_median() -> None:
@@ -256,7 +301,7 @@ async def test_a_tokens_numbers_stand_beside_the_median() -> None:
         assert "time 40 ms 50 ms" in lines
         assert "read from flash 30 MB 15 MB" in lines
         assert "sizes, from 300×64K" in lines
-        assert "at once 6.0, at most 32 3.0" in lines
+        assert "at once 6.0 3.0" in lines
         assert "neurons in DRAM 90.0 % 90.0 %" in lines
         assert "of them 900 hits, 100 misses" in lines
         assert "flash gave 2.5 GB/s, 83 % of profile 2.5 GB/s" in lines
@@ -296,7 +341,7 @@ async def test_left_and_right_go_to_neighbours_and_stop_at_the_ends() -> None:
     ],
 )
 async def test_a_tokens_text_is_on_one_line_and_harmless(text: str, shown_as: str) -> None:
-    numbers = answer_numbers([FakeToken(text, cost())], RATES, plan())
+    numbers = answer_numbers([FakeToken(text, cost())], RATES, plan(), {0: 412})
     async with Host().run_test(size=(80, 24)) as pilot:
         await pilot.app.push_screen(TokenView(numbers))
         await pilot.pause()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from flashllm.errors import EngineLost
 from flashllm.library import ModelChoice
@@ -16,6 +19,7 @@ from flashllm.ui.neuron_map_view import NeuronMapView
 from flashllm.ui.picker import ModelPicker
 from flashllm.ui.token_view import TokenView
 from flashllm.ui.turn_view import Notice
+from tests.specs import SPEC
 from tests.ui.chat_pilot import (
     answers,
     ask,
@@ -112,6 +116,60 @@ async def test_the_tokens_of_an_answer_and_their_numbers() -> None:
         await until(pilot, lambda: "token 2 of 2" in screen_text(app))
         await pilot.press("escape")
         assert not isinstance(app.screen, TokenView)
+
+
+async def test_numbers_are_there_after_the_engine_has_gone() -> None:
+    model = FakeModel(["one", " two", EngineLost("the engine was killed")])
+    async with make_app(model).run_test(size=(100, 40)) as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await pilot.press("tab", "t")
+        await until(pilot, lambda: "token 2 of 2" in screen_text(app))
+
+
+async def test_an_answer_has_its_own_numbers_and_no_others(tmp_path: Path) -> None:
+    """Turns of other conversations, and of deleted messages, have the same numbers."""
+    model = FakeModel(["a", "b", "c"], ["d", "e"], ["f"])
+    async with make_app(model, store=tmp_path / "s.db").run_test(size=(100, 40)) as pilot:
+        app = await ask(pilot, "first")
+        (answer,) = app.answering.tokens
+        await app.shown.remove(answer - 1)
+        await ask(pilot, "second")
+        assert [token.text for token in app.panels.numbers(answer)] == ["d", "e"]
+        await pilot.press("ctrl+n")
+        assert app.panels.numbers(answer) == []
+        await ask(pilot, "third")
+        assert [token.text for token in app.panels.numbers(answer)] == ["f"]
+        await app.open_session(1)
+        assert answers(app) == ["de"]
+        assert app.panels.numbers(answer) == []
+
+
+async def test_each_answer_is_beside_its_own_prompt() -> None:
+    async with make_app(FakeModel(["a"] * 3, ["b"] * 3)).run_test(size=(100, 40)) as pilot:
+        app = await ask(pilot, "one two")
+        await ask(pilot, "three")
+        first, second = app.answering.tokens
+        assert app.panels._prompts == {first: {0: 3}, second: {0: 3 + 4 + 2}}
+
+
+@pytest.mark.parametrize("size", [(40, 12), (40, 18), (80, 20), (80, 24), (120, 40)], ids=str)
+async def test_both_panels_leave_room_for_the_conversation(size: tuple[int, int]) -> None:
+    model = FakeModel(["a"] * 30)
+    model.info = dataclasses.replace(model.info, spec=dataclasses.replace(SPEC, n_layers=32))
+    async with make_app(model).run_test(size=size) as pilot:
+        app = await ask(pilot, "go")
+        await pilot.press("f2")
+        alone = app.panels.io.size.height
+        await pilot.press("f3")
+        await until(pilot, lambda: "DRAM" in screen_text(app) and app.panels.map.size.height < 20)
+        await pilot.pause()
+        assert app.shown.transcript.size.height >= 3
+        assert "used" in screen_text(app)
+        assert "flash" in screen_text(app)
+        await pilot.press("f3")
+        assert app.panels.io.size.height == alone
 
 
 class NoModels:

@@ -116,17 +116,30 @@ def test_a_profile_of_direct_reads_says_nothing_of_the_page_cache() -> None:
 
 def test_with_an_answers_first_token_its_prompt_was_read() -> None:
     tokens = [FakeToken("a", cost(wall_ns=5_000 * MS)), FakeToken("b", cost())]
-    first, second = answer_numbers(tokens, RATES, plan(), prompt_tokens=10)
+    first, second = answer_numbers(tokens, RATES, plan(), {0: 10})
     assert (first.prompt, first.bound_ns, first.text) == (True, None, "a")
     assert second == TokenNumbers.of(
         cost(), RATES, plan(), text="b", index=1, prompt=False, context_tokens=11
     )
-    assert answer_numbers(tokens, RATES, plan(), 10, begin=1) == [second]
+    assert answer_numbers(tokens, RATES, plan(), {0: 10}, begin=1) == [second]
+
+
+def test_an_answer_that_goes_on_has_what_there_was_of_it_in_its_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = [FakeToken("", cost()) for _ in range(5)]
+    contexts: list[float] = []
+    monkeypatch.setattr(
+        DeviceRates, "bound", lambda *arguments: contexts.append(arguments[2].context_tokens)
+    )
+    numbers = answer_numbers(tokens, RATES, plan(), {0: 10, 3: 13})
+    assert [token.index for token in numbers if token.prompt] == [0, 3]
+    assert contexts == [11, 12, 14]
 
 
 def test_medians_are_over_decoded_tokens() -> None:
     costs = [cost(wall_ns=ms * MS, bytes_read=ms * 1000) for ms in (5000, 40, 60, 50)]
-    numbers = answer_numbers([FakeToken("", one) for one in costs], RATES, plan())
+    numbers = answer_numbers([FakeToken("", one) for one in costs], RATES, plan(), {0: 9})
     found = medians(numbers)
     assert (found["wall_ns"], found["bytes_read"], found["ffn"]) == (50 * MS, 50_000, 10 * MS)
     assert medians(numbers[:1]) == {}

@@ -33,6 +33,15 @@ def test_one_neuron_among_thousands_is_seen() -> None:
     assert np.count_nonzero(found.states) == 1
 
 
+def test_the_share_of_all_neurons_is_not_rounded_up() -> None:
+    # One of the 112 neurons of each block: of 255 that is between 2 and 3.
+    few = mask(256 * 112, *range(0, 256 * 112, 112))
+    found = NeuronMap.of([(few, few, mask(256 * 112))] * 2)
+    assert set(found.hit.flat) == {3}
+    assert found.totals == (1 / 112, 1 / 112, 0.0)
+    assert found.reduced(1, 10).totals == found.totals
+
+
 def test_blocks_of_unequal_size_cover_every_neuron() -> None:
     full = mask(10, *range(10))
     found = NeuronMap.of([(full, full, mask(10))], blocks_most=4)
