@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flashllm.sessions import SessionStore
+from flashllm.ui.saving import EVERY_SECONDS
 from tests.ui.test_terminal import WAIT_SECONDS, Terminal
 
 TIMES = 10
@@ -38,7 +39,7 @@ def test_ten_kills_lose_nothing_older_than_a_second(
         terminal.read_until(b"ready")
         begin = len(terminal.output)
         terminal.write(f"question{turn}\r".encode())
-        until = time.monotonic() + 1.2 + dice.random()
+        until = time.monotonic() + 1.1 + dice.random() * EVERY_SECONDS
         seen: list[tuple[float, int]] = []
         while time.monotonic() < until or len(seen) < 3:
             terminal.shows(b"never there", 0.02)
