@@ -84,11 +84,12 @@ async def test_no_map_is_made_while_nobody_looks() -> None:
         app = await ask(pilot, "go")
         assert model.maps_made == 0
         await pilot.press("f3")
-        await until(pilot, lambda: model.maps_made == 1)
+        await until(pilot, lambda: model.maps_made >= 1)
         assert app.query_one(NeuronMapView).display
+        looked = model.maps_made
         await ask(pilot, "more")
-        assert model.maps_made >= 2
         made = model.maps_made
+        assert made > looked
         await pilot.press("f3")
         await ask(pilot, "again")
         assert model.maps_made == made
