@@ -100,8 +100,6 @@ class Answering:
         self._turn, self._view = turn, view
         self._begun_characters = len(turn.text)
         self._ids_known = bool(turn.ids) or not turn.text
-        if not continues:  # a turn that was deleted may have had the same id
-            self.tokens.pop(turn.id, None)
         app.enter(Phase.READING)
         app.engine.ask(
             Request(

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from flashllm.conversation import Turn
 from flashllm.errors import EngineLost
 from flashllm.library import ModelChoice
+from flashllm.sessions import SessionStore
 from flashllm.ui.activity import Phase
 from flashllm.ui.convert_screen import ConvertScreen
 from flashllm.ui.io_lines import TOKENS
@@ -88,9 +90,9 @@ async def test_no_map_is_made_while_nobody_looks() -> None:
         assert app.query_one(NeuronMapView).display
         looked = model.maps_made
         await ask(pilot, "more")
-        made = model.maps_made
-        assert made > looked
+        assert model.maps_made > looked
         await pilot.press("f3")
+        made = model.maps_made
         await ask(pilot, "again")
         assert model.maps_made == made
 
@@ -130,21 +132,19 @@ async def test_numbers_are_there_after_the_engine_has_gone() -> None:
 
 
 async def test_an_answer_has_its_own_numbers_and_no_others(tmp_path: Path) -> None:
-    """Turns of other conversations, and of deleted messages, have the same numbers."""
-    model = FakeModel(["a", "b", "c"], ["d", "e"], ["f"])
+    """Turns of another conversation have the same ids."""
+    with SessionStore(tmp_path / "s.db") as store:
+        kept = store.create()
+        store.save_turn(kept, Turn(1, None, "user", "before"))
+        store.save_turn(kept, Turn(2, 1, "assistant", "an answer", finish_reason="stop"))
+        store.save_leaf(kept, 2)
+    model = FakeModel(["a", "b", "c"])
     async with make_app(model, store=tmp_path / "s.db").run_test(size=(100, 40)) as pilot:
         app = await ask(pilot, "first")
-        (answer,) = app.answering.tokens
-        await app.shown.remove(answer - 1)
-        await ask(pilot, "second")
-        assert [token.text for token in app.panels.numbers(answer)] == ["d", "e"]
-        await pilot.press("ctrl+n")
-        assert app.panels.numbers(answer) == []
-        await ask(pilot, "third")
-        assert [token.text for token in app.panels.numbers(answer)] == ["f"]
-        await app.open_session(1)
-        assert answers(app) == ["de"]
-        assert app.panels.numbers(answer) == []
+        assert [token.text for token in app.panels.numbers(2)] == ["a", "b", "c"]
+        await app.open_session(kept)
+        assert answers(app) == ["an answer"]
+        assert app.panels.numbers(2) == []
 
 
 async def test_each_answer_is_beside_its_own_prompt() -> None:
