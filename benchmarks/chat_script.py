@@ -63,7 +63,7 @@ def open_engine(*_: object) -> Any:
 def _watch(out: Path) -> None:
     from textual.widgets import Markdown
 
-    from flashllm.ui.turn_view import Answer
+    from flashllm.ui.answer_view import Answer
 
     finish = Answer.finish
 

@@ -26,15 +26,15 @@ _REMOTE = "flashllm.remote_engine"
 
 
 class EngineLauncher:
-    """Opens models, each in a process of its own; the first process is started at once.
+    """Opens models, each in a process of its own, which begins when it is asked for.
 
-    So it loads torch while the application loads and shows what it is made of.
+    Begun earlier, it would load torch beside the application's own start: of two processors the
+    first frame wants both, and came a fifth later.
     """
 
     def __init__(self, settings: EngineSettings, opener: str = OPENER) -> None:
         self._settings = settings
         self._opener = opener
-        self._ready: EngineProcess | None = EngineProcess(opener)
         self._opening: EngineProcess | None = None
         self._lock = threading.Lock()
 
@@ -44,8 +44,7 @@ class EngineLauncher:
         Raises what `engine.open_model` raises, and `EngineLost`.
         """
         with self._lock:
-            process, self._ready = self._ready or EngineProcess(self._opener), None
-            self._opening = process
+            process = self._opening = EngineProcess(self._opener)
         try:
             return open_in(process, replace(self._settings, path=path), on_opening)
         finally:
@@ -54,11 +53,9 @@ class EngineLauncher:
     def close(self) -> None:
         """Ends a process that has no model yet; who waits for one gets an `EngineLost`."""
         with self._lock:
-            processes = (self._ready, self._opening)
-            self._ready = None
-        for process in processes:
-            if process is not None:
-                process.close()
+            process = self._opening
+        if process is not None:
+            process.close()
 
 
 def open_in(

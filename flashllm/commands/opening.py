@@ -65,10 +65,7 @@ def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
 
 
 def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:
-    """What opens models in processes of their own, with the options of the command line.
-
-    The first process starts at once, and loads torch while the application loads.
-    """
+    """What opens models in processes of their own, with the options of the command line."""
     from flashllm.engine_launcher import EngineLauncher
     from flashllm.engine_messages import EngineSettings
 

@@ -10,12 +10,12 @@ from flashllm.errors import EngineLost, FlashllmError
 from flashllm.generation import Request, kept_numbers
 from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Phase
 from flashllm.ui.pace import Pace
-from flashllm.ui.turn_view import Answer
 
 if TYPE_CHECKING:
     from flashllm.conversation import Turn
     from flashllm.engine_protocol import EngineToken
     from flashllm.ui import messages
+    from flashllm.ui.answer_view import Answer
     from flashllm.ui.app import ChatApp
 
 SOON_SECONDS = 0.01
@@ -81,8 +81,7 @@ class Answering:
         self._before, self._asked = None, None
         shown = self._app.shown
         shown.writing, turn.finish_reason = turn.id, None
-        view = shown.transcript.view(turn.id)
-        assert isinstance(view, Answer)
+        view = shown.answer(turn.id)
         view.show_note(shown.note(turn))
         shown.transcript.anchor()
         self._start(turn, view, continues=True)
@@ -91,8 +90,7 @@ class Answering:
         shown = self._app.shown
         shown.writing = turn.id
         await shown.add(*before, turn)
-        view = shown.transcript.view(turn.id)
-        assert isinstance(view, Answer)
+        view = shown.answer(turn.id)
         self._start(turn, view)
 
     def _start(self, turn: Turn, view: Answer, *, continues: bool = False) -> None:

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.message import Message
-from textual.widgets import Footer, Markdown, Static
+from textual.widgets import Footer, Static
 
 from flashllm.conversation import Conversation
 from flashllm.errors import FlashllmError
@@ -42,6 +42,8 @@ from flashllm.ui.turn_actions import TurnActions
 from flashllm.ui.turn_view import Notice
 
 if TYPE_CHECKING:
+    from textual.widgets import Markdown
+
     from flashllm.engine_protocol import Engine, EngineToken
     from flashllm.sampling import Sampling
     from flashllm.ui.picker import Models
@@ -150,6 +152,7 @@ class ChatApp(Actions):
         if self._session is not None:
             await self.open_session(self._session)
         self.open_model(self.choice)
+        self.call_after_refresh(self.shown.load_answers)
 
     # What the user does
 
@@ -286,8 +289,7 @@ class ChatApp(Actions):
         """All is well again."""
         await self.tell("The conversation is saved again.")
 
-    @on(Markdown.LinkClicked)
-    def show_link(self, event: Markdown.LinkClicked) -> None:
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         """Links are shown and never opened: a model may have made them up."""
         self.show_hint(f"not opened: {sanitize_line(event.href)}")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flashllm.conversation import BROKEN_OFF
-from flashllm.ui.turn_view import Answer, Question, TurnView
+from flashllm.ui.turn_view import Question, TurnView
 
 if TYPE_CHECKING:
     from flashllm.conversation import Conversation, Turn
+    from flashllm.ui.answer_view import Answer
     from flashllm.ui.saving import Saving
     from flashllm.ui.transcript import Transcript
 
@@ -32,11 +33,27 @@ class Shown:
         """The answer that is being written."""
         self.transcript: Transcript
 
+    def load_answers(self) -> None:
+        """Loads what the first answer needs: not for the first frame, and not when it is asked."""
+        from flashllm.ui.answer_markdown import make_parser
+
+        make_parser()
+
     def make_view(self, turn_id: int) -> TurnView:
         """The widget of a turn."""
+        from flashllm.ui.answer_view import Answer
+
         turn = self.conversation.turns[turn_id]
         kind = Question if turn.role == "user" else Answer
         return kind(turn.text, turn.id, self.note(turn))
+
+    def answer(self, turn_id: int) -> Answer:
+        """The widget of an answer that is shown."""
+        from flashllm.ui.answer_view import Answer
+
+        view = self.transcript.view(turn_id)
+        assert isinstance(view, Answer)
+        return view
 
     def note(self, turn: Turn) -> str:
         """What stands below a turn: which of its versions it is, and how it ended."""
@@ -61,7 +78,7 @@ class Shown:
         if any(len(self.conversation.siblings(turn.id)) > 1 for turn in turns):
             await self.refresh()
         else:
-            await self.transcript.add(*(self.make_view(turn.id) for turn in turns))  # type: ignore[arg-type]
+            await self.transcript.add(*(self.make_view(turn.id) for turn in turns))
         self.saving.leaf(self.conversation)
 
     async def refresh(self) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
-from flashllm.ui.answer_markdown import AnswerMarkdown
 from flashllm.ui.bindings import TRANSCRIPT_BINDINGS
-from flashllm.ui.turn_view import Answer, Notice, Question, TurnView
+from flashllm.ui.turn_view import Notice, TurnView
+
+if TYPE_CHECKING:
+    from flashllm.ui.answer_markdown import AnswerMarkdown
 
 MOUNTED_AT_ONCE = 20
 """Turns of a long conversation that are made into widgets: the last ones, older ones on demand."""
@@ -45,7 +47,7 @@ class Transcript(VerticalScroll):
         """Of one turn, if it is there."""
         return next((view for view in self.views() if view.turn_id == turn_id), None)
 
-    async def add(self, *widgets: Question | Answer | Notice) -> None:
+    async def add(self, *widgets: TurnView | Notice) -> None:
         """Appends, and goes to the end."""
         await self.mount_all(widgets)
         self.anchor()
@@ -109,13 +111,12 @@ class Transcript(VerticalScroll):
         # so that not every line that is scrolled costs a layout.
         height, top = self.size.height, int(self.scroll_y)
         half = height // 2
-        for answer in self.children:
-            if isinstance(answer, Answer):
-                begin = top - answer.virtual_region.y
-                answer.lay_out(
-                    range(begin - half, begin + height + half),
-                    range(begin - height, begin + 2 * height),
-                )
+        for view in self.views():
+            begin = top - view.virtual_region.y
+            view.lay_out(
+                range(begin - half, begin + height + half),
+                range(begin - height, begin + 2 * height),
+            )
 
     def _index(self) -> int:
         # Past the end where nothing is selected, so that the first step back takes the last one.

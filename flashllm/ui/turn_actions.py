@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from flashllm.conversation import can_go_on
 from flashllm.sanitize import sanitize, sanitize_line
-from flashllm.ui.answer_markdown import make_parser
 from flashllm.ui.confirm import ConfirmScreen
 
 if TYPE_CHECKING:
@@ -136,6 +135,8 @@ class TurnActions:
 
 def code_blocks(markdown: str) -> list[str]:
     """The code in a text, block by block."""
+    from flashllm.ui.answer_markdown import make_parser
+
     kinds = ("fence", "code_block")
     return [token.content for token in make_parser().parse(markdown) if token.type in kinds]
 

@@ -10,11 +10,11 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from flashllm.ui.activity import Phase
+from flashllm.ui.answer_view import Answer
 from flashllm.ui.app import ChatApp
 from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.status import StatusLine
-from flashllm.ui.turn_view import Answer
 from tests.ui.fake_engine import FakeModel
 
 WAIT_SECONDS = 30.0

@@ -13,12 +13,13 @@ from textual.widgets import Markdown, Static
 
 from flashllm.errors import MemoryCeilingTooSmall, ReadFailed, UsageError
 from flashllm.ui.activity import Phase
+from flashllm.ui.answer_view import Answer
 from flashllm.ui.app import ChatApp
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.transcript import Transcript
-from flashllm.ui.turn_view import Answer, Notice, Question
+from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import (
     WAIT_SECONDS,
     answers,

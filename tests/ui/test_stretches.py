@@ -10,8 +10,8 @@ from textual.app import App, ComposeResult
 from textual.widgets import Label
 
 from flashllm.ui.answer_markdown import CodeBlock, make_parser
+from flashllm.ui.answer_view import Answer
 from flashllm.ui.stretches import Stretches
-from flashllm.ui.turn_view import Answer
 from tests.ui.chat_pilot import screen_text, until
 
 TEXT = """\

@@ -11,11 +11,12 @@ from textual.pilot import Pilot
 
 from flashllm.errors import ReadFailed
 from flashllm.ui.activity import Phase
+from flashllm.ui.answer_view import Answer
 from flashllm.ui.app import ChatApp
 from flashllm.ui.confirm import ConfirmScreen
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.transcript import MOUNTED_AT_ONCE, Transcript
-from flashllm.ui.turn_view import Answer, Notice, Question
+from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import (
     answers,
     ask,

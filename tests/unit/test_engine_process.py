@@ -320,8 +320,6 @@ def test_closing_ends_a_child_that_is_stopped_or_hangs() -> None:
 
 def test_an_opening_can_be_given_up_at_once() -> None:
     launcher = EngineLauncher(EngineSettings(), OPENER)
-    process = launcher._ready
-    assert process is not None
     failed: list[BaseException] = []
     began = threading.Event()
 
@@ -336,26 +334,19 @@ def test_an_opening_can_be_given_up_at_once() -> None:
     thread.start()
     began.wait(WAIT_SECONDS)
     until(lambda: launcher._opening is not None)
+    process = launcher._opening
+    assert process is not None
     launcher.close()
     thread.join(WAIT_SECONDS)
     assert len(failed) == 1
     assert process._child.returncode == 0
 
 
-def test_a_launcher_has_its_first_process_before_it_is_asked_and_ends_it() -> None:
+def test_each_model_has_a_process_of_its_own() -> None:
     launcher = EngineLauncher(EngineSettings(memory=7), OPENER)
-    ready = launcher._ready
-    assert ready is not None
-    with launcher.open("plain") as engine:
-        assert pid_of(engine) == ready.pid
-    with launcher.open("killed") as engine:
-        assert pid_of(engine) != ready.pid
+    with launcher.open("plain") as engine, launcher.open("plain") as other:
+        assert pid_of(engine) != pid_of(other)
     launcher.close()
-    unused = EngineLauncher(EngineSettings(), OPENER)
-    process = unused._ready
-    assert process is not None
-    unused.close()
-    assert process._child.returncode is not None
 
 
 PARENT = f"""
