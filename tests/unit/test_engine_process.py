@@ -284,7 +284,7 @@ def test_without_memory_for_a_process_that_is_said(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(subprocess, "Popen", refused)
     with pytest.raises(EngineLost, match=r"cannot be started \(Cannot allocate memory\)"):
-        EngineLauncher(EngineSettings(), OPENER)
+        EngineLauncher(EngineSettings(), OPENER).open("plain")
 
 
 def test_an_engine_that_cannot_be_loaded_says_so() -> None:
