@@ -202,3 +202,13 @@ def test_a_conversation_comes_back_from_its_turns() -> None:
     assert sent(again) == ["a", "b", "c"]
     assert again.system == "s"
     assert again.ask("d").id == 5
+
+
+def test_of_questions_without_an_answer_the_last_one_is_sent() -> None:
+    conversation = talk("a", "b")
+    conversation.ask("left behind")
+    conversation.ask("left behind too")
+    conversation.ask("c")
+    assert sent(conversation) == ["a", "b", "c"]
+    conversation.begin_answer()
+    assert sent(conversation) == ["a", "b", "c"]
