@@ -63,7 +63,8 @@ class RestoringApp(App[None]):
         loop = asyncio.get_running_loop()
 
         def leave(number: int, _frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self.exit, None, 128 + number)
+            with contextlib.suppress(RuntimeError):  # it is left already, and being saved
+                loop.call_soon_threadsafe(self.exit, None, 128 + number)
             # A terminal that has gone takes no more output, and writing to it may wait for ever.
             last_resort = threading.Timer(2 * CLOSE_SECONDS, os._exit, [128 + number])
             last_resort.daemon = True
@@ -94,10 +95,10 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
     threading.excepthook = _log_thread
     app.run(inline=inline, inline_no_clear=inline)
     code = app.return_code or 0
-    app.saving.close(CLOSE_SECONDS)
+    saved = app.saving.close(CLOSE_SECONDS)
     app.conversions.close(CONVERSION_SECONDS)
     closed = app.engine.close(CLOSE_SECONDS)
-    _say_where(app, log_file)
+    _say_where(app, saved, log_file)
     if not closed:
         # Opening, or a read that hangs: nothing that has to be saved is at stake.
         with contextlib.suppress(OSError):
@@ -106,12 +107,14 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
     return code
 
 
-def _say_where(app: ChatApp, log_file: Path | None) -> None:
+def _say_where(app: ChatApp, saved: bool, log_file: Path | None) -> None:
     from flashllm.ui.answering import explain
 
     lines = []
     if app.broke_off is not None:
         lines.append(f"the chat broke off: {explain(app.broke_off)}")
+    if not saved:
+        lines.append("what was said last could not be saved")
     if app.session_id is not None:
         lines.append(
             f"session {app.session_id} is kept; `flashllm chat --session {app.session_id}` goes on"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from textual import events
@@ -173,3 +177,31 @@ async def test_keys_typed_fast_stay_in_order() -> None:
         await until(pilot, lambda: "c" in app.prompt.text)
         await asyncio.sleep(0.05)
         assert app.prompt.text == "ac"
+
+
+def test_what_could_not_be_saved_is_said_at_the_end(home: Path) -> None:
+    (home / "sessions.db").write_bytes(b"this is no database" * 1000)
+    terminal = Terminal(["fine"], "chat", "m")
+    terminal.read_until(b"ready")
+    terminal.write(b"hello\r")
+    terminal.read_until(b"not being saved")
+    terminal.write(b"\x11")
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+    assert "flashllm: what was said last could not be saved" in after(output)
+    assert "is kept" not in after(output)
+
+
+async def test_a_signal_after_the_end_interrupts_no_saving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handlers: dict[int, Any] = {}
+    ended = asyncio.new_event_loop()
+    ended.close()
+    app = make_app(FakeModel(["x"]))
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: ended)
+    monkeypatch.setattr(threading, "Timer", lambda *_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(type(app), "is_headless", False)
+    app.leave_on_signals()
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
