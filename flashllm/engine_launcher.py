@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flashllm import engine_messages as messages
 from flashllm.engine_messages import EngineSettings
-from flashllm.engine_process import OPENER, EngineProcess, error_of
+from flashllm.engine_process import OPENER, EngineProcess, OnLost, error_of
 from flashllm.resident_memory import rss_bytes
 
 if TYPE_CHECKING:
@@ -38,17 +38,26 @@ class EngineLauncher:
         self._opening: EngineProcess | None = None
         self._lock = threading.Lock()
 
-    def open(self, path: str | None, on_opening: OnOpening | None = None) -> RemoteEngine:
+    def open(
+        self,
+        path: str | None,
+        on_opening: OnOpening | None = None,
+        on_lost: OnLost | None = None,
+    ) -> RemoteEngine:
         """Opens the model in a directory, None being the demo, as the settings say otherwise.
 
+        `on_lost` gets the `EngineLost` of an engine that ends later, unless it is closed.
         Raises what `engine.open_model` raises, and `EngineLost`.
         """
         with self._lock:
             process = self._opening = EngineProcess(self._opener)
         try:
-            return open_in(process, replace(self._settings, path=path), on_opening)
+            engine = open_in(process, replace(self._settings, path=path), on_opening)
         finally:
             self._opening = None
+        if on_lost is not None:
+            process.watch(on_lost)
+        return engine
 
     def close(self) -> None:
         """Ends a process that has no model yet; who waits for one gets an `EngineLost`."""

@@ -35,6 +35,7 @@ _CHILD += "main(sys.argv[1:3])"
 _log = logging.getLogger("flashllm.engine")
 _log.addHandler(logging.NullHandler())  # else, without a log, it would write to the terminal
 Listener = Callable[[object], None]
+OnLost = Callable[[EngineLost], None]
 
 
 class EngineProcess:
@@ -52,6 +53,7 @@ class EngineProcess:
         self._opening: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._listeners: dict[int, Listener] = {messages.OPENING: self._opening.put}
         self._lost: EngineLost | None = None
+        self._on_lost: OnLost | None = None
         self._closed = False
         self._channel = Channel(ours, self._hear, self._lose)
         self._channel.start()
@@ -84,6 +86,13 @@ class EngineProcess:
     def tell(self, message: object) -> None:
         """Sends what nobody waits for; nothing happens where the child is gone."""
         self._channel.send(message)
+
+    def watch(self, on_lost: OnLost) -> None:
+        """Tells of a child that ends and was not closed, from any thread."""
+        with self._lock:
+            self._on_lost, lost = on_lost, self._lost
+        if lost is not None and not self._closed:
+            on_lost(lost)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Ends the child; kills it after so long. From any thread, oftener than once."""
@@ -122,10 +131,13 @@ class EngineProcess:
             self._lost = lost
             listeners = list(self._listeners.values())
             self._listeners.clear()
+            on_lost = None if self._closed else self._on_lost
         self._channel.close()
         self._connection.close()
         for listener in listeners:
             listener(lost)
+        if on_lost is not None:
+            on_lost(lost)
 
     def _keep_log(self) -> None:
         assert self._child.stderr is not None

@@ -37,16 +37,16 @@ def chat(arguments: argparse.Namespace) -> int:
     start_log(paths.log_file())
     launcher = opening.start_launcher(arguments)
     with collecting_nothing():
+        from flashllm.library import ModelChoice
         from flashllm.ui.activity import Phase
         from flashllm.ui.app import ChatApp
-        from flashllm.ui.model_choice import ModelChoice
         from flashllm.ui.run_app import look_around, run_app
 
         keymap = look_around(arguments.settings)
 
     def open_engine(choice: ModelChoice) -> Engine:
         path = None if choice.path is None else str(choice.path)
-        return launcher.open(path, app.engine.tell_opening)
+        return launcher.open(path, app.engine.tell_opening, app.engine.tell_lost)
 
     def library() -> Library:
         from flashllm.engine_launcher import GROWTH_BYTES

@@ -11,6 +11,7 @@ from textual.app import SuspendNotSupported
 from textual.command import CommandPalette
 
 from flashllm.errors import UsageError
+from flashllm.library import ModelChoice
 from flashllm.library.job import Conversions
 from flashllm.sanitize import sanitize_line
 from flashllm.ui.activity import Phase
@@ -18,7 +19,6 @@ from flashllm.ui.bindings import APP_BINDINGS
 from flashllm.ui.editor import edited
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.keys import bindings_in, give_way, reworded, with_keys
-from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.palette import CommandPaletteProvider
 from flashllm.ui.run_app import RestoringApp
 from flashllm.ui.token_view import TokenView
@@ -44,7 +44,6 @@ class Actions(RestoringApp):
     activity: Activity
     answering: Answering
     choice: ModelChoice
-    editing: int | None
     conversions: Conversions
     engine: EngineThread
     library: Callable[[], Models] | None
@@ -57,25 +56,22 @@ class Actions(RestoringApp):
     slash: SlashActions
     turns: TurnActions
 
-    async def tell(self, text: str, kind: str = "info", *, above_answer: bool = False) -> None:
-        """A remark in the transcript."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def show_hint(self, text: str) -> None:
-        """A remark on the status line, for a while."""
-        raise NotImplementedError
+        async def tell(self, text: str, kind: str = "info", *, above_answer: bool = False) -> None:
+            """A remark in the transcript."""
 
-    def open_model(self, choice: ModelChoice) -> None:
-        """Closes the model that is open, and opens this one."""
-        raise NotImplementedError
+        def show_hint(self, text: str) -> None:
+            """A remark on the status line, for a while."""
 
-    async def begin_conversation(self) -> None:
-        """A new conversation; the one before is kept."""
-        raise NotImplementedError
+        def open_model(self, choice: ModelChoice) -> None:
+            """Closes the model that is open, and opens this one."""
 
-    def stop(self) -> None:
-        """Stops the answer, or what else waits or is begun."""
-        raise NotImplementedError
+        async def begin_conversation(self) -> None:
+            """A new conversation; the one before is kept."""
+
+        def stop(self) -> None:
+            """Stops the answer, or what else waits or is begun."""
 
     def take_keys(self) -> None:
         """Gives actions the keys of the configuration, before the text's own ones."""
@@ -267,7 +263,7 @@ class Actions(RestoringApp):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Keys that would do nothing now are not shown."""
         if action == "stop":
-            waits = self.activity.send_when_open or self.editing is not None
+            waits = self.activity.send_when_open or self.turns.editing is not None
             return self.activity.is_answering or waits
         if action == "reopen":
             return self.activity.phase is Phase.CLOSED

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flashllm.flash.plan import Plan
 
 HINT_SECONDS = 3.0
+OPENING_HINT = "the model is being opened"
 CLOSED_HINT = "there is no model; Ctrl+R tries again"
 BUSY_HINT = "an answer is on its way; Esc stops it"
 

@@ -28,6 +28,8 @@ from textual.widgets._markdown import (
 )
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
+from flashllm.sanitize import sanitize
+
 if TYPE_CHECKING:
     from textual.css.styles import RulesMap
     from textual.widgets._markdown import MarkdownList as _List
@@ -47,6 +49,7 @@ def make_parser() -> MarkdownIt:
     """
     parser = MarkdownIt("gfm-like", {"html": False, "linkify": False})
     parser.core.ruler.push("keep_line_ends", _keep_line_ends)
+    parser.core.ruler.push("make_harmless", _make_harmless)
     return parser
 
 
@@ -55,6 +58,13 @@ def _keep_line_ends(state: StateCore) -> None:
         for child in token.children or ():
             if child.type == "softbreak":
                 child.type = "hardbreak"
+
+
+def _make_harmless(state: StateCore) -> None:
+    # What is spelled out, such as `&#x202e;`, is a character only now.
+    for token in state.tokens:
+        for child in token.children or ():
+            child.content = sanitize(child.content)
 
 
 class Paragraph(MarkdownParagraph):

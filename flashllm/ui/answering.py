@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flashllm.conversation import BROKEN_OFF
 from flashllm.errors import EngineLost, FlashllmError
 from flashllm.generation import Request, kept_numbers
-from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, Phase
+from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, OPENING_HINT, Phase
 from flashllm.ui.pace import Pace
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flashllm.ui.app import ChatApp
 
 SOON_SECONDS = 0.01
+EMPTY_HINT = "the model ended its answer before its first word"
 TOKENS_KEPT = 4_000
 """Tokens whose numbers can be looked at; those of the oldest answers go first."""
 
@@ -57,6 +58,8 @@ class Answering:
         phase = self._app.activity.phase
         if phase is Phase.READY:
             return ""
+        if phase is Phase.OPENING:
+            return OPENING_HINT
         return BUSY_HINT if self._app.activity.is_answering else CLOSED_HINT
 
     async def ask(self, text: str, edited: int | None = None) -> None:
@@ -88,6 +91,7 @@ class Answering:
 
     async def _begin(self, turn: Turn, *before: Turn) -> None:
         shown = self._app.shown
+        self._app.enter(Phase.READING)  # at once: the palette and keys do not wait for each other
         shown.writing = turn.id
         await shown.add(*before, turn)
         view = shown.answer(turn.id)
@@ -106,8 +110,7 @@ class Answering:
                 conversation.known(),
                 app.max_tokens,
                 app.sampling,
-                app.stops,
-                continues,
+                continues=continues,
             )
         )
 
@@ -177,6 +180,8 @@ class Answering:
             view.show_note(shown.note(turn))
         else:
             await self._take_back(turn)
+            if reason not in ("cancelled", BROKEN_OFF):
+                app.show_hint(EMPTY_HINT)
         app.check_context()
 
     async def _take_back(self, turn: Turn) -> None:
@@ -185,13 +190,12 @@ class Answering:
         if asked is None:
             await shown.remove(turn.id, self._before)
         elif app.prompt.text:
-            turn.finish_reason = "cancelled"
             await shown.remove(turn.id)
         else:
             await shown.remove(asked.id, self._before)
             app.prompt.put_text(asked.text)
             if self._before is not None:
-                app.begin_edit(self._before, asked.text)
+                app.turns.begin_edit(self._before, asked.text)
 
     def _keep(self, turn: Turn, tokens: Sequence[EngineToken]) -> None:
         self.tokens[turn.id] = kept = self.tokens.pop(turn.id, [])

@@ -16,6 +16,7 @@ from textual.widgets import Footer, Static
 
 from flashllm.conversation import Conversation
 from flashllm.errors import FlashllmError
+from flashllm.library import ModelChoice
 from flashllm.library.conversion_words import job_words
 from flashllm.library.job import Conversions
 from flashllm.sanitize import sanitize_line
@@ -30,7 +31,6 @@ from flashllm.ui.completion import Suggestions
 from flashllm.ui.context_meter import TELLS_AT, ContextMeter, Fill
 from flashllm.ui.engine_thread import EngineThread
 from flashllm.ui.history import InputHistory
-from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.panels import Panels
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.saving import Saving
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from flashllm.ui.picker import Models
 
 TICK_SECONDS = 0.5
-EDITING = "another version of an earlier message; Esc: leave it as it was"
 
 
 class ChatApp(Actions):
@@ -75,7 +74,6 @@ class ChatApp(Actions):
         library: Callable[[], Models] | None = None,
         settings: ChatSettings | None = None,
         sampling: Sampling | None = None,
-        stops: tuple[str, ...] = (),
         max_tokens: int = 512,
         system: str = "",
         name: str = "the model",
@@ -86,7 +84,7 @@ class ChatApp(Actions):
         super().__init__(ansi_color=themes.ansi_color())
         self.choice = choice or ModelChoice(name=name)
         self.settings = settings or ChatSettings()
-        self.sampling, self.stops, self.max_tokens = sampling, stops, max_tokens
+        self.sampling, self.max_tokens = sampling, max_tokens
         self.engine = EngineThread(open_engine, self._post)
         self.activity = Activity(sanitize_line(self.choice.name))
         self.saving = Saving(
@@ -111,9 +109,6 @@ class ChatApp(Actions):
         self.conversions.listen(
             lambda job: self._post(messages.Converting(job_words(job), job.status.is_over))
         )
-        self.editing: int | None = None
-        """The question of which another version is in the prompt."""
-        self._draft = ""
         self._session = session
         self._welcome = welcome
         self._told_full = False
@@ -163,6 +158,8 @@ class ChatApp(Actions):
         if not text:
             return
         if is_command(text):
+            # It is typed where no message is chosen, though a click may have left one behind.
+            self.shown.transcript.select(None)
             await self.slash.run(text)
         elif self.activity.phase is Phase.OPENING:
             self._wait_to_send(True)
@@ -170,9 +167,7 @@ class ChatApp(Actions):
             self.show_hint(hindrance)
         else:
             self.prompt.take()
-            edited_turn, self.editing = self.editing, None
-            self.prompt.border_title = None
-            await self.answering.ask(unescaped(text), edited_turn)
+            await self.answering.ask(unescaped(text), self.turns.end_edit())
 
     @on(Prompt.Changed)
     def follow_prompt(self) -> None:
@@ -187,20 +182,16 @@ class ChatApp(Actions):
         elif self.activity.is_answering:
             self.engine.stop()
             self.show_hint("stopping")
-        elif self.editing is not None:
-            self.editing = None
-            self.prompt.border_title = None
-            self.prompt.put_text(self._draft)
-            self.refresh_bindings()
+        else:
+            self.turns.end_edit()
 
     async def begin_conversation(self) -> None:
         """A new conversation; the one before is kept."""
         if self.activity.is_answering:
             self.show_hint(self.answering.hindrance())
             return
+        self._leave_conversation()
         await self.shown.begin()
-        self.answering.tokens.clear()
-        self.activity.forget()
         await self.tell(self._welcome)
         self.check_context()
         self.show_status()
@@ -236,9 +227,17 @@ class ChatApp(Actions):
     @on(messages.OpenFailed)
     async def show_open_failed(self, event: messages.OpenFailed) -> None:
         """The model is not there, and why."""
+        self.activity.send_when_open = False
         self.enter(Phase.CLOSED)
         text = f"{self.activity.model_name} cannot be opened: {explain(event.error)}"
         await self.tell(f"{text}\nCtrl+R tries again, Ctrl+Q leaves.", "error")
+
+    @on(messages.Lost)
+    async def show_lost_meanwhile(self, event: messages.Lost) -> None:
+        """The engine has gone; an answer that it was writing breaks off by itself."""
+        if self.activity.phase is Phase.READY:
+            self.show_lost()
+            await self.tell(explain(event.error), "error")
 
     @on(messages.Shortened)
     async def show_shortened(self, event: messages.Shortened) -> None:
@@ -337,16 +336,6 @@ class ChatApp(Actions):
             self._told_full = True
             self.run_worker(self.tell(fill.words()), exit_on_error=False)
 
-    def begin_edit(self, turn_id: int, text: str) -> None:
-        """Another version of a question is written; what was in the prompt comes back with Esc."""
-        if self.editing is None:
-            self._draft = self.prompt.whole_text if self.prompt.whole_text != text else ""
-        self.editing = turn_id
-        self.prompt.put_text(text)
-        self.prompt.border_title = EDITING
-        self.action_focus_prompt()
-        self.refresh_bindings()
-
     def open_model(self, choice: ModelChoice) -> None:
         """Closes the model that is open, and opens this one; the conversation stays."""
         if choice != self.choice:
@@ -369,11 +358,11 @@ class ChatApp(Actions):
             return
         try:
             await self.shown.restore(session_id)
-            self.answering.tokens.clear()
-            self.slash.adopt()
         except FlashllmError as error:
             await self.tell(explain(error), "error")
-        self.activity.forget()
+            return
+        self._leave_conversation()
+        self.slash.adopt()
         self.check_context()
         self.show_status()
 
@@ -382,6 +371,12 @@ class ChatApp(Actions):
         self.activity.enter(phase)
         self.refresh_bindings()
         self.show_status()
+
+    def _leave_conversation(self) -> None:
+        """Turns of another one have the same numbers, so nothing may be left of those before."""
+        self.turns.end_edit()
+        self.answering.tokens.clear()
+        self.activity.forget()
 
     def _meter(self, used: int) -> Fill:
         plan = self.activity.plan

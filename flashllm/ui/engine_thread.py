@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.generation import Request, start
+from flashllm.library import ModelChoice
 from flashllm.ui import messages
-from flashllm.ui.model_choice import ModelChoice
 
 if TYPE_CHECKING:
     from textual.message import Message as TextualMessage
@@ -41,6 +41,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._model: Engine | None = None
         self._stopping = threading.Event()
+        self._leaving = False
         self.abandon: Callable[[], None] | None = None
         """Ends an opening that is under way, where whoever opens models can do that."""
         self._lock = threading.Lock()
@@ -78,6 +79,7 @@ class EngineThread:
 
     def close(self, seconds: float) -> bool:
         """Stops and closes; False if that takes longer than one wants to wait."""
+        self._leaving = True
         self.stop()
         self._commands.put(None)
         if self.abandon is not None:
@@ -90,11 +92,12 @@ class EngineThread:
         """How far opening is; called by what opens the model."""
         self._post(messages.Opening(progress))
 
+    def tell_lost(self, error: BaseException) -> None:
+        """An engine has gone without being closed; called by what opens models."""
+        self._post(messages.Lost(error))
+
     def _run(self) -> None:
-        while True:
-            command = self._commands.get()
-            if command is None:
-                break
+        while (command := self._commands.get()) is not None and not self._leaving:
             if isinstance(command, ModelChoice):
                 self._open(command)
             else:
@@ -109,8 +112,8 @@ class EngineThread:
                 model.close()
 
     def _open(self, choice: ModelChoice) -> None:
-        self._close()
         try:
+            self._close()
             model = self._open_engine(choice)
             if model.tokenizer is None:
                 model.close()
@@ -130,10 +133,11 @@ class EngineThread:
             for token in generation:
                 self.prefill = generation.prefill
                 self._push(token)
+            reason, report = generation.finish_reason or "stop", generation.report()
         except BaseException as error:  # noqa: BLE001  shown in the application
             self._post(messages.Failed(error))
         else:
-            self._post(messages.Answered(generation.finish_reason or "stop", generation.report()))
+            self._post(messages.Answered(reason, report))
 
     def _start(self, request: Request) -> EngineGeneration:
         model = self._model

@@ -35,6 +35,14 @@ class OpenFailed(Message):
         self.error = error
 
 
+class Lost(Message):
+    """The engine has gone, without being closed."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
 class Shortened(Message):
     """The conversation outgrew the context; so many of its oldest messages are left out now."""
 
@@ -44,7 +52,7 @@ class Shortened(Message):
 
 
 class Prefilling(Message):
-    """So many tokens of the prompt have been read."""
+    """Of the tokens of the prompt that the context lacks, so many have been read."""
 
     def __init__(self, done: float, total: int) -> None:
         super().__init__()

@@ -48,9 +48,9 @@ class Prompt(TextArea):
         return text
 
     def put_text(self, text: str) -> None:
-        """Replaces everything; what is too long to be shown is held back."""
+        """Replaces everything, harmless; what is too long to be shown is held back."""
         self._held_back.clear()
-        self.load_text(self._shown(text))
+        self.load_text(self._shown(harmless(text)))
         self.move_cursor(self.document.end)
 
     def action_submit(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,8 +67,6 @@ class Saving:
             self._session = writer.create(
                 model=self.model, system=conversation.system, settings=self.settings
             )
-            for earlier in itertools.takewhile(lambda one: one is not turn, conversation.path()):
-                writer.save_turn(self._session, earlier)
         writer.save_turn(self._session, turn)
         self._saved_at = time.monotonic()
 

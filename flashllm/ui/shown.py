@@ -106,17 +106,16 @@ class Shown:
         """A new conversation, with the same system prompt."""
         self.conversation.clear()
         self.saving.forget()
-        await self.transcript.remove_children()
+        await self.transcript.empty()
         await self.refresh()
 
-    async def restore(self, session_id: int) -> str:
-        """Shows a conversation that was kept; returns its name. Errors: those of `SessionStore`."""
+    async def restore(self, session_id: int) -> None:
+        """Shows a conversation that was kept. Errors: those of `SessionStore`."""
         session = self.saving.load(session_id)
         self.conversation = session.conversation
         self.saving.settings = dict(session.settings)
         for turn in self.conversation.turns.values():
             if turn.role == "assistant" and turn.finish_reason is None:
                 turn.finish_reason = "cancelled"  # it was being written when the process ended
-        await self.transcript.remove_children()
+        await self.transcript.empty()
         await self.refresh()
-        return session.meta.name

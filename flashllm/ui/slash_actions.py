@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashllm.errors import FlashllmError, UsageError
+from flashllm.library import ModelChoice
 from flashllm.sampling import Sampling
 from flashllm.sanitize import sanitize_line
 from flashllm.sessions import Session, SessionStore, SessionSummary
 from flashllm.ui.commands_slash import Invocation, Suggestion, completed, parse, suggest
-from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.session_files import export_name, import_file, write_session
 from flashllm.ui.setting_values import ChatValues
 from flashllm.ui.themes import find_theme

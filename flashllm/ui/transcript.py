@@ -68,6 +68,11 @@ class Transcript(VerticalScroll):
             await self.mount_all([self._make(turn) for turn in turns[same:]])
         self.anchor()
 
+    async def empty(self) -> None:
+        """Everything goes, also what is not mounted yet."""
+        self._older = []
+        await self.remove_children()
+
     async def clear_notices(self) -> None:
         """Remarks go, the conversation stays."""
         await self.remove_children(Notice)
@@ -124,7 +129,7 @@ class Transcript(VerticalScroll):
         return ids.index(self.selected) if self.selected in ids else len(ids)
 
     async def _add_older(self) -> None:
-        if self._adding_older or not self._older:
+        if self._adding_older or not (self._older and self.children):
             return
         self._adding_older = True
         turns, first = self._older[-MOUNTED_AT_ONCE:], self.children[0]

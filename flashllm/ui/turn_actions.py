@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CLIPBOARD_BYTES_MAX = 70_000
 """Terminals ignore more than about 100 kB at once, base64 included."""
+EDITING = "another version of an earlier message; Esc: leave it as it was"
 
 
 class TurnActions:
@@ -24,6 +25,9 @@ class TurnActions:
 
     def __init__(self, app: ChatApp) -> None:
         self._app = app
+        self.editing: int | None = None
+        """The question of which another version is in the prompt."""
+        self._draft = ""
         self._copied = ""
         self._block: tuple[int, int] = (0, 0)
 
@@ -47,13 +51,33 @@ class TurnActions:
             return
         if turn.role == "assistant":
             turn = self._app.shown.conversation.turns[turn.parent or 0]
-        self._app.begin_edit(turn.id, turn.text)
+        self.begin_edit(turn.id, turn.text)
+
+    def begin_edit(self, turn_id: int, text: str) -> None:
+        """Another version of a question is written; what was in the prompt comes back after it."""
+        prompt = self._app.prompt
+        if self.editing is None:
+            self._draft = prompt.whole_text if prompt.whole_text != text else ""
+        self.editing = turn_id
+        prompt.put_text(text)
+        prompt.border_title = EDITING
+        self._app.action_focus_prompt()
+        self._app.refresh_bindings()
+
+    def end_edit(self) -> int | None:
+        """Which question was edited, if one was; the prompt holds again what it held before."""
+        turn_id, self.editing = self.editing, None
+        if turn_id is not None:
+            self._app.prompt.border_title = None
+            self._app.prompt.put_text(self._draft)
+            self._app.refresh_bindings()
+        return turn_id
 
     async def regenerate(self) -> None:
         """Answers the last question anew."""
         if self._app.shown.conversation.leaf is None:
             self._app.show_hint("there is no question yet")
-        elif not self._is_busy():
+        elif not self._is_hindered():
             await self._app.answering.regenerate()
 
     async def go_on(self) -> None:
@@ -62,7 +86,7 @@ class TurnActions:
         turn = self.chosen(0) if conversation.leaf is not None else None
         if turn is None or turn.id != conversation.leaf or not can_go_on(turn):
             self._app.show_hint("only a last answer that was stopped can go on")
-        elif not self._is_busy():
+        elif not self._is_hindered():
             await self._app.answering.go_on(turn)
 
     def delete(self, number: int) -> None:
@@ -72,8 +96,12 @@ class TurnActions:
             return
 
         async def delete(yes: bool | None) -> None:
-            if yes and turn.id in self._app.shown.conversation.turns:
+            # Meanwhile a question that waited for the model may have been sent.
+            turns = self._app.shown.conversation.turns
+            if yes and turn.id in turns and not self._is_busy():
                 await self._app.shown.remove(turn.id)
+                if self.editing not in turns:
+                    self.end_edit()
                 self._app.check_context()
 
         begin = sanitize_line(turn.text[:200])[:60]
@@ -127,7 +155,15 @@ class TurnActions:
             await shown.choose(siblings[place % len(siblings)])
             self._app.check_context()
 
+    def _is_hindered(self) -> bool:
+        """Whether nothing can be asked now, which is said then."""
+        hindrance = self._app.answering.hindrance()
+        if hindrance:
+            self._app.show_hint(hindrance)
+        return bool(hindrance)
+
     def _is_busy(self) -> bool:
+        """Whether an answer is being written, which is said then."""
         if self._app.activity.is_answering:
             self._app.show_hint(self._app.answering.hindrance())
         return self._app.activity.is_answering

@@ -9,10 +9,10 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from flashllm.library import ModelChoice
 from flashllm.ui.activity import Phase
 from flashllm.ui.answer_view import Answer
 from flashllm.ui.app import ChatApp
-from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.status import StatusLine
 from tests.ui.fake_engine import FakeModel

@@ -336,7 +336,9 @@ class FakeLauncher:
     def __init__(self, model: FakeModel | Exception) -> None:
         self._model = model
 
-    def open(self, path: str | None, on_opening: object = None) -> FakeModel:
+    def open(
+        self, path: str | None, on_opening: object = None, on_lost: object = None
+    ) -> FakeModel:
         if isinstance(self._model, Exception):
             raise self._model
         return self._model

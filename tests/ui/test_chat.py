@@ -11,12 +11,13 @@ import pytest
 from textual import events
 from textual.widgets import Markdown, Static
 
-from flashllm.errors import MemoryCeilingTooSmall, ReadFailed, UsageError
+from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, ReadFailed, UsageError
+from flashllm.library import ModelChoice
 from flashllm.ui.activity import Phase
 from flashllm.ui.answer_view import Answer
 from flashllm.ui.app import ChatApp
+from flashllm.ui.engine_thread import EngineThread
 from flashllm.ui.help import HelpScreen
-from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.transcript import Transcript
 from flashllm.ui.turn_view import Notice, Question
@@ -33,7 +34,7 @@ from tests.ui.chat_pilot import (
     texts,
     until,
 )
-from tests.ui.fake_engine import FakeModel, Prefill
+from tests.ui.fake_engine import FakeGeneration, FakeModel, Prefill
 
 
 async def test_a_question_is_sent_and_the_answer_streams() -> None:
@@ -202,6 +203,7 @@ async def test_what_is_sent_while_opening_is_answered_then() -> None:
     async with app.run_test() as pilot:
         await pilot.pause()
         await say(pilot, "early")
+        await until(pilot, lambda: app.activity.send_when_open)
         gate.set()
         await until(pilot, lambda: answers(app) == ["yes"])
         assert texts(app, Question) == ["early"]
@@ -304,7 +306,7 @@ async def test_links_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(app, "open_url", lambda url, **_: opened.append(url))
         await pilot.pause()
         await pilot.click(Markdown, offset=(3, 0))
-        await pilot.pause()
+        await until(pilot, lambda: "not opened: https://example.org" in status(app))
         assert opened == []
 
 
@@ -472,3 +474,72 @@ async def test_what_makes_it_slow_is_said() -> None:
         app = await ready(pilot)
         await until(pilot, lambda: any("page cache" in str(n.render()) for n in app.query(Notice)))
         assert not any("\x1b" in str(notice.render()) for notice in app.query(Notice))
+
+
+async def test_where_nothing_is_opened_nothing_waits_to_be_sent() -> None:
+    gate = threading.Event()
+
+    def open_engine(_choice: ModelChoice) -> Any:
+        gate.wait(WAIT_SECONDS)
+        raise ModelNotFound("gone")
+
+    app = ChatApp(open_engine)
+    async with app.run_test() as pilot:
+        await say(pilot, "early")
+        await until(pilot, lambda: app.activity.send_when_open)
+        gate.set()
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        assert not app.activity.send_when_open
+        assert not app.check_action("stop", ())
+        assert app.prompt.text == "early"
+
+
+async def test_a_report_that_cannot_be_had_is_an_error_and_the_chat_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: object) -> dict[str, Any]:
+        raise ZeroDivisionError("no tokens")
+
+    async with make_app(FakeModel(["half"], ["fine"])).run_test() as pilot:
+        await ready(pilot)
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeGeneration, "report", broken)
+            app = await ask(pilot, "first")
+        assert "unexpected: ZeroDivisionError: no tokens" in texts(app, Notice)
+        await ask(pilot, "second")
+        assert answers(app) == ["half", "fine"]
+
+
+async def test_an_answer_that_ends_before_its_first_word_is_said() -> None:
+    async with make_app(FakeModel([], ["\n\n"], ["fine"])).run_test() as pilot:
+        app = await ready(pilot)
+        for _ in range(2):
+            await ask(pilot, "anything?")
+            assert "ended its answer before its first word" in status(app)
+            assert app.prompt.text == "anything?"
+            assert app.conversation.turns == {}
+
+
+async def test_characters_that_markdown_spells_out_are_made_harmless_too() -> None:
+    async with make_app(FakeModel(["a&#x202e;b &#8238;c &#x2066;d &amp; e"])).run_test() as pilot:
+        app = await ask(pilot, "go")
+        await until(pilot, lambda: "ab c d & e" in screen_text(app))
+
+
+def test_no_model_is_opened_once_the_chat_is_left() -> None:
+    gate, opening, opened = threading.Event(), threading.Event(), []
+
+    def open_engine(choice: ModelChoice) -> Any:
+        opened.append(choice.name)
+        opening.set()
+        gate.wait(WAIT_SECONDS)
+        return FakeModel(["x"])
+
+    engine = EngineThread(open_engine, lambda _: None)
+    engine.open(ModelChoice(name="one"))
+    assert opening.wait(WAIT_SECONDS)
+    engine.open(ModelChoice(name="two"))
+    assert not engine.close(0.0)
+    gate.set()
+    assert engine.close(WAIT_SECONDS)
+    assert opened == ["one"]

@@ -10,10 +10,10 @@ from textual.pilot import Pilot
 
 from flashllm.engine_launcher import EngineLauncher
 from flashllm.engine_messages import EngineSettings
+from flashllm.library import ModelChoice
 from flashllm.remote_engine import RemoteEngine
 from flashllm.ui.activity import Phase
 from flashllm.ui.app import ChatApp
-from flashllm.ui.model_choice import ModelChoice
 from flashllm.ui.transcript import Notice
 from tests.ui.chat_pilot import WAIT_SECONDS, answers, ask, ready, say, texts, until
 from tests.unit.engine_openers import OPENER
@@ -29,7 +29,9 @@ class ProcessApp(ChatApp):
         self.entered: list[Phase] = []
 
         def open_engine(_choice: ModelChoice) -> RemoteEngine:
-            self.engines.append(self.launcher.open(path, self.engine.tell_opening))
+            self.engines.append(
+                self.launcher.open(path, self.engine.tell_opening, self.engine.tell_lost)
+            )
             return self.engines[-1]
 
         super().__init__(open_engine, **options)
@@ -73,3 +75,19 @@ async def test_an_engine_that_is_killed_is_an_error_and_can_be_opened_again() ->
         await ready(pilot)
     assert app.engine.close(WAIT_SECONDS)
     assert len(app_of(pilot).engines) == 2
+
+
+async def test_an_engine_that_is_killed_while_nothing_is_asked_is_noticed() -> None:
+    async with ProcessApp("plain").run_test() as pilot:
+        app = await ready(pilot)
+        os.kill(app_of(pilot).engines[0]._process.pid, signal.SIGKILL)
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        assert sum("was killed" in text for text in texts(app, Notice)) == 1
+        await pilot.press("ctrl+r")
+        await ready(pilot)
+        app.open_model(app.choice)  # the one that is closed for that is not lost
+        await until(pilot, lambda: len(app_of(pilot).engines) == 3)
+        await ready(pilot)
+        await ask(pilot, "ocean?")
+        assert sum("engine" in text for text in texts(app, Notice)) == 1
+    assert app.engine.close(WAIT_SECONDS)

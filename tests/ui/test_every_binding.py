@@ -217,7 +217,7 @@ async def with_a_message_selected(_: Path) -> set[str]:
         await walk.press("e")
         assert app.prompt.text == "first"
         await walk.press("escape")
-        assert app.editing is None
+        assert app.turns.editing is None
         await walk.press("shift+tab", "d")
         question = app.screen
         assert isinstance(question, ConfirmScreen)

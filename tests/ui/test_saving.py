@@ -141,3 +141,15 @@ async def test_a_conversation_that_is_not_there_is_said(tmp_path: Path) -> None:
         app = await ready(pilot)
         assert any("there is no conversation 7" in text for text in texts(app, Notice))
         await ask(pilot, "first")
+
+
+async def test_a_conversation_that_cannot_be_opened_leaves_the_one_that_is_shown(
+    tmp_path: Path,
+) -> None:
+    async with make_app(FakeModel(["one"]), store=tmp_path / "sessions.db").run_test() as pilot:
+        app = await ask(pilot, "first")
+        await pilot.press("tab", "e")
+        await app.open_session(7)
+        assert any("there is no conversation 7" in text for text in texts(app, Notice))
+        assert app.turns.editing == 1
+        assert len(app.panels.numbers(2)) == 1

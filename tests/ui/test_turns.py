@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import pytest
-from textual.pilot import Pilot
 
-from flashllm.errors import ReadFailed
+from flashllm.errors import ModelNotFound, ReadFailed
 from flashllm.ui.activity import Phase
 from flashllm.ui.answer_view import Answer
-from flashllm.ui.app import ChatApp
 from flashllm.ui.confirm import ConfirmScreen
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.transcript import MOUNTED_AT_ONCE, Transcript
 from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import (
+    WAIT_SECONDS,
     answers,
     ask,
     make_app,
@@ -36,15 +36,6 @@ def sent(model: FakeModel) -> list[list[str]]:
     """Contents of the messages of each conversation that was sent."""
     assert model.tokenizer is not None
     return [[message["content"] for message in one] for one in model.tokenizer.conversations]
-
-
-async def again(pilot: Pilot[None], *keys: str) -> ChatApp:
-    """Presses keys that make the engine answer, and waits for the end of it."""
-    app = cast("ChatApp", pilot.app)
-    before = app.conversation.leaf, len(answers(app)), app.engine
-    await pilot.press(*keys)
-    await until(pilot, lambda: app.activity.phase is not Phase.READY or before[0] is None)
-    return await ready(pilot)
 
 
 def gated(gate: threading.Event, *texts_: str) -> FakeModel:
@@ -114,7 +105,7 @@ async def test_an_edit_that_fails_shows_the_old_branch_again() -> None:
         await until(pilot, lambda: any("offset 1: gone" in text for text in texts(app, Notice)))
         assert answers(app) == ["one"]
         assert app.prompt.text == "first!"
-        assert app.editing == 1
+        assert app.turns.editing == 1
         assert len(app.conversation.turns) == 2
 
 
@@ -232,3 +223,158 @@ async def test_of_a_long_conversation_the_end_is_mounted_first() -> None:
             await pilot.pause()
         await until(pilot, lambda: len(transcript.views()) == 80)
         assert [view.turn_id for view in transcript.views()] == list(range(1, 81))
+
+
+async def test_an_edit_ends_with_its_conversation() -> None:
+    async with make_app(FakeModel(["one"], ["two"])).run_test() as pilot:
+        app = await ask(pilot, "first")
+        app.prompt.put_text("a draft")
+        await pilot.press("tab", "e", "x", "ctrl+n")
+        await until(pilot, lambda: texts(app, Question) == [])
+        assert app.turns.editing is None
+        assert app.prompt.border_title is None
+        assert app.prompt.text == "a draft"
+        await ask(pilot, "second")
+        assert [turn.text for turn in app.conversation.path()] == ["second", "two"]
+
+
+async def test_an_edit_ends_with_its_question() -> None:
+    async with make_app(FakeModel(["one"], ["two"])).run_test() as pilot:
+        app = await ask(pilot, "first")
+        await pilot.press("tab", "up", "e")
+        assert app.turns.editing == 1
+        await pilot.press("tab", "up", "d", "y")
+        await until(pilot, lambda: app.conversation.turns == {})
+        await until(pilot, lambda: app.turns.editing is None)
+        await pilot.press("escape")
+        await ask(pilot, "second")
+        assert [turn.text for turn in app.conversation.path()] == ["second", "two"]
+
+
+async def test_what_was_typed_before_an_edit_comes_back_when_it_is_sent() -> None:
+    async with make_app(FakeModel(["one"], ["two"])).run_test() as pilot:
+        app = await ask(pilot, "first")
+        app.prompt.put_text("a draft")
+        await pilot.press("tab", "e", "!", "enter")
+        await until(pilot, lambda: answers(app) == ["two"])
+        await ready(pilot)
+        assert texts(app, Question) == ["first!\n‹ 2/2 ›"]
+        assert app.prompt.text == "a draft"
+
+
+async def test_a_question_from_outside_is_edited_without_escape_sequences() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        app.conversation.ask("a\x1b]52;c;ZXZpbA==\x07b\u202ec")
+        await app.shown.refresh()
+        await pilot.press("tab", "e")
+        assert app.prompt.text == "abc"
+
+
+@pytest.mark.parametrize("key", ["r", "enter"])
+async def test_nothing_is_asked_of_a_model_that_is_not_open(key: str) -> None:
+    gate = threading.Event()
+    model = FakeModel(["begun", threading.Event()], ["never asked for"])
+
+    def fail_later(_choice: object) -> Any:
+        gate.wait(WAIT_SECONDS)
+        raise ModelNotFound("there is no model any more")
+
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: answers(app) == ["begun"])
+        await pilot.press("escape")
+        await ready(pilot)
+        app.engine._open_engine = fail_later
+        app.open_model(app.choice)
+        await pilot.press("tab", key)
+        assert "the model is being opened" in status(app)
+        assert app.activity.phase is Phase.OPENING
+        gate.set()
+        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await pilot.press(key)
+        assert "Ctrl+R tries again" in status(app)
+        assert app.activity.phase is Phase.CLOSED
+        assert len(app.conversation.turns) == 2
+        assert len(model.requests) == 1
+
+
+async def test_what_is_being_answered_by_now_is_not_deleted() -> None:
+    gate, more = threading.Event(), threading.Event()
+
+    def open_later(_choice: object) -> Any:
+        gate.wait(WAIT_SECONDS)
+        return FakeModel(["two", more, "."])
+
+    async with make_app(FakeModel(["one"])).run_test() as pilot:
+        app = await ask(pilot, "first")
+        app.engine._open_engine = open_later
+        app.open_model(app.choice)
+        await say(pilot, "second")
+        await until(pilot, lambda: app.activity.send_when_open)
+        await pilot.press("tab", "d")
+        assert isinstance(app.screen, ConfirmScreen)
+        gate.set()
+        await until(pilot, lambda: answers(app) == ["one", "two"])
+        await pilot.press("y")
+        await until(pilot, lambda: "an answer is on its way" in status(app))
+        more.set()
+        await ready(pilot)
+        assert answers(app) == ["one", "two."]
+
+
+async def test_a_long_conversation_is_left_for_another_one() -> None:
+    async with make_app(FakeModel(["fine"])).run_test() as pilot:
+        app = await ready(pilot)
+        for number in range(40):
+            app.conversation.ask(f"question {number}")
+            app.conversation.begin_answer().text = "line\n\n" * 9
+        await app.shown.refresh()
+        transcript = app.query_one(Transcript)
+        await until(pilot, lambda: transcript.scroll_y > 0)
+        await pilot.press("ctrl+n")
+        await ask(pilot, "another")
+        assert answers(app) == ["fine"]
+        assert len(transcript.views()) == 2
+
+
+async def test_a_command_that_is_typed_is_not_about_a_message_chosen_before() -> None:
+    async with make_app(FakeModel(["one"])).run_test() as pilot:
+        app = await ask(pilot, "a")
+        await pilot.click(Question)
+        await pilot.click(Prompt)
+        await say(pilot, "/copy")
+        await until(pilot, lambda: app.clipboard == "one")
+
+
+async def test_the_numbers_of_an_answer_that_goes_on_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flashllm.ui.answering.TOKENS_KEPT", 3)
+    model = FakeModel(["a", "b", threading.Event()], ["c"], ["d", "e"])
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: answers(app) == ["ab"])
+        await pilot.press("escape")
+        await ready(pilot)
+        await pilot.press("tab", "r")
+        await until(pilot, lambda: answers(app) == ["c"])
+        await ready(pilot)
+        await pilot.press("left", "enter")
+        await until(pilot, lambda: answers(app) == ["abde"])
+        await ready(pilot)
+        assert [token.text for token in app.panels.numbers(2)] == ["a", "b", "d", "e"]
+        assert app.panels.numbers(3) == []
+
+
+async def test_one_answer_is_asked_for_at_a_time() -> None:
+    model = FakeModel(["one"], ["two"], ["three"])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "a")
+        await asyncio.gather(app.turns.regenerate(), app.turns.regenerate())
+        await until(pilot, lambda: answers(app) == ["two"])
+        await ready(pilot)
+        assert len(app.conversation.turns) == 3
+        assert len(model.requests) == 2
