@@ -13,9 +13,8 @@ from flashllm.commands.options import CHAT_OPTIONS, MODEL_OPTIONS, SAMPLING_OPTI
 from flashllm.commands.output import Output, remark
 from flashllm.errors import CannotCreate, ConfigError, UsageError
 from flashllm.sanitize import sanitize_line
-from flashllm.settings import Settings
+from flashllm.settings import Settings, load_settings
 from flashllm.settings.defaults import default_config, to_toml
-from flashllm.settings.file import read_config
 from flashllm.settings.options import MODEL, OPTIONS, SESSION_OPTIONS, Option
 
 SHOW_EXAMPLES = """\
@@ -53,12 +52,16 @@ def show(arguments: argparse.Namespace) -> int:
     settings: Settings = arguments.settings
     output = Output()
     if arguments.json:
-        output.json({option.key: _as_json(settings, option) for option in OPTIONS})
+        keys = {
+            f"keys.{name}": {"value": said.value, "origin": "file", "place": said.place}
+            for name, said in settings.keys.items()
+        }
+        output.json({option.key: _as_json(settings, option) for option in OPTIONS} | keys)
         return 0
     rows = [(option.key, _shown(settings, option)) for option in OPTIONS]
     origins = [_origin(settings, option) for option in OPTIONS]
-    rows += [(f"keys.{name}", keys) for name, keys in settings.keys.items()]
-    origins += ["file" for _ in settings.keys]
+    rows += [(f"keys.{name}", said.value) for name, said in settings.keys.items()]
+    origins += [sanitize_line(f"file {said.place}") for said in settings.keys.values()]
     widths = [max(len(sanitize_line(row[column])) for row in rows) for column in (0, 1)]
     for (name, value), origin in zip(rows, origins, strict=True):
         line = f"{sanitize_line(name):<{widths[0]}}  {sanitize_line(value):<{widths[1]}}"
@@ -88,16 +91,26 @@ def edit(arguments: argparse.Namespace) -> int:  # noqa: ARG001
     """Opens config.toml in the user's editor, and checks it; returns the exit code."""
     file = paths.config_file()
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
-    if not file.exists():
+    if not os.path.exists(file):  # not by Path's, which raises where it cannot be looked at
         _create(file)
         remark(f"made {file}, with every setting as a remark")
     _run_editor(command, file)
     try:
-        config = read_config(file)
+        count = _check(file)
     except ConfigError as error:
         raise ConfigError(f"{error}\n`flashllm config edit` opens it again") from error
-    remark(f"{file} is in order: {len(config.values) + len(config.keys)} set")
+    remark(f"{file} is in order: {count} set")
     return 0
+
+
+def _check(file: Path) -> int:
+    """How much a file sets; `ConfigError` where that makes no sense, to the chat either."""
+    from flashllm.ui.run_app import check_settings  # with Textual, which knows themes and keys
+
+    settings = load_settings({}, file)
+    check_settings(settings)
+    values = [name for name in settings.settings if settings.origin(name) == "file"]
+    return len(values) + len(settings.keys)
 
 
 def _create(file: Path) -> None:

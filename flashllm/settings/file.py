@@ -19,7 +19,7 @@ SIZE_MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the file says of an option."""
+    """What the file says of an option, or of what has a key."""
 
     value: Any
     place: str
@@ -33,7 +33,7 @@ class ConfigFile:
     path: Path
     values: Mapping[str, Said] = field(default_factory=dict)
     """By the name of the option."""
-    keys: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Said] = field(default_factory=dict)
     """Keys of the chat, by the name of what they do."""
 
 
@@ -50,7 +50,7 @@ def read_config(path: Path) -> ConfigFile:
         place = f"{path}:{line}" if line else str(path)
         table, _, name = key.partition(".")
         if table == KEYS_TABLE and name:
-            keys[name] = _text_of_key(place, key, value)
+            keys[name] = Said(_text_of_key(place, key, value), place)
         elif key in options:
             values[options[key].name] = Said(_value(place, options[key], value), place)
         else:

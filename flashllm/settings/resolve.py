@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from flashllm import paths
 from flashllm.errors import UsageError
-from flashllm.settings.file import read_config
+from flashllm.settings.file import Said, read_config
 from flashllm.settings.options import CHAT_OPTIONS, OPTIONS, Option
 
 Origin = Literal["flag", "env", "file", "default"]
@@ -46,8 +46,8 @@ class Settings:
     file: Path
     """config.toml, which need not exist."""
     settings: Mapping[str, Setting]
-    keys: dict[str, str] = field(default_factory=dict)
-    """Keys of the chat, by the name of what they do: {"chat.stop": "ctrl+x"}."""
+    keys: Mapping[str, Said] = field(default_factory=dict)
+    """Keys of the chat, by the name of what they do; not yet known to make sense."""
 
     def value(self, name: str) -> Any:
         """The value of an option, by `Option.name`."""
@@ -92,7 +92,7 @@ def load_settings(
             settings[option.name] = Setting(said.value, "file", said.place)
         else:
             settings[option.name] = Setting(option.default, "default")
-    return Settings(config.path, settings, dict(config.keys))
+    return Settings(config.path, settings, config.keys)
 
 
 def _from_environment(option: Option, environment: Mapping[str, str]) -> Setting | None:

@@ -102,14 +102,36 @@ CONVERT_BINDINGS: list[BindingType] = [
     Binding("escape", "leave", "Close", id="convert.leave"),
 ]
 
+HELP_BINDINGS: list[BindingType] = [
+    Binding("escape,f1,enter,q", "dismiss", "Close", id="help.close"),
+]
+
+CONFIRM_BINDINGS: list[BindingType] = [
+    Binding("y", "answer(True)", "Yes", id="confirm.yes"),
+    Binding("n,escape", "answer(False)", "No", id="confirm.no"),
+    Binding("left,right", "app.focus_next", "Other", show=False, id="confirm.other"),
+]
+
+TOKEN_BINDINGS: list[BindingType] = [
+    Binding("left,h", "go(-1)", "Token before", id="tokens.previous"),
+    Binding("right,l", "go(1)", "Next token", id="tokens.next"),
+    # Before the text, which scrolls with these keys where it is longer than the screen.
+    Binding("home", "go(-1000000)", "First", show=False, priority=True, id="tokens.first"),
+    Binding("end", "go(1000000)", "Last", show=False, priority=True, id="tokens.last"),
+    Binding("escape,t,q", "dismiss", "Close", id="tokens.close"),
+]
+
 _FIRST = [binding for binding in bindings_in(APP_BINDINGS) if binding.priority]
 
 PLACES = (
     Place(bindings_in(APP_BINDINGS, PROMPT_BINDINGS), typed=True),
-    Place(bindings_in(TRANSCRIPT_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, TRANSCRIPT_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, SESSIONS_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, SETTINGS_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, PICKER_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, CONVERT_BINDINGS), typed=True),
+    Place(bindings_in(_FIRST, HELP_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, CONFIRM_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, TOKEN_BINDINGS), typed=False),
 )
 """Where keys are looked for together; in each one a key has one action."""

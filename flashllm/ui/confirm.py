@@ -6,22 +6,21 @@ from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from flashllm.sanitize import sanitize
+from flashllm.ui.bindings import CONFIRM_BINDINGS
+from flashllm.ui.keys import page_words
 
 
 class ConfirmScreen(ModalScreen[bool]):
     """True for yes; no is what Enter means at first."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)", "Yes"),
-        Binding("n,escape", "answer(False)", "No"),
-        Binding("left,right", "app.focus_next", "Other", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*CONFIRM_BINDINGS]
     DEFAULT_CSS = """
     ConfirmScreen {
         align: center middle;
@@ -57,8 +56,11 @@ class ConfirmScreen(ModalScreen[bool]):
         with Vertical():
             yield Static(self._question, markup=False)
             with Horizontal():
-                yield Button("No (n)", id="no", compact=True)
-                yield Button("Yes (y)", id="yes", variant="error", compact=True)
+                yield Button(self._words("No (n)"), id="no", compact=True)
+                yield Button(self._words("Yes (y)"), id="yes", variant="error", compact=True)
+
+    def _words(self, text: str) -> Content:
+        return Content(page_words(self, text))  # a key may be what markup begins with
 
     @on(Button.Pressed)
     def take(self, event: Button.Pressed) -> None:

@@ -13,9 +13,14 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from flashllm.ui.bindings import APP_BINDINGS, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
+from flashllm.ui.bindings import (
+    APP_BINDINGS,
+    HELP_BINDINGS,
+    PROMPT_BINDINGS,
+    TRANSCRIPT_BINDINGS,
+)
 from flashllm.ui.commands_slash import COMMANDS
-from flashllm.ui.keys import bindings_in, key_words, with_keys
+from flashllm.ui.keys import bindings_in, key_words, page_words, with_keys
 
 NUMBERS = (
     ("tok", "tokens of this answer"),
@@ -70,9 +75,7 @@ def key_section(title: str, bindings: Iterable[Binding]) -> HelpSection:
 class HelpScreen(ModalScreen[None]):
     """Sections, one below the other; any of its keys closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,f1,enter,q", "dismiss", "Close", key_display="Esc"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*HELP_BINDINGS]
     DEFAULT_CSS = """
     HelpScreen {
         align: center middle;
@@ -101,7 +104,7 @@ class HelpScreen(ModalScreen[None]):
         """One scrolling text; its title says how to leave."""
         with VerticalScroll(id="help") as scroll:
             scroll.border_title = "Help"
-            scroll.border_subtitle = "Esc closes, Up and Down scroll"
+            scroll.border_subtitle = page_words(self, "Esc closes, Up and Down scroll")
             for _ in self._sections:
                 yield Static(markup=False)
 

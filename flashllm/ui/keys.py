@@ -14,11 +14,18 @@ from typing import Any
 
 from textual.binding import Binding, BindingType
 from textual.dom import DOMNode
-from textual.keys import KEY_TO_UNICODE_NAME, REPLACED_KEYS, Keys, key_to_character
+from textual.keys import (
+    KEY_TO_UNICODE_NAME,
+    REPLACED_KEYS,
+    Keys,
+    _character_to_key,
+    key_to_character,
+)
 from textual.screen import Screen
 
 from flashllm.errors import ConfigError
 from flashllm.sanitize import sanitize_line
+from flashllm.settings.file import Said
 from flashllm.ui.themes import nearest
 
 _MODIFIERS = ("ctrl", "shift", "alt", "meta", "super", "hyper")
@@ -66,8 +73,8 @@ def with_keys(bindings: Iterable[Binding], keymap: Mapping[str, str]) -> list[Bi
     ]
 
 
-def read_keymap(changes: Mapping[str, str], places: Sequence[Place], file: str) -> dict[str, str]:
-    """Checked keys by binding id; `ConfigError` names file and key where `[keys]` is wrong.
+def read_keymap(changes: Mapping[str, Said], places: Sequence[Place]) -> dict[str, str]:
+    """Checked keys by binding id; `ConfigError` names line and key where `[keys]` is wrong.
 
     Letters are no keys while one types. Two actions of one place cannot share a key.
     """
@@ -79,15 +86,15 @@ def read_keymap(changes: Mapping[str, str], places: Sequence[Place], file: str) 
         if place.typed or binding.priority
     }
     keymap = {}
-    for name, keys in changes.items():
-        where = f"{file}: [keys] {sanitize_line(name)!r}"
+    for name, said in changes.items():
+        where = f"{said.place}: [keys] {sanitize_line(name)!r}"
         if name not in known:
             hint = nearest(name, sorted(known)) or f"known are {', '.join(sorted(known))}"
             raise ConfigError(f"{where}: there is no such action; {hint}")
         typed = name in typing
-        keymap[name] = ",".join(_read_key(key, where, typed) for key in str(keys).split(","))
+        keymap[name] = ",".join(_read_key(key, where, typed) for key in said.value.split(","))
     for place in places:
-        _refuse_clashes(with_keys(place.bindings, keymap), keymap, file)
+        _refuse_clashes(with_keys(place.bindings, keymap), changes)
     return keymap
 
 
@@ -157,18 +164,25 @@ def _read_key(key: str, where: str, typed: bool) -> str:
         raise ConfigError(
             f"{where}: {shown!r} is a character that one types; add ctrl+ or alt+, or take an F key"
         )
-    return key
+    return _as_reported(modifiers, base)
 
 
-def _refuse_clashes(bindings: list[Binding], keymap: Mapping[str, str], file: str) -> None:
+def _as_reported(modifiers: list[str], base: str) -> str:
+    """A key as Textual reports it: `ctrl+shift+up` for `shift+ctrl+up`, `slash` for `/`."""
+    if len(base) == 1:
+        base = _character_to_key(base.lower() if "ctrl" in modifiers else base)
+    return "+".join([*sorted(modifiers), base])
+
+
+def _refuse_clashes(bindings: list[Binding], changes: Mapping[str, Said]) -> None:
     """Textual would drop the action that had the key before."""
     holders: dict[str, Binding] = {}
-    for binding in sorted(bindings, key=lambda binding: binding.id in keymap):
+    for binding in sorted(bindings, key=lambda binding: binding.id in changes):
         for key in (key.strip() for key in binding.key.split(",")):
             other = holders.setdefault(key, binding)
-            if other.id != binding.id and binding.id in keymap:
+            if other.id != binding.id and binding.id is not None and binding.id in changes:
                 raise ConfigError(
-                    f"{file}: [keys] {binding.id!r}: {key} is the key of"
+                    f"{changes[binding.id].place}: [keys] {binding.id!r}: {key} is the key of"
                     f" {other.id or other.description or other.action} already; give one of them"
                     " another"
                 )

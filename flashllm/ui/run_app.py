@@ -77,17 +77,25 @@ class RestoringApp(App[None]):
 def look_around(settings: Settings) -> dict[str, str]:
     """The keys of the configuration, once terminal, theme and keys are found to make sense.
 
-    `UsageError` for a terminal on which nothing can be drawn, `ConfigError` for the rest.
+    `UsageError` for a terminal on which nothing can be drawn; the rest as `check_settings`.
     """
     if not themes.has_colour():
         os.environ["NO_COLOR"] = "1"
+    return check_settings(settings)
+
+
+def check_settings(settings: Settings) -> dict[str, str]:
+    """The keys of the configuration, once theme and keys are found to make sense.
+
+    `ConfigError` for a line of config.toml, `UsageError` for a flag or a variable.
+    """
     if settings.chat.theme:
         try:
             themes.find_theme(settings.chat.theme, sorted(BUILTIN_THEMES))
         except UsageError as error:
             kind = ConfigError if settings.origin("theme") == "file" else UsageError
             raise kind(f"{settings.place('theme')}: {error}") from error
-    return read_keymap(settings.keys, PLACES, str(settings.file))
+    return read_keymap(settings.keys, PLACES)
 
 
 def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
@@ -15,6 +15,8 @@ from textual.widgets import Static
 from flashllm.io_words import PART_WORDS, bytes_words, rate_words, seconds_words
 from flashllm.sanitize import sanitize
 from flashllm.ui.bars import stacked
+from flashllm.ui.bindings import TOKEN_BINDINGS
+from flashllm.ui.keys import page_words
 
 if TYPE_CHECKING:
     from flashllm.io_report import TokenNumbers
@@ -39,14 +41,7 @@ class Row(NamedTuple):
 class TokenView(ModalScreen[None]):
     """The numbers of one of `tokens`, which may not be empty; Escape closes."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "go(-1)", "Token before"),
-        Binding("right,l", "go(1)", "Next token"),
-        # Before the text, which scrolls with these keys where it is longer than the screen.
-        Binding("home", "go(-1000000)", "First", show=False, priority=True),
-        Binding("end", "go(1000000)", "Last", show=False, priority=True),
-        Binding("escape,t,q", "dismiss", "Close"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*TOKEN_BINDINGS]
     DEFAULT_CSS: ClassVar[str] = """
     TokenView {
         align: center middle;
@@ -94,7 +89,7 @@ class TokenView(ModalScreen[None]):
         frame = self.query_one(VerticalScroll)
         token, last = self._tokens[self.place], self._tokens[-1]
         frame.border_title = f"token {token.index + 1} of {last.index + 1}"
-        frame.border_subtitle = "left, right: other tokens; Esc closes"
+        frame.border_subtitle = page_words(self, "Left, Right: other tokens; Esc closes")
         self.query_one(Static).update(self.text())
 
     def on_resize(self) -> None:

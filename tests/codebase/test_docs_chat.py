@@ -70,5 +70,5 @@ def test_the_example_of_settings_can_be_read(tmp_path: Path) -> None:
     config = read_config(file)
     chat = {option.name for option in OPTIONS if option.in_file and option.table == "chat"}
     assert chat <= config.values.keys(), "every setting of the chat is in the example"
-    keymap = read_keymap(config.keys, PLACES, str(file))
+    keymap = read_keymap(config.keys, PLACES)
     assert keymap

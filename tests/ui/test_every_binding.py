@@ -525,17 +525,17 @@ EXERCISED: dict[Scenario, str] = {
     with_a_message_selected: """
         chat.select_earlier up, chat.select_earlier k, chat.select_later down,
         chat.select_later j, chat.copy c, chat.code b, chat.edit e, chat.stop escape,
-        chat.delete d, chat.focus_prompt_tab shift+tab, ConfirmScreen.app.focus_next left,
-        ConfirmScreen.app.focus_next right, ConfirmScreen.answer(False) n,
-        ConfirmScreen.answer(False) escape, ConfirmScreen.answer(True) y,
+        chat.delete d, chat.focus_prompt_tab shift+tab, confirm.other left,
+        confirm.other right, confirm.no n,
+        confirm.no escape, confirm.yes y,
         /copy, /code, /edit, /delete
     """,
     panels_and_pages: """
         chat.io_panel f2, chat.neuron_map f3, chat.help f1, chat.palette ctrl+p, chat.tokens t,
-        HelpScreen.dismiss escape, HelpScreen.dismiss f1, HelpScreen.dismiss enter,
-        HelpScreen.dismiss q, TokenView.go(-1) left, TokenView.go(-1) h, TokenView.go(1) right,
-        TokenView.go(1) l, TokenView.go(-1000000) home, TokenView.go(1000000) end,
-        TokenView.dismiss escape, TokenView.dismiss t, TokenView.dismiss q,
+        help.close escape, help.close f1, help.close enter,
+        help.close q, tokens.previous left, tokens.previous h, tokens.next right,
+        tokens.next l, tokens.first home, tokens.last end,
+        tokens.close escape, tokens.close t, tokens.close q,
         /io, /map, /help, /?, /tokens
     """,
     settings_page: """

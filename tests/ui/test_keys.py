@@ -10,15 +10,16 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Footer, TextArea
 
 from flashllm.errors import ConfigError
+from flashllm.settings.file import Said
 from flashllm.ui.bindings import APP_BINDINGS, PLACES
 from flashllm.ui.help import key_section
 from flashllm.ui.keys import bindings_in, give_way, key_words, read_keymap, reworded, with_keys
 
-FILE = "/home/u/.config/flashllm/config.toml"
+PLACE = "/home/u/.config/flashllm/config.toml:3"
 
 
 def read(changes: dict[str, str]) -> dict[str, str]:
-    return read_keymap(changes, PLACES, FILE)
+    return read_keymap({name: Said(keys, PLACE) for name, keys in changes.items()}, PLACES)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,19 @@ def test_pages_have_keys_of_their_own() -> None:
     assert read(changes) == changes
 
 
+def test_pages_that_ask_have_keys_of_their_own_too() -> None:
+    changes = {"help.close": "x", "confirm.yes": "enter", "confirm.no": "f2", "tokens.close": "q"}
+    assert read(changes) == changes
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"),
+    [("shift+ctrl+up", "ctrl+shift+up"), ("ctrl+X", "ctrl+x"), ("ctrl+/", "ctrl+slash")],
+)
+def test_keys_are_taken_as_textual_reports_them(said: str, taken: str) -> None:
+    assert read({"chat.stop": said}) == {"chat.stop": taken}
+
+
 def test_two_actions_may_swap_their_keys() -> None:
     assert read({"chat.help": "f2", "chat.io_panel": "f1"})
 
@@ -75,21 +89,24 @@ def test_two_actions_may_swap_their_keys() -> None:
         ("chat.stop", "f1", "f1 is the key of chat.help already"),
         ("chat.stop", "enter", "enter is the key of chat.send already"),
         ("chat.edit", "j", "j is the key of chat.select_later already"),
+        ("chat.edit", "ctrl+q", "ctrl+q is the key of chat.quit already"),
         ("chat.\x1b[2Jx", "f9", "'chat.x'"),
         ("sessions.rename", "x", "'x' is a character that one types"),
         ("picker.open", "o", "'o' is a character that one types"),
         ("picker.convert", "slash", "slash is the key of picker.filter already"),
+        ("picker.convert", "/", "slash is the key of picker.filter already"),
+        ("tokens.close", "h", "h is the key of tokens.previous already"),
         ("settings.apply", "ctrl+q", "ctrl+q is the key of chat.quit already"),
         ("chat.quit", "ctrl+s", "ctrl+s is the key of settings.apply already"),
     ],
 )
-def test_what_is_wrong_is_refused_with_the_file_and_the_key(
+def test_what_is_wrong_is_refused_with_the_line_and_the_key(
     name: str, keys: str, words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         read({name: keys})
     message = str(caught.value)
-    assert message.startswith(f"{FILE}: [keys] '")
+    assert message.startswith(f"{PLACE}: [keys] '")
     assert words in message
     assert "\x1b" not in message
 

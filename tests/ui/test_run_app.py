@@ -93,8 +93,8 @@ def test_no_colour_is_sent_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("config", "code", "words"),
     [
-        ('[keys]\n"chat.stpo" = "ctrl+x"\n', 78, "config.toml: [keys] 'chat.stpo': there is no"),
-        ('[keys]\n"chat.stop" = "ctlr+x"\n', 78, "config.toml: [keys] 'chat.stop': 'ctlr+x' is no"),
+        ('[keys]\n"chat.stpo" = "ctrl+x"\n', 78, "config.toml:2: [keys] 'chat.stpo': there is"),
+        ('[keys]\n"chat.stop" = "ctlr+x"\n', 78, "config.toml:2: [keys] 'chat.stop': 'ctlr+x' is"),
         ('[chat]\ntheme = "nrod"\n', 78, "config.toml:2: there is no theme 'nrod'; did you mean"),
     ],
 )

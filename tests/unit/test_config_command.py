@@ -44,16 +44,20 @@ def test_show_says_what_holds_and_who_said_so(
     assert rows["top_k"] == ["5", "env", "FLASHLLM_TOP_K"]
     assert rows["window"] == ["-", "default"]
     assert rows["chat.theme"] == ['"nord"', "file", f"{file}:4"]
-    assert rows["keys.a.b"] == ["f9", "file"]
+    assert rows["keys.a.b"] == ["f9", "file", f"{file}:6"]
     assert set(rows) == {option.key for option in OPTIONS} | {"keys.a.b"}
     assert shown(capsys)["memory"] == ['"8GiB"']
 
 
-def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home.mkdir()
+    file = home / "config.toml"
+    file.write_text('[keys]\n"chat.help" = "f9"')
     assert main(["config", "show", "--json", "--memory", "1GiB"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["memory"] == {"value": 1 << 30, "origin": "flag", "place": "--memory"}
     assert values["chat.model_dirs"] == {"value": [], "origin": "default", "place": ""}
+    assert values["keys.chat.help"] == {"value": "f9", "origin": "file", "place": f"{file}:2"}
 
 
 def test_show_on_a_file_that_makes_no_sense(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +81,9 @@ def test_every_example_of_the_first_file_is_allowed(tmp_path: Path) -> None:
     file.write_text("\n".join(line[2:] if " = " in line else line for line in lines))
     config = read_config(file)
     assert set(config.values) == {option.name for option in OPTIONS if option.in_file}
-    assert config.keys == {"chat.stop": "escape,ctrl+x"}
+    assert {name: said.value for name, said in config.keys.items()} == {
+        "chat.stop": "escape,ctrl+x"
+    }
 
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.in_file], ids=lambda o: o.name)
@@ -114,6 +120,24 @@ def test_edit_makes_the_file_opens_and_checks_it(
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[chat]\ntheme = "nrod"', ":2: there is no theme 'nrod'; did you mean 'nord'?"),
+        ('[keys]\n"chat.halp" = "f9"', ":2: [keys] 'chat.halp': there is no such action"),
+    ],
+)
+def test_edit_checks_what_the_chat_alone_understands(
+    text: str, said: str, home: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    home.mkdir()
+    (home / "config.toml").write_text(text)
+    monkeypatch.setenv("EDITOR", "true")
+    assert main(["config", "edit"]) == 78
+    assert f"{home}/config.toml{said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("command", "said"),
     [
         ("", "set EDITOR"),
@@ -140,6 +164,9 @@ def test_edit_where_nothing_can_be_written(
     monkeypatch.setenv("EDITOR", "true")
     assert main(["config", "edit"]) == 73
     assert "cannot be written" in capsys.readouterr().err
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / ("a" * 300)))
+    assert main(["config", "edit"]) == 73
+    assert "cannot be written: File name too long" in capsys.readouterr().err
 
 
 def test_path_prints_one_or_all(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
