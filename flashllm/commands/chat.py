@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flashllm.engine_protocol import Engine
     from flashllm.library.collection import Library
 
+SAMPLING_NAMES = [option.name for option in SAMPLING_OPTIONS]
 WELCOME = "Ask something below. F1 explains keys and numbers."
 DEMO_WELCOME = (
     "This small model came with flashllm; it explains English words. "
@@ -82,7 +83,7 @@ def chat(arguments: argparse.Namespace) -> int:
         system=arguments.system,
         welcome=WELCOME if model else DEMO_WELCOME,
         keymap=keymap,
-        given=[option.name for option in SAMPLING_OPTIONS if is_given(option.name)],
+        given=[name for name in ("system", *SAMPLING_NAMES) if is_given(name)],
     )
     app.engine.abandon = launcher.close
     return run_app(app, inline=arguments.inline, log_file=paths.log_file())

@@ -145,7 +145,10 @@ class ChatApp(Actions):
         self.leave_on_signals()
         await self.tell(self._welcome)
         if self._session is not None:
+            system = self.conversation.system
             await self.open_session(self._session)
+            if "system" in self.given:
+                self.slash.apply(self.slash.values().with_text("system", system))
         self.open_model(self.choice)
         self.call_after_refresh(self.shown.load_answers)
 

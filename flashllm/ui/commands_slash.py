@@ -108,7 +108,7 @@ class Suggestion:
 
 
 Choices = Mapping[str, Callable[[], Sequence[str]]]
-"""What first arguments can be, by the name of the command: themes, sessions, models."""
+"""What first arguments can be, by the name of the command; themes, as it is."""
 
 
 def is_command(text: str) -> bool:

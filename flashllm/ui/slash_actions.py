@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +17,10 @@ from flashllm.library import ModelChoice
 from flashllm.sampling import Sampling
 from flashllm.sanitize import sanitize_line
 from flashllm.sessions import Session, SessionStore, SessionSummary
+from flashllm.sessions.rows import PREVIEW_CHARACTERS
 from flashllm.ui.commands_slash import Invocation, Suggestion, completed, parse, suggest
 from flashllm.ui.session_files import export_name, import_file, write_session
-from flashllm.ui.setting_values import ChatValues
+from flashllm.ui.setting_values import ChatValues, find_setting
 from flashllm.ui.themes import find_theme
 
 if TYPE_CHECKING:
@@ -166,7 +170,8 @@ class SlashActions:
         """A setting is another from now on."""
         values = self.values().with_text(name, text, self.themes())
         self.apply(values)
-        self._app.show_hint(f"{name} is {sanitize_line(text)} from the next answer on")
+        when = "now" if find_setting(name).name == "theme" else "from the next answer on"
+        self._app.show_hint(f"{name} is {sanitize_line(text)} {when}")
 
     async def show(self) -> None:
         """Shows the settings."""
@@ -222,22 +227,30 @@ class SlashActions:
         if not app.conversation.turns:
             raise UsageError("/export: there is nothing to export yet")
         target = path or str(Path.cwd() / export_name(session_id or 0, "", kind))
-        if session_id is None or app.saving.path is None:
-            session = self._unsaved()
-        else:
-            session = await self._with_store(lambda store: store.load(session_id))
+        session = self._as_shown()
+        if session_id is not None:
+            # Of the database only what it alone knows: it lacks turns where saving fails.
+            with contextlib.suppress(FlashllmError):
+                meta = await self._with_store(lambda store: store.summary(session_id))
+                session.meta = replace(session.meta, name=meta.name, created=meta.created)
         written = await asyncio.to_thread(write_session, session, target, kind)
         await app.tell(f"Written: {written}")
 
     async def import_(self, path: str) -> None:
         """Reads an exported conversation, and opens it."""
+        if self._app.activity.is_answering:
+            raise UsageError("/import: an answer is on its way; /stop first")
         await self._app.open_session(await self._with_store(lambda store: import_file(store, path)))
 
-    def _unsaved(self) -> Session:
-        now, conversation = time.time(), self._app.conversation
-        model, turns = self._app.activity.model_name, len(conversation.turns)
-        summary = SessionSummary(0, "", model, conversation.system, now, now, turns, "")
-        return Session(summary, conversation, {})
+    def _as_shown(self) -> Session:
+        """The conversation as it is now, whatever becomes of it while it is written."""
+        now, saving = time.time(), self._app.saving
+        conversation = copy.deepcopy(self._app.conversation)
+        begin = next((turn.text for turn in conversation.path()), "")
+        preview = sanitize_line(begin)[:PREVIEW_CHARACTERS]
+        model, turns = saving.model, len(conversation.turns)
+        meta = SessionSummary(0, "", model, conversation.system, now, now, turns, preview)
+        return Session(meta, conversation, dict(saving.settings))
 
     async def _take(self, choice: SessionChoice) -> None:
         app = self._app
@@ -276,7 +289,7 @@ class SlashActions:
         app, folder = self._app, Path(os.path.expanduser(path))
         if app.activity.is_answering:
             raise UsageError("/model: an answer is on its way; /stop first")
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # Path's raises where a name cannot be looked at
             raise UsageError(f"/model: there is no folder {path!r}; /models lists models")
         app.open_model(ModelChoice(folder, folder.name))
 

@@ -74,7 +74,7 @@ def test_settings_of_the_file_reach_the_application(
         ('[chat]\ntheme = "norf"', [], 78, "config.toml:2: there is no theme 'norf'; did you mean"),
         ("", ["--theme", "norf"], 2, "--theme: there is no theme 'norf'; did you mean 'nord'?"),
         ('[keys]\n"chat.halp" = "f9"', [], 78, "'chat.halp': there is no such action; did you"),
-        ('[keys]\n"chat.help" = "f99"', [], 78, "config.toml: [keys] 'chat.help'"),
+        ('[keys]\n"chat.help" = "f99"', [], 78, "config.toml:2: [keys] 'chat.help'"),
         ("", ["--session", "9"], 66, "there is no conversation '9'"),
         ("", ["--continue", "--no-save"], 2, "--no-save keeps nothing"),
     ],
@@ -101,6 +101,23 @@ def test_it_goes_on_with_the_conversation_and_its_model(
     assert main(["chat"]) == 0
     assert started[1][0]._session is None
     assert started[1][0].choice.path is None
+
+
+def test_the_model_of_a_conversation_may_have_any_name(
+    started: list[tuple[ChatApp, dict[str, Any]]],
+) -> None:
+    with SessionStore() as store:
+        store.create(model="a" * 300)
+    assert main(["chat", "--continue"]) == 0
+    assert started[0][0].choice.path is None
+
+
+@pytest.mark.parametrize(("arguments", "given"), [(["-s", "Be brief."], {"system"}), ([], set())])
+def test_what_the_command_line_gives_is_known(
+    arguments: list[str], given: set[str], started: list[tuple[ChatApp, dict[str, Any]]]
+) -> None:
+    assert main(["chat", *arguments]) == 0
+    assert set(started[0][0].given) == given
 
 
 def test_no_save_keeps_nothing(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import threading
 from pathlib import Path
 
+import pytest
 from textual.command import CommandPalette
 from textual.widgets import Input
 
@@ -43,6 +47,8 @@ async def test_an_unknown_command_says_so_and_stays() -> None:
             ("/session 1", "conversations are not kept in this chat"),
             ("/import a.json", "conversations are not kept in this chat"),
             ("/model /nowhere/at/all", "/model: there is no folder '/nowhere/at/all'"),
+            ("/model ~nobody-at-all/x", "/model: there is no folder '~nobody-at-all/x'"),
+            (f"/model {'a' * 300}", "/model: there is no folder 'aaa"),
             ("/stop", "/stop: there is nothing to stop now"),
         ):
             await say(pilot, line)
@@ -102,6 +108,23 @@ async def test_a_conversation_goes_on_with_its_own_settings(tmp_path: Path) -> N
         assert app.sampling == Sampling(0.0, seed=5)
 
 
+@pytest.mark.parametrize(("given", "system"), [(["system"], "Be brief."), ([], "Rhyme.")])
+async def test_a_system_prompt_that_was_given_is_that_of_the_conversation_that_was_asked_for(
+    given: list[str], system: str, tmp_path: Path
+) -> None:
+    with SessionStore(tmp_path / "s.db") as store:
+        asked, other = (store.create(system=text) for text in ("Rhyme.", "Sing."))
+    options = {"store": tmp_path / "s.db", "session": asked, "system": "Be brief.", "given": given}
+    async with make_app(FakeModel(["fine"]), **options).run_test() as pilot:
+        app = await ready(pilot)
+        assert app.conversation.system == system
+        assert app.saving.flush(5.0)
+        with SessionStore(tmp_path / "s.db") as store:
+            assert store.summary(asked).system == system
+        await say(pilot, f"/session {other}")
+        await until(pilot, lambda: app.conversation.system == "Sing.")
+
+
 async def test_what_is_not_kept_can_be_exported_and_what_is_not_there_is_said(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +133,10 @@ async def test_what_is_not_kept_can_be_exported_and_what_is_not_there_is_said(
         await say(pilot, f"/export md {tmp_path}/a.md")
         await until(pilot, lambda: (tmp_path / "a.md").exists())
         assert "Water." in (tmp_path / "a.md").read_text()
+        await say(pilot, "/export md ~nobody-at-all/a.md")
+        await until(
+            pilot, lambda: any("~nobody-at-all/a.md: cannot" in t for t in texts(app, Notice))
+        )
         await pilot.press("f4")
         await until(pilot, lambda: "not kept" in status(app))
         await say(pilot, "/models")
@@ -125,6 +152,40 @@ async def test_a_conversion_is_asked_for_with_its_places() -> None:
         await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
         values = [app.screen.query_one(name, Input).value for name in ("#source", "#destination")]
         assert values == ["~no-such-user/a", "/to b"]
+
+
+async def test_what_cannot_be_saved_can_be_exported(tmp_path: Path) -> None:
+    model = FakeModel(["Water."], ["Salt water."])
+    async with make_app(model, store=tmp_path / "s.db").run_test() as pilot:
+        app = await ask(pilot, "What is a river?")
+        await say(pilot, "/rename Waters")
+        app.saving.flush(5.0)
+        with sqlite3.connect(tmp_path / "s.db", isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")  # as if another program wrote for ever
+            await ask(pilot, "What is a sea?")
+            await say(pilot, f"/export json {tmp_path}/a.json")
+            await until(pilot, lambda: any("Written" in text for text in texts(app, Notice)))
+        other.close()
+        written = json.loads((tmp_path / "a.json").read_text())
+        assert [turn["text"] for turn in written["turns"]][-1] == "Salt water."
+        assert (written["name"], written["settings"]["max_tokens"]) == ("Waters", 512)
+
+
+async def test_nothing_is_imported_while_an_answer_is_on_its_way(tmp_path: Path) -> None:
+    never = threading.Event()
+    model = FakeModel(["Water."], ["Salt", never])
+    async with make_app(model, store=tmp_path / "s.db").run_test() as pilot:
+        app = await ask(pilot, "What is a river?")
+        await say(pilot, f"/export json {tmp_path}/a.json")
+        await until(pilot, lambda: (tmp_path / "a.json").exists())
+        await say(pilot, "What is a sea?")
+        await until(pilot, lambda: app.activity.is_answering)
+        await say(pilot, f"/import {tmp_path}/a.json")
+        await until(pilot, lambda: any("/stop first" in text for text in texts(app, Notice)))
+        with SessionStore(tmp_path / "s.db") as store:
+            assert len(store.list()) == 1
+        await pilot.press("escape")
+        await ready(pilot)
 
 
 async def test_sessions_are_opened_and_deleted_from_the_list(tmp_path: Path) -> None:
@@ -187,7 +248,7 @@ async def test_the_palette_runs_and_begins_commands() -> None:
 
 async def test_changed_keys_work_are_in_the_footer_and_in_help() -> None:
     keymap = {"chat.help": "ctrl+k", "chat.settings": "f12", "chat.quit": "f9"}
-    keymap["settings.leave"] = "f10"
+    keymap["settings.leave"], keymap["help.close"] = "f10", "x"
     async with make_app(FakeModel(["x"]), keymap=keymap).run_test(size=(100, 90)) as pilot:
         app = await ready(pilot)
         await until(pilot, lambda: "^k Help" in shown(app))
@@ -196,7 +257,10 @@ async def test_changed_keys_work_are_in_the_footer_and_in_help() -> None:
         await pilot.press("ctrl+k")
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
         await until(pilot, lambda: "Ctrl+K" in shown(app) and "F12" in shown(app))
-        await pilot.press("escape", "f12")
+        assert "x closes" in shown(app)
+        await pilot.press("escape")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("x", "f12")
         await until(pilot, lambda: isinstance(app.screen, SettingsScreen))
         await until(pilot, lambda: "f10 Leave as it was" in shown(app))
         await pilot.press("escape")
