@@ -17,6 +17,14 @@ _flashllm_paths() {
     compopt -o filenames 2>/dev/null
     while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen "$1" -- "$current")
 }
+_flashllm_sessions() {
+    local word
+    compopt -o filenames 2>/dev/null  # a name may need quotes
+    while IFS= read -r word; do
+        word="${word%%$'\t'*}"
+        if [[ $word == "$current"* ]]; then COMPREPLY+=("$word"); fi
+    done < <("${COMP_WORDS[0]}" completion bash --sessions 2>/dev/null)
+}
 _flashllm() {
     local current="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" command="" word
     COMPREPLY=()
@@ -46,6 +54,14 @@ _flashllm() {
 }
 complete -F _flashllm flashllm
 """
+
+
+_LOOKS = {
+    "": "",
+    "files": "_flashllm_paths -f; ",
+    "directories": "_flashllm_paths -d; ",
+    "sessions": "_flashllm_sessions; ",
+}
 
 
 def script(entries: list[Entry], default: str) -> str:
@@ -86,8 +102,7 @@ def _places(entry: Entry) -> list[str]:
 
 def _offer(value: Value) -> str:
     words = f"_flashllm_words {_quote(value.choices)}; " if value.choices else ""
-    option = {"": "", "files": "-f", "directories": "-d"}[value.places]
-    return words + (f"_flashllm_paths {option}; " if option else "")
+    return words + _LOOKS[value.places]
 
 
 def _quote(words: list[str] | tuple[str, ...]) -> str:

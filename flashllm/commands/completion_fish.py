@@ -19,9 +19,21 @@ function __flashllm_at
     set -l command (__flashllm_command)
     test "$command" = "$argv"
 end
+function __flashllm_sessions
+    set -l program (commandline -opc)[1]
+    $program completion fish --sessions 2>/dev/null
+end
 complete -c flashllm -f
 @ENTRIES@
 """
+
+
+_LOOKS = {
+    "": "",
+    "files": "-F",
+    "directories": "-a '(__fish_complete_directories)'",
+    "sessions": "-a '(__flashllm_sessions)'",
+}
 
 
 def script(entries: list[Entry], default: str) -> str:
@@ -51,16 +63,14 @@ def _flag(flag: Flag) -> str:
     )
     if flag.value is None:
         return spellings
-    return f"{spellings} -r {_offer(flag.value)}".rstrip()
+    # With -r alone files are offered, whatever the value is.
+    takes = "-r" if flag.value.places == "files" else "-x"
+    return f"{spellings} {takes} {_offer(flag.value)}".rstrip()
 
 
 def _offer(value: Value) -> str:
     parts = [f"-a {_quote(' '.join(value.choices))}"] if value.choices else []
-    if value.places == "files":
-        parts.append("-F")
-    elif value.places == "directories":
-        parts.append("-a '(__fish_complete_directories)'")
-    return " ".join(parts)
+    return " ".join([*parts, _LOOKS[value.places]]).strip()
 
 
 def _quote(text: str) -> str:

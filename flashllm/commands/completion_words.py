@@ -11,7 +11,17 @@ from typing import Literal
 _DIRECTORY_WORDS = frozenset(("MODEL", "DIR", "SRC", "DST"))
 _FILE_WORDS = frozenset(("FILE", "PATH"))
 
-Places = Literal["", "files", "directories"]
+_SESSION_WORD = "ID"
+_THEME_WORD = "THEME"
+THEMES = (
+    "ansi-dark", "ansi-light", "atom-one-dark", "atom-one-light", "catppuccin-frappe",
+    "catppuccin-latte", "catppuccin-macchiato", "catppuccin-mocha", "dracula", "flexoki",
+    "gruvbox", "monokai", "nord", "rose-pine", "rose-pine-dawn", "rose-pine-moon",
+    "solarized-dark", "solarized-light", "textual-dark", "textual-light", "tokyo-night",
+)  # fmt: skip
+"""Those of Textual, which takes too long to load for a shell that starts."""
+
+Places = Literal["", "files", "directories", "sessions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,7 @@ class Value:
     name: str
     choices: tuple[str, ...] = ()
     places: Places = ""
-    """Whether paths are offered."""
+    """What is looked for when it is asked for: paths, or conversations."""
     repeats: bool = False
 
 
@@ -97,8 +107,12 @@ def _value(action: argparse.Action) -> Value:
     metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     parts = metavar.split("|")
     choices = tuple(map(str, action.choices or [part for part in parts if part.islower()]))
+    if _THEME_WORD in parts:
+        choices = THEMES
     places: Places = ""
-    if _FILE_WORDS & set(parts):
+    if _SESSION_WORD in parts:
+        places = "sessions"
+    elif _FILE_WORDS & set(parts):
         places = "files"
     elif _DIRECTORY_WORDS & set(parts):
         places = "directories"

@@ -7,8 +7,13 @@ from flashllm.commands.completion_words import Entry, Flag, Value
 _SCRIPT = """\
 #compdef flashllm
 # Completion of flashllm in zsh; made by `flashllm completion zsh`.
+_flashllm_sessions() {
+    local -a found
+    found=(${(f)"$($program completion zsh --sessions 2>/dev/null)"})
+    compadd "$@" -- ${found%%$'\t'*}
+}
 _flashllm() {
-    local command="" word
+    local command="" program=$words[1] word
     local -i depth=0
     for word in "${(@)words[2,CURRENT-1]}"; do
         case "$command|$word" in
@@ -25,6 +30,14 @@ _flashllm() {
 # Read by the shell as a completion of its own, or sourced.
 if [ "${funcstack[1]-}" = "_flashllm" ]; then _flashllm "$@"; else compdef _flashllm flashllm; fi
 """
+
+
+_LOOKS = {
+    "": "",
+    "files": "_files",
+    "directories": "_files -/",
+    "sessions": "_flashllm_sessions",
+}
 
 
 def script(entries: list[Entry], default: str) -> str:
@@ -64,10 +77,11 @@ def _place(value: Value) -> str:
 
 
 def _action(value: Value) -> str:
-    paths = {"": "", "files": "_files", "directories": "_files -/"}[value.places]
+    look = _LOOKS[value.places]
     if value.choices:
-        return f"({' '.join(value.choices)})"
-    return paths or " "
+        words = " ".join(value.choices)
+        return f"{{compadd -- {words}; {look}}}" if look else f"({words})"
+    return look or " "
 
 
 def _inner(text: str) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from flashllm.cli import main
-from flashllm.commands.completion_words import Entry, describe
+from flashllm.commands.completion_words import THEMES, Entry, describe
 from flashllm.commands.options import MODEL_OPTIONS
 from flashllm.commands.parser import COMMANDS, DEFAULT_COMMAND, build_parser
+from flashllm.conversation import Conversation
+from flashllm.sessions import SessionStore
 
 BASH = shutil.which("bash") or ""
 
@@ -62,6 +65,7 @@ def offered(script: str, folder: Path, *words: str) -> list[str]:
         (["chat", "b"], ["big.flash"]),
         (["chat", ""], ["big.flash"]),
         (["convert", "--predictors", "t"], ["train"]),
+        (["--theme", "gr"], ["gruvbox"]),
         (["convert", "--dtype", "bf"], ["bf16"]),
         (["run", "-p", "chat", "--inl"], []),
     ],
@@ -72,6 +76,63 @@ def test_bash_offers(
     (tmp_path / "big.flash").mkdir()
     (tmp_path / "a file *.json").touch()
     assert sorted(offered(written("bash", capsys), tmp_path, *words)) == sorted(expected)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation with a name, and one without; what acts on a terminal is in both."""
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    with SessionStore() as store:
+        store.create(name="Long\x1b[2J rivers")
+        conversation = Conversation()
+        store.save_turn(store.create(), conversation.ask("A \x1b]0;t\x07sea?"))
+
+
+@pytest.mark.usefixtures("kept")
+def test_conversations_are_told_with_ids_and_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish", "--sessions"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert sorted(told) == ["1\tLong rivers", "2\tA sea?", "Long rivers\tconversation 1"]
+
+
+def test_without_conversations_nothing_is_told_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
+    assert main(["completion", "bash", "--sessions"]) == 0
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.skipif(not BASH, reason="no bash here")
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["chat", "--session", ""], ["1", "2", "Long rivers"]),
+        (["sessions", "show", "L"], ["Long rivers"]),
+    ],
+)
+def test_bash_offers_conversations(
+    words: list[str], expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = f'flashllm() {{ "{sys.executable}" -m flashllm "$@"; }}\n'
+    assert sorted(offered(program + written("bash", capsys), tmp_path, *words)) == expected
+
+
+def test_fish_and_zsh_offer_what_a_value_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    fish, zsh = written("fish", capsys), written("zsh", capsys)
+    assert "-l session -x -a '(__flashllm_sessions)'" in fish
+    assert "-l temp -x -d" in fish  # with -r alone, files would be offered
+    assert "-l profile -r -F" in fish
+    assert ":ID|NAME:_flashllm_sessions'" in zsh
+    assert ":{compadd -- none train checkpoint; _files}'" in zsh
+
+
+def test_themes_are_those_that_there_are() -> None:
+    from textual.theme import BUILTIN_THEMES
+
+    assert list(THEMES) == sorted(BUILTIN_THEMES)
 
 
 @pytest.mark.skipif(not BASH, reason="no bash here")
