@@ -23,6 +23,9 @@ from flashllm.errors import FlashllmError
 from flashllm.flash import core
 from flashllm.flash.device import describe_device, processor_name
 from flashllm.flash.manifest import MANIFEST_FILE, Manifest, read_manifest
+from flashllm.paths import config_file
+from flashllm.settings.file import read_config
+from flashllm.settings.options import MODEL, MODEL_OPTIONS, SAMPLING_OPTIONS
 from flashllm.storage import describe_storage, existing_parent
 
 SCHEMA_VERSION = 1
@@ -31,6 +34,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _LIMIT_BYTES_MAX = 1 << 60
 _THERMAL = Path("/sys/class/thermal")
 _GIT_SECONDS = 5.0
+_RECORDED = (MODEL, *MODEL_OPTIONS, *SAMPLING_OPTIONS)
+"""Settings that change what is measured; those of the chat hold what nobody else need read."""
 
 
 def run_header(directory: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -46,6 +51,7 @@ def run_header(directory: Path | None, settings: dict[str, Any]) -> dict[str, An
         "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(_command()),
         "environment": _environment(),
+        "config": _config(),
         "settings": settings,
         "synthetic": bool(model and model["synthetic"]),
         "model": model,
@@ -165,6 +171,15 @@ def _environment() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name in names or name.startswith("FLASHLLM_")
     }
+
+
+def _config() -> dict[str, Any]:
+    """What config.toml says of models and answers; flags and variables beat it."""
+    try:
+        said = read_config(config_file()).values
+    except FlashllmError as error:
+        return {"problem": str(error)}
+    return {option.name: said[option.name].value for option in _RECORDED if option.name in said}
 
 
 def _software() -> dict[str, Any]:

@@ -47,6 +47,18 @@ def test_header_says_that_a_model_is_synthetic(sparse_model: Path, tmp_path: Pat
     assert found["synthetic"] is found["model"]["synthetic"] is True
 
 
+def test_header_has_what_config_toml_set_of_models_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    assert run_header(None, {})["config"] == {}
+    file = tmp_path / "config.toml"
+    file.write_text('temp = 0.5\nmemory = "1GiB"\n[chat]\nsystem = "nobody else\'s business"\n')
+    assert run_header(None, {})["config"] == {"memory": 1 << 30, "temp": 0.5}
+    file.write_text("temp = ")
+    assert "is not TOML" in run_header(None, {})["config"]["problem"]
+
+
 def test_header_without_a_model(tmp_path: Path) -> None:
     assert run_header(None, {})["storage"] is None
     file = tmp_path / "bytes"
