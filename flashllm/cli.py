@@ -10,11 +10,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from flashllm.commands.options import resolve_options
 from flashllm.commands.parser import COMMANDS, DEFAULT_COMMAND, build_parser
-from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, UsageError
+from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, ReadFailed, UsageError
 from flashllm.sanitize import sanitize
 
 EXIT_INTERRUPTED = 130
@@ -23,6 +22,8 @@ EXIT_BROKEN_PIPE = 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command that the arguments name; returns its exit code."""
+    if sys.stderr is None:  # closed before the start: remarks would go to standard output
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         parsed = parse(sys.argv[1:] if arguments is None else list(arguments))
         module, _, function = parsed.handler.partition(":")
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What reads our output has gone; nothing more can be said there, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # a path that cannot be looked at, a disk that fails
+        return fail(ReadFailed(_words_of(error)))
     except MemoryError:
         return fail(MemoryCeilingTooSmall("out of memory; give --memory, or close programs", 0))
     except KeyboardInterrupt:
@@ -65,11 +68,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parsed
 
 
+def _words_of(error: OSError) -> str:
+    words = error.strerror or str(error) or type(error).__name__
+    return words if error.filename is None else f"{error.filename}: {words}"
+
+
 def _hint(word: str, names: list[str]) -> str:
     """What may have been meant instead of a command."""
     import difflib
 
-    if Path(word).exists():
+    if os.path.exists(word):  # not by Path's, which raises where a name cannot be looked at
         return f"did you mean `flashllm chat {word}`?"
     close = difflib.get_close_matches(word, names, 1)
     return f"did you mean `flashllm {close[0]}`?" if close else "see --help"

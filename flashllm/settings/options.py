@@ -17,6 +17,7 @@ from flashllm.settings.values import (
     parse_folders,
     parse_path,
     parse_positive,
+    parse_seed,
     parse_size,
 )
 
@@ -183,7 +184,7 @@ SAMPLING_OPTIONS = (
         "make tokens that were there less likely (1: no)",
         "X",
     ),
-    Option("seed", ("--seed",), parse_count, 0, "of the draw (0)", "N"),
+    Option("seed", ("--seed",), parse_seed, 0, "of the draw (0)", "N"),
 )
 SESSION_OPTIONS = (
     Option(
@@ -222,7 +223,7 @@ CHAT_OPTIONS = (
         "below the prompt of the shell, not all of the terminal",
         table="chat",
     ),
-    Option("theme", ("--theme",), str, "", "colours, like nord or gruvbox", "NAME", table="chat"),
+    Option("theme", ("--theme",), str, "", "colours, like nord or gruvbox", "THEME", table="chat"),
     Option("show_io", (), parse_flag, False, "begin with the I/O panel shown", table="chat"),
     Option(
         "editor",

@@ -40,6 +40,14 @@ def parse_positive(text: str) -> int:
     return number
 
 
+def parse_seed(text: str) -> int:
+    """A whole number of 64 bits."""
+    number = parse_count(text)
+    if number >= 1 << 64:
+        raise UsageError(f"{text!r} is too large; expected less than 2**64")
+    return number
+
+
 def parse_number(text: str) -> float:
     """A finite decimal number."""
     try:

@@ -45,7 +45,7 @@ def test_the_others_are_read() -> None:
         ("top_p", "0", "top_p: '0' is out of range; expected above 0, at most 1"),
         ("min_p", "2", "min_p: '2' is out of range; expected 0 or more, at most 1"),
         ("penalty", "0", "repetition_penalty: '0' is out of range; expected above 0"),
-        ("seed", str(1 << 64), "seed: sampling: seed is 18446744073709551616; expected 0 or more"),
+        ("seed", str(1 << 64), "seed: '18446744073709551616' is too large; expected less than"),
         ("max_tokens", "0", "max_tokens: '0' is too small; 1 is the least"),
         ("max_tokens", "a\x1b[2Jb", "max_tokens: 'ab' is not a whole number"),
         ("theme", "nrod", "there is no theme 'nrod'; did you mean 'nord'?"),

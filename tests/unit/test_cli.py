@@ -107,6 +107,7 @@ def test_token_ids() -> None:
         (["frobnicate"], "no command 'frobnicate'; see --help"),
         (["cmplete"], "no command 'cmplete'; did you mean `flashllm completion`?"),
         (["."], "did you mean `flashllm chat .`"),
+        (["a" * 300], "see --help"),
         (["chat"], "needs a terminal"),
         ([], "needs a terminal"),
     ],
@@ -120,6 +121,20 @@ def test_usage_errors_are_one_message(
     assert captured.err.startswith("flashllm: ")
     assert expected in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_remarks_never_become_output() -> None:
+    code = (
+        "import sys; sys.stderr = None; from flashllm.cli import main; sys.exit(main(['nothing']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_what_the_system_refuses_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a" * 300
+    assert main(["info", name]) == ReadFailed.exit_code
+    assert capsys.readouterr().err == f"flashllm: {name}: File name too long\n"
 
 
 def test_a_flag_beats_the_environment_and_that_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

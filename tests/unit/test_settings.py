@@ -11,6 +11,7 @@ from flashllm import paths
 from flashllm.cli import main, parse
 from flashllm.errors import ConfigError, UsageError
 from flashllm.settings import ChatSettings, load_settings
+from flashllm.settings.file import Said
 from flashllm.settings.options import CHAT_OPTIONS, OPTIONS
 
 
@@ -59,7 +60,10 @@ def test_a_file_is_read_with_its_types(home: Path) -> None:
         show_io=True,
         model_dirs=(Path.home() / "models", Path("/data")),
     )
-    assert settings.keys == {"chat.stop": "ctrl+x", "chat.help": "f9"}
+    assert settings.keys == {
+        "chat.stop": Said("ctrl+x", f"{home}/config.toml:16"),
+        "chat.help": Said("f9", f"{home}/config.toml:17"),
+    }
     assert settings.place("memory") == f"{home}/config.toml:2"
     assert settings.place("theme") == f"{home}/config.toml:10"
 
@@ -95,6 +99,7 @@ def test_what_the_file_says_of_the_chat_is_for_the_chat(home: Path) -> None:
         ("temp = nan", ":1: temp: 'nan' is not a number"),
         ("top_p = 0", ":1: top_p: '0' is out of range; expected above 0, at most 1"),
         ("memory = [1]", ":1: memory: [1] is not a number"),
+        ("seed = 18446744073709551616", ":1: seed: '18446744073709551616' is too large"),
         ("window = 2.5", ":1: window: '2.5' is not a whole number"),
         ("model = 3", ":1: model: 3 is not text in quotes"),
         ('policy = "best"', "policy: 'best' is unknown; expected one of blend, frequency, lru2"),
