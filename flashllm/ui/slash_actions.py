@@ -232,7 +232,10 @@ class SlashActions:
             # Of the database only what it alone knows: it lacks turns where saving fails.
             with contextlib.suppress(FlashllmError):
                 meta = await self._with_store(lambda store: store.summary(session_id))
-                session.meta = replace(session.meta, name=meta.name, created=meta.created)
+                model = session.meta.model or meta.model  # none is open yet, perhaps
+                session.meta = replace(
+                    session.meta, name=meta.name, model=model, created=meta.created
+                )
         written = await asyncio.to_thread(write_session, session, target, kind)
         await app.tell(f"Written: {written}")
 
