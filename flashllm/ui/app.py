@@ -147,8 +147,7 @@ class ChatApp(Actions):
         if self._session is not None:
             system = self.conversation.system
             await self.open_session(self._session)
-            if "system" in self.given:
-                self.slash.apply(self.slash.values().with_text("system", system))
+            self.slash.keep_given(system)
         self.open_model(self.choice)
         self.call_after_refresh(self.shown.load_answers)
 

@@ -150,6 +150,11 @@ class SlashActions:
         app.sampling, app.max_tokens = values.sampling, values.max_tokens
         app.saving.settings = values.kept()
 
+    def keep_given(self, system: str) -> None:
+        """The conversation that was asked for gets the system prompt that was given with it."""
+        if "system" in self._app.given:
+            self.apply(self.values().with_text("system", system))
+
     def themes(self) -> list[str]:
         """Names of themes."""
         return sorted(self._app.available_themes)
