@@ -7,6 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
+from textual.content import Content, Span
 from textual.widgets import Label
 
 from flashllm.ui.answer_markdown import CodeBlock, make_parser
@@ -139,3 +140,20 @@ async def test_an_answer_that_came_in_pieces_looks_as_if_it_had_come_whole() -> 
         colors = {str(span.style) for label in pilot.app.query(CodeBlock).first().query(Label)
                   for span in label.content.spans}  # fmt: skip
         assert len(colors) > 1
+
+
+async def test_code_that_came_whole_is_coloured_as_a_whole() -> None:
+    """A string that begins in one label and goes on in the next is a string there, too."""
+    words = "\n".join(f"for word in {number}" for number in range(45))
+    async with Column(f"```python\nx = '''\n{words}\n'''\n```\n").run_test() as pilot:
+        await until(pilot, lambda: len(pilot.app.query(CodeBlock)) == 1)
+        block = pilot.app.query_one(CodeBlock)
+        wanted = [line.spans for line in block._colored(block.code).split("\n")]
+
+        def shown() -> list[list[Span]]:
+            contents = [label.content for label in block.query(Label)]
+            assert all(isinstance(content, Content) for content in contents)
+            return [line.spans for content in contents for line in content.split("\n")]
+
+        await until(pilot, lambda: shown() == wanted)
+        assert len(block.query(Label)) == 3
