@@ -29,7 +29,7 @@ class EngineLauncher:
     """Opens models, each in a process of its own, which begins when it is asked for.
 
     Begun earlier, it would load torch beside the application's own start: of two processors the
-    first frame wants both, and came a fifth later.
+    first frame wants both, and came a tenth later.
     """
 
     def __init__(self, settings: EngineSettings, opener: str = OPENER) -> None:
