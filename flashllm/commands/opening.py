@@ -74,17 +74,23 @@ def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:
 
 def _model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """How a model is opened, by the names that `engine.open_model` has for it."""
+    return plan_settings(arguments) | {
+        "select": arguments.select,
+        "direct": not arguments.no_direct,
+        "profile": arguments.profile,
+    }
+
+
+def plan_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a plan is made with, by the names that `flash.advice.Case` has for it."""
     return {
         "memory": arguments.memory,
-        "select": arguments.select,
         "policy": arguments.policy,
         "window": arguments.window,
         "io_threads": arguments.io_threads,
         "overlap": arguments.overlap,
-        "direct": not arguments.no_direct,
         "context": arguments.ctx_size,
         "kv_dtype": arguments.kv_dtype,
-        "profile": arguments.profile,
     }
 
 

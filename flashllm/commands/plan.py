@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashllm.commands import plan_report
 from flashllm.commands.info import plan_rows
+from flashllm.commands.opening import plan_settings
 from flashllm.commands.output import Output, remark, table
 from flashllm.errors import ModelNotFound, UsageError
 
@@ -93,7 +94,7 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Case
     check_selector(select, spec, not spec.gated, Path(arguments.model))
     sizes = sizes_of_shape(spec, interpreter_bytes())
     activity = _activity(arguments, spec, select, None)
-    return Case(spec, sizes, activity, select, **_settings(arguments), profile=profile)
+    return Case(spec, sizes, activity, select, **plan_settings(arguments), profile=profile)
 
 
 def _described(arguments: argparse.Namespace) -> ModelSpec:
@@ -133,7 +134,7 @@ def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
         spec = store.spec
         activity = _activity(arguments, spec, select, recorded_activity(store, select))
     return Case(
-        spec, sizes, activity, select, **_settings(arguments), profile=profile, converted=True
+        spec, sizes, activity, select, **plan_settings(arguments), profile=profile, converted=True
     )
 
 
@@ -150,15 +151,3 @@ def _activity(
     if recorded is not None and arguments.active is None:
         return recorded
     return assumed(spec, select, arguments.active)
-
-
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "memory": arguments.memory,
-        "policy": arguments.policy,
-        "window": arguments.window,
-        "io_threads": arguments.io_threads,
-        "context": arguments.ctx_size,
-        "kv_dtype": arguments.kv_dtype,
-        "overlap": arguments.overlap,
-    }
