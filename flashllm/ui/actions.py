@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from textual import on
 from textual.app import SuspendNotSupported
-from textual.command import CommandPalette
 
 from flashllm.errors import UsageError
 from flashllm.library import ModelChoice
@@ -19,7 +18,7 @@ from flashllm.ui.bindings import APP_BINDINGS
 from flashllm.ui.editor import edited
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.keys import bindings_in, give_way, reworded, with_keys
-from flashllm.ui.palette import CommandPaletteProvider
+from flashllm.ui.palette import CommandPaletteProvider, Palette
 from flashllm.ui.run_app import RestoringApp
 from flashllm.ui.token_view import TokenView
 from flashllm.ui.turn_view import TurnView
@@ -170,7 +169,7 @@ class Actions(RestoringApp):
     def action_palette(self) -> None:
         """Shows every command."""
         words = "What to do? Type to search"
-        self.push_screen(CommandPalette([CommandPaletteProvider], placeholder=words))
+        self.push_screen(Palette([CommandPaletteProvider], placeholder=words))
 
     def action_tokens(self) -> None:
         """Shows the tokens of an answer, each with its numbers."""

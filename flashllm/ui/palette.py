@@ -6,14 +6,39 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.app import ComposeResult
+from textual.command import (
+    CommandInput,
+    CommandPalette,
+    DiscoveryHit,
+    Hit,
+    Hits,
+    Provider,
+)
 from textual.content import Content
 
 from flashllm.ui.commands_slash import COMMANDS, SlashCommand
+from flashllm.ui.line_input import LineInput
 
 if TYPE_CHECKING:
     from flashllm.ui.app import ChatApp
     from flashllm.ui.slash_actions import SlashActions
+
+
+class _PaletteInput(CommandInput, LineInput):
+    """Styles follow the first of the two."""
+
+
+class Palette(CommandPalette):
+    """Textual's, with a line into which anything can be pasted."""
+
+    def compose(self) -> ComposeResult:
+        """The same parts."""
+        for part in super().compose():
+            if isinstance(part, CommandInput):
+                yield _PaletteInput(placeholder=self._placeholder, select_on_focus=False)
+            else:
+                yield part
 
 
 class CommandPaletteProvider(Provider):

@@ -26,6 +26,7 @@ from flashllm.sessions import SessionStore, SessionSummary
 from flashllm.sessions.store import NEWEST_MAX
 from flashllm.ui.bindings import SESSIONS_BINDINGS
 from flashllm.ui.keys import page_words
+from flashllm.ui.line_input import LineInput
 from flashllm.ui.session_files import export, export_name, import_file
 
 _Value = TypeVar("_Value")
@@ -117,7 +118,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         """A box with all of it."""
         with Vertical() as box:
             box.border_title = "Sessions"
-            yield Input(placeholder="Type to search", compact=True, select_on_focus=False)
+            yield LineInput(placeholder="Type to search", compact=True, select_on_focus=False)
             options = OptionList(markup=False)
             options.can_focus = False  # keys always go to the line
             yield options

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import ClassVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -19,7 +19,18 @@ from flashllm.errors import UsageError
 from flashllm.sanitize import sanitize, sanitize_line
 from flashllm.ui.bindings import SETTINGS_BINDINGS
 from flashllm.ui.keys import give_way, page_bindings
+from flashllm.ui.line_input import LineInput
+from flashllm.ui.prompt import harmless
 from flashllm.ui.setting_values import SETTINGS, ChatValues, Setting
+
+
+class _Lines(TextArea):
+    """Textual's, of which nothing that is pasted acts on the terminal."""
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.prevent_default()
+        event.stop()
+        self.replace(harmless(event.text), *self.selection, maintain_selection_offset=False)
 
 
 class _Field(Vertical):
@@ -36,13 +47,13 @@ class _Field(Vertical):
         label = Static(self.setting.label, classes="label", markup=False)
         if self.setting.name == "system":
             yield label
-            yield TextArea(sanitize(self._text), tab_behavior="focus", compact=True)
+            yield _Lines(sanitize(self._text), tab_behavior="focus", compact=True)
         else:
             names = SuggestFromList(self._themes, case_sensitive=False)
             is_theme = self.setting.name == "theme"
             with Horizontal():
                 yield label
-                yield Input(self._text, compact=True, suggester=names if is_theme else None)
+                yield LineInput(self._text, compact=True, suggester=names if is_theme else None)
         yield Static(self.setting.help, classes="explained", markup=False)
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
 from textual.widgets import Input, OptionList
 
 from flashllm.conversation import Turn
@@ -74,6 +75,16 @@ class Screened(Around):
             return opened()
 
         super().__init__(lambda: SessionsScreen(open_store, current, folder))
+
+
+async def test_what_is_pasted_does_not_act_on_the_terminal() -> None:
+    app = Screened(three())
+    async with app.run_test() as pilot:
+        await until(pilot, lambda: "3 sessions" in shown(app))
+        line = app.screen.query_one(Input)
+        line.post_message(events.Paste("La\x1b]52;c;eA==\x07k\x1b[2J\u202ees"))
+        await until(pilot, lambda: "1 session" in shown(app))
+        assert line.value == "Lakes"
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from textual import events
 from textual.widgets import Input, TextArea
 
 from flashllm.sampling import Sampling
@@ -100,6 +101,18 @@ async def test_a_theme_is_shown_while_it_is_typed_and_taken_back() -> None:
         await pilot.press("escape")
         assert app.theme == "textual-dark"
         assert app.results == [None]
+
+
+async def test_what_is_pasted_does_not_act_on_the_terminal() -> None:
+    app = around(focus="theme")
+    async with app.run_test(size=(80, 40)) as pilot:
+        theme, system = field(app, "theme"), app.screen.query_one(TextArea)
+        theme.value = ""
+        theme.post_message(events.Paste("no\x1b]52;c;eA==\x07r\x1b[2J\u202ed"))
+        system.post_message(events.Paste("Be\x1b]0;t\x07 brief.\r\nAlways\u202e."))
+        await until(pilot, lambda: theme.value != "" and system.text != "")
+        assert theme.value == "nord"
+        assert system.text == "Be brief.\nAlways."
 
 
 async def test_a_system_prompt_is_harmless() -> None:

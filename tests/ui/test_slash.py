@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from textual import events
 from textual.command import CommandPalette
 from textual.widgets import Input
 
@@ -244,6 +245,17 @@ async def test_the_palette_runs_and_begins_commands() -> None:
         await until(pilot, lambda: app.prompt.text == "/rename ")
         await pilot.press("up")
         await until(pilot, lambda: app.prompt.text == "a draft")
+
+
+async def test_what_is_pasted_into_the_palette_does_not_act_on_the_terminal() -> None:
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        line = app.screen.query_one(Input)
+        line.post_message(events.Paste("ren\x1b]52;c;eA==\x07a\x1b[2Jm\u202ee"))
+        await until(pilot, lambda: line.value == "rename")
+        await until(pilot, lambda: "/rename NAME" in shown(app))
 
 
 async def test_changed_keys_work_are_in_the_footer_and_in_help() -> None:
