@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import ClassVar
 
 from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
+from textual.widgets.text_area import Edit, EditResult, Location
 
 from flashllm.sanitize import sanitize
 from flashllm.ui.bindings import PROMPT_BINDINGS
@@ -46,6 +48,18 @@ class Prompt(TextArea):
         for words, held_back in self._held_back.items():
             text = text.replace(words, held_back)
         return text
+
+    def edit(self, edit: Edit) -> EditResult:
+        """Words that stand for what is held back go as one; what is typed amid them goes behind.
+
+        Changed, they would be sent as they are.
+        """
+        begin, end = self._around(edit.top)[0], self._around(edit.bottom)[1]
+        if edit.top == edit.bottom:
+            begin = end
+        if (begin, end) != (edit.top, edit.bottom):
+            edit = replace(edit, from_location=begin, to_location=end)
+        return super().edit(edit)
 
     def put_text(self, text: str) -> None:
         """Replaces everything, harmless; what is too long to be shown is held back."""
@@ -113,6 +127,17 @@ class Prompt(TextArea):
         words = f"[text {len(self._held_back) + 1}: {len(text):,} characters]"
         self._held_back[words] = text
         return words
+
+    def _around(self, place: Location) -> tuple[Location, Location]:
+        """Where such words begin and end, if the place is amid them."""
+        row, column = place
+        line = self.document.get_line(row)
+        for words in self._held_back:
+            # Words that the place is amid end behind it, and begin no further before it.
+            begin = line.find(words, max(column - len(words) + 1, 0), column + len(words) - 1)
+            if 0 <= begin < column:
+                return (row, begin), (row, begin + len(words))
+        return place, place
 
     def _put(self, text: str) -> None:
         self.replace(text, *self.selection, maintain_selection_offset=False)

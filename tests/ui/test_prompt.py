@@ -78,6 +78,29 @@ async def test_a_megabyte_is_pasted_behind_a_few_words_and_sent_whole() -> None:
         assert app.prompt.text == "[text 1: 840,007 characters]"
 
 
+async def test_words_for_what_is_held_back_go_as_one() -> None:
+    text = "word " * 3000
+    words = "[text 1: 15,000 characters]"
+    async with make_app(FakeModel(["x"])).run_test() as pilot:
+        app = await ready(pilot)
+        prompt = app.prompt
+        await pilot.press(*"see ")
+        prompt.post_message(events.Paste(text))
+        await until(pilot, lambda: prompt.text == f"see {words}")
+        await pilot.press("left", "left", "a")  # amid them
+        assert prompt.text == f"see {words}a"
+        assert prompt.whole_text == f"see {text}a"
+        await pilot.press("b")
+        assert prompt.text == f"see {words}ab"
+        await pilot.press("left", "left", "backspace")
+        assert prompt.text == "see ab"
+        await pilot.press("ctrl+z")
+        assert prompt.whole_text == f"see {text}ab"
+        prompt.move_cursor((0, 2))
+        await pilot.press("shift+end", *["shift+left"] * 4, "delete")
+        assert prompt.text == "seab"
+
+
 async def test_the_editor_gets_the_text_and_gives_it_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
