@@ -33,6 +33,8 @@ _BASES = {str(key.value).rpartition("+")[2] for key in Keys if str(key.value)[0]
 _BASES |= {*KEY_TO_UNICODE_NAME, *REPLACED_KEYS, "comma", "tilde", "space"}
 _NOT_TYPED = ("escape", "tab")
 """Keys with a control character of their own, which no text holds."""
+_SAME_BYTES = {"ctrl+i": "tab", "ctrl+m": "enter"}
+"""Keys that a terminal does not tell from these, nor does Textual where a terminal would."""
 _WORDS = {
     "escape": "Esc",
     "pageup": "PgUp",
@@ -164,7 +166,13 @@ def _read_key(key: str, where: str, typed: bool) -> str:
         raise ConfigError(
             f"{where}: {shown!r} is a character that one types; add ctrl+ or alt+, or take an F key"
         )
-    return _as_reported(modifiers, base)
+    reported = _as_reported(modifiers, base)
+    if reported in _SAME_BYTES:
+        raise ConfigError(
+            f"{where}: {shown!r} is no key of its own: a terminal sends the same for"
+            f" {key_words(_SAME_BYTES[reported])}; take another"
+        )
+    return reported
 
 
 def _as_reported(modifiers: list[str], base: str) -> str:

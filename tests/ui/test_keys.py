@@ -87,6 +87,8 @@ def test_two_actions_may_swap_their_keys() -> None:
         ("chat.stop", "question_mark", "is a character that one types"),
         ("chat.edit", "shift+e", "write the letter itself, like E"),
         ("chat.stop", "f1", "f1 is the key of chat.help already"),
+        ("chat.stop", "ctrl+i", "'ctrl+i' is no key of its own: a terminal sends the same for Tab"),
+        ("chat.edit", "f9,ctrl+M", "'ctrl+M' is no key of its own: a terminal sends the same for"),
         ("chat.stop", "enter", "enter is the key of chat.send already"),
         ("chat.edit", "j", "j is the key of chat.select_later already"),
         ("chat.edit", "ctrl+q", "ctrl+q is the key of chat.quit already"),
