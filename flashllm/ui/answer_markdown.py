@@ -25,6 +25,8 @@ from textual.widgets._markdown import (
     MarkdownListItem,
     MarkdownOrderedList,
     MarkdownParagraph,
+    MarkdownTable,
+    MarkdownTableContent,
 )
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
@@ -65,6 +67,8 @@ def _make_harmless(state: StateCore) -> None:
     for token in state.tokens:
         for child in token.children or ():
             child.content = sanitize(child.content)
+            for part in child.children or ():  # what is shown of an image
+                part.content = sanitize(part.content)
 
 
 class Paragraph(MarkdownParagraph):
@@ -194,8 +198,8 @@ class _Growing(_List):
             await self.mount_all(more)
 
     def _symbols(self, items: list[MarkdownListItem], width: int) -> list[str]:
-        del width
-        return [item.bullet for item in items]
+        """Those of all items, no narrower than those that are there."""
+        return [item.bullet.rjust(width) for item in items]
 
 
 class BulletList(_Growing, MarkdownBulletList):
@@ -212,6 +216,26 @@ class OrderedList(_Growing, MarkdownOrderedList):
         return [f"{number}. ".rjust(max(longest, width)) for number in numbers]
 
 
+class _Cells(MarkdownTableContent):
+    """What a cell says stands in its tooltip too, as text: as markup it could be wrong."""
+
+    def compose(self) -> ComposeResult:
+        """The cells."""
+        for cell in super().compose():
+            if isinstance(cell.tooltip, str):
+                cell.tooltip = Content(cell.tooltip)
+            yield cell
+
+
+class Table(MarkdownTable):
+    """Cells in a grid."""
+
+    def compose(self) -> ComposeResult:
+        """The grid."""
+        self._headers, self._rows = self._get_headers_and_rows()
+        yield _Cells(self._headers, self._rows)
+
+
 class AnswerMarkdown(Markdown):
     """One stretch of an answer; links are never opened."""
 
@@ -220,6 +244,7 @@ class AnswerMarkdown(Markdown):
         "paragraph_open": Paragraph,
         "bullet_list_open": BulletList,
         "ordered_list_open": OrderedList,
+        "table_open": Table,
         "fence": CodeBlock,
         "code_block": CodeBlock,
     }

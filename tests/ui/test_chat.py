@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import threading
 from typing import Any, cast
 
 import pytest
 from textual import events
+from textual.widget import Widget
 from textual.widgets import Markdown, Static
 
 from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, ReadFailed, UsageError
@@ -253,6 +255,10 @@ PAYLOADS = (
 )
 
 
+def clean(screen: str) -> bool:
+    return not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", screen)
+
+
 @pytest.mark.parametrize("payload", PAYLOADS, ids=[repr(payload) for payload in PAYLOADS])
 async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
     split = len(payload) // 2
@@ -264,10 +270,7 @@ async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
         assert app.query_one(Markdown).source == "one two three four"
         assert texts(app, Question) == ["do this"]
         assert "name" in str(app.query_one("#title", Static).content)
-        for character in screen_text(app):
-            assert character == "\n" or character >= " "
-            assert not "\x7f" <= character <= "\x9f"
-            assert character != "\u202e"
+        assert clean(screen_text(app))
 
 
 async def test_escape_sequences_in_errors_do_not_reach_the_screen() -> None:
@@ -300,14 +303,29 @@ async def test_markup_and_html_stay_text() -> None:
 
 async def test_links_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    model = FakeModel(["[a link](https://example.org)"])
+    model = FakeModel(["[a link](https://example.org/%1b]0;t%07?&#x202e;%c2%9b2J)"])
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, "link?")
         monkeypatch.setattr(app, "open_url", lambda url, **_: opened.append(url))
         await pilot.pause()
         await pilot.click(Markdown, offset=(3, 0))
-        await until(pilot, lambda: "not opened: https://example.org" in status(app))
+        await until(pilot, lambda: "not opened: https://example.org/?" in status(app))
         assert opened == []
+        assert clean(screen_text(app))
+        strips = app.screen._compositor.render_strips()
+        assert not any(
+            segment.style and segment.style.link for strip in strips for segment in strip
+        )
+
+
+async def test_what_a_cell_says_is_text_in_its_tooltip_too() -> None:
+    model = FakeModel(["| [/b] a&#x202e;b |\n| --- |\n| [/red] c |\n"])
+    async with make_app(model).run_test(tooltips=True) as pilot:
+        app = await ask(pilot, "table")
+        await pilot.pause()
+        for cell, words in ((".header", "[/b] ab"), (".cell", "[/red] c")):
+            app.screen._handle_tooltip_timer(app.query(cell).first(Widget))
+            await until(pilot, lambda words=words: screen_text(app).count(words) == 2)
 
 
 async def test_line_ends_of_an_answer_are_kept_and_nothing_is_lost() -> None:
@@ -521,9 +539,11 @@ async def test_an_answer_that_ends_before_its_first_word_is_said() -> None:
 
 
 async def test_characters_that_markdown_spells_out_are_made_harmless_too() -> None:
-    async with make_app(FakeModel(["a&#x202e;b &#8238;c &#x2066;d &amp; e"])).run_test() as pilot:
+    answer = "a&#x202e;b &#8238;c &#x2066;d &amp; e ![f&#x202e;g](h)"
+    async with make_app(FakeModel([answer])).run_test() as pilot:
         app = await ask(pilot, "go")
         await until(pilot, lambda: "ab c d & e" in screen_text(app))
+        assert "fg" in screen_text(app)
 
 
 def test_no_model_is_opened_once_the_chat_is_left() -> None:
