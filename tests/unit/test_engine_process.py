@@ -6,7 +6,6 @@ import contextlib
 import errno
 import gc
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -50,8 +49,18 @@ def opened(path: str, **options: Any) -> Iterator[RemoteEngine]:
         yield engine
 
 
-def pid_of(engine: RemoteEngine) -> int:
-    return engine._process.pid
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that are begun, the last one at the end."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            begun.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    return begun
 
 
 def text_of(generation: EngineGeneration) -> str:
@@ -217,7 +226,11 @@ def test_an_error_crosses_and_the_engine_stays(
     ],
 )
 def test_an_engine_that_vanishes_is_an_error_that_says_what_to_do(
-    name: str, code: int, words: str, caplog: pytest.LogCaptureFixture
+    name: str,
+    code: int,
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+    children: list[subprocess.Popen[bytes]],
 ) -> None:
     with opened(name) as engine:
         generation = engine.generate([1])
@@ -226,7 +239,7 @@ def test_an_engine_that_vanishes_is_an_error_that_says_what_to_do(
             next(generation)
         assert words in str(caught.value)
         assert "/retry" in str(caught.value)
-        assert engine._process._child.returncode == code
+        assert children[-1].returncode == code
         # Whatever is asked afterwards says the same, and waits for nothing.
         assert engine.tokenizer is not None
         with pytest.raises(EngineLost):
@@ -248,10 +261,12 @@ def test_a_signal_without_a_name_is_told_too(number: int) -> None:
     assert f"crashed ({getattr(number, 'name', number)})" in _lost_text(-number)
 
 
-def test_an_engine_killed_from_outside_while_somebody_waits() -> None:
+def test_an_engine_killed_from_outside_while_somebody_waits(
+    children: list[subprocess.Popen[bytes]],
+) -> None:
     with opened("waiting") as engine:
         generation = engine.generate([1])
-        threading.Timer(0.1, os.kill, [pid_of(engine), signal.SIGKILL]).start()
+        threading.Timer(0.1, children[-1].kill).start()
         with pytest.raises(EngineLost, match="killed"):
             next(generation)
 
@@ -261,12 +276,11 @@ def test_an_engine_killed_from_outside_while_somebody_waits() -> None:
     [("corrupt", ChecksumMismatch), ("dies opening", EngineLost), ("missing", FlashllmError)],
 )
 def test_a_model_that_does_not_open_leaves_no_process(
-    path: str, expected: type[FlashllmError]
+    path: str, expected: type[FlashllmError], children: list[subprocess.Popen[bytes]]
 ) -> None:
-    process = EngineProcess(OPENER)
     with pytest.raises(expected):
-        open_in(process, EngineSettings(path=path))
-    assert process._child.returncode is not None
+        open_in(EngineProcess(OPENER), EngineSettings(path=path))
+    assert children[-1].returncode is not None
 
 
 def test_the_ceiling_is_said_to_be_that_of_both() -> None:
@@ -292,13 +306,15 @@ def test_an_engine_that_cannot_be_loaded_says_so() -> None:
         open_in(EngineProcess("flashllm.nothing:at_all"), EngineSettings())
 
 
-def test_closing_ends_a_child_that_is_stopped_or_hangs() -> None:
+def test_closing_ends_a_child_that_is_stopped_or_hangs(
+    children: list[subprocess.Popen[bytes]],
+) -> None:
     with opened("plain") as engine:
-        os.kill(pid_of(engine), signal.SIGSTOP)
+        children[-1].send_signal(signal.SIGSTOP)
         engine.cancel()
         began = time.monotonic()
     assert time.monotonic() - began < WAIT_SECONDS
-    assert engine._process._child.returncode == -signal.SIGKILL
+    assert children[-1].returncode == -signal.SIGKILL
     engine.close()  # once more
 
     process = EngineProcess(OPENER)
@@ -315,37 +331,33 @@ def test_closing_ends_a_child_that_is_stopped_or_hangs() -> None:
     process.close()
     thread.join(WAIT_SECONDS)
     assert [str(error) for error in failed] == ["the engine was closed"]
-    assert process._child.returncode == 0
+    assert children[-1].returncode == 0
 
 
-def test_an_opening_can_be_given_up_at_once() -> None:
+def test_an_opening_can_be_given_up_at_once(children: list[subprocess.Popen[bytes]]) -> None:
     launcher = EngineLauncher(EngineSettings(), OPENER)
     failed: list[BaseException] = []
-    began = threading.Event()
 
     def open_it() -> None:
         try:
-            began.set()
             launcher.open("hangs")
         except EngineLost as error:
             failed.append(error)
 
     thread = threading.Thread(target=open_it)
     thread.start()
-    began.wait(WAIT_SECONDS)
-    until(lambda: launcher._opening is not None)
-    process = launcher._opening
-    assert process is not None
+    until(lambda: children != [])
     launcher.close()
     thread.join(WAIT_SECONDS)
     assert len(failed) == 1
-    assert process._child.returncode == 0
+    assert children[-1].returncode == 0
 
 
-def test_each_model_has_a_process_of_its_own() -> None:
+def test_each_model_has_a_process_of_its_own(children: list[subprocess.Popen[bytes]]) -> None:
     launcher = EngineLauncher(EngineSettings(memory=7), OPENER)
-    with launcher.open("plain") as engine, launcher.open("plain") as other:
-        assert pid_of(engine) != pid_of(other)
+    with launcher.open("plain"), launcher.open("plain"):
+        one, other = children
+        assert one.poll() is other.poll() is None
     launcher.close()
 
 
