@@ -21,7 +21,7 @@ from textual.binding import Binding
 from textual.command import CommandPalette
 from textual.dom import DOMNode
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Footer, Input, OptionList, Static, TextArea
+from textual.widgets import DataTable, Input, OptionList, Static, TextArea
 
 import flashllm.ui
 from flashllm.errors import MemoryCeilingTooSmall
@@ -110,7 +110,6 @@ class Walk:
 async def chat(model: FakeModel, **options: Any) -> AsyncIterator[Walk]:
     async with make_app(model, **options).run_test(size=(80, 16)) as pilot:
         await ready(pilot)
-        await pilot.app.query(Footer).remove()  # made anew at each step, which takes long
         yield Walk(pilot)
 
 

@@ -10,11 +10,13 @@ from flashllm.ui.transcript import Transcript
 from tests.ui.chat_pilot import ask, make_app, ready, screen_text, until
 from tests.ui.fake_engine import FakeModel
 
+COUNT = 12
 PIECES = [
-    f"Paragraph {number} begins and goes on until it is longer than a line of the screen.\n\n"
+    f"Paragraph {number} begins and goes on {'and on ' * 70}until it is a document of its own.\n\n"
     f"- first of {number}\n- second of {number}\n\n```\ncode {number}\n```\n\n"
-    for number in range(40)
+    for number in range(COUNT)
 ]
+LAST = f"code {COUNT - 1}"
 
 
 def documents(app: ChatApp) -> list[AnswerMarkdown]:
@@ -26,7 +28,7 @@ def taking_part(document: AnswerMarkdown) -> bool:
 
 
 def begun(text: str) -> set[int]:
-    return {number for number in range(40) if f"Paragraph {number} begins" in text}
+    return {number for number in range(COUNT) if f"Paragraph {number} begins" in text}
 
 
 def heights(app: ChatApp) -> list[int]:
@@ -43,13 +45,13 @@ async def natural_heights(pilot: Pilot[None], app: ChatApp) -> list[int]:
 
 async def talked(pilot: Pilot[None]) -> ChatApp:
     app = await ask(pilot, "go")
-    await until(pilot, lambda: "code 39" in screen_text(app))
+    await until(pilot, lambda: LAST in screen_text(app))
     await until(pilot, lambda: not taking_part(documents(app)[0]))
     return app
 
 
 async def test_only_what_is_near_the_screen_is_laid_out() -> None:
-    async with make_app(FakeModel(PIECES)).run_test(size=(80, 24)) as pilot:
+    async with make_app(FakeModel(PIECES)).run_test(size=(100, 24)) as pilot:
         app = await talked(pilot)
         assert len(documents(app)) > 5
         near = [document for document in documents(app) if taking_part(document)]
@@ -60,7 +62,7 @@ async def test_only_what_is_near_the_screen_is_laid_out() -> None:
 
 
 async def test_it_is_there_where_the_reader_goes() -> None:
-    async with make_app(FakeModel(PIECES)).run_test(size=(80, 24)) as pilot:
+    async with make_app(FakeModel(PIECES)).run_test(size=(100, 24)) as pilot:
         app = await talked(pilot)
         transcript = app.query_one(Transcript)
         transcript.scroll_home(animate=False)
@@ -68,22 +70,22 @@ async def test_it_is_there_where_the_reader_goes() -> None:
         assert "code 0" in screen_text(app)
         await until(pilot, lambda: not taking_part(documents(app)[-1]))
         transcript.scroll_end(animate=False)
-        await until(pilot, lambda: "code 39" in screen_text(app))
+        await until(pilot, lambda: LAST in screen_text(app))
         seen = begun(screen_text(app))
         while transcript.scroll_y > 0:
             transcript.scroll_page_up(animate=False)
             await pilot.pause()
             seen |= begun(screen_text(app))
-        assert seen == set(range(40))
+        assert seen == set(range(COUNT))
 
 
 async def test_another_width_gives_other_heights() -> None:
-    async with make_app(FakeModel(PIECES)).run_test(size=(80, 24)) as pilot:
+    async with make_app(FakeModel(PIECES)).run_test(size=(100, 24)) as pilot:
         app = await talked(pilot)
         wide = heights(app)
         await pilot.resize_terminal(44, 24)
         await until(pilot, lambda: sum(heights(app)) > sum(wide))
-        await until(pilot, lambda: "code 39" in screen_text(app))
+        await until(pilot, lambda: LAST in screen_text(app))
         await pilot.pause(0.3)
         narrow = heights(app)
         assert await natural_heights(pilot, app) == narrow
@@ -91,14 +93,14 @@ async def test_another_width_gives_other_heights() -> None:
 
 async def test_a_conversation_that_is_opened_again_is_light_too() -> None:
     """Its answers come whole."""
-    async with make_app(FakeModel(["x"])).run_test(size=(80, 24)) as pilot:
+    async with make_app(FakeModel(["x"])).run_test(size=(100, 24)) as pilot:
         app = await ready(pilot)
         for number in range(3):
             app.conversation.ask(f"question {number}")
             answer = app.conversation.begin_answer()
             answer.text, answer.finish_reason = "".join(PIECES), "stop"
         await app.shown.refresh()
-        await until(pilot, lambda: "code 39" in screen_text(app))
+        await until(pilot, lambda: LAST in screen_text(app))
         await until(pilot, lambda: not taking_part(documents(app)[0]))
         kept = heights(app)
         near = [document for document in documents(app) if taking_part(document)]

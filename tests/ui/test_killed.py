@@ -7,15 +7,18 @@ import random
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from flashllm.conversation import Turn
 from flashllm.sessions import SessionStore
 from flashllm.ui.saving import EVERY_SECONDS
 from tests.ui.test_terminal import WAIT_SECONDS, Terminal
 
-TIMES = 10
+CONVERSATIONS, TIMES = 2, 5
+"""At a time, since each mostly waits; and how often each is killed and goes on."""
 KEPT_SECONDS = 1.0
 
 
@@ -24,18 +27,30 @@ def numbers(turn: int, output: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb"w%dn(\d+)x" % turn, output)]
 
 
-def test_ten_kills_lose_nothing_older_than_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
-    dice = random.Random(3)
+def kept_turns(home: Path) -> list[Turn]:
+    with SessionStore(home / "sessions.db") as store:
+        latest = store.latest()
+        assert latest is not None
+        return store.load(latest).conversation.path()
+
+
+def test_ten_kills_lose_nothing_older_than_a_second(tmp_path: Path) -> None:
+    homes = [tmp_path / str(number) for number in range(CONVERSATIONS)]
+    with ThreadPoolExecutor(CONVERSATIONS) as threads:
+        for ended in [threads.submit(kill_again_and_again, home) for home in homes]:
+            ended.result()
+
+
+def kill_again_and_again(home: Path) -> None:
+    dice = random.Random(home.name)
     for turn in range(TIMES):
         answer: list[object] = []
         for number in range(500):
             answer += [0.02, f"w{turn}n{number}x "]
         # Each time the conversation of the last time goes on, as its user would have it.
         options = ["--continue"] if turn else []
-        terminal = Terminal([answer], "chat", "m", *options)
+        environment = {"FLASHLLM_HOME": str(home)}
+        terminal = Terminal([answer], "chat", "m", *options, environment=environment)
         terminal.read_until(b"ready")
         begin = len(terminal.output)
         terminal.write(f"question{turn}\r".encode())
@@ -50,10 +65,7 @@ def test_ten_kills_lose_nothing_older_than_a_second(
         assert terminal.process.wait(WAIT_SECONDS) == -signal.SIGKILL
         terminal.vanish()
         owed = max((number for when, number in seen if when <= killed - KEPT_SECONDS), default=-1)
-        with SessionStore(tmp_path / "sessions.db") as store:
-            latest = store.latest()
-            assert latest is not None
-            turns = store.load(latest).conversation.path()
+        turns = kept_turns(home)
         assert [one.text for one in turns if one.role == "user"] == [
             f"question{number}" for number in range(turn + 1)
         ]
@@ -84,8 +96,4 @@ def test_an_answer_that_was_cut_off_is_shown_again_and_goes_on(
     again.write(b"\x11")
     again.read_all()
     assert again.process.wait(WAIT_SECONDS) == 0
-    with SessionStore(tmp_path / "sessions.db") as store:
-        latest = store.latest()
-        assert latest is not None
-        turns = store.load(latest).conversation.path()
-    assert [turn.text for turn in turns] == ["hello", "first second third end."]
+    assert [turn.text for turn in kept_turns(tmp_path)] == ["hello", "first second third end."]

@@ -7,7 +7,7 @@ import re
 from tests.ui.payloads import PAYLOADS, SECRET, pieces
 from tests.ui.test_terminal import WAIT_SECONDS, Terminal
 
-BATCH = 14
+BATCH = 50
 """Payloads of one answer: what fits on the screen together, so that all of them are drawn."""
 HARMFUL = re.compile(
     f"[\x80-\x9f\u202a-\u202e\u2066-\u2069]|{SECRET}|\x1b(?:[cP_X^]|\\]|#8|[(][0B])"
@@ -47,9 +47,9 @@ def test_the_chat_lets_none_through() -> None:
     for start in range(0, len(numbered), BATCH):
         last = min(start + BATCH, len(numbered)) - 1
         terminal.write(b"go")
-        for _ in range(20):  # where the answer before has not ended yet, the question waits
+        for _ in range(200):  # where the answer before has not ended yet, the question waits
             terminal.write(b"\r")
-            if terminal.shows(f"c{last}d".encode(), 3.0):
+            if terminal.shows(f"c{last}d".encode(), 0.3):
                 break
     terminal.write(b"\x11")
     output = POINTER.sub("", terminal.read_all().decode())

@@ -258,6 +258,7 @@ async def test_what_is_pasted_into_the_palette_does_not_act_on_the_terminal() ->
         await until(pilot, lambda: "/rename NAME" in shown(app))
 
 
+@pytest.mark.usefixtures("footer")
 async def test_changed_keys_work_are_in_the_footer_and_in_help() -> None:
     keymap = {"chat.help": "ctrl+k", "chat.settings": "f12", "chat.quit": "f9"}
     keymap["settings.leave"], keymap["help.close"] = "f10", "x"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.ui.looks import LOOKS, Look, still
 
+pytestmark = pytest.mark.usefixtures("footer")
 CASES = [(look, size) for look in LOOKS for size in look.sizes]
 
 

@@ -132,7 +132,7 @@ async def test_an_answer_that_came_in_pieces_looks_as_if_it_had_come_whole() -> 
             end = begin + draw.choice([3, 8, 40])
             await answer.add(LONG[begin:end])
             begin = end
-            if draw.random() < 0.5:
+            if draw.random() < 0.3:
                 await pilot.pause(0)
         await answer.finish()
         assert answer.shown_text == LONG

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 60.0
+SCREEN = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
 SCRIPT = """
 import sys
 from flashllm.commands import opening
@@ -44,7 +45,9 @@ PAYLOADS = {
 class Terminal:
     """A process on a pseudo-terminal."""
 
-    def __init__(self, steps: Sequence[object], *arguments: str) -> None:
+    def __init__(
+        self, steps: Sequence[object], *arguments: str, environment: Mapping[str, str] = {}
+    ) -> None:
         """`steps` are those of one answer, or of several."""
         answers = steps if steps and isinstance(steps[0], list) else [steps]
         self._ours, theirs = pty.openpty()
@@ -54,7 +57,7 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+            env={**os.environ, **SCREEN, **environment},
             start_new_session=True,
         )
         os.close(theirs)

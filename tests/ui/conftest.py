@@ -1,0 +1,30 @@
+"""What all applications of these tests do without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from textual.app import ComposeResult
+from textual.widgets import Footer
+
+
+@pytest.fixture
+def footer() -> None:
+    """For tests that look at the line of keys."""
+
+
+@pytest.fixture(autouse=True)
+def no_footer(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The line of keys is empty where `footer` is not asked for.
+
+    It is made anew whenever the focus or the engine's phase changes: most of what a test computed.
+    """
+
+    def nothing(_footer: Footer) -> ComposeResult:
+        return ()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "footer" not in request.fixturenames:
+            patch.setattr(Footer, "compose", nothing)
+        yield
