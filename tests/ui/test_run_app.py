@@ -16,6 +16,7 @@ import pytest
 from textual import events
 
 from flashllm.errors import UsageError
+from flashllm.paths import config_file
 from flashllm.ui import themes
 from tests.ui.chat_pilot import make_app, ready, until
 from tests.ui.fake_engine import FakeModel
@@ -50,14 +51,26 @@ def after(output: bytes) -> str:
     return output.rpartition(RESTORED)[2].decode()
 
 
+def left(terminal: Terminal, key: bytes = b"\x11") -> bytes:
+    """All that it had shown when this key had ended it."""
+    terminal.read_until(b"ready")
+    terminal.write(key)
+    output = terminal.read_all()
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+    return output
+
+
+def configure(text: str) -> None:
+    config_file().parent.mkdir(parents=True, exist_ok=True)
+    config_file().write_text(text)
+
+
 def test_it_says_where_the_conversation_and_the_log_are(home: Path) -> None:
     terminal = Terminal(["fine"], "chat", "m")
     terminal.read_until(b"ready")
     terminal.write(b"hello\r")
     terminal.read_until(b"fine")
-    terminal.write(b"\x11")
-    output = terminal.read_all()
-    assert terminal.process.wait(WAIT_SECONDS) == 0
+    output = left(terminal)
     assert "flashllm: session 1 is kept; `flashllm chat --session 1` goes on" in after(output)
     assert f"flashllm: log: {home}" in after(output)
 
@@ -82,12 +95,7 @@ def test_a_crash_is_one_line_and_a_traceback_in_the_log(
 
 def test_no_colour_is_sent_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    terminal = Terminal(["fine"], "chat", "m")
-    terminal.read_until(b"ready")
-    terminal.write(b"\x11")
-    output = terminal.read_all()
-    assert terminal.process.wait(WAIT_SECONDS) == 0
-    assert not COLOUR.search(output)
+    assert not COLOUR.search(left(Terminal(["fine"], "chat", "m")))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +109,7 @@ def test_no_colour_is_sent_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch)
 def test_a_bad_configuration_is_named_before_anything_is_drawn(
     home: Path, config: str, code: int, words: str
 ) -> None:
-    from flashllm.paths import config_file
-
-    config_file().parent.mkdir(parents=True, exist_ok=True)
-    config_file().write_text(config)
+    configure(config)
     terminal = Terminal([], "chat", "m")
     output = terminal.read_all()
     assert terminal.process.wait(WAIT_SECONDS) == code
@@ -113,25 +118,13 @@ def test_a_bad_configuration_is_named_before_anything_is_drawn(
 
 
 def test_changed_keys_come_from_the_configuration(home: Path) -> None:
-    from flashllm.paths import config_file
-
-    config_file().parent.mkdir(parents=True, exist_ok=True)
-    config_file().write_text('[keys]\n"chat.quit" = "ctrl+k"\n')
-    terminal = Terminal([], "chat", "m")
-    terminal.read_until(b"ready")
-    terminal.write(b"\x0b")
-    terminal.read_all()
-    assert terminal.process.wait(WAIT_SECONDS) == 0
+    configure('[keys]\n"chat.quit" = "ctrl+k"\n')
+    left(Terminal([], "chat", "m"), b"\x0b")
 
 
 def test_below_the_shells_prompt_the_screen_stays(home: Path) -> None:
-    terminal = Terminal(["fine"], "chat", "m", "--inline")
     # Textual asks an inline terminal where the cursor is.
-    terminal.read_until(b"ready")
-    terminal.write(b"\x11")
-    output = terminal.read_all()
-    assert terminal.process.wait(WAIT_SECONDS) == 0
-    assert b"\x1b[?1049h" not in output
+    assert b"\x1b[?1049h" not in left(Terminal(["fine"], "chat", "m", "--inline"))
 
 
 def test_terminals_that_cannot_draw_are_refused() -> None:
@@ -185,9 +178,7 @@ def test_what_could_not_be_saved_is_said_at_the_end(home: Path) -> None:
     terminal.read_until(b"ready")
     terminal.write(b"hello\r")
     terminal.read_until(b"not being saved")
-    terminal.write(b"\x11")
-    output = terminal.read_all()
-    assert terminal.process.wait(WAIT_SECONDS) == 0
+    output = left(terminal)
     assert "flashllm: what was said last could not be saved" in after(output)
     assert "is kept" not in after(output)
 

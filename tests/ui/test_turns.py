@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from flashllm.errors import ModelNotFound, ReadFailed
 from flashllm.ui.activity import Phase
 from flashllm.ui.answer_view import Answer
+from flashllm.ui.app import ChatApp
 from flashllm.ui.confirm import ConfirmScreen
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.transcript import MOUNTED_AT_ONCE, Transcript
@@ -41,6 +43,41 @@ def sent(model: FakeModel) -> list[list[str]]:
 def gated(gate: threading.Event, *texts_: str) -> FakeModel:
     """Each answer waits for the gate before its last word."""
     return FakeModel(*([text, gate, "."] for text in texts_))
+
+
+async def stopped(pilot: Pilot[None], shown: str) -> ChatApp:
+    """Asks, and stops the answer when that much of it is there."""
+    app = await ready(pilot)
+    await say(pilot, "go")
+    await until(pilot, lambda: answers(app) == [shown])
+    await pilot.press("escape")
+    return await ready(pilot)
+
+
+def open_later(app: ChatApp, outcome: FakeModel | Exception) -> threading.Event:
+    """The model is opened anew; it is there, or is not, when the event is set."""
+    gate = threading.Event()
+
+    def open_engine(_choice: object) -> Any:
+        gate.wait(WAIT_SECONDS)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    app.engine._open_engine = open_engine
+    app.open_model(app.choice)
+    return gate
+
+
+async def talked(pilot: Pilot[None], questions: int, answer: str) -> Transcript:
+    """A conversation as it was kept, shown."""
+    app = await ready(pilot)
+    for number in range(questions):
+        app.conversation.ask(f"question {number}")
+        turn = app.conversation.begin_answer()
+        turn.text, turn.finish_reason = answer.format(number), "stop"
+    await app.shown.refresh()
+    return app.query_one(Transcript)
 
 
 async def test_answering_again_keeps_the_first_answer_as_a_branch() -> None:
@@ -112,11 +149,7 @@ async def test_an_edit_that_fails_shows_the_old_branch_again() -> None:
 async def test_an_answer_that_was_stopped_goes_on() -> None:
     model = FakeModel(["An ocean", threading.Event()], [" is", " water."])
     async with make_app(model).run_test() as pilot:
-        app = await ready(pilot)
-        await say(pilot, "ocean")
-        await until(pilot, lambda: answers(app) == ["An ocean"])
-        await pilot.press("escape")
-        await ready(pilot)
+        app = await stopped(pilot, "An ocean")
         await pilot.press("tab", "enter")
         await until(pilot, lambda: answers(app) == ["An ocean is water."])
         await ready(pilot)
@@ -204,25 +237,22 @@ async def test_escape_stops_an_answer_from_among_the_messages_too() -> None:
         assert app.conversation.path()[-1].finish_reason == "cancelled"
 
 
-async def test_of_a_long_conversation_the_end_is_mounted_first() -> None:
-    async with make_app(FakeModel(["x"])).run_test() as pilot:
-        app = await ready(pilot)
-        for number in range(40):
-            app.conversation.ask(f"question {number}")
-            answer = app.conversation.begin_answer()
-            answer.text, answer.finish_reason = f"answer {number}", "stop"
-        await app.shown.refresh()
-        transcript = app.query_one(Transcript)
-        assert len(transcript.views()) == MOUNTED_AT_ONCE
-        await until(pilot, lambda: "answer 39" in screen_text(app))
-        await pilot.press("tab", *["up"] * MOUNTED_AT_ONCE)
-        await until(pilot, lambda: len(transcript.views()) == 2 * MOUNTED_AT_ONCE)
-        assert transcript.selected == 80 - MOUNTED_AT_ONCE
+async def test_of_a_long_conversation_the_end_is_mounted_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flashllm.ui.transcript.MOUNTED_AT_ONCE", 8)
+    async with make_app(FakeModel(["x"])).run_test(size=(80, 10)) as pilot:
+        transcript = await talked(pilot, 16, "answer {}")
+        assert len(transcript.views()) == 8
+        await until(pilot, lambda: "answer 15" in screen_text(pilot.app))
+        await pilot.press("tab", *["up"] * 8)
+        await until(pilot, lambda: len(transcript.views()) == 16)
+        assert transcript.selected == 32 - 8
         for _ in range(5):
             transcript.scroll_home(animate=False)
             await pilot.pause()
-        await until(pilot, lambda: len(transcript.views()) == 80)
-        assert [view.turn_id for view in transcript.views()] == list(range(1, 81))
+        await until(pilot, lambda: len(transcript.views()) == 32)
+        assert [view.turn_id for view in transcript.views()] == list(range(1, 33))
 
 
 async def test_an_edit_ends_with_its_conversation() -> None:
@@ -273,21 +303,10 @@ async def test_a_question_from_outside_is_edited_without_escape_sequences() -> N
 
 @pytest.mark.parametrize("key", ["r", "enter"])
 async def test_nothing_is_asked_of_a_model_that_is_not_open(key: str) -> None:
-    gate = threading.Event()
     model = FakeModel(["begun", threading.Event()], ["never asked for"])
-
-    def fail_later(_choice: object) -> Any:
-        gate.wait(WAIT_SECONDS)
-        raise ModelNotFound("there is no model any more")
-
     async with make_app(model).run_test() as pilot:
-        app = await ready(pilot)
-        await say(pilot, "go")
-        await until(pilot, lambda: answers(app) == ["begun"])
-        await pilot.press("escape")
-        await ready(pilot)
-        app.engine._open_engine = fail_later
-        app.open_model(app.choice)
+        app = await stopped(pilot, "begun")
+        gate = open_later(app, ModelNotFound("there is no model any more"))
         await pilot.press("tab", key)
         assert "the model is being opened" in status(app)
         assert app.activity.phase is Phase.OPENING
@@ -301,16 +320,10 @@ async def test_nothing_is_asked_of_a_model_that_is_not_open(key: str) -> None:
 
 
 async def test_what_is_being_answered_by_now_is_not_deleted() -> None:
-    gate, more = threading.Event(), threading.Event()
-
-    def open_later(_choice: object) -> Any:
-        gate.wait(WAIT_SECONDS)
-        return FakeModel(["two", more, "."])
-
+    more = threading.Event()
     async with make_app(FakeModel(["one"])).run_test() as pilot:
         app = await ask(pilot, "first")
-        app.engine._open_engine = open_later
-        app.open_model(app.choice)
+        gate = open_later(app, FakeModel(["two", more, "."]))
         await say(pilot, "second")
         await until(pilot, lambda: app.activity.send_when_open)
         await pilot.press("tab", "d")
@@ -326,15 +339,10 @@ async def test_what_is_being_answered_by_now_is_not_deleted() -> None:
 
 async def test_a_long_conversation_is_left_for_another_one() -> None:
     async with make_app(FakeModel(["fine"])).run_test() as pilot:
-        app = await ready(pilot)
-        for number in range(40):
-            app.conversation.ask(f"question {number}")
-            app.conversation.begin_answer().text = "line\n\n" * 9
-        await app.shown.refresh()
-        transcript = app.query_one(Transcript)
+        transcript = await talked(pilot, MOUNTED_AT_ONCE, "line\n\n" * 9)
         await until(pilot, lambda: transcript.scroll_y > 0)
         await pilot.press("ctrl+n")
-        await ask(pilot, "another")
+        app = await ask(pilot, "another")
         assert answers(app) == ["fine"]
         assert len(transcript.views()) == 2
 
@@ -354,11 +362,7 @@ async def test_the_numbers_of_an_answer_that_goes_on_are_kept(
     monkeypatch.setattr("flashllm.ui.answering.TOKENS_KEPT", 3)
     model = FakeModel(["a", "b", threading.Event()], ["c"], ["d", "e"])
     async with make_app(model).run_test() as pilot:
-        app = await ready(pilot)
-        await say(pilot, "go")
-        await until(pilot, lambda: answers(app) == ["ab"])
-        await pilot.press("escape")
-        await ready(pilot)
+        app = await stopped(pilot, "ab")
         await pilot.press("tab", "r")
         await until(pilot, lambda: answers(app) == ["c"])
         await ready(pilot)
