@@ -12,7 +12,6 @@ from textual.app import App
 from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.screen import Screen
-from textual.widgets import Input, TextArea
 
 from flashllm.errors import MemoryCeilingTooSmall, ReadFailed
 from flashllm.library.job import Conversions
@@ -93,11 +92,7 @@ def failing(error: Exception) -> Callable[[], App[None]]:
 
 
 async def still(pilot: Pilot[None]) -> None:
-    """No cursor that blinks, and nothing that is still being drawn."""
-    for field in pilot.app.screen.query(TextArea):
-        field.cursor_blink = False
-    for line in pilot.app.screen.query(Input):
-        line.cursor_blink = False
+    """Nothing is being drawn any more."""
     before, same = "", 0
     while same < 3:
         await pilot.pause(0.1)
@@ -182,7 +177,7 @@ async def long_paste(pilot: Pilot[None]) -> None:
 
     app = await ready(pilot)
     app.prompt.post_message(Paste("many waves " * 100_000))
-    await pilot.pause(0.5)
+    await until(pilot, lambda: "characters]" in screen_text(app))
 
 
 async def palette(pilot: Pilot[None]) -> None:

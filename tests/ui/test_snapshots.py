@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from textual.widgets import Input, TextArea
 
 from tests.ui.looks import LOOKS, Look, still
 
@@ -30,6 +31,10 @@ def test_look(
     # Seconds that have passed are on the screen; here none pass.
     stopped = SimpleNamespace(monotonic=lambda: 1000.0)
     monkeypatch.setattr("flashllm.ui.activity.time", stopped)
+    # Nor do cursors blink. To stop one later is too late: lines of the half second without it are
+    # kept by Textual, and stand for those of a cursor that does not blink.
+    monkeypatch.setattr(TextArea, "_toggle_cursor_blink_visible", lambda _: None)
+    monkeypatch.setattr(Input, "_toggle_cursor", lambda _: None)
 
     async def run_before(pilot: Any) -> None:
         await look.prepare(pilot)
