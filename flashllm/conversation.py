@@ -122,8 +122,13 @@ class Conversation:
             id_ = below[-1]
 
     def remove(self, id_: int) -> None:
-        """Removes a turn with all below; where that was shown, the path now ends above it."""
+        """Removes a turn with all below.
+
+        Where that was shown, the nearest other version of it is now, the one before first; where
+        there is none, the path ends above.
+        """
         parent, shown = self.turns[id_].parent, any(turn.id == id_ for turn in self.path())
+        place = self.siblings(id_).index(id_)
         doomed = [id_]
         for turn in doomed:
             doomed += self._children(turn)
@@ -132,6 +137,8 @@ class Conversation:
             self._left_out.pop(turn, None)
         if shown:
             self.leaf = parent
+            if others := self._children(parent):
+                self.choose(others[max(place - 1, 0)])
 
     def messages(self) -> list[Message]:
         """What is sent: the path, less its `dropped` first messages, and less what is empty."""

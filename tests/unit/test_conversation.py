@@ -138,8 +138,23 @@ def test_answering_once_more_makes_a_sibling_without_text() -> None:
     assert sent(conversation) == ["a"]
     assert conversation.siblings(answer.id) == [answer.id, again.id]
     conversation.remove(again.id)
+    assert sent(conversation) == ["a", "b"]
+    conversation.remove(answer.id)
     assert sent(conversation) == ["a"]
     assert conversation.regenerate().parent == answer.parent  # the question is the leaf now
+
+
+def test_where_a_version_is_removed_the_nearest_other_one_is_shown() -> None:
+    conversation = talk("a", "b")
+    first, second, third = 1, conversation.edit(1, "A").id, conversation.edit(1, "aa").id
+    conversation.choose(second)
+    conversation.remove(second)
+    assert sent(conversation) == ["a", "b"]  # the one before, to its end
+    conversation.remove(first)
+    assert sent(conversation) == ["aa"]
+    conversation.edit(third, "AA")
+    conversation.remove(third)  # not shown
+    assert sent(conversation) == ["AA"]
 
 
 def test_what_is_removed_goes_with_all_below_and_the_path_ends_above() -> None:
