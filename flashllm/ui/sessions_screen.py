@@ -329,7 +329,9 @@ def _count(number: int, noun: str) -> str:
 
 
 def _row(summary: SessionSummary, is_current: bool) -> Content:
-    day = time.strftime("%d %b %H:%M", time.localtime(summary.updated))
+    updated = time.localtime(summary.updated)
+    is_recent = updated.tm_year == time.localtime().tm_year
+    day = time.strftime("%d %b %H:%M" if is_recent else "%d %b %Y %H:%M", updated)
     mark = "● " if is_current else "  "
     model = sanitize_line(Path(summary.model).name)[:24]
     end = f"  {day}  {_count(summary.turns, 'message')}  {model}"

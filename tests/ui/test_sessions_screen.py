@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -85,6 +86,15 @@ async def test_what_is_pasted_does_not_act_on_the_terminal() -> None:
         line.post_message(events.Paste("La\x1b]52;c;eA==\x07k\x1b[2J\u202ees"))
         await until(pilot, lambda: "1 session" in shown(app))
         assert line.value == "Lakes"
+
+
+async def test_a_year_is_shown_where_it_is_not_this_one() -> None:
+    store = Store(Kept(2, "Rivers", updated=time.time()), Kept(1, "Lakes"))
+    async with Screened(store).run_test() as pilot:
+        await until(pilot, lambda: "Lakes" in shown(pilot.app))
+        lines = {line.split()[1]: line for line in shown(pilot.app).splitlines() if "demo" in line}
+    assert " Nov 2023 " in lines["Lakes"]
+    assert time.strftime("%Y") not in lines["Rivers"]
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24)])
