@@ -7,9 +7,17 @@ import os
 from typing import TYPE_CHECKING
 
 from flashllm.errors import UsageError
+from flashllm.settings.options import SESSION_OPTIONS
 
 if TYPE_CHECKING:
     from flashllm.sessions import SessionSummary
+
+
+def begin_anew(arguments: argparse.Namespace) -> None:
+    """Leaves out the conversation that a variable alone names: a flag asks for something else."""
+    for option in SESSION_OPTIONS:
+        if arguments.settings.origin(option.name) == "env":
+            setattr(arguments, option.name, option.default)
 
 
 def asked_session(arguments: argparse.Namespace) -> tuple[str, bool]:
@@ -31,6 +39,8 @@ def chosen_session(arguments: argparse.Namespace) -> SessionSummary | None:
     `--continue` where there is none yet begins one. `SessionNotFound`, and the errors of a store
     that cannot be read.
     """
+    if arguments.no_save and arguments.settings.origin("no_save") == "flag":
+        begin_anew(arguments)
     name, latest = asked_session(arguments)
     if not (name or latest):
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from flashllm.commands import opening
+from flashllm.commands.chat_session import begin_anew
 from flashllm.commands.output import Output, Ticker, remark
 from flashllm.commands.prompt import check_prompt, is_chat, read_prompt
 from flashllm.commands.run_session import Kept, open_kept
@@ -79,6 +80,8 @@ Event = Union[Prefilled, "EngineToken", Finished]
 def run(arguments: argparse.Namespace) -> int:
     """Answers the prompt; returns the exit code."""
     opening.sampling_of(arguments)  # what makes no sense is said before anything is read
+    if arguments.save or arguments.raw or arguments.ids is not None:
+        begin_anew(arguments)
     check_prompt(arguments)
     text = read_prompt(arguments) if arguments.ids is None else ""
     kept = open_kept(text, arguments)

@@ -43,6 +43,7 @@ def test_a_new_one_unless_one_is_asked_for(
         chosen("--continue", "--session", "1")
     with pytest.raises(UsageError, match="--no-save"):
         chosen("--continue", "--no-save")
+    assert chosen("--no-save") is None  # a flag beats a variable
 
 
 def test_it_goes_on_with_its_model_while_that_is_there(

@@ -138,6 +138,27 @@ def test_a_flag_beats_a_variable(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(said(load(path, first))) == 2
 
 
+@pytest.mark.parametrize("variable", ["FLASHLLM_CONTINUE", "FLASHLLM_SESSION"])
+def test_flags_that_ask_for_no_conversation_that_is_there_beat_a_variable(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+) -> None:
+    use(monkeypatch, ["yes"])
+    with SessionStore(path) as store:
+        there = store.create()
+    monkeypatch.setenv(variable, "1")
+    assert main(["run", "m", "-p", "x", "--save"]) == 0
+    assert main(["run", "m", "-p", "x", "--raw"]) == 0
+    assert main(["run", "m", "--ids", "1,2"]) == 0
+    assert len(said(load(path, there + 1))) == 2
+    with SessionStore(path) as store:
+        assert [summary.turns for summary in store.list()] == [2, 0]
+    assert "going on" not in capsys.readouterr().err
+    assert main(["run", "m", "--save"]) == 2  # nothing goes on, so a prompt is needed
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
