@@ -23,6 +23,7 @@ from flashllm.io_words import (
     rate_words,
     seconds_words,
     split_words,
+    tokens_words,
 )
 from flashllm.neuron_map import NeuronMap
 from flashllm.sanitize import sanitize_line
@@ -175,13 +176,16 @@ def medians(tokens: Sequence[TokenNumbers]) -> dict[str, float]:
 def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
     """What a generation's report says, for people: prompt, time, flash, hits, bound, memory."""
     prefill, decode = report["prefill"], report["decode"]
+    answer = tokens_words(len(report["tokens"]))
     rows = [("prompt", prompt_words(report["prompt_tokens"], prefill))]
-    if tokens := decode["tokens"]:
+    if not (tokens := decode["tokens"]):
+        rows.append(("answer", answer))
+    else:
         wall_ns, reads = decode["wall_ns"] / tokens, decode["reads"]
-        speed = f"{count_words(tokens)} tokens in {seconds_words(decode['wall_ns'])}"
+        speed = f"{count_words(tokens)} decoded in {seconds_words(decode['wall_ns'])}"
         each = f"{decode['tokens_per_second']:.3g} a second, {seconds_words(wall_ns)} each"
         rows += [
-            ("answer", f"{speed}: {each}"),
+            ("answer", f"{answer}; {speed}: {each}"),
             ("time", part_words(decode["parts_ns"].items())),
             ("flash", _flash_words(decode, rates)),
         ]
@@ -213,7 +217,7 @@ def _row(name: str, text: str) -> str:
 
 def prompt_words(tokens: int, prefill: Mapping[str, Any]) -> str:
     """`412 tokens in 2.1 s, 812 MB read; 300 of them were in the cache`."""
-    text = f"{count_words(tokens)} tokens in {seconds_words(prefill['wall_ns'])}"
+    text = f"{tokens_words(tokens)} in {seconds_words(prefill['wall_ns'])}"
     text += f", {bytes_words(prefill['bytes_read'])} read"
     reused = prefill.get("reused_tokens", 0)
     return f"{text}; {count_words(reused)} of them were in the cache" if reused else text

@@ -84,6 +84,11 @@ def count_words(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def tokens_words(count: int) -> str:
+    """`1 token`, `16,384 tokens`."""
+    return f"{count_words(count)} token{'' if count == 1 else 's'}"
+
+
 def of_words(rate: float, allowed: float | None) -> str:
     """`83 % of the profile's 3.5 GB/s`; without a profile, how to get one."""
     if not allowed:

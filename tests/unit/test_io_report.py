@@ -148,6 +148,7 @@ def test_medians_are_over_decoded_tokens() -> None:
 def report(count: int = 2, **prefill: Any) -> dict[str, Any]:
     return {
         "prompt_tokens": 412,
+        "tokens": list(range(1 + count)),
         "prefill": {"wall_ns": 2_100 * MS, "bytes_read": 812_000_000, **prefill},
         "decode": decode_summary([cost() for _ in range(count)]),
         "memory": {"rss_peak_bytes": 320 << 20},
@@ -158,7 +159,7 @@ def test_stats_say_what_the_report_says() -> None:
     lines = stats_text(report(reused_tokens=300), RATES, plan()).splitlines()
     assert lines == [
         "prompt   412 tokens in 2.1 s, 812 MB read; 300 of them were in the cache",
-        "answer   2 tokens in 80 ms: 25 a second, 40 ms each",
+        "answer   3 tokens; 2 decoded in 80 ms: 25 a second, 40 ms each",
         "time     waiting for flash 50 %, feed-forward 25 %, attention 12 %, managing",
         "         slots 8 %, head 5 %",
         "flash    30 MB a token in 300 reads of 100 kB, 6.0 at once; 2.5 GB/s, 83 % of",
@@ -184,7 +185,8 @@ def test_stats_without_a_profile_say_how_to_get_one() -> None:
 
 def test_stats_of_an_answer_without_decoded_tokens() -> None:
     lines = stats_text(report(count=0), RATES, plan()).splitlines()
-    assert [line[:9].strip() for line in lines] == ["prompt", "memory", "", ""]
+    assert [line[:9].strip() for line in lines] == ["prompt", "answer", "memory", "", ""]
+    assert lines[1] == "answer   1 token"
 
 
 def test_what_the_engine_says_can_be_sent_to_another_process() -> None:

@@ -362,6 +362,7 @@ def test_stats_come_after_the_answer_and_beside_it(
     captured = capsys.readouterr()
     assert captured.out == "yes and no\n"
     assert captured.err.startswith("prompt ")
+    assert "answer   2 tokens; 1 decoded in " in captured.err
     assert "in DRAM" in captured.err
 
 
