@@ -17,7 +17,7 @@ from flashllm.errors import FlashllmError
 from flashllm.library.found import Checkpoint
 from flashllm.library.words import clean, error_words, shape_words
 
-REPOSITORIES_MAX = 1000
+ENTRIES_MAX = 1000
 SNAPSHOTS_MAX = 50
 REFS_MAX = 50
 CACHED_PREFIX = "models--"
@@ -45,11 +45,18 @@ def _expanded(text: str) -> Path:
 
 
 def checkpoints(environment: Mapping[str, str] | None = None) -> Iterator[Checkpoint]:
-    """Every snapshot of every model in the cache, convertible or with the reason why not."""
+    """Every snapshot of every model in the cache, convertible or with the reason why not.
+
+    Where there are more than are looked at, the last one is the cache itself, which says so.
+    """
     for root in cache_directories(environment):
-        for repository in _entries(root, REPOSITORIES_MAX):
+        entries = _entries(root, ENTRIES_MAX + 1)
+        for repository in entries[:ENTRIES_MAX]:
             if repository.name.startswith(CACHED_PREFIX):
                 yield from _of_repository(repository)
+        if len(entries) > ENTRIES_MAX:
+            problem = f"has more than {ENTRIES_MAX} entries; the others were not looked at"
+            yield Checkpoint(root, clean(root.name or str(root)), "", 0, problem=problem)
 
 
 def _entries(parent: Path, most: int) -> list[os.DirEntry[str]]:

@@ -188,6 +188,8 @@ def _path(text: str) -> Path:
 
 
 def _line(checkpoint: Checkpoint) -> str:
+    if not checkpoint.revision:  # nothing that could be chosen, but something to know
+        return f"{checkpoint.name}: {checkpoint.problem}"
     # Chosen, the preview says why not.
     what = "cannot be converted" if checkpoint.problem else format_bytes(checkpoint.size_bytes)
     return f"{checkpoint.name} {checkpoint.revision}: {what}"

@@ -134,6 +134,18 @@ def test_whatever_else_lies_there(tmp_path: Path) -> None:
     assert not found(tmp_path / "nowhere")
 
 
+def test_what_is_not_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        (tmp_path / f"models--org--{name}").mkdir()
+    monkeypatch.setattr("flashllm.library.hub.ENTRIES_MAX", 3)
+    assert len(found(tmp_path)) == 3
+    monkeypatch.setattr("flashllm.library.hub.ENTRIES_MAX", 2)
+    *looked_at, cache = found(tmp_path)
+    assert len(looked_at) == 2
+    assert (cache.path, cache.name) == (tmp_path, tmp_path.name)
+    assert cache.problem == "has more than 2 entries; the others were not looked at"
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [

@@ -16,7 +16,7 @@ from textual.screen import Screen
 from textual.widgets import Button, DataTable, Input, Select, Static
 
 from flashllm.errors import UnsupportedModel
-from flashllm.library.found import FoundModel, ModelChoice
+from flashllm.library.found import Checkpoint, FoundModel, ModelChoice
 from flashllm.library.job import Conversions, JobState
 from flashllm.library.options import TRAIN, ConvertOptions
 from flashllm.library.preview import Preview
@@ -33,6 +33,7 @@ from tests.ui.fake_library import (
     FakeLibrary,
     scripted_job,
 )
+from tests.ui.screens import shown
 
 WAIT_SECONDS = 30.0
 SIZES = [(120, 40), (80, 24), (40, 12)]
@@ -507,6 +508,17 @@ async def test_source_and_destination_that_were_given() -> None:
         await previewed(pilot)
         assert form_of(app).query_one("#destination", Input).value == "/mine"
         assert library.asked[-1][:2] == (Path("~no-such-user/a"), Path("/mine"))
+
+
+async def test_a_cache_with_more_than_was_looked_at_says_so_in_its_list() -> None:
+    cache = Checkpoint(Path("/hub"), "hub", "", 0, problem="has more than 1000 entries")
+    found = (cache, CHECKPOINT)
+    app = Host(ConvertScreen(Conversions(scripted_job("")), FakeLibrary(found=found)))
+    async with app.run_test() as pilot:
+        form = form_of(app)
+        await until(pilot, lambda: form.query_one("#cache-row").display)
+        form.query_one("#cache", Select).expanded = True
+        await until(pilot, lambda: "hub: has more than 1000 entries" in shown(app))
 
 
 async def test_names_of_the_cache_do_not_act_on_the_terminal() -> None:
