@@ -57,7 +57,7 @@ class RestoringApp(App[None]):
         self._close_messages_no_wait()
 
     def leave_on_signals(self) -> None:
-        """SIGTERM and SIGHUP leave as Ctrl+Q does."""
+        """SIGINT (Ctrl+C sends none here), SIGTERM and SIGHUP leave as Ctrl+Q does, unasked."""
         if self.is_headless:
             return
         loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ class RestoringApp(App[None]):
             last_resort.daemon = True
             last_resort.start()
 
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, leave)
 
 
@@ -103,6 +103,8 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
     threading.excepthook = _log_thread
     app.run(inline=inline, inline_no_clear=inline)
     code = app.return_code or 0
+    if app.answering.turn is not None:  # what came of it since it was saved last
+        app.saving.turn(app.conversation, app.answering.turn)
     saved = app.saving.close(CLOSE_SECONDS)
     app.conversions.close(CONVERSION_SECONDS)
     closed = app.engine.close(CLOSE_SECONDS)

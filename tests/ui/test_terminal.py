@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from flashllm.sessions import SessionStore
+
 ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 60.0
 SCREEN = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
@@ -144,13 +146,21 @@ def test_the_chat_lets_no_sequence_through_and_gives_the_terminal_back() -> None
     assert b"Traceback" not in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_the_terminal_in_order(number: signal.Signals) -> None:
-    terminal = Terminal(["x"], "chat", "m")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_in_order_and_saves(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    terminal = Terminal(["half", 60.0], "chat", "m")
     terminal.read_until(b"ready")
+    terminal.write(b"hello\r")
+    terminal.read_until(b"half")
     terminal.process.send_signal(number)
     output = terminal.read_all()
     assert terminal.process.wait(WAIT_SECONDS) == 128 + number
+    with SessionStore(tmp_path / "sessions.db") as store:
+        texts = [turn.text for turn in store.load(1).conversation.path()]
+    assert texts == ["hello", "half"]
     assert b"\x1b[?1049l" in output
     assert b"Traceback" not in output
 
