@@ -1,8 +1,9 @@
 """Converting in a process of its own, beside whatever else goes on.
 
-The process gets SIGINT to stop, on which the converter removes what it wrote and keeps what
-training can go on with; one that does not end is killed. Where the application is killed, the next
-line of progress finds nobody to read it, and the converter stops likewise.
+The process gets SIGTERM to stop, on which the converter removes what it wrote and keeps what
+training can go on with; one that does not end is killed. SIGINT it may have inherited as ignored: a
+script's shell starts so what runs in its background. Where the application is killed, the next line
+of progress finds nobody to read it, and the converter stops likewise.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class ConvertJob:
                 return
             self._status = replace(self._status, state=JobState.STOPPING)
         self._on_event(self)
-        self._signal(signal.SIGINT)
+        self._signal(signal.SIGTERM)
         killer = threading.Timer(self._kill_seconds, self._signal, [signal.SIGKILL])
         killer.daemon = True
         killer.start()

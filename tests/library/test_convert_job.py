@@ -119,17 +119,24 @@ def test_progress_and_warnings(tmp_path: Path) -> None:
     assert next(s for s in watched.seen if s.phase == "one").seconds_left is None
 
 
-def test_cancelling_interrupts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inherited", [signal.SIG_IGN, signal.default_int_handler])
+def test_cancelling_interrupts_also_where_ctrl_c_is_ignored(tmp_path: Path, inherited: Any) -> None:
     watched = scripted(
         tmp_path,
         """
+        from flashllm.commands.convert import _stopped_like_ctrl_c
         try:
-            phase("waiting", 1); time.sleep(60)
+            with _stopped_like_ctrl_c():
+                phase("waiting", 1); time.sleep(60)
         except KeyboardInterrupt:
             print("flashllm: stopped", file=sys.stderr); sys.exit(75)
         """,
     )
-    watched.job.start(watched.take)
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        watched.job.start(watched.take)
+    finally:
+        signal.signal(signal.SIGINT, before)
     watched.until("waiting")
     watched.job.cancel()
     watched.job.cancel()
@@ -142,7 +149,7 @@ def test_what_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
     watched = scripted(
         tmp_path,
         """
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = os.fork()
         if child == 0:
             time.sleep(60)
