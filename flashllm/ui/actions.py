@@ -11,10 +11,13 @@ from textual.app import SuspendNotSupported
 
 from flashllm.errors import UsageError
 from flashllm.library import ModelChoice
-from flashllm.library.job import Conversions
+from flashllm.library.job import Conversions, JobState
+from flashllm.library.words import clean
 from flashllm.sanitize import sanitize_line
+from flashllm.ui import messages
 from flashllm.ui.activity import Phase
 from flashllm.ui.bindings import APP_BINDINGS
+from flashllm.ui.confirm import ConfirmScreen
 from flashllm.ui.editor import edited
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.keys import bindings_in, give_way, reworded, with_keys
@@ -54,6 +57,7 @@ class Actions(RestoringApp):
     shown: Shown
     slash: SlashActions
     turns: TurnActions
+    _asks_to_leave: ConfirmScreen | None = None
 
     if TYPE_CHECKING:
 
@@ -62,6 +66,9 @@ class Actions(RestoringApp):
 
         def show_hint(self, text: str) -> None:
             """A remark on the status line, for a while."""
+
+        def show_status(self) -> None:
+            """The status line as it is now."""
 
         def open_model(self, choice: ModelChoice) -> None:
             """Closes the model that is open, and opens this one."""
@@ -95,6 +102,22 @@ class Actions(RestoringApp):
             self.show_hint("copied")
         else:
             self.show_hint("Ctrl+Q leaves")
+
+    async def action_quit(self) -> None:
+        """Leaves; where that ends a conversion it is asked first, and a second time not."""
+        job = self.conversions.job
+        if job is None or job.status.is_over or self.screen is self._asks_to_leave:
+            await super().action_quit()
+            return
+
+        def leave(yes: bool | None) -> None:
+            if yes:
+                self.exit()
+
+        name = clean(job.destination.name)
+        words = f"{name} is being converted, which ends with the chat. Leave? Ctrl+Q again does."
+        self._asks_to_leave = ConfirmScreen(self.in_words(words))
+        self.push_screen(self._asks_to_leave, leave)
 
     async def action_new_conversation(self) -> None:
         """Begins a new conversation; the one before is kept."""
@@ -210,6 +233,17 @@ class Actions(RestoringApp):
     async def action_select(self, step: int) -> None:
         """Selects the message before or after."""
         await self.shown.transcript.step(step)
+
+    @on(messages.Converting)
+    async def show_conversion(self, event: messages.Converting) -> None:
+        """A conversion is told on the status line, its end for a while; how it failed stays."""
+        status = event.status
+        self.activity.conversion = "" if status.is_over else event.words
+        if status.state is JobState.FAILED:
+            await self.tell(f"{event.words}: {status.error}", "error")
+        elif status.is_over:
+            self.show_hint(event.words)
+        self.show_status()
 
     @on(TurnView.Chosen)
     def choose_turn(self, event: TurnView.Chosen) -> None:

@@ -18,7 +18,7 @@ from flashllm.conversation import Conversation
 from flashllm.errors import FlashllmError
 from flashllm.library import ModelChoice
 from flashllm.library.conversion_words import job_words
-from flashllm.library.job import Conversions
+from flashllm.library.job import Conversions, ConvertJob
 from flashllm.sanitize import sanitize_line
 from flashllm.settings import ChatSettings
 from flashllm.ui import messages, themes
@@ -106,9 +106,7 @@ class ChatApp(Actions):
         self.panels = Panels(self)
         self.library = library
         self.conversions = Conversions()
-        self.conversions.listen(
-            lambda job: self._post(messages.Converting(job_words(job), job.status.is_over))
-        )
+        self.conversions.listen(self._hear_conversion)
         self._session = session
         self._welcome = welcome
         self._told_full = False
@@ -272,14 +270,6 @@ class ChatApp(Actions):
         """The answer broke off."""
         await self.answering.fail(event.error)
 
-    @on(messages.Converting)
-    def show_conversion(self, event: messages.Converting) -> None:
-        """What is converted beside the chat is told on the status line, its end for a while."""
-        self.activity.conversion = "" if event.is_over else event.words
-        if event.is_over:
-            self.show_hint(event.words)
-        self.show_status()
-
     @on(messages.SavingFailed)
     async def show_saving_failed(self, event: messages.SavingFailed) -> None:
         """The conversation goes on, but is not kept at the moment."""
@@ -391,6 +381,10 @@ class ChatApp(Actions):
         self.activity.send_when_open = wait
         self.refresh_bindings()
         self.show_status()
+
+    def _hear_conversion(self, job: ConvertJob) -> None:
+        status = job.status  # of one moment: it changes on a thread
+        self._post(messages.Converting(job_words(job, status), status))
 
     def _post(self, message: Message) -> None:
         with contextlib.suppress(RuntimeError):  # the application has gone

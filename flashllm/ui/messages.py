@@ -9,6 +9,7 @@ from textual.message import Message
 if TYPE_CHECKING:
     from flashllm.engine_protocol import Engine, OpeningProgress
     from flashllm.errors import FlashllmError
+    from flashllm.library.job import JobStatus
 
 
 class Opening(Message):
@@ -84,10 +85,10 @@ class Failed(Message):
 class Converting(Message):
     """A conversion went on, or is over."""
 
-    def __init__(self, words: str, is_over: bool) -> None:
+    def __init__(self, words: str, status: JobStatus) -> None:
         super().__init__()
         self.words = words
-        self.is_over = is_over
+        self.status = status
 
 
 class SavingFailed(Message):

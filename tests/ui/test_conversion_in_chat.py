@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from textual.screen import Screen
+from textual.widgets import Static
 
 from flashllm.library.job import Conversions
+from flashllm.ui.confirm import ConfirmScreen
 from flashllm.ui.status import StatusLine
+from flashllm.ui.turn_view import Notice
+from tests.ui.chat_pilot import make_app, ready, texts, until
 from tests.ui.fake_engine import FakeModel
 from tests.ui.fake_library import scripted_job
-from tests.ui.test_chat import make_app, ready, until
 
 
 def line(app: object) -> str:
     return " ".join(app.query_one(StatusLine).parts)  # type: ignore[attr-defined]
+
+
+def texts_of(page: Screen[Any]) -> str:
+    return "\n".join(str(static.content) for static in page.query(Static))
 
 
 async def test_the_status_line_shows_it_and_its_end(tmp_path: Path) -> None:
@@ -25,5 +35,58 @@ async def test_the_status_line_shows_it_and_its_end(tmp_path: Path) -> None:
         app.conversions.close()
         await until(pilot, lambda: "converting made.flash: stopped" in line(app))
         await until(pilot, lambda: not app.activity.conversion)
+        assert not texts(app, Notice)[1:]  # after the welcome
     assert isinstance(app.conversions, Conversions)
     assert not app.conversions.is_running
+
+
+async def test_how_it_failed_stays_to_be_read(tmp_path: Path) -> None:
+    app = make_app(FakeModel([]))
+    app.conversions._make = scripted_job(
+        "print('flashllm: \\x1b[2Jno [b]space[/b]', file=sys.stderr); sys.exit(73)"
+    )
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        app.conversions.start(tmp_path / "source", tmp_path / "made.flash")
+        failed = "converting made.flash failed: no [b]space[/b]"
+        await until(pilot, lambda: texts(app, Notice)[-1] == failed)
+        assert not app.activity.conversion
+
+
+async def test_leaving_asks_while_something_is_converted(tmp_path: Path) -> None:
+    app = make_app(FakeModel([]))
+    app.conversions._make = scripted_job("phase(5); time.sleep(60)")
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        app.conversions.start(tmp_path / "source", tmp_path / "made.flash")
+        for answer in ("n", "escape"):
+            await pilot.press("ctrl+q")
+            await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            assert "made.flash is being converted" in texts_of(app.screen)
+            await pilot.press(answer)
+            await until(pilot, lambda: not isinstance(app.screen, ConfirmScreen))
+        assert app.conversions.is_running
+        app.push_screen(ConfirmScreen("Another question?"))
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: "made.flash is being converted" in texts_of(app.screen))
+        assert app.is_running
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: not app.is_running)
+    app.conversions.close()
+
+
+async def test_yes_leaves_and_nothing_is_asked_where_nothing_is_converted(tmp_path: Path) -> None:
+    app = make_app(FakeModel([]))
+    app.conversions._make = scripted_job("phase(5); time.sleep(60)")
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        app.conversions.start(tmp_path / "source", tmp_path / "made.flash")
+        await pilot.press("ctrl+q", "y")
+        await until(pilot, lambda: not app.is_running)
+    app.conversions.close()
+    again = make_app(FakeModel([]))
+    again.conversions = app.conversions
+    async with again.run_test() as pilot:
+        await ready(pilot)
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: not again.is_running)
