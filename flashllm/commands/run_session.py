@@ -78,8 +78,10 @@ class Kept:
             self._key = writer.create(
                 model=model, system=self.conversation.system, settings=settings
             )
-        elif self._changes_system or (self._meta and self._meta.model != model):
-            writer.save_head(self._key, model=model, system=self.conversation.system)
+        elif self._meta is not None:
+            writer.reopened(self._key, self._meta.created)
+            if self._changes_system or self._meta.model != model:
+                writer.save_head(self._key, model=model, system=self.conversation.system)
         writer.save_turn(self._key, self.conversation.turns[self._answer.parent or 0])
         self._save()
 

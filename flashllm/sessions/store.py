@@ -7,6 +7,7 @@ store may be used by several threads, one after the other.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -45,6 +46,7 @@ class SessionStore:
         self._lock = threading.RLock()
         with in_words(self.path):
             self._connection = connect(self.path, busy_seconds)
+        self._file = _file_at(self.path)
 
     def __enter__(self) -> SessionStore:
         return self
@@ -61,6 +63,11 @@ class SessionStore:
         """Lets go of the file; may be called again."""
         with self._lock, in_words(self.path):
             self._connection.close()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file that is open still is the one at `path`: it may have been set aside."""
+        return self._file is not None and self._file == _file_at(self.path)
 
     def create(
         self,
@@ -286,6 +293,15 @@ def _place_of(run: sqlite3.Connection, row: dict[str, object]) -> tuple[int, boo
     for (elsewhere,) in run.execute(queries.SAME_TURN, row):
         return elsewhere, False
     return cast("int", run.execute(queries.FREE_ID, row).fetchone()[0]), True
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Device and number of a file, which it keeps when it is renamed."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _id_of(inserted: sqlite3.Cursor) -> int:

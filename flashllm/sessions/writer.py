@@ -70,6 +70,12 @@ class SessionWriter:
         self._is_failing = False
         self._places: dict[tuple[SessionKey, int], int] = {}
         """Where turns are kept whose ids another program took; only the thread looks at it."""
+        self._created: dict[SessionKey, float] = {}
+        """When conversations began: in another database their ids may mean others."""
+        self._known: set[SessionKey] = set()
+        """Those that were found to be in the database that is open."""
+        self.lost: set[SessionKey] = set()
+        """Those that were looked for there and not found; what is meant for them is given up."""
         self._pending: list[_Operation] = []
         self._changed = threading.Condition()
         self._closing = False
@@ -93,7 +99,9 @@ class SessionWriter:
         kept = dict(settings or {})
 
         def write(store: SessionStore) -> None:
-            session.id = store.create(name, model, system, kept)
+            if session.id is None:
+                session.id = store.create(name, model, system, kept)
+            self._id(store, session)
 
         self._put(_Operation(write))
         return session
@@ -103,9 +111,10 @@ class SessionWriter:
         copy = replace(turn, numbers=dict(turn.numbers))
 
         def write(store: SessionStore) -> None:
+            number = self._id(store, session)
             parent = None if copy.parent is None else self._place(session, copy.parent)
             kept = replace(copy, id=self._place(session, copy.id), parent=parent)
-            place = store.save_turn(_id(session), kept)
+            place = store.save_turn(number, kept)
             if place != kept.id:
                 self._places[session, copy.id] = place
 
@@ -115,14 +124,21 @@ class SessionWriter:
         """As `SessionStore.save_leaf`."""
 
         def write(store: SessionStore) -> None:
-            store.save_leaf(_id(session), None if leaf is None else self._place(session, leaf))
+            number = self._id(store, session)
+            store.save_leaf(number, None if leaf is None else self._place(session, leaf))
 
         self._put(_Operation(write))
 
-    def reopened(self, session: SessionKey) -> None:
-        """The conversation was loaded anew, so its turns have the ids that the store gave them."""
+    def reopened(self, session: SessionKey, created: float) -> None:
+        """The conversation was loaded anew, so its turns have the ids that the store gave them.
+
+        `created` is when it began, which tells it from others of its id in other databases.
+        """
 
         def forget(_store: SessionStore) -> None:
+            self._created[session] = created
+            self._known.discard(session)
+            self.lost.discard(session)
             for place in [place for place in self._places if place[0] == session]:
                 del self._places[place]
 
@@ -142,7 +158,7 @@ class SessionWriter:
         self._put(
             _Operation(
                 lambda store: store.save_head(
-                    _id(session), name=name, model=model, system=system, settings=kept
+                    self._id(store, session), name=name, model=model, system=system, settings=kept
                 )
             )
         )
@@ -151,7 +167,7 @@ class SessionWriter:
         """As `SessionStore.remove_turn`."""
 
         def write(store: SessionStore) -> None:
-            store.remove_turn(_id(session), self._place(session, turn_id))
+            store.remove_turn(self._id(store, session), self._place(session, turn_id))
 
         self._put(_Operation(write))
 
@@ -172,6 +188,27 @@ class SessionWriter:
             self._changed.notify_all()
         self._thread.join(seconds)
         return not self._pending
+
+    def _id(self, store: SessionStore, session: SessionKey) -> int:
+        """Its id; `SessionNotFound` where the database is another one than it began in."""
+        number = session.id if isinstance(session, NewSession) else session
+        assert number is not None  # made by an earlier operation, and these keep their order
+        if session in self._known:
+            return number
+        try:
+            created = store.summary(number).created
+            if self._created.setdefault(session, created) != created:
+                raise SessionNotFound(
+                    f"{store.path}: is not the database in which this conversation began, and its "
+                    f"conversation {number} is another one, which is left alone; `/export` in the "
+                    "chat writes this one into a file"
+                )
+        except SessionNotFound:
+            self.lost.add(session)
+            raise
+        self._known.add(session)
+        self.lost.discard(session)
+        return number
 
     def _place(self, session: SessionKey, turn_id: int) -> int:
         return self._places.get((session, turn_id), turn_id)
@@ -209,6 +246,8 @@ class SessionWriter:
     def _attempt(self, operation: _Operation) -> bool:
         """Whether there is nothing left to do for it."""
         try:
+            if self._store is not None and not self._store.is_in_place:
+                self._let_go()
             if self._store is None:
                 self._store = SessionStore(self._path, self._busy_seconds)
             operation.write(self._store)
@@ -249,12 +288,7 @@ class SessionWriter:
 
     def _let_go(self) -> None:
         store, self._store = self._store, None
+        self._known.clear()
         if store is not None:
             with contextlib.suppress(FlashllmError):
                 store.close()
-
-
-def _id(session: SessionKey) -> int:
-    number = session.id if isinstance(session, NewSession) else session
-    assert number is not None  # made by an earlier operation, and these keep their order
-    return number

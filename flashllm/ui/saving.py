@@ -41,7 +41,9 @@ class Saving:
 
     @property
     def session_id(self) -> int | None:
-        """Of the conversation that is shown, once the database has it."""
+        """Of the conversation that is shown, once the database has it, and while it does."""
+        if self._writer is not None and self._session in self._writer.lost:
+            return None
         return self._session.id if isinstance(self._session, NewSession) else self._session
 
     def forget(self) -> None:
@@ -54,7 +56,7 @@ class Saving:
         self.flush(1.0)
         with SessionStore(self.path) as store:
             session = store.load(session_id)
-        self._open().reopened(session_id)
+        self._open().reopened(session_id, session.meta.created)
         self._session = session_id
         return session
 

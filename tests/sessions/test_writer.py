@@ -12,7 +12,8 @@ import pytest
 
 from flashllm.conversation import Conversation, Turn
 from flashllm.errors import FlashllmError, SessionNotFound
-from flashllm.sessions import SessionStore, SessionWriter
+from flashllm.sessions import NewSession, SessionStore, SessionWriter
+from flashllm.sessions.database import set_aside
 
 PATIENCE_SECONDS = 30.0
 
@@ -298,10 +299,69 @@ def test_two_programs_that_go_on_with_one_conversation_are_two_branches(
         assert [turn.text for turn in kept.path()] == ["a question", "our words"]
         assert len(kept.turns) == 5
 
-        writer.reopened(number)  # their ids are now those of the store
+        writer.reopened(
+            number, store.summary(number).created
+        )  # their ids are now those of the store
         kept.turns[3].text = "their answer"
         writer.save_turn(number, kept.turns[3])
         assert writer.close(PATIENCE_SECONDS)
         assert store.load(number).conversation.turns[3].text == "their answer"
         assert store.load(number).conversation.turns[5].text == "our answer"
+    assert not told.errors
+
+
+def put_another_in_place(path: Path) -> int:
+    """Sets the database aside and begins one whose first conversation is somebody else's."""
+    set_aside(path)
+    with SessionStore(path) as store:
+        number = store.create(name="another")
+        store.save_turn(number, Turn(1, None, "user", "their words"))
+    return number
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_conversation_of_the_same_id_in_another_database_is_left_alone(
+    path: Path, told: Told, is_loaded: bool
+) -> None:
+    with SessionStore(path) as store:
+        session: int | NewSession = NewSession()
+        writer = writer_of(path, told)
+        if is_loaded:
+            session = store.create()
+            writer.reopened(session, store.summary(session).created)
+        else:
+            session = writer.create()
+    question = Turn(1, None, "user", "our words")
+    writer.save_turn(session, question)
+    assert writer.flush(PATIENCE_SECONDS)
+    assert put_another_in_place(path) == (session if isinstance(session, int) else session.id)
+    writer.save_turn(session, question)
+    writer.save_turn(session, Turn(2, 1, "assistant", "our answer"))
+    writer.save_leaf(session, None)
+    writer.save_head(session, name="ours")
+    writer.remove_turn(session, 1)
+    new = writer.create(name="new")  # goes where conversations are looked for
+    assert writer.close(PATIENCE_SECONDS)
+    with SessionStore(path) as store:
+        kept = store.load(1)
+        assert (kept.meta.name, kept.conversation.leaf) == ("another", 1)
+        assert [turn.text for turn in kept.conversation.path()] == ["their words"]
+        assert new.id is not None
+        assert store.summary(new.id).name == "new"
+    assert [type(error) for error in told.errors] == [SessionNotFound]
+    assert "another one, which is left alone" in str(told.errors[0])
+
+
+def test_what_is_loaded_from_another_database_is_written_there(path: Path, told: Told) -> None:
+    writer = writer_of(path, told)
+    session = writer.create()
+    assert writer.flush(PATIENCE_SECONDS)
+    number = put_another_in_place(path)
+    assert number == session.id
+    with SessionStore(path) as store:
+        writer.reopened(number, store.summary(number).created)
+        writer.save_turn(number, Turn(2, 1, "assistant", "an answer to them"))
+        assert writer.close(PATIENCE_SECONDS)
+        texts = [turn.text for turn in store.load(number).conversation.path()]
+    assert texts == ["their words", "an answer to them"]
     assert not told.errors

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flashllm.conversation import Conversation
 from flashllm.sessions import SessionStore
+from flashllm.sessions.database import set_aside
 from flashllm.ui.activity import Phase
 from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import answers, ask, make_app, notes, ready, say, texts, until
@@ -122,6 +123,31 @@ async def test_a_new_conversation_is_another_one(tmp_path: Path) -> None:
         assert app.session_id == 2
     assert [turn[1] for turn in kept(path, 1)] == ["first", "one"]
     assert [turn[1] for turn in kept(path, 2)] == ["second", "two"]
+
+
+async def test_a_database_that_took_the_place_of_the_chats_own_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sessions.db"
+    async with make_app(FakeModel(["one"], ["two"]), store=path).run_test() as pilot:
+        app = await ask(pilot, "first")
+        assert app.saving.flush(10)
+        set_aside(path)
+        with SessionStore(path) as store:
+            assert store.create(name="another") == app.session_id
+        await ask(pilot, "second")
+        assert app.saving.flush(10)
+        await until(
+            pilot, lambda: any("which is left alone" in text for text in texts(app, Notice))
+        )
+        assert answers(app) == ["one", "two"]
+        assert app.session_id is None
+        await pilot.press("ctrl+n")
+        await ask(pilot, "third")
+        assert app.saving.flush(10)
+        assert app.session_id == 2
+    assert kept(path, 1) == []
+    assert [turn[1] for turn in kept(path, 2)] == ["third", "two"]
 
 
 async def test_the_chat_goes_on_where_nothing_can_be_kept(tmp_path: Path) -> None:
