@@ -17,9 +17,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # In the build folder of the installation, where all is compiled already.
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "-C", f"build-dir={folder / 'build'}", "-w", str(folder)]
+    command += ["--no-build-isolation", "-w", str(folder)]
     finished = subprocess.run(
         [*command, str(ROOT)], capture_output=True, text=True, timeout=900, check=False
     )
