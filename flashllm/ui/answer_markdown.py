@@ -31,6 +31,7 @@ from textual.widgets._markdown import (
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 from flashllm.sanitize import sanitize
+from flashllm.ui.laid_out_once import LaidOutOnce
 
 if TYPE_CHECKING:
     from textual.css.styles import RulesMap
@@ -71,7 +72,7 @@ def _make_harmless(state: StateCore) -> None:
                 part.content = sanitize(part.content)
 
 
-class Paragraph(MarkdownParagraph):
+class Paragraph(LaidOutOnce, MarkdownParagraph):
     """Text that grows; the screen is laid out anew only where it becomes higher by that."""
 
     def set_content(self, content: Content) -> None:
@@ -79,11 +80,16 @@ class Paragraph(MarkdownParagraph):
         self._content = content
         width, height = self.size
         rules = cast("RulesMap", self.styles)
-        same = self.is_mounted and width > 0 and content.get_height(rules, width) == height
-        self.update(content, layout=not same)
+        same = width > 0 and content.get_height(rules, width) == height
+        # Being mounted is a reason for a layout already.
+        self.update(content, layout=self.is_mounted and not same)
 
 
-class CodeBlock(MarkdownFence):
+class _Lines(LaidOutOnce, Label):
+    """Some lines of code."""
+
+
+class CodeBlock(LaidOutOnce, MarkdownFence):
     """Code that grows, some lines to a label, of which only the last one changes.
 
     A line takes half a millisecond to highlight and to render, and code may have hundreds of them.
@@ -111,7 +117,7 @@ class CodeBlock(MarkdownFence):
         """A label for every few lines."""
         self._labelled = groups_of(self.code)
         for group in self._labelled:
-            yield Label(self._colored(group), expand=True)
+            yield _Lines(self._colored(group), expand=True)
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         if not isinstance(block, CodeBlock):
@@ -129,7 +135,7 @@ class CodeBlock(MarkdownFence):
         more = groups[len(labels) :]
         self._labelled = groups
         if more:
-            await self.mount_all([Label(self._colored(group), expand=True) for group in more])
+            await self.mount_all([_Lines(self._colored(group), expand=True) for group in more])
 
     def notify_style_update(self) -> None:
         """Other colours."""
@@ -160,6 +166,13 @@ class CodeBlock(MarkdownFence):
         return same if same.plain == code else Content(code)
 
 
+def _last_block_line(text: str) -> int:
+    for token in reversed(make_parser().parse(text)):
+        if token.level == 0 and token.map is not None:
+            return token.map[0]
+    return 0
+
+
 def groups_of(code: str) -> list[str]:
     """The code, a few lines at a time."""
     lines = code.split("\n")
@@ -168,8 +181,31 @@ def groups_of(code: str) -> list[str]:
     ]
 
 
-class _Growing(_List):
+class _Bullet(LaidOutOnce, MarkdownBullet):
+    """What stands before an item."""
+
+
+class _Item(LaidOutOnce, Vertical):
+    """The blocks of an item."""
+
+
+class _Row(LaidOutOnce, Horizontal):
+    """An item of a list."""
+
+    def __init__(self, symbol: str, item: MarkdownListItem) -> None:
+        bullet = _Bullet()
+        bullet.symbol = symbol
+        super().__init__(bullet, _Item(*item._blocks))
+
+
+class _Growing(LaidOutOnce, _List):
     """A list whose last item grows, or gets a successor; the items before stay as they are."""
+
+    def compose(self) -> ComposeResult:
+        """A row for each item."""
+        items = [block for block in self._blocks if isinstance(block, MarkdownListItem)]
+        yield from map(_Row, self._symbols(items), items)
+        self._blocks.clear()
 
     async def _update_from_block(self, block: MarkdownBlock) -> None:
         rows = list(self.query_children(Horizontal))
@@ -189,16 +225,12 @@ class _Growing(_List):
         else:
             await rows[last].remove()
             rows.pop()
-        more = []
-        for symbol, item in zip(symbols[len(rows) :], items[len(rows) :], strict=True):
-            bullet = MarkdownBullet()
-            bullet.symbol = symbol
-            more.append(Horizontal(bullet, Vertical(*item._blocks)))
+        more = list(map(_Row, symbols[len(rows) :], items[len(rows) :]))
         if more:
             await self.mount_all(more)
 
-    def _symbols(self, items: list[MarkdownListItem], width: int) -> list[str]:
-        """Those of all items, no narrower than those that are there."""
+    def _symbols(self, items: list[MarkdownListItem], width: int = 0) -> list[str]:
+        """What stands before each item, at least `width` characters."""
         return [item.bullet.rjust(width) for item in items]
 
 
@@ -209,7 +241,7 @@ class BulletList(_Growing, MarkdownBulletList):
 class OrderedList(_Growing, MarkdownOrderedList):
     """Of items with numbers; they are aligned, so that a longer one changes all."""
 
-    def _symbols(self, items: list[MarkdownListItem], width: int) -> list[str]:
+    def _symbols(self, items: list[MarkdownListItem], width: int = 0) -> list[str]:
         start = int(items[0].bullet) if items and items[0].bullet.isdecimal() else 1
         numbers = range(start, start + len(items))
         longest = max((len(f"{number}. ") for number in numbers), default=0) + 1
@@ -236,7 +268,7 @@ class Table(MarkdownTable):
         yield _Cells(self._headers, self._rows)
 
 
-class AnswerMarkdown(Markdown):
+class AnswerMarkdown(LaidOutOnce, Markdown):
     """One stretch of an answer; links are never opened."""
 
     BLOCKS: dict[str, type[MarkdownBlock]] = {  # noqa: RUF012  as the base does
@@ -269,6 +301,8 @@ class AnswerMarkdown(Markdown):
     def grow(self) -> None:
         """More will be added."""
         self._settled = False
+        # Of a text that was given at once, Textual takes the last line for all of the last block.
+        self._last_parsed_line = _last_block_line(self.source)
         self._release_height()
 
     def lay_out(self, wanted: bool) -> None:

@@ -13,6 +13,7 @@ from textual.widgets.markdown import MarkdownStream
 
 from flashllm.sanitize import Sanitizer
 from flashllm.ui.answer_markdown import AnswerMarkdown
+from flashllm.ui.laid_out_once import LaidOutOnce
 from flashllm.ui.stretches import Stretches
 from flashllm.ui.turn_view import TurnView
 
@@ -20,7 +21,7 @@ from flashllm.ui.turn_view import TurnView
 _OTHER_LINE_ENDS = re.compile("[\u2028\u2029]")
 
 
-class Answer(Vertical, TurnView, can_focus=False):
+class Answer(LaidOutOnce, Vertical, TurnView, can_focus=False):
     """An answer of the model: a column of documents, of which the last one may grow."""
 
     def __init__(self, text: str = "", turn_id: int = 0, note: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from flashllm.ui.app import ChatApp
 
 SOON_SECONDS = 0.01
+QUIET_SECONDS = 1.0
+"""Without an answer and without a key: nobody waits for the screen."""
 EMPTY_HINT = "the model ended its answer before its first word"
 TOKENS_KEPT = 4_000
 """Tokens whose numbers can be looked at; those of the oldest answers go first."""
@@ -170,6 +173,7 @@ class Answering:
         app, shown = self._app, self._app.shown
         turn, view = self._turn, self._view
         self._turn = self._view = shown.writing = None
+        app.set_timer(QUIET_SECONDS, self._collect_garbage)
         app.enter(Phase.READY)
         if turn is None or view is None:
             return
@@ -196,6 +200,14 @@ class Answering:
             app.prompt.put_text(asked.text)
             if self._before is not None:
                 app.turns.begin_edit(self._before, asked.text)
+
+    def _collect_garbage(self) -> None:
+        if self._turn is not None:
+            return  # the end of that answer asks for it again
+        if self._pace.seconds_since_typed() < QUIET_SECONDS:
+            self._app.set_timer(QUIET_SECONDS, self._collect_garbage)
+        else:
+            gc.collect()
 
     def _keep(self, turn: Turn, tokens: Sequence[EngineToken]) -> None:
         self.tokens[turn.id] = kept = self.tokens.pop(turn.id, [])

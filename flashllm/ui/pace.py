@@ -27,6 +27,10 @@ class Pace:
         """A key was pressed."""
         self._typed_at = time.monotonic()
 
+    def seconds_since_typed(self) -> float:
+        """Since a key was pressed."""
+        return time.monotonic() - self._typed_at
+
     def shown(self) -> None:
         """Text has just been given to the screen; what it costs is seen the next time."""
         computed = time.thread_time()
@@ -38,7 +42,7 @@ class Pace:
         spent = max(time.thread_time() - self._computed, self._cost / 2)
         now = time.monotonic()
         interval = min(max(spent / SHARE, SECONDS_LEAST), SECONDS_MOST)
-        if now - self._typed_at < TYPING_SECONDS:
+        if self.seconds_since_typed() < TYPING_SECONDS:
             rare = min(max(spent / TYPING_SHARE, TYPING_SECONDS), TYPING_SECONDS_MOST)
             interval = max(interval, rare)
         return max(self._shown_at + interval - now, 0.001)

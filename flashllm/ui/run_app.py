@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 2.0
 CONVERSION_SECONDS = 3.0
 """For a conversion to remove what it wrote; one that is killed leaves that to the next."""
+FULL_COLLECTION_EVERY = 1000
+"""Of the younger collections. A full one looks at all widgets there are, and takes a tenth of a
+second or two, for which keys would wait; `Answering` has one when nobody does."""
 _LOG = logging.getLogger("flashllm")
 
 
@@ -101,7 +106,8 @@ def check_settings(settings: Settings) -> dict[str, str]:
 def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None) -> int:
     """Runs the chat in the terminal, under the prompt if `inline`; returns the exit code."""
     threading.excepthook = _log_thread
-    app.run(inline=inline, inline_no_clear=inline)
+    with _rarely_collecting_all():
+        app.run(inline=inline, inline_no_clear=inline)
     code = app.return_code or 0
     if app.answering.turn is not None:  # what came of it since it was saved last
         app.saving.turn(app.conversation, app.answering.turn)
@@ -115,6 +121,16 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
             sys.stdout.flush()
         os._exit(code)
     return code
+
+
+@contextlib.contextmanager
+def _rarely_collecting_all() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], FULL_COLLECTION_EVERY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _say_where(app: ChatApp, saved: bool, log_file: Path | None) -> None:

@@ -10,6 +10,7 @@ from textual.containers import VerticalScroll
 from textual.widget import Widget
 
 from flashllm.ui.bindings import TRANSCRIPT_BINDINGS
+from flashllm.ui.laid_out_once import LaidOutOnce
 from flashllm.ui.turn_view import Notice, TurnView
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ MOUNTED_AT_ONCE = 20
 """Turns of a long conversation that are made into widgets: the last ones, older ones on demand."""
 
 
-class Transcript(VerticalScroll):
+class Transcript(LaidOutOnce, VerticalScroll):
     """All of it; stays at the end while answers grow, unless the reader scrolled away.
 
     `make` gives the widget of a turn, when it is needed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from textual.app import App, ComposeResult
@@ -140,6 +141,26 @@ async def test_an_answer_that_came_in_pieces_looks_as_if_it_had_come_whole() -> 
         colors = {str(span.style) for label in pilot.app.query(CodeBlock).first().query(Label)
                   for span in label.content.spans}  # fmt: skip
         assert len(colors) > 1
+
+
+@pytest.mark.parametrize(
+    "end", ["Some text\ngoes", "2. two", "- nested\n  - mo", "def f", "y20 = 20\ny2", "narrow\nscr"]
+)
+async def test_an_answer_that_goes_on_looks_as_if_it_had_come_whole(end: str) -> None:
+    """It was there, as it is when a conversation is opened, and is gone on with."""
+    text = LONG.replace("narrow screen", "narrow\nscreen")
+    begun = text.index(end) + len(end)
+    async with Column(text).run_test(size=(60, 160)) as pilot:
+        await until(pilot, lambda: "them." in screen_text(pilot.app))
+        await pilot.pause(0.3)
+        whole = screen_text(pilot.app)
+    async with Column(text[:begun]).run_test(size=(60, 160)) as pilot:
+        await pilot.pause(0.3)
+        answer = pilot.app.query_one(Answer)
+        for begin in range(begun, len(text), 40):
+            await answer.add(text[begin : begin + 40])
+        await answer.finish()
+        await until(pilot, lambda: screen_text(pilot.app) == whole)
 
 
 async def test_code_that_came_whole_is_coloured_as_a_whole() -> None:

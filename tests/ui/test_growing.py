@@ -1,0 +1,91 @@
+"""What a growing answer costs the thread that keys wait for."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+from textual.screen import Screen
+
+from flashllm.ui import answering
+from flashllm.ui.answer_view import Answer
+from flashllm.ui.pace import Pace
+from flashllm.ui.run_app import FULL_COLLECTION_EVERY, run_app
+from tests.ui.chat_pilot import ask, make_app, ready, until
+from tests.ui.fake_engine import FakeModel
+
+LINES = "Something that is long enough for more than a line of so narrow a screen.\n" * 12
+
+
+@pytest.mark.parametrize(
+    ("before", "more"),
+    [
+        (LINES, "\n\nA paragraph"),
+        (LINES + "\n- an item", "\n- another one"),
+        (LINES + "\n1. an item", "\n2. another one"),
+        (LINES + "\n1. an item", "\n   - in which there is a list"),
+        (LINES + "\n- an item", "\n\n  of two paragraphs"),
+        (LINES + "```\nfirst", "\nsecond\nthird"),
+    ],
+    ids=["paragraph", "item", "number", "list in a list", "long item", "code"],
+)
+async def test_one_layout_for_what_is_added(
+    monkeypatch: pytest.MonkeyPatch, before: str, more: str
+) -> None:
+    layouts = []
+    lay_out = Screen._refresh_layout
+
+    def counted(self: Screen[Any], *arguments: Any, **options: Any) -> None:
+        lay_out(self, *arguments, **options)
+        layouts.append(answer.region.bottom)
+
+    async with make_app(FakeModel([])).run_test(size=(60, 20)) as pilot:
+        app = await ready(pilot)
+        transcript = app.shown.transcript
+        answer = Answer(before, 1)
+        await transcript.add(answer)
+        await until(pilot, lambda: answer.size.height > transcript.size.height)
+        await answer.add(" ")  # from here on it grows
+        await pilot.pause(0.3)
+        monkeypatch.setattr(Screen, "_refresh_layout", counted)
+        await answer.add(more)
+        await pilot.pause(0.3)
+        height = answer.size.height
+        assert len(layouts) == 1
+        answer.refresh(layout=True)
+        await pilot.pause(0.1)
+        assert answer.size.height == height, "one was enough"
+        assert transcript.scroll_y == transcript.max_scroll_y
+
+
+async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, collected = [], []
+    since_typed = 0.0
+
+    def seconds_since_typed(_: Pace) -> float:
+        asked.append(since_typed)
+        return since_typed
+
+    monkeypatch.setattr(answering, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(Pace, "seconds_since_typed", seconds_since_typed)
+    monkeypatch.setattr(answering.gc, "collect", lambda: collected.append(since_typed))
+    async with make_app(FakeModel(["An", "answer"])).run_test() as pilot:
+        app = await ask(pilot, "go")
+        await until(pilot, lambda: app.conversation.path()[-1].finish_reason is not None)
+        asked.clear()
+        await until(pilot, lambda: len(asked) > 3)
+        assert not collected
+        since_typed = 0.05
+        await until(pilot, lambda: bool(collected))
+        await pilot.pause(0.2)
+        assert collected == [0.05], "once"
+
+
+def test_meanwhile_it_is_collected_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, meanwhile = gc.get_threshold(), []
+    app = make_app(FakeModel([]))
+    monkeypatch.setattr(app, "run", lambda **_: meanwhile.append(gc.get_threshold()))
+    run_app(app)
+    assert meanwhile == [(*before[:2], FULL_COLLECTION_EVERY)]
+    assert gc.get_threshold() == before
