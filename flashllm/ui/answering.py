@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from flashllm.ui.answer_view import Answer
     from flashllm.ui.app import ChatApp
 
-SOON_SECONDS = 0.01
 QUIET_SECONDS = 1.0
 """Without an answer and without a key: nobody waits for the screen."""
 EMPTY_HINT = "the model ended its answer before its first word"
@@ -53,7 +52,7 @@ class Answering:
         return self._turn
 
     def typed(self) -> None:
-        """A key was pressed, and its echo comes first."""
+        """A key was pressed, and its echo should not wait."""
         self._pace.typed()
 
     def hindrance(self) -> str:
@@ -121,14 +120,7 @@ class Answering:
 
     def expect_tokens(self) -> None:
         """Tokens are shown in batches, as often as that is worth what it costs."""
-        self._app.set_timer(self._pace.wait_seconds(), self._show_when_due)
-
-    async def _show_when_due(self) -> None:
-        # A key that was pressed meanwhile puts it off.
-        if self._pace.wait_seconds() > SOON_SECONDS:
-            self.expect_tokens()
-        else:
-            await self.show_tokens()
+        self._app.set_timer(self._pace.wait_seconds(), self.show_tokens)
 
     async def show_tokens(self) -> None:
         """Shows the tokens that have come."""

@@ -8,10 +8,10 @@ SECONDS_LEAST = 0.03
 SECONDS_MOST = 0.3
 SHARE = 0.06
 """Of the time of one core, that showing an answer may take: decoding wants the cores itself."""
-TYPING_SECONDS, TYPING_SECONDS_MOST = 0.4, 1.0
-"""While keys are pressed, text is shown no more often than that: an echo comes before it."""
-TYPING_SHARE = 0.04
-"""Of the time, that showing text may take then: so few keys may have to wait for it."""
+TYPING_SECONDS = 0.4
+"""For so long after a key somebody is typing."""
+TYPING_SECONDS_MOST = 0.15
+"""While somebody types, text comes in smaller parts: a key waits for one of them at most."""
 
 
 class Pace:
@@ -40,9 +40,7 @@ class Pace:
     def wait_seconds(self) -> float:
         """From now until text should be shown the next time."""
         spent = max(time.thread_time() - self._computed, self._cost / 2)
-        now = time.monotonic()
-        interval = min(max(spent / SHARE, SECONDS_LEAST), SECONDS_MOST)
-        if self.seconds_since_typed() < TYPING_SECONDS:
-            rare = min(max(spent / TYPING_SHARE, TYPING_SECONDS), TYPING_SECONDS_MOST)
-            interval = max(interval, rare)
-        return max(self._shown_at + interval - now, 0.001)
+        typing = self.seconds_since_typed() < TYPING_SECONDS
+        most = TYPING_SECONDS_MOST if typing else SECONDS_MOST
+        interval = min(max(spent / SHARE, SECONDS_LEAST), most)
+        return max(self._shown_at + interval - time.monotonic(), 0.001)

@@ -1,0 +1,56 @@
+"""When text is shown: rarely where it costs much, in small parts while somebody types."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from flashllm.ui import pace
+from flashllm.ui.pace import SECONDS_LEAST, SECONDS_MOST, SHARE, TYPING_SECONDS, Pace
+from flashllm.ui.pace import TYPING_SECONDS_MOST as TYPING_MOST
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Wall time and time of the processor, as the test says."""
+    times = SimpleNamespace(now=100.0, computed=1.0)
+    monkeypatch.setattr(
+        pace,
+        "time",
+        SimpleNamespace(monotonic=lambda: times.now, thread_time=lambda: times.computed),
+    )
+    return times
+
+
+@pytest.mark.parametrize(
+    ("cost", "typed_before", "wait"),
+    [
+        (0.0, None, SECONDS_LEAST),
+        (0.006, None, 0.006 / SHARE),
+        (1.0, None, SECONDS_MOST),
+        (0.0, 0.1, SECONDS_LEAST),
+        (1.0, 0.1, TYPING_MOST),
+        (1.0, TYPING_SECONDS + 0.1, SECONDS_MOST),
+    ],
+)
+def test_how_long_is_waited(
+    clock: SimpleNamespace, cost: float, typed_before: float | None, wait: float
+) -> None:
+    one = Pace()
+    if typed_before is not None:
+        clock.now -= typed_before
+        one.typed()
+        clock.now += typed_before
+    one.shown()
+    clock.computed += cost
+    one.shown()
+    clock.computed += cost
+    assert one.wait_seconds() == pytest.approx(wait)
+
+
+def test_what_is_overdue_is_shown_at_once(clock: SimpleNamespace) -> None:
+    one = Pace()
+    one.shown()
+    clock.now += 2 * SECONDS_MOST
+    assert 0 < one.wait_seconds() < SECONDS_LEAST
