@@ -7,6 +7,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from flashllm.log import start_log
 from flashllm.settings.options import SAMPLING_OPTIONS
 
 if TYPE_CHECKING:
+    from flashllm.engine_launcher import EngineLauncher
     from flashllm.engine_protocol import Engine
     from flashllm.library.collection import Library
 
@@ -36,7 +38,6 @@ def chat(arguments: argparse.Namespace) -> int:
         raise UsageError("the chat needs a terminal; `flashllm run -p TEXT` works without one")
     session = chosen_session(arguments)
     start_log(paths.log_file())
-    launcher = opening.start_launcher(arguments)
     with collecting_nothing():
         from flashllm.library import ModelChoice
         from flashllm.ui.activity import Phase
@@ -45,9 +46,13 @@ def chat(arguments: argparse.Namespace) -> int:
 
         keymap = look_around(arguments.settings)
 
+    @cache
+    def launcher() -> EngineLauncher:
+        return opening.start_launcher(arguments)
+
     def open_engine(choice: ModelChoice) -> Engine:
         path = None if choice.path is None else str(choice.path)
-        return launcher.open(path, app.engine.tell_opening, app.engine.tell_lost)
+        return launcher().open(path, app.engine.tell_opening, app.engine.tell_lost)
 
     def library() -> Library:
         from flashllm.engine_launcher import GROWTH_BYTES
@@ -85,7 +90,7 @@ def chat(arguments: argparse.Namespace) -> int:
         keymap=keymap,
         given=[name for name in ("system", *SAMPLING_NAMES) if is_given(name)],
     )
-    app.engine.abandon = launcher.close
+    app.engine.abandon = lambda: launcher().close()
     return run_app(app, inline=arguments.inline, log_file=paths.log_file())
 
 

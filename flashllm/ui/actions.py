@@ -1,4 +1,7 @@
-"""What keys, slash commands and the palette can ask for: each action by its name."""
+"""What keys, slash commands and the palette can ask for: each action by its name.
+
+Pages are imported where they are opened, since the first frame would wait for them.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,20 @@ from textual.app import SuspendNotSupported
 
 from flashllm.errors import UsageError
 from flashllm.library import ModelChoice
-from flashllm.library.job import Conversions, JobState
-from flashllm.library.words import clean
 from flashllm.sanitize import sanitize_line
 from flashllm.ui import messages
 from flashllm.ui.activity import Phase
 from flashllm.ui.bindings import APP_BINDINGS
-from flashllm.ui.confirm import ConfirmScreen
-from flashllm.ui.editor import edited
-from flashllm.ui.help import HelpScreen
 from flashllm.ui.keys import bindings_in, give_way, reworded, with_keys
-from flashllm.ui.palette import CommandPaletteProvider, Palette
 from flashllm.ui.run_app import RestoringApp
-from flashllm.ui.token_view import TokenView
 from flashllm.ui.turn_view import TurnView
 
 if TYPE_CHECKING:
+    from flashllm.library.job import Conversions
     from flashllm.settings import ChatSettings
     from flashllm.ui.activity import Activity
     from flashllm.ui.answering import Answering
+    from flashllm.ui.confirm import ConfirmScreen
     from flashllm.ui.context_meter import ContextMeter
     from flashllm.ui.engine_thread import EngineThread
     from flashllm.ui.panels import Panels
@@ -46,7 +44,6 @@ class Actions(RestoringApp):
     activity: Activity
     answering: Answering
     choice: ModelChoice
-    conversions: Conversions
     engine: EngineThread
     library: Callable[[], Models] | None
     meter: ContextMeter
@@ -60,6 +57,10 @@ class Actions(RestoringApp):
     _asks_to_leave: ConfirmScreen | None = None
 
     if TYPE_CHECKING:
+
+        @property
+        def conversions(self) -> Conversions:
+            """What is converted beside the chat."""
 
         async def tell(self, text: str, kind: str = "info", *, above_answer: bool = False) -> None:
             """A remark in the transcript."""
@@ -114,6 +115,9 @@ class Actions(RestoringApp):
             if yes:
                 self.exit()
 
+        from flashllm.library.words import clean
+        from flashllm.ui.confirm import ConfirmScreen
+
         name = clean(job.destination.name)
         words = f"{name} is being converted, which ends with the chat. Leave? Ctrl+Q again does."
         self._asks_to_leave = ConfirmScreen(self.in_words(words))
@@ -137,6 +141,8 @@ class Actions(RestoringApp):
 
     def action_help(self) -> None:
         """Shows the page of help."""
+        from flashllm.ui.help import HelpScreen
+
         self.push_screen(HelpScreen(self.keymap))
 
     def action_io_panel(self) -> None:
@@ -158,7 +164,7 @@ class Actions(RestoringApp):
         elif self.library is None:
             self.show_hint("no models are looked for here")
         else:
-            from flashllm.ui.picker import ModelPicker  # late, as it is needed rarely
+            from flashllm.ui.picker import ModelPicker
 
             picker = ModelPicker(self.library(), self.choice, self.conversions)
             self.push_screen(picker, self.take_model)
@@ -191,6 +197,8 @@ class Actions(RestoringApp):
 
     def action_palette(self) -> None:
         """Shows every command."""
+        from flashllm.ui.palette import CommandPaletteProvider, Palette
+
         words = "What to do? Type to search"
         self.push_screen(Palette([CommandPaletteProvider], placeholder=words))
 
@@ -199,6 +207,8 @@ class Actions(RestoringApp):
         turn = self.turns.chosen(0, "assistant")
         numbers = self.panels.numbers(turn.id) if turn is not None else []
         if numbers:
+            from flashllm.ui.token_view import TokenView
+
             self.push_screen(TokenView(numbers))
         else:
             words = "numbers are kept of the answers of this run only"
@@ -206,6 +216,8 @@ class Actions(RestoringApp):
 
     async def action_editor(self) -> None:
         """Opens what was typed in $EDITOR."""
+        from flashllm.ui.editor import edited
+
         try:
             with self.suspend():
                 text = edited(self.prompt.whole_text, self.settings.editor)
@@ -237,6 +249,8 @@ class Actions(RestoringApp):
     @on(messages.Converting)
     async def show_conversion(self, event: messages.Converting) -> None:
         """A conversion is told on the status line, its end for a while; how it failed stays."""
+        from flashllm.library.job import JobState
+
         status = event.status
         self.activity.conversion = "" if status.is_over else event.words
         if status.state is JobState.FAILED:

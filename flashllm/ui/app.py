@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,8 +18,6 @@ from textual.widgets import Footer, Static
 from flashllm.conversation import Conversation
 from flashllm.errors import FlashllmError
 from flashllm.library import ModelChoice
-from flashllm.library.conversion_words import job_words
-from flashllm.library.job import Conversions, ConvertJob
 from flashllm.sanitize import sanitize_line
 from flashllm.settings import ChatSettings
 from flashllm.ui import messages, themes
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from textual.widgets import Markdown
 
     from flashllm.engine_protocol import Engine, EngineToken
+    from flashllm.library.job import Conversions, ConvertJob
     from flashllm.sampling import Sampling
     from flashllm.ui.picker import Models
 
@@ -105,8 +105,6 @@ class ChatApp(Actions):
         self.turns = TurnActions(self)
         self.panels = Panels(self)
         self.library = library
-        self.conversions = Conversions()
-        self.conversions.listen(self._hear_conversion)
         self._session = session
         self._welcome = welcome
         self._told_full = False
@@ -382,7 +380,18 @@ class ChatApp(Actions):
         self.refresh_bindings()
         self.show_status()
 
+    @cached_property
+    def conversions(self) -> Conversions:
+        """What is converted beside the chat; loaded when something is, or might be."""
+        from flashllm.library.job import Conversions
+
+        conversions = Conversions()
+        conversions.listen(self._hear_conversion)
+        return conversions
+
     def _hear_conversion(self, job: ConvertJob) -> None:
+        from flashllm.library.conversion_words import job_words
+
         status = job.status  # of one moment: it changes on a thread
         self._post(messages.Converting(job_words(job, status), status))
 

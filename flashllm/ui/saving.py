@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashllm.sessions import NewSession, SessionStore, SessionWriter
-
 if TYPE_CHECKING:
     from flashllm.conversation import Conversation, Turn
     from flashllm.errors import FlashllmError
-    from flashllm.sessions import Session
+    from flashllm.sessions import Session, SessionWriter
     from flashllm.sessions.writer import SessionKey
 
 EVERY_SECONDS = 0.4
@@ -44,7 +42,8 @@ class Saving:
         """Of the conversation that is shown, once the database has it, and while it does."""
         if self._writer is not None and self._session in self._writer.lost:
             return None
-        return self._session.id if isinstance(self._session, NewSession) else self._session
+        session = self._session
+        return session if session is None or isinstance(session, int) else session.id
 
     def forget(self) -> None:
         """The next turn begins a new conversation."""
@@ -52,6 +51,8 @@ class Saving:
 
     def load(self, session_id: int) -> Session:
         """Reads a conversation, which is kept from now on; all that was said is written before."""
+        from flashllm.sessions import SessionStore
+
         assert self.path is not None
         self.flush(1.0)
         with SessionStore(self.path) as store:
@@ -111,5 +112,7 @@ class Saving:
 
     def _open(self) -> SessionWriter:
         if self._writer is None:
+            from flashllm.sessions import SessionWriter  # with the database, which may come later
+
             self._writer = SessionWriter(self.path, *self._tell)
         return self._writer

@@ -1,4 +1,7 @@
-"""What slash commands do: the actions that keys have, and some that need words."""
+"""What slash commands do: the actions that keys have, and some that need words.
+
+The database of conversations is imported where it is asked: the first frame would wait for it.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,12 @@ from flashllm.errors import FlashllmError, UsageError
 from flashllm.library import ModelChoice
 from flashllm.sampling import Sampling
 from flashllm.sanitize import sanitize_line
-from flashllm.sessions import Session, SessionStore, SessionSummary
-from flashllm.sessions.rows import PREVIEW_CHARACTERS
 from flashllm.ui.commands_slash import Invocation, Suggestion, completed, parse, suggest
-from flashllm.ui.session_files import export_name, import_file, write_session
 from flashllm.ui.setting_values import ChatValues, find_setting
 from flashllm.ui.themes import find_theme
 
 if TYPE_CHECKING:
+    from flashllm.sessions import Session, SessionStore
     from flashllm.ui.app import ChatApp
     from flashllm.ui.sessions_screen import SessionChoice
 
@@ -226,6 +227,8 @@ class SlashActions:
 
     async def export(self, kind: str, path: str = "") -> None:
         """Writes this conversation into a file."""
+        from flashllm.ui.session_files import export_name, write_session
+
         if kind not in ("md", "json"):
             raise UsageError(f"/export: {kind!r} is neither md nor json")
         app, session_id = self._app, self._app.session_id
@@ -246,12 +249,17 @@ class SlashActions:
 
     async def import_(self, path: str) -> None:
         """Reads an exported conversation, and opens it."""
+        from flashllm.ui.session_files import import_file
+
         if self._app.activity.is_answering:
             raise UsageError("/import: an answer is on its way; /stop first")
         await self._app.open_session(await self._with_store(lambda store: import_file(store, path)))
 
     def _as_shown(self) -> Session:
         """The conversation as it is now, whatever becomes of it while it is written."""
+        from flashllm.sessions import Session, SessionSummary
+        from flashllm.sessions.rows import PREVIEW_CHARACTERS
+
         now, saving = time.time(), self._app.saving
         conversation = copy.deepcopy(self._app.conversation)
         begin = next((turn.text for turn in conversation.path()), "")
@@ -277,6 +285,8 @@ class SlashActions:
             await app.tell(str(error), "error")
 
     def _store(self) -> SessionStore:
+        from flashllm.sessions import SessionStore
+
         self._app.saving.flush(1.0)
         return SessionStore(self._app.saving.path)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from flashllm.conversation import can_go_on
 from flashllm.sanitize import sanitize, sanitize_line
-from flashllm.ui.confirm import ConfirmScreen
 
 if TYPE_CHECKING:
     from flashllm.conversation import Turn
@@ -103,6 +102,8 @@ class TurnActions:
                 if self.editing not in turns:
                     self.end_edit()
                 self._app.check_context()
+
+        from flashllm.ui.confirm import ConfirmScreen  # late, as all pages
 
         begin = sanitize_line(turn.text[:200])[:60]
         what = "question" if turn.role == "user" else "answer"

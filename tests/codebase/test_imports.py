@@ -110,6 +110,13 @@ def test_the_first_frame_waits_for_no_arrays() -> None:
     assert loaded_after(code, "numpy", "torch", "flashllm.flash.core", "flashllm.engine") == set()
 
 
+def test_the_first_frame_waits_for_nothing_that_comes_later() -> None:
+    later = {"sqlite3", "flashllm.sessions", "flashllm.library.job", "flashllm.engine_launcher"}
+    later |= {f"flashllm.ui.{page}" for page in ("confirm", "help", "picker", "token_view")}
+    later |= {"flashllm.ui.answer_markdown", "markdown_it", "pygments"}
+    assert loaded_after("import flashllm.ui.app, flashllm.commands.chat", *later) == set()
+
+
 FIRST = """
 import importlib, os, traceback
 import torch  # once for all: what is looked at is the order of our own modules
