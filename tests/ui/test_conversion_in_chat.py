@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Static
 
@@ -12,7 +15,7 @@ from flashllm.library.job import Conversions
 from flashllm.ui.confirm import ConfirmScreen
 from flashllm.ui.status import StatusLine
 from flashllm.ui.turn_view import Notice
-from tests.ui.chat_pilot import make_app, ready, texts, until
+from tests.ui.chat_pilot import CountingApp, make_app, ready, texts, until
 from tests.ui.fake_engine import FakeModel
 from tests.ui.fake_library import scripted_job
 
@@ -25,12 +28,19 @@ def texts_of(page: Screen[Any]) -> str:
     return "\n".join(str(static.content) for static in page.query(Static))
 
 
-async def test_the_status_line_shows_it_and_its_end(tmp_path: Path) -> None:
+@asynccontextmanager
+async def converting(tmp_path: Path, script: str) -> AsyncIterator[tuple[CountingApp, Pilot[None]]]:
+    """A chat that has begun a conversion, which does what the script says."""
     app = make_app(FakeModel([]))
-    app.conversions._make = scripted_job("phase(5); time.sleep(60)")
+    app.conversions._make = scripted_job(script)
     async with app.run_test() as pilot:
         await ready(pilot)
         app.conversions.start(tmp_path / "source", tmp_path / "made.flash")
+        yield app, pilot
+
+
+async def test_the_status_line_shows_it_and_its_end(tmp_path: Path) -> None:
+    async with converting(tmp_path, "phase(5); time.sleep(60)") as (app, pilot):
         await until(pilot, lambda: "converting made.flash: bundles: 50 %, 2 s left" in line(app))
         app.conversions.close()
         await until(pilot, lambda: "converting made.flash: stopped" in line(app))
@@ -41,24 +51,15 @@ async def test_the_status_line_shows_it_and_its_end(tmp_path: Path) -> None:
 
 
 async def test_how_it_failed_stays_to_be_read(tmp_path: Path) -> None:
-    app = make_app(FakeModel([]))
-    app.conversions._make = scripted_job(
-        "print('flashllm: \\x1b[2Jno [b]space[/b]', file=sys.stderr); sys.exit(73)"
-    )
-    async with app.run_test() as pilot:
-        await ready(pilot)
-        app.conversions.start(tmp_path / "source", tmp_path / "made.flash")
+    script = "print('flashllm: \\x1b[2Jno [b]space[/b]', file=sys.stderr); sys.exit(73)"
+    async with converting(tmp_path, script) as (app, pilot):
         failed = "converting made.flash failed: no [b]space[/b]"
         await until(pilot, lambda: texts(app, Notice)[-1] == failed)
         assert not app.activity.conversion
 
 
 async def test_leaving_asks_while_something_is_converted(tmp_path: Path) -> None:
-    app = make_app(FakeModel([]))
-    app.conversions._make = scripted_job("phase(5); time.sleep(60)")
-    async with app.run_test() as pilot:
-        await ready(pilot)
-        app.conversions.start(tmp_path / "source", tmp_path / "made.flash")
+    async with converting(tmp_path, "phase(5); time.sleep(60)") as (app, pilot):
         for answer in ("n", "escape"):
             await pilot.press("ctrl+q")
             await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
@@ -76,11 +77,7 @@ async def test_leaving_asks_while_something_is_converted(tmp_path: Path) -> None
 
 
 async def test_yes_leaves_and_nothing_is_asked_where_nothing_is_converted(tmp_path: Path) -> None:
-    app = make_app(FakeModel([]))
-    app.conversions._make = scripted_job("phase(5); time.sleep(60)")
-    async with app.run_test() as pilot:
-        await ready(pilot)
-        app.conversions.start(tmp_path / "source", tmp_path / "made.flash")
+    async with converting(tmp_path, "phase(5); time.sleep(60)") as (app, pilot):
         await pilot.press("ctrl+q", "y")
         await until(pilot, lambda: not app.is_running)
     app.conversions.close()

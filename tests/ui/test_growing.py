@@ -33,12 +33,12 @@ LINES = "Something that is long enough for more than a line of so narrow a scree
 async def test_one_layout_for_what_is_added(
     monkeypatch: pytest.MonkeyPatch, before: str, more: str
 ) -> None:
-    layouts = []
+    layouts: list[Screen[Any]] = []
     lay_out = Screen._refresh_layout
 
     def counted(self: Screen[Any], *arguments: Any, **options: Any) -> None:
         lay_out(self, *arguments, **options)
-        layouts.append(answer.region.bottom)
+        layouts.append(self)
 
     async with make_app(FakeModel([])).run_test(size=(60, 20)) as pilot:
         app = await ready(pilot)
