@@ -78,7 +78,7 @@ class Behind(App[None]):
         self.make = make
 
     def on_mount(self) -> None:
-        self.set_timer(0.1, lambda: self.push_screen(self.make()))
+        self.screen.call_after_refresh(lambda: self.push_screen(self.make()))
 
 
 def chat(*answer: Sequence[Step], context: int = 512, **options: Any) -> Callable[[], App[None]]:
@@ -91,13 +91,14 @@ def failing(error: Exception) -> Callable[[], App[None]]:
     return lambda: make_app(error)
 
 
-async def still(pilot: Pilot[None]) -> None:
-    """Nothing is being drawn any more."""
+async def still(pilot: Pilot[None]) -> str:
+    """The picture (SVG), once nothing is being drawn any more."""
     before, same = "", 0
     while same < 3:
         await pilot.pause(0.1)
-        now = pilot.app.export_screenshot()
+        now = pilot.app.export_screenshot(simplify=True)
         before, same = now, same + 1 if now == before else 0
+    return before
 
 
 def then(*keys: str) -> Prepare:
@@ -190,10 +191,11 @@ async def palette(pilot: Pilot[None]) -> None:
 
 
 def until_shown(words: str, *keys: str) -> Prepare:
-    """A screen that stands alone: once it shows these words, presses keys."""
+    """A screen that stands alone: once it shows these words and looks for no more, presses keys."""
 
     async def prepare(pilot: Pilot[None]) -> None:
         await until(pilot, lambda: words in shown(pilot.app))
+        await until(pilot, lambda: all(worker.is_finished for worker in pilot.app.workers))
         await pilot.press(*keys)
 
     return prepare

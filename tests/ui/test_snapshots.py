@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +23,11 @@ CASES = [(look, size) for look in LOOKS for size in look.sizes]
     ("look", "size"), CASES, ids=[f"{look.name}-{size[0]}x{size[1]}" for look, size in CASES]
 )
 def test_look(
-    look: Look, size: tuple[int, int], snap_compare: Any, monkeypatch: pytest.MonkeyPatch
+    look: Look,
+    size: tuple[int, int],
+    snap_compare: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -36,11 +44,28 @@ def test_look(
     monkeypatch.setattr(TextArea, "_toggle_cursor_blink_visible", lambda _: None)
     monkeypatch.setattr(Input, "_toggle_cursor", lambda _: None)
 
+    pictures: list[str] = []
+
     async def run_before(pilot: Any) -> None:
         await look.prepare(pilot)
-        await still(pilot)
+        pictures.append(await still(pilot))
 
-    assert snap_compare(look.make(), terminal_size=size, run_before=run_before)
+    same = snap_compare(look.make(), terminal_size=size, run_before=run_before)
+    # The report with both pictures is a file, which nobody has who reads only what was printed.
+    assert same, difference(request.node.name, pictures)
+
+
+def difference(name: str, pictures: Sequence[str]) -> str:
+    """What the picture has that the kept one has not, and the other way round."""
+    kept = Path(__file__).parent / "__snapshots__" / "test_snapshots" / f"{name}.svg"
+    if not kept.exists() or not pictures:
+        return f"{kept}: {'nothing was drawn' if kept.exists() else 'not kept yet'}"
+    # Names of styles hold a number made of all the text.
+    before, now = (
+        re.sub(r"terminal-\d+", "terminal", svg).replace("><", ">\n<").splitlines()
+        for svg in (kept.read_text(), pictures[-1])
+    )
+    return "\n".join(difflib.unified_diff(before, now, "kept", "now", n=0, lineterm=""))
 
 
 def test_there_are_as_many_as_we_say() -> None:
