@@ -33,8 +33,13 @@ _BASES = {str(key.value).rpartition("+")[2] for key in Keys if str(key.value)[0]
 _BASES |= {*KEY_TO_UNICODE_NAME, *REPLACED_KEYS, "comma", "tilde", "space"}
 _NOT_TYPED = ("escape", "tab")
 """Keys with a control character of their own, which no text holds."""
-_SAME_BYTES = {"ctrl+i": "tab", "ctrl+m": "enter"}
-"""Keys that a terminal does not tell from these, nor does Textual where a terminal would."""
+_SAME_BYTES = {
+    "ctrl+i": "tab",
+    "ctrl+m": "enter",
+    "ctrl+h": "backspace",
+    "ctrl+left_square_bracket": "escape",
+}
+"""Keys that most terminals do not tell from these."""
 _WORDS = {
     "escape": "Esc",
     "pageup": "PgUp",

@@ -41,8 +41,8 @@ def test_words(keys: str, words: str) -> None:
 
 
 def test_what_is_right_is_taken() -> None:
-    changes = {"chat.stop": "ctrl+x, f9", "chat.edit": "x", "chat.help": "ctrl+h"}
-    expected = {"chat.stop": "ctrl+x,f9", "chat.edit": "x", "chat.help": "ctrl+h"}
+    changes = {"chat.stop": "ctrl+x, f9", "chat.edit": "x", "chat.help": "ctrl+l"}
+    expected = {"chat.stop": "ctrl+x,f9", "chat.edit": "x", "chat.help": "ctrl+l"}
     assert read(changes) == expected
     assert read({}) == {}
 
@@ -89,6 +89,9 @@ def test_two_actions_may_swap_their_keys() -> None:
         ("chat.stop", "f1", "f1 is the key of chat.help already"),
         ("chat.stop", "ctrl+i", "'ctrl+i' is no key of its own: a terminal sends the same for Tab"),
         ("chat.edit", "f9,ctrl+M", "'ctrl+M' is no key of its own: a terminal sends the same for"),
+        ("chat.stop", "ctrl+h", "a terminal sends the same for Backspace; take another"),
+        ("chat.stop", "ctrl+[", "'ctrl+[' is no key of its own: a terminal sends the same for Esc"),
+        ("chat.stop", "ctrl+left_square_bracket", "a terminal sends the same for Esc"),
         ("chat.stop", "enter", "enter is the key of chat.send already"),
         ("chat.edit", "j", "j is the key of chat.select_later already"),
         ("chat.edit", "ctrl+q", "ctrl+q is the key of chat.quit already"),
@@ -114,9 +117,9 @@ def test_what_is_wrong_is_refused_with_the_line_and_the_key(
 
 
 def test_help_has_the_changed_keys() -> None:
-    section = key_section("Keys", with_keys(bindings_in(APP_BINDINGS), {"chat.help": "ctrl+h,f12"}))
+    section = key_section("Keys", with_keys(bindings_in(APP_BINDINGS), {"chat.help": "ctrl+l,f12"}))
     rows = {words: keys for keys, words in section.rows}
-    assert rows["help"] == "Ctrl+H or F12"
+    assert rows["help"] == "Ctrl+L or F12"
     assert rows["quit"] == "Ctrl+Q"
 
 
