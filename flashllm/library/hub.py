@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
@@ -47,7 +47,8 @@ def _expanded(text: str) -> Path:
 def checkpoints(environment: Mapping[str, str] | None = None) -> Iterator[Checkpoint]:
     """Every snapshot of every model in the cache, convertible or with the reason why not.
 
-    Where there are more than are looked at, the last one is the cache itself, which says so.
+    Where there are more than are looked at, one more is what they are in, which says so: the last
+    one is the cache, or the last one of a repository is the repository.
     """
     for root in cache_directories(environment):
         entries = _entries(root, ENTRIES_MAX + 1)
@@ -55,8 +56,12 @@ def checkpoints(environment: Mapping[str, str] | None = None) -> Iterator[Checkp
             if repository.name.startswith(CACHED_PREFIX):
                 yield from _of_repository(repository)
         if len(entries) > ENTRIES_MAX:
-            problem = f"has more than {ENTRIES_MAX} entries; the others were not looked at"
-            yield Checkpoint(root, clean(root.name or str(root)), "", 0, problem=problem)
+            yield _unseen(root, clean(root.name or str(root)), f"{ENTRIES_MAX} entries")
+
+
+def _unseen(directory: Path, name: str, most: str) -> Checkpoint:
+    problem = f"has more than {most}; the others were not looked at"
+    return Checkpoint(directory, name, "", 0, problem=problem)
 
 
 def _entries(parent: Path, most: int) -> list[os.DirEntry[str]]:
@@ -76,19 +81,25 @@ def _of_repository(repository: os.DirEntry[str]) -> Iterator[Checkpoint]:
     if repository.is_symlink():
         yield Checkpoint(path, name, "", 0, problem="a link out of the cache; it is not followed")
         return
-    refs = _refs(path / "refs")
-    snapshots = _entries(path / "snapshots", SNAPSHOTS_MAX)
-    found = [entry for entry in snapshots if entry.is_dir(follow_symlinks=False)]
+    names = _entries(path / "refs", REFS_MAX + 1)
+    refs = _refs(names[:REFS_MAX])
+    snapshots = _entries(path / "snapshots", SNAPSHOTS_MAX + 1)
+    looked_at = snapshots[:SNAPSHOTS_MAX]
+    found = [entry for entry in looked_at if entry.is_dir(follow_symlinks=False)]
     for snapshot in found:
         yield _examine(Path(snapshot.path), name, _revision(snapshot.name, refs))
-    if not found:
+    if len(snapshots) > SNAPSHOTS_MAX:
+        yield _unseen(path, name, f"{SNAPSHOTS_MAX} snapshots")
+    elif not found:
         yield Checkpoint(path, name, "", 0, problem="nothing of it was fetched")
+    if len(names) > REFS_MAX:
+        yield _unseen(path, name, f"{REFS_MAX} names of snapshots (refs)")
 
 
-def _refs(directory: Path) -> dict[str, str]:
+def _refs(entries: Iterable[os.DirEntry[str]]) -> dict[str, str]:
     """Commit -> name of the branch or tag that it is."""
     found: dict[str, str] = {}
-    for entry in _entries(directory, REFS_MAX):
+    for entry in entries:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if entry.is_file(follow_symlinks=False):
                 with open(entry.path, "rb") as file:

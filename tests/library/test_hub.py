@@ -147,6 +147,24 @@ def test_what_is_not_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
+    ("limit", "words"), [("SNAPSHOTS_MAX", "snapshots"), ("REFS_MAX", "names of snapshots (refs)")]
+)
+def test_what_is_not_looked_at_of_a_repository_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, words: str
+) -> None:
+    repository, snapshot = put(tmp_path)
+    (snapshot.parent / ("f" * 40)).mkdir()
+    (repository / "refs" / "v1").write_text(COMMIT)
+    monkeypatch.setattr(f"flashllm.library.hub.{limit}", 2)
+    looked_at = found(tmp_path)
+    assert len(looked_at) == 2
+    monkeypatch.setattr(f"flashllm.library.hub.{limit}", 1)
+    *_, last = found(tmp_path)
+    assert (last.path, last.name, last.revision) == (repository, "org/tiny", "")
+    assert last.problem == f"has more than 1 {words}; the others were not looked at"
+
+
+@pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
