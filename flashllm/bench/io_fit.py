@@ -1,14 +1,22 @@
-"""t = a + S/B through measured points: what a read costs beside its bytes, and its bytes' rate."""
+"""t = a + S/B through measured points: what a read costs beside its bytes, and its bytes' rate.
+
+And whether what was measured can be believed.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
 
-from flashllm.flash.profile import Fit, IoPoint
+from flashllm.flash.profile import Fit, IoPoint, Profile
 
+ERROR_MOST = 0.2
+"""Of a fit on a quiet machine: there the worst was 10 % off, on one that others took away 78 %."""
+DIFFER_MOST = 2.0
+"""Of a point's fastest pass over its slowest, the median of the points: 1.3 there, and 5."""
 _FREE_FACTOR = 1000.0
 
 
@@ -16,6 +24,27 @@ def tells_rate(fit: Fit, points: Sequence[IoPoint]) -> bool:
     """Whether the fit's B is a rate: False where bytes cost nothing beside the reads."""
     rates = [point.bytes_per_second for point in points if point.threads == fit.threads]
     return fit.bytes_per_second < _FREE_FACTOR / 2 * max(rates, default=math.inf)
+
+
+def doubt(profile: Profile) -> str:
+    """What says that the machine was busy with something else, in words; "" where nothing does.
+
+    A disk may break the law by itself, but then each pass finds the same: what fits badly is
+    believed where the passes agree. One pass alone agrees with nothing.
+    """
+    worst = max(profile.fits, key=lambda fit: fit.error, default=None)
+    if worst is None or worst.error <= ERROR_MOST:
+        return ""
+    samples = [point.samples for point in profile.points]
+    differ = statistics.median(max(passes) / min(passes) for passes in samples)
+    is_repeated = min(map(len, samples)) > 1
+    if is_repeated and differ <= DIFFER_MOST:
+        return ""
+    return (
+        f"the fit of {worst.threads} threads is {worst.error:.0%} off from what was measured"
+        f" (on a quiet machine {ERROR_MOST:.0%} at most), and "
+        + (f"passes differ {differ:.1f}-fold" if is_repeated else "one pass does not say why")
+    )
 
 
 def fit_points(points: Sequence[IoPoint]) -> tuple[Fit, ...]:

@@ -7,14 +7,18 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from flashllm.commands.output import Output, Ticker, remark
-from flashllm.errors import CannotCreate, FlashllmError, ProfileError, UsageError
+from flashllm.commands.output import Output, Ticker, format_bytes, remark
+from flashllm.errors import BenchmarkInvalid, CannotCreate, FlashllmError, ProfileError, UsageError
 
 EXIT_INTERRUPTED = 130
 
 
 def bench_io(arguments: argparse.Namespace) -> int:
-    """Sweeps, keeps the profile, and reports; 130 with what there is where it was interrupted."""
+    """Sweeps, keeps the profile, and reports; 130 with what there is where it was interrupted.
+
+    74 where the machine was too busy for the profile to be kept: scripts may try again.
+    """
+    from flashllm.bench.io_fit import doubt
     from flashllm.bench.io_sweep import make_profile
 
     target, settings = _prepare(arguments)
@@ -25,10 +29,14 @@ def bench_io(arguments: argparse.Namespace) -> int:
         rates, interrupted = _rates()
     profile = make_profile(target, sweep, rates)
     remarks = [*target.remarks, *_remarks(sweep, settings, arguments.no_fio, interrupted)]
+    doubtful = doubt(profile)
+    is_refused = bool(doubtful) and not (arguments.profile_file or arguments.keep_doubtful)
+    if doubtful:
+        remarks.append(doubtful + (_why_refused(profile.device) if is_refused else ""))
     kept: Path | None = None
     problem: CannotCreate | None = None
     try:
-        kept = _keep(profile, arguments.profile_file, remarks)
+        kept = None if is_refused else _keep(profile, arguments.profile_file, remarks)
     except CannotCreate as error:  # no reason to lose what took minutes to measure
         problem = error
     if arguments.json:
@@ -40,7 +48,9 @@ def bench_io(arguments: argparse.Namespace) -> int:
     _draw(arguments.plot, profile, sweep.pass_ratios())
     if problem is not None:
         raise problem
-    return EXIT_INTERRUPTED if interrupted else 0
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return BenchmarkInvalid.exit_code if is_refused else 0
 
 
 def _remarks(sweep: Any, settings: Any, no_fio: bool, interrupted: bool) -> list[str]:
@@ -170,16 +180,37 @@ def _keep(profile: Any, path: Path | None, remarks: list[str]) -> Path | None:
             " give --profile FILE"
         )
         return None
-    place = profiles.cache_path(profile.device)
-    known = None
-    with contextlib.suppress(ProfileError):
-        known = profiles.load(place)
-    if known is not None and known.device.key == profile.device.key:
-        reason = _why_worse(profile, known)
-        if reason:
-            remarks.append(f"{place}: is kept as it is, since {reason}; --profile writes elsewhere")
-            return None
+    known = _known(profile.device)
+    reason = _why_worse(profile, known) if known is not None else ""
+    if reason:
+        place = profiles.cache_path(profile.device)
+        remarks.append(f"{place}: is kept as it is, since {reason}; --profile writes elsewhere")
+        return None
     return profiles.save(profile)
+
+
+def _known(device: Any) -> Any:
+    """The profile of a device that is kept already, or None."""
+    from flashllm.flash import profile as profiles
+
+    with contextlib.suppress(ProfileError):
+        known = profiles.load(profiles.cache_path(device))
+        return known if known.device.key == device.key else None
+    return None
+
+
+def _why_refused(device: Any) -> str:
+    """What it means that a doubtful profile is not kept, and what to do."""
+    from flashllm.flash.plan import DEFAULT_IO_THREADS, GAP_BYTES
+
+    known = _known(device)
+    in_use = f"the defaults ({DEFAULT_IO_THREADS} threads, gaps of {format_bytes(GAP_BYTES)})"
+    if known is not None and known.complete:
+        in_use = f"the one of {known.date}"
+    return (
+        f"; the profile is not kept, and plans and reads go by {in_use} as before: measure again"
+        " while the machine is idle, or keep it all the same with --keep-doubtful"
+    )
 
 
 def _why_worse(profile: Any, known: Any) -> str:

@@ -95,6 +95,11 @@ def add_io_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the profile there, not to the cache",
     )
+    parser.add_argument(
+        "--keep-doubtful",
+        action="store_true",
+        help="keep the profile even where passes and fits say that the machine was busy",
+    )
     _add_reports(parser)
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashllm.bench import io_probe, machine, page_cache
+from flashllm.bench import io_fit, io_probe, machine, page_cache
 from flashllm.cli import main
 from flashllm.errors import FlashllmError
 from flashllm.flash import core
 from flashllm.flash import profile as profiles
+from flashllm.flash.latency import BINS, Latencies
 from flashllm.flash.staleness import staleness
 
+REAL_DOUBT = io_fit.doubt
 FAST = ["--sizes", "4KiB,16KiB", "--threads", "1,32", "--seconds", "0.02", "--runs", "2"]
 
 pytestmark = pytest.mark.skipif(core.NAME != "native", reason="the twin reads one at a time")
@@ -32,7 +34,25 @@ def disk_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         io_probe.probe(path, 4096, 1, 0.01, repeats=1)
     except FlashllmError:
         pytest.skip("temporary files lie where nothing can be measured")
+    # So short a sweep may look busy, and is here for other things.
+    monkeypatch.setattr(io_fit, "doubt", lambda profile: "")
     return path
+
+
+@pytest.fixture
+def busy_file(disk_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose larger reads are the slowest, and the second pass faster than the first."""
+    asked: list[int] = []
+
+    def measure(path: Path, size: int, threads: int, *_: Any, **__: Any) -> io_probe.ProbeResult:
+        asked.append(size)
+        rate = 4e12 / size * (1 if len(asked) <= 4 else 5)
+        latencies = Latencies(np.ones(BINS, np.uint64))
+        return io_probe.ProbeResult(size, threads, 100, 10**6, rate, 1.0, latencies, True)
+
+    monkeypatch.setattr(io_fit, "doubt", REAL_DOUBT)
+    monkeypatch.setattr(io_probe, "measure", measure)
+    return disk_file
 
 
 def bench(*arguments: Any) -> int:
@@ -118,6 +138,55 @@ def test_a_sweep_of_few_threads_is_not_kept(
     elsewhere = disk_file.with_name("here.json")
     assert bench(disk_file, *few, "--profile", elsewhere) == 0
     assert len(profiles.load(elsewhere).points) == 4
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_profile_of_a_busy_machine_is_not_kept(
+    busy_file: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    more = ["--json"] if form == "json" else []
+    assert bench(busy_file, *FAST, "--no-fio", *more) == 74
+    shown = capsys.readouterr()
+    said = shown.err.replace("\n", " ")
+    for expected in (
+        "passes differ 5.0-fold", "go by the defaults (32 threads, gaps of 4.0 KiB)", "idle",
+        "--keep-doubtful",
+    ):  # fmt: skip
+        assert expected in said
+    if form == "json":
+        report = json.loads(shown.out)
+        assert report["profile_file"] is None
+        assert "the profile is not kept" in " ".join(report["remarks"])
+        assert len(report["points"]) == 4
+    else:
+        assert "16 KiB" in shown.out
+        assert "profile:" not in shown.out
+    assert profiles.find(busy_file) is None
+
+
+def test_the_profile_before_a_busy_machine_stays(
+    busy_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench(busy_file, *FAST, "--no-fio", "--keep-doubtful") == 0
+    assert "passes differ" in capsys.readouterr().err
+    known = profiles.find(busy_file)
+    assert known is not None
+    known = dataclasses.replace(known, date="2020-02-03")  # so old that any good one replaces it
+    profiles.save(known)
+    monkeypatch.setattr(io_fit, "doubt", lambda profile: "passes differ")
+    assert bench(busy_file, *FAST, "--no-fio") == 74
+    assert "plans and reads go by the one of 2020-02-03 as before" in capsys.readouterr().err
+    assert profiles.find(busy_file) == known
+
+
+def test_a_doubtful_profile_goes_where_it_is_asked_for(
+    busy_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = busy_file.with_name("here.json")
+    assert bench(busy_file, *FAST, "--no-fio", "--profile", elsewhere) == 0
+    assert "passes differ" in capsys.readouterr().err
+    assert len(profiles.load(elsewhere).points) == 4
+    assert profiles.find(busy_file) is None
 
 
 def test_the_profile_to_read_is_not_written_over(
@@ -217,6 +286,9 @@ def test_without_fio_that_is_said(
         ("small", ("--sizes", "1000"), 2, "no size of a direct read"),
         ("small", ("--seconds", "0"), 2, "no time"),
         ("small", ("--threads", "0"), 2, "--threads"),
+        ("small", ("--keep-doubtful=yes",), 2, "--keep-doubtful"),
+        ("small", ("--json", "--keep-doubtful"), 2, "16 MiB or more"),
+        ("absent", ("--json", "--keep-doubtful"), 66, "no such file"),
     ],
 )
 def test_bad_input_is_refused_with_a_reason(
@@ -229,7 +301,9 @@ def test_bad_input_is_refused_with_a_reason(
 ) -> None:
     (tmp_path / "small").write_bytes(bytes(8192))
     assert bench(tmp_path / target, *more) == code
-    assert expected in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert expected in shown.err
+    assert shown.out == ""
 
 
 def test_a_run_that_was_cached_exits_with_a_reason(

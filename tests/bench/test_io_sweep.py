@@ -12,7 +12,7 @@ import pytest
 
 from flashllm.bench import fio, io_plots, io_probe, io_report, io_sweep, io_target
 from flashllm.bench.fio import FioResult, fio_command, parse_report, run_fio
-from flashllm.bench.io_fit import fit_points, tells_rate
+from flashllm.bench.io_fit import doubt, fit_points, tells_rate
 from flashllm.bench.io_probe import ProbeResult
 from flashllm.bench.io_sweep import Settings, Sweep, make_profile, run_sweep
 from flashllm.bench.io_target import Target, choose_sizes, choose_threads, find_target
@@ -90,6 +90,41 @@ def test_where_bytes_cost_nothing_there_is_no_rate() -> None:
     text = io_report.text(sweep, make_profile(make_target(), sweep, None))
     (line,) = [line for line in text.splitlines() if line.startswith("x8")]
     assert line.split()[2] == "-"
+
+
+@pytest.mark.parametrize(
+    ("late_rates", "passes", "expected"),
+    [
+        ((1.0, 1.0, 1.0), (1.0, 1.0), ""),  # t = a + S/B
+        ((1.0, 1.0, 1.0), (1.0, 5.0), ""),  # busy in turns, and the medians hold
+        ((1.0, 0.4, 1.0), (1.0, 1.1), ""),  # a disk of another law
+        ((1.0, 0.4, 1.0), (1.0, 5.0), "passes differ 5.0-fold"),
+        ((1.0, 0.4, 1.0), (1.0,), "one pass does not say why"),
+    ],
+)
+def test_a_busy_machine_is_told_from_a_disk_of_another_law(
+    late_rates: tuple[float, ...], passes: tuple[float, ...], expected: str
+) -> None:
+    sweep = Sweep(complete=True)
+    for point, share in zip(points(2500.0, 3e9), late_rates, strict=True):
+        sweep.ours[point.read_bytes, 32] = [
+            make_result(point.read_bytes, 32, point.bytes_per_second * share * factor)
+            for factor in passes
+        ]
+    found = doubt(make_profile(make_target(), sweep, None))
+    if expected:
+        assert expected in found
+        assert "the fit of 32 threads is " in found
+    else:
+        assert found == ""
+
+
+def test_what_was_measured_on_a_quiet_machine_is_believed() -> None:
+    kept = Path(__file__).parents[2] / "benchmarks" / "results" / "io-vda.json"
+    known = json.loads(kept.read_text("utf-8"))["report"]["profile"]
+    quiet = Profile.from_json(known, "io-vda.json")
+    assert len(quiet.fits) == 8
+    assert doubt(quiet) == ""
 
 
 def test_sizes_are_those_that_the_file_has_room_for() -> None:

@@ -56,6 +56,7 @@ def offered(script: str, folder: Path, *words: str) -> list[str]:
         (["--theme", "nord", "--inl"], ["--inline"]),
         (["run", "--inl"], []),
         (["bench", "cache", "--tra"], ["--trace"]),
+        (["bench", "io", "--keep"], ["--keep-doubtful"]),
         (["chat", "--policy", "l"], ["lru2", "lru"]),
         (["chat", "--policy", "=", "lru2"], ["lru2"]),
         (["chat", "--policy", "="], ["blend", "frequency", "lru2", "lru", "window"]),
