@@ -18,6 +18,14 @@ MATCHING = """
 NAMES = "SELECT id, CAST(name AS TEXT) FROM session ORDER BY id"
 NEWEST_FIRST = " ORDER BY updated DESC, id DESC"
 NEWEST = "SELECT id FROM session ORDER BY updated DESC, id DESC LIMIT 1"
+# With NULL for when it was created, the id alone decides.
+TOUCH = """
+    UPDATE session SET updated = :now
+    WHERE id = :id AND coalesce(CAST(created AS REAL) = :created, 1)
+"""
+DELETE = """
+    DELETE FROM session WHERE id = :id AND coalesce(CAST(created AS REAL) = :created, 1)
+"""
 INSERT_SESSION = """
     INSERT INTO session (name, model, system, settings, leaf, created, updated)
     VALUES (:name, :model, :system, :settings, :leaf, :created, :updated)

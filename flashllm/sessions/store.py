@@ -142,11 +142,12 @@ class SessionStore:
         model: str | None = None,
         system: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        created: float | None = None,
     ) -> None:
-        """Changes what is given, and leaves the rest."""
+        """Changes what is given, and leaves the rest; `created` as for `delete`."""
         head = rows.head_row(name=name, model=model, system=system, settings=settings)
         with self._transaction() as run:
-            self._touch(run, session_id)
+            self._touch(run, session_id, created)
             run.execute(queries.SAVE_HEAD, queries.UNCHANGED | head | {"id": session_id})
 
     def remove_turn(self, session_id: int, turn_id: int) -> None:
@@ -204,14 +205,18 @@ class SessionStore:
             )
         return int(named[0])
 
-    def rename(self, session_id: int, name: str) -> None:
-        """Gives it a name; names need not be unique."""
-        self.save_head(session_id, name=name)
+    def rename(self, session_id: int, name: str, created: float | None = None) -> None:
+        """Gives it a name; names need not be unique. `created` as for `delete`."""
+        self.save_head(session_id, name=name, created=created)
 
-    def delete(self, session_id: int) -> None:
-        """Deletes a conversation with its turns, for good."""
+    def delete(self, session_id: int, created: float | None = None) -> None:
+        """Deletes a conversation with its turns, for good.
+
+        With `created` only the one that began then: in another database that took the place of
+        this one, the id may be that of another conversation, and counts as not found.
+        """
         with self._transaction() as run:
-            if not run.execute("DELETE FROM session WHERE id = ?", (session_id,)).rowcount:
+            if not run.execute(queries.DELETE, {"id": session_id, "created": created}).rowcount:
                 raise self._not_found(session_id)
         with self._lock, contextlib.suppress(sqlite3.Error):
             # The log still has it, and stays while another program, like the chat, is open.
@@ -267,11 +272,11 @@ class SessionStore:
             raise self._not_found(session_id)
         return rows.summary_of(found)
 
-    def _touch(self, run: sqlite3.Connection, session_id: int) -> None:
-        changed = run.execute(
-            "UPDATE session SET updated = ? WHERE id = ?", (time.time(), session_id)
-        )
-        if not changed.rowcount:
+    def _touch(
+        self, run: sqlite3.Connection, session_id: int, created: float | None = None
+    ) -> None:
+        names = {"id": session_id, "created": created, "now": time.time()}
+        if not run.execute(queries.TOUCH, names).rowcount:
             raise self._not_found(session_id)
 
     def _not_found(self, session_id: int) -> SessionNotFound:

@@ -38,6 +38,7 @@ SessionKey = int | NewSession
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Operation:
+    session: SessionKey
     write: Callable[[SessionStore], None]
     renews: tuple[SessionKey, int] | None = None
     """Session and turn, where a later one of the same makes this one needless."""
@@ -103,7 +104,7 @@ class SessionWriter:
                 session.id = store.create(name, model, system, kept)
             self._id(store, session)
 
-        self._put(_Operation(write))
+        self._put(_Operation(session, write))
         return session
 
     def save_turn(self, session: SessionKey, turn: Turn) -> None:
@@ -118,7 +119,7 @@ class SessionWriter:
             if place != kept.id:
                 self._places[session, copy.id] = place
 
-        self._put(_Operation(write, (session, turn.id)))
+        self._put(_Operation(session, write, (session, turn.id)))
 
     def save_leaf(self, session: SessionKey, leaf: int | None) -> None:
         """As `SessionStore.save_leaf`."""
@@ -127,7 +128,7 @@ class SessionWriter:
             number = self._id(store, session)
             store.save_leaf(number, None if leaf is None else self._place(session, leaf))
 
-        self._put(_Operation(write))
+        self._put(_Operation(session, write))
 
     def reopened(self, session: SessionKey, created: float) -> None:
         """The conversation was loaded anew, so its turns have the ids that the store gave them.
@@ -142,7 +143,7 @@ class SessionWriter:
             for place in [place for place in self._places if place[0] == session]:
                 del self._places[place]
 
-        self._put(_Operation(forget))
+        self._put(_Operation(session, forget))
 
     def save_head(
         self,
@@ -157,9 +158,10 @@ class SessionWriter:
         kept = None if settings is None else dict(settings)
         self._put(
             _Operation(
+                session,
                 lambda store: store.save_head(
                     self._id(store, session), name=name, model=model, system=system, settings=kept
-                )
+                ),
             )
         )
 
@@ -169,7 +171,11 @@ class SessionWriter:
         def write(store: SessionStore) -> None:
             store.remove_turn(self._id(store, session), self._place(session, turn_id))
 
-        self._put(_Operation(write))
+        self._put(_Operation(session, write))
+
+    def began(self, session: SessionKey) -> float | None:
+        """When it did, once that is known: its id alone may be that of another one."""
+        return self._created.get(session)
 
     def flush(self, seconds: float) -> bool:
         """Waits until all is saved, so long at most; False if it is not."""
@@ -252,6 +258,7 @@ class SessionWriter:
                 self._store = SessionStore(self._path, self._busy_seconds)
             operation.write(self._store)
         except SessionNotFound as error:
+            self._look_again(operation.session)
             self._tell(error)
             return True
         except FlashllmError as error:
@@ -266,6 +273,13 @@ class SessionWriter:
             self._is_failing, self._told = False, ""
             self._on_recovered()
         return True
+
+    def _look_again(self, session: SessionKey) -> None:
+        """Whether it is the conversation that is gone, which was there, or a message of it."""
+        self._known.discard(session)
+        if self._store is not None:
+            with contextlib.suppress(FlashllmError):
+                self._id(self._store, session)
 
     def _done(self, operation: _Operation) -> None:
         with self._changed:

@@ -45,6 +45,13 @@ class Saving:
         session = self._session
         return session if session is None or isinstance(session, int) else session.id
 
+    @property
+    def began(self) -> float | None:
+        """When the conversation that is shown did, once that is known."""
+        if self._writer is None or self._session is None:
+            return None
+        return self._writer.began(self._session)
+
     def forget(self) -> None:
         """The next turn begins a new conversation."""
         self._session = None

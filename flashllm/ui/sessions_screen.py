@@ -40,6 +40,8 @@ class SessionChoice:
 
     action: Literal["open", "new", "delete"]
     id: int | None = None
+    created: float | None = None
+    """Of one to be deleted: by now its id may be another's."""
 
 
 class _Asking(Enum):
@@ -102,11 +104,16 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
     """
 
     def __init__(
-        self, open_sessions: OpenSessions, current: int | None = None, folder: Path | None = None
+        self,
+        open_sessions: OpenSessions,
+        current: int | None = None,
+        folder: Path | None = None,
+        *,
+        began: float | None = None,
     ) -> None:
         super().__init__()
         self._open_sessions = open_sessions
-        self._current = current
+        self._current, self._began = current, began
         self._folder = folder or Path.cwd()
         self._asking = _Asking.SEARCH
         self._about: SessionSummary | None = None
@@ -195,13 +202,13 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         elif self._asking is _Asking.SEARCH:
             self.dismiss(SessionChoice("open", chosen.id))
         elif self._asking is _Asking.NAME:
-            self._rename(chosen.id, sanitize_line(text))
+            self._rename(chosen, sanitize_line(text))
         elif self._asking is _Asking.EXPORT:
             self._export(chosen.id, text)
-        elif chosen.id == self._current:
-            self.dismiss(SessionChoice("delete", chosen.id))
+        elif self._is_current(chosen):
+            self.dismiss(SessionChoice("delete", chosen.id, chosen.created))
         else:
-            self._delete(chosen.id, _title(chosen))
+            self._delete(chosen)
 
     @on(OptionList.OptionSelected)
     def choose(self, event: OptionList.OptionSelected) -> None:
@@ -223,20 +230,20 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         self._shown = found
         options = self.query_one(OptionList)
         options.clear_options()
-        options.add_options([Option(_row(s, s.id == self._current)) for s in found])
+        options.add_options([Option(_row(s, self._is_current(s))) for s in found])
         ids = [summary.id for summary in found]
         options.highlighted = (ids.index(wanted) if wanted in ids else 0) if ids else None
         if self._asking is _Asking.SEARCH:
             self._say(said or self._found_words())
 
     @work
-    async def _rename(self, session_id: int, name: str) -> None:
+    async def _rename(self, chosen: SessionSummary, name: str) -> None:
         if not name:
             self._say("A name needs a letter or more.", error=True)
             return
 
         def rename(store: SessionStore) -> bool:
-            store.rename(session_id, name)
+            store.rename(chosen.id, name, chosen.created)
             return True
 
         if await self._with_store(rename):
@@ -244,14 +251,14 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
             self._search(f"It is called “{name}” now.")
 
     @work
-    async def _delete(self, session_id: int, title: str) -> None:
+    async def _delete(self, chosen: SessionSummary) -> None:
         def delete(store: SessionStore) -> bool:
-            store.delete(session_id)
+            store.delete(chosen.id, chosen.created)
             return True
 
         if await self._with_store(delete):
             self._ask(_Asking.SEARCH)
-            self._search(f"“{title}” is deleted.")
+            self._search(f"“{_title(chosen)}” is deleted.")
 
     @work
     async def _export(self, session_id: int, path: str) -> None:
@@ -283,6 +290,10 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
     def _chosen(self) -> SessionSummary | None:
         row = self.query_one(OptionList).highlighted
         return self._shown[row] if row is not None and row < len(self._shown) else None
+
+    def _is_current(self, summary: SessionSummary) -> bool:
+        is_same = self._began is None or summary.created == self._began
+        return summary.id == self._current and is_same
 
     def _found_words(self) -> str:
         found = len(self._shown)

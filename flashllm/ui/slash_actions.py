@@ -213,7 +213,8 @@ class SlashActions:
 
         from flashllm.ui.sessions_screen import SessionsScreen  # late, as the settings
 
-        app.push_screen(SessionsScreen(self._store, app.session_id), take)
+        page = SessionsScreen(self._store, app.session_id, began=app.saving.began)
+        app.push_screen(page, take)
 
     async def session(self, text: str) -> None:
         """Opens a conversation that was kept."""
@@ -221,9 +222,15 @@ class SlashActions:
 
     async def rename(self, name: str) -> None:
         """Names this conversation."""
-        if not self._app.saving.head(name=sanitize_line(name)):
+        app = self._app
+        if not app.saving.head(name=sanitize_line(name)):
             raise UsageError("/rename: nothing is kept yet; ask something first")
-        self._app.show_hint(f"this conversation is called “{sanitize_line(name)}” now")
+        if not await asyncio.to_thread(app.saving.flush, 1.0):
+            app.show_hint("the name is not kept yet")
+        elif app.session_id is None:
+            app.show_hint("the name is not kept, nor is this conversation")
+        else:
+            app.show_hint(f"this conversation is called “{sanitize_line(name)}” now")
 
     async def export(self, kind: str, path: str = "") -> None:
         """Writes this conversation into a file."""
@@ -280,7 +287,7 @@ class SlashActions:
             await app.begin_conversation()
             session_id = choice.id
             if choice.action == "delete" and session_id is not None:
-                await self._with_store(lambda store: store.delete(session_id))
+                await self._with_store(lambda store: store.delete(session_id, choice.created))
         except FlashllmError as error:
             await app.tell(str(error), "error")
 

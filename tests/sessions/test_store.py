@@ -170,6 +170,19 @@ def test_what_is_deleted_is_gone_and_its_id_not_given_again(store: SessionStore)
     assert store.list("ocean") == []
 
 
+def test_of_a_known_age_only_that_one_is_renamed_and_deleted(store: SessionStore) -> None:
+    number = store.create(name="theirs")
+    created = store.summary(number).created
+    for call in (store.delete, lambda one, began: store.rename(one, "x", began)):
+        with pytest.raises(SessionNotFound):
+            call(number, created - 1)
+    assert store.summary(number).name == "theirs"
+    store.rename(number, "ours", created)
+    assert store.summary(number).name == "ours"
+    store.delete(number, created)
+    assert store.list() == []
+
+
 def test_a_turn_whose_question_is_gone_is_not_kept_without_it(store: SessionStore) -> None:
     number = store.create()
     with pytest.raises(SessionNotFound, match="deleted elsewhere"):

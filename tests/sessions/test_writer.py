@@ -174,6 +174,21 @@ def test_what_was_deleted_elsewhere_is_given_up_and_the_rest_saved(path: Path, t
     assert [type(error) for error in told.errors] == [SessionNotFound]
 
 
+def test_what_is_deleted_elsewhere_meanwhile_is_known_to_be_lost(path: Path, told: Told) -> None:
+    with SessionStore(path) as store:
+        gone, kept = store.create(), store.create()
+        writer = writer_of(path, told)
+        for session in (gone, kept):
+            writer.save_turn(session, Turn(1, None, "user", "x"))
+        assert writer.flush(PATIENCE_SECONDS)
+        assert not writer.lost
+        store.delete(gone)
+        writer.save_head(gone, name="x")
+        writer.save_turn(kept, Turn(9, 8, "assistant", "to a question that is gone"))
+        assert writer.close(PATIENCE_SECONDS)
+    assert writer.lost == {gone}
+
+
 def test_what_was_given_up_is_not_said_to_be_saved(path: Path, told: Told) -> None:
     with SessionStore(path) as store:
         number = store.create()

@@ -18,6 +18,7 @@ from textual.widgets import Input, OptionList
 from flashllm.conversation import Turn
 from flashllm.errors import CannotCreate, FlashllmError, ReadFailed, UsageError
 from flashllm.sessions import SessionStore
+from flashllm.sessions.database import set_aside
 from flashllm.ui.session_files import export, export_name, import_file
 from flashllm.ui.sessions_screen import SessionChoice, SessionsScreen
 from tests.ui.screens import Around, shown, until
@@ -31,6 +32,7 @@ class Kept:
     updated: float = 1_700_000_000.0
     turns: int = 4
     preview: str = "What is an ocean?"
+    created: float = 1_600_000_000.0
 
 
 class Store:
@@ -48,7 +50,7 @@ class Store:
         ]
         return found[:limit]
 
-    def rename(self, session_id: int, name: str) -> None:
+    def rename(self, session_id: int, name: str, created: float) -> None:
         if self.broken:
             raise self.broken
         self.kept = [replace(k, name=name) if k.id == session_id else k for k in self.kept]
@@ -56,7 +58,7 @@ class Store:
     def load(self, session_id: int) -> Any:
         raise ReadFailed(f"session {session_id} cannot be read")
 
-    def delete(self, session_id: int) -> None:
+    def delete(self, session_id: int, created: float) -> None:
         self.kept = [kept for kept in self.kept if kept.id != session_id]
 
 
@@ -212,7 +214,7 @@ async def test_the_one_shown_is_left_to_the_chat() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "3 sessions" in shown(app))
         await pilot.press("ctrl+d", "enter")
-        assert app.results == [SessionChoice("delete", 3)]
+        assert app.results == [SessionChoice("delete", 3, 1_600_000_000.0)]
     assert len(store.kept) == 3
 
 
@@ -222,6 +224,22 @@ def real(folder: Path) -> SessionStore:
     store.save_turn(session_id, Turn(1, None, "user", "What is a river?"))
     store.save_turn(session_id, Turn(2, 1, "assistant", "Water that flows."))
     return store
+
+
+@pytest.mark.parametrize("key", ["ctrl+d", "ctrl+r"])
+async def test_what_took_its_number_meanwhile_is_left_alone(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    real(tmp_path).close()
+    app = Around(lambda: SessionsScreen(lambda: SessionStore(path)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "1 session" in shown(app))
+        await pilot.press(key)
+        set_aside(path)
+        with SessionStore(path) as store:
+            assert store.create(name="another") == 1
+            await pilot.press("enter")
+            await until(pilot, lambda: "there is no conversation 1" in shown(app))
+            assert [kept.name for kept in store.list()] == ["another"]
 
 
 async def test_it_exports_and_imports(tmp_path: Path) -> None:

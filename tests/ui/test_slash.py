@@ -14,6 +14,7 @@ from textual.widgets import Input
 
 from flashllm.sampling import Sampling
 from flashllm.sessions import SessionStore
+from flashllm.sessions.database import set_aside
 from flashllm.ui.app import ChatApp
 from flashllm.ui.commands_slash import COMMANDS
 from flashllm.ui.completion import Suggestions
@@ -172,6 +173,24 @@ async def test_what_cannot_be_saved_can_be_exported(tmp_path: Path) -> None:
         assert (written["name"], written["settings"]["max_tokens"]) == ("Waters", 512)
 
 
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_a_name_that_is_not_kept_is_not_said_to_be(tmp_path: Path, is_deleted: bool) -> None:
+    path = tmp_path / "s.db"
+    async with make_app(FakeModel(["Water."]), store=path).run_test(size=(120, 30)) as pilot:
+        app = await ask(pilot, "What is a river?")
+        await say(pilot, "/rename Waters")
+        await until(pilot, lambda: "is called “Waters” now" in status(app))
+        if is_deleted:
+            with SessionStore(path) as store:
+                store.delete(1)
+        else:
+            set_aside(path)
+        await say(pilot, "/rename Rivers")
+        await until(pilot, lambda: "the name is not kept" in status(app))
+        await until(pilot, lambda: any("not being saved" in text for text in texts(app, Notice)))
+        assert "Rivers" not in status(app)
+
+
 async def test_nothing_is_imported_while_an_answer_is_on_its_way(tmp_path: Path) -> None:
     never = threading.Event()
     model = FakeModel(["Water."], ["Salt", never])
@@ -204,6 +223,22 @@ async def test_sessions_are_opened_and_deleted_from_the_list(tmp_path: Path) -> 
         await until(pilot, lambda: texts(app, Question) == [])
         with SessionStore(tmp_path / "s.db") as store:
             await until(pilot, lambda: [one.id for one in store.list()] == [2])
+
+
+async def test_another_of_the_same_number_is_not_the_one_that_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    async with make_app(FakeModel(["fine"]), store=path).run_test() as pilot:
+        app = await ask(pilot, "the first")
+        assert app.saving.flush(10)
+        set_aside(path)
+        with SessionStore(path) as store:
+            assert store.create(name="another") == app.session_id
+        await pilot.press("f4")
+        await until(pilot, lambda: "1 session" in shown(app))
+        assert "● another" not in shown(app)
+        await pilot.press("ctrl+d", "enter")
+        await until(pilot, lambda: "“another” is deleted." in shown(app))
+        assert texts(app, Question) == ["the first"]
 
 
 async def test_what_is_typed_is_completed() -> None:
