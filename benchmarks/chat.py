@@ -15,13 +15,14 @@ The last line is JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from benchmarks.chat_terminal import ChatTerminal
 from benchmarks.own_command import ask, ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
+from flashllm.bench.stolen import ProcessorTime, most_stolen, stolen_warning, stolen_words
 from flashllm.commands.options import argument, parse_positive
 from flashllm.errors import ReadFailed
 from flashllm.flash.manifest import read_manifest
@@ -44,6 +46,7 @@ KEY_SECONDS = 0.15
 QUESTION = "What does ocean mean?"
 BYTES = 256
 ANSWER_SECONDS = 600.0
+Shares = list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,23 @@ class Figure:
     number: float
     """The median, or what the name says."""
     met: bool
+    stolen_shares: tuple[float | None, ...]
+    """Of all processors' time in each round; none where the row above is of the same rounds."""
 
     def row(self) -> list[str]:
         """For a table."""
         spread = f"{min(self.values):.4g} to {max(self.values):.4g}"
+        stolen = stolen_words(most_stolen(self.stolen_shares)) if self.stolen_shares else ""
         return [self.name, f"{self.number:.4g} {self.unit}", spread, str(len(self.values)),
-                self.goal, "yes" if self.met else "NO"]  # fmt: skip
+                self.goal, "yes" if self.met else "NO", stolen]  # fmt: skip
+
+
+@contextlib.contextmanager
+def watched(stolen_shares: Shares) -> Iterator[None]:
+    """A round, whose share of stolen time is added when it ends."""
+    before = ProcessorTime.now()
+    yield
+    stolen_shares.append(ProcessorTime.now().stolen_share_since(before))
 
 
 class Bench:
@@ -77,20 +91,20 @@ class Bench:
 
     def first_frame(self) -> Figure:
         """What a second start takes: the demo is converted, and files are in the page cache."""
-        seconds = []
+        seconds, stolen = [], Shares()
         for _ in range(self._rounds + 1):
-            with self._chat() as terminal:
+            with watched(stolen), self._chat() as terminal:
                 seconds.append(terminal.wait_for(FIELD) - terminal.started)
                 terminal.wait_for(READY)
         values = tuple(1e3 * value for value in seconds[1:])
-        return _at_most("first frame", "ms", values, 500, statistics.median(values))
+        return _at_most("first frame", "ms", values, 500, statistics.median(values), stolen[1:])
 
     def echo(self, token_seconds: float) -> Figure:
         """Keys at a steady pace, each another character, while an answer streams."""
         tokens = int(len(KEYS) * KEY_SECONDS / max(token_seconds, 0.002)) + 400
-        waits = []
+        waits, stolen = [], Shares()
         for _ in range(2):
-            with self._scripted(tokens, token_seconds) as terminal:
+            with watched(stolen), self._scripted(tokens, token_seconds) as terminal:
                 self._ask_scripted(terminal)
                 terminal.read(1.0)
                 for key in KEYS:
@@ -100,26 +114,26 @@ class Bench:
         ranked = sorted(waits)
         p95 = ranked[int(0.95 * len(ranked))]
         name = f"key to echo, p95, while {1 / token_seconds:.0f} tokens/s stream"
-        return _at_most(name, "ms", tuple(waits), 50, p95)
+        return _at_most(name, "ms", tuple(waits), 50, p95, stolen)
 
     def stop(self, token_seconds: float) -> Figure:
         """Esc alone, in mid-answer."""
-        waits = []
+        waits, stolen = [], Shares()
         for _ in range(self._rounds):
-            with self._scripted(100_000, token_seconds) as terminal:
+            with watched(stolen), self._scripted(100_000, token_seconds) as terminal:
                 self._ask_scripted(terminal)
                 terminal.read(1.0)
                 since, pressed = terminal.position, terminal.type("\x1b")
                 waits.append(1e3 * (terminal.wait_for(STOPPED, since) - pressed))
-        return _at_most("Esc to stopped", "ms", tuple(waits), 250, max(waits))
+        return _at_most("Esc to stopped", "ms", tuple(waits), 250, max(waits), stolen)
 
     def stream(self, tokens: int, token_seconds: float) -> list[Figure]:
         """All tokens of a long answer, as fast as they come."""
-        rates, lost = [], []
+        rates, lost, stolen = [], [], Shares()
         wanted = "".join(text_of(tokens))
         last = text_of(tokens)[-1].strip()
         for _ in range(3):
-            with self._scripted(tokens, token_seconds) as terminal:
+            with watched(stolen), self._scripted(tokens, token_seconds) as terminal:
                 asked = self._ask_scripted(terminal)
                 rates.append(tokens / (terminal.wait_for(last) - asked))
                 terminal.wait_for(FIELD, terminal.position - 1)
@@ -127,7 +141,7 @@ class Bench:
         paced = f"{1 / token_seconds:.0f}/s" if token_seconds else "all at once"
         name = f"stream of {tokens:,} tokens ({paced})"
         return [
-            _at_least(name, "tokens/s", tuple(rates), 200, statistics.median(rates)),
+            _at_least(name, "tokens/s", tuple(rates), 200, statistics.median(rates), stolen),
             _at_most("characters lost of it", "", tuple(lost), 0, max(lost)),
         ]
 
@@ -135,16 +149,17 @@ class Bench:
         """The same question by turns: run, chat, run, chat, ..."""
         there = [model] if model else []
         common = [*options, "-n", str(tokens)]
-        ratios, last = [], self._run(there, common)
+        ratios, stolen, following = [], Shares(), 0.0
         for number in range(self._rounds):
-            chat = self._chat_rate([*there, *common])
-            following = self._run(there, common)
+            with watched(stolen):
+                last = following if number else self._run(there, common)
+                chat = self._chat_rate([*there, *common])
+                following = self._run(there, common)
             ratios.append(chat / statistics.mean((last, following)))
             remark(NAME, f"round {number + 1}: run {last:.4g} and {following:.4g} tokens/s, "
-                         f"chat {chat:.4g}")  # fmt: skip
-            last = following
+                         f"chat {chat:.4g}, stolen {stolen_words(stolen[-1])}")  # fmt: skip
         return _at_least("decode, chat over run", "", tuple(ratios), 0.98,
-                         statistics.median(ratios))  # fmt: skip
+                         statistics.median(ratios), stolen)  # fmt: skip
 
     def _run(self, model: Sequence[str], options: Sequence[str]) -> float:
         report = ask("run", *model, "-p", QUESTION, "--json", *options)
@@ -200,14 +215,28 @@ class Bench:
         return abs(len(told["said"]) - len(wanted)) + (shown != "".join(wanted.split()))
 
 
-def _at_most(name: str, unit: str, values: tuple[float, ...], goal: float, number: float) -> Figure:
-    return Figure(name, unit, values, f"at most {goal:g} {unit}".strip(), number, number <= goal)
+def _at_most(
+    name: str,
+    unit: str,
+    values: tuple[float, ...],
+    goal: float,
+    number: float,
+    stolen: Sequence[float | None] = (),
+) -> Figure:
+    wanted = f"at most {goal:g} {unit}".strip()
+    return Figure(name, unit, values, wanted, number, number <= goal, tuple(stolen))
 
 
 def _at_least(
-    name: str, unit: str, values: tuple[float, ...], goal: float, number: float
+    name: str,
+    unit: str,
+    values: tuple[float, ...],
+    goal: float,
+    number: float,
+    stolen: Sequence[float | None] = (),
 ) -> Figure:
-    return Figure(name, unit, values, f"at least {goal:g} {unit}".strip(), number, number >= goal)
+    wanted = f"at least {goal:g} {unit}".strip()
+    return Figure(name, unit, values, wanted, number, number >= goal, tuple(stolen))
 
 
 def with_tokenizer(model: Path, folder: Path) -> Path:
@@ -275,8 +304,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     beside = options.model.parent if options.model else None
     with tempfile.TemporaryDirectory(prefix="flashllm-chat-", dir=beside) as name:
         figures = measure(options, Path(name))
-    titles = ["what", "median, or as named", "least to most", "n", "goal", "met"]
+    titles = ["what", "median, or as named", "least to most", "n", "goal", "met", "stolen, at most"]
     print(markdown([titles, *(figure.row() for figure in figures)]))
+    if warning := stolen_warning([share for one in figures for share in one.stolen_shares]):
+        remark(NAME, warning)
     header = run_header(options.model, {key: str(value) for key, value in vars(options).items()})
     values = [{name: getattr(figure, name) for name in figure.__slots__} for figure in figures]
     print(json.dumps({"header": header, "complete": True, "figures": values}))

@@ -32,6 +32,7 @@ from benchmarks.peer_contenders import (
 )
 from benchmarks.peer_files import Checkpoint, read_checkpoint
 from benchmarks.results import markdown
+from flashllm.bench.stolen import stolen_words
 from flashllm.commands.output import format_bytes
 from flashllm.errors import CannotCreate, UsageError
 from flashllm.spec import GROUP_BYTES
@@ -112,7 +113,7 @@ def run_precision(
 def table(found: dict[str, dict[str, Any]]) -> str:
     """One table of all precisions."""
     titles = ["precision", "", "bits a weight", "memory limit", "s/token (min to max)",
-              "times ours", "peak RSS, MiB"]  # fmt: skip
+              "times ours", "peak RSS, MiB", "stolen, at most"]  # fmt: skip
     rows = [
         [precision, *_cells(row)] for precision, report in found.items() for row in report["rows"]
     ]
@@ -128,6 +129,7 @@ def _cells(row: dict[str, Any]) -> Iterator[str]:
     yield shown or row["problem"]
     yield f"{row['ratio']:.3g}" if row["ratio"] else ""
     yield f"{row['rss_peak_bytes'] / 2**20:,.0f}" if row["rss_peak_bytes"] else ""
+    yield stolen_words(row["stolen_share_max"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from benchmarks.memory_limit import Usage, limited
 from benchmarks.page_cache import cached_share, drop_page_cache
 from benchmarks.peer_contenders import Contender, environment
 from benchmarks.peer_worker import TOKENS_LEAST
+from flashllm.bench.stolen import ProcessorTime
 from flashllm.errors import MemoryCeilingTooSmall
 
 Status = Literal["ok", "killed", "refused", "failed", "too slow"]
@@ -40,6 +41,8 @@ class Outcome:
     rss_peak_bytes: int = 0
     cached_share_before: float | None = None
     """Of the files that it reads its weights from."""
+    stolen_share: float | None = None
+    """Of all processors' time while it ran; None where it is unknown."""
     group: Usage | None = None
     tokens: tuple[int, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
@@ -94,9 +97,10 @@ def run_once(contender: Contender, number: int, limit_bytes: int | None) -> Outc
         if limit_bytes is not None:
             group = stack.enter_context(limited(limit_bytes))
             command, usage = group.command(command), group.usage
-        start_ns = time.perf_counter_ns()
+        processors, start_ns = ProcessorTime.now(), time.perf_counter_ns()
         code, stdout, stderr = _communicate(command)
         wall_ns = time.perf_counter_ns() - start_ns
+        stolen_share = ProcessorTime.now().stolen_share_since(processors)
         used = usage()
     status, message = _judge(code, stderr, used)
     found: dict[str, Any] = {}
@@ -114,6 +118,7 @@ def run_once(contender: Contender, number: int, limit_bytes: int | None) -> Outc
         samples_ns=tuple(found.get("samples_ns", ())),
         rss_peak_bytes=found.get("rss_peak_bytes", 0),
         cached_share_before=share,
+        stolen_share=stolen_share,
         group=used,
         tokens=tuple(found.get("tokens", ())),
         facts=found.get("facts", {}),

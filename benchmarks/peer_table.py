@@ -10,12 +10,13 @@ from typing import Any
 from benchmarks.peer_contenders import OURS, Contender
 from benchmarks.peer_runs import Outcome
 from flashllm.bench.statistics import Spread
+from flashllm.bench.stolen import most_stolen, stolen_words
 from flashllm.commands.output import format_bytes
 from flashllm.sanitize import sanitize_line
 
 COLUMNS = (
     "", "parameters", "bits a weight", "memory limit", "s/token (min to max, runs)", "times ours",
-    "start s", "prompt s", "peak RSS", "peak of the group", "how",
+    "start s", "prompt s", "peak RSS", "peak of the group", "stolen, at most", "how",
 )  # fmt: skip
 
 
@@ -39,6 +40,8 @@ class Row:
     how: str = ""
     problem: str = ""
     weight_bits: float = 0.0
+    stolen_share_max: float | None = None
+    """Of all processors' time in any of its runs, those that failed too."""
 
     def markdown(self) -> str:
         """A row of the table."""
@@ -55,6 +58,7 @@ class Row:
             f"{self.prefill_seconds:.2f}",
             format_bytes(self.rss_peak_bytes or 0),
             "" if self.group_peak_bytes is None else format_bytes(self.group_peak_bytes),
+            stolen_words(self.stolen_share_max),
             self.how,
         ]
         if self.problem:
@@ -100,6 +104,7 @@ def _row(contender: Contender, own: Sequence[Outcome], under: Sequence[Outcome])
         how=_cell(good[-1].how) if good else "",
         problem=_cell(bad[0]) if bad else "",
         weight_bits=contender.weight_bits,
+        stolen_share_max=most_stolen([outcome.stolen_share for outcome in own]),
     )
 
 

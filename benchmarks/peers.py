@@ -51,6 +51,7 @@ from benchmarks.peer_table import report, rows_of, table
 from benchmarks.peer_worker import Task, physical_cores
 from flashllm import __version__
 from flashllm.bench.header import run_header
+from flashllm.bench.stolen import stolen_warning, stolen_words
 from flashllm.cli import EXIT_BROKEN_PIPE
 from flashllm.commands.options import (
     argument,
@@ -225,6 +226,8 @@ def measure(options: argparse.Namespace) -> int:
     rows = rows_of(contenders, outcomes)
     output = Output()
     output.write(table(rows, skipped, complete=complete, synthetic=header["synthetic"]))
+    if warning := stolen_warning([outcome.stolen_share for outcome in outcomes]):
+        remark(warning)
     if not kept:
         output.json(made(complete))
     if problem is not None:
@@ -288,11 +291,12 @@ def progress_line(outcome: Outcome) -> str:
     """What one run came to."""
     limit = "no limit" if outcome.limit_bytes is None else format_bytes(outcome.limit_bytes)
     what = f"round {outcome.round + 1}, {limit}, {outcome.contender}: "
+    stolen = f", stolen {stolen_words(outcome.stolen_share)}"
     if outcome.status != "ok":
-        return f"{what}{outcome.status}: {outcome.message}"
+        return f"{what}{outcome.status}: {outcome.message}{stolen}"
     cached = outcome.cached_share_before
     state = "" if cached is None else f", {cached:.1%} in the page cache before"
-    return f"{what}{outcome.token_seconds:.3g} s/token{state}"
+    return f"{what}{outcome.token_seconds:.3g} s/token{state}{stolen}"
 
 
 def remark(text: str) -> None:

@@ -111,6 +111,8 @@ class RunSample:
     latencies: Latencies
     """Of the reads."""
     rss_peak_bytes: int | None
+    stolen_share: float | None
+    """Of all processors' time from the prompt to the end; None where it is unknown."""
 
     @property
     def decode_ns(self) -> int:
@@ -138,6 +140,7 @@ class RunSample:
             "reader": dataclasses.asdict(self.reader),
             "latencies": self.latencies.to_json(),
             "rss_peak_bytes": self.rss_peak_bytes,
+            "stolen_share": self.stolen_share,
         }
 
 

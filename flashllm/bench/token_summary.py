@@ -49,6 +49,7 @@ def summarize(model: Model, samples: Sequence[Sample], opening_ns: int) -> dict[
         "flash": _flash(measured),
         "cache": _cache(model, measured),
         "process": _process(measured),
+        "stolen_share": spread([r.stolen_share for r in runs if r.stolen_share is not None]),
         "device_bytes": _device_bytes(runs, bool(model.io_report()["direct"])),
         "memory": _memory(model, runs),
         "bound": bound_report(model, measured, probes),

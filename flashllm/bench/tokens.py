@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flashllm.accounting import TokenCost
+from flashllm.bench.stolen import ProcessorTime
 from flashllm.bench.token_process import PeakMemory, ProcessCounts
 from flashllm.bench.token_samples import (
     AGAIN,
@@ -152,7 +153,7 @@ class _Runs:
         generation = self._model.generate(
             self._ids, max_tokens=self._tokens + 1, telemetry=kind != PLAIN
         )
-        start_ns = time.perf_counter_ns()
+        processors, start_ns = ProcessorTime.now(), time.perf_counter_ns()
         first = next(generation, None)
         first_token_ns = time.perf_counter_ns() - start_ns
         if first is None and generation.finish_reason == "stop":
@@ -175,6 +176,7 @@ class _Runs:
             tokens=tuple(tokens),
             **before.until_now(self._model),
             rss_peak_bytes=self.peak.of_run([token.cost for token in tokens if token.cost]),
+            stolen_share=ProcessorTime.now().stolen_share_since(processors),
         )
         self.seconds_max = max(self.seconds_max, (first_token_ns + run.decode_ns) / 1e9)
         self._number += 1

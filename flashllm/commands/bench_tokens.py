@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashllm.accounting import ratio
+from flashllm.bench.stolen import stolen_warning
 from flashllm.bench.token_samples import ProbeSample, RunSample, Sample, TokenSample, check_tokens
 from flashllm.commands import opening
 from flashllm.commands.bench_tokens_table import SYNTHETIC, report_table
@@ -144,6 +145,8 @@ def _print(report: dict[str, Any], samples: _Samples, arguments: argparse.Namesp
             remark(f"wrote {path}")
     if arguments.runs < RUNS_ADVISED:
         remark(f"{arguments.runs} runs say little about spread; {RUNS_ADVISED} or more would")
+    if warning := stolen_warning([run["stolen_share"] for run in report["runs"]]):
+        remark(warning)
     if not report["complete"]:
         remark("interrupted; the report is of what was measured until then")
         return EXIT_INTERRUPTED

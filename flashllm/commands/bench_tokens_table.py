@@ -144,6 +144,11 @@ def _process(summary: dict[str, Any]) -> list[Row]:
     peak = memory["rss_peak_bytes"]
     over = "" if memory["within_ceiling"] in (True, None) else "  ABOVE THE CEILING"
     known = format_bytes(peak) if peak is not None else "unknown"
+    stolen = summary["stolen_share"]
+    taken = "unknown"
+    if stolen:
+        taken = f"{stolen['median']:.1%} of all processors' time ({stolen['min']:.1%} to"
+        taken += f" {stolen['max']:.1%}, n = {stolen['n']})"
     return [
         ("memory", f"peak {known} of {format_bytes(memory['ceiling_bytes'])}{over}"),
         ("process, a token", f"{_seconds(process['user_ns_per_token'])} user,"
@@ -151,6 +156,7 @@ def _process(summary: dict[str, Any]) -> list[Row]:
          f" {process['voluntary_switches_per_token']:.1f} waits,"
          f" {process['involuntary_switches_per_token']:.1f} preemptions"),
         ("major faults", process["major_faults"]),
+        ("stolen, a run", taken),
     ]  # fmt: skip
 
 

@@ -46,11 +46,11 @@ class Commands:
 ROW = {
     "contender": "flashllm", "weight_bits": 8.5, "limit_bytes": 3 << 30, "ratio": None,
     "token_seconds": {"median": 0.5, "min": 0.4, "max": 0.6}, "problem": "",
-    "rss_peak_bytes": 2 << 30,
+    "rss_peak_bytes": 2 << 30, "stolen_share_max": 0.021,
 }  # fmt: skip
 FAILED = {
     "contender": "llama.cpp", "token_seconds": None, "problem": "killed: out of memory",
-    "rss_peak_bytes": None,
+    "rss_peak_bytes": None, "stolen_share_max": None,
 }  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def test_each_precision_is_made_measured_and_removed(
     assert peers[-4:] == ["--gguf", str(work / "int8.gguf"), "--rounds", "2"]
     assert commands.run[4][-2:] == ["--dtype", "q4_0"]
     text = capsys.readouterr().out
-    assert "| int8 | flashllm | 8.50 | 3.0 GiB | 0.5 (0.4 to 0.6) |  | 2,048 |" in text
-    assert "| int4 | llama.cpp | 8.50 | 3.0 GiB | killed: out of memory |  |  |" in text
+    assert "| int8 | flashllm | 8.50 | 3.0 GiB | 0.5 (0.4 to 0.6) |  | 2,048 | 2.1% |" in text
+    assert "| int4 | llama.cpp | 8.50 | 3.0 GiB | killed: out of memory |  |  | unknown |" in text
 
 
 def test_what_is_there_stays_and_so_does_all_with_keep(

@@ -27,6 +27,8 @@ from benchmarks.peer_contenders import (
 from benchmarks.peer_runs import Outcome, in_turns, run_once
 from benchmarks.peer_table import report, rows_of, table
 from benchmarks.peer_worker import Task, arguments_of
+from benchmarks.peers import progress_line
+from tests.bench.stolen_time import take_away
 
 TASK = Task(Path("model"), [5, 6], 4, 60.0, None, 2)
 MIB = 1 << 20
@@ -89,10 +91,29 @@ def test_the_table_holds_medians_and_ratios() -> None:
     assert ours.ratio is None
     text = table([ours, other], [])
     assert "| b | 1,000 | 0.00 | none | 0.06 (0.06 to 0.06, 3) | 4 | " in text
-    assert {line.count("|") for line in text.splitlines()} == {12}
+    assert {line.count("|") for line in text.splitlines()} == {13}
     kept = json.loads(json.dumps(report({}, contenders, outcomes, [], True)))
     assert [run["samples_ns"] for run in kept["runs"]][1] == [60_000_000] * 4
     assert kept["rows"][1]["ratio"] == pytest.approx(4.0)
+
+
+def test_a_run_says_how_much_of_the_machine_was_taken_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_away(monkeypatch, [0.9, 0.02, 0.04])
+    contenders = [fake("flashllm", answering([1] * 4)), fake("b", "pass")]
+    outcomes = list(in_turns(contenders, 2, None))
+    assert [o.stolen_share for o in outcomes] == pytest.approx([0.9, 0.02, 0.04, 0.0])
+    ours, other = rows_of(contenders, outcomes)
+    assert ours.token_seconds is not None
+    assert len(ours.token_seconds.samples) == 3, "none is dropped"
+    assert (ours.stolen_share_max, other.stolen_share_max) == pytest.approx((0.9, 0.02))
+    assert "| 90.0% | fake |" in table([ours, other], [])
+    assert progress_line(outcomes[0]).endswith(", stolen 90.0%")
+    assert progress_line(outcomes[1]).endswith(", stolen 2.0%")
+    kept = json.loads(json.dumps(report({}, contenders, outcomes, [], True)))
+    assert kept["runs"][0]["stolen_share"] == pytest.approx(0.9)
+    assert kept["rows"][0]["stolen_share_max"] == pytest.approx(0.9)
 
 
 def test_a_ratio_is_against_ours_before_and_after() -> None:
@@ -137,7 +158,7 @@ def test_what_goes_wrong_is_a_result_and_is_not_repeated(
     row = rows_of(contenders, outcomes)[1]
     assert row.token_seconds is None
     assert f"{status}: " in table([row], [])
-    assert {line.count("|") for line in table([row], []).splitlines()} == {12}
+    assert {line.count("|") for line in table([row], []).splitlines()} == {13}
     assert json.dumps(report({}, contenders, outcomes, [], True))
 
 

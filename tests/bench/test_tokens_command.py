@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from flashllm.accounting import PARTS
-from flashllm.bench import bound, header, page_cache
+from flashllm.bench import bound, header, page_cache, stolen
 from flashllm.cli import main
 from flashllm.commands import bench_tokens_table, opening
+from tests.bench.stolen_time import take_away
 from tests.bench.token_fakes import FakeProbe
 
 IDS = "5,17,40,8,61"
@@ -249,6 +250,37 @@ def test_reads_that_differ_from_the_kernels_are_flagged(
     if ", direct" not in text.splitlines()[2]:
         pytest.skip("the file system of the temporary directory refuses direct reads")
     assert "DIFFERS by more than 1 %" in text
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--jsonl"]])
+def test_runs_that_the_machine_was_taken_away_in_say_so(
+    form: list[str],
+    sparse_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take_away(monkeypatch, [0.01, 0.9])
+    text, err = report_of(sparse_model, capsys, *form, "--no-telemetry-cost")
+    assert err.count("1 of 6 runs lost more than 5%") == 1
+    if not form:
+        assert "0.0% of all processors' time (0.0% to 90.0%, n = 6)" in text
+        return
+    lines = [json.loads(line) for line in text.splitlines()]
+    runs = lines[0]["runs"] if form == ["--json"] else of_kind(lines, "run")
+    summary = lines[0]["summary"] if form == ["--json"] else lines[-1]
+    shares = [run["stolen_share"] for run in runs]
+    assert shares == pytest.approx([0.01, 0.9, 0, 0, 0, 0])
+    assert summary["stolen_share"]["samples"] == shares
+    assert summary["decode"]["runs"] == 5, "none is dropped"
+
+
+def test_a_system_that_knows_nothing_of_others(
+    sparse_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stolen, "_STAT", Path("/nowhere"))
+    text, err = report_of(sparse_model, capsys, "--no-telemetry-cost")
+    assert "unknown" in next(x for x in text.splitlines() if x.startswith("stolen, a run"))
+    assert "lost more" not in err
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux")

@@ -54,6 +54,7 @@ def run(
         "reader": ReaderCounts(0, 0, 0, 0, 0, 0, 0, 0),
         "latencies": Latencies(np.zeros(BINS, np.uint64)),
         "rss_peak_bytes": 1 << 20,
+        "stolen_share": None,
     }
     return RunSample(**(values | changes))
 
