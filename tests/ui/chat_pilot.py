@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from textual.app import App
@@ -16,8 +15,7 @@ from flashllm.ui.app import ChatApp
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.status import StatusLine
 from tests.ui.fake_engine import FakeModel
-
-WAIT_SECONDS = 30.0
+from tests.ui.screens import until
 
 
 class CountingApp(ChatApp):
@@ -44,14 +42,6 @@ def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
         return model
 
     return CountingApp(open_engine, **options)
-
-
-async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    for _ in range(int(WAIT_SECONDS / 0.02)):
-        await pilot.pause(0.02)
-        if condition():
-            return
-    raise AssertionError("it did not happen")
 
 
 async def ready(pilot: Pilot[None]) -> ChatApp:

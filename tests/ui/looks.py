@@ -22,10 +22,10 @@ from flashllm.ui.io_panel import IoPanel
 from flashllm.ui.neuron_map_view import NeuronMapView
 from flashllm.ui.picker import ModelPicker
 from flashllm.ui.sessions_screen import SessionsScreen
-from tests.ui.chat_pilot import answers, ask, make_app, ready, say, screen_text, until
+from tests.ui.chat_pilot import answers, ask, make_app, ready, say, screen_text
 from tests.ui.fake_engine import FakeModel, Prefill, Step
 from tests.ui.fake_library import BIG, CHECKPOINT, FakeLibrary
-from tests.ui.screens import shown
+from tests.ui.screens import shown, until
 from tests.ui.test_sessions_screen import Kept, Store
 
 WIDE, USUAL, SMALL = (120, 40), (80, 24), (40, 12)

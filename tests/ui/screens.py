@@ -9,7 +9,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 class Around(App[None]):

@@ -24,7 +24,6 @@ from flashllm.ui.prompt import Prompt
 from flashllm.ui.transcript import Transcript
 from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import (
-    WAIT_SECONDS,
     answers,
     ask,
     make_app,
@@ -34,9 +33,9 @@ from tests.ui.chat_pilot import (
     screen_text,
     status,
     texts,
-    until,
 )
 from tests.ui.fake_engine import FakeGeneration, FakeModel, Prefill
+from tests.ui.screens import WAIT_SECONDS, until
 
 
 async def test_a_question_is_sent_and_the_answer_streams() -> None:

@@ -15,7 +15,8 @@ from flashllm.remote_engine import RemoteEngine
 from flashllm.ui.activity import Phase
 from flashllm.ui.app import ChatApp
 from flashllm.ui.transcript import Notice
-from tests.ui.chat_pilot import WAIT_SECONDS, answers, ask, ready, say, texts, until
+from tests.ui.chat_pilot import answers, ask, ready, say, texts
+from tests.ui.screens import WAIT_SECONDS, until
 from tests.unit.engine_openers import OPENER
 
 

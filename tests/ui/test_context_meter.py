@@ -8,8 +8,9 @@ import pytest
 
 from flashllm.ui.context_meter import ContextMeter, Fill
 from flashllm.ui.turn_view import Notice
-from tests.ui.chat_pilot import ask, make_app, ready, say, texts, until
+from tests.ui.chat_pilot import ask, make_app, ready, say, texts
 from tests.ui.fake_engine import FakeModel, Prefill
+from tests.ui.screens import until
 
 
 @pytest.mark.parametrize(("max_tokens", "limit"), [(10, 90), (512, 75)])

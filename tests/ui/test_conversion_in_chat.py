@@ -15,9 +15,10 @@ from flashllm.library.job import Conversions
 from flashllm.ui.confirm import ConfirmScreen
 from flashllm.ui.status import StatusLine
 from flashllm.ui.turn_view import Notice
-from tests.ui.chat_pilot import CountingApp, make_app, ready, texts, until
+from tests.ui.chat_pilot import CountingApp, make_app, ready, texts
 from tests.ui.fake_engine import FakeModel
 from tests.ui.fake_library import scripted_job
+from tests.ui.screens import until
 
 
 def line(app: object) -> str:

@@ -38,9 +38,10 @@ from flashllm.ui.sessions_screen import SessionsScreen
 from flashllm.ui.settings_screen import SettingsScreen
 from flashllm.ui.token_view import TokenView
 from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import CountingApp, answers, make_app, ready, say, status, texts, until
+from tests.ui.chat_pilot import CountingApp, answers, make_app, ready, say, status, texts
 from tests.ui.fake_engine import FakeModel
 from tests.ui.fake_library import FakeLibrary, scripted_job
+from tests.ui.screens import until
 
 Scenario = Callable[[Path], Awaitable[set[str]]]
 

@@ -7,8 +7,9 @@ from textual.pilot import Pilot
 from flashllm.ui.answer_markdown import AnswerMarkdown
 from flashllm.ui.app import ChatApp
 from flashllm.ui.transcript import Transcript
-from tests.ui.chat_pilot import ask, make_app, ready, screen_text, until
+from tests.ui.chat_pilot import ask, make_app, ready, screen_text
 from tests.ui.fake_engine import FakeModel
+from tests.ui.screens import until
 
 COUNT = 12
 PIECES = [

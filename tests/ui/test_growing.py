@@ -12,8 +12,9 @@ from flashllm.ui import answering
 from flashllm.ui.answer_view import Answer
 from flashllm.ui.pace import Pace
 from flashllm.ui.run_app import FULL_COLLECTION_EVERY, run_app
-from tests.ui.chat_pilot import ask, make_app, ready, until
+from tests.ui.chat_pilot import ask, make_app, ready
 from tests.ui.fake_engine import FakeModel
+from tests.ui.screens import until
 
 LINES = "Something that is long enough for more than a line of so narrow a screen.\n" * 12
 

@@ -15,7 +15,8 @@ import pytest
 from flashllm.conversation import Turn
 from flashllm.sessions import SessionStore
 from flashllm.ui.saving import EVERY_SECONDS
-from tests.ui.test_terminal import WAIT_SECONDS, Terminal
+from tests.ui.screens import WAIT_SECONDS
+from tests.ui.test_terminal import Terminal
 
 CONVERSATIONS, TIMES = 2, 5
 """At a time, since each mostly waits; and how often each is killed and goes on."""

@@ -22,18 +22,9 @@ from flashllm.ui.picker import ModelPicker
 from flashllm.ui.token_view import TokenView
 from flashllm.ui.turn_view import Notice
 from tests.specs import SPEC
-from tests.ui.chat_pilot import (
-    answers,
-    ask,
-    make_app,
-    ready,
-    say,
-    screen_text,
-    status,
-    texts,
-    until,
-)
+from tests.ui.chat_pilot import answers, ask, make_app, ready, say, screen_text, status, texts
 from tests.ui.fake_engine import FakeModel
+from tests.ui.screens import until
 
 
 async def test_the_panel_shows_the_answer_that_is_there_when_it_is_opened() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from tests.ui.payloads import PAYLOADS, SECRET, pieces
-from tests.ui.test_terminal import WAIT_SECONDS, Terminal
+from tests.ui.screens import WAIT_SECONDS
+from tests.ui.test_terminal import Terminal
 
 BATCH = 50
 """Payloads of one answer: what fits on the screen together, so that all of them are drawn."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,8 @@ from tests.ui.fake_library import (
     FakeLibrary,
     scripted_job,
 )
-from tests.ui.screens import shown
+from tests.ui.screens import WAIT_SECONDS, shown, until
 
-WAIT_SECONDS = 30.0
 SIZES = [(120, 40), (80, 24), (40, 12)]
 NOTHING = object()
 
@@ -53,14 +51,6 @@ class Host(App[None]):
             self.given = result
 
         self.push_screen(self.first, take)
-
-
-async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    for _ in range(int(WAIT_SECONDS / 0.02)):
-        await pilot.pause(0.02)
-        if condition():
-            return
-    raise AssertionError("it did not happen")
 
 
 def rows(screen: Screen[Any]) -> list[list[str]]:

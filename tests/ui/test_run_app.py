@@ -18,9 +18,10 @@ from textual import events
 from flashllm.errors import UsageError
 from flashllm.paths import config_file
 from flashllm.ui import themes
-from tests.ui.chat_pilot import make_app, ready, until
+from tests.ui.chat_pilot import make_app, ready
 from tests.ui.fake_engine import FakeModel
-from tests.ui.test_terminal import ROOT, WAIT_SECONDS, Terminal
+from tests.ui.screens import WAIT_SECONDS, until
+from tests.ui.test_terminal import ROOT, Terminal
 
 RESTORED = b"\x1b[?1049l"
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0-9;]*)?m")

@@ -10,8 +10,9 @@ from flashllm.sessions import SessionStore
 from flashllm.sessions.database import set_aside
 from flashllm.ui.activity import Phase
 from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import answers, ask, make_app, notes, ready, say, texts, until
+from tests.ui.chat_pilot import answers, ask, make_app, notes, ready, say, texts
 from tests.ui.fake_engine import FakeModel, Held
+from tests.ui.screens import until
 
 
 def kept(path: Path, session_id: int = 1) -> list[tuple[str, str, str | None]]:

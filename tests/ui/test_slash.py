@@ -22,10 +22,10 @@ from flashllm.ui.convert_screen import ConvertScreen
 from flashllm.ui.help import HelpScreen
 from flashllm.ui.settings_screen import SettingsScreen
 from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import ask, make_app, ready, say, status, texts, until
+from tests.ui.chat_pilot import ask, make_app, ready, say, status, texts
 from tests.ui.fake_engine import FakeModel
 from tests.ui.fake_library import FakeLibrary
-from tests.ui.screens import shown
+from tests.ui.screens import shown, until
 
 
 def suggestions(app: ChatApp) -> list[str]:

@@ -14,7 +14,8 @@ from textual.widgets import Label
 from flashllm.ui.answer_markdown import CodeBlock, make_parser
 from flashllm.ui.answer_view import Answer
 from flashllm.ui.stretches import Stretches
-from tests.ui.chat_pilot import screen_text, until
+from tests.ui.chat_pilot import screen_text
+from tests.ui.screens import until
 
 TEXT = """\
 Some text

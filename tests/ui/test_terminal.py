@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from flashllm.sessions import SessionStore
+from tests.ui.screens import WAIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
-WAIT_SECONDS = 60.0
 SCREEN = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
 SCRIPT = """
 import sys

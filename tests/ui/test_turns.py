@@ -19,7 +19,6 @@ from flashllm.ui.prompt import Prompt
 from flashllm.ui.transcript import MOUNTED_AT_ONCE, Transcript
 from flashllm.ui.turn_view import Notice, Question
 from tests.ui.chat_pilot import (
-    WAIT_SECONDS,
     answers,
     ask,
     make_app,
@@ -29,9 +28,9 @@ from tests.ui.chat_pilot import (
     screen_text,
     status,
     texts,
-    until,
 )
 from tests.ui.fake_engine import FakeModel
+from tests.ui.screens import WAIT_SECONDS, until
 
 
 def sent(model: FakeModel) -> list[list[str]]:
