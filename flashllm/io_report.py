@@ -182,7 +182,9 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
         rows.append(("answer", answer))
     else:
         wall_ns, reads = decode["wall_ns"] / tokens, decode["reads"]
-        speed = f"{count_words(tokens)} decoded in {seconds_words(decode['wall_ns'])}"
+        # The mark that ends an answer takes a step, and is none of its tokens.
+        end = "" if tokens < len(report["tokens"]) else "with its end "
+        speed = f"{end}{count_words(tokens)} decoded in {seconds_words(decode['wall_ns'])}"
         each = f"{decode['tokens_per_second']:.3g} a second, {seconds_words(wall_ns)} each"
         rows += [
             ("answer", f"{answer}; {speed}: {each}"),

@@ -146,6 +146,7 @@ class Answering:
         await self.show_tokens()
         if self._turn is not None and self._view is not None:
             self._turn.numbers = kept_numbers(event.report)
+            self._app.activity.statistics.end(event.report["decode"])
             # What was held back for a stop string that did not come has no token of its own.
             held = event.report["text"][len(self._turn.text) - self._begun_characters :]
             if held:

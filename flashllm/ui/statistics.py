@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashllm.io_words import memory_words
 
@@ -19,6 +20,7 @@ class AnswerStatistics:
 
     tokens: int = 0
     decoded: int = 0
+    """Steps that time and bytes are of."""
     wall_ns: int = 0
     bytes_read: int = 0
     hits: int = 0
@@ -36,6 +38,12 @@ class AnswerStatistics:
         self.bytes_read += token.cost.bytes_read
         self.hits += token.cost.hits
         self.misses += token.cost.misses
+
+    def end(self, decode: Mapping[str, Any]) -> None:
+        """The sums of the answer's report: the mark that ended it took a step, and is no token."""
+        self.decoded, self.wall_ns = decode["tokens"], decode["wall_ns"]
+        self.bytes_read = decode["bytes_read"]
+        self.hits, self.misses = decode["hits"], decode["misses"]
 
     def parts(self, ceiling_bytes: int) -> list[str]:
         """Parts of the line, the most wanted first."""

@@ -106,9 +106,16 @@ class Held:
     text: str
 
 
+@dataclass(frozen=True)
+class End:
+    """The step that draws the mark which ends an answer: it shows no token, but costs one."""
+
+    cost: TokenCost
+
+
 # str: a token; float: seconds to wait; Event: wait until it is set; Exception: raise it;
 # Callable: called, in the engine's thread.
-Step = str | float | threading.Event | Prefill | Held | Exception | Callable[[], object]
+Step = str | float | threading.Event | Prefill | Held | End | Exception | Callable[[], object]
 
 
 class FakeTokenizer:
@@ -194,6 +201,8 @@ class FakeGeneration:
                     on_prefill(step.done, step.total)
             elif isinstance(step, Held):
                 self.text += step.text
+            elif isinstance(step, End):
+                self.costs.append(step.cost)
             elif callable(step):
                 step()
             if self._model.cancelled.is_set():

@@ -34,8 +34,17 @@ from tests.ui.chat_pilot import (
     status,
     texts,
 )
-from tests.ui.fake_engine import FakeGeneration, FakeModel, Prefill
+from tests.ui.fake_engine import End, FakeGeneration, FakeModel, Prefill, fake_cost
 from tests.ui.screens import WAIT_SECONDS, until
+
+
+async def test_the_speed_of_a_complete_answer_is_that_of_its_report() -> None:
+    model = FakeModel(["one", " two", End(fake_cost(wall_ns=150_000_000))])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "hello")
+        assert "2 tok | 10.0 tok/s" in status(app)
+        decode = next(turn for turn in app.conversation.path() if turn.numbers).numbers["decode"]
+        assert decode["tokens_per_second"] == pytest.approx(10.0)
 
 
 async def test_a_question_is_sent_and_the_answer_streams() -> None:
@@ -116,6 +125,7 @@ async def test_stopping_while_the_engine_has_not_begun_is_not_lost() -> None:
         await say(pilot, "go")
         await until(pilot, lambda: app.activity.phase is Phase.READING)
         await pilot.press("escape")
+        await until(pilot, lambda: "stopping" in status(app))  # a slow machine takes its time
         gate.set()
         await ready(pilot)
         assert answers(app) == []

@@ -172,6 +172,12 @@ def test_stats_say_what_the_report_says() -> None:
     ]
 
 
+def test_stats_say_that_the_end_was_decoded_too() -> None:
+    ended = report()
+    ended["tokens"].pop()
+    assert "answer   2 tokens; with its end 2 decoded in 80 ms:" in stats_text(ended, RATES, plan())
+
+
 def test_stats_without_a_profile_say_how_to_get_one() -> None:
     text = stats_text(report(), UNKNOWN_RATES, plan())
     words = " ".join(text.split())
