@@ -13,6 +13,8 @@ from flashllm.ui.activity import BUSY_HINT, CLOSED_HINT, OPENING_HINT, Phase
 from flashllm.ui.pace import Pace
 
 if TYPE_CHECKING:
+    from textual.timer import Timer
+
     from flashllm.conversation import Turn
     from flashllm.engine_protocol import EngineToken
     from flashllm.ui import messages
@@ -43,6 +45,7 @@ class Answering:
         self._begun_characters = 0
         """Of the answer's text, what was there before."""
         self._saving_later = False
+        self._collecting: Timer | None = None
         self.tokens: dict[int, list[EngineToken]] = {}
         """Of the answers of this run to this conversation, by turn; the last written one last."""
 
@@ -166,7 +169,7 @@ class Answering:
         app, shown = self._app, self._app.shown
         turn, view = self._turn, self._view
         self._turn = self._view = shown.writing = None
-        app.set_timer(QUIET_SECONDS, self._collect_garbage)
+        self._collect_later()
         app.enter(Phase.READY)
         if turn is None or view is None:
             return
@@ -194,11 +197,16 @@ class Answering:
             if self._before is not None:
                 app.turns.begin_edit(self._before, asked.text)
 
+    def _collect_later(self) -> None:
+        if self._collecting is not None:
+            self._collecting.stop()  # several short answers are followed by one collection
+        self._collecting = self._app.set_timer(QUIET_SECONDS, self._collect_garbage)
+
     def _collect_garbage(self) -> None:
         if self._turn is not None:
             return  # the end of that answer asks for it again
         if self._pace.seconds_since_typed() < QUIET_SECONDS:
-            self._app.set_timer(QUIET_SECONDS, self._collect_garbage)
+            self._collect_later()
         else:
             gc.collect()
 

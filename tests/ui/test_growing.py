@@ -72,7 +72,8 @@ async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Pace, "seconds_since_typed", seconds_since_typed)
     monkeypatch.setattr(answering.gc, "collect", lambda: collected.append(since_typed))
     async with make_app(FakeModel(["An", "answer"])).run_test() as pilot:
-        app = await ask(pilot, "go")
+        for question in ("go", "and on", "and on"):
+            app = await ask(pilot, question)
         await until(pilot, lambda: app.conversation.path()[-1].finish_reason is not None)
         asked.clear()
         await until(pilot, lambda: len(asked) > 3)
