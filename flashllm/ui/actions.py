@@ -80,6 +80,12 @@ class Actions(RestoringApp):
         def stop(self) -> None:
             """Stops the answer, or what else waits or is begun."""
 
+    @property
+    def begun_conversions(self) -> Conversions | None:
+        """None where nothing was to be converted: the code is not loaded to find that."""
+        begun: Conversions | None = vars(self).get("conversions")  # a cached property
+        return begun
+
     def take_keys(self) -> None:
         """Gives actions the keys of the configuration, before the text's own ones."""
         self.set_keymap(self.keymap)
@@ -106,7 +112,8 @@ class Actions(RestoringApp):
 
     async def action_quit(self) -> None:
         """Leaves; where that ends a conversion it is asked first, and a second time not."""
-        job = self.conversions.job
+        begun = self.begun_conversions
+        job = None if begun is None else begun.job
         if job is None or job.status.is_over or self.screen is self._asks_to_leave:
             await super().action_quit()
             return

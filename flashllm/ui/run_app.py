@@ -112,7 +112,8 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
     if app.answering.turn is not None:  # what came of it since it was saved last
         app.saving.turn(app.conversation, app.answering.turn)
     saved = app.saving.close(CLOSE_SECONDS)
-    app.conversions.close(CONVERSION_SECONDS)
+    if app.begun_conversions is not None:
+        app.begun_conversions.close(CONVERSION_SECONDS)
     closed = app.engine.close(CLOSE_SECONDS)
     _say_where(app, saved, log_file)
     if not closed:

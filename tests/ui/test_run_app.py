@@ -18,6 +18,7 @@ from textual import events
 from flashllm.errors import UsageError
 from flashllm.paths import config_file
 from flashllm.ui import themes
+from flashllm.ui.run_app import run_app
 from tests.ui.chat_pilot import make_app, ready
 from tests.ui.fake_engine import FakeModel
 from tests.ui.screens import WAIT_SECONDS, until
@@ -74,6 +75,17 @@ def test_it_says_where_the_conversation_and_the_log_are(home: Path) -> None:
     output = left(terminal)
     assert "flashllm: session 1 is kept; `flashllm chat --session 1` goes on" in after(output)
     assert f"flashllm: log: {home}" in after(output)
+
+
+async def test_what_converts_is_not_loaded_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashllm.library.job", None)  # cannot be imported
+    app = make_app(FakeModel([]))
+    async with app.run_test() as pilot:
+        await ready(pilot)
+        await pilot.press("ctrl+q")
+        await until(pilot, lambda: not app.is_running)
+    monkeypatch.setattr(app, "run", lambda **_: None)
+    assert run_app(app) == 0
 
 
 def test_a_crash_is_one_line_and_a_traceback_in_the_log(
