@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from textual.screen import Screen
+from textual.timer import Timer
 
 from flashllm.ui import answering
 from flashllm.ui.answer_view import Answer
@@ -14,7 +15,7 @@ from flashllm.ui.pace import Pace
 from flashllm.ui.run_app import FULL_COLLECTION_EVERY, run_app
 from tests.ui.chat_pilot import ask, make_app, ready
 from tests.ui.fake_engine import FakeModel
-from tests.ui.screens import until
+from tests.ui.screens import WAIT_SECONDS, until
 
 LINES = "Something that is long enough for more than a line of so narrow a screen.\n" * 12
 
@@ -72,8 +73,7 @@ async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Pace, "seconds_since_typed", seconds_since_typed)
     monkeypatch.setattr(answering.gc, "collect", lambda: collected.append(since_typed))
     async with make_app(FakeModel(["An", "answer"])).run_test() as pilot:
-        for question in ("go", "and on", "and on"):
-            app = await ask(pilot, question)
+        app = await ask(pilot, "go")
         await until(pilot, lambda: app.conversation.path()[-1].finish_reason is not None)
         asked.clear()
         await until(pilot, lambda: len(asked) > 3)
@@ -82,6 +82,26 @@ async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.Monkey
         await until(pilot, lambda: bool(collected))
         await pilot.pause(0.2)
         assert collected == [0.05], "once"
+
+
+async def test_after_several_answers_it_is_collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Timer] = []
+    async with make_app(FakeModel(["An", "answer"])).run_test() as pilot:
+        app = await ready(pilot)
+        set_timer = app.set_timer
+
+        def remember(seconds: float, callback: Any) -> Timer:
+            timer = set_timer(seconds, callback)
+            if callback == app.answering._collect_garbage:
+                begun.append(timer)
+            return timer
+
+        monkeypatch.setattr(app, "set_timer", remember)
+        monkeypatch.setattr(answering, "QUIET_SECONDS", WAIT_SECONDS)  # none is over meanwhile
+        for _ in range(3):
+            await ask(pilot, "go")
+        await until(pilot, lambda: len(begun) == 3)
+        assert [timer._task is None for timer in begun] == [True, True, False]
 
 
 def test_meanwhile_it_is_collected_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
