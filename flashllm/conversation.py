@@ -76,6 +76,10 @@ class Conversation:
         question = next(turn for turn in reversed(self.path()) if turn.role == "user")
         self._left_out[question.id] = messages
 
+    def leave_nothing_out(self) -> None:
+        """The next question is sent with all that was before it, as far as that fits then."""
+        self._left_out.clear()
+
     def path(self) -> list[Turn]:
         """The shown turns, from the first to the leaf."""
         turns = []

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from flashllm.conversation import Turn
     from flashllm.engine_protocol import EngineToken
+    from flashllm.flash.plan import Plan
     from flashllm.ui import messages
     from flashllm.ui.answer_view import Answer
     from flashllm.ui.app import ChatApp
@@ -66,6 +67,17 @@ class Answering:
         if phase is Phase.OPENING:
             return OPENING_HINT
         return BUSY_HINT if self._app.activity.is_answering else CLOSED_HINT
+
+    async def take_context(self, plan: Plan) -> None:
+        """A model is open: a larger context may hold what was left out of the one before."""
+        before, conversation = self._app.activity.plan, self._app.conversation
+        if before is None or plan.context <= before.context:
+            return
+        was_left_out = conversation.dropped
+        conversation.leave_nothing_out()
+        if was_left_out:
+            words = "All of the conversation is sent to the model again, as far as it fits."
+            await self._app.tell(words)
 
     async def ask(self, text: str, edited: int | None = None) -> None:
         """Sends a question: at the end, or as another version of an earlier one."""

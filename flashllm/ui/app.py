@@ -105,8 +105,7 @@ class ChatApp(Actions):
         self.turns = TurnActions(self)
         self.panels = Panels(self)
         self.library = library
-        self._session = session
-        self._welcome = welcome
+        self._session, self._welcome = session, welcome
         self._told_full = False
         self.theme = themes.find_theme(self.settings.theme or self.theme, self.slash.themes())
 
@@ -200,6 +199,7 @@ class ChatApp(Actions):
     async def show_opened(self, event: messages.Opened) -> None:
         """The model is there."""
         plan, described = event.model.plan, event.model.info
+        await self.answering.take_context(plan)
         self.activity.plan = plan
         self.activity.model_name = sanitize_line(described.name)
         self.saving.model = str(Path(described.directory).absolute())

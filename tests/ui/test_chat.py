@@ -364,6 +364,20 @@ async def test_a_full_context_drops_the_oldest_messages_and_says_so() -> None:
         assert model.requests[-1]["ids"][:17] == model.requests[-2]["ids"]
 
 
+async def test_a_larger_context_is_sent_what_a_smaller_one_had_no_room_for() -> None:
+    model = FakeModel(["w "] * 10, context=50)
+    assert model.tokenizer is not None
+    async with make_app(model, max_tokens=20).run_test() as pilot:
+        for number in range(4):
+            app = await ask(pilot, f"question {number}")
+        for context, first, is_said in ((50, "question 2", False), (200, "question 0", True)):
+            model.plan = dataclasses.replace(model.plan, context=context)
+            app.open_model(app.choice)
+            await ask(pilot, "and now")
+            assert model.tokenizer.conversations[-1][0]["content"] == first
+            assert any("is sent to the model again" in t for t in texts(app, Notice)) == is_said
+
+
 async def test_a_message_beyond_the_context_is_refused_and_kept() -> None:
     model = FakeModel(["x"], context=50)
     async with make_app(model).run_test() as pilot:
