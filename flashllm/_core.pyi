@@ -141,6 +141,33 @@ class Kernels:
     ) -> None:
         """Out [d] += for each block in order, the sum of weights[i] * row ids[i] within it."""
 
+    def dot_rows_each(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        vector_ends: NDArray[np.int32],
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`dot_rows` of each vector of x [vectors * d], whose ids end at vector_ends [vectors]."""
+
+    def weighted_sum_rows_each(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        vector_ends: NDArray[np.int32],
+        block_ends: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`weighted_sum_rows` of each vector of out [vectors * d], by its ids and its blocks."""
+
     def attend(
         self,
         query: NDArray[np.float32],

@@ -143,16 +143,70 @@ class Kernels:
         starts = _row_starts(rows, row_stride, row_offset, nbytes, ids)
         if len(weights) != len(ids):
             raise ValueError(f"weights has {len(weights)} values for {len(ids)} ids")
-        bounds = [0, *block_ends.tolist()]
-        if bounds[-1] != len(ids) or any(np.diff(bounds) < 0):
-            raise ValueError(f"block_ends must rise to the number of ids, {len(ids)}")
-        for first, last in itertools.pairwise(bounds):
+        for run in _runs("block_ends", block_ends, len(ids)):
             partial = np.zeros(len(out), np.float32)
-            for i in range(first, last):
+            for i in range(run.start, run.stop):
                 if weights[i] != 0.0:
                     raw = rows[None, starts[i] : starts[i] + nbytes]
                     partial += weights[i] * numpy_rows.decode(raw, dtype, len(out))[0]
             out += partial
+
+    def dot_rows_each(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        vector_ends: NDArray[np.int32],
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`dot_rows` of each vector of x [vectors * d], whose ids end at vector_ends [vectors]."""
+        self._check_open()
+        require_array("x", x, np.float32)
+        require_array("ids", ids, np.int32)
+        require_array("out", out, np.float32, writable=True)
+        if len(out) != len(ids):
+            raise ValueError(f"out has {len(out)} values for {len(ids)} ids")
+        vectors = _vectors("x", x, vector_ends)
+        _row_starts(rows, row_stride, row_offset, row_bytes(dtype, vectors.shape[1]), ids)
+        for vector, run in zip(vectors, _runs("vector_ends", vector_ends, len(ids)), strict=True):
+            self.dot_rows(rows, row_stride, row_offset, dtype, ids[run], vector, out[run])
+
+    def weighted_sum_rows_each(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        vector_ends: NDArray[np.int32],
+        block_ends: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`weighted_sum_rows` of each vector of out [vectors * d], by its ids and its blocks."""
+        self._check_open()
+        require_array("ids", ids, np.int32)
+        require_array("weights", weights, np.float32)
+        require_array("block_ends", block_ends, np.int32)
+        require_array("out", out, np.float32, writable=True)
+        if len(weights) != len(ids):
+            raise ValueError(f"weights has {len(weights)} values for {len(ids)} ids")
+        vectors = _vectors("out", out, vector_ends)
+        _row_starts(rows, row_stride, row_offset, row_bytes(dtype, vectors.shape[1]), ids)
+        runs = _runs("vector_ends", vector_ends, len(ids))
+        _runs("block_ends", block_ends, len(ids))
+        for run in runs:
+            if run.start < run.stop not in block_ends:
+                raise ValueError(f"a block has rows of two vectors: none ends at id {run.stop}")
+        for vector, run in zip(vectors, runs, strict=True):
+            ends = block_ends[(block_ends > run.start) & (block_ends <= run.stop)] - run.start
+            self.weighted_sum_rows(
+                rows, row_stride, row_offset, dtype, ids[run], weights[run],
+                ends.astype(np.int32), vector,
+            )  # fmt: skip
 
     @_DAMAGED_WEIGHTS
     def attend(
@@ -269,6 +323,24 @@ def _row_starts(
                 f"id {i}: its row ends at byte {start + nbytes}, outside {len(rows)} bytes"
             )
     return starts
+
+
+def _runs(name: str, ends: NDArray[np.int32], count: int) -> list[slice]:
+    """Runs of ids by their ends, which are all of them."""
+    require_array(name, ends, np.int32)
+    bounds = [0, *ends.tolist()]
+    if bounds[-1] != count or any(np.diff(bounds) < 0):
+        raise ValueError(f"{name} must rise to the number of ids, {count}")
+    return [slice(first, last) for first, last in itertools.pairwise(bounds)]
+
+
+def _vectors(
+    name: str, values: NDArray[np.float32], vector_ends: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """[vectors * d] as [vectors, d], the same memory."""
+    if not len(vector_ends) or len(values) % len(vector_ends):
+        raise ValueError(f"{name} has {len(values)} values for {len(vector_ends)} vectors")
+    return values.reshape(len(vector_ends), -1)
 
 
 def _crc_table() -> NDArray[np.uint32]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,14 +14,15 @@ from flashllm.flash import core
 from flashllm.flash.pinned import PinnedBundles
 from flashllm.flash.plan import Overlap, Plan
 from flashllm.flash.store import Store
-from flashllm.flash.stream import SlotPool, block_ends
+from flashllm.flash.stream import SlotPool
 from flashllm.flash.window import Ids
 from flashllm.model.activations import activate, combine, margin
 from flashllm.model.guess import Guesser
 from flashllm.model.layer_stream import Block, LayerStream
+from flashllm.model.named import Named, Share, of_each
+from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.select import Selector, SelectPredicted
 from flashllm.model.tile_decoder import TileDecoder
-from flashllm.model.weights import Linear, Norm
 
 Tap = Callable[[int, Tensor, Tensor], None]
 """Called with (layer, what the selector reads [tokens, d_model], margin [tokens, d_ffn]) where all
@@ -31,19 +31,6 @@ Chosen = Callable[[int, list[Ids]], None]
 """Called with (layer, the selected ids of each token) where only those are computed."""
 
 _Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class FeedForwardWeights:
-    """What of one feed-forward layer is resident."""
-
-    gate: Linear | None
-    """The gate with its bias, where its rows are not on flash."""
-    gate_bias: Tensor | None  # [d_ffn], where they are
-    up_bias: Tensor | None  # [d_ffn]
-    down_bias: Tensor | None  # [d_model]
-    norm: Norm | None
-    """In front of the layer; None where that is a norm behind another layer."""
 
 
 class FeedForward:
@@ -76,9 +63,7 @@ class FeedForward:
         self._clock = clock
         self._weights = weights
         self._stride = store.header.stride
-        # Rows of a neuron lie in the order gate, up, down.
-        self._up_offset = spec.row_bytes * (spec.rows_per_neuron - 2)
-        self._down_offset = spec.row_bytes * (spec.rows_per_neuron - 1)
+        self._neurons = Neurons(spec, self._stride, kernels, weights)
         self._decode = TileDecoder(store, kernels, shape.tile)
 
     def use(self, selector: Selector | None) -> None:
@@ -191,19 +176,20 @@ class FeedForward:
             clock.switch("io_exposed")
             for part in pool.arrivals(layer, fetch, self._overlap != "none"):
                 clock.switch("ffn")
-                outputs[part] = self._outputs(
-                    layer, pool.rows, piece[part], fetch.positions[part], x, gate
+                here = piece[part]
+                outputs[part] = self._neurons.outputs(
+                    layer, pool.rows, here, fetch.positions[part], x, _of(gate, here)
                 )
                 clock.switch("io_exposed")
             clock.switch("ffn")
-            self._add_rows(pool.rows, piece, fetch.positions, outputs, out)
+            self._neurons.add(pool.rows, piece, fetch.positions, outputs, out)
 
     def _add_all(self, layer: int, x: _Floats, gate: _Floats | None, out: _Floats) -> None:
         self._clock.switch("ffn")
         for block in self._blocks(layer):
             ids, positions, rows = block.parts()
-            outputs = self._outputs(layer, rows, ids, positions, x, gate)
-            self._add_rows(rows, ids, positions, outputs, out)
+            outputs = self._neurons.outputs(layer, rows, ids, positions, x, _of(gate, ids))
+            self._neurons.add(rows, ids, positions, outputs, out)
         counters, pinned = self._pool.counters, self._pinned(layer)
         counters.hits += pinned
         counters.misses += self._spec.bundles_per_layer - pinned
@@ -215,51 +201,9 @@ class FeedForward:
         found = []
         for block in self._blocks(layer):
             ids, positions, rows = block.parts()
-            found.append(ids[self._outputs(layer, rows, ids, positions, x, gate) != 0])
+            outputs = self._neurons.outputs(layer, rows, ids, positions, x, _of(gate, ids))
+            found.append(ids[outputs != 0])
         return np.concatenate(found)
-
-    def _outputs(
-        self,
-        layer: int,
-        rows: NDArray[np.uint8],
-        ids: Ids,
-        positions: Ids,
-        x: _Floats,
-        gate: _Floats | None,
-    ) -> _Floats:
-        """What the neurons `ids`, at `positions` of `rows`, make of `x`: [n]."""
-        spec, weights = self._spec, self._weights[layer]
-        up = self._dots(rows, self._up_offset, positions, ids, x, weights.up_bias)
-        if gate is not None:
-            return combine(spec, torch.from_numpy(gate[ids]), up).numpy()
-        if spec.gate == "none":
-            return activate(spec, up).numpy()
-        deciding = self._dots(rows, 0, positions, ids, x, weights.gate_bias)
-        return combine(spec, activate(spec, deciding), up).numpy()
-
-    def _dots(
-        self,
-        rows: NDArray[np.uint8],
-        offset: int,
-        positions: Ids,
-        ids: Ids,
-        x: _Floats,
-        bias: Tensor | None,
-    ) -> Tensor:
-        dots = np.empty(len(ids), dtype=np.float32)
-        self._kernels.dot_rows(rows, self._stride, offset, self._spec.dtype, positions, x, dots)
-        if bias is not None:
-            dots += bias.numpy()[ids]
-        return torch.from_numpy(dots)
-
-    def _add_rows(
-        self, rows: NDArray[np.uint8], ids: Ids, positions: Ids, outputs: _Floats, out: _Floats
-    ) -> None:
-        if len(ids):
-            dtype, ends = self._spec.dtype, block_ends(ids)
-            self._kernels.weighted_sum_rows(
-                rows, self._stride, self._down_offset, dtype, positions, outputs, ends, out
-            )
 
     # Many tokens ----------------------------------------------------------------------------
 
@@ -332,25 +276,33 @@ class FeedForward:
         oracle names the neurons that turn out not to be zero.
         """
         vectors: _Floats = x.contiguous().numpy()
-        gates = [self._gate(layer, x[t : t + 1]) for t in range(len(x))]
-        selector = None if oracle else self.selector
+        gates = self._gates(layer, x)
         named: list[Ids] | None = None
-        if selector is not None:
+        if self.selector is not None and not oracle:
             read: _Floats = self._read_by_selector(x, before_norm).contiguous().numpy()
-            named = [selector.select(layer, v, g) for v, g in zip(read, gates, strict=True)]
-        found: list[list[Ids]] = [[] for _ in gates]
+            opened = [None] * len(x) if gates is None else gates
+            pairs = zip(read, opened, strict=True)
+            named = [self.selector.select(layer, vector, gate) for vector, gate in pairs]
+        ordered = None if named is None else Named(named)
         out = np.zeros_like(vectors)
+        found: list[Share] = []
         for block in self._blocks(layer):
             everything, _, rows = block.parts()
-            for t, (vector, gate) in enumerate(zip(vectors, gates, strict=True)):
-                ids = everything if named is None else _within(named[t], block)
-                positions = ids - np.int32(block.first)
-                outputs = self._outputs(layer, rows, ids, positions, vector, gate)
-                self._add_rows(rows, ids, positions, outputs, out[t])
-                found[t].append(ids[outputs != 0] if named is None else ids)
+            if ordered is None:
+                share = Share.everything(everything, len(x))
+            else:
+                share = ordered.within(block.first, block.first + len(block.raw))
+            outputs = self._neurons.add_share(layer, rows, block.first, share, vectors, gates, out)
+            if ordered is None:
+                found.append(share.where(outputs != 0))
         if chosen is not None:
-            chosen(layer, [np.concatenate(pieces) for pieces in found])
+            chosen(layer, of_each(found) if named is None else named)
         return self._with_bias(layer, torch.from_numpy(out))
+
+    def _gates(self, layer: int, x: Tensor) -> _Floats | None:
+        """As `_gate` for each of several tokens, [tokens, d_ffn]; the bits are the same."""
+        gates = [self._gate(layer, x[t : t + 1]) for t in range(len(x))]
+        return None if gates[0] is None else np.stack([gate for gate in gates if gate is not None])
 
     def _read_by_selector(self, x: Tensor, before_norm: Tensor) -> Tensor:
         reads_before = self.selector is not None and self.selector.before_norm
@@ -390,7 +342,6 @@ def _project(x: Tensor, rows: Tensor, bias: Tensor | None, where: slice) -> Tens
     return out if bias is None else out.add_(bias[where])
 
 
-def _within(ids: Ids, block: Block) -> Ids:
-    """Those of the ascending ids that lie in a block."""
-    first, last = np.searchsorted(ids, (block.first, block.first + len(block.raw)))
-    return ids[first:last]
+def _of(gate: _Floats | None, ids: Ids) -> _Floats | None:
+    """Of a resident gate's outputs, if there is one, those of these neurons."""
+    return None if gate is None else gate[ids]

@@ -10,7 +10,7 @@ from torch import Tensor
 from flashllm.flash import core
 from flashllm.flash.store import RawTensor
 from flashllm.model.attention import Attention
-from flashllm.model.ffn import FeedForwardWeights
+from flashllm.model.neurons import FeedForwardWeights
 from flashllm.model.weights import Linear, Norm, vector
 from flashllm.spec import ModelSpec
 

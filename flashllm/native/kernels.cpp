@@ -8,6 +8,7 @@
 #include <string>
 
 #include "checked.h"
+#include "row_groups.h"
 
 namespace flash_core {
 
@@ -25,56 +26,6 @@ const KernelTable& choose(const char* isa) {
   return find_kernels(isa == nullptr ? "" : isa);
 }
 
-void check_equal(const char* what, size_t count, size_t ids) {
-  if (count != ids) {
-    throw std::invalid_argument(std::string(what) + " has " + std::to_string(count) +
-                                " values for " + std::to_string(ids) + " ids");
-  }
-}
-
-// Rows lie `stride` bytes apart and end `tail` bytes behind where they begin.
-void check_ends(View<const int32_t> ids, int64_t stride, const Checked& tail, size_t size) {
-  for (size_t i = 0; i < ids.size; ++i) {
-    const Checked begin =
-        Checked::from_signed(ids.data[i], "id") * Checked(static_cast<uint64_t>(stride));
-    const Checked end = begin + tail;
-    if (end > Checked(size)) {
-      throw std::out_of_range("id " + std::to_string(ids.data[i]) + ": its row ends at byte " +
-                              std::to_string(end.get()) + ", outside " + std::to_string(size) +
-                              " bytes");
-    }
-  }
-}
-
-// Returns the bytes of a row.
-size_t check_ids(const Rows& rows, View<const int32_t> ids, size_t columns) {
-  const Checked bytes = row_bytes(rows.dtype, columns);
-  if (rows.stride < 1 || rows.offset < 0) {
-    throw std::invalid_argument("row_stride is " + std::to_string(rows.stride) +
-                                " and row_offset " + std::to_string(rows.offset));
-  }
-  const Checked tail = Checked(static_cast<uint64_t>(rows.offset)) + bytes;
-  check_ends(ids, rows.stride, tail, rows.bytes.size);
-  return bytes.get();
-}
-
-void check_block_ends(View<const int32_t> block_ends, size_t count) {
-  int64_t previous = 0;
-  for (size_t b = 0; b < block_ends.size; ++b) {
-    if (block_ends.data[b] < previous) throw std::invalid_argument("block_ends must not fall");
-    previous = block_ends.data[b];
-  }
-  if (static_cast<uint64_t>(previous) != count) {
-    throw std::invalid_argument("block_ends must rise to the number of ids, " +
-                                std::to_string(count));
-  }
-}
-
-const uint8_t* row_at(const Rows& rows, int32_t id) {
-  return rows.bytes.data + static_cast<uint64_t>(id) * static_cast<uint64_t>(rows.stride) +
-         static_cast<uint64_t>(rows.offset);
-}
-
 // How many rows ahead memory is asked for: so many that it has come when they are needed, which
 // one row of some kilobytes does not take long enough for.
 size_t rows_ahead(size_t row_bytes) { return (kBytesAhead + row_bytes - 1) / row_bytes; }
@@ -83,63 +34,6 @@ size_t rows_ahead(size_t row_bytes) { return (kBytesAhead + row_bytes - 1) / row
 size_t part_begin(size_t count, int part, int parts) {
   return count / static_cast<size_t>(parts) * static_cast<size_t>(part) +
          std::min(count % static_cast<size_t>(parts), static_cast<size_t>(part));
-}
-
-// The rows of a weighted sum, those of weight 0 apart, in groups that are added at once.
-class Groups {
- public:
-  Groups(const Rows& rows, View<const int32_t> ids, const float* weights,
-         View<const int32_t> block_ends)
-      : rows_(rows), ids_(ids), weights_(weights), block_ends_(block_ends) {}
-
-  // False when there are no more.
-  bool next(AddRows* group) {
-    while (!left_in_block()) {
-      if (block_ == block_ends_.size) return false;
-      block_end_ = static_cast<size_t>(block_ends_.data[block_++]);
-      begins_ = true;
-    }
-    group->begins = begins_;
-    group->count = 0;
-    begins_ = false;
-    while (group->count < kRowsPerAdd && left_in_block()) {
-      group->rows[group->count] = row_at(rows_, ids_.data[at_]);
-      group->weights[group->count++] = weights_[at_++];
-    }
-    group->ends = !left_in_block();
-    return true;
-  }
-
- private:
-  bool left_in_block() {
-    while (at_ < block_end_ && weights_[at_] == 0.0F) ++at_;
-    return at_ < block_end_;
-  }
-
-  const Rows& rows_;
-  View<const int32_t> ids_;
-  const float* weights_;
-  View<const int32_t> block_ends_;
-  size_t at_ = 0;
-  size_t block_ = 0;
-  size_t block_end_ = 0;
-  bool begins_ = false;
-};
-
-// While a group is added, the rows of the one after it are fetched.
-void add_groups(AddFunction add, Groups groups, const ColumnRange& columns, float* partial,
-                float* out) {
-  AddRows pending = {};
-  AddRows incoming = {};
-  bool more = groups.next(&pending);
-  while (more) {
-    more = groups.next(&incoming);
-    for (size_t r = 0; r < pending.count; ++r) {
-      pending.next[r] = more ? incoming.rows[std::min(r, incoming.count - 1)] : pending.rows[r];
-    }
-    add(pending, columns, partial, out);
-    pending = incoming;
-  }
 }
 
 }  // namespace
@@ -166,6 +60,10 @@ void Kernels::close() {
 int Kernels::parts_for(size_t bytes, size_t most) const {
   if (threads_ == 1 || bytes < 2 * kBytesPerThread) return 1;
   return static_cast<int>(std::min(bytes / kBytesPerPart, most));
+}
+
+int Kernels::parts_of_vectors(size_t bytes, size_t vectors) const {
+  return parts_for(bytes, std::min(vectors, kPartsPerThread * static_cast<size_t>(threads_)));
 }
 
 void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x, View<float> out) {
@@ -214,7 +112,7 @@ void Kernels::weighted_sum_rows(const Rows& rows, View<const int32_t> ids,
   const auto lock = enter();
   check_equal("weights", weights.size, ids.size);
   const size_t bytes = check_ids(rows, ids, out.size);
-  check_block_ends(block_ends, ids.size);
+  check_runs("block_ends", block_ends, ids.size);
   const AddFunction add = table_.add[static_cast<size_t>(rows.dtype)];
   const Groups groups(rows, ids, weights.data, block_ends);
   const size_t units = (out.size + kColumnUnit - 1) / kColumnUnit;
@@ -226,6 +124,58 @@ void Kernels::weighted_sum_rows(const Rows& rows, View<const int32_t> ids,
     const size_t first = part_begin(units, part, parts) * kColumnUnit;
     const size_t last = std::min(part_begin(units, part + 1, parts) * kColumnUnit, out.size);
     add_groups(add, groups, {first, last, out.size}, partial_.data() + first, out.data);
+  });
+}
+
+void Kernels::dot_rows_each(const Rows& rows, View<const int32_t> ids,
+                            View<const int32_t> vector_ends, View<const float> x, View<float> out) {
+  const auto lock = enter();
+  check_equal("out", out.size, ids.size);
+  const size_t columns = columns_of("x", x.size, vector_ends.size);
+  const size_t bytes = check_ids(rows, ids, columns);
+  check_runs("vector_ends", vector_ends, ids.size);
+  const DotFunction dot = table_.dot[static_cast<size_t>(rows.dtype)];
+  const size_t ahead = rows_ahead(bytes);
+  const int parts = parts_of_vectors(ids.size * bytes, vector_ends.size);
+  pool_->run(parts, [&](int part) {
+    QuantisedInput rounded;
+    const size_t last = part_begin(vector_ends.size, part + 1, parts);
+    for (size_t v = part_begin(vector_ends.size, part, parts); v < last; ++v) {
+      const DotInput input = rounded.prepare(rows.dtype, x.data + v * columns, columns);
+      const size_t end = run_begin(vector_ends, v + 1);
+      for (size_t i = run_begin(vector_ends, v); i < end; ++i) {
+        const uint8_t* next = row_at(rows, ids.data[std::min(i + ahead, end - 1)]);
+        out.data[i] = dot(row_at(rows, ids.data[i]), next, input);
+      }
+    }
+  });
+}
+
+void Kernels::weighted_sum_rows_each(const Rows& rows, View<const int32_t> ids,
+                                     View<const float> weights, View<const int32_t> vector_ends,
+                                     View<const int32_t> block_ends, View<float> out) {
+  const auto lock = enter();
+  check_equal("weights", weights.size, ids.size);
+  const size_t columns = columns_of("out", out.size, vector_ends.size);
+  const size_t bytes = check_ids(rows, ids, columns);
+  check_runs("vector_ends", vector_ends, ids.size);
+  check_runs("block_ends", block_ends, ids.size);
+  std::vector<View<const int32_t>> blocks;
+  for (size_t v = 0; v < vector_ends.size; ++v) {
+    blocks.push_back(
+        runs_within(block_ends, run_begin(vector_ends, v), run_begin(vector_ends, v + 1)));
+  }
+  const AddFunction add = table_.add[static_cast<size_t>(rows.dtype)];
+  const size_t padded = (columns + kColumnUnit - 1) / kColumnUnit * kColumnUnit;
+  const int parts = parts_of_vectors(ids.size * bytes, vector_ends.size);
+  partial_.resize(std::max(partial_.size(), padded * static_cast<size_t>(parts)));
+  pool_->run(parts, [&](int part) {
+    float* partial = partial_.data() + padded * static_cast<size_t>(part);
+    const size_t last = part_begin(vector_ends.size, part + 1, parts);
+    for (size_t v = part_begin(vector_ends.size, part, parts); v < last; ++v) {
+      const Groups groups(rows, ids, weights.data, blocks[v], run_begin(vector_ends, v));
+      add_groups(add, groups, {0, columns, columns}, partial, out.data + v * columns);
+    }
   });
 }
 

@@ -1,7 +1,8 @@
 // Products of encoded rows: dot with a vector, and weighted sum; rows encoded and decoded.
 //
 // Goals: no read outside the rows whatever the ids are; the same bits for every number of
-// threads. Not goals: matrices with more than one vector, training.
+// threads, and for a vector alone or among others. Not goals: dense products of several vectors,
+// training.
 // Threads: calls are served one at a time; each is computed by `threads` of them.
 #pragma once
 
@@ -16,17 +17,10 @@
 #include "dtype.h"
 #include "kernel_table.h"
 #include "quantised_input.h"
+#include "rows.h"
 #include "view.h"
 
 namespace flash_core {
-
-// Rows within a stretch of bytes: row `id` begins at byte id * stride + offset.
-struct Rows {
-  View<const uint8_t> bytes;
-  int64_t stride;
-  int64_t offset;
-  DType dtype;
-};
 
 class Kernels {
  public:
@@ -44,6 +38,16 @@ class Kernels {
   // block_ends[b - 1] to block_ends[b]. A block's sum starts at 0; a weight of 0 skips its row.
   void weighted_sum_rows(const Rows& rows, View<const int32_t> ids, View<const float> weights,
                          View<const int32_t> block_ends, View<float> out);
+
+  // The same for several vectors, each with rows of its own: vector v [d] of `x` [vectors, d] has
+  // ids from vector_ends[v - 1] to vector_ends[v]. The bits are those of a call for each of them.
+  void dot_rows_each(const Rows& rows, View<const int32_t> ids, View<const int32_t> vector_ends,
+                     View<const float> x, View<float> out);
+
+  // The same for the weighted sums `out` [vectors, d]; no block has rows of two vectors.
+  void weighted_sum_rows_each(const Rows& rows, View<const int32_t> ids, View<const float> weights,
+                              View<const int32_t> vector_ends, View<const int32_t> block_ends,
+                              View<float> out);
 
   // out = what one token's heads make of the positions that it sees; errors as of check_attend.
   void attend(const Attend& task);
@@ -75,6 +79,8 @@ class Kernels {
   std::unique_lock<std::mutex> enter();
   // Parts of a job over so many bytes, of which each thread may take several.
   int parts_for(size_t bytes, size_t most) const;
+  // The same where a part is some of the vectors, with all of their rows.
+  int parts_of_vectors(size_t bytes, size_t vectors) const;
 
   const KernelTable& table_;
   int threads_;

@@ -193,6 +193,30 @@ void define_kernels(nb::module_& m) {
           "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
           "weights"_a.noconvert(), "block_ends"_a.noconvert(), "out"_a.noconvert(), Released())
       .def(
+          "dot_rows_each",
+          [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,
+             int64_t row_offset, const std::string& dtype, const Array<const int32_t>& ids,
+             const Array<const int32_t>& vector_ends, const Array<const float>& x,
+             const Array<float>& out) {
+            self.dot_rows_each({view(rows), row_stride, row_offset, parse_dtype(dtype)}, view(ids),
+                               view(vector_ends), view(x), view(out));
+          },
+          "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
+          "vector_ends"_a.noconvert(), "x"_a.noconvert(), "out"_a.noconvert(), Released())
+      .def(
+          "weighted_sum_rows_each",
+          [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,
+             int64_t row_offset, const std::string& dtype, const Array<const int32_t>& ids,
+             const Array<const float>& weights, const Array<const int32_t>& vector_ends,
+             const Array<const int32_t>& block_ends, const Array<float>& out) {
+            self.weighted_sum_rows_each({view(rows), row_stride, row_offset, parse_dtype(dtype)},
+                                        view(ids), view(weights), view(vector_ends),
+                                        view(block_ends), view(out));
+          },
+          "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
+          "weights"_a.noconvert(), "vector_ends"_a.noconvert(), "block_ends"_a.noconvert(),
+          "out"_a.noconvert(), Released())
+      .def(
           "attend",
           [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
              const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,

@@ -45,6 +45,35 @@ def weigh(kernels: Any, **changes: Any) -> None:
     kernels.weighted_sum_rows(**(arguments | changes))
 
 
+def dot_each(kernels: Any, **changes: Any) -> None:
+    arguments: dict[str, Any] = {
+        "rows": ROWS,
+        "row_stride": 32,
+        "row_offset": 0,
+        "dtype": "f32",
+        "ids": ids_of(0, 9),
+        "vector_ends": ids_of(1, 1, 2),
+        "x": np.ones(24, np.float32),
+        "out": np.zeros(2, np.float32),
+    }
+    kernels.dot_rows_each(**(arguments | changes))
+
+
+def weigh_each(kernels: Any, **changes: Any) -> None:
+    arguments: dict[str, Any] = {
+        "rows": ROWS,
+        "row_stride": 32,
+        "row_offset": 0,
+        "dtype": "f32",
+        "ids": ids_of(0, 9),
+        "weights": np.ones(2, np.float32),
+        "vector_ends": ids_of(1, 1, 2),
+        "block_ends": ids_of(1, 2),
+        "out": np.zeros(24, np.float32),
+    }
+    kernels.weighted_sum_rows_each(**(arguments | changes))
+
+
 WRONG_ROWS = {
     "id past the end": ({"ids": ids_of(0, 10)}, IndexError),
     "id negative": ({"ids": ids_of(0, -1)}, IndexError),
@@ -67,7 +96,7 @@ WRONG_ROWS = {
 }
 
 
-@pytest.mark.parametrize("call", [dot, weigh])
+@pytest.mark.parametrize("call", [dot, weigh, dot_each, weigh_each])
 @pytest.mark.parametrize("case", WRONG_ROWS)
 def test_wrong_rows_raise(make_kernels: Make, call: Callable[..., None], case: str) -> None:
     changes, error = WRONG_ROWS[case]
@@ -89,6 +118,67 @@ def test_wrong_rows_raise(make_kernels: Make, call: Callable[..., None], case: s
 def test_wrong_sizes_of_dot_raise(make_kernels: Make, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         dot(make_kernels(), **changes)
+
+
+WRONG_VECTORS = {
+    "no vectors": {"vector_ends": ids_of()},
+    "vectors end early": {"vector_ends": ids_of(1, 1, 1)},
+    "vectors end late": {"vector_ends": ids_of(1, 2, 3)},
+    "vectors fall": {"vector_ends": ids_of(2, 1, 2)},
+    "vectors before the first": {"vector_ends": ids_of(-1, 1, 2)},
+}
+
+
+@pytest.mark.parametrize("call", [dot_each, weigh_each])
+@pytest.mark.parametrize("case", WRONG_VECTORS)
+def test_wrong_vectors_raise(make_kernels: Make, call: Callable[..., None], case: str) -> None:
+    with pytest.raises(ValueError, match="vector"):
+        call(make_kernels(), **WRONG_VECTORS[case])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"out": np.zeros(3, np.float32)},
+        {"out": np.zeros(1, np.float32)},
+        {"x": np.ones(23, np.float32)},
+        {"x": np.ones(0, np.float32)},
+    ],
+    ids=["out too long", "out too short", "a vector cut short", "no columns"],
+)
+def test_wrong_sizes_of_each_dot_raise(make_kernels: Make, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        dot_each(make_kernels(), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": np.ones(1, np.float32)},
+        {"weights": np.ones(3, np.float32)},
+        {"block_ends": ids_of(2)},
+        {"block_ends": ids_of(1)},
+        {"block_ends": ids_of(1, 3)},
+        {"block_ends": ids_of()},
+        {"block_ends": ids_of(2, 1, 2)},
+        {"out": np.zeros(23, np.float32)},
+        {"out": np.zeros(0, np.float32)},
+    ],
+    ids=[
+        "weights too few",
+        "weights too many",
+        "a block of two vectors",
+        "blocks end early",
+        "blocks end late",
+        "no blocks",
+        "blocks fall",
+        "a vector cut short",
+        "no columns",
+    ],
+)
+def test_wrong_sizes_of_each_sum_raise(make_kernels: Make, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        weigh_each(make_kernels(), **changes)
 
 
 @pytest.mark.parametrize(

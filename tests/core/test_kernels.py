@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,51 @@ def test_weighted_sum_rows(make_kernels: Make, dtype: str, width: int) -> None:
     exact = rows_at(rows, stride, offset, width, dtype)[ids]
     scale = np.abs(weights) @ np.abs(exact) + np.abs(before)
     assert_close(out, before + weights @ exact, scale)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("width", [7, 64, 1000])
+def test_several_vectors_get_the_bits_of_each_alone(
+    make_kernels: Make, dtype: str, width: int, threads: int
+) -> None:
+    rows, stride, offset = bundles(300, width, dtype)
+    ids, vector_ends, block_ends, weights = named_by_vectors(counts=(0, 130, 1, 0, 299, 64, 0))
+    x = normal((len(vector_ends), width), seed=1)
+    x[3] = np.nan  # of a vector without rows nothing is made
+    before = normal(x.shape, seed=3)
+    dots, sums = np.full(len(ids), np.nan, np.float32), before.copy()
+    kernels = make_kernels(threads)
+    where = (rows, stride, offset, dtype)
+    kernels.dot_rows_each(*where, ids, vector_ends, x.reshape(-1), dots)
+    kernels.weighted_sum_rows_each(*where, ids, weights, vector_ends, block_ends, sums.reshape(-1))
+    for vector, (first, last) in enumerate(itertools.pairwise([0, *vector_ends.tolist()])):
+        alone, total = np.empty(last - first, np.float32), before[vector].copy()
+        kernels.dot_rows(*where, ids[first:last], x[vector], alone)
+        ends = block_ends[(block_ends > first) & (block_ends <= last)] - np.int32(first)
+        kernels.weighted_sum_rows(*where, ids[first:last], weights[first:last], ends, total)
+        assert np.array_equal(dots[first:last], alone)
+        assert np.array_equal(sums[vector], total)
+
+
+def named_by_vectors(
+    counts: Sequence[int],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Ids of so many rows for each vector, their ends, those of blocks of them, and weights."""
+    random = np.random.default_rng(6)
+    each = [np.sort(random.permutation(300)[:count]).astype(np.int32) for count in counts]
+    block_ends = [
+        start + end
+        for start, ids in zip(np.cumsum([0, *counts]), each, strict=False)
+        for end in [*(np.flatnonzero(np.diff(ids // 64)) + 1), len(ids)]
+    ]
+    weights = normal(sum(counts), seed=7)
+    weights[::5] = 0.0
+    return (
+        np.concatenate(each),
+        np.cumsum(counts).astype(np.int32),
+        np.array(block_ends, np.int32),
+        weights,
+    )
 
 
 def bundles(count: int, width: int, dtype: str) -> tuple[np.ndarray, int, int]:

@@ -199,6 +199,47 @@ TEST(bits_do_not_depend_on_the_number_of_threads) {
   }
 }
 
+TEST(several_vectors_get_the_bits_of_each_alone) {
+  const std::vector<int32_t> ids = {0, 70, 130, 199, 3, 64, 65, 66, 128};
+  const std::vector<int32_t> vector_ends = {0, 4, 4, 9};
+  const std::vector<int32_t> block_ends = {1, 2, 4, 5, 8, 9};
+  const std::vector<float> weights = some_floats(ids.size());
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      const Case rows = make_case(200, 1000, dtype);
+      const std::vector<float> x = some_floats(4000);
+      std::vector<float> dots(ids.size());
+      std::vector<float> sums(4000, 1.0F);
+      Kernels kernels(3, table->name);
+      kernels.dot_rows_each(rows.rows(), view(ids), view(vector_ends), view(x), out_view(&dots));
+      kernels.weighted_sum_rows_each(rows.rows(), view(ids), view(weights), view(vector_ends),
+                                     view(block_ends), out_view(&sums));
+      std::vector<float> alone(5);
+      kernels.dot_rows(rows.rows(), {ids.data() + 4, 5}, {x.data() + 3000, 1000}, out_view(&alone));
+      CHECK(std::equal(alone.begin(), alone.end(), dots.begin() + 4));
+      const std::vector<int32_t> ends = {1, 4, 5};
+      std::vector<float> total(1000, 1.0F);
+      kernels.weighted_sum_rows(rows.rows(), {ids.data() + 4, 5}, {weights.data() + 4, 5},
+                                view(ends), out_view(&total));
+      CHECK(std::equal(total.begin(), total.end(), sums.begin() + 3000));
+      CHECK(std::count(sums.begin() + 2000, sums.begin() + 3000, 1.0F) == 1000);
+    }
+  }
+}
+
+TEST(vectors_that_share_a_block_are_refused) {
+  const Case rows = make_case(4, 8, DType::f32);
+  const std::vector<int32_t> ids = {0, 1};
+  const std::vector<int32_t> vector_ends = {1, 2};
+  const std::vector<int32_t> block_ends = {2};
+  const std::vector<float> weights = some_floats(2);
+  std::vector<float> out(16);
+  Kernels kernels(1, "scalar");
+  CHECK_THROWS(std::invalid_argument, "rows of two vectors",
+               kernels.weighted_sum_rows_each(rows.rows(), view(ids), view(weights),
+                                              view(vector_ends), view(block_ends), out_view(&out)));
+}
+
 TEST(rows_encoded_by_every_set_are_the_same_and_decode_to_what_was_encoded) {
   for (const DType dtype : kAll) {
     for (const size_t columns : {1, 31, 32, 33, 64, 513}) {

@@ -1,0 +1,135 @@
+"""What neurons make of tokens, from their rows in memory, by the row kernels.
+
+For one token or for several, of which each has neurons of its own: the bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashllm.flash import core
+from flashllm.flash.stream import block_ends
+from flashllm.flash.window import Ids
+from flashllm.model.activations import activate, combine
+from flashllm.model.named import Share
+from flashllm.model.weights import Linear, Norm
+from flashllm.spec import ModelSpec
+
+_Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardWeights:
+    """What of one feed-forward layer is resident."""
+
+    gate: Linear | None
+    """The gate with its bias, where its rows are not on flash."""
+    gate_bias: Tensor | None  # [d_ffn], where they are
+    up_bias: Tensor | None  # [d_ffn]
+    down_bias: Tensor | None  # [d_model]
+    norm: Norm | None
+    """In front of the layer; None where that is a norm behind another layer."""
+
+
+class Neurons:
+    """Outputs of a model's neurons, and what they add to its hidden states."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        stride: int,
+        kernels: core.Kernels,
+        weights: Sequence[FeedForwardWeights],
+    ) -> None:
+        """`stride` in bytes, from a bundle to the next."""
+        self._spec = spec
+        self._stride = stride
+        self._kernels = kernels
+        self._weights = weights
+        # Rows of a neuron lie in the order gate, up, down.
+        self._up_offset = spec.row_bytes * (spec.rows_per_neuron - 2)
+        self._down_offset = spec.row_bytes * (spec.rows_per_neuron - 1)
+
+    def outputs(
+        self,
+        layer: int,
+        rows: NDArray[np.uint8],
+        ids: Ids,
+        positions: Ids,
+        x: _Floats,
+        gate: _Floats | None,
+        ends: Ids | None = None,
+    ) -> _Floats:
+        """What the neurons `ids`, at `positions` of `rows`, make of `x` [d_model]: [n].
+
+        `gate` [n] is what their resident gates let through. With `ends` [tokens], x is
+        [tokens, d_model], and each token's neurons end there.
+        """
+        spec, weights = self._spec, self._weights[layer]
+        up = self._dots(rows, self._up_offset, positions, ids, x, weights.up_bias, ends)
+        if gate is not None:
+            return combine(spec, torch.from_numpy(gate), up).numpy()
+        if spec.gate == "none":
+            return activate(spec, up).numpy()
+        deciding = self._dots(rows, 0, positions, ids, x, weights.gate_bias, ends)
+        return combine(spec, activate(spec, deciding), up).numpy()
+
+    def _dots(
+        self,
+        rows: NDArray[np.uint8],
+        offset: int,
+        positions: Ids,
+        ids: Ids,
+        x: _Floats,
+        bias: Tensor | None,
+        ends: Ids | None,
+    ) -> Tensor:
+        dots = np.empty(len(ids), dtype=np.float32)
+        where = (rows, self._stride, offset, self._spec.dtype, positions)
+        if ends is None:
+            self._kernels.dot_rows(*where, x, dots)
+        else:
+            self._kernels.dot_rows_each(*where, ends, x.reshape(-1), dots)
+        if bias is not None:
+            dots += bias.numpy()[ids]
+        return torch.from_numpy(dots)
+
+    def add(
+        self, rows: NDArray[np.uint8], ids: Ids, positions: Ids, outputs: _Floats, out: _Floats
+    ) -> None:
+        """Add to `out` [d_model] what the neurons' outputs [n] make of their down rows."""
+        if len(ids):
+            dtype, ends = self._spec.dtype, block_ends(ids)
+            self._kernels.weighted_sum_rows(
+                rows, self._stride, self._down_offset, dtype, positions, outputs, ends, out
+            )
+
+    def add_share(
+        self,
+        layer: int,
+        rows: NDArray[np.uint8],
+        first: int,
+        share: Share,
+        x: _Floats,
+        gates: _Floats | None,
+        out: _Floats,
+    ) -> _Floats:
+        """Add to `out` what each token of `x` [tokens, d_model] names in a block's `rows`.
+
+        The block begins at bundle `first`; `gates` [tokens, d_ffn]. Returns the outputs [n].
+        """
+        positions = share.ids - np.int32(first)
+        gate = None if gates is None else gates[share.tokens, share.ids]
+        outputs = self.outputs(layer, rows, share.ids, positions, x, gate, share.ends)
+        if len(outputs):
+            self._kernels.weighted_sum_rows_each(
+                rows, self._stride, self._down_offset, self._spec.dtype, positions, outputs,
+                share.ends, share.block_ends(), out.reshape(-1),
+            )  # fmt: skip
+        return outputs

@@ -1,0 +1,47 @@
+"""What tokens name, cut into blocks, against sets."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashllm.flash.stream import BLOCK_IDS, block_ends
+from flashllm.model.named import Named, Share, of_each
+
+NEURONS = 5 * BLOCK_IDS
+NAMED = st.lists(st.sets(st.integers(0, NEURONS - 1)), min_size=1, max_size=5)
+
+
+def ids_of(sets: list[set[int]]) -> list[np.ndarray]:
+    return [np.array(sorted(ids), np.int32) for ids in sets]
+
+
+@given(NAMED, st.integers(1, NEURONS))
+def test_blocks_hold_what_each_token_names_there(sets: list[set[int]], block: int) -> None:
+    named = Named(ids_of(sets))
+    shares = [named.within(first, first + block) for first in range(0, NEURONS, block)]
+    for number, share in enumerate(shares):
+        inside = range(number * block, (number + 1) * block)
+        parts = np.split(share.ids, share.ends[:-1])
+        assert [part.tolist() for part in parts] == [sorted(ids & set(inside)) for ids in sets]
+        assert np.array_equal(np.bincount(share.tokens, minlength=len(sets)), list(map(len, parts)))
+    for found, ids in zip(of_each(shares), ids_of(sets), strict=True):
+        assert np.array_equal(found, ids)
+
+
+@given(NAMED.filter(any))
+def test_sums_are_cut_as_for_each_token_alone(sets: list[set[int]]) -> None:
+    share = Named(ids_of(sets)).within(0, NEURONS)
+    expected: list[int] = []
+    for start, ids in zip([0, *share.ends[:-1]], ids_of(sets), strict=True):
+        expected += [start + end for end in block_ends(ids) if len(ids)]
+    assert share.block_ends().tolist() == expected
+
+
+def test_everything_is_named_by_each() -> None:
+    ids = np.arange(70, 75, dtype=np.int32)
+    share = Share.everything(ids, 3)
+    assert share.ends.tolist() == [5, 10, 15]
+    wanted = share.where(share.ids % 2 == share.tokens % 2)
+    assert [part.tolist() for part in of_each([wanted])] == [[70, 72, 74], [71, 73], [70, 72, 74]]
