@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.chat_script import text_of
 from benchmarks.chat_terminal import ChatTerminal
@@ -97,7 +97,9 @@ class Bench:
                 seconds.append(terminal.wait_for(FIELD) - terminal.started)
                 terminal.wait_for(READY)
         values = tuple(1e3 * value for value in seconds[1:])
-        return _at_most("first frame", "ms", values, 500, statistics.median(values), stolen[1:])
+        return _figure(
+            "first frame", "ms", values, ("at most", 500), statistics.median(values), stolen[1:]
+        )
 
     def echo(self, token_seconds: float) -> Figure:
         """Keys at a steady pace, each another character, while an answer streams."""
@@ -114,7 +116,7 @@ class Bench:
         ranked = sorted(waits)
         p95 = ranked[int(0.95 * len(ranked))]
         name = f"key to echo, p95, while {1 / token_seconds:.0f} tokens/s stream"
-        return _at_most(name, "ms", tuple(waits), 50, p95, stolen)
+        return _figure(name, "ms", tuple(waits), ("at most", 50), p95, stolen)
 
     def stop(self, token_seconds: float) -> Figure:
         """Esc alone, in mid-answer."""
@@ -125,7 +127,7 @@ class Bench:
                 terminal.read(1.0)
                 since, pressed = terminal.position, terminal.type("\x1b")
                 waits.append(1e3 * (terminal.wait_for(STOPPED, since) - pressed))
-        return _at_most("Esc to stopped", "ms", tuple(waits), 250, max(waits), stolen)
+        return _figure("Esc to stopped", "ms", tuple(waits), ("at most", 250), max(waits), stolen)
 
     def stream(self, tokens: int, token_seconds: float) -> list[Figure]:
         """All tokens of a long answer, as fast as they come."""
@@ -141,8 +143,10 @@ class Bench:
         paced = f"{1 / token_seconds:.0f}/s" if token_seconds else "all at once"
         name = f"stream of {tokens:,} tokens ({paced})"
         return [
-            _at_least(name, "tokens/s", tuple(rates), 200, statistics.median(rates), stolen),
-            _at_most("characters lost of it", "", tuple(lost), 0, max(lost)),
+            _figure(
+                name, "tokens/s", tuple(rates), ("at least", 200), statistics.median(rates), stolen
+            ),
+            _figure("characters lost of it", "", tuple(lost), ("at most", 0), max(lost)),
         ]
 
     def decode(self, model: str | None, options: Sequence[str], tokens: int) -> Figure:
@@ -158,7 +162,7 @@ class Bench:
             ratios.append(chat / statistics.mean((last, following)))
             remark(NAME, f"round {number + 1}: run {last:.4g} and {following:.4g} tokens/s, "
                          f"chat {chat:.4g}, stolen {stolen_words(stolen[-1])}")  # fmt: skip
-        return _at_least("decode, chat over run", "", tuple(ratios), 0.98,
+        return _figure("decode, chat over run", "", tuple(ratios), ("at least", 0.98),
                          statistics.median(ratios), stolen)  # fmt: skip
 
     def _run(self, model: Sequence[str], options: Sequence[str]) -> float:
@@ -215,28 +219,18 @@ class Bench:
         return abs(len(told["said"]) - len(wanted)) + (shown != "".join(wanted.split()))
 
 
-def _at_most(
+def _figure(
     name: str,
     unit: str,
     values: tuple[float, ...],
-    goal: float,
+    goal: tuple[Literal["at most", "at least"], float],
     number: float,
     stolen: Sequence[float | None] = (),
 ) -> Figure:
-    wanted = f"at most {goal:g} {unit}".strip()
-    return Figure(name, unit, values, wanted, number, number <= goal, tuple(stolen))
-
-
-def _at_least(
-    name: str,
-    unit: str,
-    values: tuple[float, ...],
-    goal: float,
-    number: float,
-    stolen: Sequence[float | None] = (),
-) -> Figure:
-    wanted = f"at least {goal:g} {unit}".strip()
-    return Figure(name, unit, values, wanted, number, number >= goal, tuple(stolen))
+    word, bound = goal
+    met = number <= bound if word == "at most" else number >= bound
+    wanted = f"{word} {bound:g} {unit}".strip()
+    return Figure(name, unit, values, wanted, number, met, tuple(stolen))
 
 
 def with_tokenizer(model: Path, folder: Path) -> Path:
