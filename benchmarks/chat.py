@@ -6,7 +6,9 @@ Everything goes through a real pseudo-terminal, as a user's keys and screen do:
 - echo: from a key to its character on the screen, while a scripted engine streams.
 - stop: from Esc to the remark that the answer was stopped.
 - stream: tokens a second of a scripted engine that reach the screen, and whether all of them do.
-- decode: tokens a second of the model in the chat over those of `flashllm run`, by turns.
+- decode: tokens a second of the model in the chat over those of `flashllm run`, by turns. Under a
+  ceiling (--memory) twice: the chat with the same one, of which the application takes its part,
+  and with so much more as that part is, so that it has as many slots for neurons as `run`.
 
 A model without a tokenizer (a synthetic one) gets one that is made up, beside links to its files.
 The last line is JSON.
@@ -33,7 +35,8 @@ from benchmarks.own_command import ask, ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.bench.stolen import ProcessorTime, most_stolen, stolen_warning, stolen_words
-from flashllm.commands.options import argument, parse_positive
+from flashllm.commands.options import argument, parse_positive, parse_size
+from flashllm.engine_launcher import GROWTH_BYTES
 from flashllm.errors import ReadFailed
 from flashllm.flash.manifest import read_manifest
 from flashllm.sessions import SessionStore
@@ -43,7 +46,8 @@ READY, FIELD, STOPPED = "ready", "Ask something", "stopped"
 KEYS = "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖØÙÚÛÜÝÞßàáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿ"
 """Each is typed once, and none is in what the scripted engine says."""
 KEY_SECONDS = 0.15
-QUESTION = "What does ocean mean?"
+QUESTION = "What does carbon mean?"
+"""The demo's longest answer: 46 tokens."""
 BYTES = 256
 ANSWER_SECONDS = 600.0
 Shares = list[float | None]
@@ -88,6 +92,8 @@ class Bench:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         self._out = home / "shown.json"
         self._rounds = rounds
+        self._application_bytes = 0
+        """What the application had of the ceiling, in the chat that was opened last."""
 
     def first_frame(self) -> Figure:
         """What a second start takes: the demo is converted, and files are in the page cache."""
@@ -149,21 +155,32 @@ class Bench:
             _figure("characters lost of it", "", tuple(lost), ("at most", 0), max(lost)),
         ]
 
-    def decode(self, model: str | None, options: Sequence[str], tokens: int) -> Figure:
+    def decode(self, model: str | None, memory_bytes: int | None, tokens: int) -> list[Figure]:
         """The same question by turns: run, chat, run, chat, ..."""
         there = [model] if model else []
-        common = [*options, "-n", str(tokens)]
-        ratios, stolen, following = [], Shares(), 0.0
+        cases = ["decode, chat over run"]
+        if memory_bytes is not None:
+            cases = [f"{cases[0]}, {words}" for words in ("the same ceiling", "as many slots")]
+        ratios: list[list[float]] = [[] for _ in cases]
+        stolen = [Shares() for _ in cases]
+        last = 0.0
         for number in range(self._rounds):
-            with watched(stolen):
-                last = following if number else self._run(there, common)
-                chat = self._chat_rate([*there, *common])
-                following = self._run(there, common)
-            ratios.append(chat / statistics.mean((last, following)))
-            remark(NAME, f"round {number + 1}: run {last:.4g} and {following:.4g} tokens/s, "
-                         f"chat {chat:.4g}, stolen {stolen_words(stolen[-1])}")  # fmt: skip
-        return _figure("decode, chat over run", "", tuple(ratios), ("at least", 0.98),
-                         statistics.median(ratios), stolen)  # fmt: skip
+            for case, name in enumerate(cases):
+                with watched(stolen[case]):
+                    last = last or self._run(there, _common(memory_bytes, tokens))
+                    # Known by then: the first case was a chat with the same ceiling.
+                    own = memory_bytes and memory_bytes + case * self._application_bytes
+                    chat = self._chat_rate([*there, *_common(own, tokens)])
+                    following = self._run(there, _common(memory_bytes, tokens))
+                ratios[case].append(chat / statistics.mean((last, following)))
+                lost = stolen_words(stolen[case][-1])
+                remark(NAME, f"{name}, round {number + 1}: run {last:.4g} and {following:.4g} "
+                             f"tokens/s, chat {chat:.4g}, stolen {lost}")  # fmt: skip
+                last = following
+        return [
+            _figure(name, "", tuple(found), ("at least", 0.98), statistics.median(found), shares)
+            for name, found, shares in zip(cases, ratios, stolen, strict=True)
+        ]
 
     def _run(self, model: Sequence[str], options: Sequence[str]) -> float:
         report = ask("run", *model, "-p", QUESTION, "--json", *options)
@@ -172,6 +189,7 @@ class Bench:
     def _chat_rate(self, arguments: Sequence[str]) -> float:
         with self._chat(*arguments) as terminal:
             terminal.wait_for(READY)
+            self._application_bytes = terminal.rss_bytes() + GROWTH_BYTES
             since = terminal.position
             terminal.type(QUESTION)
             terminal.wait_for(QUESTION[-1], since)
@@ -233,6 +251,12 @@ def _figure(
     return Figure(name, unit, values, wanted, number, met, tuple(stolen))
 
 
+def _common(memory_bytes: int | None, tokens: int) -> list[str]:
+    """Options that `run` and the chat have in common."""
+    ceiling = [] if memory_bytes is None else ["--memory", str(memory_bytes)]
+    return [*ceiling, "-n", str(tokens)]
+
+
 def with_tokenizer(model: Path, folder: Path) -> Path:
     """The model, or links to its files with a tokenizer made up beside them, if it has none."""
     if any((model / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -270,8 +294,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
     if "decode" in options.what:
         (folder / "model").mkdir()
         model = options.model and str(with_tokenizer(options.model, folder / "model"))
-        memory = ["--memory", options.memory] if options.memory else []
-        figures.append(bench.decode(model, memory, options.tokens))
+        figures += bench.decode(model, options.memory, options.tokens)
     return figures
 
 
@@ -286,7 +309,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     kinds = ("first-frame", "echo", "stop", "stream", "decode")
     add("model", type=Path, nargs="?", metavar="MODEL", help="of decode (the demo)")
     add("--what", nargs="+", choices=kinds, default=kinds, help="all, unless told otherwise")
-    add("--memory", metavar="SIZE", help="ceiling of decode's processes, as of run and chat")
+    add("--memory", type=argument(parse_size), metavar="SIZE", help="ceiling of decode's processes")
     add("-n", "--tokens", type=argument(parse_positive), default=48, metavar="N", help="(48)")
     add("--rounds", type=argument(parse_positive), default=5, metavar="N", help="(5)")
     return parser.parse_args(arguments)

@@ -14,10 +14,17 @@ import termios
 import time
 from collections.abc import Mapping, Sequence
 
+import psutil
+
 from flashllm.errors import ReadFailed
 
 WAIT_SECONDS = 120.0
 PIECE_BYTES = 1 << 16
+
+
+def _own_terminal() -> None:
+    """In the new process: its standard input becomes the terminal that controls it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 class ChatTerminal:
@@ -40,6 +47,8 @@ class ChatTerminal:
             stderr=theirs,
             env={**environment, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
             start_new_session=True,
+            # Its own terminal, so that the system ends it where this process is killed.
+            preexec_fn=_own_terminal,
         )
         os.close(theirs)
         self._written = b""
@@ -53,6 +62,10 @@ class ChatTerminal:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self._ours)
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the process, without those that it started."""
+        return int(psutil.Process(self.process.pid).memory_info().rss)
 
     @property
     def position(self) -> int:

@@ -3,8 +3,9 @@
     python -m benchmarks.conversion SRC [--dtype int4] [--into DIR] [--probe 2GiB] [--rounds 3]
 
 Each round reads part of the checkpoint and writes a file, both past the page cache, one large
-block after another as `dd` would; then it converts, without predictors, in a process of its own,
-with nothing of the checkpoint in the page cache. Beside the rates stand what the conversion took of
+block after another as `dd` would, then both at once, as a copy must: a disk shares what it has
+between the two. Then it converts, without predictors, in a process of its own, with nothing of the
+checkpoint in the page cache. Beside the rates stand what the conversion took of
 the processors, which other programs disturb less, and its largest resident memory. What is
 written is removed.
 """
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,6 +61,8 @@ class Round:
 
     read_bytes_per_second: float
     write_bytes_per_second: float
+    copy_bytes_per_second: float
+    """Both at once: the slower of the two."""
     source_bytes_per_second: float
     written_bytes_per_second: float
     cpu_seconds: float
@@ -71,6 +75,11 @@ class Round:
         """Of what the slower of reading and writing would allow."""
         slower = min(self.read_bytes_per_second, self.write_bytes_per_second)
         return self.source_bytes_per_second / slower
+
+    @property
+    def share_of_copy(self) -> float:
+        """Of what reading and writing at once allow."""
+        return self.source_bytes_per_second / self.copy_bytes_per_second
 
 
 def main() -> int:
@@ -113,7 +122,10 @@ def _report(options: argparse.Namespace) -> str:
     report = {
         "header": run_header(parent, settings),
         "complete": True,
-        "rounds": [{**asdict(found), "share": found.share} for found in rounds],
+        "rounds": [
+            {**asdict(found), "share": found.share, "share_of_copy": found.share_of_copy}
+            for found in rounds
+        ],
     }
     return markdown(rows) + "\n" + json.dumps(report)
 
@@ -123,9 +135,11 @@ def _columns(rounds: Sequence[Round], source_bytes: int) -> dict[str, list[float
     return {
         "device reads, MB/s": [r.read_bytes_per_second / MB for r in rounds],
         "device writes, MB/s": [r.write_bytes_per_second / MB for r in rounds],
+        "both at once, MB/s each": [r.copy_bytes_per_second / MB for r in rounds],
         "converted, MB/s of the source": [r.source_bytes_per_second / MB for r in rounds],
         "converted, MB/s written": [r.written_bytes_per_second / MB for r in rounds],
         "share of the slower": [r.share for r in rounds],
+        "share of both at once": [r.share_of_copy for r in rounds],
         "processor seconds a GB of the source": [
             r.cpu_seconds / (source_bytes / 1e9) for r in rounds
         ],
@@ -144,6 +158,7 @@ def _measure(
     drop_page_cache(weights)
     read = read_rate(weights, probe_bytes)
     written = write_rate(work / "probe", probe_bytes)
+    copied = copy_rate(weights, work / "probe", probe_bytes)
     drop_page_cache(weights)
     out = work / "out"
     command = [sys.executable, "-c", _CONVERT, str(options.source), str(out), options.dtype or ""]
@@ -157,6 +172,7 @@ def _measure(
     return Round(
         read_bytes_per_second=read,
         write_bytes_per_second=written,
+        copy_bytes_per_second=copied,
         source_bytes_per_second=source_bytes / seconds,
         written_bytes_per_second=out_bytes / seconds,
         cpu_seconds=cpu_seconds,
@@ -199,6 +215,13 @@ def write_rate(path: Path, nbytes: int) -> float:
     seconds = time.perf_counter() - start
     path.unlink()
     return nbytes / seconds
+
+
+def copy_rate(files: Sequence[Path], path: Path, nbytes: int) -> float:
+    """Bytes per second of reading the files and writing another one at once: of the slower."""
+    with ThreadPoolExecutor(1) as beside:
+        writing = beside.submit(write_rate, path, nbytes)
+        return min(read_rate(files, nbytes), writing.result())
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def format_bytes(nbytes: float) -> str:
 def ceiling_words(nbytes: int) -> str:
     """A memory ceiling, rounded up, so that the figure is accepted when it is typed in."""
     if nbytes >= 10 * _GIBIBYTE:
-        return f"{nbytes / _GIBIBYTE:.1f} GiB"
+        return f"{-(-10 * nbytes // _GIBIBYTE) / 10:.1f} GiB"
     return f"{-(-nbytes // _MEBIBYTE)} MiB"
 
 

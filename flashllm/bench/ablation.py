@@ -37,6 +37,7 @@ from flashllm.flash.plan import DEFAULT_IO_THREADS, DEFAULT_WINDOW, Plan, make_p
 from flashllm.flash.resident_stream import ResidentStream
 from flashllm.flash.store import RawTensor, Store
 from flashllm.flash.stream import SlotPool, smallest_slots
+from flashllm.io_words import ceiling_words
 from flashllm.loading import KERNEL_THREADS, make_selector, model_sizes
 from flashllm.model.decoder import Decoder
 
@@ -132,6 +133,7 @@ class Ablation:
         self._ids = self._cut(text)
         self._sets: dict[Path, ActiveSets] = {}
         """By the directory that the predictors are taken from."""
+        self._needs: list[tuple[int, Row]] = []
         for other in settings.beside:
             check_beside(directory, other)
 
@@ -143,6 +145,7 @@ class Ablation:
     def run(self, on_row: OnRow) -> Iterator[list[RowResult]]:
         """All rows in turn, round after round; what there is so far, after each run."""
         results = [RowResult(row, *self._expected(row)) for row in self._rows()]
+        self._check_memory()
         for number in range(self.settings.runs):
             for result in results:
                 on_row(result.row, number)
@@ -237,7 +240,7 @@ class Ablation:
             return 0, float(weights.total)
         if row.dense:
             plan = self._plan_of(row)
-            self._check_memory(row, plan)
+            self._needs.append((_needed_bytes(plan, self.stride), row))
             pinned = sum(plan.slots_per_layer)
             held = kept + pinned * self.spec.bundle_bytes
             return held, float(weights.total - held)
@@ -245,22 +248,23 @@ class Ablation:
         if directory not in self._sets:
             self._sets[directory] = self._record(row.directory)
         plan = self._plan_of(row)
-        self._check_memory(row, plan)
+        self._needs.append((_needed_bytes(plan, self.stride), row))
         predictors = plan.split["predictors"]
         if row.directory is not None:
             predictors = read_manifest(row.directory).files[PREDICTORS_FILE].bytes
         held = kept + predictors + sum(plan.slots_per_layer) * self.stride
         return held, self._sets[directory].loads(row.window) * self.spec.bundle_bytes
 
-    def _check_memory(self, row: Row, plan: Plan) -> None:
-        slots = sum(plan.slots_per_layer) * self.stride
-        needed = sum(plan.split.values()) - plan.split["slots"] + slots
+    def _check_memory(self) -> None:
+        """Before anything is measured, and of all rows at once: the one that needs the most."""
+        needed, row = max(self._needs, key=lambda need: need[0], default=(0, None))
         allowed = self._allowed()
-        if needed > allowed:
-            advice = "" if row.dense else " a smaller --window or"
+        if row is not None and needed > allowed:
+            advice = "" if row.dense else " a smaller --window, or"
             raise MemoryCeilingTooSmall(
-                f'the row "{row.title}" needs {needed >> 20} MiB, and {allowed >> 20} are allowed;'
-                f" give{advice} a larger --memory",
+                f'of all rows "{row.title}" needs the most: {ceiling_words(needed)}, and'
+                f" {allowed >> 20} MiB are allowed; give{advice} more --memory than that, since"
+                " where there is more, more of the prompt is kept",
                 needed,
             )
 
@@ -331,6 +335,11 @@ class Ablation:
             costs.append(meter.token())
             answers.update(logits.tobytes())
         return Run(tuple(costs[skipped:]), answers.hexdigest())
+
+
+def _needed_bytes(plan: Plan, stride: int) -> int:
+    """Of a plan whose slots were set afterwards."""
+    return sum(plan.split.values()) - plan.split["slots"] + sum(plan.slots_per_layer) * stride
 
 
 class BothReaders:

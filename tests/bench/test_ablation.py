@@ -295,7 +295,7 @@ def test_a_model_that_needs_every_neuron_has_two_rows(sparse_model: Path) -> Non
         ({"select": "oracle"}, UsageError, "reads every neuron"),
         ({"tokens": 9999}, UsageError, "positions"),
         ({"tokens": 40}, UsageError, "longer --text"),
-        ({"tokens": 4, "memory": 1 << 20}, MemoryCeilingTooSmall, "larger --memory"),
+        ({"tokens": 4, "memory": 1 << 20}, MemoryCeilingTooSmall, "more --memory than that"),
     ],
 )
 def test_what_cannot_be_run_is_said_first(
@@ -303,6 +303,20 @@ def test_what_cannot_be_run_is_said_first(
 ) -> None:
     with pytest.raises(error, match=words):
         run(sparse_model, TEXT[:50], runs=1, **settings)
+
+
+def test_a_ceiling_that_is_too_small_names_what_all_rows_need(demo: Path) -> None:
+    text = [5 + i * 37 % 4000 for i in range(80)]
+    settings = Settings(tokens=4, runs=1, add=True, memory=1 << 20)
+    refused = Ablation(demo, text, settings)
+    with pytest.raises(MemoryCeilingTooSmall, match="and 1 MiB are allowed") as raised:
+        next(refused.run(lambda *_: None))
+    needs = [needed for needed, _ in refused._needs]
+    assert len(needs) == len(refused._rows()) - 1, "all but the first, which holds nothing"
+    assert raised.value.smallest_bytes == max(needs) > min(needs)
+    # What the prompt leaves in the slots is more where there are more of them.
+    enough = max(needs) * 11 // 10
+    assert next(Ablation(demo, text, replace(settings, memory=enough)).run(lambda *_: None))
 
 
 def test_an_interrupted_run_keeps_what_there_is(

@@ -60,3 +60,35 @@ def test_a_quiet_machine_is_not_spoken_of(
     take_away(monkeypatch, [])
     chat.main(["--what", "decode", "--rounds", "1"])
     assert "lost more" not in capsys.readouterr().err
+
+
+def test_under_a_ceiling_the_chat_also_gets_as_many_slots(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(chat, "ask", lambda *words: _report(asked, words))
+    monkeypatch.setattr(
+        chat.Bench, "_chat_rate", lambda bench, words: _chat_of(asked, bench, words)
+    )
+    chat.main(["--what", "decode", "--rounds", "2", "--memory", "1000MiB", "-n", "7"])
+    ceilings = [(words[0], int(words[words.index("--memory") + 1])) for words in asked[1:]]
+    given = 1000 << 20
+    turns = [("chat", given), ("run", given), ("chat", given + 160), ("run", given)]
+    assert ceilings == [("run", given), *turns, *turns], "by turns, and no run twice"
+    same, slots = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+    assert (same["name"], slots["name"]) == (
+        "decode, chat over run, the same ceiling", "decode, chat over run, as many slots"
+    )  # fmt: skip
+    assert (same["number"], slots["number"]) == pytest.approx((0.9, 0.99))
+    assert (same["met"], slots["met"]) == (False, True)
+
+
+def _report(asked: list[tuple[str, ...]], words: tuple[str, ...]) -> dict[str, Any]:
+    asked.append(words)
+    return {"decode": {"tokens_per_second": 100.0}}
+
+
+def _chat_of(asked: list[tuple[str, ...]], bench: chat.Bench, words: list[str]) -> float:
+    asked.append(("chat", *words))
+    bench._application_bytes = 160
+    return 90.0 if int(words[1]) == 1000 << 20 else 99.0

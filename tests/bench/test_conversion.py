@@ -35,8 +35,11 @@ def test_a_checkpoint_is_measured_and_nothing_is_left(
     for found in report["rounds"]:
         slower = min(found["read_bytes_per_second"], found["write_bytes_per_second"])
         assert found["share"] == pytest.approx(found["source_bytes_per_second"] / slower)
+        copied = found["copy_bytes_per_second"]
+        assert found["share_of_copy"] == pytest.approx(found["source_bytes_per_second"] / copied)
         assert found["peak_bytes"] > 10 << 20
-    assert any(line.startswith("| share of the slower |") for line in lines)
+    for label in ("share of the slower", "both at once, MB/s each", "share of both at once"):
+        assert any(line.startswith(f"| {label} |") for line in lines)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 

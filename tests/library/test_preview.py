@@ -133,6 +133,7 @@ def test_words() -> None:
         "0.12", "2.3", "99", "410",
     ]  # fmt: skip
     assert ceiling_words(MIB + 1) == "2 MiB"  # never less than is needed
+    assert ceiling_words((10 << 30) + 1) == "10.1 GiB"
 
 
 def test_what_is_wrong_with_the_destination_is_said_before(
