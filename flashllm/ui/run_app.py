@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 2.0
 CONVERSION_SECONDS = 3.0
 """For a conversion to remove what it wrote; one that is killed leaves that to the next."""
+TERMINAL_SECONDS = 1.0
+"""So often is it looked whether the terminal is still there."""
 FULL_COLLECTION_EVERY = 1000
 """Of the younger collections. A full one looks at all widgets there are, and takes a tenth of a
 second or two, for which keys would wait; `Answering` has one when nobody does."""
@@ -62,7 +65,11 @@ class RestoringApp(App[None]):
         self._close_messages_no_wait()
 
     def leave_on_signals(self) -> None:
-        """SIGINT (Ctrl+C sends none here), SIGTERM and SIGHUP leave as Ctrl+Q does, unasked."""
+        """SIGINT (Ctrl+C sends none here), SIGTERM and SIGHUP leave as Ctrl+Q does, unasked.
+
+        The last one comes where a terminal vanishes that controls this process; of another one it
+        is found out here.
+        """
         if self.is_headless:
             return
         loop = asyncio.get_running_loop()
@@ -77,6 +84,15 @@ class RestoringApp(App[None]):
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, leave)
+        self.set_interval(TERMINAL_SECONDS, _hang_up_without_terminal)
+
+
+def _hang_up_without_terminal() -> None:
+    # Its end would be read again and again, by a thread of Textual's that never rests.
+    watched = select.poll()
+    watched.register(sys.__stdin__.fileno() if sys.__stdin__ is not None else 0, 0)
+    if any(mask & select.POLLHUP for _, mask in watched.poll(0)):
+        signal.raise_signal(signal.SIGHUP)
 
 
 def look_around(settings: Settings) -> dict[str, str]:

@@ -165,13 +165,15 @@ def test_a_signal_leaves_the_terminal_in_order_and_saves(
     assert b"Traceback" not in output
 
 
-def test_a_terminal_that_vanishes_takes_the_chat_along() -> None:
+@pytest.mark.parametrize("controls", [True, False])
+def test_a_terminal_that_vanishes_takes_the_chat_along(controls: bool) -> None:
     # Enough to say that output is waiting for a reader when the terminal goes.
     terminal = Terminal(["many words "] * 4000, "chat", "m")
     terminal.read_until(b"ready")
     terminal.write(b"hello\r")
     terminal.read_until(b"many words")
     terminal.vanish()
-    # Not a controlling terminal here, so the kernel does not send what a shell's would get.
-    terminal.process.send_signal(signal.SIGHUP)
+    if controls:
+        # Not a controlling terminal here, so the kernel does not send what a shell's would get.
+        terminal.process.send_signal(signal.SIGHUP)
     assert terminal.process.wait(WAIT_SECONDS) == 128 + signal.SIGHUP
