@@ -120,6 +120,8 @@ class Answering:
         self._begun_characters = len(turn.text)
         self._ids_known = bool(turn.ids) or not turn.text
         app.enter(Phase.READING)
+        # A cursor that blinks is a picture twice a second, a quarter of what a slow token costs.
+        app.prompt.cursor_blink = False
         app.engine.ask(
             Request(
                 conversation.messages(),
@@ -182,6 +184,7 @@ class Answering:
         turn, view = self._turn, self._view
         self._turn = self._view = shown.writing = None
         self._collect_later()
+        app.prompt.cursor_blink = True
         app.enter(Phase.READY)
         if turn is None or view is None:
             return

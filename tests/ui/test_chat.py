@@ -96,6 +96,23 @@ async def test_a_key_stops_the_answer_and_keeps_what_is_there(key: str) -> None:
         await ask(pilot, "again")
 
 
+async def test_the_cursor_rests_while_an_answer_is_written() -> None:
+    read = threading.Event()
+    model = FakeModel([Prefill(64, 128), read, "begun", threading.Event(), "never"])
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        assert app.prompt.cursor_blink
+        await say(pilot, "go")
+        await until(pilot, lambda: "64 of 128 tokens" in status(app))
+        assert not app.prompt.cursor_blink
+        read.set()
+        await until(pilot, lambda: answers(app) == ["begun"])
+        assert not app.prompt.cursor_blink
+        await pilot.press("escape")
+        await ready(pilot)
+        assert app.prompt.cursor_blink
+
+
 async def test_stopping_before_the_first_token_gives_the_question_back() -> None:
     model = FakeModel([Prefill(64, 128), threading.Event(), "never"])
     async with make_app(model).run_test() as pilot:
