@@ -167,11 +167,11 @@ class Bench:
         for number in range(self._rounds):
             for case, name in enumerate(cases):
                 with watched(stolen[case]):
-                    last = last or self._run(there, _common(memory_bytes, tokens))
+                    last = last or self._run(there, _common_options(memory_bytes, tokens))
                     # Known by then: the first case was a chat with the same ceiling.
                     own = memory_bytes and memory_bytes + case * self._application_bytes
-                    chat = self._chat_rate([*there, *_common(own, tokens)])
-                    following = self._run(there, _common(memory_bytes, tokens))
+                    chat = self._chat_rate([*there, *_common_options(own, tokens)])
+                    following = self._run(there, _common_options(memory_bytes, tokens))
                 ratios[case].append(chat / statistics.mean((last, following)))
                 lost = stolen_words(stolen[case][-1])
                 remark(NAME, f"{name}, round {number + 1}: run {last:.4g} and {following:.4g} "
@@ -251,7 +251,7 @@ def _figure(
     return Figure(name, unit, values, wanted, number, met, tuple(stolen))
 
 
-def _common(memory_bytes: int | None, tokens: int) -> list[str]:
+def _common_options(memory_bytes: int | None, tokens: int) -> list[str]:
     """Options that `run` and the chat have in common."""
     ceiling = [] if memory_bytes is None else ["--memory", str(memory_bytes)]
     return [*ceiling, "-n", str(tokens)]

@@ -106,6 +106,8 @@ class RowResult:
     """Weights that stay in DRAM for good, and the slots."""
     formula_bytes: float
     """What a token should read."""
+    needed_bytes: int
+    """What the process takes for it; 0 for the row that holds nothing."""
     runs: list[Run] = field(default_factory=list)
 
 
@@ -133,7 +135,6 @@ class Ablation:
         self._ids = self._cut(text)
         self._sets: dict[Path, ActiveSets] = {}
         """By the directory that the predictors are taken from."""
-        self._needs: list[tuple[int, Row]] = []
         for other in settings.beside:
             check_beside(directory, other)
 
@@ -145,7 +146,7 @@ class Ablation:
     def run(self, on_row: OnRow) -> Iterator[list[RowResult]]:
         """All rows in turn, round after round; what there is so far, after each run."""
         results = [RowResult(row, *self._expected(row)) for row in self._rows()]
-        self._check_memory()
+        self._check_memory(results)
         for number in range(self.settings.runs):
             for result in results:
                 on_row(result.row, number)
@@ -232,34 +233,34 @@ class Ablation:
             for needed in sets.slots_needed(window)
         )
 
-    def _expected(self, row: Row) -> tuple[int, float]:
-        """Bytes that a row holds, and bytes that a token should read."""
+    def _expected(self, row: Row) -> tuple[int, float, int]:
+        """Bytes that a row holds, that a token should read, and that the process needs."""
         weights = self.weights
         kept = weights.embeddings + weights.attention + weights.gate
         if row.dense and not row.holds_half:
-            return 0, float(weights.total)
+            return 0, float(weights.total), 0
         if row.dense:
             plan = self._plan_of(row)
-            self._needs.append((_needed_bytes(plan, self.stride), row))
             pinned = sum(plan.slots_per_layer)
             held = kept + pinned * self.spec.bundle_bytes
-            return held, float(weights.total - held)
+            return held, float(weights.total - held), _needed_bytes(plan, self.stride)
         directory = self._directory(row)
         if directory not in self._sets:
             self._sets[directory] = self._record(row.directory)
         plan = self._plan_of(row)
-        self._needs.append((_needed_bytes(plan, self.stride), row))
         predictors = plan.split["predictors"]
         if row.directory is not None:
             predictors = read_manifest(row.directory).files[PREDICTORS_FILE].bytes
         held = kept + predictors + sum(plan.slots_per_layer) * self.stride
-        return held, self._sets[directory].loads(row.window) * self.spec.bundle_bytes
+        read = self._sets[directory].loads(row.window) * self.spec.bundle_bytes
+        return held, read, _needed_bytes(plan, self.stride)
 
-    def _check_memory(self) -> None:
+    def _check_memory(self, rows: Sequence[RowResult]) -> None:
         """Before anything is measured, and of all rows at once: the one that needs the most."""
-        needed, row = max(self._needs, key=lambda need: need[0], default=(0, None))
+        largest = max(rows, key=lambda result: result.needed_bytes)
+        row, needed = largest.row, largest.needed_bytes
         allowed = self._allowed()
-        if row is not None and needed > allowed:
+        if needed > allowed:
             advice = "" if row.dense else " a smaller --window, or"
             raise MemoryCeilingTooSmall(
                 f'of all rows "{row.title}" needs the most: {ceiling_words(needed)}, and'

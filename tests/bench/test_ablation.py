@@ -311,8 +311,8 @@ def test_a_ceiling_that_is_too_small_names_what_all_rows_need(demo: Path) -> Non
     refused = Ablation(demo, text, settings)
     with pytest.raises(MemoryCeilingTooSmall, match="and 1 MiB are allowed") as raised:
         next(refused.run(lambda *_: None))
-    needs = [needed for needed, _ in refused._needs]
-    assert len(needs) == len(refused._rows()) - 1, "all but the first, which holds nothing"
+    first, *needs = [refused._expected(row)[2] for row in refused._rows()]
+    assert first == 0, "it holds nothing"
     assert raised.value.smallest_bytes == max(needs) > min(needs)
     # What the prompt leaves in the slots is more where there are more of them.
     enough = max(needs) * 11 // 10
