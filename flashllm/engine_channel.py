@@ -50,12 +50,16 @@ class Channel:
         with self._changed:
             if self._closed:
                 return
+            is_gathering = bool(self._pending)
             last = self._pending[-1] if self._pending else None
             if getattr(message, "supersedes", False) and type(last) is type(message):
                 self._pending.pop()
             self._pending.append(message)
             self._urgent = self._urgent or urgent
-            self._changed.notify_all()
+            if urgent or not is_gathering:
+                # Whoever gathers looks up in time by itself: each waking takes the interpreter from
+                # who writes the answer, and a processor from who computes it.
+                self._changed.notify_all()
 
     def close(self, seconds: float = 0.0) -> None:
         """Sends what was said so far, if that takes no longer, and no more."""

@@ -24,6 +24,7 @@ from flashllm import engine_messages as messages
 from flashllm.engine_channel import Channel
 from flashllm.engine_messages import EngineSettings, Failure
 from flashllm.engine_protocol import OnOpening, OpeningProgress
+from flashllm.importing import collecting_nothing
 
 if TYPE_CHECKING:
     from flashllm.engine_protocol import Engine, EngineGeneration
@@ -55,7 +56,8 @@ class Host:
         self._channel.start()
         threading.Thread(target=self._answer_calls, name="engine-calls", daemon=True).start()
         with self._telling(messages.OPENING):
-            opens: Opener = pkgutil.resolve_name(opener)
+            with collecting_nothing():
+                opens: Opener = pkgutil.resolve_name(opener)
             self._channel.send(messages.Ready())
             while (command := self._commands.get()) is not None:
                 if isinstance(command, messages.Open):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ from flashllm import paths, resident_memory
 from flashllm.commands import opening
 from flashllm.commands.chat_session import chosen_session, model_of
 from flashllm.errors import FlashllmError, UsageError
+from flashllm.importing import collecting_nothing
 from flashllm.log import start_log
 from flashllm.settings.options import SAMPLING_OPTIONS
 
@@ -92,17 +91,3 @@ def chat(arguments: argparse.Namespace) -> int:
     )
     app.engine.abandon = lambda: launcher().close()
     return run_app(app, inline=arguments.inline, log_file=paths.log_file())
-
-
-@contextlib.contextmanager
-def collecting_nothing() -> Iterator[None]:
-    """Imports without the garbage collector, which finds no garbage in modules.
-
-    It takes a sixteenth of the time, and would look at all of them again with every answer.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashllm import paths
+from flashllm.importing import collecting_nothing
 from flashllm.sanitize import sanitize_line
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def model_directory(model: str | Path | None, progress: Progress | None) -> Path
 
 def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
     """Opens the model with the options of the command line."""
-    from flashllm.engine import open_model
+    with collecting_nothing():
+        from flashllm.engine import open_model
 
     return open_model(directory, **_model_settings(arguments))
 

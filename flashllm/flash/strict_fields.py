@@ -7,6 +7,7 @@ Known are str, bool, int, float, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -32,7 +33,7 @@ def from_plain(cls: type[T], value: object, where: str) -> T:
     """What `to_plain` gave; `ValueError` says which field is not what its annotation says."""
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, found {type(value).__name__}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast("Any", cls))
     fields = {field.name: field for field in dataclasses.fields(typing.cast("Any", cls))}
     names = {name for name, field in fields.items() if field.init}
     if unknown := sorted(set(value) - names):
@@ -43,6 +44,12 @@ def from_plain(cls: type[T], value: object, where: str) -> T:
     return cls(
         **{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()}
     )
+
+
+@functools.cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """Annotations, evaluated once: a list of dataclasses asks for the same ones again and again."""
+    return typing.get_type_hints(cls)
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:

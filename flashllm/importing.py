@@ -1,0 +1,22 @@
+"""Imports that take no longer than they have to."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def collecting_nothing() -> Iterator[None]:
+    """Imports without the garbage collector, which finds no garbage in modules.
+
+    It takes a sixteenth of the time of the application's modules and a quarter of torch's, and
+    would look at all of them again with every answer.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
