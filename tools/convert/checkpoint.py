@@ -42,7 +42,7 @@ class Shard(Protocol):
         """What it holds."""
 
     def read_into(self, buffer: memoryview, name: str, start: int) -> None:
-        """Fill `buffer` with the bytes of a tensor from its byte `start` on."""
+        """Fill `buffer` with the bytes of a tensor from its byte `start` on; from any thread."""
 
     def expect(self, name: str) -> None:
         """Have the bytes of a tensor fetched, where that can be done without waiting."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +21,8 @@ from flashllm.spec import GROUP_BYTES, row_bytes
 
 Place = Callable[[int], str]
 """From the number of a value among those encoded to words for where it lies."""
+_ONE_AT_A_TIME = threading.Lock()
+"""The kernels have threads of their own, and one caller."""
 
 
 def encode(
@@ -56,9 +59,9 @@ def _in_groups(
     values: NDArray[np.float32], columns: int, target: str, name: str
 ) -> NDArray[np.uint8]:
     encoded = np.empty(len(values) // columns * row_bytes(target, columns), np.uint8)
-    kernels = _kernels()
     try:
-        kernels.encode_rows(values, columns, target, encoded)
+        with _ONE_AT_A_TIME:
+            _kernels().encode_rows(values, columns, target, encoded)
     except ValueError as problem:  # of finite numbers it refuses those that no scale reaches
         raise _too_large(name, target) from problem
     return encoded

@@ -6,6 +6,7 @@ dropped and made anew after every `MAPPED_BYTES_MAX`, which costs milliseconds.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class PickledShard:
         self._file = RangeFile(self._path)
         self._mapped: dict[str, Any] | None = None
         self._touched_bytes = 0
+        self._renewing = threading.Lock()
         try:
             self._tensors = [self._describe(key, value) for key, value in self._open().items()]
         except BaseException:
@@ -42,17 +44,16 @@ class PickledShard:
         """A copy out of the mapping, which is renewed now and then."""
         import torch
 
-        done = 0
-        while done < len(buffer):
-            count = min(len(buffer) - done, MAPPED_BYTES_MAX)
-            flat = self._open()[name].reshape(-1).view(torch.uint8)
-            part = flat[start + done : start + done + count].numpy()
-            np.frombuffer(buffer[done : done + count], dtype=np.uint8)[:] = part
-            del flat, part
-            done += count
-            self._touched_bytes += count
-            if self._touched_bytes >= MAPPED_BYTES_MAX:
-                self._mapped = None
+        with self._renewing:
+            for done in range(0, len(buffer), MAPPED_BYTES_MAX):
+                into = buffer[done : done + MAPPED_BYTES_MAX]
+                flat = self._open()[name].reshape(-1).view(torch.uint8)
+                part = flat[start + done : start + done + len(into)].numpy()
+                np.frombuffer(into, dtype=np.uint8)[:] = part
+                del flat, part
+                self._touched_bytes += len(into)
+                if self._touched_bytes >= MAPPED_BYTES_MAX:
+                    self._mapped = None
 
     def expect(self, name: str) -> None:
         """Nothing: where its bytes lie is torch's business."""

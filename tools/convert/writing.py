@@ -5,8 +5,9 @@ At most one tensor of the source is held whole (the one that is transposed), in 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +38,13 @@ from .destination import OutputFile
 from .encoding import encode
 from .files import BLOCK_BYTES
 from .matching import Assignment
+from .parallel import in_order
 from .progress import Progress
 from .transforms import Piece, columns, encoded_blocks, read_rows, read_whole
 
 Layout = list[tuple[str, str, tuple[int, ...]]]
+BUNDLED_BYTES = 4 << 20
+"""What one thread bundles at a time: it stays in a cache from one step to the next."""
 
 
 def resident_layout(spec: ModelSpec) -> Layout:
@@ -114,11 +118,12 @@ def write_bundles(
             first = 0
             for following in assignment.bundled[layer + 1 : layer + 2]:
                 _expect(checkpoint, following)
-            for block in layer_blocks(header, checkpoint, rows):
-                file.write(block.data)
-                checksums.write(block_checksums(header, block, layer, first))
-                first += len(block)
-                progress.advance(block.nbytes)
+            with contextlib.closing(layer_blocks(header, checkpoint, rows)) as blocks:
+                for block in blocks:
+                    file.write(block.data)
+                    checksums.write(block_checksums(header, block, layer, first))
+                    first += len(block)
+                    progress.advance(block.nbytes)
             for row in rows:
                 checkpoint.forget(row.tensor)
         padding_bytes = header.file_bytes - file.bytes
@@ -148,8 +153,8 @@ def _expect(checkpoint: Checkpoint, rows: tuple[Piece, ...]) -> None:
 
 def layer_blocks(
     header: BundleHeader, checkpoint: Checkpoint, rows: tuple[Piece, ...]
-) -> Iterator[NDArray[np.uint8]]:
-    """The bundles of a layer, [n, stride] bytes a block; each block is overwritten by the next.
+) -> Generator[NDArray[np.uint8]]:
+    """The bundles of a layer, [n, stride] bytes a block, made by several threads.
 
     Row r of a neuron comes from the r-th of `rows`: its row, or its column where transposed.
     """
@@ -158,22 +163,37 @@ def layer_blocks(
     whole = {tensor.name: read_whole(checkpoint, tensor) for tensor in turned}
     # A row on its way is f32 for a while, which may be more than what it becomes.
     widest_bytes = max(header.stride, tensor_bytes("f32", (header.d_model,)))
-    bundles_max = max(1, BLOCK_BYTES // widest_bytes)
+    bundles_max = max(1, BUNDLED_BYTES // widest_bytes)
+
+    def block(first: int) -> NDArray[np.uint8]:
+        count = min(bundles_max, header.bundles_per_layer - first)
+        return _bundles(header, checkpoint, rows, whole, first, count)
+
+    yield from in_order(block, range(0, header.bundles_per_layer, bundles_max))
+
+
+def _bundles(
+    header: BundleHeader,
+    checkpoint: Checkpoint,
+    rows: tuple[Piece, ...],
+    whole: Mapping[str, NDArray[np.uint8]],
+    first: int,
+    count: int,
+) -> NDArray[np.uint8]:
+    """Bundles [count, stride] of the neurons from `first` on; `whole` has what is transposed."""
     nbytes = row_bytes(header.dtype, header.d_model)
-    buffer = np.zeros((min(bundles_max, header.bundles_per_layer), header.stride), dtype=np.uint8)
-    for first in range(0, header.bundles_per_layer, bundles_max):
-        block = buffer[: min(bundles_max, header.bundles_per_layer - first)]
-        for position, row in enumerate(rows):
-            tensor = row.tensor
-            if row.transform == "transpose":
-                raw = columns(whole[tensor.name], tensor, first, len(block))
-            else:
-                raw = read_rows(checkpoint, row, first, len(block))
-            place = functools.partial(_place_words, row, first, header.d_model)
-            encoded = encode(raw, tensor.dtype, header.dtype, tensor.name, header.d_model, place)
-            start = position * nbytes
-            block[:, start : start + nbytes] = encoded.reshape(len(block), nbytes)
-        yield block
+    block = np.zeros((count, header.stride), dtype=np.uint8)
+    for position, row in enumerate(rows):
+        tensor = row.tensor
+        if row.transform == "transpose":
+            raw = columns(whole[tensor.name], tensor, first, count)
+        else:
+            raw = read_rows(checkpoint, row, first, count)
+        place = functools.partial(_place_words, row, first, header.d_model)
+        encoded = encode(raw, tensor.dtype, header.dtype, tensor.name, header.d_model, place)
+        start = position * nbytes
+        block[:, start : start + nbytes] = encoded.reshape(count, nbytes)
+    return block
 
 
 def _place_words(row: Piece, first: int, d_model: int, value: int) -> str:
