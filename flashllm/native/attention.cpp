@@ -9,6 +9,7 @@
 #include <string>
 
 #include "checked.h"
+#include "row_dots.h"
 
 namespace flash_core {
 
@@ -111,10 +112,10 @@ void score(const Group& group, size_t begin, size_t end) {
   for (size_t head = group.first_head; head < group.last_head; ++head) {
     const DotInput& query = group.scratch.inputs[head];
     float* scores = group.scores_of(head);
-    for (size_t at = begin; at < end; ++at) {
-      const uint8_t* next = group.row(keys, std::min(at + 1, sizes.end - 1));
-      scores[at - sizes.first] = group.task.scale * dot(group.row(keys, at), next, query);
-    }
+    const size_t first = sizes.first;
+    const auto row = [&](size_t seen) { return group.row(keys, first + seen); };
+    dot_each(dot, {begin - first, end - first, sizes.row_bytes}, row, query, scores);
+    for (size_t seen = begin - first; seen < end - first; ++seen) scores[seen] *= group.task.scale;
   }
 }
 

@@ -1,10 +1,11 @@
 // Dots of rows of int8 and int4, written once for all vector widths.
 //
-// Included as kernel_loops.h is, after it. I gives Bytes and Lanes, as many bytes and 32-bit
-// numbers as a vector has; load(), first_halves() and second_halves() of weights, in the form that
-// dot() takes; seed(), times_128(), dot(lanes, weights, numbers) = lanes + sums of products, and
-// to_float(). Which numbers meet in a lane is its own affair, within a group. S gives Scales, those
-// of kInputGroups groups: load(), and int8() and int4(), spread over the lanes of vector k.
+// Included as kernel_loops.h is, after it. I gives dots_at_once, as V does; Bytes and Lanes, as
+// many bytes and 32-bit numbers as a vector has; load(), first_halves() and second_halves() of
+// weights, in the form that dot() takes; seed(), times_128(), dot(lanes, weights, numbers) = lanes
+// + sums of products, and to_float(). Which numbers meet in a lane is its own affair, within a
+// group. S gives Scales, those of kInputGroups groups: load(), and int8() and int4(), spread over
+// the lanes of vector k.
 
 struct Int8Dot {
   static constexpr DType dtype = DType::int8;
@@ -39,44 +40,104 @@ struct Int4Dot {
   }
 };
 
-// kInputGroups groups, of which the first is number `group`.
-template <class V, class I, class S, class Numbers>
-FLASH_TARGET inline void dot_block(const uint8_t* row, const uint8_t* scales, const DotInput& x,
-                                   size_t group, typename V::Type* sums) {
+// Vector number k of a block of kInputGroups groups of each row, which begins at byte `at` of the
+// numbers: from[r] is what row r has of it.
+template <class V, class I, class S, class Numbers, size_t Count>
+FLASH_TARGET inline void add_vector(const uint8_t* const* from, const typename S::Scales* spread,
+                                    size_t k, const DotInput& x, size_t at,
+                                    typename V::Type (*sums)[4]) {
+  for (size_t r = 0; r < Count; ++r) {
+    const auto lanes = Numbers::template dot<I>(from[r], x, at + k * 4 * V::width);
+    const auto scale = Numbers::template scale<S>(spread[r], k);
+    sums[r][k % 4] = V::fma(I::to_float(lanes), scale, sums[r][k % 4]);
+  }
+}
+
+// A few bytes, at most 32, without a call.
+inline void copy_few(const uint8_t* from, size_t nbytes, uint8_t* to) {
+  const auto ends = [&](auto piece) {  // the first and the last so many, which may overlap
+    std::memcpy(&piece, from, sizeof(piece));
+    auto last = piece;
+    std::memcpy(&last, from + nbytes - sizeof(last), sizeof(last));
+    std::memcpy(to, &piece, sizeof(piece));
+    std::memcpy(to + nbytes - sizeof(last), &last, sizeof(last));
+  };
+  if (nbytes >= 16) {
+    ends(std::array<uint64_t, 2>());
+  } else if (nbytes >= 8) {
+    ends(uint64_t());
+  } else if (nbytes >= 4) {
+    ends(uint32_t());
+  } else {
+    ends(uint16_t());
+  }
+}
+
+template <class V, class I, class S, class Numbers, size_t Count>
+FLASH_TARGET inline void dots_of_groups(const uint8_t* const* rows, const uint8_t* const* next,
+                                        const DotInput& x, float* out) {
+  constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
   constexpr size_t kBytes = 4 * V::width;
-  constexpr size_t kVectors = kInputGroups * group_bytes(Numbers::dtype) / kBytes;
-  const auto spread = S::load(scales, x.scales + group);
-  const size_t at = group * group_bytes(Numbers::dtype);
-  for (size_t k = 0; k < kVectors; k += 4) {
-    for (size_t j = 0; j < 4; ++j) {
-      const size_t byte = (k + j) * kBytes;
-      const auto lanes = Numbers::template dot<I>(row + byte, x, at + byte);
-      sums[j] = V::fma(I::to_float(lanes), Numbers::template scale<S>(spread, k + j), sums[j]);
+  constexpr size_t kVectors = kInputGroups * kGroupBytes / kBytes;
+  const size_t groups = group_count(x.columns);
+  const size_t scales_at = groups * kGroupBytes;
+  typename V::Type sums[Count][4];
+  for (auto& of_row : sums) {
+    for (auto& sum : of_row) sum = V::zero();
+  }
+  const uint8_t* from[Count];
+  typename S::Scales spread[Count];
+  size_t g = 0;
+  for (; g + kInputGroups <= groups; g += kInputGroups) {
+    const size_t at = g * kGroupBytes;
+    const size_t scales = scales_at + g * kScaleBytes;
+    for (size_t r = 0; r < Count; ++r) {
+      prefetch<kInputGroups * kGroupBytes>(next[r] + at);
+      prefetch<kInputGroups * kScaleBytes>(next[r] + scales);
+      spread[r] = S::load(rows[r] + scales, x.scales + g);
     }
+    for (size_t k = 0; k < kVectors; ++k) {
+      for (size_t r = 0; r < Count; ++r) from[r] = rows[r] + at + k * kBytes;
+      add_vector<V, I, S, Numbers, Count>(from, spread, k, x, at, sums);
+    }
+  }
+  if (g < groups) {
+    const size_t at = g * kGroupBytes;
+    const size_t nbytes = (groups - g) * kGroupBytes;
+    alignas(64) uint8_t scales[kInputGroups * kScaleBytes] = {};
+    for (size_t r = 0; r < Count; ++r) {
+      prefetch<64>(next[r] + at);
+      copy_few(rows[r] + scales_at + g * kScaleBytes, (groups - g) * kScaleBytes, scales);
+      spread[r] = S::load(scales, x.scales + g);
+    }
+    size_t k = 0;
+    for (; (k + 1) * kBytes <= nbytes; ++k) {
+      for (size_t r = 0; r < Count; ++r) from[r] = rows[r] + at + k * kBytes;
+      add_vector<V, I, S, Numbers, Count>(from, spread, k, x, at, sums);
+    }
+    if (k * kBytes < nbytes) {
+      uint8_t tails[Count][kBytes] = {};
+      for (size_t r = 0; r < Count; ++r) {
+        std::memcpy(tails[r], rows[r] + at + k * kBytes, nbytes - k * kBytes);
+        from[r] = tails[r];
+      }
+      add_vector<V, I, S, Numbers, Count>(from, spread, k, x, at, sums);
+    }
+  }
+  for (size_t r = 0; r < Count; ++r) {
+    out[r] = V::sum(V::add(V::add(sums[r][0], sums[r][1]), V::add(sums[r][2], sums[r][3])));
   }
 }
 
 template <class V, class I, class S, class Numbers>
-FLASH_TARGET float dot_groups(const uint8_t* row, const uint8_t* next, const DotInput& x) {
-  constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
-  const size_t groups = group_count(x.columns);
-  const size_t scales_at = groups * kGroupBytes;
-  typename V::Type sums[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
-  size_t g = 0;
-  for (; g + kInputGroups <= groups; g += kInputGroups) {
-    const size_t scales = scales_at + g * kScaleBytes;
-    prefetch<kInputGroups * kGroupBytes>(next + g * kGroupBytes);
-    prefetch<kInputGroups * kScaleBytes>(next + scales);
-    dot_block<V, I, S, Numbers>(row + g * kGroupBytes, row + scales, x, g, sums);
+FLASH_TARGET void dot_groups(const DotRows& rows, const DotInput& x, float* out) {
+  size_t r = 0;
+  for (; r + I::dots_at_once <= rows.count; r += I::dots_at_once) {
+    dots_of_groups<V, I, S, Numbers, I::dots_at_once>(&rows.rows[r], &rows.next[r], x, out + r);
   }
-  if (g < groups) {
-    uint8_t tail[kInputGroups * kGroupBytes] = {};
-    uint8_t scales[kInputGroups * kScaleBytes] = {};
-    std::memcpy(tail, row + g * kGroupBytes, (groups - g) * kGroupBytes);
-    std::memcpy(scales, row + scales_at + g * kScaleBytes, (groups - g) * kScaleBytes);
-    dot_block<V, I, S, Numbers>(tail, scales, x, g, sums);
+  for (; r < rows.count; ++r) {
+    dots_of_groups<V, I, S, Numbers, 1>(&rows.rows[r], &rows.next[r], x, out + r);
   }
-  return V::sum(V::add(V::add(sums[0], sums[1]), V::add(sums[2], sums[3])));
 }
 
 template <class V, class I, class S>

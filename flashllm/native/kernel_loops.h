@@ -4,8 +4,9 @@
 // that lets the compiler use it), within an unnamed namespace of its own: a loop compiled for one
 // instruction set must never be linked in place of another's.
 //
-// V gives Type, width, zero(), broadcast(), load(), store(), fma(a, b, c) = a * b + c with one
-// rounding, add(), sum(). An encoding gives item_bytes and load(), `V::width` values widened.
+// V gives Type, width, dots_at_once (as many as registers have room for), zero(), broadcast(),
+// load(), store(), fma(a, b, c) = a * b + c with one rounding, add(), sum(). An encoding gives
+// item_bytes and load(), `V::width` values widened.
 
 // Fetches the lines of `next` that lie where `Bytes` of the present row are being read: a whole
 // row ahead, which the processor cannot guess when rows are anywhere. Into the second-level cache,
@@ -16,36 +17,58 @@ FLASH_TARGET inline void prefetch(const uint8_t* next) {
   for (size_t at = 0; at < Bytes; at += 64) __builtin_prefetch(next + at, 0, 2);
 }
 
-template <class V, class Encoding>
-FLASH_TARGET float dot(const uint8_t* row, const uint8_t* next, const DotInput& input) {
+// Several rows are read at once, since memory gives more from several places than from one, and
+// what is loaded of x serves all of them.
+template <class V, class Encoding, size_t Count>
+FLASH_TARGET inline void dots(const uint8_t* const* rows, const uint8_t* const* next,
+                              const DotInput& input, float* out) {
   constexpr size_t kWidth = V::width;
-  constexpr size_t kBytes = kWidth * Encoding::item_bytes;
+  constexpr size_t kItem = Encoding::item_bytes;
   const float* x = input.values;
   const size_t columns = input.columns;
   // Four sums: a fused multiply-add takes four cycles and two can start in each.
-  typename V::Type sum0 = V::zero();
-  typename V::Type sum1 = V::zero();
-  typename V::Type sum2 = V::zero();
-  typename V::Type sum3 = V::zero();
-  size_t c = 0;
-  for (; c + 4 * kWidth <= columns; c += 4 * kWidth, row += 4 * kBytes, next += 4 * kBytes) {
-    prefetch<4 * kBytes>(next);
-    sum0 = V::fma(Encoding::load(row), V::load(x + c), sum0);
-    sum1 = V::fma(Encoding::load(row + kBytes), V::load(x + c + kWidth), sum1);
-    sum2 = V::fma(Encoding::load(row + 2 * kBytes), V::load(x + c + 2 * kWidth), sum2);
-    sum3 = V::fma(Encoding::load(row + 3 * kBytes), V::load(x + c + 3 * kWidth), sum3);
+  typename V::Type sums[Count][4];
+  for (auto& of_row : sums) {
+    for (auto& sum : of_row) sum = V::zero();
   }
-  for (; c + kWidth <= columns; c += kWidth, row += kBytes) {
-    sum0 = V::fma(Encoding::load(row), V::load(x + c), sum0);
+  size_t c = 0;
+  for (; c + 4 * kWidth <= columns; c += 4 * kWidth) {
+    const typename V::Type numbers[4] = {V::load(x + c), V::load(x + c + kWidth),
+                                         V::load(x + c + 2 * kWidth), V::load(x + c + 3 * kWidth)};
+    for (size_t r = 0; r < Count; ++r) {
+      prefetch<4 * kWidth * kItem>(next[r] + c * kItem);
+      for (size_t j = 0; j < 4; ++j) {
+        const uint8_t* from = rows[r] + (c + j * kWidth) * kItem;
+        sums[r][j] = V::fma(Encoding::load(from), numbers[j], sums[r][j]);
+      }
+    }
+  }
+  for (; c + kWidth <= columns; c += kWidth) {
+    for (size_t r = 0; r < Count; ++r) {
+      sums[r][0] = V::fma(Encoding::load(rows[r] + c * kItem), V::load(x + c), sums[r][0]);
+    }
   }
   if (c < columns) {
-    uint8_t row_tail[kBytes] = {};
     float x_tail[kWidth] = {};
-    std::memcpy(row_tail, row, (columns - c) * Encoding::item_bytes);
     std::memcpy(x_tail, x + c, (columns - c) * sizeof(float));
-    sum1 = V::fma(Encoding::load(row_tail), V::load(x_tail), sum1);
+    for (size_t r = 0; r < Count; ++r) {
+      uint8_t row_tail[kWidth * kItem] = {};
+      std::memcpy(row_tail, rows[r] + c * kItem, (columns - c) * kItem);
+      sums[r][1] = V::fma(Encoding::load(row_tail), V::load(x_tail), sums[r][1]);
+    }
   }
-  return V::sum(V::add(V::add(sum0, sum1), V::add(sum2, sum3)));
+  for (size_t r = 0; r < Count; ++r) {
+    out[r] = V::sum(V::add(V::add(sums[r][0], sums[r][1]), V::add(sums[r][2], sums[r][3])));
+  }
+}
+
+template <class V, class Encoding>
+FLASH_TARGET void dot(const DotRows& rows, const DotInput& input, float* out) {
+  size_t r = 0;
+  for (; r + V::dots_at_once <= rows.count; r += V::dots_at_once) {
+    dots<V, Encoding, V::dots_at_once>(&rows.rows[r], &rows.next[r], input, out + r);
+  }
+  for (; r < rows.count; ++r) dots<V, Encoding, 1>(&rows.rows[r], &rows.next[r], input, out + r);
 }
 
 // One unit of columns, whose sums stay in registers while all the rows are added.

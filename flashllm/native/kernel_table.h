@@ -29,9 +29,19 @@ struct DotInput {
 // Groups that a DotInput is filled up to, with zeros.
 constexpr size_t kInputGroups = 16;
 
-// Sum of row[c] * x[c], in an order that depends on nothing but the number of columns.
-// `next` is the row that will be asked for after this one, or this one: it is fetched meanwhile.
-using DotFunction = float (*)(const uint8_t* row, const uint8_t* next, const DotInput& x);
+constexpr size_t kRowsPerDot = 4;
+
+// Rows to be multiplied by one vector, and as many that will be after these, or any others: those
+// are fetched meanwhile.
+struct DotRows {
+  std::array<const uint8_t*, kRowsPerDot> rows;
+  std::array<const uint8_t*, kRowsPerDot> next;
+  size_t count;
+};
+
+// out[r] = sum of rows[r][c] * x[c], in an order that depends on nothing but the number of columns,
+// so that the bits are those of the row by itself.
+using DotFunction = void (*)(const DotRows& rows, const DotInput& x, float* out);
 
 constexpr size_t kRowsPerAdd = 8;
 constexpr size_t kColumnUnit = 64;  // columns are divided between threads in these

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "checked.h"
+#include "row_dots.h"
 #include "row_groups.h"
 
 namespace flash_core {
@@ -17,7 +18,6 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr size_t kBytesPerThread = 262144;  // less is not worth waking another thread
 constexpr size_t kBytesPerPart = 65536;
-constexpr size_t kBytesAhead = 8192;
 // What a thread that is held up holds up: the last of so many parts of its share.
 constexpr size_t kPartsPerThread = 8;
 
@@ -25,10 +25,6 @@ const KernelTable& choose(const char* isa) {
   if (isa == nullptr) isa = std::getenv("FLASHLLM_ISA");
   return find_kernels(isa == nullptr ? "" : isa);
 }
-
-// How many rows ahead memory is asked for: so many that it has come when they are needed, which
-// one row of some kilobytes does not take long enough for.
-size_t rows_ahead(size_t row_bytes) { return (kBytesAhead + row_bytes - 1) / row_bytes; }
 
 // The first of `count` things that part `part` of `parts` has.
 size_t part_begin(size_t count, int part, int parts) {
@@ -77,14 +73,12 @@ void Kernels::matvec(View<const uint8_t> rows, DType dtype, View<const float> x,
   const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
   const DotInput input = input_.prepare(dtype, x.data, x.size);
   const size_t stride = bytes.get();
-  const size_t ahead = rows_ahead(stride);
   const int parts = parts_for(rows.size, kPartsPerThread * static_cast<size_t>(threads_));
   pool_->run(parts, [&](int part) {
+    const size_t first = part_begin(out.size, part, parts);
     const size_t end = part_begin(out.size, part + 1, parts);
-    for (size_t i = part_begin(out.size, part, parts); i < end; ++i) {
-      const uint8_t* row = rows.data + i * stride;
-      out.data[i] = dot(row, row + (std::min(i + ahead, end - 1) - i) * stride, input);
-    }
+    const auto row = [&](size_t i) { return rows.data + i * stride; };
+    dot_each(dot, {first, end, stride}, row, input, out.data);
   });
 }
 
@@ -95,14 +89,12 @@ void Kernels::dot_rows(const Rows& rows, View<const int32_t> ids, View<const flo
   const size_t bytes = check_ids(rows, ids, x.size);
   const DotFunction dot = table_.dot[static_cast<size_t>(rows.dtype)];
   const DotInput input = input_.prepare(rows.dtype, x.data, x.size);
-  const size_t ahead = rows_ahead(bytes);
   const int parts = parts_for(ids.size * bytes, kPartsPerThread * static_cast<size_t>(threads_));
   pool_->run(parts, [&](int part) {
+    const size_t first = part_begin(ids.size, part, parts);
     const size_t end = part_begin(ids.size, part + 1, parts);
-    for (size_t i = part_begin(ids.size, part, parts); i < end; ++i) {
-      const uint8_t* next = row_at(rows, ids.data[std::min(i + ahead, end - 1)]);
-      out.data[i] = dot(row_at(rows, ids.data[i]), next, input);
-    }
+    const auto row = [&](size_t i) { return row_at(rows, ids.data[i]); };
+    dot_each(dot, {first, end, bytes}, row, input, out.data);
   });
 }
 
@@ -135,18 +127,16 @@ void Kernels::dot_rows_each(const Rows& rows, View<const int32_t> ids,
   const size_t bytes = check_ids(rows, ids, columns);
   check_runs("vector_ends", vector_ends, ids.size);
   const DotFunction dot = table_.dot[static_cast<size_t>(rows.dtype)];
-  const size_t ahead = rows_ahead(bytes);
   const int parts = parts_of_vectors(ids.size * bytes, vector_ends.size);
   pool_->run(parts, [&](int part) {
     QuantisedInput rounded;
     const size_t last = part_begin(vector_ends.size, part + 1, parts);
     for (size_t v = part_begin(vector_ends.size, part, parts); v < last; ++v) {
       const DotInput input = rounded.prepare(rows.dtype, x.data + v * columns, columns);
+      const size_t first = run_begin(vector_ends, v);
       const size_t end = run_begin(vector_ends, v + 1);
-      for (size_t i = run_begin(vector_ends, v); i < end; ++i) {
-        const uint8_t* next = row_at(rows, ids.data[std::min(i + ahead, end - 1)]);
-        out.data[i] = dot(row_at(rows, ids.data[i]), next, input);
-      }
+      const auto row = [&](size_t i) { return row_at(rows, ids.data[i]); };
+      dot_each(dot, {first, end, bytes}, row, input, out.data);
     }
   });
 }

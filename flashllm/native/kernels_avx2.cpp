@@ -17,6 +17,7 @@ namespace {
 struct V {
   using Type = __m256;
   static constexpr size_t width = 8;
+  static constexpr size_t dots_at_once = 2;
   FLASH_INLINE Type zero() { return _mm256_setzero_ps(); }
   FLASH_INLINE Type broadcast(float value) { return _mm256_set1_ps(value); }
   FLASH_INLINE Type load(const float* from) { return _mm256_loadu_ps(from); }
@@ -53,6 +54,7 @@ struct BF16 {
 };
 
 struct I {
+  static constexpr size_t dots_at_once = 2;
   using Bytes = __m256i;
   using Lanes = __m256i;
   FLASH_INLINE Bytes load_bytes(const void* from) {

@@ -18,6 +18,7 @@ namespace {
 struct V {
   using Type = __m512;
   static constexpr size_t width = 16;
+  static constexpr size_t dots_at_once = 4;
   FLASH_INLINE Type zero() { return _mm512_setzero_ps(); }
   FLASH_INLINE Type broadcast(float value) { return _mm512_set1_ps(value); }
   FLASH_INLINE Type load(const float* from) { return _mm512_loadu_ps(from); }
@@ -99,6 +100,7 @@ KernelTable make_avx512() {
 #define FLASH_TARGET __attribute__((target("avx512f,avx512vnni,avx2,fma,f16c")))
 
 struct I {
+  static constexpr size_t dots_at_once = 2;
   using Bytes = __m512i;
   using Lanes = __m512i;
   FLASH_INLINE Bytes load_bytes(const void* from) { return _mm512_loadu_si512(from); }

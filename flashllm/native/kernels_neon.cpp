@@ -17,6 +17,7 @@ namespace {
 struct V {
   using Type = float32x4_t;
   static constexpr size_t width = 4;
+  static constexpr size_t dots_at_once = 1;  // more were not measured
   FLASH_INLINE Type zero() { return vdupq_n_f32(0); }
   FLASH_INLINE Type broadcast(float value) { return vdupq_n_f32(value); }
   FLASH_INLINE Type load(const float* from) { return vld1q_f32(from); }
@@ -52,6 +53,7 @@ struct BF16 {
 
 // Signed bytes by signed bytes; not the dot products of ARMv8.2, which not all have.
 struct I {
+  static constexpr size_t dots_at_once = 1;
   using Bytes = int8x16_t;
   using Lanes = int32x4_t;
   FLASH_INLINE Bytes load(const uint8_t* row) { return vreinterpretq_s8_u8(vld1q_u8(row)); }

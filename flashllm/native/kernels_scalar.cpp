@@ -70,14 +70,14 @@ struct Int4 {
 };
 
 template <class Encoding>
-float dot(const uint8_t* row, const uint8_t* /*next*/, const DotInput& x) {
+float dot(const uint8_t* row, const DotInput& x) {
   float sum = 0;
   for (size_t c = 0; c < x.columns; ++c) sum += Encoding::load(row, c, x.columns) * x.values[c];
   return sum;
 }
 
 template <class Encoding>
-float dot_groups(const uint8_t* row, const uint8_t* /*next*/, const DotInput& x) {
+float dot_groups(const uint8_t* row, const DotInput& x) {
   const size_t groups = group_count(x.columns);
   float sum = 0;
   for (size_t g = 0; g < groups; ++g) {
@@ -88,6 +88,11 @@ float dot_groups(const uint8_t* row, const uint8_t* /*next*/, const DotInput& x)
     sum += static_cast<float>(total) * (scale_of(row, g, groups, Encoding::dtype) * x.scales[g]);
   }
   return sum;
+}
+
+template <float (*Dot)(const uint8_t* row, const DotInput& x)>
+void each(const DotRows& rows, const DotInput& x, float* out) {
+  for (size_t r = 0; r < rows.count; ++r) out[r] = Dot(rows.rows[r], x);
 }
 
 template <class Encoding>
@@ -110,7 +115,8 @@ void add(const AddRows& rows, const ColumnRange& columns, float* partial, float*
 KernelTable make_table() {
   KernelTable table = {};
   table.name = "scalar";
-  table.dot = {dot<F32>, dot<F16>, dot<BF16>, dot_groups<Int8>, dot_groups<Int4>};
+  table.dot = {each<dot<F32>>, each<dot<F16>>, each<dot<BF16>>, each<dot_groups<Int8>>,
+               each<dot_groups<Int4>>};
   table.add = {add<F32>, add<F16>, add<BF16>, add<Int8>, add<Int4>};
   set_encoding(&table);
   return table;

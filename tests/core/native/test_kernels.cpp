@@ -127,13 +127,13 @@ TEST(half_precision_is_decoded) {
 TEST(dots_agree_with_wide_arithmetic_for_every_set_encoding_and_width) {
   for (const KernelTable* table : available_kernels()) {
     for (const DType dtype : kAll) {
-      for (const size_t columns : {1, 3, 7, 16, 33, 64, 100, 257, 1025}) {
-        const Case rows = make_case(5, columns, dtype);
+      for (const size_t columns : {1, 3, 7, 16, 33, 64, 100, 128, 257, 480, 1025}) {
+        const Case rows = make_case(11, columns, dtype);
         const std::vector<float> x = some_floats(columns);
-        const std::vector<int32_t> ids = {4, 0, 2};
-        std::vector<float> out(3);
+        const std::vector<int32_t> ids = {4, 0, 2, 10, 9, 1, 5};  // whole groups of them and a part
+        std::vector<float> out(ids.size());
         Kernels(2, table->name).dot_rows(rows.rows(), view(ids), view(x), out_view(&out));
-        for (size_t i = 0; i < 3; ++i) {
+        for (size_t i = 0; i < ids.size(); ++i) {
           double expected = 0;
           double scale = 0;
           for (size_t c = 0; c < columns; ++c) {
@@ -144,6 +144,26 @@ TEST(dots_agree_with_wide_arithmetic_for_every_set_encoding_and_width) {
           // In groups x is rounded to 14 bits, 8,127 steps to its largest value.
           const double lost = is_grouped(dtype) ? scale / 8127 / 2 : 0;
           CHECK(close(out[i], expected, scale) || std::fabs(out[i] - expected) <= lost * 1.01);
+        }
+      }
+    }
+  }
+}
+
+TEST(a_row_gets_the_same_bits_alone_and_among_others) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      for (const size_t columns : {1, 33, 64, 96, 128, 480, 512, 1000, 1056}) {
+        const Case rows = make_case(23, columns, dtype);
+        const std::vector<float> x = some_floats(columns);
+        Kernels kernels(1, table->name);
+        std::vector<float> all(23);
+        kernels.matvec({rows.bytes.data(), rows.bytes.size()}, dtype, view(x), out_view(&all));
+        for (int32_t id = 0; id < 23; ++id) {
+          const std::vector<int32_t> ids = {id};
+          std::vector<float> alone(1);
+          kernels.dot_rows(rows.rows(), view(ids), view(x), out_view(&alone));
+          CHECK(alone[0] == all[static_cast<size_t>(id)]);
         }
       }
     }
