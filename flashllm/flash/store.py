@@ -86,6 +86,7 @@ class Store:
         self.spec: ModelSpec = self.manifest.spec
         self.header: BundleHeader = read_header(directory / BUNDLES_FILE)
         _check_header(self.header, self.spec, directory / BUNDLES_FILE)
+        self._bundles = str(directory / BUNDLES_FILE)  # named some sixty times a token
         self._reader: core.Reader | None = None
         self._rows_apart = False
 
@@ -149,7 +150,7 @@ class Store:
 
     def wait(self, ticket: int, layer: int) -> None:
         """Wait for what a ticket stands for."""
-        with ReadErrors(f"{self.directory / BUNDLES_FILE}, layer {layer}"):
+        with ReadErrors(f"{self._bundles}, layer {layer}"):
             self.reader.wait(ticket)
 
     def load_resident(self, direct: bool) -> dict[str, RawTensor]:
