@@ -11,7 +11,7 @@ from collections.abc import Iterator
 def collecting_nothing() -> Iterator[None]:
     """Imports without the garbage collector, which finds no garbage in modules.
 
-    It takes a sixteenth of the time of the application's modules and a quarter of torch's, and
+    It takes a sixteenth of the time of the application's modules and a fifth of torch's, and
     would look at all of them again with every answer.
     """
     gc.disable()
