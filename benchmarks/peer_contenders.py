@@ -43,6 +43,8 @@ class Contender:
     versions: dict[str, str | None]
     weight_bits: float = 0.0
     """Bits that a weight takes, scales of groups included."""
+    fallback: Task | None = None
+    """What it is asked instead, once it crashed without a limit."""
 
     def under(self, limit_bytes: int | None) -> list[str]:
         """What to run, under a limit of memory or without."""

@@ -18,6 +18,11 @@ LOG_LEVEL_ERROR = 4
 """Of ggml; the binding has no name for it."""
 
 
+def reorders(task: Task) -> bool:
+    """Whether weights may be put in another order, which takes memory for a copy."""
+    return task.limit_bytes is None and not task.as_stored
+
+
 def load(library: Any, task: Task) -> tuple[Any, Any]:
     """Model and context; the process ends with a sentence where the library refuses."""
     library.llama_backend_init()
@@ -26,7 +31,7 @@ def load(library: Any, task: Task) -> tuple[Any, Any]:
     settings.load_mode = library.LLAMA_LOAD_MODE_MMAP
     # Weights in an order that suits the processor better are a copy, which no file stands behind:
     # under a limit of less than the model the kernel would end the process.
-    settings.use_extra_bufts = task.limit_bytes is None
+    settings.use_extra_bufts = reorders(task)
     model = library.llama_model_load_from_file(str(task.model).encode(), settings)
     if not model:
         sys.exit(f"{task.model}: llama.cpp does not load it")
@@ -77,9 +82,10 @@ def main() -> None:
         "weight_bytes": library.llama_model_size(model),
         "system": library.llama_print_system_info().decode("utf-8", "replace").strip(),
         "mmap": True,
-        "reordered": task.limit_bytes is None,
+        "reordered": reorders(task),
     }
-    run(task, step_of(library, model, context), f"{facts['description']}, mmap", facts)
+    how = f"{facts['description']}, mmap{', weights as stored' if task.as_stored else ''}"
+    run(task, step_of(library, model, context), how, facts)
     library.llama_free(context)
     library.llama_model_free(model)
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from benchmarks.memory_limit import Usage, limited
@@ -72,19 +72,26 @@ def in_turns(
 ) -> Iterator[Outcome]:
     """All runs under one limit, the first contender also once after the last round.
 
-    One that failed is not tried again: it would fail again, and take its time for it.
+    One that failed is not tried again: it would fail again, and take its time for it. Only where it
+    crashed without a limit, and can be asked for less, it goes on with that.
     """
     out: set[str] = set()
+    now = {contender.name: contender for contender in contenders}
     turns = [(number, contender) for number in range(rounds) for contender in contenders]
     if len(contenders) > 1:
         turns.append((rounds, contenders[0]))
     for number, contender in turns:
         if contender.name in out:
             continue
-        outcome = run_once(contender, number, limit_bytes)
+        outcome = run_once(now[contender.name], number, limit_bytes)
+        yield outcome
+        fallback = now[contender.name].fallback
+        if outcome.status == "killed" and limit_bytes is None and fallback is not None:
+            now[contender.name] = replace(contender, task=fallback, fallback=None)
+            outcome = run_once(now[contender.name], number, limit_bytes)
+            yield outcome
         if outcome.status != "ok":
             out.add(contender.name)
-        yield outcome
 
 
 def run_once(contender: Contender, number: int, limit_bytes: int | None) -> Outcome:

@@ -62,7 +62,7 @@ class Row:
             self.how,
         ]
         if self.problem:
-            cells[0] += f"; then {self.problem}"
+            cells[0] += f"; once {self.problem}"
         return front + "| " + " | ".join(cells) + " |"
 
     def to_json(self) -> dict[str, Any]:

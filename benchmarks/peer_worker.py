@@ -40,6 +40,8 @@ class Task:
     """After so long, no more tokens than `TOKENS_LEAST`."""
     limit_bytes: int | None
     threads: int
+    as_stored: bool = False
+    """Weights stay as the file has them, though another order would suit the processor better."""
 
     @property
     def context(self) -> int:
@@ -56,6 +58,7 @@ def parse_task(description: str | None) -> Task:
     parser.add_argument("--seconds", type=argument(parse_number), required=True)
     parser.add_argument("--limit-bytes", type=argument(parse_positive))
     parser.add_argument("--threads", type=argument(parse_positive), required=True)
+    parser.add_argument("--as-stored", action="store_true")
     return Task(**vars(parser.parse_args()))
 
 
@@ -65,6 +68,8 @@ def arguments_of(task: Task) -> list[str]:
     line += ["--seconds", str(task.seconds), "--threads", str(task.threads)]
     if task.limit_bytes is not None:
         line += ["--limit-bytes", str(task.limit_bytes)]
+    if task.as_stored:
+        line.append("--as-stored")
     return line
 
 

@@ -167,15 +167,18 @@ def _llama_cpp(
         command = shlex.join(gguf_command(python, checkpoint, dtype, "FILE.gguf"))
         return f"no --gguf; make one with: {command}"
     gguf = check_gguf(python, options.gguf, checkpoint, dtype)
+    task = replace(task, model=options.gguf)
     return Contender(
         "llama.cpp",
         (options.gguf,),
         gguf.parameters,
         functools.partial(worker_command, python, "peer_llama_cpp"),
         parse_worker,
-        replace(task, model=options.gguf),
+        task,
         {},
         gguf.weight_bits,
+        # On processors with AMX it was seen to crash with quantised weights in another order.
+        replace(task, as_stored=True),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashllm.flash.numpy_slots import Ids, Index, Values
-from flashllm.flash.policies import Policy, Uses
+from flashllm.flash.policies import Policy, Uses, Weights
 
 
 class Foresight(Policy):
@@ -29,10 +29,11 @@ class Foresight(Policy):
             self._after.append(following[requests[number]])
             following[requests[number]] = number
 
-    def added(self, ids: Ids, token: int) -> tuple[float, ...]:  # noqa: ARG002
-        """Nothing: the next request, which differs from bundle to bundle, is set here."""
-        self._by_bundle[ids, 0] = -self._after.pop()
-        return (0.0,)
+    def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
+        """Uses add nothing: the next request, which differs from bundle to bundle, is set here."""
+        if ids is not None:
+            self._by_bundle[ids, 0] = -self._after.pop()
+        return (0.0,), (1.0,)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Nothing: what has been says nothing that the future does not."""
@@ -48,9 +49,9 @@ class KnownRates(Policy):
         super().__init__(len(rates), (0,), 0.0)
         self.terms[:] = rates
 
-    def added(self, ids: Ids, token: int) -> tuple[float, ...]:  # noqa: ARG002
-        """Nothing: the rates are known."""
-        return (0.0,)
+    def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
+        """Uses add nothing: the rates are known."""
+        return (0.0,), (1.0,)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Nothing."""

@@ -17,6 +17,8 @@ from flashllm.errors import UsageError
 from flashllm.flash.numpy_slots import Ids, Index, Values, use, values_of
 
 Uses = NDArray[np.bool_]
+Weights = tuple[tuple[float, ...], tuple[float, ...]]
+"""Of each term: what a use adds to it, and what it weighs in what a bundle is worth."""
 
 DEFAULT_POLICY = "blend"
 POLICIES = ("blend", "frequency", "lru2", "lru", "window")
@@ -49,12 +51,8 @@ class Policy(ABC):
         self._start = start
 
     @abstractmethod
-    def added(self, ids: Ids, token: int) -> tuple[float, ...]:
-        """What a use by token number `token` adds to each term; `ids` are about to be used."""
-
-    def scales(self, token: int) -> tuple[float, ...]:  # noqa: ARG002
-        """What the terms weigh at `token`, the last that used any bundle."""
-        return (1.0,) * len(self.carried)
+    def weights(self, token: int, ids: Ids | None = None) -> Weights:
+        """What counts at token number `token`; `ids` are about to be used, if any are."""
 
     @abstractmethod
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
@@ -62,11 +60,12 @@ class Policy(ABC):
 
     def use(self, ids: Index, token: int) -> None:
         """Token number `token` uses the distinct `ids`."""
-        use(self._by_bundle, ids, self.carried, self.added(ids.astype(np.int32), token))
+        added, _ = self.weights(token, ids.astype(np.int32))
+        use(self._by_bundle, ids, self.carried, added)
 
     def values(self, ids: Index, token: int) -> Values:
         """What `ids` [n] are worth at `token`: more is kept longer."""
-        return values_of(self._by_bundle, ids, self.scales(token))
+        return values_of(self._by_bundle, ids, self.weights(token)[1])
 
     def clear(self) -> None:
         """Forget all uses."""
@@ -81,9 +80,9 @@ class Recency(Policy):
         super().__init__(n_bundles, (-1,), _NEVER)
         self.window = window
 
-    def added(self, ids: Ids, token: int) -> tuple[float, ...]:  # noqa: ARG002
+    def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
         """The token, instead of the one before."""
-        return (float(token),)
+        return (float(token),), (1.0,)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Remember the last token of each."""
@@ -101,13 +100,9 @@ class SecondLast(Policy):
         # The use before the last is what was the last; the last is the token.
         super().__init__(n_bundles, (1, -1), _NEVER)
 
-    def added(self, ids: Ids, token: int) -> tuple[float, ...]:  # noqa: ARG002
-        """The token, to the last use."""
-        return (0.0, float(token))
-
-    def scales(self, token: int) -> tuple[float, ...]:  # noqa: ARG002
-        """The last use decides among equals only."""
-        return (1.0, _TIE)
+    def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
+        """The token, to the last use, which decides among equals only."""
+        return (0.0, float(token)), (1.0, _TIE)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Remember the tokens one after another."""
@@ -116,89 +111,82 @@ class SecondLast(Policy):
             self.use(ids[row], number)
 
 
-class _Fading:
-    """Uses of each bundle, counted so that what is left of one after a token is `decay`.
+class Ageing:
+    """Counts of uses that fade: of each, what is left after a token, and the weight.
 
-    All counts fade alike, so each use adds more than the ones before instead. A bundle that every
-    token uses counts `weight`, whatever the decay.
+    All uses fade alike, so each use adds more than the ones before instead. A bundle that every
+    token uses counts the weight, whatever is left. All layers can have the same: what a use adds is
+    then reckoned once a token, not for each decision with cold caches.
     """
 
-    def __init__(self, counts: Values, decay: float, weight: float) -> None:
-        """`counts` [n_bundles] are a policy's term."""
-        assert 0 < decay < 1
-        self._decay = decay
-        self.one = weight * (1 - decay)
+    def __init__(self, *counts: tuple[float, float]) -> None:
+        assert all(0 < decay < 1 for decay, _ in counts)
+        self.decays = tuple(decay for decay, _ in counts)
+        self._ones = [weight * (1 - decay) for decay, weight in counts]
         """What a use counts at its own token."""
-        self._counts = counts
-        self._base = 0  # a use at this token adds one
+        self._layers: list[Values] = []
+        self._bases = [0] * len(counts)
+        """The tokens at which a use adds one."""
+        self._token: int | None = None
+        self._weights: Weights = ((), ())
 
-    def seed(self, ids: Index, used: Uses, last_token: int) -> None:
-        ages = np.arange(len(used))[::-1]
-        growth = self.growth(last_token)
-        self._counts[ids] += growth * (self._decay**ages @ used)
+    def follow(self, counts: Values) -> None:
+        """Also these counts [n_bundles, of each kind], all zero, belong to this."""
+        self._layers.append(counts)
+
+    def at(self, token: int) -> Weights:
+        """What a use adds to each count, and what they weigh; for tokens one after another."""
+        if token != self._token:
+            growth = [self._growth(kind, token) for kind in range(len(self.decays))]
+            scales = [one / more for one, more in zip(self._ones, growth, strict=True)]
+            self._token, self._weights = token, (tuple(growth), tuple(scales))
+        return self._weights
 
     def clear(self) -> None:
-        self._base = 0
+        """Forget all uses, in all layers."""
+        for counts in self._layers:
+            counts.fill(0)
+        self._bases = [0] * len(self.decays)
+        self._token = None
 
-    def growth(self, token: int) -> float:
-        """What a use at this token adds."""
+    def _growth(self, kind: int, token: int) -> float:
         # The power that only vanishes: after a long prompt its reciprocal is no number any more.
-        left = float(self._decay ** float(token - self._base))
+        left = float(self.decays[kind] ** float(token - self._bases[kind]))
         if left < _FADED:
-            self._counts *= left
-            self._counts[self._counts < _NEGLIGIBLE] = 0  # sums with denormals are slow
-            self._base, left = token, 1.0
+            for layer in self._layers:
+                counts = layer[:, kind]
+                counts *= left
+                counts[counts < _NEGLIGIBLE] = 0  # sums with denormals are slow
+            self._bases[kind], left = token, 1.0
         return 1 / left
 
 
 class Frequency(Policy):
-    """Uses counted with ageing: the sum of `counts`, each (what is left after a token, weight).
+    """Uses counted with ageing: the sum of all counts.
 
     With two of them the first is nearly recency and knows the text at hand; the second tells the
     neurons that are often active from those that were so by chance.
     """
 
-    def __init__(self, n_bundles: int, *counts: tuple[float, float]) -> None:
-        super().__init__(n_bundles, range(len(counts)), 0.0)
-        self._counts = [
-            _Fading(self._by_bundle[:, term], decay, weight)
-            for term, (decay, weight) in enumerate(counts)
-        ]
+    def __init__(self, n_bundles: int, ageing: Ageing) -> None:
+        super().__init__(n_bundles, range(len(ageing.decays)), 0.0)
+        self._ageing = ageing
+        ageing.follow(self._by_bundle)
 
-        self._growth: tuple[float, ...] = ()
-        self._scales: tuple[float, ...] = ()
-        self._weighed_at: int | None = None
-
-    def added(self, ids: Ids, token: int) -> tuple[float, ...]:  # noqa: ARG002
+    def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
         """A use, to all counts."""
-        self._weigh(token)
-        return self._growth
-
-    def scales(self, token: int) -> tuple[float, ...]:
-        """What a use counts now."""
-        self._weigh(token)
-        return self._scales
+        return self._ageing.at(token)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Count the uses of a prompt."""
-        self._weigh(last_token)
-        for counts in self._counts:
-            counts.seed(ids, used, last_token)
+        ages = np.arange(len(used))[::-1]
+        added, _ = self._ageing.at(last_token)
+        for kind, (decay, growth) in enumerate(zip(self._ageing.decays, added, strict=True)):
+            self._by_bundle[ids, kind] += growth * (decay**ages @ used)
 
     def clear(self) -> None:
-        """Forget all uses."""
-        super().clear()
-        self._weighed_at = None
-        for counts in self._counts:
-            counts.clear()
-
-    def _weigh(self, token: int) -> None:
-        """Once for all decisions of a token; what is remembered is of the last call of `growth`."""
-        if token != self._weighed_at:
-            self._growth = tuple([counts.growth(token) for counts in self._counts])
-            uses = zip(self._counts, self._growth, strict=True)
-            self._scales = tuple([counts.one / growth for counts, growth in uses])
-            self._weighed_at = token
+        """Forget all uses, also those of the layers that share the ageing: none knows its base."""
+        self._ageing.clear()
 
 
 class Pinned(Recency):
@@ -213,9 +201,9 @@ class Pinned(Recency):
         self._bonus = np.where(hot, -_NEVER, 0.0)
         self._by_bundle[:, 1] = self._bonus
 
-    def added(self, ids: Ids, token: int) -> tuple[float, ...]:
+    def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
         """The token, instead of the one before, and nothing."""
-        return (*super().added(ids, token), 0.0)
+        return (float(token), 0.0), (1.0, 1.0)
 
     def clear(self) -> None:
         """Forget all uses."""
@@ -223,18 +211,22 @@ class Pinned(Recency):
         self._by_bundle[:, 1] = self._bonus
 
 
-def make_policy(name: str, n_bundles: int, window: int) -> Policy:
-    """One of POLICIES for a layer; `window` in tokens is for the paper's."""
+def make_policies(name: str, n_layers: int, n_bundles: int, window: int) -> list[Policy]:
+    """One of POLICIES for each layer, cleared together; `window` in tokens is for the paper's."""
     if name == "window":
-        return Recency(n_bundles, window)
+        return [Recency(n_bundles, window) for _ in range(n_layers)]
     if name == "lru":
-        return Recency(n_bundles)
+        return [Recency(n_bundles) for _ in range(n_layers)]
     if name == "lru2":
-        return SecondLast(n_bundles)
-    if name == "frequency":
-        return Frequency(n_bundles, AGEING)
-    assert name == "blend", "checked where it was given"
-    return Frequency(n_bundles, FAST, SLOW)
+        return [SecondLast(n_bundles) for _ in range(n_layers)]
+    assert name in ("blend", "frequency"), "checked where it was given"
+    ageing = Ageing(FAST, SLOW) if name == "blend" else Ageing(AGEING)
+    return [Frequency(n_bundles, ageing) for _ in range(n_layers)]
+
+
+def make_policy(name: str, n_bundles: int, window: int) -> Policy:
+    """One of POLICIES for a single layer; `window` in tokens is for the paper's."""
+    return make_policies(name, 1, n_bundles, window)[0]
 
 
 def choose_policy(policy: str | None, window: int | None) -> str:

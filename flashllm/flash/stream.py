@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash import core
 from flashllm.flash.counters import StreamCounters
-from flashllm.flash.policies import Uses, make_policy
+from flashllm.flash.policies import Uses, make_policies
 from flashllm.flash.store import Store
 from flashllm.flash.window import NO_IDS, Claim, Ids, LayerWindow
 
@@ -83,9 +83,10 @@ class SlotPool:
         n_bundles = store.header.bundles_per_layer
         self._store = store
         self._stride = store.header.stride
+        policies = make_policies(policy, len(slots_per_layer), n_bundles, window)
         self._layers = [
-            LayerWindow(n_bundles, slots, make_policy(policy, n_bundles, window))
-            for slots in slots_per_layer
+            LayerWindow(n_bundles, slots, of_layer)
+            for slots, of_layer in zip(slots_per_layer, policies, strict=True)
         ]
         starts = np.concatenate([[0], np.cumsum(slots_per_layer)])
         self._starts: list[int] = [int(start) for start in starts]

@@ -50,7 +50,8 @@ class LayerWindow:
         self._policy = Recency(n_bundles, policy) if isinstance(policy, int) else policy
         self._table = core.SlotTable(n_bundles, n_slots, self._policy.carried)
         self._every = np.ones(n_slots, dtype=np.bool_)
-        self._every.flags.writeable = False
+        self._none = np.zeros(n_slots, dtype=np.bool_)
+        self._every.flags.writeable = self._none.flags.writeable = False
 
     def clear(self) -> None:
         """Forget everything that is resident, and all uses."""
@@ -72,7 +73,7 @@ class LayerWindow:
         The resident bundles `in_flight` keep their slots; together they are at most `n_slots`.
         """
         policy, n = self._policy, len(ids)
-        added, scales = policy.added(ids, token), policy.scales(token)
+        added, scales = policy.weights(token, ids)
         expired = _NO_END if policy.window is None else float(token - policy.window)
         slots = np.empty(n, dtype=np.int32)
         missing, flying = np.empty(n, dtype=np.bool_), np.empty(n, dtype=np.bool_)
@@ -90,9 +91,9 @@ class LayerWindow:
         """
         policy = self._policy
         found, slots = np.empty(len(ids), dtype=np.int32), np.empty(len(ids), dtype=np.int32)
-        n, taken = self._table.prefetch(ids, policy.terms, policy.scales(token), found, slots)
-        none = np.zeros(n, dtype=np.bool_)
-        return Claim(found[:n], slots[:n], self._every[:n], taken, none, n, 0)
+        _, scales = policy.weights(token)
+        n, taken = self._table.prefetch(ids, policy.terms, scales, found, slots)
+        return Claim(found[:n], slots[:n], self._every[:n], taken, self._none[:n], n, 0)
 
     def disown(self, claim: Claim) -> None:
         """Take back what a claim put into its slots: the reads did not succeed."""

@@ -162,6 +162,27 @@ def test_what_goes_wrong_is_a_result_and_is_not_repeated(
     assert json.dumps(report({}, contenders, outcomes, [], True))
 
 
+def test_one_that_crashed_goes_on_with_what_it_can_do() -> None:
+    def command(task: Task) -> list[str]:
+        crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+        return [sys.executable, "-S", "-c", answering([2] * 4) if task.as_stored else crash]
+
+    crashing = replace(fake("b", ""), command=command)
+    capable = replace(crashing, fallback=replace(TASK, as_stored=True))
+    ours = fake("flashllm", answering([1] * 4))
+    outcomes = list(in_turns([ours, capable], 2, None))
+    assert [(o.contender, o.round, o.status) for o in outcomes] == [
+        ("flashllm", 0, "ok"), ("b", 0, "killed"), ("b", 0, "ok"),
+        ("flashllm", 1, "ok"), ("b", 1, "ok"), ("flashllm", 2, "ok"),
+    ]  # fmt: skip
+    row = rows_of([ours, capable], outcomes)[1]
+    assert row.ratio == pytest.approx(2.0)
+    assert "0.002 (0.002 to 0.002, 2); once killed: by signal SIGSEGV |" in table([row], [])
+    hopeless = replace(crashing, fallback=TASK)
+    statuses = [o.status for o in in_turns([ours, hopeless], 3, None) if o.contender == "b"]
+    assert statuses == ["killed", "killed"]
+
+
 def test_one_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_runs, "RUN_SECONDS_MAX", 0.2)
     found = run_once(fake("b", "import time; time.sleep(60)"), 0, None)
@@ -277,6 +298,6 @@ def test_a_slow_worker_stops_early_but_not_before_four_tokens(
 
 
 def test_a_task_survives_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = replace(TASK, limit_bytes=3 << 30)
-    monkeypatch.setattr(sys, "argv", ["worker", *arguments_of(task)])
-    assert peer_worker.parse_task(None) == task
+    for task in (TASK, replace(TASK, limit_bytes=3 << 30, as_stored=True)):
+        monkeypatch.setattr(sys, "argv", ["worker", *arguments_of(task)])
+        assert peer_worker.parse_task(None) == task

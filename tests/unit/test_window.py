@@ -18,6 +18,7 @@ from flashllm.flash.policies import (
     SLOW,
     Pinned,
     choose_policy,
+    make_policies,
     make_policy,
 )
 from flashllm.flash.window import LayerWindow
@@ -187,6 +188,25 @@ def test_values_are_the_same_after_many_tokens(policy: str) -> None:
             uses[bundle].append(number)
     expected = [WORTH[policy](one, 8997) for one in uses]
     assert some.values(np.arange(3), 8997) == pytest.approx(expected, rel=1e-6, abs=1e-40)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_layers_that_share_what_a_use_counts_do_as_if_they_had_their_own(policy: str) -> None:
+    shared = make_policies(policy, 3, 6, 5)
+    everything, rng = np.arange(6), np.random.default_rng(11)
+    for _ in range(2):
+        alone = [make_policy(policy, 6, 5) for _ in shared]
+        for number in range(0, 9000, 5):  # scaled down again on the way
+            for layers in zip(shared, alone, strict=True):
+                ids = np.flatnonzero(rng.random(6) < 0.4)
+                for layer in layers:
+                    layer.use(ids, number)
+            if number % 500 == 0:
+                for one, other in zip(shared, alone, strict=True):
+                    expected = other.values(everything, number)
+                    assert one.values(everything, number).tolist() == expected.tolist()
+        for one in shared:
+            one.clear()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
