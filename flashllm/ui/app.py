@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.message import Message
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from flashllm.conversation import Conversation
 from flashllm.errors import FlashllmError
@@ -30,6 +30,7 @@ from flashllm.ui.completion import Suggestions
 from flashllm.ui.context_meter import TELLS_AT, ContextMeter, Fill
 from flashllm.ui.engine_thread import EngineThread
 from flashllm.ui.history import InputHistory
+from flashllm.ui.key_line import KeyLine
 from flashllm.ui.panels import Panels
 from flashllm.ui.prompt import Prompt
 from flashllm.ui.saving import Saving
@@ -123,14 +124,13 @@ class ChatApp(Actions):
         """Title, transcript, prompt, status, keys."""
         yield Static(f"flashllm  {self.activity.model_name}", id="title", markup=False)
         yield self.shown.transcript
-        yield self.panels.map
-        yield self.panels.io
+        yield from (self.panels.map, self.panels.io)
         yield self.suggestions
         yield self.prompt
         with Horizontal(id="bottom"):
             yield self.status_line
             yield self.meter
-        yield Footer(compact=True, show_command_palette=False)
+        yield KeyLine()
 
     async def on_mount(self) -> None:
         """Starts to open the model; the prompt can be written meanwhile."""

@@ -16,7 +16,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.timer import Timer
-from textual.widgets import Button, Footer, ProgressBar, Static
+from textual.widgets import Button, ProgressBar, Static
 from textual.worker import get_current_worker
 
 from flashllm.errors import FlashllmError
@@ -28,6 +28,7 @@ from flashllm.library.preview import Preview
 from flashllm.library.words import clean
 from flashllm.ui.bindings import CONVERT_BINDINGS
 from flashllm.ui.convert_form import ConvertForm, Wish
+from flashllm.ui.key_line import KeyLine
 
 PREVIEW_SECONDS = 0.2
 """Waited for the next letter before a preview is made."""
@@ -140,7 +141,7 @@ class ConvertScreen(ModalScreen[Path | None]):
                 yield Button("Open", compact=True, variant="success", action="screen.open")
                 yield Button("Another", compact=True, action="screen.again")
                 yield Button("Close", compact=True, action="screen.leave")
-            yield Footer(compact=True, show_command_palette=False)
+            yield KeyLine()
 
     def on_mount(self) -> None:
         """Looks for checkpoints; follows the conversion."""

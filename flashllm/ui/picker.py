@@ -14,7 +14,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Footer, Input, Static
+from textual.widgets import DataTable, Input, Static
 from textual.worker import get_current_worker
 
 from flashllm.library.found import FoundModel, ModelChoice
@@ -22,6 +22,7 @@ from flashllm.library.job import Conversions
 from flashllm.library.words import clean, figures, least_memory_words, speed_sentence
 from flashllm.ui.bindings import PICKER_BINDINGS
 from flashllm.ui.convert_screen import ConvertScreen, Preparation
+from flashllm.ui.key_line import KeyLine
 from flashllm.ui.keys import page_words
 from flashllm.ui.line_input import LineInput
 
@@ -95,7 +96,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
             yield LineInput(placeholder="type to filter", compact=True, id="filter")
             yield DataTable(cursor_type="row", zebra_stripes=True, cell_padding=1)
             yield Static(id="details", markup=False)
-            yield Footer(compact=True, show_command_palette=False)
+            yield KeyLine()
 
     def on_mount(self) -> None:
         """The search begins at once."""

@@ -17,7 +17,7 @@ from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from flashllm.errors import FlashllmError
@@ -25,6 +25,7 @@ from flashllm.sanitize import sanitize_line
 from flashllm.sessions import SessionStore, SessionSummary
 from flashllm.sessions.store import NEWEST_MAX
 from flashllm.ui.bindings import SESSIONS_BINDINGS
+from flashllm.ui.key_line import KeyLine
 from flashllm.ui.keys import page_words
 from flashllm.ui.line_input import LineInput
 from flashllm.ui.session_files import export, export_name, import_file
@@ -130,7 +131,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
             options.can_focus = False  # keys always go to the line
             yield options
             yield Static(id="said", markup=False)
-            yield Footer(compact=True, show_command_palette=False)
+            yield KeyLine()
 
     def on_mount(self) -> None:
         """Shows all of them."""

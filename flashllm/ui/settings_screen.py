@@ -13,11 +13,12 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.suggester import SuggestFromList
-from textual.widgets import Footer, Input, Static, TextArea
+from textual.widgets import Input, Static, TextArea
 
 from flashllm.errors import UsageError
 from flashllm.sanitize import sanitize, sanitize_line
 from flashllm.ui.bindings import SETTINGS_BINDINGS
+from flashllm.ui.key_line import KeyLine
 from flashllm.ui.keys import give_way, page_bindings
 from flashllm.ui.line_input import LineInput
 from flashllm.ui.prompt import harmless
@@ -144,7 +145,7 @@ class SettingsScreen(ModalScreen[ChatValues | None]):
             with VerticalScroll(can_focus=False):
                 for setting in SETTINGS:
                     yield _Field(setting, self._values.text_of(setting.name), self._themes)
-            yield Footer(compact=True, show_command_palette=False)
+            yield KeyLine()
 
     def on_mount(self) -> None:
         """Begins at the setting that was asked for."""

@@ -18,7 +18,7 @@ def footer() -> None:
 def no_footer(request: pytest.FixtureRequest) -> Iterator[None]:
     """The line of keys is empty where `footer` is not asked for.
 
-    It is made anew whenever the focus or the engine's phase changes: most of what a test computed.
+    It is made anew whenever other keys work than before: much of what a test computes.
     """
 
     def nothing(_footer: Footer) -> ComposeResult:

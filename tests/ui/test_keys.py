@@ -7,13 +7,16 @@ from typing import ClassVar
 import pytest
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.widget import Widget
 from textual.widgets import Footer, TextArea
 
 from flashllm.errors import ConfigError
 from flashllm.settings.file import Said
 from flashllm.ui.bindings import APP_BINDINGS, PLACES
 from flashllm.ui.help import key_section
+from flashllm.ui.key_line import KeyLine
 from flashllm.ui.keys import bindings_in, give_way, key_words, read_keymap, reworded, with_keys
+from tests.ui.screens import until
 
 PLACE = "/home/u/.config/flashllm/config.toml:3"
 
@@ -162,3 +165,44 @@ async def test_the_texts_own_keys_give_way_to_changed_ones() -> None:
         give_way(area, with_keys(bindings_in(Small.BINDINGS), keymap))
         await pilot.press("ctrl+k", "f9", "f8")
         assert app.noted == ["nine", "eight"]
+
+
+class Counted(KeyLine):
+    asked = 0
+
+    async def recompose(self) -> None:
+        await super().recompose()
+        self.asked += 1
+
+
+class Working(App[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("f9", "stop", "Stop")]
+    works = False
+
+    def compose(self) -> ComposeResult:
+        yield Counted()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        del parameters
+        return None if action == "stop" and not self.works else True
+
+
+@pytest.mark.usefixtures("footer")
+async def test_the_line_of_keys_is_made_anew_only_where_it_would_differ() -> None:
+    app = Working()
+    async with app.run_test() as pilot:
+        line = app.query_one(Counted)
+        await until(pilot, lambda: line.asked > 0)
+
+        async def keys_where(works: bool) -> list[Widget]:
+            asked, app.works = line.asked, works
+            app.refresh_bindings()
+            await until(pilot, lambda: line.asked > asked)
+            return list(line.query("FooterKey"))
+
+        before = await keys_where(works=False)
+        assert [key.has_class("-disabled") for key in before] == [True]
+        assert await keys_where(works=False) == before
+        working = await keys_where(works=True)
+        assert [key.has_class("-disabled") for key in working] == [False]
+        assert await keys_where(works=True) == working
