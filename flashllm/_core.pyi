@@ -296,6 +296,22 @@ class SlotTable:
     def clear(self) -> None:
         """All slots are free."""
 
+def ids_above(
+    scores: NDArray[np.float32], limits: NDArray[np.float32], ids: NDArray[np.int32]
+) -> int:
+    """Write the positions of the scores above their limits, ascending, to the front of `ids`.
+
+    Returns how many. A NaN is above nothing. All have one size.
+    """
+
+def keys_above(
+    scores: NDArray[np.float32], limits: NDArray[np.float32], keys: NDArray[np.int64]
+) -> int:
+    """Write the same positions as keys of an order, in their lower 32 bits; returns how many.
+
+    Sorted, they begin with what exceeds its limit the most, and with the first of equals.
+    """
+
 def stream_read_ns(buffer: Buffer, threads: int) -> int:
     """Nanoseconds to read the buffer once, each thread a part of it: the best of a few passes."""
 

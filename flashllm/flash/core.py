@@ -25,6 +25,8 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "ids_above",
+    "keys_above",
     "open_kernels",
     "row_bytes",
     "stream_read_ns",
@@ -70,6 +72,8 @@ if TYPE_CHECKING or not FALLBACK:
         available_isas,
         bundle_checksums,
         crc32c,
+        ids_above,
+        keys_above,
         row_bytes,
         stream_read_ns,
     )
@@ -83,6 +87,8 @@ else:
         available_isas,
         bundle_checksums,
         crc32c,
+        ids_above,
+        keys_above,
         row_bytes,
         stream_read_ns,
     )

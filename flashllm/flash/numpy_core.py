@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from flashllm.flash import numpy_attention, numpy_rows
 from flashllm.flash.numpy_reader import Buffer, Reader, require_array
 from flashllm.flash.numpy_rows import row_bytes
+from flashllm.flash.numpy_selection import ids_above, keys_above
 from flashllm.flash.numpy_slots import SlotTable
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "available_isas",
     "bundle_checksums",
     "crc32c",
+    "ids_above",
+    "keys_above",
     "row_bytes",
     "stream_read_ns",
 ]

@@ -23,8 +23,6 @@ from flashllm.spec import PREDICTOR_MATRIX_DTYPES, ModelSpec
 
 Vector = NDArray[np.float32]
 
-_MOST = int(np.iinfo(np.int32).max)
-
 
 class Selector(Protocol):
     """What produces the active set."""
@@ -126,23 +124,22 @@ class SelectPredicted:
             raise TensorMismatch("predictors: some read before the norm, others behind it")
         self._kernels = kernels
         self._scores = np.empty(spec.d_ffn, dtype=np.float32)
+        self._ids: Ids = np.empty(spec.d_ffn, dtype=np.int32)
+        self._keys: NDArray[np.int64] = np.empty(spec.d_ffn, dtype=np.int64)
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
         """Ids predicted to be active."""
         self._score(layer, x)
-        return np.flatnonzero(self._scores > self._layers[layer].cut).astype(np.int32)
+        count = core.ids_above(self._scores, self._layers[layer].cut, self._ids)
+        ids: Ids = self._ids[:count].copy()
+        return ids
 
     def ranked(self, layer: int, x: Vector) -> Ids:
         """The same ids, those that exceed their threshold the most first."""
         self._score(layer, x)
-        above = self._scores - self._layers[layer].cut
-        ids = np.flatnonzero(above > 0)
-        # Floats above zero are ordered as their bits are. Turned round and put in front of the ids,
-        # they make integers of one sort, which is a third of a stable sort of positions.
-        bits = above[ids].view(np.int32).astype(np.int64)
-        keys = (_MOST - bits) << 32 | ids
-        keys.sort()
-        return (keys & _MOST).astype(np.int32)
+        keys = self._keys[: core.keys_above(self._scores, self._layers[layer].cut, self._keys)]
+        keys.sort()  # a third of a stable sort of positions
+        return keys.astype(np.int32)  # the lower halves
 
     def _score(self, layer: int, x: Vector) -> None:
         predictor = self._layers[layer]

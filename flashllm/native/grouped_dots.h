@@ -4,8 +4,8 @@
 // many bytes and 32-bit numbers as a vector has; load(), first_halves() and second_halves() of
 // weights, in the form that dot() takes; seed(), times_128(), dot(lanes, weights, numbers) = lanes
 // + sums of products, and to_float(). Which numbers meet in a lane is its own affair, within a
-// group. S gives Scales, those of kInputGroups groups: load(), and int8() and int4(), spread over
-// the lanes of vector k.
+// group. S gives Scales, those of kInputGroups groups: load(), int8() and int4(), spread over the
+// lanes of vector k, and where loads_some load_some(), which reads those of fewer.
 
 struct Int8Dot {
   static constexpr DType dtype = DType::int8;
@@ -73,6 +73,19 @@ inline void copy_few(const uint8_t* from, size_t nbytes, uint8_t* to) {
   }
 }
 
+// Scales of the last `count` groups of a row, behind which nothing may be read.
+template <class S>
+FLASH_TARGET inline typename S::Scales load_last(const uint8_t* halves, const float* factors,
+                                                 size_t count) {
+  if constexpr (S::loads_some) {
+    return S::load_some(halves, factors, count);
+  } else {
+    alignas(64) uint8_t copies[kInputGroups * kScaleBytes] = {};
+    copy_few(halves, count * kScaleBytes, copies);
+    return S::load(copies, factors);
+  }
+}
+
 template <class V, class I, class S, class Numbers, size_t Count>
 FLASH_TARGET inline void dots_of_groups(const uint8_t* const* rows, const uint8_t* const* next,
                                         const DotInput& x, float* out) {
@@ -104,21 +117,19 @@ FLASH_TARGET inline void dots_of_groups(const uint8_t* const* rows, const uint8_
   if (g < groups) {
     const size_t at = g * kGroupBytes;
     const size_t nbytes = (groups - g) * kGroupBytes;
-    alignas(64) uint8_t scales[kInputGroups * kScaleBytes] = {};
     for (size_t r = 0; r < Count; ++r) {
-      prefetch<64>(next[r] + at);
-      copy_few(rows[r] + scales_at + g * kScaleBytes, (groups - g) * kScaleBytes, scales);
-      spread[r] = S::load(scales, x.scales + g);
+      const uint8_t* const halves = rows[r] + scales_at + g * kScaleBytes;
+      spread[r] = load_last<S>(halves, x.scales + g, groups - g);
     }
-    size_t k = 0;
-    for (; (k + 1) * kBytes <= nbytes; ++k) {
-      for (size_t r = 0; r < Count; ++r) from[r] = rows[r] + at + k * kBytes;
-      add_vector<V, I, S, Numbers, Count>(from, spread, k, x, at, sums);
-    }
-    if (k * kBytes < nbytes) {
-      uint8_t tails[Count][kBytes] = {};
+    uint8_t tails[Count][kBytes];
+    for (size_t k = 0; k < kVectors; ++k) {  // unrolled, so that the sums stay in registers
+      if (k * kBytes >= nbytes) break;
       for (size_t r = 0; r < Count; ++r) {
-        std::memcpy(tails[r], rows[r] + at + k * kBytes, nbytes - k * kBytes);
+        prefetch<kBytes>(next[r] + at + k * kBytes);
+        from[r] = rows[r] + at + k * kBytes;
+        if ((k + 1) * kBytes <= nbytes) continue;
+        std::memset(tails[r], 0, kBytes);
+        std::memcpy(tails[r], from[r], nbytes - k * kBytes);
         from[r] = tails[r];
       }
       add_vector<V, I, S, Numbers, Count>(from, spread, k, x, at, sums);

@@ -29,7 +29,10 @@ bool has_avx2() {
 
 bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f") != 0; }
 
-bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni") != 0; }
+bool has_vnni() {
+  return has_avx512() && __builtin_cpu_supports("avx512bw") != 0 &&
+         __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512vnni") != 0;
+}
 
 #endif
 

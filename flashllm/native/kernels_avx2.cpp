@@ -82,6 +82,7 @@ struct I {
 
 // A vector has one group of int8, or two of int4.
 struct S {
+  static constexpr bool loads_some = false;
   struct Scales {
     alignas(32) float values[kInputGroups];
   };

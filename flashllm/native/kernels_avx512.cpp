@@ -1,5 +1,5 @@
 // AVX-512F alone, which every processor has that has any of it, and with VNNI, which multiplies
-// bytes; without that, AVX2 does the dots of int8 and int4.
+// bytes, and what all that have it have too; without that, AVX2 does the dots of int8 and int4.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -97,7 +97,7 @@ KernelTable make_avx512() {
 }
 
 #undef FLASH_TARGET
-#define FLASH_TARGET __attribute__((target("avx512f,avx512vnni,avx2,fma,f16c")))
+#define FLASH_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")))
 
 struct I {
   static constexpr size_t dots_at_once = 2;
@@ -126,8 +126,14 @@ struct I {
 // A vector has two groups of int8, or four of int4.
 struct S {
   using Scales = __m512;
+  static constexpr bool loads_some = true;
   FLASH_INLINE Scales load(const uint8_t* halves, const float* factors) {
     return _mm512_mul_ps(F16::load(halves), V::load(factors));
+  }
+  FLASH_INLINE Scales load_some(const uint8_t* halves, const float* factors, size_t count) {
+    const auto some = static_cast<__mmask16>((1U << count) - 1);
+    const __m512 scales = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(some, halves));
+    return _mm512_mul_ps(scales, V::load(factors));
   }
   FLASH_INLINE __m512 int8(Scales scales, size_t k) {
     const __m512i groups = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);

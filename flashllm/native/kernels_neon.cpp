@@ -78,6 +78,7 @@ struct I {
 
 // A vector has half a group of int8, or one of int4.
 struct S {
+  static constexpr bool loads_some = false;
   struct Scales {
     float values[kInputGroups];
   };

@@ -18,6 +18,7 @@
 #include "errors.h"
 #include "kernels.h"
 #include "reader.h"
+#include "selection.h"
 #include "slot_table.h"
 #include "stream_read.h"
 
@@ -352,6 +353,17 @@ NB_MODULE(_core, m) {
     for (const KernelTable* table : available_kernels()) names.emplace_back(table->name);
     return names;
   });
+  // With the interpreter's lock held, as the calls of slots are.
+  m.def(
+      "ids_above",
+      [](const Array<const float>& scores, const Array<const float>& limits,
+         const Array<int32_t>& ids) { return ids_above(view(scores), view(limits), view(ids)); },
+      "scores"_a.noconvert(), "limits"_a.noconvert(), "ids"_a.noconvert());
+  m.def(
+      "keys_above",
+      [](const Array<const float>& scores, const Array<const float>& limits,
+         const Array<int64_t>& keys) { return keys_above(view(scores), view(limits), view(keys)); },
+      "scores"_a.noconvert(), "limits"_a.noconvert(), "keys"_a.noconvert());
   m.def(
       "stream_read_ns",
       [](const std::shared_ptr<Buffer>& buffer, int threads) {

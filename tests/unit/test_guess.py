@@ -80,6 +80,7 @@ class Scored(SelectPredicted):
     def __init__(self, cut: list[float]) -> None:
         nothing = cast("Any", None)
         self._layers = [LowRank(nothing, nothing, np.array(cut, np.float32))]
+        self._keys = np.empty(len(cut), np.int64)
 
     def _score(self, layer: int, x: Any) -> None:
         self._scores = x

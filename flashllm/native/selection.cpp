@@ -1,0 +1,46 @@
+#include "selection.h"
+
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace flash_core {
+
+namespace {
+
+void check_sizes(size_t scores, size_t limits, size_t out) {
+  if (limits != scores || out != scores) {
+    throw std::invalid_argument(std::to_string(scores) + " scores, " + std::to_string(limits) +
+                                " limits, and room for " + std::to_string(out));
+  }
+}
+
+}  // namespace
+
+size_t ids_above(View<const float> scores, View<const float> limits, View<int32_t> ids) {
+  check_sizes(scores.size, limits.size, ids.size);
+  size_t count = 0;
+  for (size_t i = 0; i < scores.size; ++i) {
+    ids.data[count] = static_cast<int32_t>(i);
+    count += static_cast<size_t>(scores.data[i] > limits.data[i]);
+  }
+  return count;
+}
+
+// Floats above zero are ordered as their bits are; turned round, the greatest comes first.
+size_t keys_above(View<const float> scores, View<const float> limits, View<int64_t> keys) {
+  check_sizes(scores.size, limits.size, keys.size);
+  size_t count = 0;
+  for (size_t i = 0; i < scores.size; ++i) {
+    const float excess = scores.data[i] - limits.data[i];
+    uint32_t bits = 0;
+    std::memcpy(&bits, &excess, sizeof(bits));
+    const uint64_t rank = std::numeric_limits<int32_t>::max() - bits;
+    keys.data[count] = static_cast<int64_t>(rank << 32 | i);
+    count += static_cast<size_t>(excess > 0);
+  }
+  return count;
+}
+
+}  // namespace flash_core

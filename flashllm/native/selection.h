@@ -1,0 +1,21 @@
+// Which of many scores exceed their limits: what a predictor names.
+//
+// Goal: one pass that branches on nothing, since nobody can foresee which score is above.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "view.h"
+
+namespace flash_core {
+
+// Writes the positions of the scores above their limits, ascending, to the front of `ids`; returns
+// how many. A NaN is above nothing. invalid_argument where the views differ in size.
+size_t ids_above(View<const float> scores, View<const float> limits, View<int32_t> ids);
+
+// The same positions as keys of an order: ascending, they begin with what exceeds its limit the
+// most, and with the first of equals. The position is in the lower 32 bits.
+size_t keys_above(View<const float> scores, View<const float> limits, View<int64_t> keys);
+
+}  // namespace flash_core
