@@ -144,6 +144,8 @@ class Ageing:
 
     def clear(self) -> None:
         """Forget all uses, in all layers."""
+        if self._token is None:
+            return  # nothing was counted since: each of the layers asks for this
         for counts in self._layers:
             counts.fill(0)
         self._bases = [0] * len(self.decays)
