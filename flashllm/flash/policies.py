@@ -111,8 +111,8 @@ class SecondLast(Policy):
             self.use(ids[row], number)
 
 
-class Ageing:
-    """Counts of uses that fade: of each, what is left after a token, and the weight.
+class FadingCounts:
+    """Counts of uses that fade. Of each: what is left after a token, and the weight.
 
     All uses fade alike, so each use adds more than the ones before instead. A bundle that every
     token uses counts the weight, whatever is left. All layers can have the same: what a use adds is
@@ -170,25 +170,25 @@ class Frequency(Policy):
     neurons that are often active from those that were so by chance.
     """
 
-    def __init__(self, n_bundles: int, ageing: Ageing) -> None:
-        super().__init__(n_bundles, range(len(ageing.decays)), 0.0)
-        self._ageing = ageing
-        ageing.follow(self._by_bundle)
+    def __init__(self, n_bundles: int, counts: FadingCounts) -> None:
+        super().__init__(n_bundles, range(len(counts.decays)), 0.0)
+        self._counts = counts
+        counts.follow(self._by_bundle)
 
     def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
         """A use, to all counts."""
-        return self._ageing.at(token)
+        return self._counts.at(token)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
         """Count the uses of a prompt."""
         ages = np.arange(len(used))[::-1]
-        added, _ = self._ageing.at(last_token)
-        for kind, (decay, growth) in enumerate(zip(self._ageing.decays, added, strict=True)):
+        added, _ = self._counts.at(last_token)
+        for kind, (decay, growth) in enumerate(zip(self._counts.decays, added, strict=True)):
             self._by_bundle[ids, kind] += growth * (decay**ages @ used)
 
     def clear(self) -> None:
-        """Forget all uses, also those of the layers that share the ageing: none knows its base."""
-        self._ageing.clear()
+        """Forget all uses, also those of the layers that share the counts: none knows its base."""
+        self._counts.clear()
 
 
 class Pinned(Recency):
@@ -222,8 +222,8 @@ def make_policies(name: str, n_layers: int, n_bundles: int, window: int) -> list
     if name == "lru2":
         return [SecondLast(n_bundles) for _ in range(n_layers)]
     assert name in ("blend", "frequency"), "checked where it was given"
-    ageing = Ageing(FAST, SLOW) if name == "blend" else Ageing(AGEING)
-    return [Frequency(n_bundles, ageing) for _ in range(n_layers)]
+    counts = FadingCounts(FAST, SLOW) if name == "blend" else FadingCounts(AGEING)
+    return [Frequency(n_bundles, counts) for _ in range(n_layers)]
 
 
 def make_policy(name: str, n_bundles: int, window: int) -> Policy:
