@@ -237,13 +237,22 @@ class Kernels:
 class SlotTable:
     """Which bundle of a layer is in which slot, and which give way: those that are worth least.
 
-    What a bundle is worth is a weighted sum of one or two terms, kept by the caller: `terms`
-    [n_bundles * n_terms] and the weights, `scales` [n_terms], of a token. A use gives term t
-    what term `carried[t]` was, or 0 where that is -1, plus `added[t]`.
+    What a bundle is worth is a weighted sum of one or two terms: `terms` [n_bundles * n_terms],
+    which are the caller's, who may change them between calls; the weights are `scales` [n_terms]
+    of a token. A use gives term t what term `carried[t]` was, or 0 where that is -1, plus
+    `added[t]`. Slots are numbered from `first_slot` on, but counted from 0 in `slot_of` and
+    `bundle_in`.
     One caller at a time. What raises IndexError or ValueError has changed nothing, `put` apart.
     """
 
-    def __init__(self, n_bundles: int, n_slots: int, carried: Sequence[int]) -> None: ...
+    def __init__(
+        self,
+        n_bundles: int,
+        n_slots: int,
+        carried: Sequence[int],
+        terms: NDArray[np.float64],
+        first_slot: int = 0,
+    ) -> None: ...
     @property
     def slot_of(self) -> NDArray[np.int32]:
         """The slot of each bundle or -1: the memory itself, not to be written to."""
@@ -253,38 +262,37 @@ class SlotTable:
         """The bundle in each slot or -1: the memory itself, not to be written to."""
 
     @property
+    def guessed_ids(self) -> NDArray[np.int32]:
+        """What the last `prefetch` found slots for, in front: not to be written to."""
+
+    @property
+    def guessed_slots(self) -> NDArray[np.int32]:
+        """The slots of `guessed_ids`."""
+
+    @property
     def free_slots(self) -> int: ...
     def claim(
         self,
         ids: NDArray[np.int32],
         in_flight: NDArray[np.int32],
-        terms: NDArray[np.float64],
         scales: Sequence[float],
         added: Sequence[float],
         expired: float,
         slots: NDArray[np.int32],
-        missing: NDArray[np.bool_],
-        among_in_flight: NDArray[np.bool_],
+        states: NDArray[np.uint8],
     ) -> tuple[int, int, int]:
         """Use distinct `ids`, and give slots to those that are in none.
 
         Given up is first what is worth `expired` or less, then what is worth least; neither `ids`
-        nor what is `in_flight`. Of each id: `slots`, whether it was `missing`, and whether it is
-        `among_in_flight`. Returns how many were missing, how many of `ids` are among those in
-        flight, and how many were given up that had not expired.
+        nor what is `in_flight`. Of each id: `slots`, and `states`, 0 where it was in its slot, 1
+        where it is missing, 2 where it is among those in flight. Returns how many were missing, how
+        many of `ids` are in flight, and how many were given up that had not expired.
         """
 
-    def prefetch(
-        self,
-        ids: NDArray[np.int32],
-        terms: NDArray[np.float64],
-        scales: Sequence[float],
-        found: NDArray[np.int32],
-        slots: NDArray[np.int32],
-    ) -> tuple[int, int]:
+    def prefetch(self, ids: NDArray[np.int32], scales: Sequence[float]) -> tuple[int, int]:
         """Slots for distinct `ids` in none, the first ones, as many as fit beside the others.
 
-        Returns how many got one, the first of `found` and `slots`, and how many others gave way.
+        Returns how many got one, the first of `guessed_ids`, and how many others gave way.
         """
 
     def put(self, ids: NDArray[np.int32], slots: NDArray[np.int32]) -> None:

@@ -14,8 +14,11 @@ Ids = NDArray[np.int32]
 Index = NDArray[np.intp]
 """Ids of bundles as numpy indexes fastest: of other integers it makes these first, slowly."""
 Values = NDArray[np.float64]
+States = NDArray[np.uint8]
 
 MAX_TERMS = 2
+HERE, MISSING, IN_FLIGHT = 0, 1, 2
+"""Where a claim found a bundle: in its slot; nowhere, so it has to be read; on its way already."""
 
 
 def use(terms: Values, ids: Index, carried: Sequence[int], added: Sequence[float]) -> None:
@@ -48,18 +51,38 @@ def least(values: Values, count: int) -> Index:
 class SlotTable:
     """Which bundle is in which slot, and which give way; as the native one, on whole arrays."""
 
-    def __init__(self, n_bundles: int, n_slots: int, carried: Sequence[int]) -> None:
+    def __init__(
+        self,
+        n_bundles: int,
+        n_slots: int,
+        carried: Sequence[int],
+        terms: Values,
+        first_slot: int = 0,
+    ) -> None:
+        """`terms` [n_bundles * len(carried)] stay the caller's, who may change them between calls.
+
+        Slots are numbered from `first_slot` on, but in `bundle_in` and `slot_of`.
+        """
         if not 0 < n_slots <= n_bundles < 1 << 31:
             raise ValueError(f"n_slots is {n_slots} for {n_bundles} bundles")
         if not 1 <= len(carried) <= MAX_TERMS:
             raise ValueError(f"{len(carried)} terms; expected 1 to {MAX_TERMS}")
         if not all(-1 <= source < len(carried) for source in carried):
             raise ValueError(f"carried is {tuple(carried)}")
+        if not 0 <= first_slot < (1 << 31) - n_slots:
+            raise ValueError(f"first_slot is {first_slot}")
+        require_array("terms", terms, np.float64, writable=True)
+        _check_size("terms", terms, n_bundles * len(carried))
         self._carried = tuple(carried)
+        self._terms = terms.reshape(n_bundles, len(carried))
+        self._first_slot = first_slot
         self._slot_of = np.full(n_bundles, -1, np.int32)
         self._bundle_in = np.full(n_slots, -1, np.int32)
         self.slot_of, self.bundle_in = self._slot_of.view(), self._bundle_in.view()
-        self.slot_of.flags.writeable = self.bundle_in.flags.writeable = False
+        self._guessed_ids, self._guessed_slots = np.zeros((2, n_slots), np.int32)
+        self.guessed_ids, self.guessed_slots = self._guessed_ids.view(), self._guessed_slots.view()
+        for shown in (self.slot_of, self.bundle_in, self.guessed_ids, self.guessed_slots):
+            shown.flags.writeable = False
 
     @property
     def free_slots(self) -> int:
@@ -75,23 +98,16 @@ class SlotTable:
         self,
         ids: Ids,
         in_flight: Ids,
-        terms: Values,
         scales: Sequence[float],
         added: Sequence[float],
         expired: float,
         slots: Ids,
-        missing: NDArray[np.bool_],
-        among_in_flight: NDArray[np.bool_],
+        states: States,
     ) -> tuple[int, int, int]:
         """Use distinct `ids`, and give slots to those that are in none."""
-        self._check_worth(terms, scales)
-        require_array("terms", terms, np.float64, writable=True)
+        _check_size("scales", scales, len(self._carried))
         _check_size("added", added, len(self._carried))
-        for name, out, dtype in (
-            ("slots", slots, np.int32),
-            ("missing", missing, np.bool_),
-            ("in_flight of the claim", among_in_flight, np.bool_),
-        ):
+        for name, out, dtype in (("slots", slots, np.int32), ("states", states, np.uint8)):
             require_array(name, out, dtype, writable=True)
             _check_size(name, out, len(ids))
         index = self._checked("id", ids, len(self._slot_of))
@@ -105,43 +121,41 @@ class SlotTable:
         needed = int(np.count_nonzero(here < 0))
         if (together := needed + int(np.count_nonzero(kept))) > len(kept):
             raise ValueError(f"{together} bundles are needed at once in {len(kept)} slots")
-        by_bundle = terms.reshape(len(self._slot_of), -1)
-        use(by_bundle, index, self._carried, added)
+        use(self._terms, index, self._carried, added)
         if expired > -np.inf:
             candidates = np.flatnonzero((self._bundle_in >= 0) & ~kept)
-            values = values_of(by_bundle, self._bundle_in[candidates].astype(np.intp), scales)
+            values = self._values(candidates, scales)
             self._give_up(candidates[values <= expired])
-        among_in_flight[:] = np.isin(here, flying) & (here >= 0)
-        missing[:] = here < 0
-        found, spilled = self._take(needed, kept, by_bundle, scales)
-        self._put(index[missing], found)
-        slots[:] = self._slot_of[index]
+        found, spilled = self._take(needed, kept, scales)
+        self._put(index[here < 0], found)
+        slots[:] = self._slot_of[index] + self._first_slot
+        among_in_flight = np.isin(here, flying) & (here >= 0)
+        states[:] = np.where(here < 0, MISSING, np.where(among_in_flight, IN_FLIGHT, HERE))
         return needed, int(np.count_nonzero(among_in_flight)), spilled
 
-    def prefetch(
-        self, ids: Ids, terms: Values, scales: Sequence[float], found: Ids, slots: Ids
-    ) -> tuple[int, int]:
-        """Slots for distinct `ids` in none, the first ones, as many as fit beside the others."""
-        self._check_worth(terms, scales)
-        for name, out in (("the ids found", found), ("the slots found", slots)):
-            require_array(name, out, np.int32, writable=True)
-            _check_size(name, out, len(ids))
+    def prefetch(self, ids: Ids, scales: Sequence[float]) -> tuple[int, int]:
+        """Slots for distinct `ids` in none, the first ones, as many as fit beside the others.
+
+        Which they are the first of `guessed_ids` and `guessed_slots` tell.
+        """
+        _check_size("scales", scales, len(self._carried))
         index = self._checked("id", ids, len(self._slot_of))
         _check_distinct(ids)
         here = self._slot_of[index]
         kept = np.zeros(len(self._bundle_in), np.bool_)
         kept[here[here >= 0]] = True
         absent = index[here < 0][: len(kept) - int(np.count_nonzero(kept))]
-        into, taken = self._take(len(absent), kept, terms.reshape(len(self._slot_of), -1), scales)
+        into, taken = self._take(len(absent), kept, scales)
         self._put(absent, into)
-        found[: len(absent)], slots[: len(absent)] = absent, into
+        self._guessed_ids[: len(absent)] = absent
+        self._guessed_slots[: len(absent)] = into + self._first_slot
         return len(absent), taken
 
     def put(self, ids: Ids, slots: Ids) -> None:
         """Bundles that are in no slot into free slots."""
         _check_size("slots", slots, len(ids))
         index = self._checked("id", ids, len(self._slot_of))
-        into = self._checked("slot", slots, len(self._bundle_in))
+        into = self._indexes(slots)
         for bundle, slot in zip(index.tolist(), into.tolist(), strict=True):
             if self._slot_of[bundle] >= 0 or self._bundle_in[slot] >= 0:
                 raise ValueError(f"id {bundle} is in a slot, or slot {slot} is taken")
@@ -149,11 +163,11 @@ class SlotTable:
 
     def give_up(self, slots: Ids) -> None:
         """What is in these slots is there no more; free ones stay so."""
-        index = np.unique(self._checked("slot", slots, len(self._bundle_in)))
+        index = np.unique(self._indexes(slots))
         self._give_up(index[self._bundle_in[index] >= 0])
 
     def _take(
-        self, count: int, kept: NDArray[np.bool_], terms: Values, scales: Sequence[float]
+        self, count: int, kept: NDArray[np.bool_], scales: Sequence[float]
     ) -> tuple[Index, int]:
         """Free slots, then those of the worst that are not kept; how many of the latter."""
         found = np.flatnonzero(self._bundle_in < 0)[:count]
@@ -161,8 +175,7 @@ class SlotTable:
         if not taken:
             return found, 0
         candidates = np.flatnonzero((self._bundle_in >= 0) & ~kept)
-        values = values_of(terms, self._bundle_in[candidates].astype(np.intp), scales)
-        worst = candidates[least(values, taken)]
+        worst = candidates[least(self._values(candidates, scales), taken)]
         self._give_up(worst)
         return np.concatenate([found, worst]), taken
 
@@ -174,16 +187,19 @@ class SlotTable:
         self._slot_of[self._bundle_in[slots]] = -1
         self._bundle_in[slots] = -1
 
-    def _check_worth(self, terms: Values, scales: Sequence[float]) -> None:
-        require_array("terms", terms, np.float64)
-        _check_size("scales", scales, len(self._carried))
-        _check_size("terms", terms, len(self._slot_of) * len(self._carried))
+    def _values(self, candidates: Index, scales: Sequence[float]) -> Values:
+        return values_of(self._terms, self._bundle_in[candidates].astype(np.intp), scales)
 
-    def _checked(self, name: str, ids: Ids, limit: int) -> Index:
+    def _checked(self, name: str, ids: Ids, limit: int, first: int = 0) -> Index:
         require_array(name, ids, np.int32)
-        for bad in ids[(ids < 0) | (ids >= limit)]:
-            raise IndexError(f"{name} {bad} is not one of {limit}")
+        where = f" from {first} on" if first else ""
+        for bad in ids[(ids < first) | (ids >= first + limit)]:
+            raise IndexError(f"{name} {bad} is not one of {limit}{where}")
         return ids.astype(np.intp)
+
+    def _indexes(self, slots: Ids) -> Index:
+        first = self._first_slot
+        return self._checked("slot", slots, len(self._bundle_in), first) - first
 
 
 def _check_size(name: str, values: Sequence[Any] | NDArray[Any], expected: int) -> None:

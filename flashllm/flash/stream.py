@@ -8,6 +8,7 @@ Threads: one caller at a time; `cancel` of the reader may come from anywhere.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash import core
 from flashllm.flash.counters import StreamCounters
+from flashllm.flash.numpy_slots import HERE
 from flashllm.flash.policies import Uses, make_policies
 from flashllm.flash.store import Store
 from flashllm.flash.window import NO_IDS, Claim, Ids, LayerWindow
@@ -53,10 +55,11 @@ def passes(ids: Ids, n_slots: int) -> list[Ids]:
 
 @dataclass(slots=True)
 class Guess:
-    """Bundles that are being read before it is known that they are needed."""
+    """Bundles that are being read before it is known that they are needed, and into which slots."""
 
-    claim: Claim
-    tickets: list[int] = field(default_factory=list)
+    ids: Ids
+    slots: Ids
+    tickets: list[int]
 
 
 @dataclass(slots=True)
@@ -64,13 +67,14 @@ class Fetch:
     """A claim whose missing bundles are being read."""
 
     claim: Claim
-    positions: Ids
-    """In the pool, in units of the stride, of `claim.ids`."""
-    guessed: NDArray[np.bool_]
-    """True where a guess has the bundle on its way."""
     guesses_made: int = 0
     guesses_used: int = 0
     tickets: list[int] = field(default_factory=list)
+
+    @property
+    def positions(self) -> Ids:
+        """In the pool, in units of the stride, of `claim.ids`."""
+        return self.claim.slots
 
 
 class SlotPool:
@@ -84,13 +88,13 @@ class SlotPool:
         self._store = store
         self._stride = store.header.stride
         policies = make_policies(policy, len(slots_per_layer), n_bundles, window)
+        n_slots = [int(slots) for slots in slots_per_layer]
+        *starts, together = itertools.accumulate(n_slots, initial=0)
         self._layers = [
-            LayerWindow(n_bundles, slots, of_layer)
-            for slots, of_layer in zip(slots_per_layer, policies, strict=True)
+            LayerWindow(n_bundles, *of_layer)
+            for of_layer in zip(n_slots, policies, starts, strict=True)
         ]
-        starts = np.concatenate([[0], np.cumsum(slots_per_layer)])
-        self._starts: list[int] = [int(start) for start in starts]
-        self._buffer = core.Buffer(self._starts[-1] * self._stride)
+        self._buffer = core.Buffer(together * self._stride)
         self.rows: NDArray[np.uint8] = self._buffer.array()
         self.counters = StreamCounters()
         self._guesses: dict[int, Guess] = {}
@@ -137,20 +141,18 @@ class SlotPool:
     def guess(self, layer: int, ids: Ids) -> None:
         """Decide which slots the guessed `ids`, the likeliest first, get; `begin_guess` follows."""
         assert layer not in self._guesses
-        claim = self._layers[layer].prefetch(ids, self.token)
-        if len(claim.ids):
-            self._guesses[layer] = Guess(claim)
-            self.counters.guessed += len(claim.ids)
+        found, slots = self._layers[layer].prefetch(ids, self.token)
+        if len(found):
+            self._guesses[layer] = Guess(found, slots, [])
+            self.counters.guessed += len(found)
 
     def begin_guess(self, layer: int) -> None:
         """Begin to read what a guess has slots for."""
         guess = self._guesses.get(layer)
         if guess is None:
             return
-        claim = guess.claim
-        positions = claim.slots + np.int32(self._starts[layer])
         try:
-            guess.tickets = self._begin(layer, claim, claim.ids, positions)
+            guess.tickets = self._begin(layer, guess.ids, guess.slots)
         except BaseException:
             del self._guesses[layer]
             raise
@@ -158,21 +160,20 @@ class SlotPool:
     def make_room(self, layer: int, ids: Ids) -> None:
         """Where slots are short and those of wrong guesses needed, wait until nothing lands there.
 
-        `claim` does so too; called before it, the wait can be told from the decision.
+        `claim` has to follow: so the wait can be told from the decision.
         """
         guess, n_slots = self._guesses.get(layer), self._layers[layer].n_slots
-        made = 0 if guess is None else len(guess.claim.ids)
+        made = 0 if guess is None else len(guess.ids)
         if guess is None or len(ids) + made <= n_slots:
             return
-        used = self._count_among(guess.claim.ids, ids)
+        used = self._count_among(guess.ids, ids)
         if len(ids) + made - used > n_slots:
             self._landed[layer] = (made, used if self._settle(layer) else 0)
 
     def claim(self, layer: int, ids: Ids) -> Fetch:
-        """Decide which slots the bundles get; `begin` has to follow."""
-        self.make_room(layer, ids)
+        """Decide which slots the bundles get, between `make_room` and `begin`."""
         guess = self._guesses.get(layer)
-        in_flight = NO_IDS if guess is None else guess.claim.ids
+        in_flight = NO_IDS if guess is None else guess.ids
         made, settled = self._landed.pop(layer, (len(in_flight), 0))
         claim = self._layers[layer].claim(ids, self.token, in_flight)
         missing, used = claim.n_missing, settled + claim.n_in_flight
@@ -183,37 +184,36 @@ class SlotPool:
         counters.guesses_used += used
         counters.hits += len(ids) - missing - used
         counters.spilled += claim.spilled
-        return Fetch(
-            claim, claim.slots + np.int32(self._starts[layer]), claim.in_flight, made, used
-        )
+        return Fetch(claim, made, used)
 
     def begin(self, layer: int, fetch: Fetch) -> None:
         """Begin to read what of a claim is missing."""
-        where = fetch.claim.missing
-        if fetch.claim.n_missing:
-            ids, positions = fetch.claim.ids[where], fetch.positions[where]
-            fetch.tickets = self._begin(layer, fetch.claim, ids, positions)
+        claim = fetch.claim
+        if claim.n_missing:
+            where = claim.missing
+            fetch.tickets = self._begin(layer, claim.ids[where], claim.slots[where])
 
     def arrivals(self, layer: int, fetch: Fetch, early: bool = True) -> Iterator[NDArray[np.bool_]]:
         """Which bundles of a claim are there now: masks [n], each bundle in one of them.
 
         Without `early` all of them in one, once all are there.
         """
-        missing = fetch.claim.missing
-        here = ~(missing | fetch.guessed)
+        claim = fetch.claim
+        guessed, late = claim.n_in_flight > 0, claim.n_missing > 0
         try:
-            if early and here.any():
-                yield here
+            if early and claim.n_missing + claim.n_in_flight < len(claim.ids):
+                yield claim.states == HERE
             if layer in self._guesses and not self._settle(layer):
                 self._fetch_again(layer, fetch)
-            if early and fetch.guessed.any():
-                yield fetch.guessed
+            if early and guessed:
+                yield claim.in_flight
         finally:
             # Also where nobody wants the rest: nothing may land in a slot that is given up.
             self._wait(layer, fetch)
-        late = missing if early else np.ones_like(missing)
-        if late.any():
-            yield late
+        if early and late:
+            yield claim.missing
+        elif not early and len(claim.ids):
+            yield np.ones(len(claim.ids), dtype=np.bool_)
 
     def marks(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Which bundles [n] are in slots, and which the last token found there, and had read.
@@ -225,9 +225,9 @@ class SlotPool:
         hit, loaded = np.zeros_like(resident), np.zeros_like(resident)
         token, claims = self._last[layer]
         for claim in claims if token >= self.token - 1 else ():
-            read = claim.missing | claim.in_flight
-            loaded[claim.ids[read]] = True
-            hit[claim.ids[~read]] = True
+            here = claim.states == HERE
+            loaded[claim.ids[~here]] = True
+            hit[claim.ids[here]] = True
         return resident, hit, loaded
 
     def drain(self) -> None:
@@ -244,13 +244,13 @@ class SlotPool:
         self._marks[some] = False
         return found
 
-    def _begin(self, layer: int, claim: Claim, ids: Ids, positions: Ids) -> list[int]:
-        """Begin to read bundles of a claim; tickets for them."""
-        destinations = positions.astype(np.int64) * self._stride
+    def _begin(self, layer: int, ids: Ids, slots: Ids) -> list[int]:
+        """Begin to read bundles into their slots; tickets for them."""
+        destinations = slots.astype(np.int64) * self._stride
         try:
             return self._store.submit_bundles(layer, ids, self._buffer, destinations)
         except BaseException:
-            self._layers[layer].disown(claim)
+            self._layers[layer].disown(slots)
             raise
 
     def _wait(self, layer: int, fetch: Fetch) -> None:
@@ -258,7 +258,7 @@ class SlotPool:
         try:
             self._store.wait_bundles(layer, tickets)
         except BaseException:
-            self._layers[layer].disown(fetch.claim)
+            self._layers[layer].disown(fetch.claim.slots[fetch.claim.missing])
             raise
 
     def _settle(self, layer: int) -> bool:
@@ -267,7 +267,7 @@ class SlotPool:
         try:
             self._store.wait_bundles(layer, guess.tickets)
         except BaseException as error:
-            self._layers[layer].disown(guess.claim)
+            self._layers[layer].disown(guess.slots)
             if isinstance(error, FlashllmError) and not isinstance(error, Cancelled):
                 return False
             raise
@@ -275,13 +275,11 @@ class SlotPool:
 
     def _fetch_again(self, layer: int, fetch: Fetch) -> None:
         """Read right guesses that could not be read: what was not needed need not be readable."""
-        where = np.flatnonzero(fetch.guessed)
-        in_flight = fetch.claim.ids[fetch.claim.missing]
-        claim = self._layers[layer].claim(fetch.claim.ids[where], self.token, in_flight)
-        fetch.positions[where] = claim.slots + np.int32(self._starts[layer])
-        again = Fetch(claim, fetch.positions[where], np.zeros(len(where), dtype=np.bool_))
-        again.tickets = self._begin(layer, claim, claim.ids, again.positions)
-        self._wait(layer, again)
+        claim = fetch.claim
+        where = np.flatnonzero(claim.in_flight)
+        again = self._layers[layer].claim(claim.ids[where], self.token, claim.ids[claim.missing])
+        claim.slots[where] = again.slots
+        self._wait(layer, Fetch(again, tickets=self._begin(layer, again.ids, again.slots)))
 
     def seed(
         self, layer: int, ids: Ids, used: Uses, last_token: int
@@ -292,4 +290,4 @@ class SlotPool:
         Returns (positions into `ids` that got a slot, their positions in the pool).
         """
         kept, slots = self._layers[layer].place(ids, used, last_token)
-        return kept.astype(np.int32), slots + np.int32(self._starts[layer])
+        return kept.astype(np.int32), slots

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.flash import core
-from flashllm.flash.numpy_slots import Ids, Index, Values, least
+from flashllm.flash.numpy_slots import IN_FLIGHT, MISSING, Ids, Index, States, Values, least
 from flashllm.flash.policies import Policy, Recency, Uses
 
 __all__ = ["NO_IDS", "Claim", "Ids", "LayerWindow"]
@@ -31,27 +31,43 @@ class Claim:
 
     ids: Ids
     slots: Ids
-    missing: NDArray[np.bool_]
-    """True where the bundle has to be read into its slot first."""
-    spilled: int
-    """Bundles given up although the policy would have kept them."""
-    in_flight: NDArray[np.bool_]
-    """True where the bundle was on its way already."""
+    states: States
+    """Of each HERE, MISSING or IN_FLIGHT, as it was found."""
     n_missing: int
     n_in_flight: int
+    spilled: int
+    """Bundles given up although the policy would have kept them."""
+
+    @property
+    def missing(self) -> NDArray[np.bool_]:
+        """True where the bundle has to be read into its slot first."""
+        missing: NDArray[np.bool_] = self.states == MISSING
+        return missing
+
+    @property
+    def in_flight(self) -> NDArray[np.bool_]:
+        """True where the bundle was on its way already."""
+        in_flight: NDArray[np.bool_] = self.states == IN_FLIGHT
+        return in_flight
 
 
 class LayerWindow:
     """Slots of one layer, and what a policy makes of the tokens that used what is in them."""
 
-    def __init__(self, n_bundles: int, n_slots: int, policy: Policy | int) -> None:
-        """`policy` as an int is the paper's window of so many tokens."""
+    def __init__(
+        self, n_bundles: int, n_slots: int, policy: Policy | int, first_slot: int = 0
+    ) -> None:
+        """`policy` as an int is the paper's window of so many tokens.
+
+        The slots are numbered from `first_slot` on.
+        """
         self.n_slots = n_slots
+        self._first_slot = first_slot
         self._policy = Recency(n_bundles, policy) if isinstance(policy, int) else policy
-        self._table = core.SlotTable(n_bundles, n_slots, self._policy.carried)
-        self._every = np.ones(n_slots, dtype=np.bool_)
-        self._none = np.zeros(n_slots, dtype=np.bool_)
-        self._every.flags.writeable = self._none.flags.writeable = False
+        self._table = core.SlotTable(
+            n_bundles, n_slots, self._policy.carried, self._policy.terms, first_slot
+        )
+        self._guessed_ids, self._guessed_slots = self._table.guessed_ids, self._table.guessed_slots
 
     def clear(self) -> None:
         """Forget everything that is resident, and all uses."""
@@ -75,29 +91,27 @@ class LayerWindow:
         policy, n = self._policy, len(ids)
         added, scales = policy.weights(token, ids)
         expired = _NO_END if policy.window is None else float(token - policy.window)
-        slots = np.empty(n, dtype=np.int32)
-        missing, flying = np.empty(n, dtype=np.bool_), np.empty(n, dtype=np.bool_)
+        slots, states = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.uint8)
         n_missing, n_flying, spilled = self._table.claim(
-            ids, in_flight, policy.terms, scales, added, expired, slots, missing, flying
+            ids, in_flight, scales, added, expired, slots, states
         )
-        return Claim(ids, slots, missing, spilled, flying, n_missing, n_flying)
+        return Claim(ids, slots, states, n_missing, n_flying, spilled)
 
-    def prefetch(self, ids: Ids, token: int) -> Claim:
+    def prefetch(self, ids: Ids, token: int) -> tuple[Ids, Ids]:
         """Slots for guesses at what token number `token` will need, the likeliest first.
 
-        The claim is of those that were not resident and got one. Guesses, those that are resident
-        among them, keep their slots; of the others the least valuable give way, as they will to the
-        token's claim where the guesses are right. A guess counts as used when a claim uses it.
+        Returns those that were not resident and got one, and their slots: in memory that the next
+        guess is written to. Guesses, those that are resident among them, keep their slots; of the
+        others the least valuable give way, as they will to the token's claim where the guesses are
+        right. A guess counts as used when a claim uses it.
         """
-        policy = self._policy
-        found, slots = np.empty(len(ids), dtype=np.int32), np.empty(len(ids), dtype=np.int32)
-        _, scales = policy.weights(token)
-        n, taken = self._table.prefetch(ids, policy.terms, scales, found, slots)
-        return Claim(found[:n], slots[:n], self._every[:n], taken, self._none[:n], n, 0)
+        _, scales = self._policy.weights(token)
+        n, _ = self._table.prefetch(ids, scales)
+        return self._guessed_ids[:n], self._guessed_slots[:n]
 
-    def disown(self, claim: Claim) -> None:
-        """Take back what a claim put into its slots: the reads did not succeed."""
-        self._table.give_up(claim.slots[claim.missing])
+    def disown(self, slots: Ids) -> None:
+        """Take back what was put into slots: the reads did not succeed."""
+        self._table.give_up(slots)
 
     def place(self, ids: Ids, used: Uses, last_token: int) -> tuple[NDArray[np.int64], Ids]:
         """Slots for bundles that the tokens of a prompt up to number `last_token` used.
@@ -116,11 +130,14 @@ class LayerWindow:
         found = np.flatnonzero(table.bundle_in < 0)[: len(fresh)]
         if len(fresh) > len(found):
             worse = self._displaced(values[len(found) :], last_token)
-            table.give_up(worse.astype(np.int32))
+            table.give_up(self._numbers(worse))
             found = np.concatenate([found, worse])
-        fresh, slots = fresh[: len(found)], found.astype(np.int32)
+        fresh, slots = fresh[: len(found)], self._numbers(found)
         table.put(ids[fresh], slots)
         return fresh, slots
+
+    def _numbers(self, indexes: Index) -> Ids:
+        return (indexes + self._first_slot).astype(np.int32)
 
     def _displaced(self, values: Values, token: int) -> Index:
         """Slots of bundles that are worth less than what is to take their place.

@@ -272,52 +272,49 @@ void define_kernels(nb::module_& m) {
 // What is shown belongs to the table, and is not to be written to.
 using Shown = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
 
-Shown show(nb::handle_t<SlotTable> self, View<const int32_t> values) {
-  return Shown(values.data, {values.size}, self);
+template <View<const int32_t> (SlotTable::*values)() const>
+Shown show(nb::handle_t<SlotTable> self) {
+  const View<const int32_t> shown = (nb::cast<const SlotTable&>(self).*values)();
+  return Shown(shown.data, {shown.size}, self);
 }
 
 // With the interpreter's lock held: the calls take some microseconds, and another thread that gets
 // the lock meanwhile may keep it for some milliseconds.
 void define_slots(nb::module_& m) {
   nb::class_<SlotTable>(m, "SlotTable")
-      .def(nb::init<int64_t, int64_t, const std::vector<int>&>(), "n_bundles"_a, "n_slots"_a,
-           "carried"_a)
-      .def_prop_ro("slot_of",
-                   [](nb::handle_t<SlotTable> self) {
-                     return show(self, nb::cast<const SlotTable&>(self).slot_of());
-                   })
-      .def_prop_ro("bundle_in",
-                   [](nb::handle_t<SlotTable> self) {
-                     return show(self, nb::cast<const SlotTable&>(self).bundle_in());
-                   })
+      .def(
+          "__init__",
+          [](SlotTable* self, int64_t n_bundles, int64_t n_slots, const std::vector<int>& carried,
+             const Array<double>& terms, int64_t first_slot) {
+            new (self) SlotTable(n_bundles, n_slots, carried, view(terms), first_slot);
+          },
+          "n_bundles"_a, "n_slots"_a, "carried"_a, "terms"_a.noconvert(), "first_slot"_a = 0,
+          nb::keep_alive<1, 5>())
+      .def_prop_ro("slot_of", &show<&SlotTable::slot_of>)
+      .def_prop_ro("bundle_in", &show<&SlotTable::bundle_in>)
+      .def_prop_ro("guessed_ids", &show<&SlotTable::guessed_ids>)
+      .def_prop_ro("guessed_slots", &show<&SlotTable::guessed_slots>)
       .def_prop_ro("free_slots", &SlotTable::free_slots)
       .def(
           "claim",
           [](SlotTable& self, const Array<const int32_t>& ids,
-             const Array<const int32_t>& in_flight, const Array<double>& terms,
-             std::vector<double> scales, std::vector<double> added, double expired,
-             const Array<int32_t>& slots, const Array<bool>& missing,
-             const Array<bool>& among_in_flight) {
-            const Counts counts =
-                self.claim(view(ids), view(in_flight),
-                           {view(terms), std::move(scales), std::move(added), expired},
-                           {view(slots), view(missing), view(among_in_flight)});
+             const Array<const int32_t>& in_flight, std::vector<double> scales,
+             std::vector<double> added, double expired, const Array<int32_t>& slots,
+             const Array<uint8_t>& states) {
+            const Counts counts = self.claim(view(ids), view(in_flight),
+                                             {std::move(scales), std::move(added), expired},
+                                             {view(slots), view(states)});
             return nb::make_tuple(counts.missing, counts.in_flight, counts.spilled);
           },
-          "ids"_a.noconvert(), "in_flight"_a.noconvert(), "terms"_a.noconvert(), "scales"_a,
-          "added"_a, "expired"_a, "slots"_a.noconvert(), "missing"_a.noconvert(),
-          "among_in_flight"_a.noconvert())
+          "ids"_a.noconvert(), "in_flight"_a.noconvert(), "scales"_a, "added"_a, "expired"_a,
+          "slots"_a.noconvert(), "states"_a.noconvert())
       .def(
           "prefetch",
-          [](SlotTable& self, const Array<const int32_t>& ids, const Array<const double>& terms,
-             const std::vector<double>& scales, const Array<int32_t>& found,
-             const Array<int32_t>& slots) {
-            const Prefetched done =
-                self.prefetch(view(ids), view(terms), scales, view(found), view(slots));
+          [](SlotTable& self, const Array<const int32_t>& ids, const std::vector<double>& scales) {
+            const Prefetched done = self.prefetch(view(ids), scales);
             return nb::make_tuple(done.count, done.taken);
           },
-          "ids"_a.noconvert(), "terms"_a.noconvert(), "scales"_a, "found"_a.noconvert(),
-          "slots"_a.noconvert())
+          "ids"_a.noconvert(), "scales"_a)
       .def(
           "put",
           [](SlotTable& self, const Array<const int32_t>& ids, const Array<const int32_t>& slots) {

@@ -17,7 +17,7 @@ constexpr double kEndless = std::numeric_limits<double>::infinity();
 
 // What the running call says of a slot.
 constexpr uint8_t kNamed = 1;
-constexpr uint8_t kInFlight = 2;
+constexpr uint8_t kInFlight = kAmongInFlight;
 
 size_t positive(int64_t value, const char* name) {
   if (value < 1 || value > std::numeric_limits<int32_t>::max()) {
@@ -33,18 +33,20 @@ void check_size(const char* name, size_t size, size_t expected) {
   }
 }
 
-void check_below(View<const int32_t> numbers, size_t count, const char* name) {
-  const auto limit = static_cast<int32_t>(count);
+// The numbers are `count` from `first` on.
+void check_among(View<const int32_t> numbers, int32_t first, size_t count, const char* name) {
+  const int32_t end = first + static_cast<int32_t>(count);
   bool outside = false;
   for (size_t i = 0; i < numbers.size; ++i) {
-    outside |= (numbers.data[i] < 0) | (numbers.data[i] >= limit);
+    outside |= (numbers.data[i] < first) | (numbers.data[i] >= end);
   }
   if (!outside) return;
-  const int32_t first =
+  const int32_t wrong =
       *std::find_if(numbers.data, numbers.data + numbers.size,
-                    [limit](int32_t number) { return number < 0 || number >= limit; });
-  throw std::out_of_range(std::string(name) + " " + std::to_string(first) + " is not one of " +
-                          std::to_string(limit));
+                    [first, end](int32_t number) { return number < first || number >= end; });
+  throw std::out_of_range(std::string(name) + " " + std::to_string(wrong) + " is not one of " +
+                          std::to_string(count) +
+                          (first == 0 ? "" : " from " + std::to_string(first) + " on"));
 }
 
 double value_of(const double* terms, size_t n_terms, const double* scales) {
@@ -93,8 +95,12 @@ SlotTable::Scratch& SlotTable::scratch() {
   return work;
 }
 
-SlotTable::SlotTable(int64_t n_bundles, int64_t n_slots, const std::vector<int>& carried)
-    : n_free_(positive(n_slots, "n_slots")), n_terms_(carried.size()) {
+SlotTable::SlotTable(int64_t n_bundles, int64_t n_slots, const std::vector<int>& carried,
+                     View<double> terms, int64_t first_slot)
+    : first_slot_(static_cast<int32_t>(first_slot)),
+      n_free_(positive(n_slots, "n_slots")),
+      n_terms_(carried.size()),
+      terms_(terms.data) {
   if (n_slots > static_cast<int64_t>(positive(n_bundles, "n_bundles"))) {
     throw std::invalid_argument("n_slots is " + std::to_string(n_slots) + " for " +
                                 std::to_string(n_bundles) + " bundles");
@@ -109,8 +115,14 @@ SlotTable::SlotTable(int64_t n_bundles, int64_t n_slots, const std::vector<int>&
     }
     carried_[t] = carried[t] < 0 ? n_terms_ : static_cast<size_t>(carried[t]);
   }
+  if (first_slot < 0 || first_slot > std::numeric_limits<int32_t>::max() - n_slots) {
+    throw std::invalid_argument("first_slot is " + std::to_string(first_slot));
+  }
   slot_of_.assign(static_cast<size_t>(n_bundles), kNone);
+  check_size("terms", terms.size, slot_of_.size() * n_terms_);
   bundle_in_.assign(n_free_, kNone);
+  guessed_ids_.assign(n_free_, 0);
+  guessed_slots_.assign(n_free_, 0);
 }
 
 void SlotTable::clear() {
@@ -120,12 +132,7 @@ void SlotTable::clear() {
 }
 
 void SlotTable::check_ids(View<const int32_t> ids, const char* name) const {
-  check_below(ids, slot_of_.size(), name);
-}
-
-void SlotTable::check_worth(size_t terms, size_t scales) const {
-  check_size("scales", scales, n_terms_);
-  check_size("terms", terms, slot_of_.size() * n_terms_);
+  check_among(ids, 0, slot_of_.size(), name);
 }
 
 // Marks the slots of ids, and as pending those that are in none; nothing where an id comes twice.
@@ -180,7 +187,7 @@ void SlotTable::use(size_t count, const Worth& worth, const Scratch& work) const
   std::array<double, kMaxTerms> added = {};
   std::copy_n(worth.added.begin(), n_terms, added.begin());
   for (size_t i = 0; i < count; ++i) {
-    double* terms = worth.terms.data + static_cast<size_t>(work.ids[i]) * n_terms;
+    double* terms = terms_ + static_cast<size_t>(work.ids[i]) * n_terms;
     std::array<double, n_terms + 1> old = {};  // the last one is what comes of none
     std::copy_n(terms, n_terms, old.begin());
     for (size_t t = 0; t < n_terms; ++t) terms[t] = old[carried[t]] + added[t];
@@ -197,8 +204,7 @@ void SlotTable::give_up_expired(const Worth& worth, const Scratch& work) {
   for (size_t slot = 0; slot < bundle_in_.size(); ++slot) {
     if (bundle_in_[slot] < 0 || work.marks[slot + 1] != 0) continue;
     const auto bundle = static_cast<size_t>(bundle_in_[slot]);
-    const double value =
-        value_of(worth.terms.data + bundle * n_terms_, n_terms_, worth.scales.data());
+    const double value = value_of(terms_ + bundle * n_terms_, n_terms_, worth.scales.data());
     if (value <= worth.expired) give_up_slot(slot);
   }
 }
@@ -219,8 +225,7 @@ size_t SlotTable::find_candidates(Scratch* work) const {
 // Finds slots for the first `count` of what is absent: free ones, then those of the bundles without
 // a mark that are worth least, which are given up. Both in order of the slots, those worth the same
 // as the most valuable of them last. Returns how many were given up.
-size_t SlotTable::take(size_t count, const double* terms, const std::vector<double>& scales,
-                       Scratch* work) {
+size_t SlotTable::take(size_t count, const std::vector<double>& scales, Scratch* work) {
   const size_t n_free = std::min(count, n_free_);
   size_t found = 0;
   for (size_t slot = 0; found < n_free; ++slot) {
@@ -232,7 +237,7 @@ size_t SlotTable::take(size_t count, const double* terms, const std::vector<doub
   double* values = work->values.data();
   for (size_t i = 0; i < n; ++i) {
     const auto bundle = static_cast<size_t>(bundle_in_[static_cast<size_t>(work->candidates[i])]);
-    values[i] = value_of(terms + bundle * n_terms_, n_terms_, scales.data());
+    values[i] = value_of(terms_ + bundle * n_terms_, n_terms_, scales.data());
   }
   std::copy_n(values, n, work->order.data());
   const double last = nth_least(work->order.data(), n, taken - 1);
@@ -260,11 +265,10 @@ void SlotTable::fill(size_t count, const Scratch& work) {
 
 Counts SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
                         const Claimed& out) {
-  check_worth(worth.terms.size, worth.scales.size());
+  check_size("scales", worth.scales.size(), n_terms_);
   check_size("added", worth.added.size(), n_terms_);
   check_size("slots", out.slots.size, ids.size);
-  check_size("missing", out.missing.size, ids.size);
-  check_size("in_flight of the claim", out.in_flight.size, ids.size);
+  check_size("states", out.states.size, ids.size);
   check_ids(ids, "id");
   check_ids(in_flight, "id in flight");
   Scratch& work = scratch();
@@ -291,38 +295,35 @@ Counts SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, 
     use<kMaxTerms>(ids.size, worth, work);
   }
   if (worth.expired > -kEndless) give_up_expired(worth, work);
-  const size_t spilled = take(work.n_absent, worth.terms.data, worth.scales, &work);
+  const size_t spilled = take(work.n_absent, worth.scales, &work);
   size_t n_in_flight = 0;
   for (size_t i = 0; i < ids.size; ++i) {
     const int32_t slot = work.slots[i];
-    out.slots.data[i] = slot;
-    out.missing.data[i] = slot < 0;
-    const bool in_flight_too = (work.mark(slot) & kInFlight) != 0;
-    out.in_flight.data[i] = in_flight_too;
-    n_in_flight += static_cast<size_t>(in_flight_too);
+    const auto in_flight_too = static_cast<uint8_t>(work.mark(slot) & kInFlight);
+    out.slots.data[i] = slot + first_slot_;
+    out.states.data[i] = static_cast<uint8_t>(in_flight_too | (slot < 0 ? kMissing : kHere));
+    n_in_flight += static_cast<size_t>(in_flight_too != 0);
   }
-  for (size_t j = 0; j < work.n_absent; ++j) out.slots.data[work.absent[j]] = work.found[j];
+  for (size_t j = 0; j < work.n_absent; ++j) {
+    out.slots.data[work.absent[j]] = work.found[j] + first_slot_;
+  }
   fill(work.n_absent, work);
   return {work.n_absent, n_in_flight, spilled};
 }
 
-Prefetched SlotTable::prefetch(View<const int32_t> ids, View<const double> terms,
-                               const std::vector<double>& scales, View<int32_t> out_ids,
-                               View<int32_t> out_slots) {
-  check_worth(terms.size, scales.size());
-  check_size("the ids found", out_ids.size, ids.size);
-  check_size("the slots found", out_slots.size, ids.size);
+Prefetched SlotTable::prefetch(View<const int32_t> ids, const std::vector<double>& scales) {
+  check_size("scales", scales.size(), n_terms_);
   check_ids(ids, "id");
   Scratch& work = scratch();
   work.begin(ids.size, bundle_in_.size());
   find(ids, &work);
   const size_t count = std::min(work.n_absent, bundle_in_.size() - work.n_kept);
   forget_pending(count, work);
-  const size_t taken = take(count, terms.data, scales, &work);
+  const size_t taken = take(count, scales, &work);
   fill(count, work);
   for (size_t j = 0; j < count; ++j) {
-    out_ids.data[j] = work.ids[work.absent[j]];
-    out_slots.data[j] = work.found[j];
+    guessed_ids_[j] = work.ids[work.absent[j]];
+    guessed_slots_[j] = work.found[j] + first_slot_;
   }
   return {count, taken};
 }
@@ -330,24 +331,24 @@ Prefetched SlotTable::prefetch(View<const int32_t> ids, View<const double> terms
 void SlotTable::put(View<const int32_t> ids, View<const int32_t> slots) {
   check_size("slots", slots.size, ids.size);
   check_ids(ids, "id");
-  check_below(slots, bundle_in_.size(), "slot");
+  check_among(slots, first_slot_, bundle_in_.size(), "slot");
   for (size_t i = 0; i < ids.size; ++i) {
     int32_t& slot = slot_of_[static_cast<size_t>(ids.data[i])];
-    int32_t& bundle = bundle_in_[static_cast<size_t>(slots.data[i])];
+    int32_t& bundle = bundle_in_[index_of(slots.data[i])];
     if (slot != kNone || bundle != kNone) {
       throw std::invalid_argument("id " + std::to_string(ids.data[i]) + " is in a slot, or slot " +
                                   std::to_string(slots.data[i]) + " is taken");
     }
-    slot = slots.data[i];
+    slot = slots.data[i] - first_slot_;
     bundle = ids.data[i];
     --n_free_;
   }
 }
 
 void SlotTable::give_up(View<const int32_t> slots) {
-  check_below(slots, bundle_in_.size(), "slot");
+  check_among(slots, first_slot_, bundle_in_.size(), "slot");
   for (size_t i = 0; i < slots.size; ++i) {
-    const auto slot = static_cast<size_t>(slots.data[i]);
+    const size_t slot = index_of(slots.data[i]);
     if (bundle_in_[slot] >= 0) give_up_slot(slot);
   }
 }

@@ -9,6 +9,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from flashllm.conversation import ANSWER_ROOM_SHARE
+from flashllm.ui.laid_out_once import LaidOutOnce
 
 WARNS_AT = 0.75
 TELLS_AT = 0.90
@@ -48,7 +49,7 @@ class Fill:
         )
 
 
-class ContextMeter(Widget):
+class ContextMeter(LaidOutOnce, Widget):
     """At the end of the status line; changes its colour before the context is full."""
 
     fill: reactive[Fill] = reactive(Fill())

@@ -7,10 +7,11 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from flashllm.sanitize import sanitize_line
+from flashllm.ui.laid_out_once import LaidOutOnce
 from flashllm.ui.statistics import join_parts
 
 
-class StatusLine(Widget):
+class StatusLine(LaidOutOnce, Widget):
     """One line of parts, the most wanted first; what does not fit is left out."""
 
     parts: reactive[tuple[str, ...]] = reactive(())

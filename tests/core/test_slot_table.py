@@ -14,8 +14,12 @@ import flashllm._core as native_core
 from flashllm.bench.foresight import KnownRates
 from flashllm.flash import core as chosen_core
 from flashllm.flash import numpy_core
+from flashllm.flash.numpy_slots import HERE, IN_FLIGHT, MISSING
 from flashllm.flash.policies import POLICIES, Pinned, Policy, make_policy
 from flashllm.flash.window import Claim, LayerWindow
+
+FIRST = 70
+"""Slot of a layer that others come before."""
 
 
 def ids_of(*values: int) -> np.ndarray:
@@ -33,16 +37,19 @@ def policy_of(name: str, n_bundles: int) -> Policy:
 def layer_of(core: ModuleType, name: str, n_bundles: int, n_slots: int) -> LayerWindow:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chosen_core, "SlotTable", core.SlotTable)
-        layer = LayerWindow(n_bundles, n_slots, policy_of(name, n_bundles))
+        layer = LayerWindow(n_bundles, n_slots, policy_of(name, n_bundles), FIRST)
     assert isinstance(layer._table, core.SlotTable)
     return layer
 
 
+def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.dtype == expected.dtype
+    assert found.tolist() == expected.tolist()
+
+
 def assert_alike(one: Claim, other: Claim) -> None:
-    for name in ("ids", "slots", "missing", "in_flight"):
-        found, expected = getattr(one, name), getattr(other, name)
-        assert found.dtype == expected.dtype
-        assert found.tolist() == expected.tolist(), name
+    for name in ("ids", "slots", "states"):
+        assert_same(getattr(one, name), getattr(other, name))
     for name in ("spilled", "n_missing", "n_in_flight"):
         assert getattr(one, name) == getattr(other, name), name
     assert one.n_missing == np.count_nonzero(one.missing)
@@ -80,19 +87,20 @@ def test_both_cores_decide_alike(
         if rng.random() < 0.6:
             guesses = some(n_bundles)
             guess, other = (x.prefetch(guesses, token) for x in layers)
-            assert_alike(guess, other)
+            for found, expected in zip(guess, other, strict=True):
+                assert_same(found, expected)
             if rng.random() < 0.2:
-                native.disown(guess)
-                twin.disown(other)
+                for layer in layers:
+                    layer.disown(guess[1])
             else:
-                flying = guess.ids
+                flying = guess[0]
         ids = np.sort(some(n_slots - len(flying)))
-        claim, other = (x.claim(ids, token, flying) for x in layers)
-        assert_alike(claim, other)
+        claim, claimed = (x.claim(ids, token, flying) for x in layers)
+        assert_alike(claim, claimed)
         assert claim.in_flight.tolist() == np.isin(ids, flying).tolist()
         if rng.random() < 0.1:
-            native.disown(claim)
-            twin.disown(other)
+            for layer in layers:
+                layer.disown(claim.slots[claim.missing])
         assert native.resident().tolist() == twin.resident().tolist()
         assert native._table.slot_of.tolist() == twin._table.slot_of.tolist()
         assert native._table.bundle_in.tolist() == twin._table.bundle_in.tolist()
@@ -103,35 +111,26 @@ def test_both_cores_decide_alike(
 class Table:
     """Ten bundles, four slots, of which the last is free, and arguments that fit."""
 
-    def __init__(self, core: ModuleType) -> None:
-        self.table = core.SlotTable(10, 4, (0,))
+    def __init__(self, core: ModuleType, first_slot: int = 0) -> None:
         self.terms = np.arange(10.0)
-        self.table.put(ids_of(0, 1, 2), ids_of(0, 1, 2))
+        self.table = core.SlotTable(10, 4, (0,), self.terms, first_slot)
+        self.table.put(ids_of(0, 1, 2), ids_of(0, 1, 2) + np.int32(first_slot))
 
     def claim(self, ids: np.ndarray, **changes: Any) -> Any:
         n = len(ids)
         arguments: dict[str, Any] = {
             "ids": ids,
             "in_flight": ids_of(),
-            "terms": self.terms,
             "scales": (1.0,),
             "added": (1.0,),
             "expired": -np.inf,
             "slots": np.empty(n, np.int32),
-            "missing": np.empty(n, np.bool_),
-            "among_in_flight": np.empty(n, np.bool_),
+            "states": np.empty(n, np.uint8),
         }
         return self.table.claim(**(arguments | changes))
 
-    def prefetch(self, ids: np.ndarray, **changes: Any) -> Any:
-        arguments: dict[str, Any] = {
-            "ids": ids,
-            "terms": self.terms,
-            "scales": (1.0,),
-            "found": np.empty(len(ids), np.int32),
-            "slots": np.empty(len(ids), np.int32),
-        }
-        return self.table.prefetch(**(arguments | changes))
+    def prefetch(self, ids: np.ndarray, scales: tuple[float, ...] = (1.0,)) -> Any:
+        return self.table.prefetch(ids, scales)
 
     def assert_unchanged(self) -> None:
         assert self.table.bundle_in.tolist() == [0, 1, 2, -1]
@@ -166,12 +165,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "in flight, in no slot": ({"ids": ids_of(5, 6, 7), "in_flight": ids_of(8)}, "8 is in no slot"),
     "too many": ({"ids": ids_of(4, 5, 6, 7, 8)}, "5 bundles"),
     "too many, in flight": ({"ids": ids_of(5, 6, 7), "in_flight": ids_of(0, 1)}, "5 bundles"),
-    "terms": ({"ids": ids_of(5), "terms": np.zeros(9)}, "terms has 9"),
     "scales": ({"ids": ids_of(5), "scales": (1.0, 1.0)}, "scales has 2"),
     "added": ({"ids": ids_of(5), "added": ()}, "added has 0"),
     "slots": ({"ids": ids_of(5), "slots": ids_of(0, 0)}, "slots has 2"),
-    "missing": ({"ids": ids_of(5), "missing": np.zeros(0, np.bool_)}, "missing has 0"),
-    "among": ({"ids": ids_of(5), "among_in_flight": np.zeros(3, np.bool_)}, "claim has 3"),
+    "states": ({"ids": ids_of(5), "states": np.zeros(3, np.uint8)}, "states has 3"),
 }
 
 
@@ -189,10 +186,7 @@ def test_claims_that_do_not_fit_are_refused(
 WRONG_GUESSES: dict[str, tuple[dict[str, Any], str]] = {
     "twice, absent": ({"ids": ids_of(5, 0, 5)}, "twice"),
     "twice, in a slot": ({"ids": ids_of(0, 5, 0)}, "twice"),
-    "terms": ({"ids": ids_of(5), "terms": np.zeros(11)}, "terms has 11"),
     "scales": ({"ids": ids_of(5), "scales": ()}, "scales has 0"),
-    "found": ({"ids": ids_of(5), "found": ids_of()}, "ids found has 0"),
-    "slots": ({"ids": ids_of(5), "slots": ids_of(1, 2)}, "slots found has 2"),
 }
 
 
@@ -214,12 +208,12 @@ def test_arrays_of_other_types_are_refused(core: ModuleType) -> None:
     for call in (
         lambda: one.claim(five.astype(np.int64)),
         lambda: one.claim(five, in_flight=np.zeros(0)),
-        lambda: one.claim(five, terms=np.zeros(10, np.float32)),
-        lambda: one.claim(five, terms=np.zeros(20)[::2]),
-        lambda: one.claim(five, terms=fixed),
+        lambda: core.SlotTable(10, 4, (0,), np.zeros(10, np.float32)),
+        lambda: core.SlotTable(10, 4, (0,), np.zeros(20)[::2]),
+        lambda: core.SlotTable(10, 4, (0,), fixed),
         lambda: one.claim(five, slots=np.zeros(1, np.int64)),
-        lambda: one.claim(five, missing=np.zeros(1, np.uint8)),
-        lambda: one.prefetch(five, found=np.zeros(1, np.int64)),
+        lambda: one.claim(five, states=np.zeros(1, np.bool_)),
+        lambda: one.prefetch(five.astype(np.int64)),
         lambda: one.table.put(five, np.zeros(1, np.int64)),
         lambda: one.table.give_up(np.zeros(1, np.bool_)),
     ):
@@ -266,15 +260,58 @@ def test_ids_may_lie_where_the_answer_goes(core: ModuleType) -> None:
     assert one.table.bundle_in.tolist() == [8, 1, 2, 9]
 
 
+def test_slots_may_be_numbered_from_another_than_the_first(core: ModuleType) -> None:
+    one = Table(core, FIRST)
+    one.assert_unchanged()
+    slots, states = ids_of(0, 0, 0), np.zeros(3, np.uint8)
+    assert one.prefetch(ids_of(1, 5, 0)) == (1, 0)
+    assert (one.table.guessed_ids[0], one.table.guessed_slots[0]) == (5, FIRST + 3)
+    assert one.claim(ids_of(1, 6, 5), in_flight=ids_of(5), slots=slots, states=states) == (1, 1, 1)
+    assert slots.tolist() == [FIRST + 1, FIRST, FIRST + 3]
+    assert states.tolist() == [HERE, MISSING, IN_FLIGHT]
+    for wrong in (FIRST - 1, FIRST + 4, 0, 3):
+        for call in (
+            lambda slot: one.table.give_up(slot),
+            lambda slot: one.table.put(ids_of(9), slot),
+        ):
+            with pytest.raises(IndexError, match=f"slot {wrong} is not one of 4 from {FIRST} on"):
+                call(ids_of(wrong))
+    one.table.give_up(ids_of(FIRST + 1))
+    assert one.table.bundle_in.tolist() == [6, -1, 2, 5]
+
+
+def test_the_terms_are_the_callers(core: ModuleType) -> None:
+    """Who may change them; and they live as long as the table does."""
+    one = Table(core)
+    one.terms[0] = 50
+    one.claim(ids_of(5, 6))
+    assert one.table.bundle_in.tolist() == [0, 6, 2, 5]
+    assert (one.terms[5], one.terms[6]) == (6, 7)
+    table = core.SlotTable(100_000, 2, (0,), np.zeros(100_000))
+    others = [np.full(100_000, np.nan) for _ in range(20)]
+    table.put(ids_of(3, 4), ids_of(0, 1))
+    slots, states = ids_of(9), np.zeros(1, np.uint8)
+    assert table.claim(ids_of(7), ids_of(), (1.0,), (1.0,), -np.inf, slots, states) == (1, 0, 1)
+    assert (slots[0], len(others)) == (0, 20)
+
+
+def terms_of(count: int) -> np.ndarray:
+    return np.zeros(count)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((4, 0, (0,)), "n_slots is 0"),
-        ((4, 5, (0,)), "n_slots is 5"),
-        ((4, 4, ()), "0 terms"),
-        ((4, 4, (0, 1, 2)), "3 terms"),
-        ((4, 4, (1,)), "carried is"),
-        ((4, 4, (0, -2)), "carried is"),
+        ((4, 0, (0,), terms_of(4)), "n_slots is 0"),
+        ((4, 5, (0,), terms_of(4)), "n_slots is 5"),
+        ((4, 4, (), terms_of(0)), "0 terms"),
+        ((4, 4, (0, 1, 2), terms_of(12)), "3 terms"),
+        ((4, 4, (1,), terms_of(4)), "carried is"),
+        ((4, 4, (0, -2), terms_of(8)), "carried is"),
+        ((4, 4, (0, 1), terms_of(4)), "terms has 4"),
+        ((4, 4, (0,), terms_of(5)), "terms has 5"),
+        ((4, 4, (0,), terms_of(4), -1), "first_slot is -1"),
+        ((4, 4, (0,), terms_of(4), (1 << 31) - 4), "first_slot is"),
     ],
 )
 def test_tables_that_cannot_be(core: ModuleType, arguments: Any, message: str) -> None:

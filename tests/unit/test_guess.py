@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashllm.flash.numpy_slots import HERE, MISSING
 from flashllm.flash.stream import Fetch
 from flashllm.flash.window import Claim
 from flashllm.model.guess import FEW, Guesser
@@ -21,8 +22,8 @@ class Ranked:
 
 def fetch(missing: int, made: int, used: int) -> Fetch:
     ids = np.arange(50, dtype=np.int32)
-    none = np.zeros(50, np.bool_)
-    return Fetch(Claim(ids, ids, ids < missing, 0, none, missing, 0), ids, none, made, used)
+    states = np.where(ids < missing, MISSING, HERE).astype(np.uint8)
+    return Fetch(Claim(ids, ids, states, missing, 0, 0), made, used)
 
 
 def guesser() -> Guesser:

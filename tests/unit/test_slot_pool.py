@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flashllm.errors import Cancelled, ReadFailed
 from flashllm.flash.policies import DEFAULT_POLICY, POLICIES
 from flashllm.flash.store import Store
-from flashllm.flash.stream import SlotPool, passes
+from flashllm.flash.stream import Fetch, SlotPool, passes
 from flashllm.flash.window import Ids
 
 N_BUNDLES = 200
@@ -77,11 +77,16 @@ def pool_of(
     return SlotPool(cast("Store", store), (slots, slots), policy, window)
 
 
+def claim(pool: SlotPool, layer: int, ids: np.ndarray) -> Fetch:
+    pool.make_room(layer, ids)
+    return pool.claim(layer, ids)
+
+
 def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
     """Fetches ids and checks each bundle's bytes at the time when it is said to be there."""
     rows = pool.rows.reshape(-1, STRIDE)
     for piece in passes(ids, pool.layer(layer).n_slots):
-        fetch = pool.claim(layer, piece)
+        fetch = claim(pool, layer, piece)
         pool.begin(layer, fetch)
         seen = np.zeros(len(piece), dtype=np.int64)
         for part in pool.arrivals(layer, fetch, early):
@@ -127,7 +132,7 @@ def test_a_right_guess_is_not_read_again(store: FakeStore) -> None:
     pool = pool_of(store)
     pool.guess(0, np.array([7, 3, 5], dtype=np.int32))
     pool.begin_guess(0)
-    fetch = pool.claim(0, np.array([3, 5, 9], dtype=np.int32))
+    fetch = claim(pool, 0, np.array([3, 5, 9], dtype=np.int32))
     pool.begin(0, fetch)
     assert [ids.tolist() for _, ids, _, _ in store.under_way.values()] == [[7, 3, 5], [9]]
     masks = [part.tolist() for part in pool.arrivals(0, fetch)]
@@ -137,18 +142,14 @@ def test_a_right_guess_is_not_read_again(store: FakeStore) -> None:
     assert (counters.hits, counters.misses, counters.guessed, counters.guesses_used) == (0, 3, 3, 2)
 
 
-@pytest.mark.parametrize("told_before", [False, True])
-def test_guesses_that_a_claim_needs_the_slots_of_are_waited_for(
-    store: FakeStore, told_before: bool
-) -> None:
+def test_guesses_that_a_claim_needs_the_slots_of_are_waited_for(store: FakeStore) -> None:
     pool = pool_of(store)
     n_slots = pool.layer(0).n_slots
     everything = np.arange(98, 98 + n_slots, dtype=np.int32)
     pool.guess(0, np.arange(100, 100 + n_slots, dtype=np.int32))
     pool.begin_guess(0)
-    if told_before:
-        pool.make_room(0, everything)
-        assert not store.under_way
+    pool.make_room(0, everything)
+    assert not store.under_way
     fetch = pool.claim(0, everything)
     assert (fetch.guesses_made, fetch.guesses_used) == (n_slots, n_slots - 2)
     assert pool.counters.hits == 0
@@ -192,7 +193,7 @@ def test_cancelled_reads_leave_nothing_behind(store: FakeStore) -> None:
 def test_who_stops_in_the_middle_leaves_no_read_under_way(store: FakeStore) -> None:
     pool = pool_of(store)
     use(pool, 0, np.array([1], dtype=np.int32))
-    fetch = pool.claim(0, np.array([1, 2], dtype=np.int32))
+    fetch = claim(pool, 0, np.array([1, 2], dtype=np.int32))
     pool.begin(0, fetch)
     parts: Iterator[Any] = pool.arrivals(0, fetch)
     next(parts)
@@ -214,7 +215,7 @@ def test_what_could_not_be_begun_is_not_there(
         pool.guess(0, ids)
         with pytest.raises(ValueError, match="closed"):
             pool.begin_guess(0)
-        fetch = pool.claim(1, ids)
+        fetch = claim(pool, 1, ids)
         with pytest.raises(ValueError, match="closed"):
             pool.begin(1, fetch)
     assert len(pool.layer(0).resident()) == len(pool.layer(1).resident()) == 0

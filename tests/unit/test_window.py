@@ -57,8 +57,8 @@ def ids_of(active: set[int]) -> np.ndarray:
     return np.array(sorted(active), dtype=np.int32)
 
 
-def layer_of(policy: str, n_slots: int, window: int = 4) -> LayerWindow:
-    return LayerWindow(N_BUNDLES, n_slots, make_policy(policy, N_BUNDLES, window))
+def layer_of(policy: str, n_slots: int, window: int = 4, first_slot: int = 0) -> LayerWindow:
+    return LayerWindow(N_BUNDLES, n_slots, make_policy(policy, N_BUNDLES, window), first_slot)
 
 
 @given(active_sets, st.integers(1, 6))
@@ -83,9 +83,9 @@ def test_slots_hold_what_they_are_said_to_hold(
     layer = layer_of(policy, n_slots)
     cells: dict[int, int] = {}
 
-    def check(claim: object) -> None:
-        assert len(set(claim.slots.tolist())) == len(claim.slots)  # type: ignore[attr-defined]
-        for bundle, slot in zip(claim.ids, claim.slots, strict=True):  # type: ignore[attr-defined]
+    def check(ids: np.ndarray, slots: np.ndarray) -> None:
+        assert len(set(slots.tolist())) == len(slots)
+        for bundle, slot in zip(ids, slots, strict=True):
             assert cells[int(slot)] == int(bundle)
         assert len(layer.resident()) <= n_slots
 
@@ -99,25 +99,24 @@ def test_slots_hold_what_they_are_said_to_hold(
             absent = [bundle for bundle in wild if bundle not in resident][:room]
             present = [bundle for bundle in wild if bundle in resident][: len(wild) // 2]
             guesses = np.array([*absent, *present], np.int32)
-            claim = layer.prefetch(guesses, number)
-            assert claim.missing.all()
-            assert claim.ids.tolist() == absent[: n_slots - len(present)]
+            found, slots = layer.prefetch(guesses, number)
+            assert found.tolist() == absent[: n_slots - len(present)]
             assert set(present) <= set(layer.resident().tolist())
             if data.draw(st.booleans(), label="the guessed read fails"):
-                layer.disown(claim)
+                layer.disown(slots)
             else:
-                cells |= dict(zip(claim.slots.tolist(), claim.ids.tolist(), strict=True))
-                check(claim)
-                flying = claim.ids
+                cells |= dict(zip(slots.tolist(), found.tolist(), strict=True))
+                check(found, slots)
+                flying = found
         claim = layer.claim(ids, number, flying)
         assert set(flying.tolist()) <= set(layer.resident().tolist())
         if data.draw(st.booleans(), label="the read fails"):
-            layer.disown(claim)
+            layer.disown(claim.slots[claim.missing])
             continue
         for bundle, slot, missing in zip(claim.ids, claim.slots, claim.missing, strict=True):
             if missing:
                 cells[int(slot)] = int(bundle)
-        check(claim)
+        check(claim.ids, claim.slots)
 
 
 @settings(max_examples=300)
@@ -222,15 +221,27 @@ def test_values_after_a_long_prompt(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_claims_lead_to_the_same_slots(policy: str) -> None:
-    def slots() -> list[int]:
-        rng = np.random.default_rng(7)
-        layer, found = layer_of(policy, 9), []
-        for number in range(60):
-            ids = np.sort(rng.choice(N_BUNDLES, 6, replace=False)).astype(np.int32)
-            found += layer.claim(ids, number).slots.tolist()
+    """Wherever the layer's slots begin."""
+
+    def some(rng: np.random.Generator) -> np.ndarray:
+        return np.sort(rng.choice(N_BUNDLES, 6, replace=False)).astype(np.int32)
+
+    def slots(first_slot: int) -> list[int]:
+        rng, found = np.random.default_rng(7), []
+        layer = layer_of(policy, 9, first_slot=first_slot)
+        ids = some(rng)
+        found += layer.place(ids, rng.random((3, 6)) < 0.5, 2)[1].tolist()
+        for number in range(3, 60):
+            _, guessed = layer.prefetch(some(rng), number)
+            found += guessed.tolist()
+            claim = layer.claim(some(rng), number)
+            found += claim.slots.tolist()
+            if number % 9 == 0:
+                layer.disown(claim.slots[claim.missing])
         return found
 
-    assert slots() == slots()
+    assert slots(0) == slots(0)
+    assert [slot - 1000 for slot in slots(1000)] == slots(0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -243,8 +254,8 @@ def test_a_guess_takes_the_place_of_the_worst_that_was_not_guessed_and_is_no_use
     layer.claim(np.array([0, 1, 2], np.int32), 3)
     assert 3 in layer.resident() or policy == "window"
     before = set(layer.resident().tolist())
-    claim = layer.prefetch(np.array([5, 2, 0], np.int32), 4)
-    assert (claim.ids.tolist(), claim.missing.tolist()) == ([5], [True])
+    found, _ = layer.prefetch(np.array([5, 2, 0], np.int32), 4)
+    assert found.tolist() == [5]
     assert set(layer.resident().tolist()) >= {0, 2, 5}
     assert len(before - set(layer.resident().tolist())) <= 1
     # Its slot is safe from a claim that is told of it.
@@ -258,8 +269,8 @@ def test_a_guess_takes_the_place_of_the_worst_that_was_not_guessed_and_is_no_use
 def test_guesses_that_there_is_no_room_for_are_left_out() -> None:
     layer = layer_of("blend", 3)
     layer.claim(np.array([0, 1, 2], np.int32), 0)
-    claim = layer.prefetch(np.array([5, 0, 6, 7, 1], np.int32), 1)
-    assert claim.ids.tolist() == [5]
+    found, _ = layer.prefetch(np.array([5, 0, 6, 7, 1], np.int32), 1)
+    assert found.tolist() == [5]
     assert layer.resident().tolist() == [0, 1, 5]
 
 
