@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -45,7 +46,8 @@ NAME = "chat"
 READY, FIELD, STOPPED = "ready", "Ask something", "stopped"
 KEYS = "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖØÙÚÛÜÝÞßàáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿ"
 """Each is typed once, and none is in what the scripted engine says."""
-KEY_SECONDS = 0.15
+KEY_SECONDS = (0.08, 0.14, 0.23, 0.11, 0.42, 0.17)
+"""From one key to the next, as people type: text must not be shown when a key is to come."""
 QUESTION = "What does carbon mean?"
 """The demo's longest answer: 46 tokens."""
 BYTES = 256
@@ -110,17 +112,18 @@ class Bench:
         )
 
     def echo(self, token_seconds: float) -> Figure:
-        """Keys at a steady pace, each another character, while an answer streams."""
-        tokens = int(len(KEYS) * KEY_SECONDS / max(token_seconds, 0.002)) + 400
+        """Keys at an uneven pace, each another character, while an answer streams."""
+        pauses = list(itertools.islice(itertools.cycle(KEY_SECONDS), len(KEYS)))
+        tokens = int(sum(pauses) / max(token_seconds, 0.002)) + 400
         waits, stolen = [], Shares()
         for _ in range(2):
             with watched(stolen), self._scripted(tokens, token_seconds) as terminal:
                 self._ask_scripted(terminal)
                 terminal.read(1.0)
-                for key in KEYS:
+                for key, pause in zip(KEYS, pauses, strict=True):
                     since, typed = terminal.position, terminal.type(key)
                     waits.append(1e3 * (terminal.wait_for(key, since) - typed))
-                    terminal.read(max(0.0, typed + KEY_SECONDS - time.monotonic()))
+                    terminal.read(max(0.0, typed + pause - time.monotonic()))
         ranked = sorted(waits)
         p95 = ranked[int(0.95 * len(ranked))]
         name = f"key to echo, p95, while {1 / token_seconds:.0f} tokens/s stream"

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     Opener = Callable[[EngineSettings, int, OnOpening], Engine]
 
-BATCH_SECONDS = 1 / 30
-"""Tokens cross so often: a screen need not change oftener, and each crossing costs a switch."""
+BATCH_SECONDS = 1 / 10
+"""Tokens cross at most so often: a screen that changes oftener takes more of a processor than is to
+spare beside an engine, and each crossing costs switches between threads."""
 LEAVE_SECONDS = 1.0
 """After that, what does not end is ended: a read that hangs, a conversion."""
 

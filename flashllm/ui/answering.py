@@ -46,6 +46,8 @@ class Answering:
         self._begun_characters = 0
         """Of the answer's text, what was there before."""
         self._saving_later = False
+        self._due: Timer | None = None
+        """Shows the tokens that have come."""
         self._collecting: Timer | None = None
         self.tokens: dict[int, list[EngineToken]] = {}
         """Of the answers of this run to this conversation, by turn; the last written one last."""
@@ -56,8 +58,10 @@ class Answering:
         return self._turn
 
     def typed(self) -> None:
-        """A key was pressed, and its echo should not wait."""
+        """A key was pressed: its echo should not wait, and behind it is a good time for text."""
         self._pace.typed()
+        if self._due is not None and self._pace.fits_behind_key():
+            self._app.call_after_refresh(self._show_now)
 
     def hindrance(self) -> str:
         """Why nothing can be asked now; empty if it can."""
@@ -137,7 +141,16 @@ class Answering:
 
     def expect_tokens(self) -> None:
         """Tokens are shown in batches, as often as that is worth what it costs."""
-        self._app.set_timer(self._pace.wait_seconds(), self.show_tokens)
+        self._due = self._app.set_timer(self._pace.wait_seconds(), self._show_due)
+
+    async def _show_due(self) -> None:
+        self._due = None
+        await self.show_tokens()
+
+    def _show_now(self) -> None:
+        if self._due is not None:
+            self._due.stop()
+            self._due = self._app.set_timer(0.001, self._show_due)
 
     async def show_tokens(self) -> None:
         """Shows the tokens that have come."""

@@ -9,9 +9,12 @@ SECONDS_MOST = 0.3
 SHARE = 0.06
 """Of the time of one core, that showing an answer may take: decoding wants the cores itself."""
 TYPING_SECONDS = 0.4
-"""For so long after a key somebody is typing."""
-TYPING_SECONDS_MOST = 0.15
-"""While somebody types, text comes in smaller parts: a key waits for one of them at most."""
+"""For so long after a key somebody is typing, and text is best shown right behind a key's echo.
+
+The next key is a tenth of a second away then; at any other time it might have to wait.
+"""
+BETWEEN_KEYS_SECONDS = 0.1
+"""Nor oftener than this, however fast the keys come."""
 
 
 class Pace:
@@ -37,10 +40,14 @@ class Pace:
         self._cost = computed - self._computed
         self._shown_at, self._computed = time.monotonic(), computed
 
+    def fits_behind_key(self) -> bool:
+        """Whether a key that is echoed now is the time to show text."""
+        return time.monotonic() - self._shown_at >= BETWEEN_KEYS_SECONDS
+
     def wait_seconds(self) -> float:
         """From now until text should be shown the next time."""
         spent = max(time.thread_time() - self._computed, self._cost / 2)
-        typing = self.seconds_since_typed() < TYPING_SECONDS
-        most = TYPING_SECONDS_MOST if typing else SECONDS_MOST
-        interval = min(max(spent / SHARE, SECONDS_LEAST), most)
+        interval = min(max(spent / SHARE, SECONDS_LEAST), SECONDS_MOST)
+        if self.seconds_since_typed() < TYPING_SECONDS:
+            interval = SECONDS_MOST
         return max(self._shown_at + interval - time.monotonic(), 0.001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from flashllm.ui import answering
 from flashllm.ui.answer_view import Answer
 from flashllm.ui.pace import Pace
 from flashllm.ui.run_app import FULL_COLLECTION_EVERY, run_app
-from tests.ui.chat_pilot import ask, make_app, ready
+from tests.ui.chat_pilot import ask, make_app, ready, say
 from tests.ui.fake_engine import FakeModel
 from tests.ui.screens import WAIT_SECONDS, until
 
@@ -59,6 +60,33 @@ async def test_one_layout_for_what_is_added(
         await pilot.pause(0.1)
         assert answer.size.height == height, "one was enough"
         assert transcript.scroll_y == transcript.max_scroll_y
+
+
+async def test_text_that_is_not_due_yet_follows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pace, "wait_seconds", lambda _: WAIT_SECONDS)
+    gate, typed_by_then = threading.Event(), []
+    show = Answer.add
+    async with make_app(FakeModel(["An", " answer", gate])).run_test() as pilot:
+        app = await ready(pilot)
+
+        async def add(self: Answer, text: str) -> None:
+            typed_by_then.append(app.prompt.text)
+            await show(self, text)
+
+        monkeypatch.setattr(Answer, "add", add)
+        await say(pilot, "go")
+        await until(pilot, lambda: len(app.engine._tokens) == 2)
+        monkeypatch.setattr(Pace, "fits_behind_key", lambda _: False)
+        await pilot.press("x")
+        await pilot.pause(0.1)
+        assert typed_by_then == []
+        monkeypatch.setattr(Pace, "fits_behind_key", lambda _: True)
+        await pilot.press("y")
+        await until(pilot, lambda: bool(typed_by_then))
+        assert typed_by_then == ["xy"]
+        assert app.shown.answer(app.conversation.path()[-1].id).shown_text == "An answer"
+        gate.set()
+        await ready(pilot)
 
 
 async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:

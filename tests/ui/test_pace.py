@@ -1,4 +1,4 @@
-"""When text is shown: rarely where it costs much, in small parts while somebody types."""
+"""When text is shown: rarely where it costs much, and behind a key while somebody types."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from flashllm.ui import pace
-from flashllm.ui.pace import SECONDS_LEAST, SECONDS_MOST, SHARE, TYPING_SECONDS, Pace
-from flashllm.ui.pace import TYPING_SECONDS_MOST as TYPING_MOST
+from flashllm.ui.pace import (
+    BETWEEN_KEYS_SECONDS,
+    SECONDS_LEAST,
+    SECONDS_MOST,
+    SHARE,
+    TYPING_SECONDS,
+    Pace,
+)
 
 
 @pytest.fixture
@@ -29,8 +35,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         (0.0, None, SECONDS_LEAST),
         (0.006, None, 0.006 / SHARE),
         (1.0, None, SECONDS_MOST),
-        (0.0, 0.1, SECONDS_LEAST),
-        (1.0, 0.1, TYPING_MOST),
+        (0.0, 0.1, SECONDS_MOST),
+        (1.0, 0.1, SECONDS_MOST),
+        (0.0, TYPING_SECONDS + 0.1, SECONDS_LEAST),
         (1.0, TYPING_SECONDS + 0.1, SECONDS_MOST),
     ],
 )
@@ -54,3 +61,12 @@ def test_what_is_overdue_is_shown_at_once(clock: SimpleNamespace) -> None:
     one.shown()
     clock.now += 2 * SECONDS_MOST
     assert 0 < one.wait_seconds() < SECONDS_LEAST
+
+
+def test_text_follows_a_key_but_not_each_of_many(clock: SimpleNamespace) -> None:
+    one = Pace()
+    one.shown()
+    clock.now += BETWEEN_KEYS_SECONDS / 2
+    assert not one.fits_behind_key()
+    clock.now += BETWEEN_KEYS_SECONDS
+    assert one.fits_behind_key()
