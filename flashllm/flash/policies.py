@@ -43,10 +43,10 @@ class Policy(ABC):
     """
 
     def __init__(self, n_bundles: int, carried: Sequence[int], start: float) -> None:
-        """`carried` says of each term whose value it has after a use, -1 for none; see `added`."""
+        """`carried` says of each term whose value a use gives it, to add to; -1 for none."""
         self.carried = tuple(carried)
         self.terms: Values = np.full(n_bundles * len(self.carried), start)
-        """Of one bundle after the other; the same memory for good."""
+        """Of one bundle after the other; the same memory for good: the core keeps it."""
         self._by_bundle = self.terms.reshape(n_bundles, len(self.carried))
         self._start = start
 

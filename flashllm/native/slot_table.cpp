@@ -17,7 +17,7 @@ constexpr double kEndless = std::numeric_limits<double>::infinity();
 
 // What the running call says of a slot.
 constexpr uint8_t kNamed = 1;
-constexpr uint8_t kInFlight = kAmongInFlight;
+constexpr uint8_t kInFlight = kAmongInFlight;  // so that a mark tells the state
 
 size_t positive(int64_t value, const char* name) {
   if (value < 1 || value > std::numeric_limits<int32_t>::max()) {
