@@ -1,14 +1,17 @@
 // Dots of rows of int8 and int4, written once for all vector widths.
 //
-// Included as kernel_loops.h is, after it. I gives dots_at_once, as V does; Bytes and Lanes, as
-// many bytes and 32-bit numbers as a vector has; load(), first_halves() and second_halves() of
-// weights, in the form that dot() takes; seed(), times_128(), dot(lanes, weights, numbers) = lanes
-// + sums of products, and to_float(). Which numbers meet in a lane is its own affair, within a
-// group. S gives Scales, those of kInputGroups groups: load(), int8() and int4(), spread over the
-// lanes of vector k, and where loads_some load_some(), which reads those of fewer.
+// Included as kernel_loops.h is, after it. I gives int8_dots_at_once and int4_dots_at_once, as V
+// does dots_at_once; Bytes and Lanes, as many bytes and 32-bit numbers as a vector has; load(),
+// first_halves() and second_halves() of weights, in the form that dot() takes; seed(), times_128(),
+// dot(lanes, weights, numbers) = lanes + sums of products, and to_float(). Which numbers meet in a
+// lane is its own affair, within a group. S gives Scales, those of kInputGroups groups: load(),
+// int8() and int4(), spread over the lanes of vector k, and where loads_some load_some(), which
+// reads those of fewer.
 
 struct Int8Dot {
   static constexpr DType dtype = DType::int8;
+  template <class I>
+  static constexpr size_t at_once = I::int8_dots_at_once;
   template <class I>
   FLASH_TARGET static inline typename I::Lanes dot(const uint8_t* row, const DotInput& x,
                                                    size_t at) {
@@ -24,6 +27,8 @@ struct Int8Dot {
 
 struct Int4Dot {
   static constexpr DType dtype = DType::int4;
+  template <class I>
+  static constexpr size_t at_once = I::int4_dots_at_once;
   template <class I>
   FLASH_TARGET static inline typename I::Lanes dot(const uint8_t* row, const DotInput& x,
                                                    size_t at) {
@@ -142,9 +147,10 @@ FLASH_TARGET inline void dots_of_groups(const uint8_t* const* rows, const uint8_
 
 template <class V, class I, class S, class Numbers>
 FLASH_TARGET void dot_groups(const DotRows& rows, const DotInput& x, float* out) {
+  constexpr size_t kAtOnce = Numbers::template at_once<I>;
   size_t r = 0;
-  for (; r + I::dots_at_once <= rows.count; r += I::dots_at_once) {
-    dots_of_groups<V, I, S, Numbers, I::dots_at_once>(&rows.rows[r], &rows.next[r], x, out + r);
+  for (; r + kAtOnce <= rows.count; r += kAtOnce) {
+    dots_of_groups<V, I, S, Numbers, kAtOnce>(&rows.rows[r], &rows.next[r], x, out + r);
   }
   for (; r < rows.count; ++r) {
     dots_of_groups<V, I, S, Numbers, 1>(&rows.rows[r], &rows.next[r], x, out + r);

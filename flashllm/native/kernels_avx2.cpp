@@ -54,7 +54,8 @@ struct BF16 {
 };
 
 struct I {
-  static constexpr size_t dots_at_once = 2;
+  static constexpr size_t int8_dots_at_once = 2;
+  static constexpr size_t int4_dots_at_once = 2;
   using Bytes = __m256i;
   using Lanes = __m256i;
   FLASH_INLINE Bytes load_bytes(const void* from) {

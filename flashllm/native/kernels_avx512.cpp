@@ -100,7 +100,8 @@ KernelTable make_avx512() {
 #define FLASH_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c")))
 
 struct I {
-  static constexpr size_t dots_at_once = 2;
+  static constexpr size_t int8_dots_at_once = 2;
+  static constexpr size_t int4_dots_at_once = 4;
   using Bytes = __m512i;
   using Lanes = __m512i;
   FLASH_INLINE Bytes load_bytes(const void* from) { return _mm512_loadu_si512(from); }

@@ -53,7 +53,8 @@ struct BF16 {
 
 // Signed bytes by signed bytes; not the dot products of ARMv8.2, which not all have.
 struct I {
-  static constexpr size_t dots_at_once = 1;
+  static constexpr size_t int8_dots_at_once = 1;
+  static constexpr size_t int4_dots_at_once = 1;
   using Bytes = int8x16_t;
   using Lanes = int32x4_t;
   FLASH_INLINE Bytes load(const uint8_t* row) { return vreinterpretq_s8_u8(vld1q_u8(row)); }

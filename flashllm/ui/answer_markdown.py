@@ -291,6 +291,11 @@ class AnswerMarkdown(LaidOutOnce, Markdown):
         self._settled_width = 0
         self._laid_out = True
 
+    async def expect(self) -> None:
+        """Make room for the first words, so that showing them needs no layout."""
+        if not self.children:
+            await self.mount(Paragraph(self, Token("paragraph_open", "p", 1)))
+
     def settle(self) -> None:
         """Nothing will be added, until `grow`."""
         for block in self.query(CodeBlock):
@@ -334,6 +339,8 @@ class AnswerMarkdown(LaidOutOnce, Markdown):
             self.post_message(self.HeightKept())
 
     def _release_height(self) -> None:
+        if self._settled_width == 0:
+            return  # it was not kept: setting it would be a layout
         self._settled_width = 0
         self.lay_out(wanted=True)
         self.styles.height = None

@@ -46,6 +46,10 @@ class Answer(LaidOutOnce, Vertical, TurnView, can_focus=False):
         """An empty remark takes no line."""
         self.show_note(self._note)
 
+    async def expect(self) -> None:
+        """Text will come: the widget of a first paragraph is made while the prompt is read."""
+        await self._documents[-1].expect()
+
     async def add(self, text: str) -> None:
         """Shows more text, cut anywhere."""
         more = self._harmless(text)

@@ -117,6 +117,7 @@ class Answering:
         await shown.add(*before, turn)
         view = shown.answer(turn.id)
         self._start(turn, view)
+        await view.expect()
 
     def _start(self, turn: Turn, view: Answer, *, continues: bool = False) -> None:
         app, conversation = self._app, self._app.shown.conversation

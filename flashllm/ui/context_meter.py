@@ -55,14 +55,14 @@ class ContextMeter(LaidOutOnce, Widget):
     fill: reactive[Fill] = reactive(Fill())
 
     def watch_fill(self, fill: Fill) -> None:
-        """Warns; the screen is laid out anew only where the words become longer."""
+        """Warns; the screen is laid out anew only where there is another context."""
         if self.render().cell_length != self.size.width:
             self.refresh(layout=True)
         self.set_class(fill.share >= WARNS_AT, "-warning")
         self.set_class(fill.share >= TELLS_AT, "-full")
 
     def render(self) -> Content:
-        """`ctx ███───── 812/4096`, the bar where there is room."""
+        """`ctx ███───── 812/4096`, the bar where there is room; as wide as it can become."""
         fill = self.fill
         if not fill.context:
             return Content("")
@@ -70,4 +70,5 @@ class ContextMeter(LaidOutOnce, Widget):
         if self.app.size.width >= WIDE:
             done = min(round(BAR_CELLS * fill.used / fill.context), BAR_CELLS)
             bar = "━" * done + "╌" * (BAR_CELLS - done) + " "
-        return Content(f"ctx {bar}{fill.used}/{fill.context}")
+        words = f"ctx {bar}{fill.used}/{fill.context}"
+        return Content(words.rjust(len(f"ctx {bar}{fill.context}/{fill.context}")))

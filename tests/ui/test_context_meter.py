@@ -38,7 +38,7 @@ async def test_the_meter_warns_and_says_what_comes_before_it_does() -> None:
     async with make_app(model, max_tokens=10).run_test() as pilot:
         app = await ready(pilot)
         meter = app.query_one(ContextMeter)
-        assert str(meter.render()) == "ctx 0/50"
+        assert str(meter.render()) == " ctx 0/50"
         await ask(pilot, "one")  # 2 tokens and 10 of the answer, of 40
         assert not meter.has_class("-warning")
         await ask(pilot, "two")
@@ -48,6 +48,6 @@ async def test_the_meter_warns_and_says_what_comes_before_it_does() -> None:
         await until(pilot, lambda: any("oldest question" in text for text in texts(app, Notice)))
         assert not any("outgrew" in text for text in texts(app, Notice))
         await pilot.press("ctrl+n")
-        assert str(meter.render()) == "ctx 0/50"
+        assert str(meter.render()) == " ctx 0/50"
         await app.run_action("context")
         await until(pilot, lambda: any("0 of 50 tokens" in text for text in texts(app, Notice)))

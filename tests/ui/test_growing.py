@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from textual.screen import Screen
 from textual.timer import Timer
+from textual.widgets._markdown import MarkdownHeader
 
 from flashllm.ui import answering
+from flashllm.ui.activity import Phase
+from flashllm.ui.answer_markdown import Paragraph
 from flashllm.ui.answer_view import Answer
 from flashllm.ui.pace import Pace
 from flashllm.ui.run_app import FULL_COLLECTION_EVERY, run_app
 from tests.ui.chat_pilot import ask, make_app, ready, say
-from tests.ui.fake_engine import FakeModel
+from tests.ui.fake_engine import FakeModel, Prefill
 from tests.ui.screens import WAIT_SECONDS, until
 
 LINES = "Something that is long enough for more than a line of so narrow a screen.\n" * 12
@@ -60,6 +63,44 @@ async def test_one_layout_for_what_is_added(
         await pilot.pause(0.1)
         assert answer.size.height == height, "one was enough"
         assert transcript.scroll_y == transcript.max_scroll_y
+
+
+async def test_no_layout_for_the_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts: list[Screen[Any]] = []
+    lay_out = Screen._refresh_layout
+
+    def counted(self: Screen[Any], *arguments: Any, **options: Any) -> None:
+        lay_out(self, *arguments, **options)
+        layouts.append(self)
+
+    read, written = threading.Event(), threading.Event()
+    model = FakeModel([Prefill(1, 1), read, "An", " answer", written], context=5000)
+    async with make_app(model).run_test() as pilot:
+        app = await ready(pilot)
+        await say(pilot, "go")
+        await until(pilot, lambda: app.activity.phase is Phase.READING)
+        await pilot.pause(0.5)
+        answer = app.shown.answer(app.conversation.path()[-1].id)
+        height = answer.size.height
+        monkeypatch.setattr(Screen, "_refresh_layout", counted)
+        read.set()
+        await until(pilot, lambda: answer.shown_text == "An answer")
+        await pilot.pause(0.3)
+        assert not layouts, "room was made for them"
+        assert str(app.meter.render()).endswith("/5000")
+        assert answer.size.height == height
+        assert str(answer.query_one(Paragraph).render()) == "An answer"
+        written.set()
+        await ready(pilot)
+
+
+async def test_words_that_are_no_paragraph_take_its_place() -> None:
+    async with make_app(FakeModel(["# A", " title"])).run_test() as pilot:
+        app = await ask(pilot, "go")
+        answer = app.shown.answer(app.conversation.path()[-1].id)
+        await until(pilot, lambda: bool(answer.query(MarkdownHeader)))
+        await until(pilot, lambda: str(answer.query_one(MarkdownHeader).render()) == "A title")
+        assert not answer.query(Paragraph)
 
 
 async def test_text_that_is_not_due_yet_follows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
