@@ -348,7 +348,7 @@ async def test_what_a_cell_says_is_text_in_its_tooltip_too() -> None:
     model = FakeModel(["| [/b] a&#x202e;b |\n| --- |\n| [/red] c |\n"])
     async with make_app(model).run_test(tooltips=True) as pilot:
         app = await ask(pilot, "table")
-        await pilot.pause()
+        await until(pilot, lambda: bool(app.query(".header")) and bool(app.query(".cell")))
         for cell, words in ((".header", "[/b] ab"), (".cell", "[/red] c")):
             app.screen._handle_tooltip_timer(app.query(cell).first(Widget))
             await until(pilot, lambda words=words: screen_text(app).count(words) == 2)
