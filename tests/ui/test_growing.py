@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from textual.screen import Screen
 from textual.timer import Timer
-from textual.widgets._markdown import MarkdownHeader
+from textual.widgets._markdown import MarkdownHeader, MarkdownTable
 
 from flashllm.ui import answering
 from flashllm.ui.activity import Phase
-from flashllm.ui.answer_markdown import Paragraph
+from flashllm.ui.answer_markdown import AnswerMarkdown, Paragraph
 from flashllm.ui.answer_view import Answer
 from flashllm.ui.pace import Pace
 from flashllm.ui.run_app import FULL_COLLECTION_EVERY, run_app
@@ -101,6 +101,21 @@ async def test_words_that_are_no_paragraph_take_its_place() -> None:
         await until(pilot, lambda: bool(answer.query(MarkdownHeader)))
         await until(pilot, lambda: str(answer.query_one(MarkdownHeader).render()) == "A title")
         assert not answer.query(Paragraph)
+
+
+async def test_what_comes_last_is_in_the_height_that_is_kept() -> None:
+    async with make_app(FakeModel([])).run_test() as pilot:
+        app = await ready(pilot)
+        answer = Answer("", 1)
+        await app.shown.transcript.add(answer)
+        await answer.expect()
+        await pilot.pause(0.2)
+        await answer.add("| head |\n| --- |\n| cell |\n")
+        await answer.finish()  # while the table takes the paragraph's place
+        table = answer.query_one(MarkdownTable)
+        await until(pilot, lambda: table.size.height > 2)
+        await pilot.pause(0.2)
+        assert answer.query_one(AnswerMarkdown).size.height >= table.size.height
 
 
 async def test_text_that_is_not_due_yet_follows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
