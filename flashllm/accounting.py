@@ -162,8 +162,10 @@ class Meter:
         sizes = tuple(map(operator.sub, now["size_histogram"], before["size_histogram"]))
         rss_bytes = self._rss()
         parts_ns = self.clock.stop()
+        wall_ns = _now_ns() - self._wall_ns
+        parts_ns["other"] += wall_ns - sum(parts_ns.values())  # what adding up took
         return TokenCost(
-            wall_ns=_now_ns() - self._wall_ns,
+            wall_ns=wall_ns,
             parts_ns=parts_ns,
             bytes_read=now["bytes_read"] - before["bytes_read"],
             bytes_useful=now["bytes_useful"] - before["bytes_useful"],
