@@ -298,10 +298,8 @@ class AnswerMarkdown(LaidOutOnce, Markdown):
 
     def settle(self) -> None:
         """Nothing will be added, until `grow`."""
-        for block in self.query(CodeBlock):
-            block.settle()
         self._settled = True
-        self.call_after_refresh(self._keep_height)
+        self.call_after_refresh(self._settle_blocks)
 
     def grow(self) -> None:
         """More will be added."""
@@ -327,6 +325,14 @@ class AnswerMarkdown(LaidOutOnce, Markdown):
         if self._settled and self._settled_width != event.size.width:
             self._release_height()
             self.call_after_refresh(self._keep_height)
+
+    async def _settle_blocks(self) -> None:
+        # A stream that is stopped waits no more for what it adds; that is still being added.
+        async with self.lock:
+            if self._settled:
+                for block in self.query(CodeBlock):
+                    block.settle()
+        self.call_after_refresh(self._keep_height)
 
     def _keep_height(self) -> None:
         # Asked for its height, a document lays out all that it has, whenever anything on the

@@ -66,9 +66,7 @@ class Answer(LaidOutOnce, Vertical, TurnView, can_focus=False):
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.stop()
-            # What it was about to add is still being added: it only stops to wait for that.
-            async with self._documents[-1].lock:
-                self._documents[-1].settle()
+            self._documents[-1].settle()
 
     def lay_out(self, near: range, far: range) -> None:
         """Document by document; those between near and far stay as they are."""
