@@ -112,6 +112,7 @@ async def test_what_comes_last_is_in_the_height_that_is_kept() -> None:
         await pilot.pause(0.2)
         await answer.add("| head |\n| --- |\n| cell |\n")
         await answer.finish()  # while the table takes the paragraph's place
+        await until(pilot, lambda: bool(answer.query(MarkdownTable)))
         table = answer.query_one(MarkdownTable)
         await until(pilot, lambda: table.size.height > 2)
         await pilot.pause(0.2)
