@@ -24,6 +24,19 @@ from tests.ui.screens import WAIT_SECONDS, until
 LINES = "Something that is long enough for more than a line of so narrow a screen.\n" * 12
 
 
+def count_layouts(monkeypatch: pytest.MonkeyPatch) -> list[Screen[Any]]:
+    """A screen for each layout from now on."""
+    layouts: list[Screen[Any]] = []
+    lay_out = Screen._refresh_layout
+
+    def counted(self: Screen[Any], *arguments: Any, **options: Any) -> None:
+        lay_out(self, *arguments, **options)
+        layouts.append(self)
+
+    monkeypatch.setattr(Screen, "_refresh_layout", counted)
+    return layouts
+
+
 @pytest.mark.parametrize(
     ("before", "more"),
     [
@@ -39,13 +52,6 @@ LINES = "Something that is long enough for more than a line of so narrow a scree
 async def test_one_layout_for_what_is_added(
     monkeypatch: pytest.MonkeyPatch, before: str, more: str
 ) -> None:
-    layouts: list[Screen[Any]] = []
-    lay_out = Screen._refresh_layout
-
-    def counted(self: Screen[Any], *arguments: Any, **options: Any) -> None:
-        lay_out(self, *arguments, **options)
-        layouts.append(self)
-
     async with make_app(FakeModel([])).run_test(size=(60, 20)) as pilot:
         app = await ready(pilot)
         transcript = app.shown.transcript
@@ -54,7 +60,7 @@ async def test_one_layout_for_what_is_added(
         await until(pilot, lambda: answer.size.height > transcript.size.height)
         await answer.add(" ")  # from here on it grows
         await pilot.pause(0.3)
-        monkeypatch.setattr(Screen, "_refresh_layout", counted)
+        layouts = count_layouts(monkeypatch)
         await answer.add(more)
         await pilot.pause(0.3)
         height = answer.size.height
@@ -66,13 +72,6 @@ async def test_one_layout_for_what_is_added(
 
 
 async def test_no_layout_for_the_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    layouts: list[Screen[Any]] = []
-    lay_out = Screen._refresh_layout
-
-    def counted(self: Screen[Any], *arguments: Any, **options: Any) -> None:
-        lay_out(self, *arguments, **options)
-        layouts.append(self)
-
     read, written = threading.Event(), threading.Event()
     model = FakeModel([Prefill(1, 1), read, "An", " answer", written], context=5000)
     async with make_app(model).run_test() as pilot:
@@ -82,7 +81,7 @@ async def test_no_layout_for_the_first_words(monkeypatch: pytest.MonkeyPatch) ->
         await pilot.pause(0.5)
         answer = app.shown.answer(app.conversation.path()[-1].id)
         height = answer.size.height
-        monkeypatch.setattr(Screen, "_refresh_layout", counted)
+        layouts = count_layouts(monkeypatch)
         read.set()
         await until(pilot, lambda: answer.shown_text == "An answer")
         await pilot.pause(0.3)
