@@ -6,9 +6,10 @@ Everything goes through a real pseudo-terminal, as a user's keys and screen do:
 - echo: from a key to its character on the screen, while a scripted engine streams.
 - stop: from Esc to the remark that the answer was stopped.
 - stream: tokens a second of a scripted engine that reach the screen, and whether all of them do.
-- decode: tokens a second of the model in the chat over those of `flashllm run`, by turns. Under a
-  ceiling (--memory) twice: the chat with the same one, of which the application takes its part,
-  and with so much more as that part is, so that it has as many slots for neurons as `run`.
+- decode: tokens a second of the model in the chat over those of `flashllm run`, by turns: the
+  median, and where it lies with 95 % (more or less: rounds that follow each other share a run).
+  Under a ceiling (--memory) twice: the chat with the same one, of which the application takes its
+  part, and with so much more as that part is, so that it has as many slots for neurons as `run`.
 
 A model without a tokenizer (a synthetic one) gets one that is made up, beside links to its files.
 The last line is JSON.
@@ -36,6 +37,7 @@ from benchmarks.own_command import ask, ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.bench.stolen import ProcessorTime, most_stolen, stolen_warning, stolen_words
+from flashllm.bench.token_telemetry import median_interval
 from flashllm.commands.options import argument, parse_positive, parse_size
 from flashllm.engine_launcher import GROWTH_BYTES
 from flashllm.errors import ReadFailed
@@ -52,7 +54,11 @@ QUESTION = "What does carbon mean?"
 """The demo's longest answer: 46 tokens."""
 BYTES = 256
 ANSWER_SECONDS = 600.0
-ROUNDS, DECODE_ROUNDS = 5, 30
+ROUNDS = 5
+DECODE_ROUNDS, DECODE_ROUNDS_MAX = 30, 240
+DECODE_HALF_WIDTH = 0.02
+"""Rounds of decode go on until their median is known this well, to either side with 95 %, or there
+are too many: what is wanted is within 2 %, and runs of one kind differ by 10 to 30."""
 Shares = list[float | None]
 
 
@@ -67,6 +73,8 @@ class Figure:
     number: float
     """The median, or what the name says."""
     met: bool
+    interval: tuple[float, float] | None
+    """Where the median lies with 95 %, of rounds that differ more than the goal allows."""
     stolen_shares: tuple[float | None, ...]
     """Of all processors' time in each round; none where the row above is of the same rounds."""
 
@@ -74,7 +82,10 @@ class Figure:
         """For a table."""
         spread = f"{min(self.values):.4g} to {max(self.values):.4g}"
         stolen = stolen_words(most_stolen(self.stolen_shares)) if self.stolen_shares else ""
-        return [self.name, f"{self.number:.4g} {self.unit}", spread, str(len(self.values)),
+        number = f"{self.number:.4g} {self.unit}".strip()
+        if self.interval is not None:
+            number += " (95 %: {:.3g} to {:.3g})".format(*self.interval)
+        return [self.name, number, spread, str(len(self.values)),
                 self.goal, "yes" if self.met else "NO", stolen]  # fmt: skip
 
 
@@ -96,6 +107,7 @@ class Bench:
         self._out = home / "shown.json"
         self._rounds = rounds or ROUNDS
         self._decode_rounds = rounds or DECODE_ROUNDS
+        self._decode_rounds_max = rounds or DECODE_ROUNDS_MAX
         self._application_bytes = 0
         """What the application had of the ceiling, in the chat that was opened last."""
 
@@ -169,7 +181,9 @@ class Bench:
         ratios: list[list[float]] = [[] for _ in cases]
         stolen = [Shares() for _ in cases]
         last = 0.0
-        for number in range(self._decode_rounds):
+        for number in range(self._decode_rounds_max):
+            if number >= self._decode_rounds and all(_narrow(found) for found in ratios):
+                break
             for case, name in enumerate(cases):
                 with watched(stolen[case]):
                     last = last or self._run(there, _common_options(memory_bytes, tokens))
@@ -183,7 +197,15 @@ class Bench:
                              f"tokens/s, chat {chat:.4g}, stolen {lost}")  # fmt: skip
                 last = following
         return [
-            _figure(name, "", tuple(found), ("at least", 0.98), statistics.median(found), shares)
+            _figure(
+                name,
+                "",
+                tuple(found),
+                ("at least", 0.98),
+                statistics.median(found),
+                shares,
+                median_interval(found),
+            )
             for name, found, shares in zip(cases, ratios, stolen, strict=True)
         ]
 
@@ -249,11 +271,18 @@ def _figure(
     goal: tuple[Literal["at most", "at least"], float],
     number: float,
     stolen: Sequence[float | None] = (),
+    interval: tuple[float, float] | None = None,
 ) -> Figure:
     word, bound = goal
     met = number <= bound if word == "at most" else number >= bound
     wanted = f"{word} {bound:g} {unit}".strip()
-    return Figure(name, unit, values, wanted, number, met, tuple(stolen))
+    return Figure(name, unit, values, wanted, number, met, interval, tuple(stolen))
+
+
+def _narrow(ratios: Sequence[float]) -> bool:
+    """Whether it is known where the median lies."""
+    low, high = median_interval(ratios)
+    return high - low <= 2 * DECODE_HALF_WIDTH
 
 
 def _common_options(memory_bytes: int | None, tokens: int) -> list[str]:
@@ -316,7 +345,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--what", nargs="+", choices=kinds, default=kinds, help="all, unless told otherwise")
     add("--memory", type=argument(parse_size), metavar="SIZE", help="ceiling of decode's processes")
     add("-n", "--tokens", type=argument(parse_positive), default=48, metavar="N", help="(48)")
-    default = f"({ROUNDS}; of decode, whose rates vary most, {DECODE_ROUNDS})"
+    default = (
+        f"({ROUNDS}; of decode, whose rates vary most, {DECODE_ROUNDS} to {DECODE_ROUNDS_MAX}, "
+        f"until the median is known within {100 * DECODE_HALF_WIDTH:g} %%)"
+    )
     add("--rounds", type=argument(parse_positive), metavar="N", help=default)
     return parser.parse_args(arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -60,6 +61,32 @@ def test_a_quiet_machine_is_not_spoken_of(
     take_away(monkeypatch, [])
     chat.main(["--what", "decode", "--rounds", "1"])
     assert "lost more" not in capsys.readouterr().err
+
+
+def test_rounds_go_on_until_the_median_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = itertools.cycle([80.0, 130.0])
+    monkeypatch.setattr(chat.Bench, "_chat_rate", lambda *_: next(rates))
+    chat.main(["--what", "decode"])
+    shown = capsys.readouterr().out
+    decode = json.loads(shown.splitlines()[-1])["figures"][0]
+    assert len(decode["values"]) == chat.DECODE_ROUNDS_MAX
+    assert decode["interval"] == pytest.approx([0.8, 1.3])
+    assert decode["number"] == pytest.approx(1.05)
+    assert "1.05 (95 %: 0.8 to 1.3)" in shown
+
+
+def test_rounds_that_agree_are_few(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = itertools.cycle([98.0, 99.0, 100.0, 101.0])
+    monkeypatch.setattr(chat.Bench, "_chat_rate", lambda *_: next(rates))
+    chat.main(["--what", "decode"])
+    decode = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"][0]
+    assert len(decode["values"]) == chat.DECODE_ROUNDS
+    low, high = decode["interval"]
+    assert 0.98 <= low <= decode["number"] <= high <= 1.01
 
 
 def test_under_a_ceiling_the_chat_also_gets_as_many_slots(
