@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +126,30 @@ def test_one_percent_decides(disk_file: Path, fetched: int, holds: bool) -> None
     else:
         with pytest.raises(BenchmarkInvalid, match=f"asked for {fetched}"):
             check_device_bytes(disk_file, 5, 5 + fetched, 100 << 20)
+
+
+@needs_native
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_the_program_itself_reads_is_measured_without(
+    disk_file: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Its own code, which may come from the device once, is no fault of the file system's."""
+    fetched, elsewhere = 0, [64 << 20] * times
+    measured = io_probe._measured
+
+    def counted(*task: Any) -> tuple[io_probe.ProbeResult, int]:
+        result, asked = measured(*task)
+        nonlocal fetched
+        fetched += asked + (elsewhere.pop() if elsewhere else 0)
+        return result, asked
+
+    monkeypatch.setattr(io_probe.page_cache, "device_bytes", lambda: fetched)
+    monkeypatch.setattr(io_probe, "_measured", counted)
+    if times == 1:
+        assert measure(disk_file, 4096, 4, 0.02, make_buffer(4096)).proven
+    else:
+        with pytest.raises(BenchmarkInvalid, match="read elsewhere"):
+            measure(disk_file, 4096, 4, 0.02, make_buffer(4096))
 
 
 def test_without_an_account_of_devices_nothing_is_proven(disk_file: Path) -> None:
