@@ -114,13 +114,12 @@ def measure(
     come from the device meanwhile, which it does once; a file system that reads more does it again.
     """
     task = (path, read_bytes, threads, seconds, buffer, direct, region, spacing_bytes)
-    before = page_cache.device_bytes()
-    result, asked = _measured(*task)
-    after = page_cache.device_bytes()
-    if before is not None and after is not None and after - before > _most(asked):
+    for _ in range(2):
         before = page_cache.device_bytes()
         result, asked = _measured(*task)
         after = page_cache.device_bytes()
+        if before is None or after is None or after - before <= _most(asked):
+            break
     return replace(result, proven=check_device_bytes(path, before, after, asked))
 
 
