@@ -323,6 +323,14 @@ def keys_above(
 def stream_read_ns(buffer: Buffer, threads: int) -> int:
     """Nanoseconds to read the buffer once, each thread a part of it: the best of a few passes."""
 
+def row_read_ns(
+    data: NDArray[np.uint8], row_bytes: int, ids: NDArray[np.int32], threads: int
+) -> int:
+    """Nanoseconds to read rows, row id at byte id * row_bytes, in the order of `ids`.
+
+    The best of a few passes; each thread reads a part of them. IndexError for an id outside.
+    """
+
 def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
     """CRC-32C of the bytes, continuing from `value`."""
 

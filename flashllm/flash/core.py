@@ -29,6 +29,7 @@ __all__ = [
     "keys_above",
     "open_kernels",
     "row_bytes",
+    "row_read_ns",
     "stream_read_ns",
 ]
 
@@ -75,6 +76,7 @@ if TYPE_CHECKING or not FALLBACK:
         ids_above,
         keys_above,
         row_bytes,
+        row_read_ns,
         stream_read_ns,
     )
 else:
@@ -90,6 +92,7 @@ else:
         ids_above,
         keys_above,
         row_bytes,
+        row_read_ns,
         stream_read_ns,
     )
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import struct
-import time
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.flash import numpy_attention, numpy_rows
-from flashllm.flash.numpy_reader import Buffer, Reader, require_array
+from flashllm.flash.numpy_memory import row_read_ns, row_starts, stream_read_ns
+from flashllm.flash.numpy_reader import Buffer, Reader, check_threads, require_array
 from flashllm.flash.numpy_rows import row_bytes
 from flashllm.flash.numpy_selection import ids_above, keys_above
 from flashllm.flash.numpy_slots import SlotTable
@@ -30,11 +30,11 @@ __all__ = [
     "ids_above",
     "keys_above",
     "row_bytes",
+    "row_read_ns",
     "stream_read_ns",
 ]
 
 NAME = "numpy"
-_MAX_THREADS = 1024
 # Damaged weights give damaged numbers, as in the native core, and no warnings.
 _DAMAGED_WEIGHTS = np.errstate(invalid="ignore", over="ignore")
 _DECODED_ROWS = 1024  # rows decoded at a time: bounds the memory of a product of many rows
@@ -45,27 +45,11 @@ def available_isas() -> list[str]:
     return ["numpy"]
 
 
-def stream_read_ns(buffer: Buffer, threads: int) -> int:
-    """Nanoseconds to read the buffer once, on one thread whatever is asked for: the best of few."""
-    if not 1 <= threads <= _MAX_THREADS:
-        raise ValueError(f"threads is {threads}; expected 1 to {_MAX_THREADS}")
-    values = buffer.array()
-    values[::4096] = values[::4096]  # until it is written to, memory is one page of zeros
-    words = values[: buffer.nbytes // 8 * 8].view(np.uint64)
-    best_ns = 1 << 62
-    for _ in range(3):
-        begin_ns = time.perf_counter_ns()
-        words.sum()
-        best_ns = min(best_ns, time.perf_counter_ns() - begin_ns)
-    return max(best_ns, 1)
-
-
 class Kernels:
     """Products of encoded rows. `threads` is kept for its twin's sake; everything runs on one."""
 
     def __init__(self, threads: int = 1, isa: str | None = None) -> None:
-        if not 1 <= threads <= _MAX_THREADS:
-            raise ValueError(f"threads is {threads}; expected 1 to {_MAX_THREADS}")
+        check_threads(threads)
         if isa not in (None, "numpy"):
             raise ValueError(f"isa is {isa!r}; available: numpy")
         self.threads = threads
@@ -119,7 +103,7 @@ class Kernels:
         require_array("x", x, np.float32)
         require_array("out", out, np.float32, writable=True)
         nbytes = row_bytes(dtype, len(x))
-        starts = _row_starts(rows, row_stride, row_offset, nbytes, ids)
+        starts = row_starts(rows, row_stride, row_offset, nbytes, ids)
         if len(out) != len(ids):
             raise ValueError(f"out has {len(out)} values for {len(ids)} ids")
         for i, start in enumerate(starts):
@@ -143,16 +127,14 @@ class Kernels:
         require_array("block_ends", block_ends, np.int32)
         require_array("out", out, np.float32, writable=True)
         nbytes = row_bytes(dtype, len(out))
-        starts = _row_starts(rows, row_stride, row_offset, nbytes, ids)
+        starts = row_starts(rows, row_stride, row_offset, nbytes, ids)
         if len(weights) != len(ids):
             raise ValueError(f"weights has {len(weights)} values for {len(ids)} ids")
         for run in _runs("block_ends", block_ends, len(ids)):
-            partial = np.zeros(len(out), np.float32)
-            for i in range(run.start, run.stop):
-                if weights[i] != 0.0:
-                    raw = rows[None, starts[i] : starts[i] + nbytes]
-                    partial += weights[i] * numpy_rows.decode(raw, dtype, len(out))[0]
-            out += partial
+            used = [i for i in range(run.start, run.stop) if weights[i] != 0.0]
+            if used:
+                raw = np.stack([rows[starts[i] : starts[i] + nbytes] for i in used])
+                out += numpy_rows.weighted_sum(raw, dtype, len(out), weights[used])
 
     def dot_rows_each(
         self,
@@ -173,7 +155,7 @@ class Kernels:
         if len(out) != len(ids):
             raise ValueError(f"out has {len(out)} values for {len(ids)} ids")
         vectors = _vectors("x", x, vector_ends)
-        _row_starts(rows, row_stride, row_offset, row_bytes(dtype, vectors.shape[1]), ids)
+        row_starts(rows, row_stride, row_offset, row_bytes(dtype, vectors.shape[1]), ids)
         for vector, run in zip(vectors, _runs("vector_ends", vector_ends, len(ids)), strict=True):
             self.dot_rows(rows, row_stride, row_offset, dtype, ids[run], vector, out[run])
 
@@ -198,7 +180,7 @@ class Kernels:
         if len(weights) != len(ids):
             raise ValueError(f"weights has {len(weights)} values for {len(ids)} ids")
         vectors = _vectors("out", out, vector_ends)
-        _row_starts(rows, row_stride, row_offset, row_bytes(dtype, vectors.shape[1]), ids)
+        row_starts(rows, row_stride, row_offset, row_bytes(dtype, vectors.shape[1]), ids)
         runs = _runs("vector_ends", vector_ends, len(ids))
         _runs("block_ends", block_ends, len(ids))
         for run in runs:
@@ -282,7 +264,7 @@ class Kernels:
         self._check_open()
         require_array("out", out, np.float32, writable=True)
         nbytes = row_bytes(dtype, columns)
-        starts = _row_starts(rows, row_stride, row_offset, nbytes, ids)
+        starts = row_starts(rows, row_stride, row_offset, nbytes, ids)
         if len(out) != len(ids) * columns:
             raise ValueError(f"out has {len(out)} values for {len(ids)} ids of {columns} columns")
         for decoded, start in zip(out.reshape(len(ids), columns), starts, strict=True):
@@ -301,31 +283,10 @@ class Kernels:
         require_array("to", to, np.uint8, writable=True)
         if len(to_ids) != len(row_ids):
             raise ValueError(f"to_ids has {len(to_ids)} values for {len(row_ids)} ids")
-        begins = _row_starts(rows, row_bytes, 0, row_bytes, row_ids)
-        ends = _row_starts(to, row_bytes, 0, row_bytes, to_ids)
+        begins = row_starts(rows, row_bytes, 0, row_bytes, row_ids)
+        ends = row_starts(to, row_bytes, 0, row_bytes, to_ids)
         for begin, end in zip(begins, ends, strict=True):
             to[end : end + row_bytes] = rows[begin : begin + row_bytes]
-
-
-def _row_starts(
-    rows: NDArray[np.uint8],
-    row_stride: int,
-    row_offset: int,
-    nbytes: int,
-    ids: NDArray[np.int32],
-) -> list[int]:
-    """Byte positions of the rows, checked: IndexError for an id outside `rows`."""
-    require_array("rows", rows, np.uint8)
-    require_array("ids", ids, np.int32)
-    if row_stride < 1 or row_offset < 0:
-        raise ValueError(f"row_stride is {row_stride} and row_offset {row_offset}")
-    starts = [int(i) * row_stride + row_offset for i in ids]
-    for i, start in zip(ids, starts, strict=True):
-        if i < 0 or start + nbytes > len(rows):
-            raise IndexError(
-                f"id {i}: its row ends at byte {start + nbytes}, outside {len(rows)} bytes"
-            )
-    return starts
 
 
 def _runs(name: str, ends: NDArray[np.int32], count: int) -> list[slice]:

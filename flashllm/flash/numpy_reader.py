@@ -29,6 +29,12 @@ _TRANSIENT_RETRIES = 1000
 _DEGRADES = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
 
 
+def check_threads(threads: int) -> None:
+    """`ValueError` for a number of threads out of range."""
+    if not 1 <= threads <= _MAX_THREADS:
+        raise ValueError(f"threads is {threads}; expected 1 to {_MAX_THREADS}")
+
+
 def require_array(
     name: str, array: NDArray[Any], dtype: type[np.generic], writable: bool = False
 ) -> None:
@@ -95,8 +101,7 @@ class Reader:
             raise ValueError(f"direct is {direct!r}; expected required, optional or disabled")
         if backend not in ("auto", "threads", "uring"):
             raise ValueError(f"backend is {backend!r}; expected auto, threads or uring")
-        if not 1 <= threads <= _MAX_THREADS:
-            raise ValueError(f"threads is {threads}; expected 1 to {_MAX_THREADS}")
+        check_threads(threads)
         if gap_bytes < 0 or max_read_bytes < 1:
             raise ValueError(f"gap_bytes is {gap_bytes} and max_read_bytes {max_read_bytes}")
         self._path, self.threads = path, threads

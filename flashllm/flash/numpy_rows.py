@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["decode", "dots", "encode", "quantise", "row_bytes"]
+__all__ = ["decode", "dots", "encode", "quantise", "row_bytes", "weighted_sum"]
 
 Floats = NDArray[np.float32]
 Raw = NDArray[np.uint8]
@@ -22,8 +22,9 @@ _GROUP_BYTES = {"int8": _GROUP, "int4": _GROUP // 2}
 _LARGEST_HALF = np.float32(65504)
 _MOST = {"int8": np.float32(127), "int4": np.float32(7)}
 _FACTORS = (1.0, 0.95, 0.9, 0.85, 0.8, 1.05)  # as in encode_loops.h, and in that order
-_INPUT_MOST = np.float32(8127)  # 128 * 63 + 63
-_INPUT_LEAST = np.float32(2.0**-100)
+_MOST_ROUNDED = np.float32(8127)  # 128 * 63 + 63
+_LEAST_ROUNDED = np.float32(2.0**-100)
+_ROWS_PER_SUM = 8
 
 
 def row_bytes(dtype: str, columns: int) -> int:
@@ -79,12 +80,34 @@ def encode(values: Floats, dtype: str, first_row: int = 0) -> Raw:
 
 def quantise(x: Floats) -> tuple[NDArray[np.int32], Floats]:
     """A vector as whole numbers of 14 bits [groups, 32] and a scale for each group."""
-    groups = _grouped(x[None])[0]
+    return _round_together(_grouped(x[None])[0])
+
+
+def weighted_sum(raw: Raw, dtype: str, columns: int, weights: Floats) -> Floats:
+    """Rows [n, row_bytes] of a block times weights [n], in their order, [columns].
+
+    int8 and int4 take weights times scales rounded, together those of _ROWS_PER_SUM rows.
+    """
+    total = np.zeros(columns, np.float32)
+    if dtype in _ITEM_BYTES:
+        for row, weight in zip(decode(raw, dtype, columns), weights, strict=True):
+            total += weight * row
+        return total
+    for first in range(0, len(raw), _ROWS_PER_SUM):
+        numbers, scales = _split(raw[first : first + _ROWS_PER_SUM], dtype)
+        rounded, units = _round_together((weights[first : first + len(numbers), None] * scales).T)
+        sums = (numbers.astype(np.int32) * rounded.T[:, :, None]).sum(axis=0, dtype=np.int32)
+        total += (sums.astype(np.float32) * units[:, None]).reshape(-1)[:columns]
+    return total
+
+
+def _round_together(groups: Floats) -> tuple[NDArray[np.int32], Floats]:
+    """Values [groups, k] as whole numbers of 14 bits and a scale for each group: rounding.h."""
     largest = np.abs(groups).max(axis=1)
-    usable = (largest >= _INPUT_LEAST) & np.isfinite(largest)
+    usable = (largest >= _LEAST_ROUNDED) & np.isfinite(largest)
     safe = np.where(usable, largest, np.float32(1))
-    scales = np.where(usable, largest / _INPUT_MOST, np.where(largest < 1, 0, np.nan))
-    inverse = (_INPUT_MOST / safe)[:, None]
+    scales = np.where(usable, largest / _MOST_ROUNDED, np.where(largest < 1, 0, np.nan))
+    inverse = (_MOST_ROUNDED / safe)[:, None]
     numbers = np.rint(np.where(usable[:, None], groups, 0) * inverse)
     return numbers.astype(np.int32), scales.astype(np.float32)
 

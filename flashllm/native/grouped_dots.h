@@ -1,12 +1,12 @@
 // Dots of rows of int8 and int4, written once for all vector widths.
 //
 // Included as kernel_loops.h is, after it. I gives int8_dots_at_once and int4_dots_at_once, as V
-// does dots_at_once; Bytes and Lanes, as many bytes and 32-bit numbers as a vector has; load(),
-// first_halves() and second_halves() of weights, in the form that dot() takes; seed(), times_128(),
-// dot(lanes, weights, numbers) = lanes + sums of products, and to_float(). Which numbers meet in a
-// lane is its own affair, within a group. S gives Scales, those of kInputGroups groups: load(),
-// int8() and int4(), spread over the lanes of vector k, and where loads_some load_some(), which
-// reads those of fewer.
+// does dots_at_once; Bytes and Lanes, as many bytes and 32-bit numbers as a vector has;
+// load_bytes(); whole(), first_halves() and second_halves() of weights, in the form that dot()
+// takes; seed(), times_128(), dot(lanes, weights, numbers) = lanes + sums of products, and
+// to_float(). Which numbers meet in a lane is its own affair, within a group. S gives Scales, those
+// of kInputGroups groups: load(), int8() and int4(), spread over the lanes of vector k, and where
+// loads_some load_some(), which reads those of fewer.
 
 struct Int8Dot {
   static constexpr DType dtype = DType::int8;
@@ -15,9 +15,9 @@ struct Int8Dot {
   template <class I>
   FLASH_TARGET static inline typename I::Lanes dot(const uint8_t* row, const DotInput& x,
                                                    size_t at) {
-    const typename I::Bytes weights = I::load(row);
-    const auto high = I::dot(I::seed(x.seeds + at / 4), weights, x.high + at);
-    return I::dot(I::times_128(high), weights, x.low + at);
+    const typename I::Bytes weights = I::whole(I::load_bytes(row));
+    const auto high = I::dot(I::seed(x.seeds + at / 4), weights, I::load_bytes(x.high + at));
+    return I::dot(I::times_128(high), weights, I::load_bytes(x.low + at));
   }
   template <class S>
   FLASH_TARGET static inline auto scale(const typename S::Scales& scales, size_t k) {
@@ -32,12 +32,14 @@ struct Int4Dot {
   template <class I>
   FLASH_TARGET static inline typename I::Lanes dot(const uint8_t* row, const DotInput& x,
                                                    size_t at) {
-    const typename I::Bytes first = I::first_halves(row);
-    const typename I::Bytes second = I::second_halves(row);
-    auto lanes = I::dot(I::seed(x.seeds + at / 4), first, x.high + at);
-    lanes = I::times_128(I::dot(lanes, second, x.high + x.half_stride + at));
-    lanes = I::dot(lanes, first, x.low + at);
-    return I::dot(lanes, second, x.low + x.half_stride + at);
+    const typename I::Bytes both = I::load_bytes(row);
+    const typename I::Bytes first = I::first_halves(both);
+    const typename I::Bytes second = I::second_halves(both);
+    const size_t behind = x.half_stride + at;
+    auto lanes = I::dot(I::seed(x.seeds + at / 4), first, I::load_bytes(x.high + at));
+    lanes = I::times_128(I::dot(lanes, second, I::load_bytes(x.high + behind)));
+    lanes = I::dot(lanes, first, I::load_bytes(x.low + at));
+    return I::dot(lanes, second, I::load_bytes(x.low + behind));
   }
   template <class S>
   FLASH_TARGET static inline auto scale(const typename S::Scales& scales, size_t k) {

@@ -65,10 +65,11 @@ struct ColumnRange {
   size_t count;
 };
 
-// partial[c - first] += weights[0] * rows[0][c], then += weights[1] * rows[1][c], and so on: rows
-// one after the other for each column, so that the bits are those of adding them one by one; and
-// each column is computed alike wherever a range begins and ends, so that any split of the columns
-// gives the same bits. Where the block ends, out[c] += the sum instead. `partial` has room for
+// partial[c - first] += weights[0] * rows[0][c], then += weights[1] * rows[1][c], and so on, rows
+// one after the other for each column; in int8 and int4, += the sum over all the rows with their
+// weights times scales rounded together (rounding.h), which is exact but for that. Each column is
+// computed alike wherever a range begins and ends, so that any split of the columns gives the same
+// bits. Where the block ends, out[c] += the sum instead. `partial` has room for
 // whole units of columns.
 using AddFunction = void (*)(const AddRows& rows, const ColumnRange& columns, float* partial,
                              float* out);

@@ -4,8 +4,10 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "kernel_table.h"
+#include "rounding.h"
 
 #define FLASH_TARGET __attribute__((target("avx2,fma,f16c")))
 #define FLASH_INLINE FLASH_TARGET static inline __attribute__((always_inline))
@@ -58,27 +60,42 @@ struct I {
   static constexpr size_t int4_dots_at_once = 2;
   using Bytes = __m256i;
   using Lanes = __m256i;
+  typedef int32_t Whole __attribute__((vector_size(32)));
+  typedef int16_t Halves __attribute__((vector_size(32)));
   FLASH_INLINE Bytes load_bytes(const void* from) {
     return _mm256_loadu_si256(static_cast<const __m256i*>(from));
   }
   // 128 added to each weight: the instruction wants them unsigned.
-  FLASH_INLINE Bytes load(const uint8_t* row) {
-    return _mm256_xor_si256(load_bytes(row), _mm256_set1_epi8(-128));
+  FLASH_INLINE Bytes whole(Bytes bytes) { return _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)); }
+  FLASH_INLINE Bytes second_halves(Bytes both) {
+    return _mm256_and_si256(both, _mm256_set1_epi8(-16));
   }
-  FLASH_INLINE Bytes first_halves(const uint8_t* row) {
-    return _mm256_and_si256(_mm256_slli_epi32(load_bytes(row), 4), _mm256_set1_epi8(-16));
-  }
-  FLASH_INLINE Bytes second_halves(const uint8_t* row) {
-    return _mm256_and_si256(load_bytes(row), _mm256_set1_epi8(-16));
-  }
+  FLASH_INLINE Bytes first_halves(Bytes both) { return second_halves(_mm256_slli_epi32(both, 4)); }
   FLASH_INLINE Lanes seed(const int32_t* from) { return load_bytes(from); }
   FLASH_INLINE Lanes times_128(Lanes lanes) { return _mm256_slli_epi32(lanes, 7); }
   // Pairs stay within 16 bits: 255 * 64 * 2 = 32,640.
-  FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, const int8_t* numbers) {
-    const __m256i pairs = _mm256_maddubs_epi16(weights, load_bytes(numbers));
+  FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, Bytes numbers) {
+    const __m256i pairs = _mm256_maddubs_epi16(weights, numbers);
     return _mm256_add_epi32(lanes, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
   FLASH_INLINE __m256 to_float(Lanes lanes) { return _mm256_cvtepi32_ps(lanes); }
+  FLASH_INLINE Lanes fill(int32_t number) { return _mm256_set1_epi32(number); }
+  FLASH_INLINE Bytes repeat(int32_t four) { return _mm256_set1_epi32(four); }
+  // As bytes are brought together within each half of a vector, halves are turned into pairs.
+  FLASH_INLINE Bytes load_turned(const uint8_t* row) {
+    const __m256i from = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    return _mm256_permutevar8x32_epi32(load_bytes(row), from);
+  }
+  FLASH_INLINE void interleave(Bytes* rows) {
+    const Bytes low[2] = {_mm256_unpacklo_epi8(rows[0], rows[1]),
+                          _mm256_unpacklo_epi8(rows[2], rows[3])};
+    const Bytes high[2] = {_mm256_unpackhi_epi8(rows[0], rows[1]),
+                           _mm256_unpackhi_epi8(rows[2], rows[3])};
+    rows[0] = _mm256_unpacklo_epi16(low[0], low[1]);
+    rows[1] = _mm256_unpackhi_epi16(low[0], low[1]);
+    rows[2] = _mm256_unpacklo_epi16(high[0], high[1]);
+    rows[3] = _mm256_unpackhi_epi16(high[0], high[1]);
+  }
 };
 
 // A vector has one group of int8, or two of int4.
@@ -111,49 +128,12 @@ struct S {
 
 #include "grouped_sums.h"
 
-// sums[0] += scale * the first eight of 16 signed bytes, and sums[1] of the others.
-FLASH_INLINE void add_bytes(__m128i bytes, __m256 scale, __m256* sums) {
-  const __m256 first = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-  const __m256 second = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)));
-  sums[0] = V::fma(scale, first, sums[0]);
-  sums[1] = V::fma(scale, second, sums[1]);
-}
-
-FLASH_INLINE __m128i load_16(const uint8_t* from) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-}
-
-struct Int8Sum {
-  static constexpr DType dtype = DType::int8;
-  FLASH_INLINE void add(const uint8_t* from, const float* scaled, Unit<V>* unit) {
-    for (size_t i = 0; i < 4; ++i) {
-      add_bytes(load_16(from + 16 * i), V::broadcast(scaled[i / 2]), unit->sums + 2 * i);
-    }
-  }
-};
-
-struct Int4Sum {
-  static constexpr DType dtype = DType::int4;
-  FLASH_INLINE void add(const uint8_t* from, const float* scaled, Unit<V>* unit) {
-    const __m128i low = _mm_set1_epi8(15);
-    const __m128i eight = _mm_set1_epi8(8);
-    for (size_t g = 0; g < 2; ++g) {
-      const __m128i both = load_16(from + 16 * g);
-      const __m128i first = _mm_and_si128(both, low);
-      const __m128i second = _mm_and_si128(_mm_srli_epi32(both, 4), low);
-      const __m256 scale = V::broadcast(scaled[g]);
-      add_bytes(_mm_sub_epi8(first, eight), scale, unit->sums + 4 * g);
-      add_bytes(_mm_sub_epi8(second, eight), scale, unit->sums + 4 * g + 2);
-    }
-  }
-};
-
 #include "encode_loops.h"
 
 KernelTable make_avx2() {
   KernelTable table = make_table<V, F32, F16, BF16>("avx2");
   set_grouped_dots<V, I, S>(&table);
-  set_grouped_sums<V, F16, Int8Sum, Int4Sum>(&table);
+  set_grouped_sums<V, F16, I>(&table);
   set_encoding(&table);
   return table;
 }

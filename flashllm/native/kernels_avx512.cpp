@@ -1,12 +1,14 @@
 // AVX-512F alone, which every processor has that has any of it, and with VNNI, which multiplies
-// bytes, and what all that have it have too; without that, AVX2 does the dots of int8 and int4.
+// bytes, and what all that have it have too; without that, AVX2 does int8 and int4.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "kernel_table.h"
+#include "rounding.h"
 
 #define FLASH_TARGET __attribute__((target("avx512f,avx2,fma,f16c")))
 #define FLASH_INLINE FLASH_TARGET static inline __attribute__((always_inline))
@@ -52,38 +54,6 @@ struct BF16 {
 
 #include "kernel_loops.h"
 
-#include "grouped_sums.h"
-
-FLASH_INLINE __m512i load_16(const uint8_t* from) {
-  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-}
-
-struct Int8Sum {
-  static constexpr DType dtype = DType::int8;
-  FLASH_INLINE void add(const uint8_t* from, const float* scaled, Unit<V>* unit) {
-    for (size_t i = 0; i < 4; ++i) {
-      const __m512 numbers = _mm512_cvtepi32_ps(load_16(from + 16 * i));
-      unit->sums[i] = V::fma(V::broadcast(scaled[i / 2]), numbers, unit->sums[i]);
-    }
-  }
-};
-
-// A number is looked up by its four bits: the instruction looks at no others.
-struct Int4Sum {
-  static constexpr DType dtype = DType::int4;
-  FLASH_INLINE void add(const uint8_t* from, const float* scaled, Unit<V>* unit) {
-    const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-    for (size_t g = 0; g < 2; ++g) {
-      const __m512i both = load_16(from + 16 * g);
-      const __m512 first = _mm512_permutexvar_ps(both, numbers);
-      const __m512 second = _mm512_permutexvar_ps(_mm512_srli_epi32(both, 4), numbers);
-      const __m512 scale = V::broadcast(scaled[g]);
-      unit->sums[2 * g] = V::fma(scale, first, unit->sums[2 * g]);
-      unit->sums[2 * g + 1] = V::fma(scale, second, unit->sums[2 * g + 1]);
-    }
-  }
-};
-
 KernelTable make_avx512() {
   KernelTable table = make_table<V, F32, F16, BF16>("avx512");
   const KernelTable& narrower = avx2_kernels();
@@ -91,8 +61,8 @@ KernelTable make_avx512() {
   table.decode = narrower.decode;
   for (const DType dtype : {DType::int8, DType::int4}) {
     table.dot[static_cast<size_t>(dtype)] = narrower.dot[static_cast<size_t>(dtype)];
+    table.add[static_cast<size_t>(dtype)] = narrower.add[static_cast<size_t>(dtype)];
   }
-  set_grouped_sums<V, F16, Int8Sum, Int4Sum>(&table);
   return table;
 }
 
@@ -104,24 +74,40 @@ struct I {
   static constexpr size_t int4_dots_at_once = 4;
   using Bytes = __m512i;
   using Lanes = __m512i;
+  typedef int32_t Whole __attribute__((vector_size(64)));
+  typedef int16_t Halves __attribute__((vector_size(64)));
   FLASH_INLINE Bytes load_bytes(const void* from) { return _mm512_loadu_si512(from); }
   // 128 added to each weight: the instruction wants them unsigned.
-  FLASH_INLINE Bytes load(const uint8_t* row) {
-    return _mm512_xor_si512(load_bytes(row), _mm512_set1_epi32(static_cast<int>(0x80808080)));
+  FLASH_INLINE Bytes whole(Bytes bytes) {
+    return _mm512_xor_si512(bytes, _mm512_set1_epi32(static_cast<int>(0x80808080)));
   }
-  FLASH_INLINE Bytes upper(Bytes both) {
+  FLASH_INLINE Bytes second_halves(Bytes both) {
     return _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xF0F0F0F0)));
   }
-  FLASH_INLINE Bytes first_halves(const uint8_t* row) {
-    return upper(_mm512_slli_epi32(load_bytes(row), 4));
-  }
-  FLASH_INLINE Bytes second_halves(const uint8_t* row) { return upper(load_bytes(row)); }
+  FLASH_INLINE Bytes first_halves(Bytes both) { return second_halves(_mm512_slli_epi32(both, 4)); }
   FLASH_INLINE Lanes seed(const int32_t* from) { return load_bytes(from); }
   FLASH_INLINE Lanes times_128(Lanes lanes) { return _mm512_slli_epi32(lanes, 7); }
-  FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, const int8_t* numbers) {
-    return _mm512_dpbusd_epi32(lanes, weights, load_bytes(numbers));
+  FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, Bytes numbers) {
+    return _mm512_dpbusd_epi32(lanes, weights, numbers);
   }
   FLASH_INLINE __m512 to_float(Lanes lanes) { return _mm512_cvtepi32_ps(lanes); }
+  FLASH_INLINE Lanes fill(int32_t number) { return _mm512_set1_epi32(number); }
+  FLASH_INLINE Bytes repeat(int32_t four) { return _mm512_set1_epi32(four); }
+  // As bytes are brought together within each quarter of a vector, quarters are turned into fours.
+  FLASH_INLINE Bytes load_turned(const uint8_t* row) {
+    const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(from, load_bytes(row));
+  }
+  FLASH_INLINE void interleave(Bytes* rows) {
+    const Bytes low[2] = {_mm512_unpacklo_epi8(rows[0], rows[1]),
+                          _mm512_unpacklo_epi8(rows[2], rows[3])};
+    const Bytes high[2] = {_mm512_unpackhi_epi8(rows[0], rows[1]),
+                           _mm512_unpackhi_epi8(rows[2], rows[3])};
+    rows[0] = _mm512_unpacklo_epi16(low[0], low[1]);
+    rows[1] = _mm512_unpackhi_epi16(low[0], low[1]);
+    rows[2] = _mm512_unpacklo_epi16(high[0], high[1]);
+    rows[3] = _mm512_unpackhi_epi16(high[0], high[1]);
+  }
 };
 
 // A vector has two groups of int8, or four of int4.
@@ -150,10 +136,13 @@ struct S {
 
 #include "grouped_dots.h"
 
+#include "grouped_sums.h"
+
 KernelTable make_avx512vnni() {
   KernelTable table = avx512_kernels();
   table.name = "avx512vnni";
   set_grouped_dots<V, I, S>(&table);
+  set_grouped_sums<V, F16, I>(&table);
   return table;
 }
 

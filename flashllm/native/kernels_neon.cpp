@@ -4,8 +4,10 @@
 #include <arm_neon.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "kernel_table.h"
+#include "rounding.h"
 
 #define FLASH_TARGET
 #define FLASH_INLINE static inline __attribute__((always_inline))
@@ -57,24 +59,46 @@ struct I {
   static constexpr size_t int4_dots_at_once = 1;
   using Bytes = int8x16_t;
   using Lanes = int32x4_t;
-  FLASH_INLINE Bytes load(const uint8_t* row) { return vreinterpretq_s8_u8(vld1q_u8(row)); }
-  // 16 times the number: its four bits, less 8, above four zeros.
-  FLASH_INLINE Bytes first_halves(const uint8_t* row) {
-    return vreinterpretq_s8_u8(veorq_u8(vshlq_n_u8(vld1q_u8(row), 4), vdupq_n_u8(0x80)));
+  using Whole = int32x4_t;
+  using Halves = int16x8_t;
+  FLASH_INLINE Bytes load_bytes(const void* from) {
+    return vreinterpretq_s8_u8(vld1q_u8(static_cast<const uint8_t*>(from)));
   }
-  FLASH_INLINE Bytes second_halves(const uint8_t* row) {
-    const uint8x16_t upper = vandq_u8(vld1q_u8(row), vdupq_n_u8(0xF0));
-    return vreinterpretq_s8_u8(veorq_u8(upper, vdupq_n_u8(0x80)));
+  FLASH_INLINE Bytes whole(Bytes bytes) { return bytes; }
+  // 16 times the number: its four bits, less 8, above four zeros.
+  FLASH_INLINE Bytes first_halves(Bytes both) {
+    return veorq_s8(vshlq_n_s8(both, 4), vdupq_n_s8(-128));
+  }
+  FLASH_INLINE Bytes second_halves(Bytes both) {
+    return veorq_s8(vandq_s8(both, vdupq_n_s8(-16)), vdupq_n_s8(-128));
   }
   FLASH_INLINE Lanes seed(const int32_t* /*from*/) { return vdupq_n_s32(0); }
   FLASH_INLINE Lanes times_128(Lanes lanes) { return vshlq_n_s32(lanes, 7); }
   // Sums of two products stay within 16 bits: 128 * 64 * 2 = 16,384.
-  FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, const int8_t* numbers) {
-    const int8x16_t x = vld1q_s8(numbers);
+  FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, Bytes x) {
     const int16x8_t products = vmull_s8(vget_low_s8(weights), vget_low_s8(x));
     return vpadalq_s16(lanes, vmlal_s8(products, vget_high_s8(weights), vget_high_s8(x)));
   }
   FLASH_INLINE float32x4_t to_float(Lanes lanes) { return vcvtq_f32_s32(lanes); }
+  // Signed bytes need no seeds.
+  FLASH_INLINE Lanes fill(int32_t /*seed*/) { return vdupq_n_s32(0); }
+  // A lane's sum is of two bytes of the first half and two of the second.
+  FLASH_INLINE Bytes repeat(int32_t four) {
+    const int16x8_t both = vreinterpretq_s16_s32(vdupq_n_s32(four));
+    return vreinterpretq_s8_s16(vcombine_s16(vdup_laneq_s16(both, 0), vdup_laneq_s16(both, 1)));
+  }
+  FLASH_INLINE Bytes load_turned(const uint8_t* row) { return load_bytes(row); }
+  FLASH_INLINE void interleave(Bytes* rows) {
+    const auto longs = [](int8x16_t bytes) { return vreinterpretq_s64_s8(bytes); };
+    const int64x2_t low[2] = {longs(vzip1q_s8(rows[0], rows[1])),
+                              longs(vzip1q_s8(rows[2], rows[3]))};
+    const int64x2_t high[2] = {longs(vzip2q_s8(rows[0], rows[1])),
+                               longs(vzip2q_s8(rows[2], rows[3]))};
+    rows[0] = vreinterpretq_s8_s64(vzip1q_s64(low[0], low[1]));
+    rows[1] = vreinterpretq_s8_s64(vzip2q_s64(low[0], low[1]));
+    rows[2] = vreinterpretq_s8_s64(vzip1q_s64(high[0], high[1]));
+    rows[3] = vreinterpretq_s8_s64(vzip2q_s64(high[0], high[1]));
+  }
 };
 
 // A vector has half a group of int8, or one of int4.
@@ -105,43 +129,12 @@ struct S {
 
 #include "grouped_sums.h"
 
-// sums[i] += scale * numbers 4 i to 4 i + 3 of 16 signed bytes.
-FLASH_INLINE void add_bytes(int8x16_t bytes, float scale, float32x4_t* sums) {
-  const int16x8_t first = vmovl_s8(vget_low_s8(bytes));
-  const int16x8_t second = vmovl_s8(vget_high_s8(bytes));
-  const int32x4_t numbers[4] = {vmovl_s16(vget_low_s16(first)), vmovl_s16(vget_high_s16(first)),
-                                vmovl_s16(vget_low_s16(second)), vmovl_s16(vget_high_s16(second))};
-  for (size_t i = 0; i < 4; ++i) {
-    sums[i] = V::fma(V::broadcast(scale), vcvtq_f32_s32(numbers[i]), sums[i]);
-  }
-}
-
-struct Int8Sum {
-  static constexpr DType dtype = DType::int8;
-  FLASH_INLINE void add(const uint8_t* from, const float* scaled, Unit<V>* unit) {
-    for (size_t i = 0; i < 4; ++i) {
-      add_bytes(I::load(from + 16 * i), scaled[i / 2], unit->sums + 4 * i);
-    }
-  }
-};
-
-struct Int4Sum {
-  static constexpr DType dtype = DType::int4;
-  FLASH_INLINE void add(const uint8_t* from, const float* scaled, Unit<V>* unit) {
-    for (size_t g = 0; g < 2; ++g) {
-      const uint8_t* both = from + 16 * g;
-      add_bytes(vshrq_n_s8(I::first_halves(both), 4), scaled[g], unit->sums + 8 * g);
-      add_bytes(vshrq_n_s8(I::second_halves(both), 4), scaled[g], unit->sums + 8 * g + 4);
-    }
-  }
-};
-
 #include "encode_loops.h"
 
 KernelTable make_neon() {
   KernelTable table = make_table<V, F32, F16, BF16>("neon");
   set_grouped_dots<V, I, S>(&table);
-  set_grouped_sums<V, F16, Int8Sum, Int4Sum>(&table);
+  set_grouped_sums<V, F16, I>(&table);
   set_encoding(&table);
   return table;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernel_table.h"
+#include "rounding.h"
 
 #define FLASH_TARGET
 
@@ -17,7 +18,7 @@ uint16_t load_half(const uint8_t* from) {
 
 // Each gives the value of one column of a row.
 struct F32 {
-  static float load(const uint8_t* row, size_t column, size_t /*columns*/) {
+  static float load(const uint8_t* row, size_t column) {
     float value = 0;
     std::memcpy(&value, row + column * 4, 4);
     return value;
@@ -25,13 +26,13 @@ struct F32 {
 };
 
 struct F16 {
-  static float load(const uint8_t* row, size_t column, size_t /*columns*/) {
+  static float load(const uint8_t* row, size_t column) {
     return float_from_f16(load_half(row + column * 2));
   }
 };
 
 struct BF16 {
-  static float load(const uint8_t* row, size_t column, size_t /*columns*/) {
+  static float load(const uint8_t* row, size_t column) {
     return float_from_bf16(load_half(row + column * 2));
   }
 };
@@ -43,10 +44,6 @@ float scale_of(const uint8_t* row, size_t group, size_t groups, DType dtype) {
 struct Int8 {
   static constexpr DType dtype = DType::int8;
   static int number(const uint8_t* row, size_t column) { return static_cast<int8_t>(row[column]); }
-  static float load(const uint8_t* row, size_t column, size_t columns) {
-    return static_cast<float>(number(row, column)) *
-           scale_of(row, column / kGroup, group_count(columns), dtype);
-  }
   static int input(const DotInput& x, size_t column) {
     return 128 * x.high[column] + x.low[column];
   }
@@ -58,10 +55,6 @@ struct Int4 {
     const int both = row[column / kGroup * (kGroup / 2) + column % (kGroup / 2)];
     return (column % kGroup < kGroup / 2 ? both & 15 : both >> 4) - 8;
   }
-  static float load(const uint8_t* row, size_t column, size_t columns) {
-    return static_cast<float>(number(row, column)) *
-           scale_of(row, column / kGroup, group_count(columns), dtype);
-  }
   static int input(const DotInput& x, size_t column) {
     const size_t half = column % kGroup < kGroup / 2 ? 0 : x.half_stride;
     const size_t at = half + column / kGroup * (kGroup / 2) + column % (kGroup / 2);
@@ -72,7 +65,7 @@ struct Int4 {
 template <class Encoding>
 float dot(const uint8_t* row, const DotInput& x) {
   float sum = 0;
-  for (size_t c = 0; c < x.columns; ++c) sum += Encoding::load(row, c, x.columns) * x.values[c];
+  for (size_t c = 0; c < x.columns; ++c) sum += Encoding::load(row, c) * x.values[c];
   return sum;
 }
 
@@ -98,15 +91,36 @@ void each(const DotRows& rows, const DotInput& x, float* out) {
 template <class Encoding>
 void add(const AddRows& rows, const ColumnRange& columns, float* partial, float* out) {
   for (size_t c = columns.first; c < columns.last; ++c) {
-    float sum = rows.begins ? 0 : partial[c - columns.first];
+    float* const sum = partial + (c - columns.first);
+    if (rows.begins) *sum = 0;
     for (size_t r = 0; r < rows.count; ++r) {
-      sum += rows.weights[r] * Encoding::load(rows.rows[r], c, columns.count);
+      *sum += rows.weights[r] * Encoding::load(rows.rows[r], c);
     }
-    if (rows.ends) {
-      out[c] += sum;
-    } else {
-      partial[c - columns.first] = sum;
+    if (rows.ends) out[c] += *sum;
+  }
+}
+
+template <class Encoding>
+void add_groups(const AddRows& rows, const ColumnRange& columns, float* partial, float* out) {
+  const size_t groups = group_count(columns.count);
+  float scale = 0;
+  int32_t numbers[kRowsPerAdd];
+  for (size_t c = columns.first; c < columns.last; ++c) {
+    if (c % kGroup == 0) {
+      float scaled[kRowsPerAdd];
+      for (size_t r = 0; r < rows.count; ++r) {
+        scaled[r] = rows.weights[r] * scale_of(rows.rows[r], c / kGroup, groups, Encoding::dtype);
+      }
+      scale = round_together(scaled, rows.count, numbers);
     }
+    int32_t total = 0;
+    for (size_t r = 0; r < rows.count; ++r) {
+      total += Encoding::number(rows.rows[r], c) * numbers[r];
+    }
+    float* const sum = partial + (c - columns.first);
+    if (rows.begins) *sum = 0;
+    *sum += static_cast<float>(total) * scale;
+    if (rows.ends) out[c] += *sum;
   }
 }
 
@@ -117,7 +131,7 @@ KernelTable make_table() {
   table.name = "scalar";
   table.dot = {each<dot<F32>>, each<dot<F16>>, each<dot<BF16>>, each<dot_groups<Int8>>,
                each<dot_groups<Int4>>};
-  table.add = {add<F32>, add<F16>, add<BF16>, add<Int8>, add<Int4>};
+  table.add = {add<F32>, add<F16>, add<BF16>, add_groups<Int8>, add_groups<Int4>};
   set_encoding(&table);
   return table;
 }

@@ -368,6 +368,11 @@ NB_MODULE(_core, m) {
       },
       "buffer"_a, "threads"_a, Released());
   m.def(
+      "row_read_ns",
+      [](const Array<const uint8_t>& data, int64_t row_bytes, const Array<const int32_t>& ids,
+         int threads) { return row_read_ns(view(data), row_bytes, view(ids), threads); },
+      "data"_a.noconvert(), "row_bytes"_a, "ids"_a.noconvert(), "threads"_a, Released());
+  m.def(
       "crc32c",
       [](const Array<const uint8_t>& data, uint32_t value) {
         return crc32c(data.data(), data.size(), value);

@@ -1,37 +1,12 @@
 #include "quantised_input.h"
 
-#include <algorithm>
 #include <cstring>
-#include <limits>
+
+#include "rounding.h"
 
 namespace flash_core {
 
 namespace {
-
-constexpr float kLargest = 8127;  // 128 * 63 + 63
-// Groups below this count as zeros: what they add is lost beside anything a layer has.
-constexpr float kSmallest = 0x1p-100F;
-// Added to a float and taken from its bits, rounds it to a whole number, halves to even.
-constexpr float kRounding = 12582912.0F;
-
-// numbers [kGroup] = values / scale, rounded; returns the scale, NaN where a value is not finite.
-float round_group(const float* values, int32_t* numbers) {
-  uint32_t largest_bits = 0;
-  for (size_t i = 0; i < kGroup; ++i) {
-    largest_bits = std::max(largest_bits, bits_of(values[i]) & 0x7FFFFFFF);
-  }
-  const float largest = float_from_bits(largest_bits);
-  if (!(largest >= kSmallest && largest <= std::numeric_limits<float>::max())) {
-    std::fill_n(numbers, kGroup, 0);
-    return largest < kSmallest ? 0 : std::numeric_limits<float>::quiet_NaN();
-  }
-  const float inverse = kLargest / largest;
-  for (size_t i = 0; i < kGroup; ++i) {
-    numbers[i] =
-        static_cast<int32_t>(bits_of(values[i] * inverse + kRounding) - bits_of(kRounding));
-  }
-  return largest / kLargest;
-}
 
 void split(const int32_t* numbers, size_t count, int8_t* high, int8_t* low) {
   for (size_t i = 0; i < count; ++i) {
@@ -71,7 +46,7 @@ DotInput QuantisedInput::prepare(DType dtype, const float* x, size_t columns) {
       values = last;
     }
     int32_t numbers[kGroup];
-    const float scale = round_group(values, numbers);
+    const float scale = round_together(values, kGroup, numbers);
     int32_t* seeds = seeds_.data() + g * lanes;
     if (dtype == DType::int8) {
       scales_[g] = scale;

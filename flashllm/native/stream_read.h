@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "buffer.h"
+#include "view.h"
 
 namespace flash_core {
 
@@ -12,5 +13,11 @@ namespace flash_core {
 // made real memory, before the clock is. Nobody else may write to the buffer meanwhile; it is not
 // changed. invalid_argument for threads outside 1 to 1024.
 int64_t stream_read_ns(Buffer* buffer, int threads);
+
+// The same of rows, row number id at byte id * row_bytes, which are read in the order of `ids`,
+// each as far as it fills lines of 64 bytes: what memory gives of rows that lie anywhere.
+// out_of_range for an id outside the bytes. Who made the bytes has written to them.
+int64_t row_read_ns(View<const uint8_t> bytes, int64_t row_bytes, View<const int32_t> ids,
+                    int threads);
 
 }  // namespace flash_core

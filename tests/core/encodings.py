@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -47,6 +48,12 @@ def decode(raw: np.ndarray, dtype: str, width: int) -> np.ndarray:
     if dtype == "bf16":
         wide = (raw.view("<u2").astype("<u4") << 16).view("<f4")
         return wide.astype(np.float64).reshape(-1, width)
+    numbers, scales = split(raw, dtype, width)
+    return (numbers * scales[:, :, None]).reshape(len(numbers), -1)[:, :width]
+
+
+def split(raw: np.ndarray, dtype: str, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whole numbers [n, groups, 32] and scales [n, groups] of the bytes of rows."""
     rows = raw.reshape(-1, nbytes_of(dtype, width))
     groups = math.ceil(width / GROUP)
     scales = np.ascontiguousarray(rows[:, -2 * groups :]).view("<f2").astype(np.float64)
@@ -56,19 +63,43 @@ def decode(raw: np.ndarray, dtype: str, width: int) -> np.ndarray:
         numbers[numbers > 127] -= 256
     else:
         numbers = np.concatenate([packed % 16, packed // 16], axis=2).astype(np.int64) - 8
-    return (numbers * scales[:, :, None]).reshape(len(rows), -1)[:, :width]
+    return numbers, scales
 
 
 def rounded_input(x: np.ndarray, dtype: str) -> np.ndarray:
     """The vector that dots of an encoding multiply with: 14 bits by groups for whole numbers."""
     if dtype in ITEM_BYTES:
         return x.astype(np.float64)
-    groups = grouped(x[None].astype(np.float32))[0]
-    largest = np.abs(groups).max(axis=1, keepdims=True)
+    return rounded(grouped(x[None].astype(np.float32))[0]).reshape(-1)[: len(x)]
+
+
+def weighted_sum(
+    raw: np.ndarray, dtype: str, width: int, weights: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """The sum of rows times their weights, in blocks that end at `ends`.
+
+    In whole numbers, weights times scales are rounded to 14 bits: together for each eight rows of
+    a block, leaving out those of weight 0.
+    """
+    if dtype in ITEM_BYTES:
+        return weights.astype(np.float64) @ decode(raw, dtype, width)
+    numbers, scales = split(raw, dtype, width)
+    total = np.zeros(numbers.shape[1:])
+    for first, last in itertools.pairwise([0, *ends.tolist()]):
+        used = first + np.flatnonzero(weights[first:last])
+        for at in range(0, len(used), 8):
+            rows = used[at : at + 8]
+            scaled = weights[rows, None] * scales[rows].astype(np.float32)
+            total += (numbers[rows] * rounded(scaled.T).T[:, :, None]).sum(axis=0)
+    return total.reshape(-1)[:width]
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Floats [n, k] as whole numbers of 14 bits times a scale for each of n."""
+    largest = np.abs(values).max(axis=1, keepdims=True)
     scales = largest / np.float32(8127)
     safe = np.where(largest == 0, np.float32(1), largest)
-    numbers = np.rint(groups * (np.float32(8127) / safe))
-    return (numbers.astype(np.float64) * scales).reshape(-1)[: len(x)]
+    return np.rint(values * (np.float32(8127) / safe)).astype(np.float64) * scales
 
 
 def grouped(values: np.ndarray) -> np.ndarray:

@@ -153,8 +153,10 @@ def test_large_scores_neither_overflow_nor_vanish(make_kernels: Make, dtype: str
     keys[37], keys[38:] = 100.0, -100.0
     kernels.write_head_rows(keys.ravel(), dtype, 32, 1, 0, case.rows[0])
     case.query[:] = 100.0
-    found = case.attend(kernels)
-    assert np.array_equal(found, case.decoded()[1, 0, 37].float().numpy())
+    found, expected = case.attend(kernels), case.decoded()[1, 0, 37].float().numpy()
+    # In int8 what a weight comes to beside scales is rounded, and so is the product.
+    tolerance = 2**-22 if dtype == "int8" else 0
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=0)
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)

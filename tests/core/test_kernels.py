@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flashllm import _core
 from flashllm.flash import numpy_core
-from tests.core.encodings import decode, encode, nbytes_of, rounded_input
+from tests.core.encodings import decode, encode, nbytes_of, rounded_input, weighted_sum
 
 Make = Callable[..., Any]
 WIDTHS = [1, 7, 8, 16, 33, 64, 257, 1000]
@@ -59,9 +59,53 @@ def test_weighted_sum_rows(make_kernels: Make, dtype: str, width: int) -> None:
     out = before.copy()
     ends = np.array([0, 5, 9, 9, 10], np.int32)
     make_kernels().weighted_sum_rows(rows, stride, offset, dtype, ids, weights, ends, out)
-    exact = rows_at(rows, stride, offset, width, dtype)[ids]
-    scale = np.abs(weights) @ np.abs(exact) + np.abs(before)
-    assert_close(out, before + weights @ exact, scale)
+    raw = raw_at(rows, stride, offset, width, dtype)[ids]
+    scale = np.abs(weights) @ np.abs(decode(raw.reshape(-1), dtype, width)) + np.abs(before)
+    assert_close(out, before + weighted_sum(raw, dtype, width, weights, ends), scale)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 9, 64])
+def test_rounded_weights_cost_little_of_the_largest(
+    make_kernels: Make, dtype: str, count: int
+) -> None:
+    # One row outweighs the others a thousandfold: what those add keeps the digits that it has.
+    values, weights = normal((count, 200), seed=8), normal(count, seed=9)
+    weights[0] = 1000.0
+    raw = encode(values, dtype)
+    ids, ends = np.arange(count, dtype=np.int32), np.array([count], np.int32)
+    out = np.zeros(200, np.float32)
+    make_kernels().weighted_sum_rows(raw, nbytes_of(dtype, 200), 0, dtype, ids, weights, ends, out)
+    exact = decode(raw, dtype, 200)
+    # Half of the last of 8,127 steps up to the largest, for each of eight rows.
+    bound = 8 * 0.5 / 8127 * np.abs(weights[:, None] * exact).max() + 1e-3
+    assert np.all(np.abs(out - weights @ exact) <= bound)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["weight", "scale"])
+def test_what_is_not_finite_shows_in_its_groups_and_nowhere_else(
+    make_kernels: Make, dtype: str, wrong: float, where: str
+) -> None:
+    width, count = 32 * 41, 13
+    raw, weights = encode(normal((count, width)), dtype), normal(count, seed=1)
+    scales = raw.reshape(count, -1)[:, -2 * 41 :].copy().view("<f2")
+    if where == "weight":
+        weights[9] = wrong
+    else:
+        scales[9, 17] = wrong
+        raw.reshape(count, -1)[:, -2 * 41 :] = scales.view(np.uint8)
+    ids, ends = np.arange(count, dtype=np.int32), np.array([count], np.int32)
+    out = np.zeros(width, np.float32)
+    stride = nbytes_of(dtype, width)
+    make_kernels(2).weighted_sum_rows(raw, stride, 0, dtype, ids, weights, ends, out)
+    finite = np.isfinite(out).reshape(41, 32)
+    if where == "weight":
+        assert not finite.any()
+    else:
+        assert not finite[17].any()
+        assert finite[np.arange(41) != 17].all()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -120,8 +164,12 @@ def bundles(count: int, width: int, dtype: str) -> tuple[np.ndarray, int, int]:
 
 
 def rows_at(rows: np.ndarray, stride: int, offset: int, width: int, dtype: str) -> np.ndarray:
+    return decode(raw_at(rows, stride, offset, width, dtype).reshape(-1), dtype, width)
+
+
+def raw_at(rows: np.ndarray, stride: int, offset: int, width: int, dtype: str) -> np.ndarray:
     raw = rows.reshape(-1, stride)[:, offset : offset + nbytes_of(dtype, width)]
-    return decode(np.ascontiguousarray(raw).reshape(-1), dtype, width)
+    return np.ascontiguousarray(raw)
 
 
 def test_rows_need_no_alignment(make_kernels: Make, dtype: str) -> None:
@@ -229,7 +277,8 @@ def test_native_agrees_with_its_twin_and_all_sets_with_scalar(
         kernels.dot_rows(rows, stride, 0, dtype, ids, x, dots)
         kernels.weighted_sum_rows(rows, stride, 0, dtype, ids, weights, ends, total)
         assert_close(dots, exact @ seen, np.abs(exact) @ np.abs(seen))
-        assert_close(total, weights @ exact, np.abs(weights) @ np.abs(exact))
+        expected = weighted_sum(rows.reshape(count, -1)[ids], dtype, width, weights, ends)
+        assert_close(total, expected, np.abs(weights) @ np.abs(exact))
         kernels.close()
 
 

@@ -90,3 +90,16 @@ def test_a_stream_leaves_memory_alone(core: ModuleType) -> None:
     for threads in (0, 1025):
         with pytest.raises(ValueError, match="threads is"):
             core.stream_read_ns(buffer, threads)
+
+
+def test_rows_are_read_where_they_are(core: ModuleType) -> None:
+    data, ids = np.full(11 * 200, 90, np.uint8), np.array([10, 0, 3, 3], np.int32)
+    assert core.row_read_ns(data, 200, ids, 2) > 0
+    assert core.row_read_ns(data, 200, ids[:0], 2) > 0
+    assert np.all(data == 90)
+    with pytest.raises(IndexError, match="11"):
+        core.row_read_ns(data, 200, np.array([11], np.int32), 1)
+    with pytest.raises(ValueError, match="row_bytes is 0"):
+        core.row_read_ns(data, 0, ids, 1)
+    with pytest.raises(ValueError, match="threads is 0"):
+        core.row_read_ns(data, 200, ids, 0)

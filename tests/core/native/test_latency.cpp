@@ -77,3 +77,22 @@ TEST(a_stream_reads_memory_of_any_size_and_leaves_it_alone) {
   CHECK_THROWS(std::invalid_argument, "threads is 0", stream_read_ns(&buffer, 0));
   CHECK_THROWS(std::invalid_argument, "threads is 2000", stream_read_ns(&buffer, 2000));
 }
+
+TEST(rows_are_read_to_the_end_of_their_bytes_and_no_further) {
+  for (const size_t row_bytes : {1, 63, 64, 200, 4352}) {
+    const std::vector<uint8_t> bytes(11 * row_bytes, 0x5A);
+    const std::vector<int32_t> ids = {10, 0, 3, 3, 7, 10, 1};
+    const auto read = [&](View<const int32_t> which, int threads) {
+      return row_read_ns({bytes.data(), bytes.size()}, static_cast<int64_t>(row_bytes), which,
+                         threads);
+    };
+    for (const int threads : {1, 2, 9}) CHECK(read({ids.data(), ids.size()}, threads) > 0);
+    CHECK(read({ids.data(), 0}, 2) > 0);
+    const int32_t outside = 11;
+    CHECK_THROWS(std::out_of_range, "11", read({&outside, 1}, 1));
+    const int32_t negative = -1;
+    CHECK_THROWS(std::out_of_range, "-1", read({&negative, 1}, 1));
+    CHECK_THROWS(std::invalid_argument, "threads is 0", read({ids.data(), ids.size()}, 0));
+  }
+  CHECK_THROWS(std::invalid_argument, "row_bytes is 0", row_read_ns({nullptr, 0}, 0, {}, 1));
+}
