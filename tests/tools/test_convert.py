@@ -221,14 +221,33 @@ def test_snapshot_in_a_hugging_face_cache(tmp_path: Path) -> None:
     assert verify(tmp_path / "out").ok
 
 
-def test_header_of_the_bundles_names_the_source(tmp_path: Path) -> None:
+def test_what_the_id_of_the_bundles_depends_on(tmp_path: Path) -> None:
+    """The settings, where the source's tensors lie, its configuration, the resident weights."""
     tensors = random_tensors(CONFIG)
-    first = write_checkpoint(tmp_path / "first", tensors=tensors)
-    other = write_checkpoint(tmp_path / "other", tensors=random_tensors(CONFIG, seed=1))
-    for source in (first, other):
-        convert(source, tmp_path / f"{source.name}-out")
-    headers = [read_header(tmp_path / f"{n}-out" / "ffn.bundles") for n in ("first", "other")]
-    assert headers[0].file_id != headers[1].file_id
+    prefix = "model.decoder.layers"
+    biased = {**tensors, f"{prefix}.1.fc1.bias": tensors[f"{prefix}.1.fc1.bias"] + 1}
+    places = {f"{prefix}.{i}.fc1.weight": f"{prefix}.{1 - i}.fc1.weight" for i in range(2)}
+    moved = {places.get(name, name): tensors[places.get(name, name)] for name in tensors}
+    write_checkpoint(tmp_path / "source", tensors=tensors, unknown=1)
+    write_checkpoint(tmp_path / "config", tensors=tensors, unknown=2)
+    write_checkpoint(tmp_path / "biased", tensors=biased, unknown=1)
+    write_checkpoint(tmp_path / "moved", tensors=moved, unknown=1)
+    write_checkpoint(tmp_path / "shards", tensors=tensors, unknown=1, shards=2)
+    # Sizes of files do not tell these from the source.
+    for name in ("config", "biased", "moved"):
+        for path in (tmp_path / name).iterdir():
+            assert path.stat().st_size == (tmp_path / "source" / path.name).stat().st_size
+    conversions: list[tuple[str, dict[str, Any]]] = [
+        ("source", {}), ("source", {}), ("config", {}), ("biased", {}), ("moved", {}),
+        ("shards", {}), ("source", {"dtype": "f32"}), ("source", {"dtype": "f16"}),
+        ("source", {"resident_dtype": "f16"}),
+    ]  # fmt: skip
+    ids = []
+    for number, (name, options) in enumerate(conversions):
+        convert(tmp_path / name, tmp_path / f"out-{number}", **options)
+        ids.append(read_header(tmp_path / f"out-{number}" / "ffn.bundles").file_id)
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == len(ids) - 1
 
 
 def test_matrices_of_several_types_need_a_choice(tmp_path: Path) -> None:

@@ -26,12 +26,16 @@ PICKLED_FILE = "pytorch_model.bin"
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """One tensor of the source: its name there, its type in lower case, its shape, its file."""
+    """One tensor of the source: its name there, its type in lower case, its shape, its file.
+
+    `offset` is where its bytes begin in the file; 0 where nobody knows.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     file: str
+    offset: int
     nbytes: int
 
 
@@ -46,9 +50,6 @@ class Shard(Protocol):
 
     def expect(self, name: str) -> None:
         """Have the bytes of a tensor fetched, where that can be done without waiting."""
-
-    def forget(self, name: str) -> None:
-        """Let go of what the system keeps of a tensor."""
 
     def check_unchanged(self) -> None:
         """`NotACheckpoint` when the file was written to since it was opened."""
@@ -81,10 +82,6 @@ class Checkpoint:
         """Have the bytes of a tensor fetched, where that can be done without waiting."""
         self._shards[tensor.file].expect(tensor.name)
 
-    def forget(self, tensor: SourceTensor) -> None:
-        """Let go of what the system keeps of a tensor: it would push out what others need."""
-        self._shards[tensor.file].forget(tensor.name)
-
     def check_unchanged(self) -> None:
         """`NotACheckpoint` when a file was written to since it was opened."""
         for shard in self._shards.values():
@@ -103,7 +100,7 @@ class SafetensorsShard:
     def tensors(self) -> list[SourceTensor]:
         """What the header names."""
         return [
-            SourceTensor(name, record.dtype, record.shape, self._name, record.nbytes)
+            SourceTensor(name, record.dtype, record.shape, self._name, record.offset, record.nbytes)
             for name, record in self._index.items()
         ]
 
@@ -117,11 +114,6 @@ class SafetensorsShard:
         """Into the page cache."""
         record = self._index[name]
         self._file.expect(record.offset, record.nbytes)
-
-    def forget(self, name: str) -> None:
-        """From the page cache."""
-        record = self._index[name]
-        self._file.forget(record.offset, record.nbytes)
 
     def check_unchanged(self) -> None:
         """By size and time of the last change."""

@@ -42,15 +42,15 @@ class RangeFile:
     def read_directly(self) -> bool:
         """Read past the page cache from now on, where the system can; whether it does.
 
-        Buffers and offsets must then be whole pages, except that the file may end inside.
+        Buffers and offsets must then be whole pages.
         """
         self._direct = set_direct(self._descriptor, True)
         return self._direct
 
-    def read_into(self, buffer: memoryview, offset: int, nbytes: int | None = None) -> None:
-        """Fill `buffer`, or its first `nbytes` at least, with the bytes from `offset` on."""
-        done, wanted = 0, len(buffer) if nbytes is None else nbytes
-        while done < wanted:
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer` with the bytes from `offset` on."""
+        done = 0
+        while done < len(buffer):
             try:
                 count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
             except OSError as problem:

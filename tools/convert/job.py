@@ -75,7 +75,6 @@ def _check_copy(checkpoint: Checkpoint, copy: str, original: str) -> None:
         (a == b).all()
         for a, b in zip(blocks_of(checkpoint, first), blocks_of(checkpoint, second), strict=True)
     )
-    checkpoint.forget(first)  # the original is read again
     if not same:
         raise TensorMismatch(
             f"{checkpoint.directory}: config.json says that {copy} and {original} are tied, but "

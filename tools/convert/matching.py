@@ -33,7 +33,7 @@ class Assignment:
     predictors: tuple[tuple[SourceTensor, SourceTensor], ...]
 
     def tensors(self) -> Iterable[SourceTensor]:
-        """Everything that is written, predictors apart."""
+        """Everything that is written, predictors apart, each as often as it is used."""
         for piece in self.resident.values():
             yield piece.tensor
         for layer in self.bundled:

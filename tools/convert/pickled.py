@@ -7,6 +7,7 @@ dropped and made anew after every `MAPPED_BYTES_MAX`, which costs milliseconds.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ class PickledShard:
         self._touched_bytes = 0
         self._renewing = threading.Lock()
         try:
-            self._tensors = [self._describe(key, value) for key, value in self._open().items()]
+            described = [self._describe(key, value) for key, value in self._open().items()]
+            self._tensors = self._placed(described)
         except BaseException:
             self.close()
             raise
@@ -56,24 +58,22 @@ class PickledShard:
                     self._mapped = None
 
     def expect(self, name: str) -> None:
-        """Nothing: where its bytes lie is torch's business."""
-
-    def forget(self, name: str) -> None:
-        """Nothing, as with `expect`."""
+        """Nothing: the mapping is torch's business."""
 
     def check_unchanged(self) -> None:
         """By size and time of the last change."""
         self._file.check_unchanged()
 
     def close(self) -> None:
-        """Drop the mapping and close the file."""
+        """Drop the mapping and close the file; what was mapped leaves the page cache, too."""
         self._mapped = None
+        self._file.forget(0, self._file.size)
         self._file.close()
 
     def _open(self) -> dict[str, Any]:
         """The mapped tensors."""
         if self._mapped is None:
-            self._mapped = _load(self._path)
+            self._mapped = _load(self._path, "cpu")
             self._touched_bytes = 0
         return self._mapped
 
@@ -89,15 +89,27 @@ class PickledShard:
         names = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
         dtype = names.get(value.dtype, str(value.dtype).removeprefix("torch."))
         nbytes = value.numel() * value.element_size()
-        return SourceTensor(key, dtype, tuple(value.shape), self._name, nbytes)
+        return SourceTensor(key, dtype, tuple(value.shape), self._name, 0, nbytes)
+
+    def _placed(self, tensors: list[SourceTensor]) -> list[SourceTensor]:
+        """The same with their offsets in the file, where torch tells them."""
+        placed = []
+        # Without data: only then does torch keep where a storage begins.
+        values = _load(self._path, "meta")
+        for tensor in tensors:
+            value = values[tensor.name]
+            start = getattr(value.untyped_storage(), "_checkpoint_offset", None)
+            inside = value.storage_offset() * value.element_size()
+            placed.append(replace(tensor, offset=0 if start is None else start + inside))
+        return placed
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, device: str) -> dict[str, Any]:
     """The dictionary in the file, mapped; `NotACheckpoint` for whatever torch refuses."""
     import torch
 
     try:
-        values = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        values = torch.load(path, map_location=device, mmap=True, weights_only=True)
     except Exception as problem:  # torch raises many kinds, all of them about the file
         reason = str(problem).strip().splitlines() or [type(problem).__name__]
         raise NotACheckpoint(

@@ -13,7 +13,6 @@ import flashllm
 from flashllm.errors import CannotCreate
 from flashllm.flash.layout import BundleHeader, FileRecord, Manifest, read_manifest
 from flashllm.flash.manifest import LAYOUT_VERSION, RESIDENT_FILE
-from flashllm.spec import ModelSpec
 
 from . import predicting
 from .checkpoint import open_checkpoint
@@ -21,7 +20,7 @@ from .config import CONFIG_FILE, read_config
 from .description import Overrides, check_source, doubt, model_name, spec_of
 from .destination import OutputFile, check_space, partial_directory, whole_or_absent
 from .families import family_of
-from .files import read_small, source_file
+from .files import read_small, sha256_of, source_file
 from .hashing import Hashing
 from .job import Job, look
 from .progress import Progress, SilentProgress
@@ -130,17 +129,18 @@ def _write(job: Job, directory: Path, predictors: predicting.Wish, progress: Pro
         )
     if predicting.imports(predictors):
         files |= predicting.take_predictors(job, predictors, directory)
-    # The bundles' checksums need the hash of the source; what stays in memory does not.
-    with Hashing(_hashed_files(job)) as hashing:
+    assignment = job.assignment
+    with Hashing(_hashed_files(job), assignment.tensors()) as hashing:
         progress.start("resident weights", resident_bytes(job.spec))
         files[RESIDENT_FILE] = write_resident(
-            directory, job.spec, job.checkpoint, job.assignment.resident, progress
+            directory, job.spec, job.checkpoint, assignment.resident, hashing.used, progress
         )
-        progress.start("hashing the source", hashing.total_bytes)
+        header = BundleHeader.for_spec(job.spec, _file_id(job, files[RESIDENT_FILE]))
+        progress.start("feed-forward bundles", header.file_bytes)
+        files |= write_bundles(
+            directory, header, job.checkpoint, assignment, hashing.used, progress
+        )
         source = _describe_source(job, hashing.records(progress))
-    header = BundleHeader.for_spec(job.spec, _file_id(source, job.spec))
-    progress.start("feed-forward bundles", header.file_bytes)
-    files |= write_bundles(directory, header, job.checkpoint, job.assignment, progress)
     progress.finish()
     job.checkpoint.check_unchanged()
     manifest = Manifest(
@@ -186,7 +186,22 @@ def _describe_source(job: Job, hashed: dict[str, FileRecord]) -> dict[str, Any]:
     return source
 
 
-def _file_id(source: dict[str, Any], spec: ModelSpec) -> bytes:
-    """What the checksums of the bundles are seeded with: it changes with the source or settings."""
-    identity = json.dumps([LAYOUT_VERSION, spec.to_json(), source], sort_keys=True)
-    return hashlib.sha256(identity.encode()).digest()[:16]
+def _file_id(job: Job, resident: FileRecord) -> bytes:
+    """What the checksums of the bundles are seeded with.
+
+    It changes with the settings, with what the source's files are called and where which tensor
+    lies in them, and with the resident weights. The hashes of the source are not in it: they are
+    known when all of it was read, bundles included.
+    """
+    paths = _hashed_files(job)
+    identity = {
+        "layout_version": LAYOUT_VERSION,
+        "spec": job.spec.to_json(),
+        "family": job.family.model_type,
+        "overrides": job.overrides.to_json(),
+        "files": {name: path.stat().st_size for name, path in paths.items()},
+        "config": sha256_of(paths[CONFIG_FILE], SilentProgress()),
+        "tensors": {name: asdict(tensor) for name, tensor in job.checkpoint.tensors.items()},
+        "resident": resident.sha256,
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()[:16]

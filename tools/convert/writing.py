@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +82,13 @@ def write_resident(
     spec: ModelSpec,
     checkpoint: Checkpoint,
     assigned: Mapping[str, Piece],
+    used: Callable[[SourceTensor], None],
     progress: Progress,
 ) -> FileRecord:
-    """`resident.safetensors`, in the order of `resident_layout`."""
+    """`resident.safetensors`, in the order of `resident_layout`.
+
+    `used` is told of each use of a tensor that is over.
+    """
     layout = resident_layout(spec)
     with OutputFile(directory / RESIDENT_FILE) as file:
         file.write(_resident_header(layout))
@@ -96,7 +100,7 @@ def write_resident(
             for encoded in encoded_blocks(checkpoint, assigned[name], dtype):
                 file.write(encoded.data)
                 progress.advance(len(encoded))
-            checkpoint.forget(assigned[name].tensor)
+            used(assigned[name].tensor)
     return file.record
 
 
@@ -105,9 +109,10 @@ def write_bundles(
     header: BundleHeader,
     checkpoint: Checkpoint,
     assignment: Assignment,
+    used: Callable[[SourceTensor], None],
     progress: Progress,
 ) -> dict[str, FileRecord]:
-    """`ffn.bundles` and `ffn.crc32c`, layer after layer."""
+    """`ffn.bundles` and `ffn.crc32c`, layer after layer; `used` as with `write_resident`."""
     with (
         OutputFile(directory / BUNDLES_FILE) as file,
         OutputFile(directory / CHECKSUMS_FILE) as checksums,
@@ -125,7 +130,7 @@ def write_bundles(
                     first += len(block)
                     progress.advance(block.nbytes)
             for row in rows:
-                checkpoint.forget(row.tensor)
+                used(row.tensor)
         padding_bytes = header.file_bytes - file.bytes
         file.write(bytes(padding_bytes))
         progress.advance(padding_bytes)
