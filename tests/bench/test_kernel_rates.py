@@ -12,7 +12,8 @@ from benchmarks import kernels
 def test_scattered_rows_are_held_against_reads_of_the_same_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [
+    size = ["--mib", "4", "--rounds", "1", "--threads", "1", "--columns", "256"]
+    words = [*size, "--dtype", "f16", "int4", "--isa", "scalar"]
         "--mib",
         "4",
         "--rounds",
