@@ -14,20 +14,6 @@ def test_scattered_rows_are_held_against_reads_of_the_same_rows(
 ) -> None:
     size = ["--mib", "4", "--rounds", "1", "--threads", "1", "--columns", "256"]
     words = [*size, "--dtype", "f16", "int4", "--isa", "scalar"]
-        "--mib",
-        "4",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        "--columns",
-        "256",
-        "--dtype",
-        "f16",
-        "int4",
-        "--isa",
-        "scalar",
-    ]
     assert kernels.main([*words, "--kernel", "matvec", "dot_rows", "weighted_sum"]) == 0
     table, _, line = capsys.readouterr().out.rstrip().rpartition("\n")
     rates = json.loads(line)["rates"]

@@ -20,6 +20,7 @@ from flashllm.spec import DTYPE_BYTES, ModelSpec
 from .checkpoint import Checkpoint, SourceTensor
 from .encoding import encode
 from .files import BLOCK_BYTES
+from .parallel import in_order
 
 Transform = Literal["as is", "transpose", "plus one"]
 Part = Literal[
@@ -104,45 +105,33 @@ def rows_of(part: Part, n_rows: int, spec: ModelSpec) -> Rows:
     return Rows(*parts[part])
 
 
-def encoded_blocks(checkpoint: Checkpoint, piece: Piece, dtype: str) -> Iterator[NDArray[np.uint8]]:
-    """All rows of a piece in the encoding `dtype`, block by block."""
+def block_starts(piece: Piece) -> range:
+    """The first rows of the blocks that a piece is read in."""
+    return range(0, piece.rows.total, _block_rows(piece))
+
+
+def encoded_block(
+    checkpoint: Checkpoint, piece: Piece, first: int, dtype: str
+) -> NDArray[np.uint8]:
+    """The block of a piece that begins at row `first`, in the encoding `dtype`."""
     tensor = piece.tensor
     columns = tensor.shape[-1] if len(tensor.shape) > 1 else 1
-    first = 0
-    for block in _blocks(checkpoint, piece):
-        place = functools.partial(_row_words, piece, first, columns)
-        first += len(block) // piece.row_bytes
-        if piece.transform == "plus one":
-            raw = encode(block, tensor.dtype, "f32", tensor.name, place=place)
-            values = raw.view(np.float32)
-            block, source = (values + np.float32(1)).view(np.uint8), "f32"
-        else:
-            source = tensor.dtype
-        yield encode(block, source, dtype, tensor.name, columns, place)
+    place = functools.partial(_row_words, piece, first, columns)
+    count = min(_block_rows(piece), piece.rows.total - first)
+    raw, source = read_rows(checkpoint, piece, first, count), tensor.dtype
+    if piece.transform == "plus one":
+        values = encode(raw, source, "f32", tensor.name, place=place).view(np.float32)
+        raw, source = (values + np.float32(1)).view(np.uint8), "f32"
+    return encode(raw, source, dtype, tensor.name, columns, place)
+
+
+def _block_rows(piece: Piece) -> int:
+    return min(max(BLOCK_BYTES // piece.row_bytes, 1), piece.rows.total)
 
 
 def _row_words(piece: Piece, first: int, columns: int, value: int) -> str:
     """Where a value of a block lies that begins at row `first` of a piece."""
     return f" in row {piece.rows.source(first + value // columns)}, in {piece.tensor.file}"
-
-
-def _blocks(checkpoint: Checkpoint, piece: Piece) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of all rows in blocks of whole rows; each is overwritten by the next."""
-    row_bytes = piece.row_bytes
-    rows = min(max(BLOCK_BYTES // row_bytes, 1), piece.rows.total)
-    buffer = np.empty(rows * row_bytes, dtype=np.uint8)
-    filled = 0
-    for first, count in piece.rows.runs(0, piece.rows.total):
-        position, end = first * row_bytes, (first + count) * row_bytes
-        while position < end:
-            taken = min(end - position, len(buffer) - filled)
-            checkpoint.read_into(buffer[filled : filled + taken].data, piece.tensor, position)
-            position, filled = position + taken, filled + taken
-            if filled == len(buffer):
-                yield buffer
-                filled = 0
-    if filled:
-        yield buffer[:filled]
 
 
 def read_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -> NDArray[np.uint8]:
@@ -158,9 +147,14 @@ def read_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -> N
 
 
 def read_whole(checkpoint: Checkpoint, tensor: SourceTensor) -> NDArray[np.uint8]:
-    """All bytes of a tensor."""
+    """All bytes of a tensor, read by several threads."""
     content = np.empty(tensor.nbytes, dtype=np.uint8)
-    checkpoint.read_into(content.data, tensor, 0)
+
+    def read(start: int) -> None:
+        checkpoint.read_into(content[start : start + BLOCK_BYTES].data, tensor, start)
+
+    for _ in in_order(read, range(0, tensor.nbytes, BLOCK_BYTES)):
+        pass
     return content
 
 

@@ -40,7 +40,14 @@ from .files import BLOCK_BYTES
 from .matching import Assignment
 from .parallel import in_order
 from .progress import Progress
-from .transforms import Piece, columns, encoded_blocks, read_rows, read_whole
+from .transforms import (
+    Piece,
+    block_starts,
+    columns,
+    encoded_block,
+    read_rows,
+    read_whole,
+)
 
 Layout = list[tuple[str, str, tuple[int, ...]]]
 BUNDLED_BYTES = 4 << 20
@@ -89,18 +96,31 @@ def write_resident(
 
     `used` is told of each use of a tensor that is over.
     """
-    layout = resident_layout(spec)
-    with OutputFile(directory / RESIDENT_FILE) as file:
-        file.write(_resident_header(layout))
+    layout = [(assigned[name], dtype) for name, dtype, _ in resident_layout(spec)]
+
+    def blocks() -> Iterator[tuple[Piece, int, str]]:
+        for following, (piece, dtype) in enumerate(layout, 1):
+            for expected, _ in layout[following : following + 1]:
+                checkpoint.expect(expected.tensor)
+            for first in block_starts(piece):
+                yield piece, first, dtype
+
+    def encoded(block: tuple[Piece, int, str]) -> tuple[NDArray[np.uint8], SourceTensor | None]:
+        piece, first, _ = block
+        last = first == block_starts(piece)[-1]
+        return encoded_block(checkpoint, *block), piece.tensor if last else None
+
+    with (
+        OutputFile(directory / RESIDENT_FILE) as file,
+        contextlib.closing(in_order(encoded, blocks())) as results,
+    ):
+        file.write(_resident_header(resident_layout(spec)))
         progress.advance(file.bytes)
-        tensors = [assigned[name].tensor for name, _, _ in layout]
-        for following, (name, dtype, _) in enumerate(layout, 1):
-            for tensor in tensors[following : following + 1]:
-                checkpoint.expect(tensor)
-            for encoded in encoded_blocks(checkpoint, assigned[name], dtype):
-                file.write(encoded.data)
-                progress.advance(len(encoded))
-            used(assigned[name].tensor)
+        for content, ended in results:
+            file.write(content.data)
+            progress.advance(len(content))
+            if ended is not None:
+                used(ended)
     return file.record
 
 
