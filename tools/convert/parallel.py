@@ -22,7 +22,7 @@ def in_order(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Genera
     """
     threads = min(os.cpu_count() or 1, THREADS_MAX)
     under_way: deque[Future[_Result]] = deque()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="bundling")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="converting")
     try:
         for item in items:
             under_way.append(pool.submit(work, item))
