@@ -16,7 +16,7 @@ def processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bundling() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name.startswith("bundling")]
+    return [one for one in threading.enumerate() if one.name.startswith("converting")]
 
 
 def test_results_are_in_order_whichever_is_ready_first() -> None:
