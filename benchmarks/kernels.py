@@ -3,7 +3,7 @@
 Goal: rates of matrices times a vector, dots of scattered rows and weighted sums of scattered rows,
 for each encoding and instruction set, beside plain reads of the same memory in the same round, so
 that the ratio holds where other programs slow both down; for scattered rows also beside reads of
-rows of the same size at the same places with nothing computed of them, which is all that memory
+rows of the same size at the same places with nothing computed of them, which is about what memory
 gives of such rows. Of each, a round takes the best of five passes, and every pass of a kernel takes
 memory that several before it did not. The last line is JSON.
 """

@@ -15,7 +15,7 @@ namespace flash_core {
 int64_t stream_read_ns(Buffer* buffer, int threads);
 
 // The same of rows, row number id at byte id * row_bytes, which are read in the order of `ids`,
-// each as far as it fills lines of 64 bytes: what memory gives of rows that lie anywhere.
+// each as far as it fills lines of 64 bytes: about what memory gives of rows anywhere.
 // out_of_range for an id outside the bytes. Who made the bytes has written to them.
 int64_t row_read_ns(View<const uint8_t> bytes, int64_t row_bytes, View<const int32_t> ids,
                     int threads);
