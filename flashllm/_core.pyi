@@ -304,6 +304,12 @@ class SlotTable:
     def clear(self) -> None:
         """All slots are free."""
 
+    def limit(self, count: int) -> None:
+        """From now on only the first `count` slots get bundles; what is in the others is given up.
+
+        ValueError where there are not so many.
+        """
+
 def ids_above(
     scores: NDArray[np.float32], limits: NDArray[np.float32], ids: NDArray[np.int32]
 ) -> int:

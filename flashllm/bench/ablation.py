@@ -31,9 +31,10 @@ from flashllm.bench.active_sets import ActiveSets, RecordingSelector
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash import core
 from flashllm.flash.converted import AVAILABLE_SHARE, choose_selector, find_profile
+from flashllm.flash.division import DEFAULT_WINDOW
 from flashllm.flash.estimate import Weights
 from flashllm.flash.manifest import PREDICTORS_FILE, read_manifest
-from flashllm.flash.plan import DEFAULT_IO_THREADS, DEFAULT_WINDOW, Plan, make_plan
+from flashllm.flash.plan import DEFAULT_IO_THREADS, Plan, make_plan
 from flashllm.flash.resident_stream import ResidentStream
 from flashllm.flash.store import RawTensor, Store
 from flashllm.flash.stream import SlotPool, smallest_slots

@@ -19,8 +19,8 @@ from flashllm.bench.traces import Trace
 from flashllm.errors import UsageError
 from flashllm.flash.activity import Activity
 from flashllm.flash.budgets import divide, load_curve
+from flashllm.flash.division import DEFAULT_WINDOW
 from flashllm.flash.numpy_slots import Values
-from flashllm.flash.plan import DEFAULT_WINDOW
 from flashllm.flash.policies import DEFAULT_POLICY, POLICIES, Pinned, Policy, make_policy
 from flashllm.flash.stream import passes, smallest_slots
 from flashllm.flash.window import Ids, LayerWindow

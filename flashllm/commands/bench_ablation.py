@@ -87,7 +87,7 @@ def _run(ablation: Ablation, runs: int) -> tuple[list[RowResult], bool]:
 def _text(arguments: argparse.Namespace, directory: Path) -> list[int]:
     """Token ids of the text asked for; for the demo alone, of what comes with it."""
     from flashllm.bench.ablation import PROMPT_TOKENS
-    from flashllm.flash.plan import DEFAULT_WINDOW
+    from flashllm.flash.division import DEFAULT_WINDOW
     from flashllm.flash.store import Store
     from flashllm.predictors.calibration import ContextLimits
     from flashllm.predictors.evaluation.texts import TOKENS_MIN, TextSettings, read_passages

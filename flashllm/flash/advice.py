@@ -12,10 +12,11 @@ from typing import Any
 
 from flashllm.errors import FlashllmError
 from flashllm.flash.activity import Activity, assumed
+from flashllm.flash.division import SLACK
 from flashllm.flash.estimate import predictor_bytes, sizes_of_shape
 from flashllm.flash.expectation import Expectation, Model, expect
 from flashllm.flash.kv import KV_DTYPES, kv_bytes
-from flashllm.flash.plan import SLACK, Plan, Sizes, make_plan
+from flashllm.flash.plan import Plan, Sizes, make_plan
 from flashllm.flash.profile import Profile
 from flashllm.flash.stream import smallest_slots
 from flashllm.spec import DType, ModelSpec

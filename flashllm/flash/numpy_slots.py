@@ -76,6 +76,7 @@ class SlotTable:
         self._carried = tuple(carried)
         self._terms = terms.reshape(n_bundles, len(carried))
         self._first_slot = first_slot
+        self._n_usable = n_slots
         self._slot_of = np.full(n_bundles, -1, np.int32)
         self._bundle_in = np.full(n_slots, -1, np.int32)
         self.slot_of, self.bundle_in = self._slot_of.view(), self._bundle_in.view()
@@ -87,12 +88,20 @@ class SlotTable:
     @property
     def free_slots(self) -> int:
         """How many hold nothing."""
-        return int(np.count_nonzero(self._bundle_in < 0))
+        return int(np.count_nonzero(self._bundle_in[: self._n_usable] < 0))
 
     def clear(self) -> None:
         """All slots are free."""
         self._slot_of.fill(-1)
         self._bundle_in.fill(-1)
+
+    def limit(self, count: int) -> None:
+        """From now on only the first `count` slots get bundles; what is in the others goes."""
+        if not 1 <= count <= len(self._bundle_in):
+            raise ValueError(f"limit is {count} of {len(self._bundle_in)} slots")
+        self._n_usable = count
+        beyond = np.arange(count, len(self._bundle_in))
+        self._give_up(beyond[self._bundle_in[beyond] >= 0])
 
     def claim(
         self,
@@ -119,8 +128,8 @@ class SlotTable:
         kept = np.zeros(len(self._bundle_in), np.bool_)
         kept[flying] = kept[here[here >= 0]] = True
         needed = int(np.count_nonzero(here < 0))
-        if (together := needed + int(np.count_nonzero(kept))) > len(kept):
-            raise ValueError(f"{together} bundles are needed at once in {len(kept)} slots")
+        if (together := needed + int(np.count_nonzero(kept))) > self._n_usable:
+            raise ValueError(f"{together} bundles are needed at once in {self._n_usable} slots")
         use(self._terms, index, self._carried, added)
         if expired > -np.inf:
             candidates = np.flatnonzero((self._bundle_in >= 0) & ~kept)
@@ -144,7 +153,7 @@ class SlotTable:
         here = self._slot_of[index]
         kept = np.zeros(len(self._bundle_in), np.bool_)
         kept[here[here >= 0]] = True
-        absent = index[here < 0][: len(kept) - int(np.count_nonzero(kept))]
+        absent = index[here < 0][: self._n_usable - int(np.count_nonzero(kept))]
         into, taken = self._take(len(absent), kept, scales)
         self._put(absent, into)
         self._guessed_ids[: len(absent)] = absent
@@ -157,7 +166,8 @@ class SlotTable:
         index = self._checked("id", ids, len(self._slot_of))
         into = self._indexes(slots)
         for bundle, slot in zip(index.tolist(), into.tolist(), strict=True):
-            if self._slot_of[bundle] >= 0 or self._bundle_in[slot] >= 0:
+            taken = self._bundle_in[slot] >= 0 or slot >= self._n_usable
+            if self._slot_of[bundle] >= 0 or taken:
                 raise ValueError(f"id {bundle} is in a slot, or slot {slot} is taken")
             self._slot_of[bundle], self._bundle_in[slot] = slot, bundle
 
@@ -170,7 +180,7 @@ class SlotTable:
         self, count: int, kept: NDArray[np.bool_], scales: Sequence[float]
     ) -> tuple[Index, int]:
         """Free slots, then those of the worst that are not kept; how many of the latter."""
-        found = np.flatnonzero(self._bundle_in < 0)[:count]
+        found = np.flatnonzero(self._bundle_in[: self._n_usable] < 0)[:count]
         taken = count - len(found)
         if not taken:
             return found, 0

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.activity import Activity
-from flashllm.flash.budgets import divide, load_curve
+from flashllm.flash.division import DEFAULT_WINDOW, LEAST_BLOCKS, Divider, least_slots
 from flashllm.flash.kv import (
     DEFAULT_KV_DTYPE,
     KvDType,
@@ -23,21 +23,16 @@ from flashllm.flash.kv import (
 )
 from flashllm.flash.policies import choose_policy
 from flashllm.flash.profile import Profile
-from flashllm.flash.stream import smallest_slots
 from flashllm.spec import ModelSpec
 
 MIB = 1 << 20
 DEFAULT_IO_THREADS = 32
 DEFAULT_CONTEXT = 2048
-DEFAULT_WINDOW = 5
-"""The paper's window for its first model; used where no recording says what fits."""
 GAP_BYTES = 4096
 """Neighbours on flash that are at most this far apart are read at once, where no profile says how
 far apart they may be."""
 MAX_READ_BYTES = 512 << 10
 """The largest single read of the core: what runs of neighbours are cut into."""
-SLACK = 1.1
-"""Slots beyond what the calibration text needed, since other texts may need a little more."""
 
 Overlap = Literal["none", "hits", "attention", "layer"]
 """What of a token is computed while its bundles are read: nothing; what needs only bundles that are
@@ -51,11 +46,6 @@ _TILE_BYTES = 4 * MIB
 spend more on beginning and ending products than they gain (docs/log.md)."""
 _LINEAR_BYTES = 2 * MIB
 """Of decoded rows of a resident matrix."""
-_LEAST_BLOCKS = 2
-_MOST_BLOCKS = 24
-"""With as many the disk has work while attention is computed."""
-_RING_SHARE = 12
-"""One part in so many of what is left for slots may go to further blocks of the prefill's ring."""
 _RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
 """Of a thread that reads: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
@@ -93,7 +83,7 @@ class PrefillShape:
             linear_rows=max(_LINEAR_BYTES // row_bytes, 16),
         )
 
-    def bytes(self, spec: ModelSpec, stride: int, context: int, blocks: int = _LEAST_BLOCKS) -> int:
+    def bytes(self, spec: ModelSpec, stride: int, context: int, blocks: int = LEAST_BLOCKS) -> int:
         """Memory of a prefill at its peak: so many blocks, decoded rows, activations."""
         widest = max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
         ring = blocks * self.bundles * stride
@@ -143,8 +133,10 @@ class Plan:
     context: int
     select: str
     prefill: PrefillShape
-    prefill_blocks: int = _LEAST_BLOCKS
+    prefill_blocks: int = LEAST_BLOCKS
     """Blocks that a prefill holds at once: one that is computed with, the others being read."""
+    lent_blocks: tuple[int, ...] = ()
+    """Of these, how many lie in slots of each layer, whose bundles are given up for a prompt."""
     gap_bytes: int = GAP_BYTES
     """Neighbours on flash that are at most this far apart are read at once."""
     overlap: Overlap = DEFAULT_OVERLAP
@@ -157,6 +149,11 @@ class Plan:
     def seed_tokens(self) -> int:
         """The last tokens of a prompt whose bundles stay."""
         return self.window if self.policy == "window" else max(self.window, _SEED_TOKENS)
+
+    @property
+    def own_blocks(self) -> int:
+        """Blocks of a prefill that lie in memory of their own."""
+        return self.prefill_blocks - sum(self.lent_blocks)
 
     @property
     def lossy(self) -> bool:
@@ -202,7 +199,7 @@ def make_plan(
     policy = choose_policy(policy, window)
     shape = PrefillShape.of(spec, sizes.stride)
     split = _fixed_bytes(spec, sizes, select, context, encoding)
-    least_bytes = spec.n_layers * _least_slots(spec, select) * sizes.stride
+    least_bytes = spec.n_layers * least_slots(spec, select) * sizes.stride
     needed_bytes = sum(split.values()) + least_bytes
     reads = _ways_to_read(sizes, select, io_threads, profile)
     smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
@@ -214,26 +211,24 @@ def make_plan(
         raise MemoryCeilingTooSmall(
             _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
         )
-    block_bytes = shape.bundles * sizes.stride
-    # What the least slots take is not left over: at the smallest ceiling nothing is.
-    blocks = _ring_blocks(ceiling_bytes - sum(split.values()) - least_bytes, block_bytes)
-    split["prefill"] += (blocks - _LEAST_BLOCKS) * block_bytes
-    affordable = (ceiling_bytes - sum(split.values())) // sizes.stride
-    window, wanted = _choose_window(spec, sizes, select, window, affordable)
-    slots = _slots(spec, sizes, select, policy, wanted, affordable)
-    split["slots"] = sum(slots) * sizes.stride
+    activity, bundles = sizes.activity, shape.bundles
+    divider = Divider(spec, sizes.stride, activity, select, policy, window, bundles)
+    division = divider.divide(ceiling_bytes - sum(split.values()))
+    split["prefill"] += (division.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
+    split["slots"] = sum(division.slots) * sizes.stride
     return Plan(
         ceiling_bytes=ceiling_bytes,
         smallest_bytes=smallest_bytes,
         split=split,
-        window=window,
-        slots_per_layer=tuple(slots),
-        slots_wanted=sum(wanted),
+        window=division.window,
+        slots_per_layer=tuple(division.slots),
+        slots_wanted=sum(division.wanted),
         io_threads=fitting[0].threads,
         context=context,
         select=select,
         prefill=shape,
-        prefill_blocks=blocks,
+        prefill_blocks=division.own_blocks + sum(division.lent_blocks),
+        lent_blocks=tuple(division.lent_blocks),
         gap_bytes=fitting[0].gap_bytes,
         overlap=_overlap(overlap),
         policy=policy,
@@ -262,11 +257,6 @@ def _overlap(name: str | None) -> Overlap:
     if name is not None and name not in get_args(Overlap):
         raise UsageError(f"--overlap {name}: expected one of {', '.join(get_args(Overlap))}")
     return cast("Overlap", name or DEFAULT_OVERLAP)
-
-
-def _ring_blocks(spare_bytes: int, block_bytes: int) -> int:
-    """Blocks of the prefill's ring, where so much is left over a ring of the least."""
-    return min(_LEAST_BLOCKS + spare_bytes // _RING_SHARE // block_bytes, _MOST_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,81 +296,6 @@ def _within(name: str, value: int | None, default: int, limit: int) -> int:
     if not 1 <= value <= limit:
         raise UsageError(f"{name} is {value}; expected 1 to {limit}")
     return value
-
-
-def _choose_window(
-    spec: ModelSpec, sizes: Sizes, select: str, window: int | None, affordable: int
-) -> tuple[int, list[int]]:
-    """The window, and the slots that each layer wants for it."""
-    everything = [spec.bundles_per_layer] * spec.n_layers
-    if select == "all" or sizes.activity is None:
-        return window or DEFAULT_WINDOW, everything
-    if window is not None:
-        return window, _wanted(spec, sizes.activity, window)
-    chosen = sizes.activity.windows[0]
-    for candidate in sizes.activity.windows:
-        if sum(_wanted(spec, sizes.activity, candidate)) <= affordable:
-            chosen = candidate
-    return chosen, _wanted(spec, sizes.activity, chosen)
-
-
-def _wanted(spec: ModelSpec, activity: Activity, window: int) -> list[int]:
-    for recorded, needed in zip(activity.windows, activity.slots_needed, strict=True):
-        if recorded >= window:
-            return [min(int(slots * SLACK) + 1, spec.bundles_per_layer) for slots in needed]
-    return [spec.bundles_per_layer] * spec.n_layers
-
-
-def _least_slots(spec: ModelSpec, select: str) -> int:
-    # Where every neuron is needed they pass through the prefill's buffers; none need stay.
-    return 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
-
-
-def _slots(
-    spec: ModelSpec, sizes: Sizes, select: str, policy: str, wanted: list[int], affordable: int
-) -> list[int]:
-    """Slots a layer, of as many as there is room for; where all are needed, bundles to pin."""
-    if select == "all":
-        return _pin(spec, PrefillShape.of(spec, sizes.stride), affordable)
-    least = _least_slots(spec, select)
-    if policy == "window":
-        return _fit(wanted, affordable, least)
-    return _divide(spec, sizes.activity, affordable, least)
-
-
-def _fit(wanted: list[int], affordable: int, least: int) -> list[int]:
-    """Slots a layer: those wanted, or fewer in the same proportions where memory is short."""
-    wanted = [max(slots, least) for slots in wanted]
-    if sum(wanted) <= affordable:
-        return wanted
-    spare = affordable - least * len(wanted)
-    excess = sum(wanted) - least * len(wanted)
-    return [least + (slots - least) * spare // excess for slots in wanted]
-
-
-def _divide(spec: ModelSpec, activity: Activity | None, affordable: int, least: int) -> list[int]:
-    """All slots that there is room for, over the layers as their recorded curves say."""
-    n_bundles, n_layers = spec.bundles_per_layer, spec.n_layers
-    if affordable >= n_bundles * n_layers:
-        return [n_bundles] * n_layers
-    if activity is None:
-        return [affordable // n_layers] * n_layers
-    curves = [load_curve(activity, layer, least, n_bundles) for layer in range(n_layers)]
-    return divide(curves, affordable, least)
-
-
-def _pin(spec: ModelSpec, shape: PrefillShape, affordable: int) -> list[int]:
-    """Bundles a layer that stay where all are needed: whole blocks, spread over the layers."""
-    pinned = [0] * spec.n_layers
-    for first in range(0, spec.bundles_per_layer, shape.bundles):
-        size = min(shape.bundles, spec.bundles_per_layer - first)
-        more = min(affordable // size, spec.n_layers)
-        for layer in range(more):
-            # Only behind the blocks before it: what is pinned is the beginning of a layer.
-            if pinned[layer] == first:
-                pinned[layer] += size
-                affordable -= size
-    return pinned
 
 
 def _too_small(ceiling_bytes: int, smallest_bytes: int, split: dict[str, int]) -> str:

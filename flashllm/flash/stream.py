@@ -116,6 +116,23 @@ class SlotPool:
         """Where the pool lies in memory; it never changes."""
         return int(self._buffer.address)
 
+    @property
+    def buffer(self) -> core.Buffer:
+        """What the slots lie in."""
+        return self._buffer
+
+    def lend(self, blocks: Sequence[int], bundles: int) -> list[int]:
+        """Give up slots for so many blocks of each layer; returns their places in `buffer`, bytes.
+
+        A block has room for so many `bundles`. Lending no blocks takes all slots back.
+        """
+        assert not self._guesses, "nothing may be on its way into slots that are lent"
+        places = []
+        for layer, n_blocks in zip(self._layers, blocks, strict=True):
+            first = layer.lend(n_blocks * bundles)
+            places += [(first + i * bundles) * self._stride for i in range(n_blocks)]
+        return places
+
     def layer(self, index: int) -> LayerWindow:
         """The window of one layer."""
         return self._layers[index]

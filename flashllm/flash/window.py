@@ -63,6 +63,7 @@ class LayerWindow:
         """
         self.n_slots = n_slots
         self._first_slot = first_slot
+        self._n_lent = 0
         self._policy = Recency(n_bundles, policy) if isinstance(policy, int) else policy
         self._table = core.SlotTable(
             n_bundles, n_slots, self._policy.carried, self._policy.terms, first_slot
@@ -73,6 +74,15 @@ class LayerWindow:
         """Forget everything that is resident, and all uses."""
         self._table.clear()
         self._policy.clear()
+
+    def lend(self, n_slots: int) -> int:
+        """Give up what is in the last `n_slots` slots, and use the others alone; with 0 all again.
+
+        Returns the first slot that is lent.
+        """
+        self._n_lent = n_slots
+        self._table.limit(self.n_slots - n_slots)
+        return self._first_slot + self.n_slots - n_slots
 
     def resident(self) -> Ids:
         """Ids of the bundles in DRAM, ascending."""
@@ -127,7 +137,8 @@ class LayerWindow:
         # Among equals by position, so that the outcome is reproducible.
         order = np.argsort(-values, kind="stable")
         fresh, values = fresh[order], values[order]
-        found = np.flatnonzero(table.bundle_in < 0)[: len(fresh)]
+        usable = table.bundle_in[: self.n_slots - self._n_lent]
+        found = np.flatnonzero(usable < 0)[: len(fresh)]
         if len(fresh) > len(found):
             worse = self._displaced(values[len(found) :], last_token)
             table.give_up(self._numbers(worse))

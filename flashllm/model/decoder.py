@@ -143,7 +143,7 @@ class Decoder:
             self.pool.drain()
         else:
             self.pool.clear()
-        self._ffn.expect(())
+        self._ffn.end_expecting()
         self._cache.truncate(length)
         self.running.truncate(length)
 
@@ -192,6 +192,7 @@ class Decoder:
         # Torch's pool waits for its threads after every small step, and on a busy machine that wait
         # is most of a token; the row kernels have threads of their own.
         torch.set_num_threads(1)
+        self._ffn.end_expecting()
         x = self._embed([token])
         rotation = self._rotation(1)
         for index in range(self.spec.n_layers):

@@ -57,7 +57,8 @@ class FeedForward:
         self._known: dict[int, tuple[Ids, _Floats | None]] = {}
         self.use(selector)
         shape = plan.prefill
-        self._stream = LayerStream(store, shape.bundles, plan.prefill_blocks, clock)
+        self._lent_blocks, self._lent = plan.lent_blocks, False
+        self._stream = LayerStream(store, shape.bundles, plan.own_blocks, clock)
         self._block_bundles, self._tile_bundles = shape.bundles, shape.tile
         self._kernels = kernels
         self._clock = clock
@@ -77,10 +78,24 @@ class FeedForward:
     def expect(self, layers: Iterable[int]) -> None:
         """These layers will be computed whole, in this order: begin to read them.
 
-        Reads of an earlier call that nobody waited for are let end first.
+        Reads of an earlier call that nobody waited for are let end first. Slots that were planned
+        for it hold what is read, until `end_expecting`.
         """
         self._known.clear()
+        if isinstance(self._pool, SlotPool) and any(self._lent_blocks) and not self._lent:
+            places = self._pool.lend(self._lent_blocks, self._block_bundles)
+            self._stream.borrow(self._pool.buffer, places)
+            self._lent = True
         self._stream.expect((layer, self._pinned(layer)) for layer in layers)
+
+    def end_expecting(self) -> None:
+        """Let reads that nobody waits for end; tokens that follow have all slots."""
+        self._known.clear()
+        self._stream.give_back()
+        if self._lent:
+            assert isinstance(self._pool, SlotPool)
+            self._pool.lend([0] * len(self._lent_blocks), self._block_bundles)
+            self._lent = False
 
     # One token ------------------------------------------------------------------------------
 

@@ -36,17 +36,26 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class _Room:
+    """Room for one block."""
+
+    buffer: core.Buffer
+    place: int  # in the buffer, bytes
+    array: NDArray[np.uint8]  # [bundles, stride]
+
+
+@dataclass(frozen=True, slots=True)
 class _Read:
-    """A block on its way into one of the ring's buffers."""
+    """A block on its way into one of the ring's rooms."""
 
     layer: int
     first: int
-    buffer: int
+    room: int
     ticket: int
 
 
 class LayerStream:
-    """Reads layers from a bundle on to their end, as far ahead as its ring of buffers allows.
+    """Reads layers from a bundle on to their end, as far ahead as its ring of blocks allows.
 
     What is read ahead goes on into the layers that were announced by `expect`, so that the device
     has work while something else than a block is computed. One caller at a time.
@@ -57,12 +66,28 @@ class LayerStream:
         self._bundles = bundles
         self._clock = clock
         self._n_bundles = store.header.bundles_per_layer
-        stride = store.header.stride
-        self._buffers = [core.Buffer(bundles * stride) for _ in range(depth)]
-        self._arrays = [buffer.array().reshape(bundles, stride) for buffer in self._buffers]
+        self._stride = store.header.stride
+        self._depth = depth
+        self._rooms = [self._room(core.Buffer(bundles * self._stride)) for _ in range(depth)]
         self._free = list(range(depth))
         self._ahead: deque[_Read] = deque()
         self._order: Iterator[tuple[int, int]] = iter(())
+
+    def borrow(self, buffer: core.Buffer, places: Iterable[int]) -> None:
+        """More rooms for the ring, at bytes `places` of a buffer, until `give_back`."""
+        self.give_back()
+        self._rooms += [self._room(buffer, place) for place in places]
+        self._free = list(range(len(self._rooms)))
+
+    def give_back(self) -> None:
+        """Use what was borrowed no more: nothing is read into it any longer."""
+        self.drain()
+        del self._rooms[self._depth :]
+        self._free = list(range(self._depth))
+
+    def _room(self, buffer: core.Buffer, place: int = 0) -> _Room:
+        raw = buffer.array()[place : place + self._bundles * self._stride]
+        return _Room(buffer, place, raw.reshape(self._bundles, self._stride))
 
     def expect(self, layers: Iterable[tuple[int, int]]) -> None:
         """Begin to read these layers, each from a first bundle on, in this order."""
@@ -87,12 +112,12 @@ class LayerStream:
             self._clock.switch("io_exposed")
             self._store.wait(read.ticket, layer)
             self._clock.switch("ffn")
-            yield Block(start, self._arrays[read.buffer][: self._n_bundles - start])
-            self._free.append(read.buffer)
+            yield Block(start, self._rooms[read.room].array[: self._n_bundles - start])
+            self._free.append(read.room)
             self._fill()
 
     def drain(self) -> None:
-        """Let what was begun end, wanted or not: every buffer is free afterwards."""
+        """Let what was begun end, wanted or not: every room is free afterwards."""
         self._order = iter(())
         while self._ahead:
             read = self._ahead.popleft()
@@ -100,7 +125,7 @@ class LayerStream:
             with contextlib.suppress(FlashllmError):
                 self._store.wait(read.ticket, read.layer)
         # The last block's too: who stopped in the middle of a layer does not come back to it.
-        self._free = list(range(len(self._buffers)))
+        self._free = list(range(len(self._rooms)))
 
     def _blocks_of(self, layers: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         for layer, first in layers:
@@ -113,7 +138,7 @@ class LayerStream:
             if following is None:
                 return
             layer, first = following
-            buffer = self._free.pop()
-            count = min(self._bundles, self._n_bundles - first)
-            ticket = self._store.submit_span(layer, first, count, self._buffers[buffer])
-            self._ahead.append(_Read(layer, first, buffer, ticket))
+            number = self._free.pop()
+            room, count = self._rooms[number], min(self._bundles, self._n_bundles - first)
+            ticket = self._store.submit_span(layer, first, count, room.buffer, room.place)
+            self._ahead.append(_Read(layer, first, number, ticket))

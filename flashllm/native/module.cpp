@@ -325,7 +325,8 @@ void define_slots(nb::module_& m) {
           "give_up",
           [](SlotTable& self, const Array<const int32_t>& slots) { self.give_up(view(slots)); },
           "slots"_a.noconvert())
-      .def("clear", &SlotTable::clear);
+      .def("clear", &SlotTable::clear)
+      .def("limit", &SlotTable::limit, "count"_a);
 }
 
 }  // namespace

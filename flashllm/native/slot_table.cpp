@@ -98,7 +98,8 @@ SlotTable::Scratch& SlotTable::scratch() {
 SlotTable::SlotTable(int64_t n_bundles, int64_t n_slots, const std::vector<int>& carried,
                      View<double> terms, int64_t first_slot)
     : first_slot_(static_cast<int32_t>(first_slot)),
-      n_free_(positive(n_slots, "n_slots")),
+      n_usable_(positive(n_slots, "n_slots")),
+      n_free_(n_usable_),
       n_terms_(carried.size()),
       terms_(terms.data) {
   if (n_slots > static_cast<int64_t>(positive(n_bundles, "n_bundles"))) {
@@ -128,7 +129,20 @@ SlotTable::SlotTable(int64_t n_bundles, int64_t n_slots, const std::vector<int>&
 void SlotTable::clear() {
   std::fill(slot_of_.begin(), slot_of_.end(), kNone);
   std::fill(bundle_in_.begin(), bundle_in_.end(), kNone);
-  n_free_ = bundle_in_.size();
+  n_free_ = n_usable_;
+}
+
+void SlotTable::limit(int64_t count) {
+  if (count < 1 || static_cast<uint64_t>(count) > bundle_in_.size()) {
+    throw std::invalid_argument("limit is " + std::to_string(count) + " of " +
+                                std::to_string(bundle_in_.size()) + " slots");
+  }
+  n_usable_ = static_cast<size_t>(count);
+  for (size_t slot = n_usable_; slot < bundle_in_.size(); ++slot) {
+    if (bundle_in_[slot] >= 0) give_up_slot(slot);
+  }
+  const auto usable_end = bundle_in_.begin() + count;
+  n_free_ = static_cast<size_t>(std::count(bundle_in_.begin(), usable_end, kNone));
 }
 
 void SlotTable::check_ids(View<const int32_t> ids, const char* name) const {
@@ -215,7 +229,7 @@ size_t SlotTable::find_candidates(Scratch* work) const {
   const uint8_t* marks = work->marks.data() + 1;
   int32_t* candidates = work->candidates.data();
   size_t n = 0;
-  for (size_t slot = 0; slot < bundle_in_.size(); ++slot) {
+  for (size_t slot = 0; slot < n_usable_; ++slot) {
     candidates[n] = static_cast<int32_t>(slot);
     n += static_cast<size_t>(bundle_in[slot] >= 0) & static_cast<size_t>(marks[slot] == 0);
   }
@@ -283,11 +297,11 @@ Counts SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, 
     work.mark(slot) = kInFlight;
   }
   find(ids, &work);
-  if (work.n_kept + work.n_absent > bundle_in_.size()) {
+  if (work.n_kept + work.n_absent > n_usable_) {
     forget_pending(0, work);
     throw std::invalid_argument(std::to_string(work.n_kept + work.n_absent) +
-                                " bundles are needed at once in " +
-                                std::to_string(bundle_in_.size()) + " slots");
+                                " bundles are needed at once in " + std::to_string(n_usable_) +
+                                " slots");
   }
   if (n_terms_ == 1) {
     use<1>(ids.size, worth, work);
@@ -317,7 +331,7 @@ Prefetched SlotTable::prefetch(View<const int32_t> ids, const std::vector<double
   Scratch& work = scratch();
   work.begin(ids.size, bundle_in_.size());
   find(ids, &work);
-  const size_t count = std::min(work.n_absent, bundle_in_.size() - work.n_kept);
+  const size_t count = std::min(work.n_absent, n_usable_ - work.n_kept);
   forget_pending(count, work);
   const size_t taken = take(count, scales, &work);
   fill(count, work);
@@ -335,7 +349,7 @@ void SlotTable::put(View<const int32_t> ids, View<const int32_t> slots) {
   for (size_t i = 0; i < ids.size; ++i) {
     int32_t& slot = slot_of_[static_cast<size_t>(ids.data[i])];
     int32_t& bundle = bundle_in_[index_of(slots.data[i])];
-    if (slot != kNone || bundle != kNone) {
+    if (slot != kNone || bundle != kNone || index_of(slots.data[i]) >= n_usable_) {
       throw std::invalid_argument("id " + std::to_string(ids.data[i]) + " is in a slot, or slot " +
                                   std::to_string(slots.data[i]) + " is taken");
     }

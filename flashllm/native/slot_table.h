@@ -79,6 +79,10 @@ class SlotTable {
   // Free slots stay so.
   void give_up(View<const int32_t> slots);
   void clear();
+  // From now on only the first `count` slots get bundles. What is in the others is given up, and
+  // they are not free either, until a call allows them again. invalid_argument where there are not
+  // so many.
+  void limit(int64_t count);
 
  private:
   struct Scratch;
@@ -101,7 +105,8 @@ class SlotTable {
   std::vector<int32_t> guessed_ids_;
   std::vector<int32_t> guessed_slots_;
   int32_t first_slot_;
-  size_t n_free_;
+  size_t n_usable_;  // the first ones; the others are lent
+  size_t n_free_;    // of these
   size_t n_terms_;
   double* terms_;
   std::array<size_t, kMaxTerms> carried_ = {};  // n_terms_ stands for none

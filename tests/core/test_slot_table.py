@@ -81,9 +81,19 @@ def test_both_cores_decide_alike(
         used = rng.random((4, len(ids))) < 0.4
         for found, expected in zip(*(x.place(ids, used, token) for x in layers), strict=True):
             assert found.tolist() == expected.tolist()
+    usable = n_slots
     for _ in range(15):
         token += step
         flying = ids_of()
+        if rng.random() < 0.2:
+            usable = int(rng.integers(1, n_slots + 1))
+            firsts = {layer.lend(n_slots - usable) for layer in layers}
+            assert firsts == {FIRST + usable}
+            assert (native._table.bundle_in[usable:] < 0).all()
+            ids = some(n_bundles)
+            used = rng.random((2, len(ids))) < 0.4
+            for found, expected in zip(*(x.place(ids, used, token) for x in layers), strict=True):
+                assert_same(found, expected)
         if rng.random() < 0.6:
             guesses = some(n_bundles)
             guess, other = (x.prefetch(guesses, token) for x in layers)
@@ -94,7 +104,7 @@ def test_both_cores_decide_alike(
                     layer.disown(guess[1])
             else:
                 flying = guess[0]
-        ids = np.sort(some(n_slots - len(flying)))
+        ids = np.sort(some(usable - len(flying)))
         claim, claimed = (x.claim(ids, token, flying) for x in layers)
         assert_alike(claim, claimed)
         assert claim.in_flight.tolist() == np.isin(ids, flying).tolist()
@@ -104,7 +114,9 @@ def test_both_cores_decide_alike(
         assert native.resident().tolist() == twin.resident().tolist()
         assert native._table.slot_of.tolist() == twin._table.slot_of.tolist()
         assert native._table.bundle_in.tolist() == twin._table.bundle_in.tolist()
+        assert (native._table.bundle_in[usable:] < 0).all()
         assert native._table.free_slots == twin._table.free_slots
+        assert native._table.free_slots == np.count_nonzero(native._table.bundle_in[:usable] < 0)
         assert native._policy.terms.tolist() == twin._policy.terms.tolist()
 
 
@@ -137,6 +149,37 @@ class Table:
         assert self.table.slot_of.tolist() == [0, 1, 2] + [-1] * 7
         assert self.table.free_slots == 1
         assert self.terms.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("limit", [0, -1, 5, 1 << 40])
+def test_a_limit_of_no_slots_or_of_more_than_there_are_is_refused(
+    core: ModuleType, limit: int
+) -> None:
+    one = Table(core)
+    with pytest.raises(ValueError, match=f"limit is {limit} of 4 slots"):
+        one.table.limit(limit)
+    one.assert_unchanged()
+
+
+def test_slots_beyond_a_limit_hold_nothing_until_they_are_allowed_again(core: ModuleType) -> None:
+    one = Table(core)
+    one.table.limit(2)
+    assert one.table.bundle_in.tolist() == [0, 1, -1, -1]
+    assert one.table.free_slots == 0
+    with pytest.raises(ValueError, match="slot 3 is taken"):
+        one.table.put(ids_of(9), ids_of(3))
+    with pytest.raises(ValueError, match="3 bundles are needed at once in 2 slots"):
+        one.claim(ids_of(4, 5, 6))
+    assert one.prefetch(ids_of(1, 7, 8)) == (1, 1)
+    assert one.table.bundle_in.tolist() == [7, 1, -1, -1]
+    one.claim(ids_of(4, 5))
+    assert sorted(one.table.bundle_in.tolist()) == [-1, -1, 4, 5]
+    one.table.clear()
+    assert one.table.free_slots == 2
+    one.table.limit(4)
+    assert one.table.free_slots == 4
+    one.claim(ids_of(6, 7, 8, 9))
+    assert one.table.bundle_in.tolist() == [6, 7, 8, 9]
 
 
 OUTSIDE = [-1, 10, (1 << 31) - 1, -(1 << 31)]

@@ -28,8 +28,11 @@ class FakeStore:
         self.submitted: list[tuple[int, int]] = []
         self.bad: set[tuple[int, int]] = set()
 
-    def submit_span(self, layer: int, first: int, count: int, buffer: core.Buffer) -> int:
-        rows = buffer.array()[: count * STRIDE].reshape(count, STRIDE).view(np.int32)
+    def submit_span(
+        self, layer: int, first: int, count: int, buffer: core.Buffer, place: int
+    ) -> int:
+        raw = buffer.array()[place : place + count * STRIDE]
+        rows = raw.reshape(count, STRIDE).view(np.int32)
         rows[:, 0], rows[:, 1] = layer, np.arange(first, first + count)
         self.submitted.append((layer, first))
         ticket = len(self.submitted)
@@ -112,6 +115,30 @@ def test_a_read_that_fails_is_told_and_the_next_prompt_is_read() -> None:
     # Another one, that nobody waited for, is of no interest.
     ring.expect([(1, 0)])
     assert take(ring, 1) == [(1, number) for number in range(BUNDLES)]
+
+
+def test_borrowed_rooms_are_used_until_they_are_given_back() -> None:
+    ring, store = stream(2)
+    lender = core.Buffer(5 * BLOCK * STRIDE)
+    places = [BLOCK * STRIDE, 3 * BLOCK * STRIDE]
+    ring.borrow(lender, places)
+    ring.expect(enumerate([0, 0, 0]))
+    assert store.most_under_way == 4
+    for layer in range(3):
+        assert take(ring, layer) == [(layer, number) for number in range(BUNDLES)]
+    blocks = lender.array().reshape(5, -1)
+    assert blocks[[1, 3]].any(axis=1).all()
+    assert not blocks[[0, 2, 4]].any()
+    # Given back while blocks are read into them: nothing is, afterwards.
+    ring.expect([(0, 0), (1, 0)])
+    ring.give_back()
+    assert not store.under_way
+    lender.array().fill(0)
+    store.most_under_way = 0
+    ring.expect([(2, 0)])
+    assert take(ring, 2) == [(2, number) for number in range(BUNDLES)]
+    assert store.most_under_way == 2
+    assert not lender.array().any()
 
 
 def test_pieces_of_a_block() -> None:

@@ -161,6 +161,26 @@ TEST(slots_that_expired_are_free_before_others_are_taken) {
   CHECK(layer.resident() == (std::set<int32_t>{0, 2, 3, 7}));
 }
 
+TEST(slots_beyond_a_limit_hold_nothing) {
+  Layer layer(40, 10, 7);
+  Ids ids(10);
+  for (int round = 0; round < 40; ++round) {
+    const int64_t limit = 1 + round * 7 % 10;
+    layer.table.limit(limit);
+    for (int64_t slot = limit; slot < 10; ++slot) CHECK(layer.table.bundle_in().data[slot] < 0);
+    const Ids guessed = layer.prefetch({round % 40, (round + 3) % 40, (round + 9) % 40});
+    CHECK(guessed.size() <= static_cast<size_t>(limit));
+    ids.resize(static_cast<size_t>(limit));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = (round * 3 + static_cast<int32_t>(i)) % 40;
+    const Outcome out = layer.claim(ids, round);
+    for (const int32_t slot : out.slots) CHECK(slot >= 7 && slot < 7 + limit);
+    CHECK(layer.table.free_slots() == 0);
+  }
+  layer.table.limit(10);
+  layer.table.clear();
+  CHECK(layer.table.free_slots() == 10);
+}
+
 TEST(slots_worth_no_number_are_given_up_last) {
   Layer layer(200, 100);
   Ids ids;
