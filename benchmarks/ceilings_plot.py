@@ -54,8 +54,10 @@ def _line(axis: Any, model: str, rows: Sequence[dict[str, Any]], color: str) -> 
         ceilings, middle, yerr=[low, high], color=color, marker="o", markersize=4, capsize=3,
         linewidth=1.6, label=f"{model}, {size:.3g} GB of weights",
     )  # fmt: skip
-    for row, x, y in zip(ordered, ceilings, [s["max"] for s in speeds], strict=True):
+    # The first one's word stands below, since the next ceiling may lie right beside it.
+    for number, (row, x, speed) in enumerate(zip(ordered, ceilings, speeds, strict=True)):
+        y, va, up = (speed["max"], "bottom", 3) if number else (speed["min"], "top", -3)
         axis.annotate(
-            row["wanted"], (x, y), textcoords="offset points", xytext=(-4, 3), ha="right",
+            row["wanted"], (x, y), textcoords="offset points", xytext=(-4, up), ha="right", va=va,
             fontsize=8, color=color,
         )  # fmt: skip
