@@ -122,9 +122,9 @@ class SlotPool:
         return self._buffer
 
     def lend(self, blocks: Sequence[int], bundles: int) -> list[int]:
-        """Give up slots for so many blocks of each layer; returns their places in `buffer`, bytes.
+        """Give up slots for so many blocks of each layer, until `take_back`.
 
-        A block has room for so many `bundles`. Lending no blocks takes all slots back.
+        A block has room for so many `bundles`. Returns their places in `buffer`, in bytes.
         """
         assert not self._guesses, "nothing may be on its way into slots that are lent"
         places = []
@@ -132,6 +132,11 @@ class SlotPool:
             first = layer.lend(n_blocks * bundles)
             places += [(first + i * bundles) * self._stride for i in range(n_blocks)]
         return places
+
+    def take_back(self) -> None:
+        """All slots are for bundles again; those that were lent are free."""
+        for layer in self._layers:
+            layer.lend(0)
 
     def layer(self, index: int) -> LayerWindow:
         """The window of one layer."""

@@ -94,7 +94,7 @@ class FeedForward:
         self._stream.give_back()
         if self._lent:
             assert isinstance(self._pool, SlotPool)
-            self._pool.lend([0] * len(self._lent_blocks), self._block_bundles)
+            self._pool.take_back()
             self._lent = False
 
     # One token ------------------------------------------------------------------------------

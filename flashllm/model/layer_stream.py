@@ -81,9 +81,8 @@ class LayerStream:
 
     def give_back(self) -> None:
         """Use what was borrowed no more: nothing is read into it any longer."""
-        self.drain()
         del self._rooms[self._depth :]
-        self._free = list(range(self._depth))
+        self.drain()
 
     def _room(self, buffer: core.Buffer, place: int = 0) -> _Room:
         raw = buffer.array()[place : place + self._bundles * self._stride]

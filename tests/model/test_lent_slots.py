@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from flashllm import loading
 from flashllm.engine import Model, open_model
@@ -69,6 +70,17 @@ def test_a_prompt_is_read_into_lent_slots_which_tokens_fill_again(sparse_model: 
                 for table, n, blocks in zip(tables, n_slots, lent, strict=True)
             ]
 
+        def lent_bytes() -> NDArray[np.uint8]:
+            """Of all layers' slots, those that are lent."""
+            rows = decoder.pool.rows.reshape(sum(n_slots), -1)
+            ends = np.cumsum(n_slots)
+            return np.concatenate(
+                [rows[end - BLOCK * blocks : end] for end, blocks in zip(ends, lent, strict=True)]
+            )
+
+        assert not lent_bytes().any()
+        decoder.prefill(PROMPT)
+        assert lent_bytes().any(axis=1).all()
         for prompt in (PROMPT, SECOND):
             decoder.prefill(prompt, progress=lambda *_: seen.append(count()))
             for token in range(30, 60):
