@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-NATIVE := CMakeLists.txt $(wildcard flashllm/native/*)
+NATIVE := CMakeLists.txt $(wildcard flashllm/core/native/*.* flashllm/core/native/*/*.*)
 NATIVE_TESTS := $(wildcard tests/core/native/*)
 INPUTS := pyproject.toml constraints.txt $(NATIVE)
 RUN_STAMP := $(VENV)/.installed-run
@@ -67,6 +67,7 @@ check: $(TEST_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(LINT_IMPORTS)
+	@$(BIN)/python tests/codebase/sizes.py
 	$(BIN)/clang-format --dry-run --Werror $(filter %.h %.cpp,$(NATIVE) $(NATIVE_TESTS))
 
 # $(1): build folder, $(2): sanitizers
@@ -101,7 +102,7 @@ bench: $(BENCH_STAMP)
 # so that torch and transformers are the same ones. llama.cpp is built here, for this processor.
 peers: $(PEERS_STAMP)
 
-$(PEERS_STAMP): benchmarks/peers.txt | $(TEST_STAMP)
+$(PEERS_STAMP): benchmarks/peers/peers.txt | $(TEST_STAMP)
 	@echo "Installing what is compared with into $(PEERS) (builds llama.cpp: some minutes)"
 	@rm -rf $(PEERS)
 	@$(BIN)/python -m venv $(PEERS)
@@ -109,7 +110,7 @@ $(PEERS_STAMP): benchmarks/peers.txt | $(TEST_STAMP)
 	  print(f"import site; site.addsitedir({base!r})")' > \
 	  "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	@CMAKE_ARGS="-DGGML_NATIVE=ON $(CMAKE_ARGS)" $(PEERS)/bin/python -m pip install --quiet \
-	  --disable-pip-version-check -c constraints.txt -r benchmarks/peers.txt
+	  --disable-pip-version-check -c constraints.txt -r benchmarks/peers/peers.txt
 	@touch $@
 
 clean:

@@ -2,6 +2,6 @@
 
 import sys
 
-from flashllm.cli import main
+from flashllm.cli.main import main
 
 sys.exit(main(["bench", "tokens", *sys.argv[1:]]))

@@ -25,11 +25,12 @@ from benchmarks.ceilings_plot import draw
 from benchmarks.own_command import EXIT_INTERRUPTED, CommandError, ask, ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
-from flashllm.bench.statistics import spread
-from flashllm.commands.options import argument, parse_ids, parse_positive
+from flashllm.bench.sample_statistics import spread
+from flashllm.cli.shared.flags import argument
 from flashllm.errors import UsageError
-from flashllm.flash.estimate import Weights
 from flashllm.flash.manifest import Manifest, read_manifest
+from flashllm.planning.shape_estimate import Weights
+from flashllm.settings.values import parse_ids, parse_positive
 
 NAME = "ceilings"
 FRACTIONS = "3/4,1/2,3/8,smallest"

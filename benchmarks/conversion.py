@@ -26,17 +26,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flashllm.convert.destination import check_space
-from flashllm.convert.files import RangeFile, set_direct
+from flashllm.convert.output.destination import check_space
+from flashllm.convert.source.files import RangeFile, set_direct
 
 from benchmarks.own_command import CommandError, ended, remark
 from benchmarks.page_cache import cached_share, drop_page_cache
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
-from flashllm.bench.statistics import Spread
-from flashllm.commands.options import argument, parse_positive, parse_size
+from flashllm.bench.sample_statistics import Spread
+from flashllm.cli.shared.flags import argument
+from flashllm.dtypes import DTYPES
 from flashllm.errors import ReadFailed, UsageError
-from flashllm.spec import DTYPES
+from flashllm.settings.values import parse_positive, parse_size
 
 NAME = "conversion"
 BLOCK_BYTES = 8 << 20

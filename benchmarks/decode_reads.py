@@ -27,18 +27,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.own_command import ask, ended, remark
-from flashllm.bench import io_probe, page_cache
-from flashllm.bench.columns import columns
-from flashllm.bench.fio import find_fio, run_fio
+from flashllm.bench import page_cache
+from flashllm.bench.disk import probe
+from flashllm.bench.disk.fio import find_fio, run_fio
+from flashllm.bench.disk.target import find_target
 from flashllm.bench.header import run_header
-from flashllm.bench.io_target import find_target
-from flashllm.bench.statistics import Spread
-from flashllm.commands.bench_options import parse_seconds
-from flashllm.commands.options import argument, parse_positive
+from flashllm.bench.sample_statistics import Spread
+from flashllm.bench.text_table import columns
+from flashllm.cli.bench.options import parse_seconds
+from flashllm.cli.shared.flags import argument
 from flashllm.errors import BenchmarkInvalid, UsageError
-from flashllm.flash.converted import choose_selector, recorded_activity
 from flashllm.flash.manifest import BUNDLES_FILE
 from flashllm.flash.store import Store
+from flashllm.planning.model_facts import choose_selector, recorded_activity
+from flashllm.settings.values import parse_positive
 
 NAME = "decode_reads"
 GOAL = 0.9
@@ -90,7 +92,7 @@ class DecodeReads:
                 " measured would be the page cache. Give a model on a disk"
             )
         self._slots = max(pool_bytes // self.stride, max(pattern.loads))
-        self._pool = io_probe.make_buffer(self.stride, self._slots * self.stride)
+        self._pool = probe.make_buffer(self.stride, self._slots * self.stride)
         self._random = np.random.default_rng()
         self.proven = True
         """Whether the system could be asked, after each run, what devices had given."""
@@ -116,7 +118,7 @@ class DecodeReads:
         asked = self._bytes_read() - asked
         # Of this process and of those that it has waited for, fio among them: so run by run.
         given = page_cache.device_bytes()
-        self.proven &= io_probe.check_device_bytes(path, before, given, asked)
+        self.proven &= probe.check_device_bytes(path, before, given, asked)
         return done * self.stride / elapsed
 
     def _bytes_read(self) -> int:
@@ -167,7 +169,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("fio is not installed; install it with your system's package manager")
     target = find_target(options.model)
     pattern = pattern_of(options.model, options)
-    io_probe.forget(target.path)
+    probe.forget(target.path)
     with Store(options.model) as store:
         reads = DecodeReads(store, pattern)
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.flash import core
+from flashllm import core
 
 DTYPES = ("f32", "f16", "bf16", "int8", "int4")
 KERNELS = ("matvec", "dot_rows", "weighted_sum", "encode", "decode")

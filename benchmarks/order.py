@@ -20,19 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashllm.predictors.model import ConvertedModel
-from flashllm.predictors.progress import SilentProgress
 
 from benchmarks.results import markdown
-from flashllm.accounting import Meter, TokenCost
 from flashllm.bench.header import run_header
-from flashllm.bench.statistics import Spread
-from flashllm.commands.bench_options import parse_sizes
-from flashllm.commands.options import argument, parse_positive, parse_size
+from flashllm.bench.sample_statistics import Spread
+from flashllm.cli.bench.options import parse_sizes
+from flashllm.cli.shared.flags import argument
+from flashllm.engine.loading import load_decoder
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.flash.manifest import ORDER_FILE, read_manifest
 from flashllm.flash.store import Store
-from flashllm.loading import load_decoder
 from flashllm.model.decoder import Decoder
+from flashllm.progress import SilentProgress
+from flashllm.settings.values import parse_positive, parse_size
+from flashllm.telemetry.costs import TokenCost
+from flashllm.telemetry.meter import Meter
 
 PROMPT_TOKENS = 6
 """Of a context: more than the paper's window of five, so that it is warm."""

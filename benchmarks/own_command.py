@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashllm.errors import FlashllmError
-from flashllm.sanitize import sanitize_line
+from flashllm.untrusted.terminal import sanitize_line
 
 EXIT_INTERRUPTED = 130
 

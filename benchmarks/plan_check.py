@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.own_command import ask, ended
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
-from flashllm.bench.statistics import Spread
-from flashllm.commands.bench_options import parse_sizes
-from flashllm.commands.options import argument
+from flashllm.bench.sample_statistics import Spread
+from flashllm.cli.bench.options import parse_sizes
+from flashllm.cli.shared.flags import argument
 
 TOLERANCE = 0.2
 

@@ -18,19 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.convert import convert
-from flashllm.predictors.calibration import ContextLimits
+from flashllm.predictors.calibration_texts import ContextLimits
 from flashllm.predictors.evaluation import EvaluatedModel, TaskSettings, evaluate_tasks
 from flashllm.predictors.evaluation.likelihood import DensePassage, LikelihoodMeter
 from flashllm.predictors.evaluation.texts import Passage, TextSettings, read_passages
 from flashllm.predictors.evaluation.whole import count_blocks
-from flashllm.predictors.progress import SilentProgress
 
 import flashllm
 from benchmarks.own_command import ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
-from flashllm.commands.options import argument, parse_positive
+from flashllm.cli.shared.flags import argument
 from flashllm.flash.manifest import BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE, read_manifest
+from flashllm.progress import SilentProgress
+from flashllm.settings.values import parse_positive
 
 NAME = "precision"
 DEMO = Path(flashllm.__file__).parent / "demo"

@@ -27,9 +27,10 @@ import flashllm
 from benchmarks.own_command import CommandError, ask, ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
-from flashllm.commands.options import argument, parse_count, parse_positive
+from flashllm.cli.shared.flags import argument
 from flashllm.errors import ReadFailed, UsageError
 from flashllm.flash.manifest import read_manifest
+from flashllm.settings.values import parse_count, parse_positive
 
 NAME = "same_tokens"
 PROMPTS = 20
@@ -91,7 +92,7 @@ def _possible(setting: dict[str, Any]) -> dict[str, Any]:
 
 def prompts_of(model: Path, file: Path | None, count: int) -> list[Any]:
     """Texts where the model has a tokenizer, or else lists of token ids."""
-    from flashllm.tokenizer import load_tokenizer
+    from flashllm.tokenizer.tokenizer import load_tokenizer
 
     if load_tokenizer(model) is None:
         vocabulary = read_manifest(model).spec.vocab_size
@@ -121,8 +122,8 @@ def _text(path: Path, line: str) -> str:
 
 def answer(task: dict[str, Any]) -> Answers:
     """All prompts under one setting; the work of a process of its own."""
-    from flashllm.engine import open_model
-    from flashllm.sampling import Sampling
+    from flashllm.engine.local import open_model
+    from flashllm.engine.sampling import Sampling
 
     ids, costs = [], []
     with open_model(task["model"], **task["arguments"]) as model:

@@ -22,12 +22,13 @@ from pathlib import Path
 
 import torch
 from flashllm.predictors.layer import TrainedLayer, layer_tokens, train_layer
-from flashllm.predictors.progress import LineProgress
 from flashllm.predictors.record import GroupRecording, Tap, Text, next_group
-from flashllm.predictors.rows import RowShape
+from flashllm.predictors.recorded_rows import RowShape
+from flashllm.predictors.resumable import WorkDirectory
 from flashllm.predictors.split import Split, split_contexts
 from flashllm.predictors.targets import Targets
-from flashllm.predictors.work import WorkDirectory
+
+from flashllm.progress import LineProgress
 
 CONTEXT_TOKENS = 256
 LIMIT_BYTES = 4 << 30

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from flashllm.sampling import Sampling
+from flashllm.engine.sampling import Sampling
 
 if TYPE_CHECKING:
-    from flashllm.engine import Generation, Model, Token, open_model
+    from flashllm.engine.local import Generation, Model, Token, open_model
 
 # Read by OpenMP when torch is loaded: for how long its threads spin, waiting for each other, before
 # they sleep (here about 0.2 ms, by default 15). Where other programs want the processor too, a
@@ -24,7 +24,7 @@ __all__ = ["Generation", "Model", "Sampling", "Token", "__version__", "open_mode
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from flashllm import engine
+        from flashllm.engine import local
 
-        return getattr(engine, name)
+        return getattr(local, name)
     raise AttributeError(f"module 'flashllm' has no attribute {name!r}")

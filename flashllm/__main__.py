@@ -2,7 +2,7 @@
 
 import sys
 
-from flashllm.cli import main
+from flashllm.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,24 +6,11 @@ One frozen description, made by the converter, stored in the manifest, read by t
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from flashllm.dtypes import DTYPES, DType, row_bytes
 from flashllm.errors import LayoutError
-
-DType = Literal["f32", "f16", "bf16", "int8", "int4"]
-DTYPES: tuple[str, ...] = get_args(DType)
-"""Encodings of weights. A row in int8 or int4 is whole groups, each with a scale in f16."""
-PREDICTOR_DTYPES = ("f16", "int8", "int4")
-"""Encodings that predictors can be given."""
-PREDICTOR_MATRIX_DTYPES = (*PREDICTOR_DTYPES, "f32")
-"""Those that their matrices may have; those that others made are in f32 too."""
-DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
-"""Bytes of a weight in the encodings whose weights stand alone: those of checkpoints."""
-GROUP = 32
-"""Weights that share a scale in int8 and int4."""
-GROUP_BYTES: dict[str, int] = {"int8": GROUP + 2, "int4": GROUP // 2 + 2}
 
 Activation = Literal["relu", "fatrelu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
 SPARSE_ACTIVATIONS = ("relu", "fatrelu", "relu2", "drelu")
@@ -38,18 +25,6 @@ MAX_VOCAB = 1 << 23
 MAX_POSITIONS = 1 << 24
 MAX_SCALE = 1e6
 MIN_SCALE = 1e-9
-
-
-def row_bytes(dtype: str, columns: int) -> int:
-    """Bytes of an encoded row of so many weights; the last group of a row is padded."""
-    if dtype in GROUP_BYTES:
-        return GROUP_BYTES[dtype] * -(-columns // GROUP)
-    return DTYPE_BYTES[dtype] * columns
-
-
-def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of an encoded matrix or vector."""
-    return math.prod(shape[:-1]) * row_bytes(dtype, shape[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ with its errors known on text that neither training nor calibration saw. Not her
 Source: LLM in a flash (arXiv 2312.11514), section 3.1.
 """
 
-from .calibration import check_calibration, find_calibration
-from .measure import measure_activity, measure_predictors
-from .order import learn_order
+from .activity_only import measure_activity, measure_predictors
+from .calibration_texts import check_calibration, find_calibration
+from .neuron_order import learn_order
 from .report import Activity, LayerReport, Report
 from .targets import Targets
 from .train import train_predictors

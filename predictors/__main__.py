@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
+from flashllm.progress import LineProgress
 
-from .calibration import TOKENS_MAX
-from .progress import LineProgress
+from .calibration_texts import TOKENS_MAX
 from .report import read_report, table
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from .calibrate import ScoreHistogram
 from .lowrank import LowRank, Parameters
-from .rows import BATCH_TOKENS, LayerData, unpack_active
+from .recorded_rows import BATCH_TOKENS, LayerData, unpack_active
+from .thresholds import ScoreHistogram
 
 STEPS_PER_PASS_MIN = 32
 TOKENS_SEEN = 1_500_000

@@ -19,15 +19,15 @@ from safetensors.torch import load, save
 
 from flashllm.errors import LayoutError
 
-from .activity import WindowCounter, WindowUse, count_ones
-from .calibrate import ScoreHistogram, choose_threshold
 from .fit import add_scores, fit, passes_over
 from .lowrank import LowRank, Start
 from .rank import choose_rank, ladder, trial_tokens
+from .recorded_rows import LayerData
 from .report import LayerReport
-from .rows import LayerData
 from .split import Split
 from .targets import Prices, Targets
+from .thresholds import ScoreHistogram, choose_threshold
+from .window_counter import WindowCounter, WindowUse, count_ones
 
 ORACLE_PASSES = MEASURING_PASSES = 1
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flashllm.flash import core
-from flashllm.flash.store import RawTensor
-from flashllm.spec import GROUP_BYTES, row_bytes
+from flashllm import core
+from flashllm.dtypes import GROUP_BYTES, row_bytes
+from flashllm.flash.raw_tensor import RawTensor
 
-from .rows import LayerData
+from .recorded_rows import LayerData
 
 OVERSAMPLING = 16
 POWER_ITERATIONS = 3

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from flashllm import core
 from flashllm.errors import UsageError
-from flashllm.flash import core
-from flashllm.flash.layout import read_header, read_manifest
-from flashllm.flash.manifest import BUNDLES_FILE, RESIDENT_FILE
-from flashllm.flash.plan import DEFAULT_CONTEXT
-from flashllm.flash.store import RawTensor
+from flashllm.flash.layout import read_header
+from flashllm.flash.manifest import BUNDLES_FILE, RESIDENT_FILE, read_manifest
+from flashllm.flash.raw_tensor import RawTensor
+from flashllm.options import DEFAULT_CONTEXT
+from flashllm.progress import Progress
 from flashllm.spec import ModelSpec
 
-from .calibration import Context, ContextLimits, read_contexts
-from .judge import ScoringDecoder
-from .progress import Progress
+from .calibration_texts import Context, ContextLimits, read_contexts
+from .in_loop import ScoringDecoder
 from .record import TappedDecoder
-from .weights import UpProjections
+from .up_projections import UpProjections
 
 if TYPE_CHECKING:
     from flashllm.model.decoder import Decoder
@@ -85,15 +85,15 @@ class ConvertedModel:
     def open(self, contexts: Sequence[Context], select: str | None = None) -> Iterator[Decoder]:
         """A decoder for these contexts, in as little memory as will do."""
         # Above the runtime: what only wants a report should not load it.
-        from flashllm.engine import open_decoder
+        from flashllm.engine.loading import open_decoder
 
         with open_decoder(self.directory, select, max(map(len, contexts))) as decoder:
             yield decoder
 
     def use(self, decoder: Any, tensors: Mapping[str, RawTensor]) -> None:
         """Make a decoder select by these predictors."""
-        from flashllm.loading import KERNEL_THREADS
-        from flashllm.model.select import SelectPredicted
+        from flashllm.engine.loading import KERNEL_THREADS
+        from flashllm.model.active_set_selectors import SelectPredicted
 
         # Not what torch has: once something was decoded, that is one thread.
         kernels = core.Kernels(threads=KERNEL_THREADS)
@@ -106,7 +106,7 @@ class ConvertedModel:
 
     def contexts(self, text: Path, tokens_max: int, seed: int, progress: Progress) -> list[Context]:
         """The calibration text as contexts of token ids that the model takes."""
-        from flashllm.tokenizer import load_tokenizer
+        from flashllm.tokenizer.tokenizer import load_tokenizer
 
         tokenizer, spec = load_tokenizer(self.directory), self.spec
         bos_id = tokenizer.bos_id if tokenizer is not None else spec.bos_id

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .calibrate import ScoreHistogram
 from .fit import add_scores, fit
 from .lowrank import Start
-from .rows import LayerData
+from .recorded_rows import LayerData
 from .targets import Prices, Targets
+from .thresholds import ScoreHistogram
 
 RANKS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # Wide layers need no trial of the least ranks: with 256 inputs, 32 is the first.

@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from flashllm.errors import NotEnoughSpace
+from flashllm.progress import Progress
 
 from .files import write_error, write_file
-from .progress import Progress
-from .rows import (
+from .recorded_rows import (
     F16_MAX,
     MEMORY_ROWS_BYTES,
     LayerData,
@@ -31,7 +31,7 @@ from .rows import (
     RowsOnDisk,
     pack_rows,
 )
-from .work import FREE_BYTES_MARGIN, FREE_SHARE_MAX, WorkDirectory
+from .resumable import FREE_BYTES_MARGIN, FREE_SHARE_MAX, WorkDirectory
 
 if TYPE_CHECKING:
     from typing_extensions import Self

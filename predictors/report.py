@@ -13,7 +13,7 @@ import numpy as np
 
 from flashllm.errors import LayoutError, ModelNotFound
 
-from .activity import WINDOWS, WindowUse
+from .window_counter import WINDOWS, WindowUse
 
 FILE_NAME = "activity.json"
 FILE_BYTES_MAX = 16 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .activity import WindowUse
+from .window_counter import WindowUse
 
 # Below the 5 % to be kept on other text, since thresholds are met on a sample.
 FALSE_NEGATIVES = 0.04

@@ -19,20 +19,20 @@ import numpy as np
 import torch
 
 from flashllm.errors import CannotCreate, Interrupted, ReadFailed
+from flashllm.progress import Progress, SilentProgress
 
-from .calibration import TOKENS_MAX, Context, find_calibration
+from .calibration_texts import TOKENS_MAX, Context, find_calibration
 from .files import write_predictors
 from .fit import passes_over
-from .judge import bounded, judge
+from .in_loop import bounded, judge
 from .layer import TrainedLayer, layer_tokens, train_layer
 from .model import ConvertedModel, TrainableModel, check_trainable
-from .progress import Progress, SilentProgress
 from .record import GroupRecording, Text, next_group
+from .recorded_rows import RowShape
 from .report import Judgement, Report
-from .rows import RowShape
+from .resumable import WorkDirectory, default_work, key_of
 from .split import Split, contexts_of, split_contexts
 from .targets import FALSE_POSITIVES_WARNED, Targets
-from .work import WorkDirectory, default_work, key_of
 
 # A layer of about a minute's work: below it, threads gain little, and where other programs keep
 # the cores busy they wait for each other (measured: two took eight times as long as one).

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flashllm.log import LOGGER, stop_log
+from flashllm.system.log import LOGGER, stop_log
 
 # Tests of the chat and of bytes load this file too, and do without torch: what needs it is
 # imported by the fixtures that are asked for.
 if TYPE_CHECKING:
-    from flashllm.engine import Model
+    from flashllm.engine.local import Model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,7 +38,7 @@ def sparse_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A converted model most of whose neurons are silent, as in those the method is made for."""
     from flashllm.convert import convert
 
-    from tests.tiny import save_exact_predictors, save_opt, sparse_opt
+    from tests.support.tiny import save_exact_predictors, save_opt, sparse_opt
 
     root = tmp_path_factory.mktemp("sparse")
     model = sparse_opt()
@@ -50,7 +50,7 @@ def sparse_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(sparse_model: Path) -> Iterator[Model]:
     """It, open, with the default settings."""
-    from flashllm.engine import open_model
+    from flashllm.engine.local import open_model
 
     with open_model(sparse_model) as opened:
         yield opened

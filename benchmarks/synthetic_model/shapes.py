@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashllm.convert.config import CONFIG_FILE, Config
-from flashllm.convert.description import describe_config
-from flashllm.convert.shapes import SHAPES as BUILT_IN
+from flashllm.convert.families.config import CONFIG_FILE, Config
+from flashllm.convert.families.known_shapes import SHAPES as BUILT_IN
+from flashllm.convert.families.spec_from_config import describe_config
 
 from flashllm.errors import UsageError
 from flashllm.spec import ModelSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from flashllm.convert.encoding import narrow
+from flashllm.convert.source.encoding import narrow
 from numpy.typing import NDArray
 
 from .normals import generator, normals

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 from flashllm.convert import Progress
-from flashllm.convert.destination import check_space, partial_directory
+from flashllm.convert.output.destination import check_space, partial_directory
 from numpy.typing import NDArray
 
+from flashllm.dtypes import DTYPE_BYTES
 from flashllm.errors import DestinationExists, Interrupted
 from flashllm.flash.manifest import PREDICTORS_FILE
-from flashllm.flash.safetensors_header import pack_tensor_header
-from flashllm.spec import DTYPE_BYTES, ModelSpec
+from flashllm.flash.safetensors_file import pack_tensor_header
+from flashllm.spec import ModelSpec
 
 from .neurons import Neurons, rank_of
 from .normals import generator

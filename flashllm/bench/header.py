@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 
 import flashllm
+from flashllm import core
 from flashllm.errors import FlashllmError
-from flashllm.flash import core
-from flashllm.flash.device import describe_device, processor_name
 from flashllm.flash.manifest import MANIFEST_FILE, Manifest, read_manifest
-from flashllm.paths import config_file
+from flashllm.hardware.device import describe_device, processor_name
 from flashllm.settings.file import read_config
 from flashllm.settings.options import MODEL, MODEL_OPTIONS, SAMPLING_OPTIONS
-from flashllm.storage import describe_storage, existing_parent
+from flashllm.system.filesystem import describe_storage, existing_parent
+from flashllm.system.paths import config_file
 
 SCHEMA_VERSION = 1
 _LIBRARIES = ("torch", "numpy")

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from flashllm.core.numpy_twin.kernels import crc32c
+from flashllm.dtypes import row_bytes
 from flashllm.errors import LayoutError, ModelTruncated
-from flashllm.flash.core import crc32c
 from flashllm.flash.manifest import FileRecord, Manifest, read_manifest
-from flashllm.flash.resident import (
+from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
+from flashllm.flash.tensor_table import (
     check_resident,
     encoding_of,
     predictor_columns,
@@ -25,8 +27,7 @@ from flashllm.flash.resident import (
     stored_as,
     tensor_table,
 )
-from flashllm.flash.safetensors_header import TensorRecord, read_tensor_index
-from flashllm.spec import MAX_LAYERS, MAX_WIDTH, ModelSpec, row_bytes
+from flashllm.spec import MAX_LAYERS, MAX_WIDTH, ModelSpec
 
 __all__ = [
     "BundleHeader",

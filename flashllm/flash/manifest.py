@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.errors import LayoutError, ModelNotFound, ModelTruncated
-from flashllm.flash.strict_json import parse_object
 from flashllm.spec import ModelSpec
+from flashllm.untrusted.strict_json import parse_object
 
 LAYOUT_VERSION = 1
 MANIFEST_FILE = "manifest.json"

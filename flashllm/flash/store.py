@@ -7,74 +7,40 @@ a truncated file is a short read and the page cache stays empty). Not here: torc
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm import core
+from flashllm.dtypes import GROUP_BYTES
 from flashllm.errors import Cancelled, LayoutError, ModelTruncated, ReadFailed
-from flashllm.flash import core
-from flashllm.flash.layout import (
-    BundleHeader,
+from flashllm.flash.layout import BundleHeader, read_header
+from flashllm.flash.manifest import (
+    ACTIVITY_FILE,
+    BUNDLES_FILE,
+    PREDICTORS_FILE,
+    RESIDENT_FILE,
     Manifest,
-    TensorRecord,
+    read_manifest,
+)
+from flashllm.flash.raw_tensor import RawTensor
+from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
+from flashllm.flash.tensor_table import (
     check_resident,
     encoding_of,
     predictor_columns,
-    read_header,
-    read_manifest,
-    read_tensor_index,
     resident_dtype,
     tensor_table,
 )
-from flashllm.flash.manifest import ACTIVITY_FILE, BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
-from flashllm.flash.strict_json import parse_object
-from flashllm.spec import GROUP_BYTES, ModelSpec, row_bytes
+from flashllm.spec import ModelSpec
+from flashllm.untrusted.strict_json import parse_object
 
 # Large sequential reads: a few threads saturate any device at this size.
 _LOAD_READ_BYTES = 1 << 20
 _LOAD_THREADS = 4
 _ACTIVITY_BYTES_MAX = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RawTensor:
-    """Encoded values as they lie in memory: `raw` is [nbytes] of `dtype`, row-major in `shape`.
-
-    The shape counts weights, also where rows are groups.
-    """
-
-    raw: NDArray[np.uint8]
-    dtype: str
-    shape: tuple[int, ...]
-
-    def floats(self) -> NDArray[np.float32]:
-        """A decoded copy."""
-        if self.dtype in GROUP_BYTES:
-            return decode_matrix(self)
-        if self.dtype == "f32":
-            values = self.raw.view(np.float32).copy()
-        elif self.dtype == "f16":
-            values = self.raw.view(np.float16).astype(np.float32)
-        else:
-            wide = self.raw.view(np.uint16).astype(np.uint32) << np.uint32(16)
-            values = wide.view(np.float32)
-        decoded: NDArray[np.float32] = values.reshape(self.shape)
-        return decoded
-
-
-def decode_matrix(tensor: RawTensor) -> NDArray[np.float32]:
-    """A decoded copy of a matrix in any encoding, by the core."""
-    n_rows, columns = tensor.shape
-    out = np.empty(n_rows * columns, np.float32)
-    kernels = core.Kernels(threads=1)
-    ids = np.arange(n_rows, dtype=np.int32)
-    nbytes = row_bytes(tensor.dtype, columns)
-    kernels.decode_rows(tensor.raw, nbytes, 0, tensor.dtype, ids, columns, out)
-    kernels.close()
-    return out.reshape(tensor.shape)
 
 
 class Store:

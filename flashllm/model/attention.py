@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashllm.model.kv_cache import KvCache
+from flashllm.kv_cache.dram import KvCache
+from flashllm.model.linear import Linear, Norm
 from flashllm.model.rope import Rotation
-from flashllm.model.weights import Linear, Norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,22 +19,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashllm.accounting import PartClock
+from flashllm import core
+from flashllm.arrays import Ids
 from flashllm.errors import Cancelled, ModelError
-from flashllm.flash import core
-from flashllm.flash.kv import KvDType
-from flashllm.flash.pinned import PinnedBundles
-from flashllm.flash.plan import Plan
-from flashllm.flash.store import RawTensor, Store
-from flashllm.flash.stream import SlotPool
-from flashllm.flash.window import Ids
-from flashllm.model.ffn import Chosen, FeedForward, Tap
-from flashllm.model.kv_cache import KvCache
-from flashllm.model.resident import ResidentParts
+from flashllm.flash.raw_tensor import RawTensor
+from flashllm.flash.store import Store
+from flashllm.kv_cache.context_tokens import Running
+from flashllm.kv_cache.dram import KvCache
+from flashllm.kv_cache.layout import KvDType
+from flashllm.model.active_set_selectors import Selector
+from flashllm.model.ffn_decode import Chosen, FeedForward, Tap
+from flashllm.model.layer import ResidentParts
+from flashllm.model.linear import Table, torch_view
 from flashllm.model.rope import Rotary, Rotation
-from flashllm.model.running import Running
-from flashllm.model.select import Selector
-from flashllm.model.weights import Table, torch_view
+from flashllm.planning.plan import Plan
+from flashllm.system.clock import PartClock
+from flashllm.weight_cache.pinned import PinnedBundles
+from flashllm.weight_cache.slot_pool import SlotPool
 
 Mode = Literal["dense", "selected", "oracle"]
 """How the tokens of a text are computed: with all neurons, with those that the decoder's selector

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flashllm.flash import core
-from flashllm.flash.stream import block_ends
-from flashllm.flash.window import Ids
+from flashllm import core
+from flashllm.arrays import Ids
 from flashllm.model.activations import activate, combine
-from flashllm.model.named import Share
-from flashllm.model.weights import Linear, Norm
+from flashllm.model.linear import Linear, Norm
+from flashllm.model.token_sets import Share
 from flashllm.spec import ModelSpec
+from flashllm.weight_cache.blocks import block_ends
 
 _Floats = NDArray[np.float32]
 

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from flashllm.flash import core
+from flashllm import core
 from flashllm.flash.store import Store
-from flashllm.model.layer_stream import Block
-from flashllm.model.weights import TORCH_DTYPES
+from flashllm.model.block_stream import Block
+from flashllm.model.linear import TORCH_DTYPES
 
 
 class TileDecoder:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from flashllm import paths
 from flashllm.errors import UsageError
 from flashllm.settings.file import Said, read_config
 from flashllm.settings.options import CHAT_OPTIONS, OPTIONS, Option
+from flashllm.system import paths
 
 Origin = Literal["flag", "env", "file", "default"]
 

@@ -15,39 +15,40 @@ from textual.containers import Horizontal
 from textual.message import Message
 from textual.widgets import Static
 
-from flashllm.conversation import Conversation
+from flashllm.conversations.tree import Conversation
 from flashllm.errors import FlashllmError
-from flashllm.library import ModelChoice
-from flashllm.sanitize import sanitize_line
-from flashllm.settings import ChatSettings
-from flashllm.ui import messages, themes
-from flashllm.ui.actions import Actions
-from flashllm.ui.activity import HINT_SECONDS, Activity, Phase
-from flashllm.ui.answering import Answering, explain
-from flashllm.ui.bindings import APP_BINDINGS
-from flashllm.ui.commands_slash import is_command, unescaped
-from flashllm.ui.completion import Suggestions
-from flashllm.ui.context_meter import TELLS_AT, ContextMeter, Fill
-from flashllm.ui.engine_thread import EngineThread
-from flashllm.ui.history import InputHistory
-from flashllm.ui.key_line import KeyLine
-from flashllm.ui.panels import Panels
-from flashllm.ui.prompt import Prompt
-from flashllm.ui.saving import Saving
-from flashllm.ui.shown import Shown
-from flashllm.ui.slash_actions import SlashActions
-from flashllm.ui.status import StatusLine
-from flashllm.ui.transcript import Transcript
-from flashllm.ui.turn_actions import TurnActions
-from flashllm.ui.turn_view import Notice
+from flashllm.library.models import ModelChoice
+from flashllm.settings.resolve import ChatSettings
+from flashllm.ui.chat import messages
+from flashllm.ui.chat.answering import Answering, explain
+from flashllm.ui.chat.autosave import Saving
+from flashllm.ui.chat.context_meter import TELLS_AT, ContextMeter, Fill
+from flashllm.ui.chat.conversation_view import Shown
+from flashllm.ui.chat.engine_thread import EngineThread
+from flashllm.ui.chat.screen import Actions
+from flashllm.ui.chat.slash_commands import SlashActions
+from flashllm.ui.chat.status import HINT_SECONDS, Activity, Phase, StatusLine
+from flashllm.ui.chat.turn_actions import TurnActions
+from flashllm.ui.commands.bindings import APP_BINDINGS
+from flashllm.ui.commands.table import is_command, unescaped
+from flashllm.ui.panels.panels import Panels
+from flashllm.ui.prompt.history import InputHistory
+from flashllm.ui.prompt.prompt import Prompt
+from flashllm.ui.prompt.suggestions import Suggestions
+from flashllm.ui.transcript.transcript import Transcript
+from flashllm.ui.transcript.turn import Notice
+from flashllm.ui.widgets import themes
+from flashllm.ui.widgets.footer import KeyLine
+from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
     from textual.widgets import Markdown
 
-    from flashllm.engine_protocol import Engine, EngineToken
-    from flashllm.library.job import Conversions, ConvertJob
-    from flashllm.sampling import Sampling
-    from flashllm.ui.picker import Models
+    from flashllm.engine.protocol import Engine
+    from flashllm.engine.sampling import Sampling
+    from flashllm.library.conversion_job import Conversions, ConvertJob
+    from flashllm.telemetry.token_record import EngineToken
+    from flashllm.ui.screens.models import Models
 
 TICK_SECONDS = 0.5
 
@@ -383,14 +384,14 @@ class ChatApp(Actions):
     @cached_property
     def conversions(self) -> Conversions:
         """What is converted beside the chat; loaded when something is, or might be."""
-        from flashllm.library.job import Conversions
+        from flashllm.library.conversion_job import Conversions
 
         conversions = Conversions()
         conversions.listen(self._hear_conversion)
         return conversions
 
     def _hear_conversion(self, job: ConvertJob) -> None:
-        from flashllm.library.conversion_words import job_words
+        from flashllm.library.conversion_formatting import job_words
 
         status = job.status  # of one moment: it changes on a thread
         self._post(messages.Converting(job_words(job, status), status))

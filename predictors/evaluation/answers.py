@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashllm.engine import open_model
+from flashllm.engine.local import open_model
 from flashllm.errors import UsageError
+from flashllm.progress import Progress
 
-from ..calibration import Message
-from ..progress import Progress
+from ..calibration_texts import Message
 from .model import EvaluatedModel
 from .outcomes import Outcome
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..calibration import ConversationEncoder, Message, TextEncoder
-from ..progress import Progress
+from flashllm.progress import Progress
+
+from ..calibration_texts import ConversationEncoder, Message, TextEncoder
 from .likelihood import log_probabilities
 from .model import Decoder, EvaluatedModel
 from .outcomes import Outcome

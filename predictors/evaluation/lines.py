@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashllm.errors import UsageError
+from flashllm.progress import Progress
 
-from ..calibration import read_text
-from ..progress import Progress
+from ..calibration_texts import read_text
 
 # Multiples of it, their whole parts left off, never lie close together (H. Weyl).
 GOLDEN = 0.6180339887498949

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 import flashllm
-from flashllm.engine import open_decoder
-from flashllm.flash.converted import choose_selector
+from flashllm.engine.loading import open_decoder
 from flashllm.flash.store import Store
+from flashllm.planning.model_facts import choose_selector
 from flashllm.spec import ModelSpec
-from flashllm.tokenizer import Tokenizer, load_tokenizer
+from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
 Chosen = Callable[[int, list[NDArray[np.int32]]], None]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashllm.sanitize import sanitize_line
+from flashllm.untrusted.terminal import sanitize_line
 
 WIDTH = 80
 WINDOWS_SHOWN = (1, 2, 3, 5, 10, 20, 40, 64)

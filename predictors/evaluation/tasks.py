@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.errors import UsageError
+from flashllm.progress import Progress
 
-from ..calibration import ConversationEncoder, Message, checked_messages
-from ..progress import Progress
+from ..calibration_texts import ConversationEncoder, Message, checked_messages
 from .answers import answer_all
 from .choices import Encoded, encode_choices, score_choices
 from .lines import TextFile, evenly, read_text_file

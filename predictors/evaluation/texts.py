@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.errors import UsageError
+from flashllm.progress import Progress
 
-from ..calibration import (
+from ..calibration_texts import (
     CONTEXT_TOKENS_MAX,
     ContextLimits,
     ConversationEncoder,
@@ -28,7 +29,6 @@ from ..calibration import (
     parse_conversation,
     parse_ids,
 )
-from ..progress import Progress
 from .lines import TextFile, evenly, read_text_file
 
 TOKENS = 20_000

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..calibration import ContextLimits
-from ..progress import Progress
+from flashllm.progress import Progress
+
+from ..calibration_texts import ContextLimits
 from .friends import FriendMeter, sample_size
 from .likelihood import DensePassage, LikelihoodMeter
 from .model import Decoder, EvaluatedModel

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from flashllm.convert import convert
 
-from flashllm.bench import ablation as ablation_module
-from flashllm.bench import ablation_report
-from flashllm.bench.ablation import Ablation, Settings
-from flashllm.bench.ablation_rows import ADDITIONS, Addition, added_rows, table_rows
-from flashllm.bench.active_sets import ActiveSets
-from flashllm.cli import main
+from flashllm.bench.ablation import report
+from flashllm.bench.ablation import run as ablation_module
+from flashllm.bench.ablation.active_sets import ActiveSets
+from flashllm.bench.ablation.resident_reread import ResidentStream
+from flashllm.bench.ablation.rows import ADDITIONS, Addition, added_rows, table_rows
+from flashllm.bench.ablation.run import Ablation, Settings
+from flashllm.cli.main import main
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.manifest import read_manifest
-from flashllm.flash.resident_stream import ResidentStream
 from flashllm.flash.store import Store
-from flashllm.flash.stream import smallest_slots
+from flashllm.weight_cache.blocks import smallest_slots
 
 TEXT = list(np.random.default_rng(0).integers(3, 90, 64))
 
@@ -35,7 +35,7 @@ def run(directory: Path, text: list[int] = TEXT, **settings: object):
     results = []
     for results in ablation.run(nothing):  # noqa: B007
         pass
-    return ablation, results, ablation_report.report(ablation, results, complete=True)
+    return ablation, results, report.report(ablation, results, complete=True)
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +91,12 @@ def test_a_report_tells_of_rows_that_are_off_and_of_different_answers(demo_repor
     worse = json.loads(json.dumps(found))
     worse |= {"within_formula": False, "same_answers": False, "each_faster_than_above": False}
     worse["complete"] = False
-    text = ablation_report.table(worse)
+    text = report.table(worse)
     assert "Not every row reads within 2%" in text
     assert "DIFFERENT LOGITS" in text
     assert "Interrupted" in text
     results[3].formula_bytes *= 1.05
-    assert not ablation_report.report(ablation, results, complete=True)["within_formula"]
+    assert not report.report(ablation, results, complete=True)["within_formula"]
     results[3].formula_bytes /= 1.05
 
 
@@ -168,7 +168,7 @@ def test_what_a_prompt_leaves_takes_slots_until_the_window_has_passed_it() -> No
 
 
 def test_rows_of_a_bundle_read_apart_are_the_same_bytes(sparse_model: Path) -> None:
-    from flashllm.flash import core
+    from flashllm import core
 
     pools = []
     for apart in (False, True):
@@ -223,16 +223,16 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
         assert one["reads"]["median"] == pytest.approx(reads[key] / reads["bundling"])
     everything = ablation._rows()[-1]
     assert (everything.gap_bytes, everything.io_threads) == (results[5].row.gap_bytes, 2)
-    table = ablation_report.table(found)
+    table = report.table(found)
     assert "added to the last row" in table
     assert f"{added['gap']['speed']['median']:.3f}x" in table
     fewer = results[-2]
     assert fewer.row.key == "fewer"
     fewer.row = replace(fewer.row, precision="other")
     fewer.runs[:] = [replace(run, answers="other") for run in fewer.runs]
-    assert ablation_report.report(ablation, results, complete=True)["same_answers"]
+    assert report.report(ablation, results, complete=True)["same_answers"]
     fewer.row = replace(fewer.row, precision="")
-    assert not ablation_report.report(ablation, results, complete=True)["same_answers"]
+    assert not report.report(ablation, results, complete=True)["same_answers"]
 
 
 FEWER = Addition("fewer", "{window} and two threads", lambda _: {"io_threads": 2})

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashllm.bench import traces
-from flashllm.bench.active_sets import RecordingSelector
-from flashllm.bench.cache_replay import (
+from flashllm.bench.ablation.active_sets import RecordingSelector
+from flashllm.bench.cache import traces
+from flashllm.bench.cache.belady import KnownRates
+from flashllm.bench.cache.replay import (
     LONGEST,
     OPTIMUM,
     RATES,
@@ -23,13 +24,12 @@ from flashllm.bench.cache_replay import (
     misses,
     rates,
 )
-from flashllm.bench.foresight import KnownRates
-from flashllm.bench.traces import Trace
-from flashllm.cli import main
+from flashllm.bench.cache.traces import Trace
+from flashllm.cli.main import main
+from flashllm.engine.loading import load_decoder
 from flashllm.errors import UsageError
-from flashllm.flash.activity import Activity
-from flashllm.flash.policies import DEFAULT_POLICY, POLICIES, Pinned, make_policy
-from flashllm.loading import load_decoder
+from flashllm.planning.activation_stats import Activity
+from flashllm.weight_cache.policies import DEFAULT_POLICY, POLICIES, Pinned, make_policy
 
 N_BUNDLES = 6
 small_sets = st.lists(st.sets(st.integers(0, N_BUNDLES - 1), max_size=4), min_size=1, max_size=7)

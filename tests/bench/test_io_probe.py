@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashllm.bench import io_probe, page_cache
-from flashllm.bench.io_probe import check_device_bytes, forget, make_buffer, measure, probe
-from flashllm.bench.io_target import find_target
+from flashllm import core
+from flashllm.bench import page_cache
+from flashllm.bench.disk import probe as io_probe
+from flashllm.bench.disk.probe import check_device_bytes, forget, make_buffer, measure, probe
+from flashllm.bench.disk.target import find_target
 from flashllm.errors import BenchmarkInvalid, ReadFailed, UsageError
-from flashllm.flash import core
 
 FILE_BYTES = 24 << 20
 

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashllm.bench import fio, io_plots, io_probe, io_report, io_sweep, io_target
-from flashllm.bench.fio import FioResult, fio_command, parse_report, run_fio
-from flashllm.bench.io_fit import doubt, fit_points, tells_rate
-from flashllm.bench.io_probe import ProbeResult
-from flashllm.bench.io_sweep import Settings, Sweep, make_profile, run_sweep
-from flashllm.bench.io_target import Target, choose_sizes, choose_threads, find_target
+from flashllm.bench.disk import fio, plots, probe, report, target
+from flashllm.bench.disk import sweep as io_sweep
+from flashllm.bench.disk.fio import FioResult, fio_command, parse_report, run_fio
+from flashllm.bench.disk.fit import doubt, fit_points, tells_rate
+from flashllm.bench.disk.probe import ProbeResult
+from flashllm.bench.disk.sweep import Settings, Sweep, make_profile, run_sweep
+from flashllm.bench.disk.target import Target, choose_sizes, choose_threads, find_target
+from flashllm.core.numpy_twin.latency import BINS, Latencies, bin_of
 from flashllm.errors import (
     BenchmarkInvalid,
     ModelNotFound,
@@ -23,9 +25,9 @@ from flashllm.errors import (
     ReadFailed,
     UsageError,
 )
-from flashllm.flash.device import DeviceIdentity
-from flashllm.flash.latency import BINS, Latencies, bin_of
-from flashllm.flash.profile import IoPoint, Profile
+from flashllm.hardware.curves import IoPoint
+from flashllm.hardware.device import DeviceIdentity
+from flashllm.hardware.machine_profile import Profile
 
 SIZES = (4096, 16384, 65536)
 
@@ -87,7 +89,7 @@ def test_where_bytes_cost_nothing_there_is_no_rate() -> None:
     sweep.ours = {
         (p.read_bytes, 8): [make_result(p.read_bytes, 8, p.bytes_per_second)] for p in free
     }
-    text = io_report.text(sweep, make_profile(make_target(), sweep, None))
+    text = report.text(sweep, make_profile(make_target(), sweep, None))
     (line,) = [line for line in text.splitlines() if line.startswith("x8")]
     assert line.split()[2] == "-"
 
@@ -179,7 +181,7 @@ def test_a_file_that_is_read_for_us_through_the_cache_is_refused(
 ) -> None:
     (tmp_path / "loop0" / "loop").mkdir(parents=True)
     (tmp_path / "loop0" / "loop" / "dio").write_text(direct + "\n")
-    monkeypatch.setattr(io_target, "find_block_device", lambda path: tmp_path / "loop0")
+    monkeypatch.setattr(target, "find_block_device", lambda path: tmp_path / "loop0")
     (tmp_path / "file").write_bytes(b"x")
     if refused:
         with pytest.raises(BenchmarkInvalid, match="loop device"):
@@ -217,9 +219,9 @@ def pretend_device(monkeypatch: pytest.MonkeyPatch, rates: Any) -> list[tuple[in
         asked.append((size, threads))
         return make_result(size, threads, rates(size, threads, len(asked)))
 
-    monkeypatch.setattr(io_probe, "measure", answer)
-    monkeypatch.setattr(io_probe, "forget", lambda path: None)
-    monkeypatch.setattr(io_probe, "check_not_cached", lambda path: None)
+    monkeypatch.setattr(probe, "measure", answer)
+    monkeypatch.setattr(probe, "forget", lambda path: None)
+    monkeypatch.setattr(probe, "check_not_cached", lambda path: None)
     return asked
 
 
@@ -234,7 +236,7 @@ def test_passes_go_round_and_a_device_that_gets_hot_shows(monkeypatch: pytest.Mo
     profile = make_profile(make_target(), sweep, None)
     assert [point.samples for point in profile.points] == [(1e9, 9e8, 9e8)] * 4
     assert profile.throughput(16384, 32) == pytest.approx(9e8)
-    written = io_report.text(sweep, profile)
+    written = report.text(sweep, profile)
     assert "100 90 90 - slower and slower" in written
     assert "last pass to first: 90 %" in written
 
@@ -272,9 +274,9 @@ def test_fio_stands_beside_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ["ours", "ours", "ours", "fio", "ours"], ["ours", "ours", "fio", "ours", "ours"]
     assert order == first + second, "the second place is measured beside fio, by turns"
     assert len(asked) == 8
-    (row,) = io_report.beside_fio(sweep)
+    (row,) = report.beside_fio(sweep)
     assert row["ours_to_fio"] == row["spread_to_fio"] == pytest.approx(1.25)
-    assert "1.250" in io_report.text(sweep, make_profile(make_target(), sweep, None))
+    assert "1.250" in report.text(sweep, make_profile(make_target(), sweep, None))
 
 
 def test_fio_that_fails_is_said_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,12 +329,12 @@ def test_the_report_is_plain_and_the_pictures_are_drawn(tmp_path: Path) -> None:
             rate = size * 1e9 / (80_000 / threads + size / 2)
             sweep.ours[size, threads] = [make_result(size, threads, rate)] * 5
     profile = make_profile(make_target(), sweep, None)
-    found = json.loads(json.dumps(io_report.report(make_target(), sweep, profile)))
+    found = json.loads(json.dumps(report.report(make_target(), sweep, profile)))
     assert found["complete"]
     assert found["points"][0]["latency_ns"]["n"] == 5000
     assert found["points"][0]["latency_ns"]["bins_ns"][0][1] == 5000
     assert found["best_threads"]["4096"] == 32
     assert Profile.from_json(found["profile"], "x") == profile
-    paths = io_plots.draw(profile, sweep.pass_ratios(), tmp_path)
+    paths = plots.draw(profile, sweep.pass_ratios(), tmp_path)
     assert [path.name for path in paths] == ["throughput.png", "curves.png", "passes.png"]
     assert all(path.stat().st_size > 5000 for path in paths)

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashllm.bench import machine
-from flashllm.flash import core
-from flashllm.flash.cost import CHUNK, CHUNK_ONE_THREAD, NARROW
-from flashllm.spec import DTYPES
+from flashllm import core
+from flashllm.bench.tokens import machine_rates
+from flashllm.dtypes import DTYPES
+from flashllm.planning.cost_model import CHUNK, CHUNK_ONE_THREAD, NARROW
 
 MIB = 1 << 20
 
 
 def test_matrices_are_past_the_cache_where_memory_allows() -> None:
-    assert machine.matrix_bytes(0, 1 << 40) == 256 * MIB
-    assert machine.matrix_bytes(32 * MIB, 1 << 40) == 256 * MIB
-    assert machine.matrix_bytes(128 * MIB, 1 << 40) == 512 * MIB
-    assert machine.matrix_bytes(4 << 30, 1 << 40) == machine.MATRIX_BYTES_MOST
-    assert machine.matrix_bytes(128 * MIB, 1 << 30) == 128 * MIB
-    assert machine.matrix_bytes(128 * MIB, MIB) == machine.MATRIX_BYTES_LEAST
+    assert machine_rates.matrix_bytes(0, 1 << 40) == 256 * MIB
+    assert machine_rates.matrix_bytes(32 * MIB, 1 << 40) == 256 * MIB
+    assert machine_rates.matrix_bytes(128 * MIB, 1 << 40) == 512 * MIB
+    assert machine_rates.matrix_bytes(4 << 30, 1 << 40) == machine_rates.MATRIX_BYTES_MOST
+    assert machine_rates.matrix_bytes(128 * MIB, 1 << 30) == 128 * MIB
+    assert machine_rates.matrix_bytes(128 * MIB, MIB) == machine_rates.MATRIX_BYTES_LEAST
 
 
 def test_the_last_caches_are_read_from_the_system(
@@ -35,21 +35,21 @@ def test_the_last_caches_are_read_from_the_system(
             (folder / "size").write_text(size)
             (folder / "level").write_text(f"{level}\n")
             (folder / "shared_cpu_list").write_text(shared if level == 3 else f"{cpu}{alone}")
-    monkeypatch.setattr(machine, "_CPUS", tmp_path)
-    assert machine.last_cache_bytes() == 64 * MIB, "two of them, each shared by four"
-    monkeypatch.setattr(machine, "_CPUS", tmp_path / "none")
-    assert machine.last_cache_bytes() == 0
+    monkeypatch.setattr(machine_rates, "_CPUS", tmp_path)
+    assert machine_rates.last_cache_bytes() == 64 * MIB, "two of them, each shared by four"
+    monkeypatch.setattr(machine_rates, "_CPUS", tmp_path / "none")
+    assert machine_rates.last_cache_bytes() == 0
 
 
 def test_all_rates_are_there_and_threads_are_as_before(
     monkeypatch: pytest.MonkeyPatch, demo: Path
 ) -> None:
     monkeypatch.setenv("FLASHLLM_HOME", str(demo.parents[1]))
-    monkeypatch.setattr(machine, "MATRIX_BYTES_LEAST", 2 * MIB)
-    monkeypatch.setattr(machine, "MATRIX_BYTES_MOST", 2 * MIB)
-    monkeypatch.setattr(machine, "TIMED_TOKENS", 5)
+    monkeypatch.setattr(machine_rates, "MATRIX_BYTES_LEAST", 2 * MIB)
+    monkeypatch.setattr(machine_rates, "MATRIX_BYTES_MOST", 2 * MIB)
+    monkeypatch.setattr(machine_rates, "TIMED_TOKENS", 5)
     before = torch.get_num_threads()
-    rates = machine.measure_rates([1, 2])
+    rates = machine_rates.measure_rates([1, 2])
     assert torch.get_num_threads() == before
     assert set(rates.dram_bytes_per_second) == {1, 2}
     keys = ("{}", NARROW, CHUNK, CHUNK_ONE_THREAD)
@@ -64,21 +64,21 @@ def test_a_rate_is_the_bytes_that_the_kernel_goes_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a clock that gives every call a second, the rates are bytes."""
-    monkeypatch.setattr(machine, "_median_seconds", lambda call: call() or 1.0)
-    monkeypatch.setattr(machine, "_median_call", lambda call: call() or 1.0)
+    monkeypatch.setattr(machine_rates, "_median_seconds", lambda call: call() or 1.0)
+    monkeypatch.setattr(machine_rates, "_median_call", lambda call: call() or 1.0)
     buffer = core.Buffer(4 * MIB)
     buffer.array().fill(0x3C)
     kernels = core.Kernels(threads=1)
     try:
-        assert machine.matvec_rate(kernels, buffer, "f16", 8192) == 4 * MIB
-        assert machine.matvec_rate(kernels, buffer, "f16", 256) == 2 * MIB
-        assert machine.scattered_rate(kernels, buffer, "f32") == 64 * 2 * 8192
+        assert machine_rates.matvec_rate(kernels, buffer, "f16", 8192) == 4 * MIB
+        assert machine_rates.matvec_rate(kernels, buffer, "f16", 256) == 2 * MIB
+        assert machine_rates.scattered_rate(kernels, buffer, "f32") == 64 * 2 * 8192
         # As many weights in a row as of 16 bits: 4096 are 4352 bytes in int8, 2304 in int4.
-        assert machine.matvec_rate(kernels, buffer, "int8", 8192) == 4 * MIB // 4352 * 4352
-        assert machine.matvec_rate(kernels, buffer, "int4", 256) == 2 * MIB // 72 * 72
-        assert machine.scattered_rate(kernels, buffer, "int4") == 227 * 2 * 2304
-        assert machine.chunk_rate("bf16", 1) == 4 * MIB * 128
+        assert machine_rates.matvec_rate(kernels, buffer, "int8", 8192) == 4 * MIB // 4352 * 4352
+        assert machine_rates.matvec_rate(kernels, buffer, "int4", 256) == 2 * MIB // 72 * 72
+        assert machine_rates.scattered_rate(kernels, buffer, "int4") == 227 * 2 * 2304
+        assert machine_rates.chunk_rate("bf16", 1) == 4 * MIB * 128
     finally:
         kernels.close()
     monkeypatch.setattr(core, "stream_read_ns", lambda _buffer, threads: 10**9 // threads)
-    assert machine.dram_rate(buffer, 2) == pytest.approx(8 * MIB)
+    assert machine_rates.dram_rate(buffer, 2) == pytest.approx(8 * MIB)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashllm.bench.statistics import Spread, percentiles, spread
+from flashllm.bench.sample_statistics import Spread, percentiles, spread
 
 
 def test_spread_of_samples_in_their_order() -> None:

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flashllm.bench import stolen
-from flashllm.bench.stolen import ProcessorTime, most_stolen, stolen_warning, stolen_words
+from flashllm.bench import steal_time
+from flashllm.bench.steal_time import (
+    ProcessorTime,
+    most_stolen,
+    stolen_warning,
+    stolen_words,
+)
 
 BEFORE = "cpu  100 10 40 700 50 0 5 95 60 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
 AFTER = "cpu  140 10 60 730 60 0 5 195 90 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
@@ -16,7 +21,7 @@ AFTER = "cpu  140 10 60 730 60 0 5 195 90 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
 def time_of(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessorTime:
     path = tmp_path / "stat"
     path.write_text(text)
-    monkeypatch.setattr(stolen, "_STAT", path)
+    monkeypatch.setattr(steal_time, "_STAT", path)
     return ProcessorTime.now()
 
 
@@ -39,7 +44,7 @@ def test_where_the_system_does_not_tell_nothing_is_said(
     after = time_of(AFTER, tmp_path, monkeypatch)
     assert after.stolen_share_since(nothing) is None
     assert nothing.stolen_share_since(after) is None
-    monkeypatch.setattr(stolen, "_STAT", tmp_path / "absent")
+    monkeypatch.setattr(steal_time, "_STAT", tmp_path / "absent")
     assert ProcessorTime.now() == nothing
     assert stolen_words(nothing.stolen_share_since(nothing)) == "unknown"
 

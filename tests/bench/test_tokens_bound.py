@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from flashllm.bench import bound as bound_module
-from flashllm.bench.bound import MachineProbe, mean_read_bytes
-from flashllm.bench.token_samples import WARM, ReaderCounts
-from flashllm.bound import Bound
+from flashllm.bench.tokens import machine_probe as bound_module
+from flashllm.bench.tokens.machine_probe import MachineProbe, mean_read_bytes
+from flashllm.bench.tokens.samples import WARM, ReaderCounts
 from flashllm.errors import ReadFailed
-from tests.bench.token_fakes import run
+from flashllm.telemetry.roofline import Bound
+from tests.support.token_fakes import run
 
 DEVICE = {"direct": True, "threads": 32, "alignment_bytes": 512, "fallback": None}
 READ = ReaderCounts(

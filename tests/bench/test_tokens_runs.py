@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flashllm.accounting import PARTS
-from flashllm.bench import page_cache, token_process
-from flashllm.bench.token_process import PeakMemory, ProcessCounts
-from flashllm.bench.token_samples import (
+from flashllm.bench import page_cache
+from flashllm.bench.tokens import process
+from flashllm.bench.tokens.process import PeakMemory, ProcessCounts
+from flashllm.bench.tokens.runs import TokenSettings, measure
+from flashllm.bench.tokens.samples import (
     AGAIN,
     COLD,
     PLAIN,
@@ -20,12 +21,12 @@ from flashllm.bench.token_samples import (
     Sample,
     TokenSample,
 )
-from flashllm.bench.token_summary import summarize
-from flashllm.bench.tokens import TokenSettings, measure
-from flashllm.engine import Model
+from flashllm.bench.tokens.summary import summarize
+from flashllm.engine.local import Model
 from flashllm.errors import UsageError
-from flashllm.model.running import Running
-from tests.bench.token_fakes import FakeProbe
+from flashllm.kv_cache.context_tokens import Running
+from flashllm.system.clock import PARTS
+from tests.support.token_fakes import FakeProbe
 
 IDS = [5, 17, 40, 8, 61]
 FEW = TokenSettings(tokens=20, runs=2, paired_tokens=100)
@@ -148,7 +149,7 @@ def test_an_answer_that_ends_at_once(
     model: Model, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = list(model.generate(IDS, max_tokens=5))[steps].id
-    monkeypatch.setattr("flashllm.engine.Generation._eos_ids", lambda _: (first,))
+    monkeypatch.setattr("flashllm.engine.local.Generation._eos_ids", lambda _: (first,))
     with pytest.raises(UsageError, match=r"the answer ended .*; give another prompt"):
         list(measure(model, IDS, FEW, FakeProbe()))
 
@@ -156,7 +157,7 @@ def test_an_answer_that_ends_at_once(
 def test_the_step_that_ends_an_answer_counts(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [token.id for token in model.generate(IDS, max_tokens=21)]
     end = next(i for i in range(3, 21) if drawn[i] not in drawn[:i])
-    monkeypatch.setattr("flashllm.engine.Generation._eos_ids", lambda _: (drawn[end],))
+    monkeypatch.setattr("flashllm.engine.local.Generation._eos_ids", lambda _: (drawn[end],))
     runs = runs_of(list(measure(model, IDS, FEW, FakeProbe())))
     for run in runs:
         assert [token.id for token in run.tokens] == [*drawn[1:end], None]
@@ -166,18 +167,18 @@ def test_the_step_that_ends_an_answer_counts(model: Model, monkeypatch: pytest.M
 def test_memory_is_that_of_runs_not_of_looks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(token_process, "rss_peak_bytes", lambda: 1000)
+    monkeypatch.setattr(process, "rss_peak_bytes", lambda: 1000)
     resident = iter([700, 750, 760, 755])
-    monkeypatch.setattr(token_process, "rss_bytes", lambda: next(resident))
+    monkeypatch.setattr(process, "rss_bytes", lambda: next(resident))
     cleared = tmp_path / "clear_refs"
-    monkeypatch.setattr(token_process, "_CLEAR_REFS", cleared)
+    monkeypatch.setattr(process, "_CLEAR_REFS", cleared)
     peak = PeakMemory()
     assert peak.of_run([]) == 1000
     with peak.aside():
         pass
     assert cleared.read_text() == "5"
     assert peak.of_run([]) == 950, "what a look left in memory is no part of a run"
-    monkeypatch.setattr(token_process, "_CLEAR_REFS", Path("/nowhere/clear_refs"))
+    monkeypatch.setattr(process, "_CLEAR_REFS", Path("/nowhere/clear_refs"))
     with peak.aside():
         pass
     assert peak.of_run([]) is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flashllm.bench.token_samples import AGAIN, COLD, PLAIN, WARM
-from flashllm.bench.token_telemetry import median_interval, same_tokens, telemetry_cost
-from tests.bench.token_fakes import run
+from flashllm.bench.tokens.samples import AGAIN, COLD, PLAIN, WARM
+from flashllm.bench.tokens.telemetry_cost import median_interval, same_tokens, telemetry_cost
+from tests.support.token_fakes import run
 
 
 def test_pairs_are_of_the_same_token_of_neighbouring_runs() -> None:

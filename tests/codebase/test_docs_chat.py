@@ -8,9 +8,14 @@ from pathlib import Path
 from textual.binding import Binding, BindingType
 
 from flashllm.settings.options import OPTIONS
-from flashllm.ui.bindings import APP_BINDINGS, PLACES, PROMPT_BINDINGS, TRANSCRIPT_BINDINGS
-from flashllm.ui.commands_slash import COMMANDS
-from flashllm.ui.keys import bindings_in, key_words
+from flashllm.ui.commands.bindings import (
+    APP_BINDINGS,
+    PLACES,
+    PROMPT_BINDINGS,
+    TRANSCRIPT_BINDINGS,
+)
+from flashllm.ui.commands.keys import bindings_in, key_words
+from flashllm.ui.commands.table import COMMANDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "chat.md").read_text("utf-8")
 
@@ -61,7 +66,7 @@ def test_commands_are_those_of_the_chat() -> None:
 
 def test_the_example_of_settings_can_be_read(tmp_path: Path) -> None:
     from flashllm.settings.file import read_config
-    from flashllm.ui.keys import read_keymap
+    from flashllm.ui.commands.keys import read_keymap
 
     example = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     assert example is not None

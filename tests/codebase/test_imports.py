@@ -61,20 +61,22 @@ def test_looking_for_models_needs_no_engine(module: str) -> None:
     assert loaded_after(code, *HEAVY) == set()
 
 
-@pytest.mark.parametrize("module", ["flashllm.errors", "flashllm.spec", "flashllm.sanitize"])
+@pytest.mark.parametrize(
+    "module", ["flashllm.errors", "flashllm.spec", "flashllm.untrusted.terminal"]
+)
 def test_the_lowest_need_nothing(module: str) -> None:
     assert loaded_after(f"import {module}", *HEAVY, "psutil", "safetensors") == set()
 
 
 def test_conversations_that_are_kept_are_light() -> None:
-    assert loaded_after("import flashllm.sessions", *HEAVY, "psutil", "rich") == set()
+    assert loaded_after("import flashllm.conversations.store", *HEAVY, "psutil", "rich") == set()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"]], ids=" ".join)
 def test_help_is_light(arguments: list[str]) -> None:
     code = f"""
 import sys
-from flashllm.cli import main
+from flashllm.cli.main import main
 sys.argv = ["flashllm", *{arguments!r}]
 try:
     main()
@@ -89,7 +91,7 @@ def test_only_the_user_interface_knows_textual() -> None:
         *modules_at_the_top(),
         *modules_of("flash"),
         *modules_of("model"),
-        *modules_of("commands"),
+        *modules_of("cli"),
         "flashllm.convert",
         "flashllm.predictors",
         "flashllm.predictors.train",
@@ -106,15 +108,22 @@ def test_the_user_interface_does_without_what_computes() -> None:
 
 
 def test_the_first_frame_waits_for_no_arrays() -> None:
-    code = "import flashllm.ui.app, flashllm.commands.chat, flashllm.io_report, flashllm.settings"
-    assert loaded_after(code, "numpy", "torch", "flashllm.flash.core", "flashllm.engine") == set()
+    code = "import flashllm.ui.app, flashllm.cli.commands.chat, flashllm.telemetry.token_report"
+    assert loaded_after(code, "numpy", "torch", "flashllm.core", "flashllm.engine.local") == set()
 
 
 def test_the_first_frame_waits_for_nothing_that_comes_later() -> None:
-    later = {"sqlite3", "flashllm.sessions", "flashllm.library.job", "flashllm.engine_launcher"}
-    later |= {f"flashllm.ui.{page}" for page in ("confirm", "help", "picker", "token_view")}
-    later |= {"flashllm.ui.answer_markdown", "markdown_it", "pygments"}
-    assert loaded_after("import flashllm.ui.app, flashllm.commands.chat", *later) == set()
+    later = {
+        "sqlite3",
+        "flashllm.conversations.database",
+        "flashllm.library.conversion_job",
+        "flashllm.engine.process.launcher",
+    }
+    later |= {
+        f"flashllm.ui.screens.{page}" for page in ("confirm", "help", "models", "token_details")
+    }
+    later |= {"flashllm.ui.transcript.markdown", "markdown_it", "pygments"}
+    assert loaded_after("import flashllm.ui.app, flashllm.cli.commands.chat", *later) == set()
 
 
 FIRST = """
@@ -138,13 +147,13 @@ assert not failed, failed
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_every_module_can_be_imported_first() -> None:
-    names = [*modules_at_the_top(), *modules_of("model"), *modules_of("commands")]
+    names = [*modules_at_the_top(), *modules_of("model"), *modules_of("cli")]
     names += modules_of("library")
     names += ["flashllm.convert", "flashllm.predictors", "flashllm.predictors.train"]
-    assert loaded_after(FIRST.format(names=names), "flashllm.engine") == set()
+    assert loaded_after(FIRST.format(names=names), "flashllm.engine.local") == set()
 
 
 def test_no_module_is_loaded_twice_under_two_names() -> None:
     names = ("tools", "predictors")
-    code = "import flashllm.convert, flashllm.predictors.train, flashllm.engine"
+    code = "import flashllm.convert, flashllm.predictors.train, flashllm.engine.local"
     assert loaded_after(code, *names) == set()

@@ -67,8 +67,8 @@ def test_it_works_with_no_source_beside_it(wheel: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path)
     code = """
 import flashllm, flashllm.convert, flashllm.predictors
-from flashllm.flash import core
-from flashllm.cli import main
+from flashllm import core
+from flashllm.cli.main import main
 print(core.NAME, flashllm.__file__, flashllm.convert.__file__)
 """
     # -S leaves out the editable installation's finder.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flashllm._core as native_core
-from flashllm.flash import numpy_core
+from flashllm.core.numpy_twin import kernels
 
 FILE_BYTES = 300_001  # a multiple of nothing: the last block of the file is a short one
 
@@ -19,7 +19,7 @@ FILE_BYTES = 300_001  # a multiple of nothing: the last block of the file is a s
 @pytest.fixture(scope="session", params=["native", "numpy"])
 def core(request: pytest.FixtureRequest) -> ModuleType:
     """Each of the two cores: what holds for one holds for the other."""
-    return {"native": native_core, "numpy": numpy_core}[request.param]
+    return {"native": native_core, "numpy": kernels}[request.param]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,5 +83,5 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def make_kernels(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Kernels of each instruction set that this processor has, and those of the numpy twin."""
     isa = request.param
-    core = numpy_core if isa == "numpy" else native_core
+    core = kernels if isa == "numpy" else native_core
     return lambda threads=1: core.Kernels(threads, isa)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashllm import _core
-from flashllm.flash import numpy_core
+from flashllm.core.numpy_twin import kernels as numpy_core
 
 Make = Callable[..., Any]
 KV_DTYPES = ["f32", "f16", "int8"]

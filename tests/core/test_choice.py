@@ -23,7 +23,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-SHOW = "from flashllm.flash import core; print(core.NAME, core.FALLBACK)"
+SHOW = "from flashllm import core; print(core.NAME, core.FALLBACK)"
 
 
 def test_native_is_taken_where_it_was_built() -> None:
@@ -58,12 +58,12 @@ def test_an_unknown_instruction_set_is_refused() -> None:
 
 
 def test_an_unknown_instruction_set_is_an_error_of_ours() -> None:
-    show = "from flashllm.flash import core; core.open_kernels(1)"
+    show = "from flashllm import core; core.open_kernels(1)"
     assert "UsageError: FLASHLLM_ISA: isa is 'mmx'" in run(show, FLASHLLM_ISA="mmx").stderr
 
 
 def test_more_processors_than_kernels_take_are_no_error() -> None:
-    show = "from flashllm.flash import core; core._KERNEL_THREADS_MAX = 2; "
+    show = "from flashllm import core; core._KERNEL_THREADS_MAX = 2; "
     assert run(show + "print(core.open_kernels(5000).threads)").stdout.strip() == "2"
 
 
@@ -73,7 +73,7 @@ def test_an_argument_goes_before_the_environment() -> None:
 
 
 def test_the_back_end_of_reads_can_be_chosen() -> None:
-    show = "from flashllm.flash import core; print(core.IO_BACKEND)"
+    show = "from flashllm import core; print(core.IO_BACKEND)"
     assert run(show).stdout.strip() == "auto"
     assert run(show, FLASHLLM_IO="threads").stdout.strip() == "threads"
     finished = run(show, FLASHLLM_IO="tape")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashllm import _core
-from flashllm.flash import numpy_core
-from tests.core.encodings import GROUP, MOST, decode, grouped, nbytes_of, rounded_input
+from flashllm.core.numpy_twin import kernels as numpy_core
+from tests.support.encodings import GROUP, MOST, decode, grouped, nbytes_of, rounded_input
 
 Make = Callable[..., Any]
 WIDTHS = [1, 31, 32, 33, 64, 100, 513, 1000]

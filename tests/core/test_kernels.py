@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashllm import _core
-from flashllm.flash import numpy_core
-from tests.core.encodings import decode, encode, nbytes_of, rounded_input, weighted_sum
+from flashllm.core.numpy_twin import kernels as numpy_core
+from tests.support.encodings import decode, encode, nbytes_of, rounded_input, weighted_sum
 
 Make = Callable[..., Any]
 WIDTHS = [1, 7, 8, 16, 33, 64, 257, 1000]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashllm.flash.latency import BINS, FIRST_NS, Latencies, bin_of
+from flashllm.core.numpy_twin.latency import BINS, FIRST_NS, Latencies, bin_of
 
 
 def histogram(times_ns: np.ndarray) -> Latencies:

@@ -373,12 +373,12 @@ def test_closing_with_work_queued_leaves_nothing_in_flight(
 
 def test_both_cores_plan_the_same_reads(data_file: Path, contents: np.ndarray) -> None:
     import flashllm._core as native
-    from flashllm.flash import numpy_core
+    from flashllm.core.numpy_twin import kernels
 
     rng = np.random.default_rng(5)
     slots = rng.permutation(200)[:120].astype(np.int64)
     results = []
-    for core, backend in ((native, "threads"), (native, "uring"), (numpy_core, "auto")):
+    for core, backend in ((native, "threads"), (native, "uring"), (kernels, "auto")):
         for direct in ("optional", "disabled"):
             reader = core.Reader(str(data_file), direct=direct, gap_bytes=2048, backend=backend)
             buffer = core.Buffer(120 * 1024)

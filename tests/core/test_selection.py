@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flashllm.flash import numpy_core
+from flashllm.core.numpy_twin import kernels
 
 FLOATS = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, float("inf"), float("nan")])
 PAIRS = st.integers(0, 200).flatmap(
@@ -46,7 +46,7 @@ def test_both_cores_write_the_same_keys(core: ModuleType) -> None:
     rng = np.random.default_rng(2)
     scores, limits = rng.standard_normal((2, 16384)).astype(np.float32)
     found = []
-    for one in (core, numpy_core):
+    for one in (core, kernels):
         keys = np.zeros(len(scores), np.int64)
         found.append(keys[: one.keys_above(scores, limits, keys)].tolist())
     assert found[0] == found[1]

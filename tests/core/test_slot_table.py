@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashllm._core as native_core
-from flashllm.bench.foresight import KnownRates
-from flashllm.flash import core as chosen_core
-from flashllm.flash import numpy_core
-from flashllm.flash.numpy_slots import HERE, IN_FLIGHT, MISSING
-from flashllm.flash.policies import POLICIES, Pinned, Policy, make_policy
-from flashllm.flash.window import Claim, LayerWindow
+from flashllm import core as chosen_core
+from flashllm.bench.cache.belady import KnownRates
+from flashllm.core.numpy_twin import kernels
+from flashllm.core.numpy_twin.slots import HERE, IN_FLIGHT, MISSING
+from flashllm.weight_cache.layer_cache import Claim, LayerWindow
+from flashllm.weight_cache.policies import POLICIES, Pinned, Policy, make_policy
 
 FIRST = 70
 """Slot of a layer that others come before."""
@@ -68,7 +68,7 @@ def test_both_cores_decide_alike(
     name: str, n_bundles: int, share: float, seed: int, step: int
 ) -> None:
     n_slots = max(round(share * n_bundles), 1)
-    layers = [layer_of(core, name, n_bundles, n_slots) for core in (native_core, numpy_core)]
+    layers = [layer_of(core, name, n_bundles, n_slots) for core in (native_core, kernels)]
     native, twin = layers
     rng = np.random.default_rng(seed)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flashllm.engine import load_info, open_model
+from flashllm.engine.local import load_info, open_model
 from flashllm.errors import FlashllmError, LayoutError, ModelError, ModelTruncated, UsageError
 
 PROMPT = [5, 17, 40, 8, 61, 33]

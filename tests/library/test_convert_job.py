@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from flashllm.errors import CannotCreate, UsageError
-from flashllm.library.job import Conversions, ConvertJob, JobState, JobStatus
-from flashllm.library.job_events import (
+from flashllm.library.conversion_events import (
     LINE_BYTES_MAX,
     EndEvent,
     PhaseEvent,
@@ -25,8 +24,9 @@ from flashllm.library.job_events import (
     WarningEvent,
     parse_event,
 )
-from flashllm.library.options import ConvertOptions
-from tests.tools.checkpoints import write_checkpoint
+from flashllm.library.conversion_job import Conversions, ConvertJob, JobState, JobStatus
+from flashllm.library.conversion_options import ConvertOptions
+from tests.support.checkpoints import write_checkpoint
 
 WAIT_SECONDS = 60.0
 
@@ -124,7 +124,7 @@ def test_cancelling_interrupts_also_where_ctrl_c_is_ignored(tmp_path: Path, inhe
     watched = scripted(
         tmp_path,
         """
-        from flashllm.commands.convert import _stopped_like_ctrl_c
+        from flashllm.cli.commands.convert import _stopped_like_ctrl_c
         try:
             with _stopped_like_ctrl_c():
                 phase("waiting", 1); time.sleep(60)
@@ -260,7 +260,7 @@ def test_one_that_cannot_begin_is_in_nobodys_way(tmp_path: Path) -> None:
 
 ABANDON = """
 import pathlib, sys, time
-from flashllm.library.job import ConvertJob
+from flashllm.library.conversion_job import ConvertJob
 job = ConvertJob(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
 begun = []
 job.start(lambda job: begun.append(job.status.phase) if job.status.phase else None)

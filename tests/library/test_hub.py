@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from flashllm.library.found import Checkpoint
-from flashllm.library.hub import cache_directories, checkpoints
-from tests.tools.checkpoints import all_bytes, write_checkpoint
+from flashllm.library.hf_cache import cache_directories, checkpoints
+from flashllm.library.models import Checkpoint
+from tests.support.checkpoints import all_bytes, write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -113,7 +113,7 @@ def test_an_error_of_ours_is_a_problem_too(tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("flashllm.library.hub._weights", fail)
+    monkeypatch.setattr("flashllm.library.hf_cache._weights", fail)
     put(tmp_path)
     (one,) = found(tmp_path)
     assert one.problem == "unexpected: ZeroDivisionError: a bug"
@@ -137,9 +137,9 @@ def test_whatever_else_lies_there(tmp_path: Path) -> None:
 def test_what_is_not_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         (tmp_path / f"models--org--{name}").mkdir()
-    monkeypatch.setattr("flashllm.library.hub.ENTRIES_MAX", 3)
+    monkeypatch.setattr("flashllm.library.hf_cache.ENTRIES_MAX", 3)
     assert len(found(tmp_path)) == 3
-    monkeypatch.setattr("flashllm.library.hub.ENTRIES_MAX", 2)
+    monkeypatch.setattr("flashllm.library.hf_cache.ENTRIES_MAX", 2)
     *looked_at, cache = found(tmp_path)
     assert len(looked_at) == 2
     assert (cache.path, cache.name) == (tmp_path, tmp_path.name)
@@ -155,10 +155,10 @@ def test_what_is_not_looked_at_of_a_repository_is_said(
     repository, snapshot = put(tmp_path)
     (snapshot.parent / ("f" * 40)).mkdir()
     (repository / "refs" / "v1").write_text(COMMIT)
-    monkeypatch.setattr(f"flashllm.library.hub.{limit}", 2)
+    monkeypatch.setattr(f"flashllm.library.hf_cache.{limit}", 2)
     looked_at = found(tmp_path)
     assert len(looked_at) == 2
-    monkeypatch.setattr(f"flashllm.library.hub.{limit}", 1)
+    monkeypatch.setattr(f"flashllm.library.hf_cache.{limit}", 1)
     *_, last = found(tmp_path)
     assert (last.path, last.name, last.revision) == (repository, "org/tiny", "")
     assert last.problem == f"has more than 1 {words}; the others were not looked at"

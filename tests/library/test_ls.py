@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from flashllm.cli import main
-from flashllm.library import interpreter
-from flashllm.library.collection import Library, usual_library
-from flashllm.library.found import FoundModel
-from flashllm.library.search import Conditions
-from flashllm.sessions import SessionStore
-from flashllm.settings import load_settings
+from flashllm.cli.main import main
+from flashllm.conversations.store import SessionStore
+from flashllm.library import runtime_memory
+from flashllm.library.library import Library, usual_library
+from flashllm.library.models import FoundModel
+from flashllm.library.scan import Conditions
+from flashllm.settings.resolve import load_settings
 from tests.library.test_hub import put
 
-GOLDEN = Path(__file__).parents[1] / "tools" / "golden"
+GOLDEN = Path(__file__).parents[1] / "flash" / "golden"
 MIB = 1 << 20
 
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user of its own, whose processes take 200 MiB."""
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(interpreter, "_measure", lambda: 200 * MIB)
+    monkeypatch.setattr(runtime_memory, "_measure", lambda: 200 * MIB)
     return tmp_path
 
 

@@ -9,13 +9,13 @@ import pytest
 from flashllm.convert import convert
 
 from flashllm.errors import CannotCreate, DestinationExists, ModelNotFound, UnsupportedModel
-from flashllm.io_words import ceiling_words, speed_words
-from flashllm.library.collection import Library
-from flashllm.library.conversion_words import preview_words, time_words
-from flashllm.library.options import ConvertOptions
-from flashllm.library.preview import preview
-from flashllm.library.search import Conditions, examine
-from tests.tools.checkpoints import write_checkpoint
+from flashllm.library.conversion_formatting import preview_words, time_words
+from flashllm.library.conversion_options import ConvertOptions
+from flashllm.library.conversion_preview import preview
+from flashllm.library.library import Library
+from flashllm.library.scan import Conditions, examine
+from flashllm.units import ceiling_words, speed_words
+from tests.support.checkpoints import write_checkpoint
 
 MIB = 1 << 20
 KNOWN = Conditions(interpreter_bytes=200 * MIB, memory_bytes=1 << 30)
@@ -139,7 +139,7 @@ def test_words() -> None:
 def test_what_is_wrong_with_the_destination_is_said_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashllm.library.collection.interpreter_bytes", lambda: 200 * MIB)
+    monkeypatch.setattr("flashllm.library.library.interpreter_bytes", lambda: 200 * MIB)
     source, home = write_checkpoint(tmp_path / "source"), tmp_path / "deep" / "home"
     library = Library(home=home)
     with pytest.raises(DestinationExists):

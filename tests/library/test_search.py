@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from flashllm.convert import demo_directory
 
-from flashllm.flash import profile
-from flashllm.flash.device import describe_device
 from flashllm.flash.manifest import MANIFEST_FILE, manifest_hash_line
-from flashllm.library import interpreter
-from flashllm.library.collection import Library
-from flashllm.library.found import FoundModel, ModelChoice
-from flashllm.library.search import Conditions, find_models
-from tests.unit.profiles import law
+from flashllm.hardware import machine_profile
+from flashllm.hardware.device import describe_device
+from flashllm.library import runtime_memory as interpreter
+from flashllm.library.library import Library
+from flashllm.library.models import FoundModel, ModelChoice
+from flashllm.library.scan import Conditions, find_models
+from tests.support.profiles import law
 
-GOLDEN = Path(__file__).parents[1] / "tools" / "golden"
+GOLDEN = Path(__file__).parents[1] / "flash" / "golden"
 MIB = 1 << 20
 KNOWN = Conditions(interpreter_bytes=200 * MIB, memory_bytes=1 << 30)
 UNKNOWN = Conditions(interpreter_bytes=None)
@@ -65,8 +65,8 @@ def test_the_speed_comes_from_the_profile_of_this_device(
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
     device = describe_device(models)
     measured = law(1e-4, 2e9)
-    monkeypatch.setattr("flashllm.flash.converted.for_this_machine", lambda kept: kept)
-    file = profile.save(replace(measured, device=device))
+    monkeypatch.setattr("flashllm.hardware.staleness.for_this_machine", lambda kept: kept)
+    file = machine_profile.save(replace(measured, device=device))
     found = only(models)
     assert found.tokens_per_second is not None
     # Two layers' overhead and the token's own: 0.1 ms each, and 0.5 ms; the rest is near nothing.
@@ -86,9 +86,7 @@ def test_the_least_memory_has_room_for_the_application(models: Path) -> None:
 
 
 def test_the_usual_ceiling_is_that_of_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "flashllm.library.search.usual_ceiling", lambda interpreter: interpreter + 1
-    )
+    monkeypatch.setattr("flashllm.library.scan.usual_ceiling", lambda interpreter: interpreter + 1)
     assert Conditions(200, application_bytes=30).ceiling_bytes == 231
     assert Conditions(200, 30, memory_bytes=7).ceiling_bytes == 7
     assert Conditions(None, 30).ceiling_bytes is None
@@ -156,7 +154,7 @@ def test_an_error_of_ours_is_a_problem_too(models: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("flashllm.library.search.choose_selector", fail)
+    monkeypatch.setattr("flashllm.library.scan.choose_selector", fail)
     assert "ZeroDivisionError" in only(models).problem
 
 
@@ -201,7 +199,7 @@ def test_directories_that_cannot_be_looked_through(tmp_path: Path) -> None:
 
 
 def test_a_crowded_directory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashllm.library.search.ENTRIES_MAX", 1)
+    monkeypatch.setattr("flashllm.library.scan.ENTRIES_MAX", 1)
     shutil.copytree(models / "whole", models / "second")
     one, rest = find_models([models], [], KNOWN)
     assert one.problem == ""

@@ -15,7 +15,7 @@ import pytest
 
 SCRIPT = """
 import sys
-from flashllm.engine import open_model
+from flashllm.engine.local import open_model
 
 def device_bytes():
     with open("/proc/self/io") as counters:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashllm.accounting import PartClock
+from flashllm import core
 from flashllm.errors import ReadFailed
-from flashllm.flash import core
-from flashllm.model.layer_stream import LayerStream
+from flashllm.model.block_stream import LayerStream
+from flashllm.system.clock import PartClock
 
 STRIDE = 512
 BUNDLES = 100

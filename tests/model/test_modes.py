@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from flashllm.engine import open_decoder
-from flashllm.flash.window import Ids
+from flashllm.arrays import Ids
+from flashllm.engine.loading import open_decoder
 from flashllm.model.attention import causal_mask
 from flashllm.model.decoder import Decoder
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashllm.flash.stream import BLOCK_IDS, block_ends
-from flashllm.model.named import Named, Share, of_each
+from flashllm.model.token_sets import Named, Share, of_each
+from flashllm.weight_cache.blocks import BLOCK_IDS, block_ends
 
 NEURONS = 5 * BLOCK_IDS
 NAMED = st.lists(st.sets(st.integers(0, NEURONS - 1)), min_size=1, max_size=5)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flashllm
-from flashllm.engine import open_model
+from flashllm.engine.local import open_model
 from tools.demo.score import definition_right
 
 DEMO = Path(flashllm.__file__).parent / "demo"

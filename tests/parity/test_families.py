@@ -10,9 +10,9 @@ import pytest
 import torch
 from flashllm.convert import convert, verify
 
-from flashllm.flash.layout import read_manifest
-from tests.parity.compare import Oracle, check_prefill, check_steps, oracle
-from tests.tiny import tiny
+from flashllm.flash.manifest import read_manifest
+from tests.support.compare import Oracle, check_prefill, check_steps, oracle
+from tests.support.tiny import tiny
 
 SPARSE = ("relu", "fatrelu", "relu2", "drelu")
 

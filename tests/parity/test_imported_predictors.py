@@ -16,10 +16,10 @@ import pytest
 import torch
 from flashllm.convert import convert, verify
 
-from flashllm.flash.layout import read_manifest
-from flashllm.loading import load_decoder
-from tests.parity.compare import oracle, prompt
-from tests.tiny import tiny
+from flashllm.engine.loading import load_decoder
+from flashllm.flash.manifest import read_manifest
+from tests.support.compare import oracle, prompt
+from tests.support.tiny import tiny
 
 
 def published(folder: Path, model: Any, **extra: Any) -> Path:

@@ -12,8 +12,8 @@ import torch
 from flashllm.convert import convert
 from transformers import OPTForCausalLM
 
-from flashllm.loading import load_decoder
-from tests.tiny import save_opt, save_opt_bin, tiny_opt
+from flashllm.engine.loading import load_decoder
+from tests.support.tiny import save_opt, save_opt_bin, tiny_opt
 
 TOLERANCE = 1e-4
 Save = Callable[[OPTForCausalLM, Path], Path]

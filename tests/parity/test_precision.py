@@ -15,10 +15,10 @@ import pytest
 import torch
 from flashllm.convert import convert, verify
 
-from flashllm.loading import load_decoder
-from tests.dequantised import give_back
-from tests.parity.compare import check_prefill, oracle, prompt
-from tests.tiny import tiny, tiny_opt
+from flashllm.engine.loading import load_decoder
+from tests.support.compare import check_prefill, oracle, prompt
+from tests.support.dequantised import give_back
+from tests.support.tiny import tiny, tiny_opt
 
 STEP_TOLERANCE = 3e-3
 """Of logits of about 3: 14 bits of each group's largest input, once a matrix."""

@@ -15,11 +15,11 @@ from flashllm.convert import convert
 from safetensors.torch import load_file, save_file
 from transformers.models.mistral.modeling_mistral import MistralMLP
 
-from flashllm.flash.layout import read_manifest
-from flashllm.loading import load_decoder
-from tests.parity.compare import Oracle, check_prefill, check_steps, oracle, prompt
-from tests.reference import Shape, drelu, fatrelu, logits, stream_before_ffn
-from tests.tiny import rewrite_config, tiny
+from flashllm.engine.loading import load_decoder
+from flashllm.flash.manifest import read_manifest
+from tests.support.compare import Oracle, check_prefill, check_steps, oracle, prompt
+from tests.support.reference import Shape, drelu, fatrelu, logits, stream_before_ffn
+from tests.support.tiny import rewrite_config, tiny
 
 SIZES: dict[str, Any] = {"intermediate_size": 83, "num_key_value_heads": 2}
 BASE = Shape(layers=2, heads=6, kv_heads=2, head_dim=6)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flashllm.convert import convert
 
-from flashllm.flash.layout import read_manifest
-from tests.parity.compare import check_prefill, check_steps, oracle, prompt
-from tests.tiny import rewrite_config, tiny
+from flashllm.flash.manifest import read_manifest
+from tests.support.compare import check_prefill, check_steps, oracle, prompt
+from tests.support.tiny import rewrite_config, tiny
 
 SIZES: dict[str, Any] = {
     "intermediate_size": 50,

@@ -21,13 +21,13 @@ import pytest
 from flashllm.convert import convert
 
 import flashllm
-from flashllm.engine import Model, open_model
+from flashllm.engine.loading import load_decoder
+from flashllm.engine.local import Model, open_model
+from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall
-from flashllm.flash.policies import POLICIES
-from flashllm.loading import load_decoder
-from flashllm.sampling import Sampling
-from flashllm.template import Message
-from flashllm.tokenizer import load_tokenizer
+from flashllm.tokenizer.chat_template import Message
+from flashllm.tokenizer.tokenizer import load_tokenizer
+from flashllm.weight_cache.policies import POLICIES
 
 PROMPTS = 20
 FEWER_PROMPTS = 5

@@ -15,12 +15,13 @@ import pytest
 import torch
 from flashllm.convert import convert
 
+from flashllm.engine.loading import load_decoder
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.flash.counters import StreamCounters
-from flashllm.flash.layout import read_header, read_manifest
-from flashllm.loading import load_decoder
-from tests.dequantised import give_back
-from tests.gated import sequences, trained_gated
+from flashllm.flash.layout import read_header
+from flashllm.flash.manifest import read_manifest
+from flashllm.weight_cache.counters import StreamCounters
+from tests.support.dequantised import give_back
+from tests.support.gated import sequences, trained_gated
 
 TOKENS = 60
 Model = tuple[Any, Path]

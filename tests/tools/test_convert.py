@@ -15,14 +15,11 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 
 from flashllm.errors import UsageError
-from flashllm.flash.layout import default_stride, read_header, read_manifest, tensor_table
-from tests.tiny import save_opt, save_opt_bin, tiny_opt
-from tests.tools.checkpoints import (
-    CONFIG,
-    all_bytes,
-    random_tensors,
-    write_checkpoint,
-)
+from flashllm.flash.layout import default_stride, read_header
+from flashllm.flash.manifest import read_manifest
+from flashllm.flash.tensor_table import tensor_table
+from tests.support.checkpoints import CONFIG, all_bytes, random_tensors, write_checkpoint
+from tests.support.tiny import save_opt, save_opt_bin, tiny_opt
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -14,16 +14,16 @@ from textual.widget import Widget
 from textual.widgets import Markdown, Static
 
 from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, ReadFailed, UsageError
-from flashllm.library import ModelChoice
-from flashllm.ui.activity import Phase
-from flashllm.ui.answer_view import Answer
+from flashllm.library.models import ModelChoice
 from flashllm.ui.app import ChatApp
-from flashllm.ui.engine_thread import EngineThread
-from flashllm.ui.help import HelpScreen
-from flashllm.ui.prompt import Prompt
-from flashllm.ui.transcript import Transcript
-from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import (
+from flashllm.ui.chat.engine_thread import EngineThread
+from flashllm.ui.chat.status import Phase
+from flashllm.ui.prompt.prompt import Prompt
+from flashllm.ui.screens.help import HelpScreen
+from flashllm.ui.transcript.answer import Answer
+from flashllm.ui.transcript.transcript import Transcript
+from flashllm.ui.transcript.turn import Notice, Question
+from tests.support.chat_pilot import (
     answers,
     ask,
     make_app,
@@ -34,8 +34,8 @@ from tests.ui.chat_pilot import (
     status,
     texts,
 )
-from tests.ui.fake_engine import End, FakeGeneration, FakeModel, Prefill, fake_cost
-from tests.ui.screens import WAIT_SECONDS, until
+from tests.support.fake_engine import End, FakeGeneration, FakeModel, Prefill, fake_cost
+from tests.support.screens import WAIT_SECONDS, until
 
 
 async def test_the_speed_of_a_complete_answer_is_that_of_its_report() -> None:

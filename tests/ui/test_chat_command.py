@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from flashllm.cli import main
-from flashllm.commands import chat, opening
-from flashllm.log import stop_log
-from flashllm.sessions import SessionStore
-from flashllm.ui import run_app as run_module
+from flashllm.cli.commands import chat
+from flashllm.cli.main import main
+from flashllm.cli.shared import open_model
+from flashllm.conversations.store import SessionStore
+from flashllm.system.log import stop_log
+from flashllm.ui import run as run_module
 from flashllm.ui.app import ChatApp
 
 
@@ -30,7 +31,7 @@ def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("TERM", "xterm-256color")
     stream = SimpleNamespace(isatty=lambda: True)
     monkeypatch.setattr(chat, "sys", SimpleNamespace(stdin=stream, stdout=stream))
-    monkeypatch.setattr(opening, "start_launcher", lambda arguments: Launcher())
+    monkeypatch.setattr(open_model, "start_launcher", lambda arguments: Launcher())
     yield
     stop_log()
     gc.unfreeze()

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 from textual.pilot import Pilot
 
-from flashllm.engine_launcher import EngineLauncher
-from flashllm.engine_messages import EngineSettings
-from flashllm.library import ModelChoice
-from flashllm.remote_engine import RemoteEngine
-from flashllm.ui.activity import Phase
+from flashllm.engine.process.client import RemoteEngine
+from flashllm.engine.process.launcher import EngineLauncher
+from flashllm.library.models import ModelChoice
+from flashllm.options import EngineSettings
 from flashllm.ui.app import ChatApp
-from flashllm.ui.transcript import Notice
-from tests.ui.chat_pilot import answers, ask, ready, say, texts
-from tests.ui.screens import WAIT_SECONDS, until
-from tests.unit.engine_openers import OPENER
+from flashllm.ui.chat.status import Phase
+from flashllm.ui.transcript.turn import Notice
+from tests.support.chat_pilot import answers, ask, ready, say, texts
+from tests.support.engine_openers import OPENER
+from tests.support.screens import WAIT_SECONDS, until
 
 
 class ProcessApp(ChatApp):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashllm.errors import UsageError
-from flashllm.ui.commands_slash import (
+from flashllm.ui.commands.table import (
     COMMANDS,
     completed,
     find_command,

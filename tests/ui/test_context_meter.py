@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from flashllm.ui.context_meter import ContextMeter, Fill
-from flashllm.ui.turn_view import Notice
-from tests.ui.chat_pilot import ask, make_app, ready, say, texts
-from tests.ui.fake_engine import FakeModel, Prefill
-from tests.ui.screens import until
+from flashllm.ui.chat.context_meter import ContextMeter, Fill
+from flashllm.ui.transcript.turn import Notice
+from tests.support.chat_pilot import ask, make_app, ready, say, texts
+from tests.support.fake_engine import FakeModel, Prefill
+from tests.support.screens import until
 
 
 @pytest.mark.parametrize(("max_tokens", "limit"), [(10, 90), (512, 75)])

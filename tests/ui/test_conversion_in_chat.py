@@ -11,14 +11,14 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Static
 
-from flashllm.library.job import Conversions
-from flashllm.ui.confirm import ConfirmScreen
-from flashllm.ui.status import StatusLine
-from flashllm.ui.turn_view import Notice
-from tests.ui.chat_pilot import CountingApp, make_app, ready, texts
-from tests.ui.fake_engine import FakeModel
-from tests.ui.fake_library import scripted_job
-from tests.ui.screens import until
+from flashllm.library.conversion_job import Conversions
+from flashllm.ui.chat.status import StatusLine
+from flashllm.ui.screens.confirm import ConfirmScreen
+from flashllm.ui.transcript.turn import Notice
+from tests.support.chat_pilot import CountingApp, make_app, ready, texts
+from tests.support.fake_engine import FakeModel
+from tests.support.fake_library import scripted_job
+from tests.support.screens import until
 
 
 def line(app: object) -> str:

@@ -24,24 +24,32 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, OptionList, Static, TextArea
 
 import flashllm.ui
+from flashllm.conversations.store import SessionStore
+from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall
-from flashllm.sampling import Sampling
-from flashllm.sessions import SessionStore
-from flashllm.settings import ChatSettings
-from flashllm.ui.activity import Phase
-from flashllm.ui.commands_slash import COMMANDS, SlashCommand
-from flashllm.ui.confirm import ConfirmScreen
-from flashllm.ui.convert_screen import ConvertScreen
-from flashllm.ui.help import HelpScreen
-from flashllm.ui.picker import ModelPicker
-from flashllm.ui.sessions_screen import SessionsScreen
-from flashllm.ui.settings_screen import SettingsScreen
-from flashllm.ui.token_view import TokenView
-from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import CountingApp, answers, make_app, ready, say, status, texts
-from tests.ui.fake_engine import FakeModel
-from tests.ui.fake_library import FakeLibrary, scripted_job
-from tests.ui.screens import until
+from flashllm.settings.resolve import ChatSettings
+from flashllm.ui.chat.status import Phase
+from flashllm.ui.commands.table import COMMANDS, SlashCommand
+from flashllm.ui.screens.confirm import ConfirmScreen
+from flashllm.ui.screens.convert import ConvertScreen
+from flashllm.ui.screens.help import HelpScreen
+from flashllm.ui.screens.models import ModelPicker
+from flashllm.ui.screens.sessions import SessionsScreen
+from flashllm.ui.screens.settings import SettingsScreen
+from flashllm.ui.screens.token_details import TokenView
+from flashllm.ui.transcript.turn import Notice, Question
+from tests.support.chat_pilot import (
+    CountingApp,
+    answers,
+    make_app,
+    ready,
+    say,
+    status,
+    texts,
+)
+from tests.support.fake_engine import FakeModel
+from tests.support.fake_library import FakeLibrary, scripted_job
+from tests.support.screens import until
 
 Scenario = Callable[[Path], Awaitable[set[str]]]
 

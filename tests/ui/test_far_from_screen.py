@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from textual.pilot import Pilot
 
-from flashllm.ui.answer_markdown import AnswerMarkdown
 from flashllm.ui.app import ChatApp
-from flashllm.ui.transcript import Transcript
-from tests.ui.chat_pilot import ask, make_app, ready, screen_text
-from tests.ui.fake_engine import FakeModel
-from tests.ui.screens import until
+from flashllm.ui.transcript.markdown import AnswerMarkdown
+from flashllm.ui.transcript.transcript import Transcript
+from tests.support.chat_pilot import ask, make_app, ready, screen_text
+from tests.support.fake_engine import FakeModel
+from tests.support.screens import until
 
 COUNT = 12
 PIECES = [

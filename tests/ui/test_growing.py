@@ -11,15 +11,15 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets._markdown import MarkdownHeader, MarkdownTable
 
-from flashllm.ui import answering
-from flashllm.ui.activity import Phase
-from flashllm.ui.answer_markdown import AnswerMarkdown, Paragraph
-from flashllm.ui.answer_view import Answer
-from flashllm.ui.pace import Pace
-from flashllm.ui.run_app import FULL_COLLECTION_EVERY, run_app
-from tests.ui.chat_pilot import ask, make_app, ready, say
-from tests.ui.fake_engine import FakeModel, Prefill
-from tests.ui.screens import WAIT_SECONDS, until
+from flashllm.ui.chat import answering
+from flashllm.ui.chat.refresh_rate import Pace
+from flashllm.ui.chat.status import Phase
+from flashllm.ui.run import FULL_COLLECTION_EVERY, run_app
+from flashllm.ui.transcript.answer import Answer
+from flashllm.ui.transcript.markdown import AnswerMarkdown, Paragraph
+from tests.support.chat_pilot import ask, make_app, ready, say
+from tests.support.fake_engine import FakeModel, Prefill
+from tests.support.screens import WAIT_SECONDS, until
 
 LINES = "Something that is long enough for more than a line of so narrow a screen.\n" * 12
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 from textual.binding import Binding
 
-from flashllm.ui.commands_slash import COMMANDS
-from flashllm.ui.help import MOUSE, NUMBERS, HelpScreen, HelpSection, help_sections, key_section
-from tests.ui.screens import Around, shown, until
+from flashllm.ui.commands.table import COMMANDS
+from flashllm.ui.screens.help import (
+    MOUSE,
+    NUMBERS,
+    HelpScreen,
+    HelpSection,
+    help_sections,
+    key_section,
+)
+from tests.support.screens import Around, shown, until
 
 
 def test_several_keys_of_one_action_are_one_row() -> None:

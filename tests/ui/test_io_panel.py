@@ -17,17 +17,18 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Static
 
-from flashllm.accounting import PARTS, PrefillCost
-from flashllm.device_rates import DeviceRates
-from flashllm.io_report import TokenNumbers, answer_numbers
-from flashllm.neuron_map import NeuronMap
-from flashllm.ui import io_panel
-from flashllm.ui.bars import columns, runs, sparkline, stacked
-from flashllm.ui.io_lines import FULL_HEIGHT, GLYPHS, SMALL_HEIGHT, Shown, full_lines
-from flashllm.ui.io_panel import IoPanel
-from flashllm.ui.neuron_map_view import NeuronMapView, picture
-from flashllm.ui.token_view import TokenView
-from tests.unit.costs import MS, RATES, UNKNOWN_RATES, FakeToken, cost, plan
+from flashllm.system.clock import PARTS
+from flashllm.telemetry.costs import PrefillCost
+from flashllm.telemetry.device_rates import DeviceRates
+from flashllm.telemetry.neuron_map import NeuronMap
+from flashllm.telemetry.token_report import TokenNumbers, answer_numbers
+from flashllm.ui.panels import io_panel
+from flashllm.ui.panels.bars import columns, runs, sparkline, stacked
+from flashllm.ui.panels.io_lines import FULL_HEIGHT, GLYPHS, SMALL_HEIGHT, Shown, full_lines
+from flashllm.ui.panels.io_panel import IoPanel
+from flashllm.ui.panels.neuron_map import NeuronMapView, picture
+from flashllm.ui.screens.token_details import TokenView
+from tests.support.costs import MS, RATES, UNKNOWN_RATES, FakeToken, cost, plan
 
 SIZES = [(80, 24), (120, 40), (40, 12)]
 
@@ -387,7 +388,7 @@ def test_columns_stand_on_the_ground() -> None:
 
 
 def test_every_part_is_in_a_group_that_the_panel_shows() -> None:
-    from flashllm.io_words import PART_GROUPS, PART_WORDS
+    from flashllm.telemetry.formatting import PART_GROUPS, PART_WORDS
 
     grouped = [part for parts in PART_GROUPS.values() for part in parts]
     assert sorted(grouped) == sorted(PARTS)
@@ -398,8 +399,9 @@ def test_every_part_is_in_a_group_that_the_panel_shows() -> None:
 def test_the_widgets_are_imported_without_the_engines_arrays() -> None:
     """The first frame of the chat does not wait for numpy, nor for torch."""
     code = (
-        "import sys, flashllm.ui.io_panel, flashllm.ui.neuron_map_view, flashllm.ui.token_view;"
-        "print(sorted({'numpy', 'torch', 'flashllm.accounting'} & sys.modules.keys()))"
+        "import sys, flashllm.ui.panels.io_panel, flashllm.ui.panels.neuron_map;"
+        "import flashllm.ui.screens.token_details;"
+        "print(sorted({'numpy', 'torch', 'flashllm.telemetry.costs'} & sys.modules.keys()))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"

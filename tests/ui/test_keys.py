@@ -12,11 +12,18 @@ from textual.widgets import Footer, TextArea
 
 from flashllm.errors import ConfigError
 from flashllm.settings.file import Said
-from flashllm.ui.bindings import APP_BINDINGS, PLACES
-from flashllm.ui.help import key_section
-from flashllm.ui.key_line import KeyLine
-from flashllm.ui.keys import bindings_in, give_way, key_words, read_keymap, reworded, with_keys
-from tests.ui.screens import until
+from flashllm.ui.commands.bindings import APP_BINDINGS, PLACES
+from flashllm.ui.commands.keys import (
+    bindings_in,
+    give_way,
+    key_words,
+    read_keymap,
+    reworded,
+    with_keys,
+)
+from flashllm.ui.screens.help import key_section
+from flashllm.ui.widgets.footer import KeyLine
+from tests.support.screens import until
 
 PLACE = "/home/u/.config/flashllm/config.toml:3"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from flashllm.conversation import Turn
-from flashllm.sessions import SessionStore
-from flashllm.ui.saving import EVERY_SECONDS
-from tests.ui.screens import WAIT_SECONDS
+from flashllm.conversations.store import SessionStore
+from flashllm.conversations.tree import Turn
+from flashllm.ui.chat.autosave import EVERY_SECONDS
+from tests.support.screens import WAIT_SECONDS
 from tests.ui.test_terminal import Terminal
 
 CONVERSATIONS, TIMES = 2, 5

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashllm.ui import pace
-from flashllm.ui.pace import (
+from flashllm.ui.chat import refresh_rate
+from flashllm.ui.chat.refresh_rate import (
     BETWEEN_KEYS_SECONDS,
     SECONDS_LEAST,
     SECONDS_MOST,
@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Wall time and time of the processor, as the test says."""
     times = SimpleNamespace(now=100.0, computed=1.0)
     monkeypatch.setattr(
-        pace,
+        refresh_rate,
         "time",
         SimpleNamespace(monotonic=lambda: times.now, thread_time=lambda: times.computed),
     )

@@ -9,22 +9,31 @@ from typing import Any
 
 import pytest
 
-from flashllm.conversation import Turn
+from flashllm.conversations.store import SessionStore
+from flashllm.conversations.tree import Turn
 from flashllm.errors import EngineLost
-from flashllm.library import ModelChoice
-from flashllm.sessions import SessionStore
-from flashllm.ui.activity import Phase
-from flashllm.ui.convert_screen import ConvertScreen
-from flashllm.ui.io_lines import TOKENS
-from flashllm.ui.io_panel import IoPanel
-from flashllm.ui.neuron_map_view import NeuronMapView
-from flashllm.ui.picker import ModelPicker
-from flashllm.ui.token_view import TokenView
-from flashllm.ui.turn_view import Notice
-from tests.specs import SPEC
-from tests.ui.chat_pilot import answers, ask, make_app, ready, say, screen_text, status, texts
-from tests.ui.fake_engine import FakeModel
-from tests.ui.screens import until
+from flashllm.library.models import ModelChoice
+from flashllm.ui.chat.status import Phase
+from flashllm.ui.panels.io_lines import TOKENS
+from flashllm.ui.panels.io_panel import IoPanel
+from flashllm.ui.panels.neuron_map import NeuronMapView
+from flashllm.ui.screens.convert import ConvertScreen
+from flashllm.ui.screens.models import ModelPicker
+from flashllm.ui.screens.token_details import TokenView
+from flashllm.ui.transcript.turn import Notice
+from tests.support.chat_pilot import (
+    answers,
+    ask,
+    make_app,
+    ready,
+    say,
+    screen_text,
+    status,
+    texts,
+)
+from tests.support.fake_engine import FakeModel
+from tests.support.screens import until
+from tests.support.specs import SPEC
 
 
 async def test_the_panel_shows_the_answer_that_is_there_when_it_is_opened() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tests.ui.payloads import PAYLOADS, SECRET, pieces
-from tests.ui.screens import WAIT_SECONDS
+from tests.support.payloads import PAYLOADS, SECRET, pieces
+from tests.support.screens import WAIT_SECONDS
 from tests.ui.test_terminal import Terminal
 
 BATCH = 50

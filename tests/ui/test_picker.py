@@ -15,14 +15,13 @@ from textual.screen import Screen
 from textual.widgets import Button, DataTable, Input, Select, Static
 
 from flashllm.errors import UnsupportedModel
-from flashllm.library.found import Checkpoint, FoundModel, ModelChoice
-from flashllm.library.job import Conversions, JobState
-from flashllm.library.options import TRAIN, ConvertOptions
-from flashllm.library.preview import Preview
-from flashllm.ui.convert_form import ConvertForm
-from flashllm.ui.convert_screen import ConvertScreen
-from flashllm.ui.picker import ModelPicker, details
-from tests.ui.fake_library import (
+from flashllm.library.conversion_job import Conversions, JobState
+from flashllm.library.conversion_options import TRAIN, ConvertOptions
+from flashllm.library.conversion_preview import Preview
+from flashllm.library.models import Checkpoint, FoundModel, ModelChoice
+from flashllm.ui.screens.convert import ConvertForm, ConvertScreen
+from flashllm.ui.screens.models import ModelPicker, details
+from tests.support.fake_library import (
     BIG,
     BROKEN,
     CHECKPOINT,
@@ -32,7 +31,7 @@ from tests.ui.fake_library import (
     FakeLibrary,
     scripted_job,
 )
-from tests.ui.screens import WAIT_SECONDS, shown, until
+from tests.support.screens import WAIT_SECONDS, shown, until
 
 SIZES = [(120, 40), (80, 24), (40, 12)]
 NOTHING = object()

@@ -14,12 +14,20 @@ import pytest
 from textual import events
 
 from flashllm.errors import UsageError
-from flashllm.ui.editor import edited, editor_command
-from flashllm.ui.history import InputHistory
-from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import ask, make_app, ready, screen_text, sent_last, status, texts
-from tests.ui.fake_engine import FakeModel
-from tests.ui.screens import until
+from flashllm.ui.prompt.external_editor import edited, editor_command
+from flashllm.ui.prompt.history import InputHistory
+from flashllm.ui.transcript.turn import Notice, Question
+from tests.support.chat_pilot import (
+    ask,
+    make_app,
+    ready,
+    screen_text,
+    sent_last,
+    status,
+    texts,
+)
+from tests.support.fake_engine import FakeModel
+from tests.support.screens import until
 
 
 async def test_what_was_sent_comes_back_also_in_the_next_chat(tmp_path: Path) -> None:

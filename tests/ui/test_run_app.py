@@ -16,12 +16,12 @@ import pytest
 from textual import events
 
 from flashllm.errors import UsageError
-from flashllm.paths import config_file
-from flashllm.ui import themes
-from flashllm.ui.run_app import run_app
-from tests.ui.chat_pilot import make_app, ready
-from tests.ui.fake_engine import FakeModel
-from tests.ui.screens import WAIT_SECONDS, until
+from flashllm.system.paths import config_file
+from flashllm.ui.run import run_app
+from flashllm.ui.widgets import themes
+from tests.support.chat_pilot import make_app, ready
+from tests.support.fake_engine import FakeModel
+from tests.support.screens import WAIT_SECONDS, until
 from tests.ui.test_terminal import ROOT, Terminal
 
 RESTORED = b"\x1b[?1049l"
@@ -29,9 +29,9 @@ COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0
 CRASHING = """
 import sys
 from flashllm.ui.app import ChatApp
-from flashllm.cli import main
-from flashllm.commands import opening
-from tests.ui.fake_engine import FakeLauncher, FakeModel
+from flashllm.cli.main import main
+from flashllm.cli.shared import open_model as opening
+from tests.support.fake_engine import FakeLauncher, FakeModel
 opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(["x"]))
 def broken(self):
     secret = "what was typed"
@@ -78,7 +78,7 @@ def test_it_says_where_the_conversation_and_the_log_are(home: Path) -> None:
 
 
 async def test_what_converts_is_not_loaded_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flashllm.library.job", None)  # cannot be imported
+    monkeypatch.setitem(sys.modules, "flashllm.library.conversion_job", None)  # cannot be imported
     app = make_app(FakeModel([]))
     async with app.run_test() as pilot:
         await ready(pilot)
@@ -163,7 +163,7 @@ def test_a_terminal_that_knows_no_colours_gets_none(name: str) -> None:
     # In a process of its own: the description of a terminal is read once.
     script = f"""
 import curses
-from flashllm.ui.themes import has_colour
+from flashllm.ui.widgets.themes import has_colour
 found = has_colour({{"TERM": {name!r}}})
 try:
     curses.setupterm({name!r}, 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from flashllm.conversation import Conversation
-from flashllm.sessions import SessionStore
-from flashllm.sessions.database import set_aside
-from flashllm.ui.activity import Phase
-from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import answers, ask, make_app, notes, ready, say, texts
-from tests.ui.fake_engine import FakeModel, Held
-from tests.ui.screens import until
+from flashllm.conversations.database import set_aside
+from flashllm.conversations.store import SessionStore
+from flashllm.conversations.tree import Conversation
+from flashllm.ui.chat.status import Phase
+from flashllm.ui.transcript.turn import Notice, Question
+from tests.support.chat_pilot import answers, ask, make_app, notes, ready, say, texts
+from tests.support.fake_engine import FakeModel, Held
+from tests.support.screens import until
 
 
 def kept(path: Path, session_id: int = 1) -> list[tuple[str, str, str | None]]:

@@ -15,13 +15,13 @@ import pytest
 from textual import events
 from textual.widgets import Input, OptionList
 
-from flashllm.conversation import Turn
+from flashllm.conversations.database import set_aside
+from flashllm.conversations.files import export, export_name, import_file
+from flashllm.conversations.store import SessionStore
+from flashllm.conversations.tree import Turn
 from flashllm.errors import CannotCreate, FlashllmError, ReadFailed, UsageError
-from flashllm.sessions import SessionStore
-from flashllm.sessions.database import set_aside
-from flashllm.ui.session_files import export, export_name, import_file
-from flashllm.ui.sessions_screen import SessionChoice, SessionsScreen
-from tests.ui.screens import Around, shown, until
+from flashllm.ui.screens.sessions import SessionChoice, SessionsScreen
+from tests.support.screens import Around, shown, until
 
 
 @dataclass(frozen=True)

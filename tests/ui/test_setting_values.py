@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from flashllm.engine.sampling import Sampling
 from flashllm.errors import UsageError
-from flashllm.sampling import Sampling
-from flashllm.ui.setting_values import SETTINGS, ChatValues, find_setting
-from flashllm.ui.themes import find_theme
+from flashllm.ui.commands.setting_values import SETTINGS, ChatValues, find_setting
+from flashllm.ui.widgets.themes import find_theme
 
 THEMES = ("nord", "textual-dark")
 

@@ -8,10 +8,10 @@ import pytest
 from textual import events
 from textual.widgets import Input, TextArea
 
-from flashllm.sampling import Sampling
-from flashllm.ui.setting_values import ChatValues
-from flashllm.ui.settings_screen import SettingsScreen
-from tests.ui.screens import Around, shown, until
+from flashllm.engine.sampling import Sampling
+from flashllm.ui.commands.setting_values import ChatValues
+from flashllm.ui.screens.settings import SettingsScreen
+from tests.support.screens import Around, shown, until
 
 THEMES = ("nord", "textual-dark", "textual-light")
 

@@ -12,20 +12,20 @@ from textual import events
 from textual.command import CommandPalette
 from textual.widgets import Input
 
-from flashllm.sampling import Sampling
-from flashllm.sessions import SessionStore
-from flashllm.sessions.database import set_aside
+from flashllm.conversations.database import set_aside
+from flashllm.conversations.store import SessionStore
+from flashllm.engine.sampling import Sampling
 from flashllm.ui.app import ChatApp
-from flashllm.ui.commands_slash import COMMANDS
-from flashllm.ui.completion import Suggestions
-from flashllm.ui.convert_screen import ConvertScreen
-from flashllm.ui.help import HelpScreen
-from flashllm.ui.settings_screen import SettingsScreen
-from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import ask, make_app, ready, say, status, texts
-from tests.ui.fake_engine import FakeModel
-from tests.ui.fake_library import FakeLibrary
-from tests.ui.screens import shown, until
+from flashllm.ui.commands.table import COMMANDS
+from flashllm.ui.prompt.suggestions import Suggestions
+from flashllm.ui.screens.convert import ConvertScreen
+from flashllm.ui.screens.help import HelpScreen
+from flashllm.ui.screens.settings import SettingsScreen
+from flashllm.ui.transcript.turn import Notice, Question
+from tests.support.chat_pilot import ask, make_app, ready, say, status, texts
+from tests.support.fake_engine import FakeModel
+from tests.support.fake_library import FakeLibrary
+from tests.support.screens import shown, until
 
 
 def suggestions(app: ChatApp) -> list[str]:

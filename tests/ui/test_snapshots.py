@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from textual.widgets import Input, TextArea
 
-from tests.ui.looks import LOOKS, Look, still
+from tests.support.looks import LOOKS, Look, still
 
 pytestmark = pytest.mark.usefixtures("footer")
 CASES = [(look, size) for look in LOOKS for size in look.sizes]
@@ -38,7 +38,7 @@ def test_look(
     time.tzset()
     # Seconds that have passed are on the screen; here none pass.
     stopped = SimpleNamespace(monotonic=lambda: 1000.0)
-    monkeypatch.setattr("flashllm.ui.activity.time", stopped)
+    monkeypatch.setattr("flashllm.ui.chat.status.time", stopped)
     # Nor do cursors blink. To stop one later is too late: lines of the half second without it are
     # kept by Textual, and stand for those of a cursor that does not blink.
     monkeypatch.setattr(TextArea, "_toggle_cursor_blink_visible", lambda _: None)

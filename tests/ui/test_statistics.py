@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flashllm.io_words import memory_words
-from flashllm.ui.statistics import AnswerStatistics, join_parts, prefill_text
-from tests.ui.fake_engine import FakeToken, fake_cost
+from flashllm.ui.chat.status import AnswerStatistics, join_parts, prefill_text
+from flashllm.units import memory_words
+from tests.support.fake_engine import FakeToken, fake_cost
 
 
 def test_the_first_token_counts_but_its_cost_is_the_prompts() -> None:

@@ -11,11 +11,11 @@ from textual.app import App, ComposeResult
 from textual.content import Content, Span
 from textual.widgets import Label
 
-from flashllm.ui.answer_markdown import CodeBlock, make_parser
-from flashllm.ui.answer_view import Answer
-from flashllm.ui.stretches import Stretches
-from tests.ui.chat_pilot import screen_text
-from tests.ui.screens import until
+from flashllm.ui.transcript.answer import Answer
+from flashllm.ui.transcript.markdown import CodeBlock, make_parser
+from flashllm.ui.transcript.markdown_split import Stretches
+from tests.support.chat_pilot import screen_text
+from tests.support.screens import until
 
 TEXT = """\
 Some text

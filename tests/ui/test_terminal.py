@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from flashllm.sessions import SessionStore
-from tests.ui.screens import WAIT_SECONDS
+from flashllm.conversations.store import SessionStore
+from tests.support.screens import WAIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SCREEN = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
 SCRIPT = """
 import sys
-from flashllm.commands import opening
-from flashllm.cli import main
-from tests.ui.fake_engine import FakeLauncher, FakeModel
+from flashllm.cli.shared import open_model as opening
+from flashllm.cli.main import main
+from tests.support.fake_engine import FakeLauncher, FakeModel
 answers = {answers!r}
 opening.open_engine = lambda directory, arguments: FakeModel(*answers)
 opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(*answers))

@@ -11,14 +11,14 @@ import pytest
 from textual.pilot import Pilot
 
 from flashllm.errors import ModelNotFound, ReadFailed
-from flashllm.ui.activity import Phase
-from flashllm.ui.answer_view import Answer
 from flashllm.ui.app import ChatApp
-from flashllm.ui.confirm import ConfirmScreen
-from flashllm.ui.prompt import Prompt
-from flashllm.ui.transcript import MOUNTED_AT_ONCE, Transcript
-from flashllm.ui.turn_view import Notice, Question
-from tests.ui.chat_pilot import (
+from flashllm.ui.chat.status import Phase
+from flashllm.ui.prompt.prompt import Prompt
+from flashllm.ui.screens.confirm import ConfirmScreen
+from flashllm.ui.transcript.answer import Answer
+from flashllm.ui.transcript.transcript import MOUNTED_AT_ONCE, Transcript
+from flashllm.ui.transcript.turn import Notice, Question
+from tests.support.chat_pilot import (
     answers,
     ask,
     make_app,
@@ -29,8 +29,8 @@ from tests.ui.chat_pilot import (
     status,
     texts,
 )
-from tests.ui.fake_engine import FakeModel
-from tests.ui.screens import WAIT_SECONDS, until
+from tests.support.fake_engine import FakeModel
+from tests.support.screens import WAIT_SECONDS, until
 
 
 def sent(model: FakeModel) -> list[list[str]]:
@@ -239,7 +239,7 @@ async def test_escape_stops_an_answer_from_among_the_messages_too() -> None:
 async def test_of_a_long_conversation_the_end_is_mounted_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flashllm.ui.transcript.MOUNTED_AT_ONCE", 8)
+    monkeypatch.setattr("flashllm.ui.transcript.transcript.MOUNTED_AT_ONCE", 8)
     async with make_app(FakeModel(["x"])).run_test(size=(80, 10)) as pilot:
         transcript = await talked(pilot, 16, "answer {}")
         assert len(transcript.views()) == 8
@@ -358,7 +358,7 @@ async def test_a_command_that_is_typed_is_not_about_a_message_chosen_before() ->
 async def test_the_numbers_of_an_answer_that_goes_on_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flashllm.ui.answering.TOKENS_KEPT", 3)
+    monkeypatch.setattr("flashllm.ui.chat.answering.TOKENS_KEPT", 3)
     model = FakeModel(["a", "b", threading.Event()], ["c"], ["d", "e"])
     async with make_app(model).run_test() as pilot:
         app = await stopped(pilot, "ab")

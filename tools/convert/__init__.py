@@ -7,16 +7,17 @@ only package that knows names of families and of Hugging Face.
 
 from __future__ import annotations
 
-from .checkpoint import weight_files
+from flashllm.progress import Progress, ProgressKind, progress_for
+
 from .demo import demo_directory, demo_model, demo_source
-from .description import describe
-from .destination import check_destination
-from .files import source_file
+from .families.spec_from_config import describe
+from .output.destination import check_destination
+from .output.reorder import reorder
 from .pipeline import convert
-from .progress import Progress, ProgressKind, progress_for
-from .reorder import reorder
-from .report import Problem, VerifyReport
-from .verification import verify
+from .source.checkpoint import weight_files
+from .source.files import source_file
+from .verify.report import Problem, VerifyReport
+from .verify.verification import verify
 
 __all__ = [
     "Problem",

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flashllm.dtypes import DTYPES, PREDICTOR_DTYPES
 from flashllm.errors import FlashllmError
-from flashllm.spec import DTYPES, PREDICTOR_DTYPES
 
 from . import convert, progress_for
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import flashllm
 from flashllm.errors import CannotCreate, ModelError, ModelNotFound
-from flashllm.flash.layout import read_manifest
-from flashllm.flash.manifest import LAYOUT_VERSION, PREDICTORS_FILE
-from flashllm.paths import cache_dir
+from flashllm.flash.manifest import LAYOUT_VERSION, PREDICTORS_FILE, read_manifest
+from flashllm.progress import Progress
+from flashllm.system.paths import cache_dir
 
 from .pipeline import convert
-from .progress import Progress
 
 
 def demo_source() -> Path:

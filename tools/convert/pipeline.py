@@ -11,21 +11,27 @@ from typing import Any
 
 import flashllm
 from flashllm.errors import CannotCreate
-from flashllm.flash.layout import BundleHeader, FileRecord, Manifest, read_manifest
-from flashllm.flash.manifest import LAYOUT_VERSION, RESIDENT_FILE
+from flashllm.flash.layout import BundleHeader
+from flashllm.flash.manifest import (
+    LAYOUT_VERSION,
+    RESIDENT_FILE,
+    FileRecord,
+    Manifest,
+    read_manifest,
+)
+from flashllm.progress import Progress, SilentProgress
 
-from . import predicting
-from .checkpoint import open_checkpoint
-from .config import CONFIG_FILE, read_config
-from .description import Overrides, check_source, doubt, model_name, spec_of
-from .destination import OutputFile, check_space, partial_directory, whole_or_absent
-from .families import family_of
-from .files import read_small, sha256_of, source_file
-from .hashing import Hashing
-from .job import Job, look
-from .progress import Progress, SilentProgress
-from .reorder import model_bytes, write_reordered
-from .writing import resident_bytes, write_bundles, write_manifest, write_resident
+from .families.config import CONFIG_FILE, read_config
+from .families.families import family_of
+from .families.spec_from_config import Overrides, check_source, doubt, model_name, spec_of
+from .output.destination import OutputFile, check_space, partial_directory, whole_or_absent
+from .output.inspection import Job, look
+from .output.reorder import model_bytes, write_reordered
+from .output.writing import resident_bytes, write_bundles, write_manifest, write_resident
+from .predictors import train_or_import
+from .source.checkpoint import open_checkpoint
+from .source.files import read_small, sha256_of, source_file
+from .source.hashing import Hashing
 
 TOKENIZER_BYTES_MAX = 64 << 20
 TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
@@ -71,11 +77,11 @@ def convert(
     with whole_or_absent(source, destination, progress):
         config = read_config(source)
         family = family_of(config)
-        spec = spec_of(config, family, overrides, predicted=predicting.imports(predictors))
-        predicting.check_wish(predictors, spec, calibration, predictor_dtype)
-        predicting.check_order(order, spec, predictors, calibration)
+        spec = spec_of(config, family, overrides, predicted=train_or_import.imports(predictors))
+        train_or_import.check_wish(predictors, spec, calibration, predictor_dtype)
+        train_or_import.check_order(order, spec, predictors, calibration)
         tokens = 0
-        if predictors == predicting.TRAIN or calibration is not None:
+        if predictors == train_or_import.TRAIN or calibration is not None:
             # Before the long work: a text that will not do should be refused now.
             from flashllm.predictors import check_calibration, find_calibration
 
@@ -86,15 +92,15 @@ def convert(
         with open_checkpoint(source) as checkpoint:
             job = look(config, family, spec, checkpoint, overrides)
             with partial_directory(destination) as partial:
-                ordered = order == predicting.COACTIVATION
+                ordered = order == train_or_import.COACTIVATION
                 needed = _needed_bytes(job)
-                learnt = predicting.needed_bytes(job, predictors, destination, tokens)
+                learnt = train_or_import.needed_bytes(job, predictors, destination, tokens)
                 check_space(partial, (2 if ordered else 1) * needed + learnt)
                 first = partial / UNORDERED if ordered else partial
                 first.mkdir(exist_ok=True)
                 manifest = _write(job, first, predictors, progress)
-                if predictors == predicting.TRAIN or calibration is not None:
-                    found = predicting.learn(
+                if predictors == train_or_import.TRAIN or calibration is not None:
+                    found = train_or_import.learn(
                         predictors, first, destination, calibration, overrides, progress
                     )
                     write_manifest(first, replace(manifest, files=manifest.files | found))
@@ -120,15 +126,17 @@ def _needed_bytes(job: Job) -> int:
     return needed + sum((job.source / name).stat().st_size for name in job.tokenizer_files)
 
 
-def _write(job: Job, directory: Path, predictors: predicting.Wish, progress: Progress) -> Manifest:
+def _write(
+    job: Job, directory: Path, predictors: train_or_import.Wish, progress: Progress
+) -> Manifest:
     """All files of the converted model, its manifest last."""
     files = {name: _copy(job, name, directory) for name in job.tokenizer_files}
     if not _has_tokenizer(directory):
         progress.warn(
             f"{job.source}: no tokenizer; the model will run, but only with token ids as input"
         )
-    if predicting.imports(predictors):
-        files |= predicting.take_predictors(job, predictors, directory)
+    if train_or_import.imports(predictors):
+        files |= train_or_import.take_predictors(job, predictors, directory)
     assignment = job.assignment
     with Hashing(_hashed_files(job), assignment.tensors()) as hashing:
         progress.start("resident weights", resident_bytes(job.spec))

@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "latency_histogram.h"
+#include "memory_read.h"
 #include "read_meter.h"
-#include "stream_read.h"
 #include "testing.h"
 
 using namespace flash_core;

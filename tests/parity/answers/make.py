@@ -45,8 +45,8 @@ def answers(folder: Path) -> dict[str, Any]:
     """By precision and by how tokens are taken, the ids of each answer."""
     from flashllm.convert import convert, demo_source
 
-    from flashllm.engine import open_model
-    from flashllm.sampling import Sampling
+    from flashllm.engine.local import open_model
+    from flashllm.engine.sampling import Sampling
 
     source = demo_source()
     found: dict[str, Any] = {"questions": questions(source)}

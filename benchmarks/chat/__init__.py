@@ -1,0 +1,1 @@
+"""`python -m benchmarks.chat`: what a user of the chat waits for."""

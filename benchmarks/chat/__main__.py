@@ -1,0 +1,379 @@
+"""How quick the chat is: `python -m benchmarks.chat [MODEL] [--memory SIZE]`.
+
+Everything goes through a real pseudo-terminal, as a user's keys and screen do:
+
+- first frame: from the start of `flashllm chat` to the field in which a question is written.
+- echo: from a key to its character on the screen, while a scripted engine streams.
+- stop: from Esc to the remark that the answer was stopped.
+- stream: tokens a second of a scripted engine that reach the screen, and whether all of them do.
+- decode: tokens a second of the model in the chat over those of `flashllm run`, by turns: the
+  median, and where it lies with 95 % (more or less: rounds that follow each other share a run).
+  Under a ceiling (--memory) twice: the chat with the same one, of which the application takes its
+  part, and with so much more as that part is, so that it has as many slots for neurons as `run`.
+
+A model without a tokenizer (a synthetic one) gets one that is made up, beside links to its files.
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.chat.script import text_of
+from benchmarks.chat.terminal import ChatTerminal
+from benchmarks.own_command import ask, ended, remark
+from benchmarks.results import markdown
+from flashllm.bench.header import run_header
+from flashllm.bench.steal_time import (
+    ProcessorTime,
+    most_stolen,
+    stolen_warning,
+    stolen_words,
+)
+from flashllm.bench.tokens.telemetry_cost import median_interval
+from flashllm.cli.shared.flags import argument
+from flashllm.conversations.store import SessionStore
+from flashllm.engine.process.launcher import GROWTH_BYTES
+from flashllm.errors import ReadFailed
+from flashllm.flash.manifest import read_manifest
+from flashllm.settings.values import parse_positive, parse_size
+
+NAME = "chat"
+READY, FIELD, STOPPED = "ready", "Ask something", "stopped"
+KEYS = "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖØÙÚÛÜÝÞßàáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿ"
+"""Each is typed once, and none is in what the scripted engine says."""
+KEY_SECONDS = (0.08, 0.14, 0.23, 0.11, 0.42, 0.17)
+"""From one key to the next, as people type: text must not be shown when a key is to come."""
+QUESTION = "What does carbon mean?"
+"""The demo's longest answer: 46 tokens."""
+BYTES = 256
+ANSWER_SECONDS = 600.0
+ROUNDS = 5
+DECODE_ROUNDS, DECODE_ROUNDS_MAX = 30, 240
+DECODE_HALF_WIDTH = 0.02
+"""Rounds of decode go on until their median is known this well, to either side with 95 %, or there
+are too many: what is wanted is within 2 %, and runs of one kind differ by 10 to 30."""
+Shares = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row: what was measured, each time, and what is wanted of it."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+    goal: str
+    number: float
+    """The median, or what the name says."""
+    met: bool
+    interval: tuple[float, float] | None
+    """Where the median lies with 95 %, of rounds that differ more than the goal allows."""
+    stolen_shares: tuple[float | None, ...]
+    """Of all processors' time in each round; none where the row above is of the same rounds."""
+
+    def row(self) -> list[str]:
+        """For a table."""
+        spread = f"{min(self.values):.4g} to {max(self.values):.4g}"
+        stolen = stolen_words(most_stolen(self.stolen_shares)) if self.stolen_shares else ""
+        number = f"{self.number:.4g} {self.unit}".strip()
+        if self.interval is not None:
+            number += " (95 %: {:.3g} to {:.3g})".format(*self.interval)
+        return [self.name, number, spread, str(len(self.values)),
+                self.goal, "yes" if self.met else "NO", stolen]  # fmt: skip
+
+
+@contextlib.contextmanager
+def watched(stolen_shares: Shares) -> Iterator[None]:
+    """A round, whose share of stolen time is added when it ends."""
+    before = ProcessorTime.now()
+    yield
+    stolen_shares.append(ProcessorTime.now().stolen_share_since(before))
+
+
+class Bench:
+    """Measures in a home of its own, so that no conversation of the user's is touched."""
+
+    def __init__(self, home: Path, rounds: int | None) -> None:
+        os.environ["FLASHLLM_HOME"] = str(home)
+        # Otherwise each start would compile the application, which a user's does once.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        self._out = home / "shown.json"
+        self._rounds = rounds or ROUNDS
+        self._decode_rounds = rounds or DECODE_ROUNDS
+        self._decode_rounds_max = rounds or DECODE_ROUNDS_MAX
+        self._application_bytes = 0
+        """What the application had of the ceiling, in the chat that was opened last."""
+
+    def first_frame(self) -> Figure:
+        """What a second start takes: the demo is converted, and files are in the page cache."""
+        seconds, stolen = [], Shares()
+        for _ in range(self._rounds + 1):
+            with watched(stolen), self._chat() as terminal:
+                seconds.append(terminal.wait_for(FIELD) - terminal.started)
+                terminal.wait_for(READY)
+        values = tuple(1e3 * value for value in seconds[1:])
+        return _figure(
+            "first frame", "ms", values, ("at most", 500), statistics.median(values), stolen[1:]
+        )
+
+    def echo(self, token_seconds: float) -> Figure:
+        """Keys at an uneven pace, each another character, while an answer streams."""
+        pauses = list(itertools.islice(itertools.cycle(KEY_SECONDS), len(KEYS)))
+        tokens = int(sum(pauses) / max(token_seconds, 0.002)) + 400
+        waits, stolen = [], Shares()
+        for _ in range(2):
+            with watched(stolen), self._scripted(tokens, token_seconds) as terminal:
+                self._ask_scripted(terminal)
+                terminal.read(1.0)
+                for key, pause in zip(KEYS, pauses, strict=True):
+                    since, typed = terminal.position, terminal.type(key)
+                    waits.append(1e3 * (terminal.wait_for(key, since) - typed))
+                    terminal.read(max(0.0, typed + pause - time.monotonic()))
+        ranked = sorted(waits)
+        p95 = ranked[int(0.95 * len(ranked))]
+        name = f"key to echo, p95, while {1 / token_seconds:.0f} tokens/s stream"
+        return _figure(name, "ms", tuple(waits), ("at most", 50), p95, stolen)
+
+    def stop(self, token_seconds: float) -> Figure:
+        """Esc alone, in mid-answer."""
+        waits, stolen = [], Shares()
+        for _ in range(self._rounds):
+            with watched(stolen), self._scripted(100_000, token_seconds) as terminal:
+                self._ask_scripted(terminal)
+                terminal.read(1.0)
+                since, pressed = terminal.position, terminal.type("\x1b")
+                waits.append(1e3 * (terminal.wait_for(STOPPED, since) - pressed))
+        return _figure("Esc to stopped", "ms", tuple(waits), ("at most", 250), max(waits), stolen)
+
+    def stream(self, tokens: int, token_seconds: float) -> list[Figure]:
+        """All tokens of a long answer, as fast as they come."""
+        rates, lost, stolen = [], [], Shares()
+        wanted = "".join(text_of(tokens))
+        last = text_of(tokens)[-1].strip()
+        for _ in range(3):
+            with watched(stolen), self._scripted(tokens, token_seconds) as terminal:
+                asked = self._ask_scripted(terminal)
+                rates.append(tokens / (terminal.wait_for(last) - asked))
+                terminal.wait_for(FIELD, terminal.position - 1)
+                lost.append(float(self._missing(wanted)))
+        paced = f"{1 / token_seconds:.0f}/s" if token_seconds else "all at once"
+        name = f"stream of {tokens:,} tokens ({paced})"
+        return [
+            _figure(
+                name, "tokens/s", tuple(rates), ("at least", 200), statistics.median(rates), stolen
+            ),
+            _figure("characters lost of it", "", tuple(lost), ("at most", 0), max(lost)),
+        ]
+
+    def decode(self, model: str | None, memory_bytes: int | None, tokens: int) -> list[Figure]:
+        """The same question by turns: run, chat, run, chat, ..."""
+        there = [model] if model else []
+        cases = ["decode, chat over run"]
+        if memory_bytes is not None:
+            cases = [f"{cases[0]}, {words}" for words in ("the same ceiling", "as many slots")]
+        ratios: list[list[float]] = [[] for _ in cases]
+        stolen = [Shares() for _ in cases]
+        last = 0.0
+        for number in range(self._decode_rounds_max):
+            if number >= self._decode_rounds and all(_narrow(found) for found in ratios):
+                break
+            for case, name in enumerate(cases):
+                with watched(stolen[case]):
+                    last = last or self._run(there, _common_options(memory_bytes, tokens))
+                    # Known by then: the first case was a chat with the same ceiling.
+                    own = memory_bytes and memory_bytes + case * self._application_bytes
+                    chat = self._chat_rate([*there, *_common_options(own, tokens)])
+                    following = self._run(there, _common_options(memory_bytes, tokens))
+                ratios[case].append(chat / statistics.mean((last, following)))
+                lost = stolen_words(stolen[case][-1])
+                remark(NAME, f"{name}, round {number + 1}: run {last:.4g} and {following:.4g} "
+                             f"tokens/s, chat {chat:.4g}, stolen {lost}")  # fmt: skip
+                last = following
+        return [
+            _figure(
+                name,
+                "",
+                tuple(found),
+                ("at least", 0.98),
+                statistics.median(found),
+                shares,
+                median_interval(found),
+            )
+            for name, found, shares in zip(cases, ratios, stolen, strict=True)
+        ]
+
+    def _run(self, model: Sequence[str], options: Sequence[str]) -> float:
+        report = ask("run", *model, "-p", QUESTION, "--json", *options)
+        return float(report["decode"]["tokens_per_second"])
+
+    def _chat_rate(self, arguments: Sequence[str]) -> float:
+        with self._chat(*arguments) as terminal:
+            terminal.wait_for(READY)
+            self._application_bytes = terminal.rss_bytes() + GROWTH_BYTES
+            since = terminal.position
+            terminal.type(QUESTION)
+            terminal.wait_for(QUESTION[-1], since)
+            terminal.type("\r")
+            return float(self._kept(terminal)["decode"]["tokens_per_second"])
+
+    def _kept(self, terminal: ChatTerminal) -> dict[str, Any]:
+        """What was kept of the newest answer, once it is complete."""
+        until = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < until:
+            terminal.read(0.3)
+            with SessionStore() as store:
+                newest = store.latest()
+                turns = [] if newest is None else store.load(newest).conversation.path()
+            if turns and turns[-1].role == "assistant" and turns[-1].finish_reason:
+                return turns[-1].numbers
+        raise ReadFailed(f"the chat kept no answer within {ANSWER_SECONDS:.0f} s")
+
+    def _chat(self, *arguments: str) -> ChatTerminal:
+        command = [sys.executable, "-m", "flashllm", "chat", *arguments]
+        return ChatTerminal(command, os.environ)
+
+    def _scripted(self, tokens: int, seconds: float) -> ChatTerminal:
+        script = json.dumps({"tokens": tokens, "seconds": seconds})
+        self._out.unlink(missing_ok=True)
+        code = "from benchmarks.chat.script import main; main()"
+        command = [sys.executable, "-c", code, script, str(self._out), "chat", "m", "-n", "200000"]
+        return ChatTerminal(command, os.environ)
+
+    def _ask_scripted(self, terminal: ChatTerminal) -> float:
+        terminal.wait_for(READY)
+        asked = terminal.type("go\r")
+        terminal.wait_for("the0")
+        return asked
+
+    def _missing(self, wanted: str) -> int:
+        until = time.monotonic() + 30
+        while not self._out.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        if not self._out.exists():
+            return len(wanted)
+        time.sleep(0.2)
+        told = json.loads(self._out.read_text("utf-8"))
+        shown = "".join(told["shown"].split())
+        return abs(len(told["said"]) - len(wanted)) + (shown != "".join(wanted.split()))
+
+
+def _figure(
+    name: str,
+    unit: str,
+    values: tuple[float, ...],
+    goal: tuple[Literal["at most", "at least"], float],
+    number: float,
+    stolen: Sequence[float | None] = (),
+    interval: tuple[float, float] | None = None,
+) -> Figure:
+    word, bound = goal
+    met = number <= bound if word == "at most" else number >= bound
+    wanted = f"{word} {bound:g} {unit}".strip()
+    return Figure(name, unit, values, wanted, number, met, interval, tuple(stolen))
+
+
+def _narrow(ratios: Sequence[float]) -> bool:
+    """Whether it is known where the median lies."""
+    low, high = median_interval(ratios)
+    return high - low <= 2 * DECODE_HALF_WIDTH
+
+
+def _common_options(memory_bytes: int | None, tokens: int) -> list[str]:
+    """Options that `run` and the chat have in common."""
+    ceiling = [] if memory_bytes is None else ["--memory", str(memory_bytes)]
+    return [*ceiling, "-n", str(tokens)]
+
+
+def with_tokenizer(model: Path, folder: Path) -> Path:
+    """The model, or links to its files with a tokenizer made up beside them, if it has none."""
+    if any((model / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return model
+    for path in model.iterdir():
+        os.link(path, folder / path.name)
+    size = read_manifest(model).spec.vocab_size
+    pieces = {piece: number for number, piece in enumerate(_byte_pieces())}
+    pieces |= {f"Ġw{number}": number for number in range(BYTES, size)}
+    (folder / "vocab.json").write_text(json.dumps(pieces), "utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
+    return folder
+
+
+def _byte_pieces() -> list[str]:
+    """A printable character for each byte, as GPT-2's vocabulary spells them."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(BYTES, 2 * BYTES))
+    return [chr(byte if byte in printable else next(others)) for byte in range(BYTES)]
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
+    """All figures, or those that were asked for."""
+    bench, figures = Bench(folder / "home", options.rounds), []
+    (folder / "home").mkdir()
+    ask("run", "-p", QUESTION, "-n", "1", "--json")  # converts the demo where that was never done
+    if "first-frame" in options.what:
+        figures.append(bench.first_frame())
+    if "echo" in options.what:
+        figures += [bench.echo(0.05), bench.echo(0.004)]
+    if "stop" in options.what:
+        figures.append(bench.stop(0.02))
+    if "stream" in options.what:
+        figures += bench.stream(5_000, 0.004)
+    if "decode" in options.what:
+        (folder / "model").mkdir()
+        model = options.model and str(with_tokenizer(options.model, folder / "model"))
+        figures += bench.decode(model, options.memory, options.tokens)
+    return figures
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of the command."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    kinds = ("first-frame", "echo", "stop", "stream", "decode")
+    add("model", type=Path, nargs="?", metavar="MODEL", help="of decode (the demo)")
+    add("--what", nargs="+", choices=kinds, default=kinds, help="all, unless told otherwise")
+    add("--memory", type=argument(parse_size), metavar="SIZE", help="ceiling of decode's processes")
+    add("-n", "--tokens", type=argument(parse_positive), default=48, metavar="N", help="(48)")
+    default = (
+        f"({ROUNDS}; of decode, whose rates vary most, {DECODE_ROUNDS} to {DECODE_ROUNDS_MAX}, "
+        f"until the median is known within {100 * DECODE_HALF_WIDTH:g} %%)"
+    )
+    add("--rounds", type=argument(parse_positive), metavar="N", help=default)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code, 1 where a goal is missed."""
+    options = parse(arguments)
+    beside = options.model.parent if options.model else None
+    with tempfile.TemporaryDirectory(prefix="flashllm-chat-", dir=beside) as name:
+        figures = measure(options, Path(name))
+    titles = ["what", "median, or as named", "least to most", "n", "goal", "met", "stolen, at most"]
+    print(markdown([titles, *(figure.row() for figure in figures)]))
+    if warning := stolen_warning([share for one in figures for share in one.stolen_shares]):
+        remark(NAME, warning)
+    header = run_header(options.model, {key: str(value) for key, value in vars(options).items()})
+    values = [{name: getattr(figure, name) for name in figure.__slots__} for figure in figures]
+    print(json.dumps({"header": header, "complete": True, "figures": values}))
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(ended(NAME, main))

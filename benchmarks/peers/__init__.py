@@ -1,0 +1,1 @@
+"""`python -m benchmarks.peers`: flashllm next to other programs on one machine."""

@@ -1,0 +1,196 @@
+"""What the runs of all contenders come to: medians, ratios, one table, one JSON object."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.peers.contenders import OURS, Contender
+from benchmarks.peers.runs import Outcome
+from flashllm.bench.sample_statistics import Spread
+from flashllm.bench.steal_time import most_stolen, stolen_words
+from flashllm.units import format_bytes
+from flashllm.untrusted.terminal import sanitize_line
+
+COLUMNS = (
+    "", "parameters", "bits a weight", "memory limit", "s/token (min to max, runs)", "times ours",
+    "start s", "prompt s", "peak RSS", "peak of the group", "stolen, at most", "how",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contender under one limit; `token_seconds` of None where no run ended well."""
+
+    contender: str
+    parameters: int
+    limit_bytes: int | None
+    token_seconds: Spread | None
+    """Over the runs; of each run, the mean over its tokens."""
+    tokens: int
+    """Timed, in all runs together."""
+    ratio: float | None
+    """Its seconds a token over ours: the median of the rounds, each against ours around it."""
+    start_seconds: float | None
+    prefill_seconds: float | None
+    rss_peak_bytes: int | None
+    group_peak_bytes: int | None
+    how: str = ""
+    problem: str = ""
+    weight_bits: float = 0.0
+    stolen_share_max: float | None = None
+    """Of all processors' time in any of its runs, those that failed too."""
+
+    def markdown(self) -> str:
+        """A row of the table."""
+        limit = "none" if self.limit_bytes is None else format_bytes(self.limit_bytes)
+        bits = f"{self.weight_bits:.2f}"
+        front = f"| {self.contender} | {self.parameters:,} | {bits} | {limit} "
+        if self.token_seconds is None:
+            return front + f"| {self.problem} |" + " |" * (len(COLUMNS) - 5)
+        spread = self.token_seconds
+        cells = [
+            f"{spread.median:.3g} ({spread.min:.3g} to {spread.max:.3g}, {len(spread.samples)})",
+            "" if self.ratio is None else f"{self.ratio:.3g}",
+            f"{self.start_seconds:.1f}",
+            f"{self.prefill_seconds:.2f}",
+            format_bytes(self.rss_peak_bytes or 0),
+            "" if self.group_peak_bytes is None else format_bytes(self.group_peak_bytes),
+            stolen_words(self.stolen_share_max),
+            self.how,
+        ]
+        if self.problem:
+            cells[0] += f"; once {self.problem}"
+        return front + "| " + " | ".join(cells) + " |"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        spread = self.token_seconds.to_json() if self.token_seconds else None
+        return asdict(self) | {"token_seconds": spread}
+
+
+def rows_of(contenders: Sequence[Contender], outcomes: Sequence[Outcome]) -> list[Row]:
+    """A row for each contender under each limit that was tried, in the order of the runs."""
+    limits = list(dict.fromkeys(outcome.limit_bytes for outcome in outcomes))
+    rows = []
+    for limit_bytes in limits:
+        under = [outcome for outcome in outcomes if outcome.limit_bytes == limit_bytes]
+        rows += [
+            _row(contender, [o for o in under if o.contender == contender.name], under)
+            for contender in contenders
+            if any(outcome.contender == contender.name for outcome in under)
+        ]
+    return rows
+
+
+def _row(contender: Contender, own: Sequence[Outcome], under: Sequence[Outcome]) -> Row:
+    good = [outcome for outcome in own if outcome.status == "ok"]
+    bad = [f"{o.status}: {o.message}" for o in own if o.status != "ok"]
+    peaks = [o.group.peak_bytes for o in own if o.group is not None]
+    known = [peak for peak in peaks if peak is not None]
+    return Row(
+        contender=contender.name,
+        parameters=contender.parameters,
+        limit_bytes=own[0].limit_bytes,
+        token_seconds=Spread.of([o.token_seconds for o in good]) if good else None,
+        tokens=sum(len(outcome.samples_ns) for outcome in good),
+        ratio=None if contender.name == OURS else ratio_to_ours(good, under),
+        start_seconds=statistics.median(o.start_seconds for o in good) if good else None,
+        prefill_seconds=statistics.median(o.prefill_ns / 1e9 for o in good) if good else None,
+        rss_peak_bytes=max((o.rss_peak_bytes for o in good), default=None),
+        group_peak_bytes=max(known, default=None),
+        how=_cell(good[-1].how) if good else "",
+        problem=_cell(bad[0]) if bad else "",
+        weight_bits=contender.weight_bits,
+        stolen_share_max=most_stolen([outcome.stolen_share for outcome in own]),
+    )
+
+
+def ratio_to_ours(own: Sequence[Outcome], under: Sequence[Outcome]) -> float | None:
+    """The median over a peer's runs of its time over the mean of ours just before and after."""
+    ratios = []
+    for outcome in own:
+        place = next(i for i, other in enumerate(under) if other is outcome)
+        before = [o for o in under[:place] if o.contender == OURS and o.status == "ok"]
+        after = [o for o in under[place:] if o.contender == OURS and o.status == "ok"]
+        around = [o.token_seconds for o in [*before[-1:], *after[:1]]]
+        if around:
+            ratios.append(outcome.token_seconds / statistics.mean(around))
+    return statistics.median(ratios) if ratios else None
+
+
+def limited_beside_free(rows: Sequence[Row]) -> list[str]:
+    """For each peer that ran without a limit, how much faster or slower ours is under one."""
+    said = []
+    limited = [row for row in rows if row.contender == OURS and row.limit_bytes is not None]
+    for own in limited:
+        for row in rows:
+            if row.contender == OURS or row.limit_bytes is not None:
+                continue
+            if own.token_seconds is None or own.limit_bytes is None or row.token_seconds is None:
+                continue
+            times = row.token_seconds.median / own.token_seconds.median
+            said.append(
+                f"{OURS} under {format_bytes(own.limit_bytes)} is {times:.2f} times as fast as"
+                f" {row.contender} without a limit (medians)."
+            )
+    return said
+
+
+def table(
+    rows: Sequence[Row], skipped: Sequence[str], *, complete: bool = True, synthetic: bool = False
+) -> str:
+    """Markdown; what is to be known about it stands below."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
+    lines += [row.markdown() for row in rows]
+    beside = limited_beside_free(rows)
+    if beside or skipped or synthetic or not complete:
+        lines.append("")
+    lines += beside
+    if synthetic:
+        lines.append("The weights are synthetic: made up, with the activity of a trained model.")
+    lines += [f"Left out: {_cell(reason)}" for reason in skipped]
+    if not complete:
+        lines.append("Interrupted: the runs up to then, not all that were asked for.")
+    return "\n".join(lines) + "\n"
+
+
+def report(
+    header: dict[str, Any],
+    contenders: Sequence[Contender],
+    outcomes: Sequence[Outcome],
+    skipped: Sequence[str],
+    complete: bool,
+) -> dict[str, Any]:
+    """Everything, to be kept."""
+    return {
+        "header": header,
+        "complete": complete,
+        "contenders": {
+            contender.name: {
+                "versions": contender.versions,
+                "parameters": contender.parameters,
+                "files": [str(path) for path in contender.files],
+                "file_bytes": _file_bytes(contender),
+            }
+            for contender in contenders
+        },
+        "rows": [row.to_json() for row in rows_of(contenders, outcomes)],
+        "left_out": list(skipped),
+        "runs": [outcome.to_json() for outcome in outcomes],
+    }
+
+
+def _file_bytes(contender: Contender) -> int | None:
+    """Bytes of what it reads; None where that was taken away meanwhile."""
+    try:
+        return sum(path.stat().st_size for path in contender.files)
+    except OSError:
+        return None
+
+
+def _cell(text: str) -> str:
+    """Text that breaks no table."""
+    return sanitize_line(text).replace("|", "/")

@@ -1,0 +1,1 @@
+"""`flashllm bench ablation`: what each part of the method saves."""

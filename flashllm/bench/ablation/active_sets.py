@@ -1,0 +1,75 @@
+"""The active sets of a run, recorded, and what a window over them must hold and load.
+
+Nothing of the slot pool is used here: this is what its counts are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.arrays import Ids
+from flashllm.model.active_set_selectors import Selector
+
+
+class RecordingSelector:
+    """Selects as another selector does, and keeps what it selected: `sets[layer][token]`."""
+
+    def __init__(self, selector: Selector, n_layers: int) -> None:
+        self._selector = selector
+        self.sets: list[list[Ids]] = [[] for _ in range(n_layers)]
+
+    @property
+    def before_norm(self) -> bool:
+        """As the other selector."""
+        return self._selector.before_norm
+
+    def select(self, layer: int, x: NDArray[np.float32], gate: NDArray[np.float32] | None) -> Ids:
+        """The other selector's ids."""
+        ids = self._selector.select(layer, x, gate)
+        self.sets[layer].append(ids)
+        return ids
+
+
+class ActiveSets:
+    """Ids by layer and token; the first `skipped` tokens are not counted.
+
+    `held` [layers] are the ids that a prompt left in the window before the first token.
+    """
+
+    def __init__(
+        self, sets: Sequence[Sequence[Ids]], n_bundles: int, skipped: int, held: Sequence[Ids]
+    ) -> None:
+        self._sets = sets
+        self._n_bundles = n_bundles
+        self._skipped = skipped
+        self._held = held
+
+    def loads(self, window: int) -> float:
+        """Mean bundles of all layers that a token loads where those of `window` tokens are held."""
+        counted = max(len(self._sets[0]) - self._skipped, 1)
+        loaded = 0
+        for layer in self._sets:
+            for token in range(self._skipped, len(layer)):
+                held = np.zeros(self._n_bundles, dtype=np.bool_)
+                for ids in layer[max(token - window, 0) : token]:
+                    held[ids] = True
+                loaded += len(layer[token]) - int(held[layer[token]].sum())
+        return loaded / counted
+
+    def slots_needed(self, window: int) -> list[int]:
+        """For each layer the most bundles that `window` tokens, the running one included, use."""
+        needed = []
+        for layer, prompt in zip(self._sets, self._held, strict=True):
+            most = 0
+            for token in range(len(layer)):
+                held = np.zeros(self._n_bundles, dtype=np.bool_)
+                for ids in layer[max(token - window + 1, 0) : token + 1]:
+                    held[ids] = True
+                if token + 1 < window:
+                    held[prompt] = True
+                most = max(most, int(held.sum()))
+            needed.append(most)
+        return needed

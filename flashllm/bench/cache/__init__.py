@@ -1,0 +1,1 @@
+"""`flashllm bench cache`: cache policies replayed on recorded active sets. Opens no model."""

@@ -1,0 +1,1 @@
+"""`flashllm bench tokens`: what a token costs, and what the machine would allow."""

@@ -1,0 +1,78 @@
+"""What this machine moves bytes with, measured in the same run as the tokens to be bounded."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flashllm import core
+from flashllm.bench.disk.probe import probe
+from flashllm.bench.header import memory_limit_bytes
+from flashllm.bench.tokens.machine_rates import dram_rate, last_cache_bytes, matrix_bytes
+from flashllm.bench.tokens.samples import ProbeSample, ReaderCounts, RunSample
+from flashllm.errors import FlashllmError
+from flashllm.system.memory import rss_bytes
+from flashllm.telemetry.costs import ratio
+
+PROBE_SECONDS = 0.25
+PROBE_REPEATS = 1
+"""A look; looks come once between any two runs, and their median counts."""
+_TOUCH = 1
+
+
+class MachineProbe:
+    """Looks at the device under a model's bundles, and at memory."""
+
+    def __init__(self, bundles: Path, device: Mapping[str, Any], dram_threads: int) -> None:
+        """`device` is what `Model.io_report` gives."""
+        self.problem = None if device["direct"] else "reads go through the page cache"
+        self._bundles = bundles
+        self._io_threads: int = device["threads"]
+        self._alignment: int = device["alignment_bytes"]
+        self._dram_threads = dram_threads
+
+    def look(self, run: RunSample) -> ProbeSample:
+        """What flash gives at a run's mean read size and queue depth, and what memory gives."""
+        read_bytes = mean_read_bytes(run.reader, self._alignment)
+        depth = max(round(ratio(run.reader.depth_ns, run.reader.busy_ns)), 1)
+        reads = run.reader.reads > 0
+        return ProbeSample(
+            run=run.run,
+            read_bytes=read_bytes,
+            depth=depth,
+            flash_bytes_per_second=self._flash(read_bytes, depth) if reads else None,
+            threads=self._io_threads,
+            flash_all_bytes_per_second=self._flash(read_bytes, self._io_threads) if reads else None,
+            dram_threads=self._dram_threads,
+            dram_bytes_per_second=self._dram(),
+        )
+
+    def _flash(self, read_bytes: int, threads: int) -> float | None:
+        if self.problem is not None:
+            return None
+        try:
+            found = probe(self._bundles, read_bytes, threads, PROBE_SECONDS, repeats=PROBE_REPEATS)
+        except FlashllmError as error:
+            self.problem = str(error)
+            return None
+        return statistics.median(result.bytes_per_second for result in found)
+
+    def _dram(self) -> float:
+        available_bytes = psutil.virtual_memory().available
+        limit_bytes = memory_limit_bytes()
+        if limit_bytes is not None:
+            available_bytes = min(available_bytes, max(limit_bytes - rss_bytes(), 0))
+        buffer = core.Buffer(matrix_bytes(last_cache_bytes(), available_bytes))
+        # Memory that was never written is one page of zeros, which the cache holds.
+        buffer.array().fill(_TOUCH)
+        return dram_rate(buffer, self._dram_threads)
+
+
+def mean_read_bytes(reader: ReaderCounts, alignment: int) -> int:
+    """The mean size of reads, rounded to one that can be read directly."""
+    mean = ratio(reader.bytes_read, reader.reads)
+    return max(round(mean / alignment), 1) * alignment

@@ -1,0 +1,1 @@
+"""`flashllm bench`: arguments and output; what is measured is in flashllm.bench."""

@@ -1,0 +1,264 @@
+"""`flashllm bench io`: what the disk gives, size by size and thread by thread."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from flashllm.cli.shared.output import Output, Ticker, remark
+from flashllm.errors import BenchmarkInvalid, CannotCreate, FlashllmError, ProfileError, UsageError
+from flashllm.units import format_bytes
+
+EXIT_INTERRUPTED = 130
+
+
+def bench_io(arguments: argparse.Namespace) -> int:
+    """Sweeps, keeps the profile, and reports; 130 with what there is where it was interrupted.
+
+    74 where the machine was too busy for the profile to be kept: scripts may try again.
+    """
+    from flashllm.bench.disk.fit import doubt
+    from flashllm.bench.disk.sweep import make_profile
+
+    target, settings = _prepare(arguments)
+    sweep = _sweep(target, settings)
+    interrupted = not sweep.complete
+    rates = None
+    if not interrupted and not arguments.no_machine:
+        rates, interrupted = _rates()
+    profile = make_profile(target, sweep, rates)
+    remarks = [*target.remarks, *_remarks(sweep, settings, arguments.no_fio, interrupted)]
+    doubtful = doubt(profile)
+    is_refused = bool(doubtful) and not (arguments.profile_file or arguments.keep_doubtful)
+    if doubtful:
+        remarks.append(doubtful + (_why_refused(profile.device) if is_refused else ""))
+    kept: Path | None = None
+    problem: CannotCreate | None = None
+    try:
+        kept = None if is_refused else _keep(profile, arguments.profile_file, remarks)
+    except CannotCreate as error:  # no reason to lose what took minutes to measure
+        problem = error
+    if arguments.json:
+        _write_json(arguments, target, sweep, profile, remarks, kept, interrupted)
+    else:
+        _write_text(target, settings, sweep, profile, kept, interrupted)
+    for text in remarks:
+        remark(text)
+    _draw(arguments.plot, profile, sweep.pass_ratios())
+    if problem is not None:
+        raise problem
+    if interrupted:
+        return EXIT_INTERRUPTED
+    return BenchmarkInvalid.exit_code if is_refused else 0
+
+
+def _remarks(sweep: Any, settings: Any, no_fio: bool, interrupted: bool) -> list[str]:
+    """What the figures lack."""
+    found = []
+    if not sweep.proven:
+        found.append("this system does not tell what devices were asked for: nothing is proven")
+    if settings.fio is None and not no_fio:
+        found.append("fio is not installed, so nothing stands beside")
+    if sweep.fio_problem:
+        found.append(sweep.fio_problem)
+    if interrupted:
+        found.append("interrupted: these are the figures until then")
+    return found
+
+
+def _write_json(
+    arguments: argparse.Namespace,
+    target: Any,
+    sweep: Any,
+    profile: Any,
+    remarks: list[str],
+    kept: Path | None,
+    interrupted: bool,
+) -> None:
+    from flashllm.bench.disk import report
+    from flashllm.bench.header import run_header
+
+    Output().json({
+        "header": run_header(target.path.parent, _plain(arguments)),
+        **report.report(target, sweep, profile),
+        "interrupted": interrupted,
+        "profile_file": str(kept) if kept else None,
+        "remarks": remarks,
+    })  # fmt: skip
+
+
+def _write_text(
+    target: Any, settings: Any, sweep: Any, profile: Any, kept: Path | None, interrupted: bool
+) -> None:
+    from flashllm.bench.disk import report
+
+    device, output = profile.device, Output()
+    ended = "; ENDED EARLY" if not profile.complete else ""
+    if interrupted and profile.complete:
+        ended = "; memory and kernels not measured"
+    output.write(
+        f"{target.path} on {device.name} ({device.kind}, {device.filesystem}), "
+        f"{profile.machine_name}\n"
+        f"random direct reads, {settings.runs} passes of {settings.seconds:g} s a point, "
+        f"{'proven uncached' if sweep.proven else 'not proven uncached'}"
+        f"{ended}\n\n"
+    )
+    output.write(report.text(sweep, profile))
+    if profile.rates is not None:
+        output.write("\n" + _rates_text(profile.rates))
+    if kept:
+        output.write(f"\nprofile: {kept}\n")
+
+
+def _prepare(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The target and the settings; everything that can be refused is, before any long work."""
+    from flashllm import core
+    from flashllm.bench.disk.fio import find_fio
+    from flashllm.bench.disk.sweep import Settings
+    from flashllm.bench.disk.target import choose_sizes, choose_threads, find_target
+
+    if arguments.plot is not None:
+        from flashllm.predictors.evaluation import plots
+
+        plots.require_matplotlib()
+        plots.make_directory(arguments.plot)
+    if core.NAME != "native":
+        raise UsageError(
+            f"bench io needs the native core ({core.FALLBACK}): its numpy twin reads one at a time"
+        )
+    target = find_target(arguments.target)
+    sizes, left_out = choose_sizes(target, arguments.sizes)
+    if left_out:
+        remark(left_out)
+    threads = choose_threads(arguments.threads)
+    fio = None if arguments.no_fio else find_fio()
+    return target, Settings(sizes, threads, arguments.seconds, arguments.runs, fio)
+
+
+def _sweep(target: Any, settings: Any) -> Any:
+    from flashllm.bench.disk.sweep import run_sweep
+
+    ticker = Ticker()
+    try:
+        return run_sweep(target, settings, ticker.show)
+    finally:
+        ticker.clear()
+
+
+def _rates() -> tuple[Any, bool]:
+    """Rates of memory and kernels, and whether measuring them was interrupted."""
+    from flashllm.bench.tokens.machine_rates import measure_rates
+
+    ticker = Ticker()
+    ticker.show("memory and kernels")
+    try:
+        return measure_rates(), False
+    except KeyboardInterrupt:
+        return None, True
+    except (FlashllmError, MemoryError) as error:
+        why = "out of memory" if isinstance(error, MemoryError) else error
+        remark(f"memory and kernels were not measured: {why}")
+        return None, False
+    finally:
+        ticker.clear()
+
+
+def _keep(profile: Any, path: Path | None, remarks: list[str]) -> Path | None:
+    """Writes the profile where it was asked for, or to the cache unless a better one is there."""
+    from flashllm.hardware import machine_profile as profiles
+    from flashllm.options import DEFAULT_IO_THREADS
+
+    if path is not None:
+        return profiles.save(profile, path)
+    most_threads = max(point.threads for point in profile.points)
+    if most_threads < DEFAULT_IO_THREADS:
+        # A plan would take the most that is known for the best, and read with fewer than without.
+        remarks.append(
+            f"the profile is not kept: of more threads than {most_threads} it knows nothing, and a"
+            f" plan chooses by it; measure with --threads up to {DEFAULT_IO_THREADS} at least, or"
+            " give --profile FILE"
+        )
+        return None
+    known = _known(profile.device)
+    reason = _why_worse(profile, known) if known is not None else ""
+    if reason:
+        place = profiles.cache_path(profile.device)
+        remarks.append(f"{place}: is kept as it is, since {reason}; --profile writes elsewhere")
+        return None
+    return profiles.save(profile)
+
+
+def _known(device: Any) -> Any:
+    """The profile of a device that is kept already, or None."""
+    from flashllm.hardware import machine_profile as profiles
+
+    with contextlib.suppress(ProfileError):
+        known = profiles.load(profiles.cache_path(device))
+        return known if known.device.key == device.key else None
+    return None
+
+
+def _why_refused(device: Any) -> str:
+    """What it means that a doubtful profile is not kept, and what to do."""
+    from flashllm.options import DEFAULT_IO_THREADS
+    from flashllm.planning.plan import GAP_BYTES
+
+    known = _known(device)
+    in_use = f"the defaults ({DEFAULT_IO_THREADS} threads, gaps of {format_bytes(GAP_BYTES)})"
+    if known is not None and known.complete:
+        in_use = f"the one of {known.date}"
+    return (
+        f"; the profile is not kept, and plans and reads go by {in_use} as before: measure again"
+        " while the machine is idle, or keep it all the same with --keep-doubtful"
+    )
+
+
+def _why_worse(profile: Any, known: Any) -> str:
+    """Why a profile should not take the place of the known one, or ""."""
+    from flashllm.hardware.staleness import staleness
+
+    if known.complete and not profile.complete:
+        return "this measurement was ended early"
+    if staleness(known):
+        return ""
+    if known.complete and len(profile.points) < len(known.points):
+        return "it knows more sizes and threads"
+    if known.complete and known.rates is not None and profile.rates is None:
+        return "it knows memory and kernels too"
+    return ""
+
+
+def _rates_text(rates: Any) -> str:
+    """Memory and kernels, in GB/s, and what a token costs beside."""
+    from flashllm.bench.text_table import columns
+
+    memory = {f"memory x{n}": rate for n, rate in rates.dram_bytes_per_second.items()}
+    kernels = {f"matrix {name}": rate for name, rate in rates.kernel_bytes_per_second.items()}
+    scattered = {f"rows {name}": rate for name, rate in rates.rows_bytes_per_second.items()}
+    rows = [["memory and kernels", "GB/s"]]
+    rows += [[name, f"{v / 1e9:.1f}"] for name, v in {**memory, **kernels, **scattered}.items()]
+    beside = (rates.layer_overhead_ns / 1e3, rates.token_overhead_ns / 1e3)
+    return (
+        columns(rows)
+        + f"beside its bytes, a layer {beside[0]:.0f} µs, a token {beside[1]:.0f} µs\n"
+    )
+
+
+def _draw(directory: Path | None, profile: Any, pass_ratios: list[float]) -> None:
+    if directory is None:
+        return
+    from flashllm.bench.disk import plots as io_plots
+
+    for path in io_plots.draw(profile, pass_ratios, directory):
+        remark(f"drawn: {path}")
+
+
+def _plain(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings as plain values."""
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(arguments).items()
+        if name != "handler"
+    }

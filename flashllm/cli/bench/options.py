@@ -1,0 +1,212 @@
+"""What the measuring commands take: `bench io`, `tokens`, `ablation`, `cache`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashllm.cli.shared.flags import add_model, add_options, argument
+from flashllm.errors import UsageError
+from flashllm.settings.options import MODEL_OPTIONS
+from flashllm.settings.values import (
+    parse_ids,
+    parse_number,
+    parse_positive,
+    parse_share,
+    parse_size,
+)
+
+IO_EXAMPLES = """\
+examples:
+  flashllm bench io ~/big.flash                 measure its disk; what is found is kept for `plan`
+  flashllm bench io /data/big.file --sizes 4KiB,16KiB,64KiB --threads 1,32
+  flashllm bench io ~/big.flash --profile here.json
+"""
+TOKENS_EXAMPLES = """\
+examples:
+  flashllm bench tokens                         the demo
+  flashllm bench tokens ~/big.flash --memory 4GiB --plot pictures
+  flashllm bench tokens ~/big.flash --ids 5,6,7,8 -n 64 --json > report.json
+"""
+ABLATION_EXAMPLES = """\
+examples:
+  flashllm bench ablation ~/big.flash --plot pictures
+  flashllm bench ablation ~/big.flash --text notes.ids -n 32 --add
+"""
+CACHE_EXAMPLES = """\
+examples:
+  flashllm bench cache                          the demo, on its held-out text
+  flashllm bench cache ~/big.flash --text notes.ids --tokens 500 --trace notes.npz
+  flashllm bench cache ~/big.flash --trace notes.npz --slots 20%,40% --memory 6GiB
+"""
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Sizes, separated by commas."""
+    return [parse_size(part) for part in text.split(",")]
+
+
+def parse_counts(text: str) -> list[int]:
+    """Whole numbers of 1 or more, separated by commas."""
+    return [parse_positive(part) for part in text.split(",")]
+
+
+def parse_shares(text: str) -> list[float]:
+    """Parts of a whole, separated by commas."""
+    return [parse_share(part) for part in text.split(",")]
+
+
+def parse_seconds(text: str) -> float:
+    """A time above 0, and at most an hour."""
+    seconds = parse_number(text)
+    if not 0 < seconds <= 3600:
+        raise UsageError(f"{text!r} is no time; give seconds, such as 0.5")
+    return seconds
+
+
+def add_io_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench io`."""
+    parser.add_argument(
+        "target", type=Path, metavar="MODEL|FILE", help="a converted model, or a file to read"
+    )
+    parser.add_argument(
+        "--sizes", type=argument(parse_sizes), metavar="SIZE,...", help="of reads (4KiB to 4MiB)"
+    )
+    parser.add_argument(
+        "--threads", type=argument(parse_counts), metavar="N,...", help="that read (1 to 128)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=argument(parse_seconds),
+        default=0.5,
+        metavar="T",
+        help="for each size and number of threads (0.5)",
+    )
+    _add_runs(parser)
+    parser.add_argument("--no-fio", action="store_true", help="do not run fio beside")
+    parser.add_argument("--no-machine", action="store_true", help="leave out memory and kernels")
+    # A name of its own: FLASHLLM_PROFILE says what to read, and would fill in one called profile.
+    parser.add_argument(
+        "--profile",
+        dest="profile_file",
+        type=Path,
+        metavar="FILE",
+        help="write the profile there, not to the cache",
+    )
+    parser.add_argument(
+        "--keep-doubtful",
+        action="store_true",
+        help="keep the profile even where passes and fits say that the machine was busy",
+    )
+    _add_reports(parser)
+
+
+def add_tokens_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench tokens`."""
+    add_model(parser)
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="what is answered")
+    prompt.add_argument(
+        "--ids", type=argument(parse_ids), metavar="IDS", help="the prompt as token ids: 1,2,3"
+    )
+    _add_amount(parser, 128, "run")
+    parser.add_argument(
+        "--no-telemetry-cost",
+        action="store_true",
+        help="leave out the runs that show what measuring costs: half of the time",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object with every number")
+    form.add_argument(
+        "--jsonl", action="store_true", help="a line per token as it comes, then a sum"
+    )
+    form.add_argument("--csv", action="store_true", help="a row per token as it comes")
+    _add_plot(parser)
+    add_options(parser, "model", MODEL_OPTIONS)
+
+
+def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench ablation`."""
+    add_model(parser)
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="what is read: .ids, .txt or .jsonl, as for eval"
+    )
+    _add_amount(parser, 32, "row")
+    parser.add_argument(
+        "--add", action="store_true", help="our own additions too, each alone and then all"
+    )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="with --add, the predictors of another conversion of the model too",
+    )
+    _add_reports(parser)
+    # The context is as long as the text that is decoded; policy and overlap are the rows'.
+    options = tuple(o for o in MODEL_OPTIONS if o.name not in ("ctx_size", "policy", "overlap"))
+    add_options(parser, "model", options)
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench cache`."""
+    add_model(parser)
+    parser.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="what is recorded: .ids, .txt or .jsonl, as for eval",
+    )
+    parser.add_argument(
+        "-n",
+        "--tokens",
+        type=argument(parse_positive),
+        default=6000,
+        metavar="N",
+        help="of the text, evenly from all of its lines (6000)",
+    )
+    parser.add_argument(
+        "--slots",
+        type=argument(parse_shares),
+        metavar="SHARES",
+        help="slots to replay with, in parts of all neurons (10%%,20%%,35%%,50%% without --memory)",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="replay what is recorded in FILE (.npz); where it is not there, record it first",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object with every number")
+    names = ("memory", "ctx_size", "select")
+    add_options(parser, "model", tuple(o for o in MODEL_OPTIONS if o.name in names))
+
+
+def _add_amount(parser: argparse.ArgumentParser, tokens: int, what: str) -> None:
+    parser.add_argument(
+        "-n",
+        "--tokens",
+        type=argument(parse_positive),
+        default=tokens,
+        metavar="N",
+        help=f"decoded in each {what} ({tokens})",
+    )
+    _add_runs(parser)
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs", type=argument(parse_positive), default=5, metavar="N", help="repetitions (5)"
+    )
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object with every number")
+    _add_plot(parser)
+
+
+def _add_plot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plot", type=Path, metavar="DIR", help="draw PNG pictures there (needs matplotlib)"
+    )

@@ -1,0 +1,1 @@
+"""Commands of one file each: their arguments, and what they do."""

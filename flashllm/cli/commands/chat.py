@@ -1,0 +1,117 @@
+"""`flashllm chat`: the terminal application."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashllm.cli.shared import open_model
+from flashllm.cli.shared.conversation_choice import chosen_session, model_of
+from flashllm.cli.shared.flags import add_model, add_options
+from flashllm.errors import FlashllmError, UsageError
+from flashllm.settings.options import (
+    CHAT_OPTIONS,
+    MODEL_OPTIONS,
+    SAMPLING_OPTIONS,
+    SESSION_OPTIONS,
+)
+from flashllm.system import memory, paths
+from flashllm.system.imports import collecting_nothing
+from flashllm.system.log import start_log
+
+if TYPE_CHECKING:
+    from flashllm.engine.process.launcher import EngineLauncher
+    from flashllm.engine.protocol import Engine
+    from flashllm.library.library import Library
+
+
+SAMPLING_NAMES = [option.name for option in SAMPLING_OPTIONS]
+WELCOME = "Ask something below. F1 explains keys and numbers."
+DEMO_WELCOME = (
+    "This small model came with flashllm; it explains English words. "
+    "Try: What does ocean mean?\nF1 explains keys and numbers."
+)
+
+
+def chat(arguments: argparse.Namespace) -> int:
+    """Opens the chat and stays until it is left; returns the exit code."""
+    sampling = open_model.sampling_of(arguments)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("the chat needs a terminal; `flashllm run -p TEXT` works without one")
+    session = chosen_session(arguments)
+    start_log(paths.log_file())
+    with collecting_nothing():
+        from flashllm.library.models import ModelChoice
+        from flashllm.ui.app import ChatApp
+        from flashllm.ui.chat.status import Phase
+        from flashllm.ui.run import look_around, run_app
+
+        keymap = look_around(arguments.settings)
+
+    @cache
+    def launcher() -> EngineLauncher:
+        return open_model.start_launcher(arguments)
+
+    def open_engine(choice: ModelChoice) -> Engine:
+        path = None if choice.path is None else str(choice.path)
+        return launcher().open(path, app.engine.tell_opening, app.engine.tell_lost)
+
+    def library() -> Library:
+        from flashllm.engine.process.launcher import GROWTH_BYTES
+        from flashllm.library.library import usual_library
+
+        plan = app.activity.plan if app.activity.phase is not Phase.CLOSED else None
+        return usual_library(
+            arguments.settings,
+            used=used_models,
+            application_bytes=memory.rss_bytes() + GROWTH_BYTES,
+            open_ceiling_bytes=None if plan is None else plan.ceiling_bytes,
+        )
+
+    def used_models() -> list[str]:
+        with contextlib.suppress(FlashllmError):  # the chat tells of a store that is broken
+            return open_model.models_of_conversations()
+        return []
+
+    def is_given(name: str) -> bool:
+        return arguments.settings.origin(name) in ("flag", "env")
+
+    model = model_of(arguments, session)
+    app = ChatApp(
+        open_engine,
+        choice=ModelChoice(Path(model), model) if model else ModelChoice(),
+        store=None if arguments.no_save else paths.database_file(),
+        session=session.id if session else None,
+        history=None if arguments.no_save else paths.history_file(),
+        library=library,
+        settings=arguments.settings.chat,
+        sampling=sampling,
+        max_tokens=arguments.max_tokens,
+        system=arguments.system,
+        welcome=WELCOME if model else DEMO_WELCOME,
+        keymap=keymap,
+        given=[name for name in ("system", *SAMPLING_NAMES) if is_given(name)],
+    )
+    app.engine.abandon = lambda: launcher().close()
+    return run_app(app, inline=arguments.inline, log_file=paths.log_file())
+
+
+CHAT_EXAMPLES = """\
+examples:
+  flashllm chat
+  flashllm chat ~/big.flash --memory 8GiB --temp 0.7
+  flashllm chat --continue                      the latest conversation, where it was left
+  flashllm chat --inline --no-save              in a part of the terminal; nothing is kept
+"""
+
+
+def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `chat`."""
+    add_model(parser)
+    add_options(parser, "conversation", (*SESSION_OPTIONS, *CHAT_OPTIONS))
+    add_options(parser, "answers", SAMPLING_OPTIONS)
+    add_options(parser, "model", MODEL_OPTIONS)

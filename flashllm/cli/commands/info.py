@@ -1,0 +1,130 @@
+"""`flashllm info` and `flashllm verify`: what a converted model is, and whether it is whole."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from flashllm.cli.shared import open_model
+from flashllm.cli.shared.output import Output, remark, table
+from flashllm.errors import ModelError
+from flashllm.units import format_bytes
+
+if TYPE_CHECKING:
+    from flashllm.convert import Problem
+    from flashllm.planning.model_info import ModelInfo
+    from flashllm.planning.plan import Plan
+
+SELECTOR_WORDS = {
+    "predicted": "predicted (lossy: may miss active neurons)",
+    "gate": "gate (exact)",
+    "all": "all (exact)",
+    "oracle": "oracle (exact)",
+}
+EXIT_BAD_DATA = ModelError.exit_code
+
+
+def info(arguments: argparse.Namespace) -> int:
+    """Prints what the manifest says and, with `--plan`, how the memory would be split."""
+    from flashllm.engine.local import load_info
+
+    directory = open_model.model_directory(arguments.model, open_model.terminal_progress())
+    plan: Plan | None = None
+    if arguments.plan:
+        with open_model.open_engine(directory, arguments) as model:
+            described, plan = model.info, model.plan
+    else:
+        described = load_info(directory)
+    output = Output()
+    if arguments.json:
+        output.json(described.to_json() | ({"plan": plan.to_json()} if plan else {}))
+    else:
+        output.write(table(_info_rows(described)))
+        if plan is not None:
+            output.write("\n" + table(plan_rows(plan)))
+    return 0
+
+
+def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
+    spec = described.spec
+    rows: list[tuple[str, Any]] = [
+        ("model", described.name + (" (synthetic: random weights)" if described.synthetic else "")),
+        ("directory", described.directory),
+        ("size", format_bytes(sum(described.file_bytes.values()))),
+        ("layers", f"{spec.n_layers}, width {spec.d_model}, {spec.n_heads} heads"),
+        ("feed-forward", f"{spec.d_ffn} neurons a layer, {spec.activation_words}"),
+        ("bundle", f"{format_bytes(spec.bundle_bytes)}, {spec.bundles_per_layer} a layer"),
+        ("weights", spec.encoding_words),
+        *([("predictors", described.predictor_dtype)] if described.predictor_dtype else []),
+        ("vocabulary", spec.vocab_size),
+        ("context", f"up to {spec.max_positions} tokens"),
+        ("tokenizer", "yes" if described.has_tokenizer else "no: give prompts as --ids"),
+        ("selector", _selector_words(described)),
+    ]
+    shares = described.activity or {}
+    rows += [
+        (f"  {name.replace('_', ' ')}", f"{shares[name]:.1%}")
+        for name in ("sparsity", "false_negatives", "false_positives")
+        if isinstance(shares.get(name), float)
+    ]
+    if isinstance(shares.get("perplexity_ratio"), float):
+        rows.append(("  perplexity", f"{shares['perplexity_ratio']:.4f} of the exact model's"))
+    return rows
+
+
+def _selector_words(described: ModelInfo) -> str:
+    spec = described.spec
+    if described.has_predictors:
+        return "predictors (lossy: may miss active neurons; --select all is exact)"
+    if spec.sparse and spec.gate == "resident":
+        return "the gate (exact)"
+    why = "it has no predictors" if spec.sparse else f"{spec.activation} is never zero"
+    return f"none: every neuron is read, since {why}"
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
+    """The rows of a plan: the split of its ceiling, and what follows from it."""
+    rows: list[tuple[str, Any]] = [
+        ("ceiling", format_bytes(plan.ceiling_bytes)),
+        *((f"  {name}", format_bytes(nbytes)) for name, nbytes in plan.split.items()),
+        ("smallest", format_bytes(plan.smallest_bytes)),
+        ("select", SELECTOR_WORDS[plan.select]),
+        ("kept", _kept_words(plan)),
+        ("slots", f"{sum(plan.slots_per_layer)} bundles"),
+        ("context", f"{plan.context} tokens, keys and values in {plan.kv_dtype}"),
+        ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
+    ]
+    return rows
+
+
+def _kept_words(plan: Plan) -> str:
+    if plan.select == "all":
+        return "the first of each layer: all are needed"
+    if plan.policy == "window":
+        return f"by the paper's window of {plan.window} tokens"
+    return f"by the policy {plan.policy}, as many as a window of {plan.window} tokens needs"
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Reads a model through and tells what is wrong with it."""
+    from flashllm.convert import verify as verify_model
+
+    progress = open_model.terminal_progress()
+    directory = open_model.model_directory(arguments.model, progress)
+    report = verify_model(directory, progress)
+    output = Output()
+    if arguments.json:
+        output.json(report.to_json())
+    else:
+        output.write("".join(f"{_where(problem)}: {problem.what}\n" for problem in report.problems))
+        checked = f"{report.bundles_checked} bundles, {format_bytes(report.bytes_checked)}"
+        output.write(f"{'whole' if report.ok else 'damaged'}: {checked}, {report.seconds:.1f} s\n")
+    if not report.ok:
+        remark(f"{directory}: the model is damaged; convert it again")
+        return EXIT_BAD_DATA
+    return 0
+
+
+def _where(problem: Problem) -> str:
+    places = (("layer", problem.layer), ("bundle", problem.bundle), ("offset", problem.offset))
+    return ", ".join([problem.file, *(f"{name} {at}" for name, at in places if at is not None)])

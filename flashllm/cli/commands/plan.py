@@ -1,0 +1,184 @@
+"""`flashllm plan`: what a model will take, before it is converted or opened."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashllm.cli.commands import plan_report
+from flashllm.cli.commands.convert import add_reading
+from flashllm.cli.commands.info import plan_rows
+from flashllm.cli.shared.flags import add_options, argument
+from flashllm.cli.shared.open_model import plan_settings
+from flashllm.cli.shared.output import Output, remark, table
+from flashllm.errors import ModelNotFound, UsageError
+from flashllm.settings.options import MODEL_OPTIONS
+from flashllm.settings.values import parse_share
+
+if TYPE_CHECKING:
+    from flashllm.hardware.machine_profile import Profile
+    from flashllm.planning.activation_stats import Activity
+    from flashllm.planning.advisor import Case
+    from flashllm.spec import ModelSpec
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Prints the plan for a checkpoint's config.json, a converted model, or a built-in shape."""
+    from flashllm.planning.advisor import advise, ceilings
+
+    profile = _profile(arguments)
+    case = _case(arguments, profile)
+    made = case.plan()
+    expected = case.expect(made)
+    limits = ceilings(case, made)
+    advice = advise(case, made, expected)
+    output = Output()
+    if arguments.json:
+        output.json(plan_report.to_json(case, made, expected, limits, advice))
+        return 0
+    output.write(table(plan_report.weight_rows(case.spec, case.sizes.stride)))
+    output.write("\n" + table(plan_rows(made)))
+    if arguments.memory is None:
+        output.write("\nThis is the smallest ceiling; --memory SIZE plans for another.\n")
+    output.write("\n" + table(plan_report.expected_rows(case, made, expected, limits)))
+    output.write("\n" + plan_report.verdict(case, made, expected, limits, advice))
+    return 0
+
+
+def _profile(arguments: argparse.Namespace) -> Profile | None:
+    """The profile asked for, or that of the device on which the model is, or will be."""
+    from flashllm.hardware.staleness import caution, find_profile
+
+    if arguments.no_direct and arguments.profile is None:
+        return None
+    directory = Path(arguments.model)
+    # Not by methods of Path, which raise where a name cannot be looked at.
+    place = directory if os.path.exists(directory) else Path()
+    file = None if arguments.profile is None else Path(arguments.profile)
+    found = find_profile(place, file)
+    if words := caution(place, file):
+        remark(words)
+    return found
+
+
+def _case(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+    """Everything that the plan is made of, for what the argument names."""
+    from flashllm.flash.manifest import MANIFEST_FILE
+
+    directory = Path(arguments.model)
+    if not os.path.isfile(directory / MANIFEST_FILE):
+        return _unconverted(arguments, profile)
+    said = (
+        arguments.act,
+        arguments.fatrelu_threshold,
+        arguments.dtype,
+        arguments.resident_dtype,
+    )
+    if any(value is not None for value in said):
+        raise UsageError(
+            f"{directory} is converted already; --act, --fatrelu-threshold, --dtype and"
+            " --resident-dtype are for checkpoints"
+        )
+    return _converted(arguments, profile)
+
+
+def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+    """A checkpoint, from its config.json alone, or a shape that is built in."""
+    from flashllm.engine.loading import interpreter_bytes
+    from flashllm.planning.advisor import Case
+    from flashllm.planning.model_facts import check_selector
+    from flashllm.planning.shape_estimate import sizes_of_shape, usual_selector
+
+    spec = _described(arguments)
+    select = arguments.select or usual_selector(spec)
+    # A gate that decides takes the place of predictors; all others can be given some.
+    check_selector(select, spec, not spec.gated, Path(arguments.model))
+    sizes = sizes_of_shape(spec, interpreter_bytes())
+    activity = _activity(arguments, spec, select, None)
+    return Case(spec, sizes, activity, select, **plan_settings(arguments), profile=profile)
+
+
+def _described(arguments: argparse.Namespace) -> ModelSpec:
+    """The spec of a directory, which wins, or else of a shape."""
+    from flashllm.convert import describe
+    from flashllm.convert.families.known_shapes import describe_shape
+
+    options = {
+        "act": arguments.act,
+        "fatrelu_threshold": arguments.fatrelu_threshold,
+        "dtype": arguments.dtype,
+        "resident_dtype": arguments.resident_dtype,
+    }
+    directory = Path(arguments.model)
+    spec: ModelSpec
+    if os.path.isdir(directory):
+        spec = describe(directory, **options)
+    elif len(directory.parts) > 1 or os.path.exists(directory):
+        raise ModelNotFound(
+            f"{directory}: no such directory; give a checkpoint's, a converted model's, or the name"
+            " of a built-in shape"
+        )
+    else:
+        spec = describe_shape(arguments.model, **options)
+    return spec
+
+
+def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+    from flashllm.engine.loading import model_sizes
+    from flashllm.flash.store import Store
+    from flashllm.planning.advisor import Case
+    from flashllm.planning.model_facts import choose_selector, recorded_activity
+
+    with Store(Path(arguments.model)) as store:
+        select = choose_selector(store, arguments.select)
+        sizes = model_sizes(store, select)
+        spec = store.spec
+        activity = _activity(arguments, spec, select, recorded_activity(store, select))
+    return Case(
+        spec, sizes, activity, select, **plan_settings(arguments), profile=profile, converted=True
+    )
+
+
+def _activity(
+    arguments: argparse.Namespace, spec: ModelSpec, select: str, recorded: Activity | None
+) -> Activity | None:
+    """What tokens use: as recorded, or assumed where that is not known or said to be otherwise."""
+    from flashllm.planning.activation_stats import assumed
+
+    if select == "all" or not spec.sparse:
+        if arguments.active is not None:
+            raise UsageError("--active: every neuron is used here, since the selector is all")
+        return None
+    if recorded is not None and arguments.active is None:
+        return recorded
+    return assumed(spec, select, arguments.active)
+
+
+PLAN_EXAMPLES = """\
+examples:
+  flashllm plan ~/big --memory 8GiB
+  flashllm plan ~/other --act relu              # a config that does not say what its weights are
+  flashllm plan SHAPE --memory 16GiB            # one that is built in; an unknown name lists them
+"""
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `plan`."""
+    parser.add_argument(
+        "model",
+        metavar="SRC|MODEL|SHAPE",
+        help="directory of a checkpoint (its config.json is enough) or of a converted model, or a"
+        " built-in shape",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument(
+        "--active",
+        type=argument(parse_share),
+        metavar="SHARE",
+        help="share of the neurons that a token uses, like 0.1 or 10%% (default: as recorded, or"
+        " as usual for models of this kind)",
+    )
+    add_reading(parser)
+    add_options(parser, "model", MODEL_OPTIONS)

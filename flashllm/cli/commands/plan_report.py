@@ -1,0 +1,185 @@
+"""What `flashllm plan` says: tables, sentences, and the same as one object."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flashllm.units import ceiling_words, format_bytes
+
+if TYPE_CHECKING:
+    from flashllm.planning.advisor import Advice, Case, Ceilings
+    from flashllm.planning.latency_model import Expectation
+    from flashllm.planning.plan import Plan
+    from flashllm.spec import ModelSpec
+
+WIDTH = 79
+ADVICE_MOST = 4
+BOUND_WORDS = {
+    "flash": "reading from flash",
+    "dram": "moving weights through memory",
+    "overhead": "what a layer costs whatever its size",
+}
+_MEBIBYTE = 1 << 20
+
+
+def weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
+    """The model's weights by component."""
+    from flashllm.planning.shape_estimate import Weights
+
+    weights = Weights.of(spec)
+
+    def part(nbytes: int) -> str:
+        return f"{format_bytes(nbytes)}, {nbytes / weights.total:.1%}"
+
+    padding = weights.padding / max(weights.ffn, 1)
+    rows = [
+        ("weights", f"{format_bytes(weights.total)} in {spec.encoding_words}"),
+        ("  embeddings", part(weights.embeddings)),
+        ("  attention", part(weights.attention)),
+        ("  gates", part(weights.gate)),
+        ("  feed-forward, on flash", f"{part(weights.ffn)}, and {padding:.1%} more for padding"),
+        ("neurons", f"{spec.n_layers} x {spec.d_ffn}, {format_bytes(stride)} each on flash"),
+    ]
+    return [row for row in rows if row[0] != "  gates" or weights.gate]
+
+
+def expected_rows(
+    case: Case, made: Plan, expected: Expectation, limits: Ceilings
+) -> list[tuple[str, Any]]:
+    """What a token will cost, and the ceilings that matter."""
+    traffic, token = expected.traffic, expected.token
+    rows: list[tuple[str, Any]] = []
+    if token is not None:
+        parts = f"flash {_seconds(token.flash)}, memory {_seconds(token.dram)}, overhead"
+        rows += [
+            ("a token", f"{_seconds(token.total)} ({1 / token.total:.2g} tokens a second)"),
+            ("  of it", f"{parts} {_seconds(token.overhead)}"),
+            ("  bound by", BOUND_WORDS[token.bound]),
+        ]
+        # Below a thousandth it is what sums of floats leave.
+        if token.overlap > 1e-3 * token.total:
+            rows.insert(2, ("  at once", f"{_seconds(token.overlap)}: reading beside computing"))
+    if expected.first_token_seconds is not None:
+        prompt = f"after a prompt of {expected.prompt_tokens} tokens"
+        rows.append(("first token", f"{_seconds(expected.first_token_seconds)} {prompt}"))
+    neurons = case.spec.n_layers * case.spec.bundles_per_layer
+    rows += [
+        ("neurons a token", f"{traffic.used / neurons:.2%}, {traffic.hit_rate:.1%} in memory"),
+        ("  from flash", f"{format_bytes(traffic.bytes_read)} in {traffic.reads:.0f} reads"),
+        ("through memory", f"{format_bytes(expected.dram.total)} a token"),
+        ("smallest ceiling", ceiling_words(limits.smallest)),
+    ]
+    if limits.cliff is not None:
+        rows.append(("cliff", f"below {ceiling_words(limits.cliff)} nothing stays between tokens"))
+    rows.append(("all in memory", f"from {ceiling_words(limits.whole)}"))
+    if made.select == "oracle":
+        rows.append(("select", "the oracle reads every neuron to know which it needs"))
+    return rows
+
+
+def verdict(
+    case: Case, made: Plan, expected: Expectation, limits: Ceilings, advice: Sequence[Advice]
+) -> str:
+    """Whether it fits, what a token waits for, what helps, what was assumed: in sentences."""
+    sentences = [_fits(case, made, expected)]
+    if limits.cliff is not None and made.ceiling_bytes < limits.cliff:
+        sentences.append(
+            "This ceiling is below the cliff: the slots do not hold what one token uses, so layers"
+            f" are gone through in pieces and read again and again. Try --memory"
+            f" {_mebibytes(limits.cliff)}MiB or more."
+        )
+    if expected.assumed:
+        sentences.append(
+            f"Assumed: {expected.assumed}; --active SHARE plans for another share, and `flashllm"
+            " eval` counts it once the model is converted."
+        )
+    if (guesses := expected.guesses) is not None:
+        sentences.append(
+            f"Also assumed: {guesses.recall:.0%} of what a token reads is guessed early, and"
+            f" {guesses.precision:.0%} of the guesses are right; `flashllm bench tokens` counts"
+            " them."
+        )
+    if expected.token is None:
+        sentences.append(_seconds_missing(case))
+    elif case.profile is not None and not case.profile.complete:
+        sentences.append(
+            "The profile was ended early, so times are rougher; `flashllm bench io` measures again."
+        )
+    paragraphs = [textwrap.fill(sentence, WIDTH) for sentence in sentences]
+    if advice:
+        lines = [f"  {_seconds(a.token_seconds):>8}  {a.change}" for a in advice[:ADVICE_MOST]]
+        paragraphs.append("\n".join(["What would help, and the time a token would take:", *lines]))
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _seconds_missing(case: Case) -> str:
+    if case.profile is not None:
+        return (
+            "The profile knows the disk and not enough of this machine, so there are no seconds:"
+            " measure without --no-machine."
+        )
+    return (
+        "How long that takes depends on the disk and on this machine: `flashllm bench io`"
+        " measures them, and then plan tells seconds too."
+    )
+
+
+def _fits(case: Case, made: Plan, expected: Expectation) -> str:
+    spec = case.spec
+    fits = f"It fits into {ceiling_words(made.ceiling_bytes)}."
+    if made.select == "oracle":
+        return f"{fits} A token reads every neuron, to know which of them are not zero."
+    if made.select != "all":
+        named = "its predictors name (lossy)" if made.select == "predicted" else "are not zero"
+        return f"{fits} A token reads the neurons that {named} and that no slot holds."
+    why = f" since {spec.activation} is never zero" if not spec.sparse else ""
+    streamed = expected.traffic.bytes_read
+    if not streamed:
+        return f"{fits} A token needs every neuron{why}; all of them stay in memory."
+    rough = (
+        "" if expected.token else f": {streamed / 1e9:.1f} s a token on a disk that reads 1 GB/s"
+    )
+    return (
+        f"{fits} A token needs every neuron{why}, and reads {format_bytes(streamed)} of them from"
+        f" flash ({format_bytes(made.split['slots'])} stay in memory){rough}."
+    )
+
+
+def to_json(
+    case: Case, made: Plan, expected: Expectation, limits: Ceilings, advice: Sequence[Advice]
+) -> dict[str, Any]:
+    """Everything, as plain values."""
+    import dataclasses
+
+    from flashllm.planning import shape_estimate
+
+    profile = case.profile
+    return shape_estimate.to_json(case.spec, made, case.sizes.stride) | {
+        "profile": None
+        if profile is None
+        else {
+            "device": dataclasses.asdict(profile.device),
+            "machine": profile.machine_name,
+            "date": profile.date,
+            "complete": profile.complete,
+        },
+        "expected": expected.to_json(),
+        "ceilings": limits.to_json(),
+        "advice": [dataclasses.asdict(one) for one in advice],
+    }
+
+
+def _seconds(seconds: float) -> str:
+    """A time for people, in three digits."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _mebibytes(nbytes: int) -> int:
+    # Rounded up, so that the figure printed is accepted when it is typed in.
+    return -(-nbytes // _MEBIBYTE)

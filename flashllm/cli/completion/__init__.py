@@ -1,0 +1,1 @@
+"""`flashllm completion`: scripts that complete the command line in a shell."""

@@ -1,0 +1,44 @@
+"""`flashllm completion`: a script that lets a shell complete commands and options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+
+def completion(arguments: argparse.Namespace) -> int:
+    """Prints the script of a shell; returns the exit code."""
+    if arguments.sessions:
+        return _sessions()
+    # These need the parser, which needs this module's arguments.
+    from flashllm.cli.completion import bash, fish, zsh
+    from flashllm.cli.completion.words import Entry, describe
+    from flashllm.cli.parser import DEFAULT_COMMAND, build_parser
+    from flashllm.cli.shared.output import Output
+
+    writers: dict[str, Callable[[list[Entry], str], str]] = {
+        "bash": bash.script,
+        "zsh": zsh.script,
+        "fish": fish.script,
+    }
+    entries = describe(build_parser(), DEFAULT_COMMAND)
+    Output().write(writers[arguments.shell](entries, DEFAULT_COMMAND))
+    return 0
+
+
+def _sessions() -> int:
+    """Prints ids and names of conversations, behind each a tab and what it is."""
+    from flashllm.cli.shared.output import Output
+    from flashllm.conversations.store import SessionStore
+    from flashllm.system import paths
+    from flashllm.untrusted.terminal import sanitize_line
+
+    if not paths.database_file().exists():
+        return 0
+    with SessionStore() as store:
+        summaries = store.list()
+    lines = [f"{one.id}\t{sanitize_line(one.name or one.preview)}\n" for one in summaries]
+    names = [(sanitize_line(one.name), one.id) for one in summaries if one.name]
+    lines += [f"{name}\tconversation {number}\n" for name, number in names]
+    Output().write("".join(lines))
+    return 0

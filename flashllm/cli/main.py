@@ -1,0 +1,83 @@
+"""The command line: reads arguments, starts one command, turns errors into messages and exit codes.
+
+Imports nothing heavy: `flashllm --help` shows in an instant, and each command brings what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from flashllm.cli.parser import COMMANDS, DEFAULT_COMMAND, build_parser
+from flashllm.cli.shared.flags import resolve_options
+from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, ReadFailed, UsageError
+from flashllm.untrusted.terminal import sanitize
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the arguments name; returns its exit code."""
+    if sys.stderr is None:  # closed before the start: remarks would go to standard output
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    try:
+        parsed = parse(sys.argv[1:] if arguments is None else list(arguments))
+        module, _, function = parsed.handler.partition(":")
+        handler: Callable[[argparse.Namespace], int] = getattr(
+            importlib.import_module(module), function
+        )
+        code = handler(parsed)
+        if sys.stdout is not None:  # closed before the start
+            sys.stdout.flush()
+    except FlashllmError as error:
+        return fail(error)
+    except BrokenPipeError:
+        # What reads our output has gone; nothing more can be said there, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:  # a path that cannot be looked at, a disk that fails
+        return fail(ReadFailed(_words_of(error)))
+    except MemoryError:
+        return fail(MemoryCeilingTooSmall("out of memory; give --memory, or close programs", 0))
+    except KeyboardInterrupt:
+        print("flashllm: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return code
+
+
+def fail(error: FlashllmError) -> int:
+    """Tells of an error on standard error; returns its exit code."""
+    print(f"flashllm: {sanitize(str(error))}", file=sys.stderr)
+    return error.exit_code
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The arguments of one command, options filled in; `UsageError` for what makes no sense."""
+    names = [command.name for command in COMMANDS]
+    first = arguments[0] if arguments else ""
+    if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
+        arguments = [DEFAULT_COMMAND, *arguments]
+    elif not first.startswith("-") and first not in names:
+        raise UsageError(f"there is no command {first!r}; {_hint(first, names)}")
+    parsed = build_parser(only=arguments[0]).parse_args(arguments)
+    resolve_options(parsed)
+    return parsed
+
+
+def _words_of(error: OSError) -> str:
+    words = error.strerror or str(error) or type(error).__name__
+    return words if error.filename is None else f"{error.filename}: {words}"
+
+
+def _hint(word: str, names: list[str]) -> str:
+    """What may have been meant instead of a command."""
+    import difflib
+
+    if os.path.exists(word):  # not by Path's, which raises where a name cannot be looked at
+        return f"did you mean `flashllm chat {word}`?"
+    close = difflib.get_close_matches(word, names, 1)
+    return f"did you mean `flashllm {close[0]}`?" if close else "see --help"

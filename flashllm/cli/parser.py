@@ -1,0 +1,310 @@
+"""The parser of the command line: a table of commands, and where each begins.
+
+What a command does is looked up by name when it is asked for, so that its imports are its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import flashllm
+from flashllm.cli.bench import options
+from flashllm.cli.commands import config, convert, sessions
+from flashllm.cli.commands.chat import CHAT_EXAMPLES, add_chat_arguments
+from flashllm.cli.commands.evaluate import EVAL_EXAMPLES, add_evaluate_arguments
+from flashllm.cli.commands.ls import LS_EXAMPLES, add_ls_arguments
+from flashllm.cli.commands.path import PATH_EXAMPLES, add_path_arguments
+from flashllm.cli.commands.plan import PLAN_EXAMPLES, add_plan_arguments
+from flashllm.cli.completion.arguments import COMPLETION_EXAMPLES, add_completion_arguments
+from flashllm.cli.run.command import RUN_EXAMPLES, add_run_arguments
+from flashllm.cli.shared.flags import add_model, add_options
+from flashllm.errors import UsageError
+from flashllm.settings.options import MODEL_OPTIONS
+
+EXAMPLES = """\
+examples:
+  flashllm                                      chat with the small model that comes with flashllm
+  flashllm run -p "What does ocean mean?"       one answer on standard output
+  flashllm convert ~/big ~/big.flash --predictors train
+  flashllm chat ~/big.flash --memory 8GiB       a model larger than the memory it gets
+  flashllm doctor                               what this machine can do
+"""
+EXIT_CODES = """\
+exit codes: 0 done; 1 unexpected; 2 usage; 65 bad data (of a model, of conversations); 66 no such
+model or conversation; 71 not enough memory; 73 output cannot be written; 74 reading failed, or a
+conversation could not be saved; 75 stopped, start again; 78 bad settings; 130 interrupted
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `UsageError` instead of leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        """One message, as for every other error."""
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command, or with `kinds` a group of them."""
+
+    name: str
+    help: str
+    handler: str = ""
+    """`module:function`, which gets the arguments and returns the exit code."""
+    add_arguments: Callable[[argparse.ArgumentParser], None] = add_model
+    examples: str = ""
+    kinds: tuple[Command, ...] = ()
+    kinds_title: str = ""
+
+
+def _add_info_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--plan", action="store_true", help="open it, and say how memory is split")
+    add_options(parser, "model", MODEL_OPTIONS)
+    _add_json(parser)
+
+
+def _add_model_and_json(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    _add_json(parser)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+CONFIG_COMMANDS = (
+    Command(
+        "show",
+        "every setting as it holds now",
+        "flashllm.cli.commands.config:show",
+        config.add_show_arguments,
+        config.SHOW_EXAMPLES,
+    ),
+    Command(
+        "edit",
+        "open config.toml in an editor",
+        "flashllm.cli.commands.config:edit",
+        config.add_nothing,
+        config.EDIT_EXAMPLES,
+    ),
+    Command(
+        "path", "where config.toml is", "flashllm.cli.commands.config:path", config.add_nothing
+    ),
+)
+BENCH_COMMANDS = (
+    Command(
+        "io",
+        "throughput and latency of a disk, with no model",
+        "flashllm.cli.bench.disk:bench_io",
+        options.add_io_arguments,
+        options.IO_EXAMPLES,
+    ),
+    Command(
+        "tokens",
+        "what each token costs, beside what this machine allows",
+        "flashllm.cli.bench.tokens:bench_tokens",
+        options.add_tokens_arguments,
+        options.TOKENS_EXAMPLES,
+    ),
+    Command(
+        "ablation",
+        "what each part of the method saves: the paper's Table 2",
+        "flashllm.cli.bench.ablation:bench_ablation",
+        options.add_ablation_arguments,
+        options.ABLATION_EXAMPLES,
+    ),
+    Command(
+        "cache",
+        "policies of what stays in memory, beside the best that there could be",
+        "flashllm.cli.bench.cache:bench_cache",
+        options.add_cache_arguments,
+        options.CACHE_EXAMPLES,
+    ),
+)
+SESSIONS_COMMANDS = (
+    Command(
+        "list",
+        "conversations that are kept, the last changed first",
+        "flashllm.cli.commands.sessions:list_",
+        sessions.add_list_arguments,
+    ),
+    Command(
+        "search",
+        "those in which something was said",
+        "flashllm.cli.commands.sessions:list_",
+        sessions.add_search_arguments,
+    ),
+    Command(
+        "show",
+        "print a conversation",
+        "flashllm.cli.commands.sessions:show",
+        sessions.add_session,
+    ),
+    Command(
+        "export",
+        "write a conversation as JSON or Markdown",
+        "flashllm.cli.commands.sessions:export",
+        sessions.add_export_arguments,
+    ),
+    Command(
+        "import",
+        "add a conversation from JSON",
+        "flashllm.cli.commands.sessions:import_",
+        sessions.add_import_arguments,
+    ),
+    Command(
+        "rename",
+        "give a conversation a name",
+        "flashllm.cli.commands.sessions:rename",
+        sessions.add_rename_arguments,
+    ),
+    Command(
+        "delete",
+        "delete conversations, for good",
+        "flashllm.cli.commands.sessions:delete",
+        sessions.add_delete_arguments,
+    ),
+    Command(
+        "set-aside",
+        "rename a damaged database, so that a new one is begun",
+        "flashllm.cli.commands.sessions:put_aside",
+        sessions.add_yes,
+    ),
+)
+COMMANDS = (
+    Command(
+        "chat",
+        "talk to a model",
+        "flashllm.cli.commands.chat:chat",
+        add_chat_arguments,
+        CHAT_EXAMPLES,
+    ),
+    Command(
+        "run", "answer one prompt", "flashllm.cli.run.command:run", add_run_arguments, RUN_EXAMPLES
+    ),
+    Command(
+        "sessions",
+        "the conversations that are kept",
+        examples=sessions.SESSIONS_EXAMPLES,
+        kinds=SESSIONS_COMMANDS,
+        kinds_title="what to do",
+    ),
+    Command(
+        "ls",
+        "the models on this machine, what they need, how fast they would be",
+        "flashllm.cli.commands.ls:ls",
+        add_ls_arguments,
+        LS_EXAMPLES,
+    ),
+    Command(
+        "info",
+        "what a converted model is",
+        "flashllm.cli.commands.info:info",
+        _add_info_arguments,
+    ),
+    Command(
+        "verify",
+        "read a converted model through",
+        "flashllm.cli.commands.info:verify",
+        _add_model_and_json,
+    ),
+    Command(
+        "doctor",
+        "what this machine can do",
+        "flashllm.cli.commands.doctor:doctor",
+        _add_model_and_json,
+    ),
+    Command(
+        "plan",
+        "what a model will take, before it is converted",
+        "flashllm.cli.commands.plan:plan",
+        add_plan_arguments,
+        PLAN_EXAMPLES,
+    ),
+    Command(
+        "convert",
+        "make a converted model from a checkpoint",
+        "flashllm.cli.commands.convert:convert",
+        convert.add_convert_arguments,
+        convert.CONVERT_EXAMPLES,
+    ),
+    Command(
+        "reorder",
+        "write a converted model anew, neurons that are needed together lying together",
+        "flashllm.cli.commands.convert:reorder",
+        convert.add_reorder_arguments,
+        convert.REORDER_EXAMPLES,
+    ),
+    Command(
+        "eval",
+        "measure what selecting neurons costs and saves",
+        "flashllm.cli.commands.evaluate:evaluate",
+        add_evaluate_arguments,
+        EVAL_EXAMPLES,
+    ),
+    Command(
+        "bench",
+        "measure the disk, and what each token costs",
+        kinds=BENCH_COMMANDS,
+        kinds_title="what to measure",
+    ),
+    Command("config", "what is set, and where", kinds=CONFIG_COMMANDS, kinds_title="what to do"),
+    Command(
+        "path",
+        "where files of yours lie",
+        "flashllm.cli.commands.path:path",
+        add_path_arguments,
+        PATH_EXAMPLES,
+    ),
+    Command(
+        "completion",
+        "a script that lets a shell complete commands and options",
+        "flashllm.cli.completion.command:completion",
+        add_completion_arguments,
+        COMPLETION_EXAMPLES,
+    ),
+)
+DEFAULT_COMMAND = "chat"
+
+
+def build_parser(only: str | None = None) -> Parser:
+    """The parser for all commands; with `only`, the others are names without arguments.
+
+    A line has one command, and the arguments of all of them take longer than all the rest.
+    """
+    parser = Parser(
+        prog="flashllm",
+        description=f"Language models larger than memory: weights stay on flash.\n\n{EXAMPLES}",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"flashllm {flashllm.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        _add_command(commands, command, with_arguments=only in (None, command.name))
+    return parser
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[Parser], command: Command, *, with_arguments: bool
+) -> None:
+    parser = commands.add_parser(
+        command.name,
+        help=command.help,
+        description=f"{command.help[0].upper()}{command.help[1:]}.\n\n{command.examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if not with_arguments:
+        return
+    if not command.kinds:
+        parser.set_defaults(handler=command.handler)
+        command.add_arguments(parser)
+        return
+    kinds = parser.add_subparsers(title=command.kinds_title, metavar="WHAT", required=True)
+    for kind in command.kinds:
+        _add_command(kinds, kind, with_arguments=True)

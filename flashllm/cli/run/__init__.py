@@ -1,0 +1,1 @@
+"""`flashllm run`: one prompt, one answer."""

@@ -1,0 +1,237 @@
+"""`flashllm run`: one prompt, one answer on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from flashllm.cli.run.prompt import check_prompt, is_chat, read_prompt
+from flashllm.cli.run.session import Kept, open_kept
+from flashllm.cli.shared import open_model
+from flashllm.cli.shared.conversation_choice import begin_anew
+from flashllm.cli.shared.flags import add_model, add_options, argument
+from flashllm.cli.shared.interrupt import EXIT_INTERRUPTED, RunningModel, Worker, on_interrupt
+from flashllm.cli.shared.output import Output, Ticker, remark
+from flashllm.engine.answer import Request, start
+from flashllm.errors import UsageError
+from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS, SESSION_OPTIONS
+from flashllm.settings.values import parse_ids
+from flashllm.telemetry.token_report import stats_text
+
+if TYPE_CHECKING:
+    from flashllm.engine.protocol import Engine, EngineGeneration
+    from flashllm.telemetry.token_record import EngineToken
+
+
+PREFILL_QUIET_SECONDS = 0.5
+JOIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """So much of the prompt has been read."""
+
+    done: float
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The generation is over, perhaps because it was cancelled."""
+
+    report: dict[str, Any]
+    has_text: bool
+    """False for a model without a tokenizer: its answer is its ids."""
+    stats: str
+    """What it cost, in lines for people, where that was asked for."""
+
+
+Event = Union[Prefilled, "EngineToken", Finished]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answers the prompt; returns the exit code."""
+    open_model.sampling_of(arguments)  # what makes no sense is said before anything is read
+    if arguments.save or arguments.raw or arguments.ids is not None:
+        begin_anew(arguments)
+    check_prompt(arguments)
+    text = read_prompt(arguments) if arguments.ids is None else ""
+    kept = open_kept(text, arguments)
+    sampling = open_model.sampling_of(arguments)
+    directory = open_model.model_directory(kept.model(arguments), open_model.terminal_progress())
+    running = RunningModel()
+
+    def work(emit: Callable[[Event], None]) -> None:
+        with open_model.open_engine(directory, arguments) as model:
+            running.model = model
+            for caution in model.cautions():
+                remark(caution)
+            try:
+                request = kept.request(directory, arguments, sampling)
+                generation = _start(
+                    model, text, request, arguments, lambda *done: emit(Prefilled(*done))
+                )
+                kept.begin(directory, arguments)
+                if running.is_stopped:  # asked for while there was nothing to stop yet
+                    model.cancel()
+                for token in generation:
+                    emit(token)
+                report = generation.report()
+                stats = stats_text(report, model.rates(), model.plan) if arguments.stats else ""
+                emit(Finished(report, model.tokenizer is not None, stats))
+            finally:
+                running.model = None
+
+    worker = Worker(work)
+    with on_interrupt(running.stop):
+        try:
+            end = _show(worker, arguments, kept)
+        except BaseException:
+            running.stop()
+            worker.join(JOIN_SECONDS)
+            kept.close()
+            raise
+    if kept.error is not None:
+        raise kept.error
+    return EXIT_INTERRUPTED if end.report["finish_reason"] == "cancelled" else 0
+
+
+def _start(
+    model: Engine,
+    text: str,
+    request: Request,
+    arguments: argparse.Namespace,
+    on_prefill: Callable[[float, int], None],
+) -> EngineGeneration:
+    """The generation that was asked for: of a conversation, of a text or of ids."""
+    if is_chat(model.tokenizer, arguments):
+        started = start(model, request, on_prefill)
+        if started.dropped:
+            remark(
+                "the context is full, and half of it made free: the oldest "
+                f"{started.dropped} messages of this conversation are left out"
+            )
+        return started.generation
+    if arguments.ids:
+        ids = arguments.ids
+    elif model.tokenizer is not None:
+        ids = model.tokenizer.encode(text)
+    else:
+        raise UsageError("this model came without a tokenizer; give the prompt as ids: --ids 1,2,3")
+    return model.generate(
+        ids,
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        stop=request.stop,
+        on_prefill=on_prefill,
+    )
+
+
+def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: Kept) -> Finished:
+    """Prints what the worker emits; returns its last event."""
+    output, ticker = Output(), Ticker()
+    streams = not (arguments.json or arguments.jsonl or arguments.no_stream)
+    start, streamed = time.monotonic(), 0
+    end: Finished | None = None
+    try:
+        for event in worker.events():
+            if isinstance(event, Prefilled):
+                if time.monotonic() - start > PREFILL_QUIET_SECONDS:
+                    ticker.show(f"reading the prompt: {int(event.done)} of {event.total} tokens")
+                continue
+            ticker.clear()
+            if isinstance(event, Finished):
+                end = event
+                if streams:  # what was held back for a stop string has no token of its own
+                    output.write(end.report["text"][streamed:])
+                continue
+            kept.add(event)
+            if arguments.jsonl:
+                cost = event.cost.to_json()
+                output.json({"type": "token", "id": event.id, "text": event.text, "cost": cost})
+            elif streams:
+                output.write(event.text)
+                streamed += len(event.text)
+    finally:
+        ticker.clear()
+        if streams:
+            output.end_line()
+    assert end is not None
+    kept.end(end.report)
+    if kept.session_id is not None:
+        end.report["session"] = kept.session_id
+    _print_end(output, arguments, end)
+    return end
+
+
+def _print_end(output: Output, arguments: argparse.Namespace, end: Finished) -> None:
+    if arguments.jsonl:
+        output.json({"type": "summary", **end.report})
+    elif arguments.json:
+        output.json(end.report)
+    elif not end.has_text:
+        output.write(" ".join(map(str, end.report["tokens"])))
+        output.end_line()
+    elif arguments.no_stream:
+        output.write(end.report["text"])
+        output.end_line()
+    sys.stderr.write(end.stats)
+    session = end.report.get("session")
+    if arguments.save and session is not None:
+        remark(f"kept as conversation {session}")
+    if end.report["finish_reason"] == "cancelled":
+        hint = "" if session is None else f"; `flashllm run --session {session}` goes on with it"
+        remark(f"interrupted; the answer is incomplete{hint}")
+
+
+RUN_EXAMPLES = """\
+examples:
+  flashllm run -p "What does ocean mean?"
+  flashllm run ~/big.flash -p "The capital of France is" --raw -n 20 --memory 6GiB
+  cat notes.txt | flashllm run -p "Summarise this."     # standard input goes before the text
+  flashllm run -p "Summarise this." -f notes.txt        # and so does a file
+  flashllm run -p "Define river." --save                # keep it; the chat finds it too
+  flashllm run -p "And sea?" --continue                 # go on with the latest conversation
+  flashllm run --continue                               # and with its answer that was stopped
+  flashllm run -p "Define river." --json | jq .decode.tokens_per_second
+"""
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `run`."""
+    add_model(parser)
+    parser.add_argument(
+        "-p", "--prompt", metavar="TEXT", help="the prompt; `-`, or a pipe, is standard input"
+    )
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", help="text that comes before that of -p, or is the prompt"
+    )
+    parser.add_argument("-s", "--system", default="", metavar="TEXT", help="what comes before it")
+    parser.add_argument(
+        "--ids", type=argument(parse_ids), metavar="IDS", help="the prompt as token ids: 1,2,3"
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="no chat template: continue the text (so it is for models without a template)",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end there; repeatable"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object with every number")
+    form.add_argument("--jsonl", action="store_true", help="one JSON object per token, then a sum")
+    form.add_argument("--no-stream", action="store_true", help="print when all is there")
+    parser.add_argument(
+        "--stats", action="store_true", help="what the answer cost, at the end (standard error)"
+    )
+    add_options(parser, "conversation", SESSION_OPTIONS)
+    parser.add_argument(
+        "--save", action="store_true", help="keep question and answer as a new conversation"
+    )
+    add_options(parser, "answers", SAMPLING_OPTIONS)
+    add_options(parser, "model", MODEL_OPTIONS)

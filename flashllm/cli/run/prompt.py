@@ -1,0 +1,125 @@
+"""The prompt of `flashllm run`: from standard input, from a file, from `-p`, in this order."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from flashllm.cli.shared.output import remark
+from flashllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashllm.engine.protocol import EngineTokenizer
+
+TEXT_BYTES_MAX = 16 << 20
+PIPE_WAIT_SECONDS = 3.0
+"""With `-p TEXT`, a pipe that says nothing for so long is taken for one that nobody feeds."""
+
+
+def read_prompt(arguments: argparse.Namespace) -> str:
+    """The prompt's text; what comes by standard input or `-f` goes before what `-p` says.
+
+    Empty only where a conversation goes on and nothing is said: its last answer is what goes on.
+    """
+    text, file = arguments.prompt, arguments.file
+    asks_for_stdin = "-" in (text, file)
+    parts = []
+    if asks_for_stdin or _has_piped_stdin(wait=text is not None or file is not None):
+        parts.append(_read_stdin())
+    if file not in (None, "-"):
+        parts.append(_read_file(Path(file)))
+    if text not in (None, "-"):
+        parts.append(text)
+    if not parts or (text is None and file is None and not parts[0]):
+        if asks_to_go_on(arguments):
+            return ""
+        raise UsageError('there is no prompt; give -p "TEXT", -f FILE, or pipe text in')
+    return _not_empty("\n\n".join(part for part in parts if part))
+
+
+def is_chat(tokenizer: EngineTokenizer | None, arguments: argparse.Namespace) -> bool:
+    """Whether the prompt is a message to be answered, rather than a text to be continued.
+
+    It is one where the model has a chat template or where a conversation is asked for, and `--raw`
+    and `--ids` are not given.
+    """
+    if tokenizer is None or arguments.raw or arguments.ids is not None:
+        return False
+    return tokenizer.has_chat_template or bool(arguments.system) or asks_to_keep(arguments)
+
+
+def asks_to_keep(arguments: argparse.Namespace) -> bool:
+    """Whether the exchange belongs to a conversation that is kept."""
+    return bool(arguments.save) or asks_to_go_on(arguments)
+
+
+def asks_to_go_on(arguments: argparse.Namespace) -> bool:
+    """Whether the exchange belongs to a conversation that is there."""
+    return bool(arguments.session or getattr(arguments, "continue"))
+
+
+def check_prompt(arguments: argparse.Namespace) -> None:
+    """`UsageError` for flags that contradict each other."""
+    if arguments.ids is not None and (arguments.prompt, arguments.file) != (None, None):
+        raise UsageError("--ids and -p or -f are two prompts; give one")
+    if arguments.ids is not None and not arguments.ids:
+        raise UsageError("--ids is empty; give at least one token id")
+    if arguments.raw and arguments.system:
+        raise UsageError("--system needs a chat template, which --raw turns off")
+    if (arguments.raw or arguments.ids is not None) and asks_to_keep(arguments):
+        raise UsageError(
+            "--continue, --session and --save are for conversations; --raw and --ids are none"
+        )
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise UsageError("the prompt is empty; say something")
+    return text
+
+
+def _has_piped_stdin(wait: bool) -> bool:
+    """Whether standard input is a file or a pipe with something in it.
+
+    Where a program runs without a terminal, its standard input often is a pipe that stays open
+    and empty for ever, so with a prompt at hand one waits for it only so long.
+    """
+    try:
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by something else
+        return False
+    if stat.S_ISREG(mode):
+        return True
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return False
+    if wait and not select.select([descriptor], [], [], PIPE_WAIT_SECONDS)[0]:
+        remark("nothing on standard input; going on without it (`-p -` would wait)")
+        return False
+    return True
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("standard input is closed; give the prompt with -p")
+    return _read_text(sys.stdin.buffer, "standard input")
+
+
+def _read_file(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return _read_text(stream, str(path))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _read_text(stream: BinaryIO, name: str) -> str:
+    content = stream.read(TEXT_BYTES_MAX + 1)
+    if len(content) > TEXT_BYTES_MAX:
+        raise UsageError(f"{name} is longer than {TEXT_BYTES_MAX >> 20} MiB")
+    return content.decode("utf-8", "replace").rstrip("\r\n")

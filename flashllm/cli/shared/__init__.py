@@ -1,0 +1,1 @@
+"""What several commands use: flags, opening a model, output, interrupts."""

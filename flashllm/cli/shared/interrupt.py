@@ -1,0 +1,129 @@
+"""Engine calls on a thread of their own, so that Ctrl-C reaches the main thread while they run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from flashllm.engine.protocol import Engine
+
+EXIT_INTERRUPTED = 130
+# A signal may reach another thread than the main one, which then has to look up by itself.
+POLL_SECONDS = 0.1
+
+_Event = TypeVar("_Event")
+
+
+class _End:
+    """The last thing in the queue: the work is over, perhaps by an error."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self._error = error
+
+    def raise_error(self) -> None:
+        """Raises the error, if there was one, and lets go of it.
+
+        Its traceback holds the frames of the engine, and these hold memory that should be given
+        back before the interpreter ends.
+        """
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
+
+
+class Worker(Generic[_Event]):
+    """Runs `work(emit)` on a daemon thread; `events` yields what it emits and raises its error."""
+
+    def __init__(self, work: Callable[[Callable[[_Event], None]], None]) -> None:
+        self._queue: queue.SimpleQueue[_Event | _End] = queue.SimpleQueue()
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def events(self) -> Iterator[_Event]:
+        """Starts the work and yields its events as they come."""
+        self._thread.start()
+        while True:
+            try:
+                event = self._queue.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(event, _End):
+                self._thread.join()
+                event.raise_error()
+                return
+            yield event
+
+    def join(self, seconds: float) -> None:
+        """Waits for the thread, should it be running, for so long at most."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self._work(self._queue.put)
+        except BaseException as error:  # noqa: BLE001  raised again in the main thread
+            self._queue.put(_End(error))
+        else:
+            self._queue.put(_End(None))
+
+
+@contextlib.contextmanager
+def on_interrupt(cancel: Callable[[], bool]) -> Iterator[None]:
+    """Within it, the first Ctrl-C calls `cancel` and the second leaves at once.
+
+    `cancel` returns False when there is nothing yet that could be cancelled: then the first leaves.
+    """
+    presses = 0
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1 or not cancel():
+            # Threads in native code cannot be ended, and nothing that they hold outlives them.
+            os.write(sys.stderr.fileno(), b"\nflashllm: interrupted\n")
+            os._exit(EXIT_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class RunningModel:
+    """The model that is answering, as the main thread sees it."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self._model: Engine | None = None
+        # Reentrant, since Ctrl-C may come while the main thread holds it already.
+        self._lock = threading.RLock()
+
+    @property
+    def model(self) -> Engine | None:
+        """None before it is open, and from the moment that it closes."""
+        return self._model
+
+    @model.setter
+    def model(self, model: Engine | None) -> None:
+        with self._lock:
+            self._model = model
+
+    def stop(self) -> bool:
+        """Ends the answer; False if there is no model that could."""
+        self.is_stopped = True
+        with self._lock:
+            if self._model is not None:
+                self._model.cancel()
+            return self._model is not None

@@ -1,0 +1,270 @@
+"""The file: opening it so that it is private and durable, and SQLite's errors in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashllm.errors import SessionError, SessionStoreBroken, SessionStoreNewer
+
+APPLICATION_ID = 0x464C4C4D
+"""`FLLM`, in the header of the file: the database is ours."""
+
+# Ids of sessions are never given twice, so that an id that somebody noted means one conversation.
+# A turn's parent is no foreign key: SQLite follows at most 1000 levels when it deletes along them.
+_TABLES = (
+    """
+    CREATE TABLE session (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        name TEXT NOT NULL,
+        model TEXT NOT NULL,
+        system TEXT NOT NULL,
+        settings TEXT NOT NULL,         -- JSON, an object
+        leaf INTEGER,                   -- last turn of the branch that is shown
+        created REAL NOT NULL,          -- seconds since 1970
+        updated REAL NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE turn (
+        session INTEGER NOT NULL REFERENCES session (id) ON DELETE CASCADE,
+        id INTEGER NOT NULL,            -- within its session; a parent's is smaller
+        parent INTEGER,                 -- NULL: a first question
+        role TEXT NOT NULL,             -- user, assistant
+        text TEXT NOT NULL,
+        ids BLOB NOT NULL,              -- tokens of an answer, 4 bytes each, little-endian
+        finish_reason TEXT,             -- NULL: still being written, or cut off
+        created REAL NOT NULL,
+        numbers TEXT NOT NULL,          -- JSON, an object
+        UNIQUE (session, id)
+    )
+    """,
+    "CREATE INDEX turn_parent ON turn (session, parent)",
+    "CREATE INDEX session_updated ON session (updated)",
+)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES,)
+"""Statements that lead from version n to n + 1."""
+
+
+def check(connection: sqlite3.Connection, place: str) -> None:
+    """Only reads; raises if the database is a newer one or another program's."""
+    connection.execute("BEGIN")  # one look, though another process may be making it just now
+    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    version = version_of(connection)
+    mark = connection.execute("PRAGMA application_id").fetchone()[0]
+    connection.execute("COMMIT")
+    if mark != APPLICATION_ID and not (empty and version == 0 and mark == 0):
+        raise SessionStoreBroken(
+            f"{place}: is another program's database; set FLASHLLM_HOME to keep conversations "
+            "elsewhere, or move this file away"
+        )
+    if version > len(MIGRATIONS):
+        raise SessionStoreNewer(
+            f"{place}: is of version {version}, and this flashllm knows {len(MIGRATIONS)}. "
+            "Install a later flashllm, or set FLASHLLM_HOME to keep conversations "
+            "elsewhere; nothing was changed"
+        )
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Brings the database to today's version, wholly or, if that fails, not at all."""
+    if version_of(connection) == len(MIGRATIONS):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statements in MIGRATIONS[version_of(connection) :]:  # another process may be first
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """How many migrations the database has seen."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+# Types are cast, since a damaged database may hold any, and the list must still be shown.
+SUMMARY = """
+    SELECT id, CAST(name AS TEXT), CAST(model AS TEXT), CAST(system AS TEXT),
+           CAST(created AS REAL), CAST(updated AS REAL),
+           (SELECT count(*) FROM turn WHERE turn.session = session.id),
+           coalesce((SELECT CAST(substr(text, 1, 400) AS TEXT) FROM turn
+                     WHERE turn.session = session.id ORDER BY turn.id LIMIT 1), '')
+    FROM session
+"""
+MATCHING = """
+    WHERE contains(name, :query) OR contains(system, :query)
+       OR EXISTS (SELECT 1 FROM turn WHERE turn.session = session.id AND contains(text, :query))
+"""
+NAMES = "SELECT id, CAST(name AS TEXT) FROM session ORDER BY id"
+NEWEST_FIRST = " ORDER BY updated DESC, id DESC"
+NEWEST = "SELECT id FROM session ORDER BY updated DESC, id DESC LIMIT 1"
+# With NULL for when it was created, the id alone decides.
+TOUCH = """
+    UPDATE session SET updated = :now
+    WHERE id = :id AND coalesce(CAST(created AS REAL) = :created, 1)
+"""
+DELETE = """
+    DELETE FROM session WHERE id = :id AND coalesce(CAST(created AS REAL) = :created, 1)
+"""
+INSERT_SESSION = """
+    INSERT INTO session (name, model, system, settings, leaf, created, updated)
+    VALUES (:name, :model, :system, :settings, :leaf, :created, :updated)
+"""
+SAVE_HEAD = """
+    UPDATE session SET name = coalesce(:name, name), model = coalesce(:model, model),
+           system = coalesce(:system, system), settings = coalesce(:settings, settings)
+    WHERE id = :id
+"""
+UNCHANGED = {"name": None, "model": None, "system": None, "settings": None}
+TURNS = """
+    SELECT id, parent, role, text, ids, finish_reason, created, numbers
+    FROM turn WHERE session = ? ORDER BY id
+"""
+SAVE_TURN = """
+    INSERT INTO turn (session, id, parent, role, text, ids, finish_reason, created, numbers)
+    VALUES (:session, :id, :parent, :role, :text, :ids, :finish_reason, :created, :numbers)
+    ON CONFLICT (session, id) DO UPDATE SET
+        parent = excluded.parent, role = excluded.role, text = excluded.text, ids = excluded.ids,
+        finish_reason = excluded.finish_reason, numbers = excluded.numbers
+"""
+TURN = "SELECT created, role FROM turn WHERE session = :session AND id = :id"
+SAME_TURN = """
+    SELECT id FROM turn
+    WHERE session = :session AND id > :id AND created = :created AND role = :role LIMIT 1
+"""
+FREE_ID = "SELECT max(id) + 1 FROM turn WHERE session = :session"
+REMOVE_TURN = """
+    WITH RECURSIVE below (id) AS (
+        VALUES (:turn)
+        UNION SELECT turn.id FROM turn JOIN below ON turn.parent = below.id
+        WHERE turn.session = :session
+    )
+    DELETE FROM turn WHERE session = :session AND id IN below
+"""
+
+
+SIDE_FILES = ("", "-wal", "-shm")
+"""What belongs to a database: itself, what was not moved into it yet, and the index of that."""
+_LOCK_POLL_SECONDS = 0.05
+
+
+def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    """Opens the database, made or migrated where that is needed; the caller closes it."""
+    _make(path)
+    connection = sqlite3.connect(
+        path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.text_factory = lambda content: content.decode("utf-8", "replace")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        check(connection, str(path))
+        _set_modes(connection, busy_seconds)
+        migrate(connection)
+        connection.create_function("contains", 2, _contains, deterministic=True)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """Turns what SQLite and the file system raise into errors that say what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _session_error(path, str(error)) from error
+    except OSError as error:
+        raise SessionError(
+            f"{error.filename or path}: {error.strerror}, so conversations cannot be kept; set "
+            "FLASHLLM_HOME to a directory that can be written"
+        ) from error
+
+
+def set_aside(path: Path) -> list[Path]:
+    """Renames the database, with what belongs to it, to names that are free; returns these."""
+    ending = time.strftime(".aside-%Y%m%d-%H%M%S")
+    while path.with_name(path.name + ending).exists():
+        ending += "-again"
+    moved = []
+    with in_words(path):
+        for side in SIDE_FILES:
+            source = path.with_name(path.name + side)
+            # SQLite finds the log by the database's name, so both keep belonging together.
+            target = path.with_name(path.name + ending + side)
+            if source.exists():
+                source.rename(target)
+                moved.append(target)
+    return moved
+
+
+def _make(path: Path) -> None:
+    """An empty file that nobody else can read: SQLite gives its mode to those beside it.
+
+    A database that exists is never opened here: closing it would take away the locks of every
+    other connection of this process.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        with contextlib.suppress(OSError):  # somebody else's file, or gone
+            for side in SIDE_FILES:
+                file = path.with_name(path.name + side)
+                if file.exists() and file.stat().st_mode & 0o077:
+                    file.chmod(0o600)
+
+
+def _set_modes(connection: sqlite3.Connection, busy_seconds: float) -> None:
+    """A log beside the database (WAL): readers and the writer do not wait for each other.
+
+    What is committed is with the kernel at once, and so survives `kill -9`; a power cut may take
+    the last seconds, and never damages the database (synchronous = NORMAL).
+    """
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            break
+        except sqlite3.OperationalError as error:  # SQLite itself does not wait here
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_LOCK_POLL_SECONDS)
+    connection.execute(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA secure_delete = ON")  # what was deleted is gone from the file too
+    connection.execute(f"PRAGMA journal_size_limit = {4 << 20}")
+
+
+def _contains(text: object, folded: str) -> bool:
+    return isinstance(text, str) and folded in text.casefold()
+
+
+def _session_error(path: Path, problem: str) -> SessionError:
+    lower = problem.lower()
+    if "locked" in lower or "busy" in lower:
+        return SessionError(f"{path}: another program is writing to it; try again in a moment")
+    if "full" in lower:
+        return SessionError(f"{path}: there is no space left on its disk; free some")
+    if "readonly" in lower or "unable to open" in lower:
+        return SessionError(
+            f"{path}: cannot be written ({problem}); see who owns it and its directory, or set "
+            "FLASHLLM_HOME to a directory that can be written"
+        )
+    if any(word in lower for word in ("malformed", "not a database", "corrupt", "no such")):
+        return SessionStoreBroken(
+            f"{path}: is damaged ({problem}); it was left as it is. `flashllm sessions set-aside` "
+            "renames it, so that a new one is begun"
+        )
+    return SessionError(f"{path}: {problem}; see whether its disk is well, and try again")

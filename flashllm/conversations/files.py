@@ -1,0 +1,102 @@
+"""Conversations in files: written for their owner alone, read up to a size that is no attack."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from flashllm.conversations import exchange, markdown
+from flashllm.conversations.records import Session
+from flashllm.conversations.store import SessionStore
+from flashllm.errors import CannotCreate, DestinationExists, NotASession, UsageError
+from flashllm.untrusted.terminal import sanitize_line
+
+KINDS = ("json", "md")
+# What `sanitize` would take away, and a reader of JSON gets back from its escape.
+_ACTING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def text_of(session: Session, kind: str) -> str:
+    """The text of a file: `json` holds everything, `md` what is shown; both are safe to print."""
+    if kind == "md":
+        return markdown.to_markdown(session)
+    text = json.dumps(exchange.to_json(session), indent=1, ensure_ascii=False)
+    return _ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+
+
+def write(path: Path, text: str, force: bool = False) -> None:
+    """Writes a file that only its owner can read, over another one only with `force`.
+
+    All of it or nothing: what cannot be written to its end leaves no file, or the one there was.
+    `DestinationExists`, `CannotCreate`.
+    """
+    try:
+        over = path.resolve() if force and path.is_file() else None  # not over a link to it
+        if over is None:
+            flags = os.O_WRONLY | os.O_CREAT | (0 if force else os.O_EXCL)
+            target, descriptor = path, os.open(path, flags, 0o600)
+        else:
+            descriptor, name = tempfile.mkstemp(prefix=".", dir=over.parent)
+            target = Path(name)
+        try:
+            with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
+                stream.write(text)
+            if over is not None:
+                target.replace(over)
+        except OSError:
+            if target.is_file():  # no device
+                target.unlink()
+            raise
+    except FileExistsError as error:
+        raise DestinationExists(f"{path}: is there already; choose another name") from error
+    except OSError as error:
+        raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read(path: Path) -> object:
+    """What a file of JSON holds, for `SessionStore.import_json`; `UsageError`, `NotASession`."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(exchange.FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return exchange.parse(content)
+    except NotASession as error:
+        raise NotASession(f"{path}: {error}") from error
+
+
+def export_name(session_id: int, name: str, kind: str) -> str:
+    """A file's name for a session: letters, digits and dashes."""
+    words = re.sub(r"\W+", "-", sanitize_line(name).lower()).strip("-")[:40]
+    return f"flashllm-{session_id}{'-' + words if words else ''}.{kind}"
+
+
+def export(store: SessionStore, session_id: int, path: str) -> str:
+    """Writes a session into a new file, as its suffix says; returns the file's path."""
+    kind = Path(path).suffix.removeprefix(".")
+    if kind not in KINDS:
+        raise UsageError(f"{path!r}: end the name in .md or .json")
+    return write_session(store.load(session_id), path, kind)
+
+
+def write_session(session: Session, path: str, kind: str) -> str:
+    """Writes a session into a new file, as `kind` says: md or json; returns the file's path."""
+    target = _path(path)
+    write(target, text_of(session, kind))
+    return str(target)
+
+
+def import_file(store: SessionStore, path: str) -> int:
+    """Reads a session from a file that was exported as JSON; returns its new id."""
+    return store.import_json(read(_path(path)))
+
+
+def _path(text: str) -> Path:
+    """Of what was typed; a home of a user that nobody knows is a name as any other."""
+    if "\0" in text:
+        raise UsageError(f"{text!r}: no file can be called that")
+    return Path(os.path.expanduser(text))

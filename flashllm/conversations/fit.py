@@ -1,0 +1,68 @@
+"""Which messages of a conversation fit into the context."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashllm.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashllm.tokenizer.chat_template import Message
+
+
+ANSWER_ROOM_SHARE = 4
+"""One part in so many of the context is kept free for the answer."""
+Known = Mapping[int, Sequence[int]]
+"""Ids that answers were generated with, by the number of their message."""
+Encode = Callable[[Sequence["Message"], Known], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Token ids that fit, and how many of the oldest messages were left out for that."""
+
+    ids: list[int]
+    dropped: int
+
+
+def fit(
+    messages: Sequence[Message],
+    system: str,
+    encode: Encode,
+    context_tokens: int,
+    max_tokens: int,
+    known: Known | None = None,
+) -> Fitted:
+    """Leaves out the oldest questions with their answers where there is no room for an answer.
+
+    Then the rest takes half of the context at most, if that can be: the turns to come begin as this
+    one does, and what they begin with need not be read again. `encode` gets messages, the system
+    prompt in front, and the ids known of some of them by their number there. `UsageError` if the
+    last question alone is too long.
+    """
+    room = min(max_tokens, max(1, context_tokens // ANSWER_ROOM_SHARE))
+    head: list[Message] = [{"role": "system", "content": system}] if system else []
+
+    def without(pairs: int) -> list[int]:
+        known_left = _after(2 * pairs, known or {}, len(head))
+        return encode([*head, *messages[2 * pairs :]], known_left)
+
+    ids, pairs = without(0), 0
+    if len(ids) + room > context_tokens and len(messages) > 2:
+        # Of thousands few are tried; the last question stays.
+        some = range(1, (len(messages) - 1) // 2)
+        pairs = 1 + bisect_left(some, True, key=lambda n: len(without(n)) <= context_tokens // 2)
+        ids = without(pairs)
+    if len(ids) + min(room, 1) <= context_tokens:
+        return Fitted(ids, 2 * pairs)
+    raise UsageError(
+        f"this message has {len(ids)} tokens, and the context holds {context_tokens}; shorten it"
+    )
+
+
+def _after(dropped: int, known: Known, head: int) -> dict[int, Sequence[int]]:
+    """What is known of the messages that are left, by their number behind `head` others."""
+    return {number - dropped + head: ids for number, ids in known.items() if number >= dropped}

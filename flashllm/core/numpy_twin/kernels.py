@@ -1,0 +1,356 @@
+"""The twin of the native core in numpy: the same names, the same answers, slow.
+
+It runs where nothing was compiled, and it is what the native core is tested against.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.core.numpy_twin import attention
+from flashllm.core.numpy_twin import rows as numpy_rows
+from flashllm.core.numpy_twin.memory import row_read_ns, row_starts, stream_read_ns
+from flashllm.core.numpy_twin.reader import Buffer, Reader, check_threads, require_array
+from flashllm.core.numpy_twin.rows import row_bytes
+from flashllm.core.numpy_twin.selection import ids_above, keys_above
+from flashllm.core.numpy_twin.slots import SlotTable
+
+__all__ = [
+    "NAME",
+    "Buffer",
+    "Kernels",
+    "Reader",
+    "SlotTable",
+    "available_isas",
+    "bundle_checksums",
+    "crc32c",
+    "ids_above",
+    "keys_above",
+    "row_bytes",
+    "row_read_ns",
+    "stream_read_ns",
+]
+
+NAME = "numpy"
+# Damaged weights give damaged numbers, as in the native core, and no warnings.
+_DAMAGED_WEIGHTS = np.errstate(invalid="ignore", over="ignore")
+_DECODED_ROWS = 1024  # rows decoded at a time: bounds the memory of a product of many rows
+
+
+def available_isas() -> list[str]:
+    """Names that `Kernels` takes."""
+    return ["numpy"]
+
+
+class Kernels:
+    """Products of encoded rows. `threads` is kept for its twin's sake; everything runs on one."""
+
+    def __init__(self, threads: int = 1, isa: str | None = None) -> None:
+        check_threads(threads)
+        if isa not in (None, "numpy"):
+            raise ValueError(f"isa is {isa!r}; available: numpy")
+        self.threads = threads
+        self.isa = "numpy"
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the kernels are closed")
+
+    def close(self) -> None:
+        """Later calls raise ValueError."""
+        self._closed = True
+
+    @_DAMAGED_WEIGHTS
+    def matvec(
+        self,
+        rows: NDArray[np.uint8],
+        dtype: str,
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Product out [n] = rows [n, d] @ x [d]."""
+        self._check_open()
+        require_array("rows", rows, np.uint8)
+        require_array("x", x, np.float32)
+        require_array("out", out, np.float32, writable=True)
+        nbytes = row_bytes(dtype, len(x))
+        if len(rows) != len(out) * nbytes:
+            raise ValueError(
+                f"rows has {len(rows)} bytes; {len(out)} rows of {nbytes} were expected"
+            )
+        encoded = rows.reshape(len(out), nbytes)
+        for first in range(0, len(out), _DECODED_ROWS):
+            part = encoded[first : first + _DECODED_ROWS]
+            out[first : first + _DECODED_ROWS] = numpy_rows.dots(part, dtype, x)
+
+    @_DAMAGED_WEIGHTS
+    def dot_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Dots, out[i] = that of x with the row at byte ids[i] * row_stride + row_offset."""
+        self._check_open()
+        require_array("x", x, np.float32)
+        require_array("out", out, np.float32, writable=True)
+        nbytes = row_bytes(dtype, len(x))
+        starts = row_starts(rows, row_stride, row_offset, nbytes, ids)
+        if len(out) != len(ids):
+            raise ValueError(f"out has {len(out)} values for {len(ids)} ids")
+        for i, start in enumerate(starts):
+            out[i] = numpy_rows.dots(rows[None, start : start + nbytes], dtype, x)[0]
+
+    @_DAMAGED_WEIGHTS
+    def weighted_sum_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        block_ends: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Sums out [d] += for each block in order, the sum of weights[i] * row ids[i] within it."""
+        self._check_open()
+        require_array("weights", weights, np.float32)
+        require_array("block_ends", block_ends, np.int32)
+        require_array("out", out, np.float32, writable=True)
+        nbytes = row_bytes(dtype, len(out))
+        starts = row_starts(rows, row_stride, row_offset, nbytes, ids)
+        if len(weights) != len(ids):
+            raise ValueError(f"weights has {len(weights)} values for {len(ids)} ids")
+        for run in _runs("block_ends", block_ends, len(ids)):
+            used = [i for i in range(run.start, run.stop) if weights[i] != 0.0]
+            if used:
+                raw = np.stack([rows[starts[i] : starts[i] + nbytes] for i in used])
+                out += numpy_rows.weighted_sum(raw, dtype, len(out), weights[used])
+
+    def dot_rows_each(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        vector_ends: NDArray[np.int32],
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`dot_rows` of each vector of x [vectors * d], whose ids end at vector_ends [vectors]."""
+        self._check_open()
+        require_array("x", x, np.float32)
+        require_array("ids", ids, np.int32)
+        require_array("out", out, np.float32, writable=True)
+        if len(out) != len(ids):
+            raise ValueError(f"out has {len(out)} values for {len(ids)} ids")
+        vectors = _vectors("x", x, vector_ends)
+        row_starts(rows, row_stride, row_offset, row_bytes(dtype, vectors.shape[1]), ids)
+        for vector, run in zip(vectors, _runs("vector_ends", vector_ends, len(ids)), strict=True):
+            self.dot_rows(rows, row_stride, row_offset, dtype, ids[run], vector, out[run])
+
+    def weighted_sum_rows_each(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        vector_ends: NDArray[np.int32],
+        block_ends: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`weighted_sum_rows` of each vector of out [vectors * d], by its ids and its blocks."""
+        self._check_open()
+        require_array("ids", ids, np.int32)
+        require_array("weights", weights, np.float32)
+        require_array("block_ends", block_ends, np.int32)
+        require_array("out", out, np.float32, writable=True)
+        if len(weights) != len(ids):
+            raise ValueError(f"weights has {len(weights)} values for {len(ids)} ids")
+        vectors = _vectors("out", out, vector_ends)
+        row_starts(rows, row_stride, row_offset, row_bytes(dtype, vectors.shape[1]), ids)
+        runs = _runs("vector_ends", vector_ends, len(ids))
+        _runs("block_ends", block_ends, len(ids))
+        for run in runs:
+            if run.start < run.stop not in block_ends:
+                raise ValueError(f"a block has rows of two vectors: none ends at id {run.stop}")
+        for vector, run in zip(vectors, runs, strict=True):
+            ends = block_ends[(block_ends > run.start) & (block_ends <= run.stop)] - run.start
+            self.weighted_sum_rows(
+                rows, row_stride, row_offset, dtype, ids[run], weights[run],
+                ends.astype(np.int32), vector,
+            )  # fmt: skip
+
+    @_DAMAGED_WEIGHTS
+    def attend(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        first: int,
+        end: int,
+        scale: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        """One token's attention: out [heads * columns] = softmax(scale * query @ keys) @ values."""
+        self._check_open()
+        cache = attention.HeadRows(dtype, columns, kv_heads)
+        attention.attend(query, keys, values, cache, (first, end), scale, out)
+
+    def write_head_rows(
+        self,
+        values: NDArray[np.float32],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        position: int,
+        cache: NDArray[np.uint8],
+    ) -> None:
+        """Encode [kv_heads, tokens, columns] as the rows of positions from `position` on."""
+        self._check_open()
+        rows = attention.HeadRows(dtype, columns, kv_heads)
+        attention.write_head_rows(values, rows, position, cache)
+
+    def encode_rows(
+        self,
+        values: NDArray[np.float32],
+        columns: int,
+        dtype: str,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Encode values [n * columns] into out [n * row_bytes]: ValueError for NaN and infinity."""
+        self._check_open()
+        require_array("values", values, np.float32)
+        require_array("out", out, np.uint8, writable=True)
+        nbytes = row_bytes(dtype, columns)
+        count = len(values) // columns
+        if len(values) % columns or len(out) != count * nbytes:
+            raise ValueError(
+                f"values has {len(values)} values and out {len(out)} bytes; rows of {columns} "
+                f"columns and {nbytes} bytes were expected"
+            )
+        rows, encoded = values.reshape(count, columns), out.reshape(count, nbytes)
+        for first in range(0, count, _DECODED_ROWS):
+            part = slice(first, first + _DECODED_ROWS)
+            encoded[part] = numpy_rows.encode(rows[part], dtype, first)
+
+    @_DAMAGED_WEIGHTS
+    def decode_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        columns: int,
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [n * columns] = the values of the rows at bytes ids * row_stride + row_offset."""
+        self._check_open()
+        require_array("out", out, np.float32, writable=True)
+        nbytes = row_bytes(dtype, columns)
+        starts = row_starts(rows, row_stride, row_offset, nbytes, ids)
+        if len(out) != len(ids) * columns:
+            raise ValueError(f"out has {len(out)} values for {len(ids)} ids of {columns} columns")
+        for decoded, start in zip(out.reshape(len(ids), columns), starts, strict=True):
+            decoded[:] = numpy_rows.decode(rows[None, start : start + nbytes], dtype, columns)[0]
+
+    def copy_rows(
+        self,
+        rows: NDArray[np.uint8],
+        row_ids: NDArray[np.int32],
+        row_bytes: int,
+        to: NDArray[np.uint8],
+        to_ids: NDArray[np.int32],
+    ) -> None:
+        """Row to_ids[i] of `to` = row row_ids[i] of `rows`, for rows of `row_bytes` bytes."""
+        self._check_open()
+        require_array("to", to, np.uint8, writable=True)
+        if len(to_ids) != len(row_ids):
+            raise ValueError(f"to_ids has {len(to_ids)} values for {len(row_ids)} ids")
+        begins = row_starts(rows, row_bytes, 0, row_bytes, row_ids)
+        ends = row_starts(to, row_bytes, 0, row_bytes, to_ids)
+        for begin, end in zip(begins, ends, strict=True):
+            to[end : end + row_bytes] = rows[begin : begin + row_bytes]
+
+
+def _runs(name: str, ends: NDArray[np.int32], count: int) -> list[slice]:
+    """Runs of ids by their ends, which are all of them."""
+    require_array(name, ends, np.int32)
+    bounds = [0, *ends.tolist()]
+    if bounds[-1] != count or any(np.diff(bounds) < 0):
+        raise ValueError(f"{name} must rise to the number of ids, {count}")
+    return [slice(first, last) for first, last in itertools.pairwise(bounds)]
+
+
+def _vectors(
+    name: str, values: NDArray[np.float32], vector_ends: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    """[vectors * d] as [vectors, d], the same memory."""
+    if not len(vector_ends) or len(values) % len(vector_ends):
+        raise ValueError(f"{name} has {len(values)} values for {len(vector_ends)} vectors")
+    return values.reshape(len(vector_ends), -1)
+
+
+def _crc_table() -> NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
+    """CRC-32C of the bytes, continuing from `value`."""
+    require_array("data", data, np.uint8)
+    table = _CRC_TABLE.tolist()
+    state = value ^ 0xFFFFFFFF
+    for byte in data.tobytes():
+        state = table[(state ^ byte) & 0xFF] ^ (state >> 8)
+    return state ^ 0xFFFFFFFF
+
+
+def bundle_checksums(
+    data: NDArray[np.uint8],
+    stride: int,
+    bundle_bytes: int,
+    file_id: bytes,
+    layer: int,
+    first_bundle: int,
+) -> NDArray[np.uint32]:
+    """CRC-32C of each bundle, seeded by file, layer and bundle number."""
+    require_array("data", data, np.uint8)
+    if not 1 <= bundle_bytes <= stride or len(data) % stride or len(file_id) != 16:
+        raise ValueError(
+            f"{len(data)} bytes, stride {stride}, bundle {bundle_bytes}, file id {len(file_id)}: "
+            "expected whole strides, a bundle within its stride, 16 bytes of file id"
+        )
+    count = len(data) // stride
+    if not 0 <= layer < 1 << 32 or not 0 <= first_bundle <= (1 << 32) - max(count, 1):
+        raise ValueError(f"layer {layer} and bundle {first_bundle} must fit in 32 bits")
+    seed = crc32c(np.frombuffer(file_id + struct.pack("<I", layer), np.uint8))
+    numbers = np.arange(first_bundle, first_bundle + count, dtype="<u4")
+    state: NDArray[np.uint32] = np.full(count, seed ^ 0xFFFFFFFF, np.uint32)
+    for column in numbers.view(np.uint8).reshape(count, 4).T:
+        state = _CRC_TABLE[(state ^ column) & 0xFF] ^ (state >> np.uint32(8))
+    for column in data.reshape(count, stride)[:, :bundle_bytes].T:
+        state = _CRC_TABLE[(state ^ column) & 0xFF] ^ (state >> np.uint32(8))
+    return np.bitwise_not(state)

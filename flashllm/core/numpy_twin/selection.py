@@ -1,0 +1,44 @@
+"""The twin of the native core's choice of what is above its limit, in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.core.numpy_twin.reader import require_array
+
+
+def ids_above(
+    scores: NDArray[np.float32], limits: NDArray[np.float32], ids: NDArray[np.int32]
+) -> int:
+    """Write the positions of the scores above their limits to the front of `ids`; how many."""
+    _check_above(scores, limits, ids, np.int32)
+    found = np.flatnonzero(scores > limits)
+    ids[: len(found)] = found
+    return len(found)
+
+
+@np.errstate(invalid="ignore", over="ignore")  # damaged weights give damaged scores
+def keys_above(
+    scores: NDArray[np.float32], limits: NDArray[np.float32], keys: NDArray[np.int64]
+) -> int:
+    """Write the same positions as keys, which sort by how far the limit is exceeded; how many."""
+    _check_above(scores, limits, keys, np.int64)
+    excess = scores - limits
+    found = np.flatnonzero(excess > 0)
+    ranks = np.iinfo(np.int32).max - excess[found].view(np.int32).astype(np.int64)
+    keys[: len(found)] = ranks << 32 | found
+    return len(found)
+
+
+def _check_above(
+    scores: NDArray[np.float32],
+    limits: NDArray[np.float32],
+    out: NDArray[np.signedinteger],
+    dtype: type[np.signedinteger],
+) -> None:
+    require_array("scores", scores, np.float32)
+    require_array("limits", limits, np.float32)
+    require_array("what is found", out, dtype, writable=True)
+    if not len(scores) == len(limits) == len(out):
+        raise ValueError(f"{len(scores)} scores, {len(limits)} limits, and room for {len(out)}")

@@ -1,0 +1,256 @@
+"""The engine: open a model, ask for logits, generate tokens, each with what it cost.
+
+    with flashllm.open_model(path, memory=4 << 30) as model:
+        for token in model.generate(model.tokenizer.encode("Hello"), max_tokens=32):
+            print(token.text, token.cost.bytes_read)
+
+One generation at a time; `cancel` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm import core
+from flashllm.core.numpy_twin.latency import Latencies
+from flashllm.engine.generation import Generation, OnPrefill, Token
+from flashllm.engine.loading import load_decoder, open_decoder
+from flashllm.engine.sampling import Sampling
+from flashllm.errors import ModelNotFound, UsageError
+from flashllm.flash.store import Store
+from flashllm.hardware import staleness
+from flashllm.hardware.staleness import find_profile
+from flashllm.model.decoder import Decoder
+from flashllm.planning.model_info import ModelInfo, describe
+from flashllm.planning.plan import Plan
+from flashllm.telemetry.device_rates import DeviceRates
+from flashllm.telemetry.neuron_map import NeuronMap
+from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "Generation",
+    "Model",
+    "ModelInfo",
+    "Sampling",
+    "Token",
+    "load_info",
+    "open_decoder",
+    "open_model",
+]
+
+
+def open_model(
+    path: str | os.PathLike[str] | None,
+    memory: int | None = None,
+    select: str | None = None,
+    window: int | None = None,
+    io_threads: int | None = None,
+    *,
+    direct: bool = True,
+    context: int | None = None,
+    kv_dtype: str | None = None,
+    profile: str | os.PathLike[str] | None = None,
+    overlap: str | None = None,
+    policy: str | None = None,
+    application_bytes: int = 0,
+) -> Model:
+    """Open a converted model; None is the one that comes with the project.
+
+    `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
+    gate, all, oracle, which are exact, and predicted, which is lossy; `policy` one
+    of `flash.policies.POLICIES`, `window` in tokens that of the paper's; `kv_dtype` the encoding of
+    keys and values, f32, f16 (the default) or int8; `profile` a file to plan with instead of what
+    was measured of this device; `overlap` one of none, hits, attention, layer: what is computed
+    while reads are under way; `application_bytes` of the ceiling are left to a process beside this
+    one. Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    """
+    directory, file = model_directory(path), None if profile is None else Path(profile)
+    decoder, plan, store = load_decoder(
+        directory,
+        memory=memory,
+        select=select,
+        window=window,
+        io_threads=io_threads,
+        direct=direct,
+        context=context,
+        kv_dtype=kv_dtype,
+        profile=file,
+        overlap=overlap,
+        policy=policy,
+        application_bytes=application_bytes,
+    )
+    try:
+        used = direct or file is not None
+        caution = staleness.caution(directory, file) if used else ""
+        return Model(decoder, plan, store, direct, caution, file)
+    except BaseException:
+        store.close()
+        raise
+
+
+def load_info(path: str | os.PathLike[str] | None) -> ModelInfo:
+    """Describe a converted model without loading it."""
+    with Store(model_directory(path)) as store:
+        return describe(store, load_tokenizer(store.directory) is not None)
+
+
+def model_directory(path: str | os.PathLike[str] | None) -> Path:
+    """Where the model at `path` is; the demo is converted at its first use."""
+    if path is None:
+        from flashllm.convert import demo_model
+
+        return Path(demo_model())
+    directory = Path(path)
+    if not directory.exists():
+        raise ModelNotFound(f"{directory}: there is nothing. Make it with `flashllm convert`")
+    return directory
+
+
+class Model:
+    """An open model. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        plan: Plan,
+        store: Store,
+        direct: bool = True,
+        caution: str = "",
+        profile: Path | None = None,
+    ) -> None:
+        self.plan = plan
+        self._direct_wanted = direct
+        self._caution = caution
+        self._profile = profile
+        self._rates: DeviceRates | None = None
+        self.tokenizer: Tokenizer | None = load_tokenizer(store.directory)
+        self.info = describe(store, self.tokenizer is not None)
+        self._decoder = decoder
+        self._store = store
+        self.reader_stats: Callable[[], dict[str, Any]] = store.reader.stats
+        """Counts of the reader since the model was opened; asked after every token, so without
+        detours."""
+        self._running: Generation | None = None
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Exact logits [tokens, vocab] after each of `ids`, all neurons computed.
+
+        Keys and values are rounded to the cache's encoding, as they are for every answer; only
+        with `kv_dtype="f32"` is nothing rounded but f32 arithmetic.
+        """
+        self.info.check_prompt(ids, self.plan.context)
+        self._stop_running()
+        return self._decoder.logits(ids)
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        max_tokens: int = 256,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        on_prefill: OnPrefill | None = None,
+        *,
+        telemetry: bool = True,
+        answer: int = 0,
+    ) -> Generation:
+        """Continue `ids` by up to `max_tokens`; nothing runs before the first token is asked for.
+
+        What of `ids` the context still holds from the answer before is not read again. `stop` holds
+        strings that end the text and are not part of it; `on_prefill` is called after each layer
+        with (tokens done, tokens to be read in all), a layer being its share of each token. Without
+        `telemetry` nothing is measured, and costs are empty. The last `answer` of `ids` are an
+        answer that was stopped: it goes on as if it had not been.
+        """
+        self.info.check_prompt(ids, self.plan.context)
+        if not 0 <= answer < len(ids):
+            raise UsageError(f"answer is {answer}; expected 0 to {len(ids) - 1}, fewer than ids")
+        if max_tokens < 0:
+            raise UsageError(f"max_tokens is {max_tokens}; expected 0 or more")
+        if stop and self.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer, and this model came without one")
+        self._stop_running()
+        self._running = Generation(
+            self,
+            self._decoder,
+            list(ids),
+            max_tokens,
+            sampling or Sampling(),
+            stop,
+            on_prefill,
+            telemetry,
+            answer,
+        )
+        return self._running
+
+    def forget(self) -> None:
+        """Begin a new context: the next prompt is read whole, with nothing in the slots."""
+        self._stop_running()
+        self._decoder.truncate(0)
+
+    def cancel(self) -> None:
+        """End the running generation within a layer. From any thread, also after `close`."""
+        self._decoder.cancel()
+
+    def close(self) -> None:
+        """Stop the threads and give the memory back."""
+        self._stop_running()
+        self._store.close()
+
+    def io_report(self) -> dict[str, Any]:
+        """How the bundles are read: direct or not, how many at a time and by what, and why so."""
+        reader = self._store.reader
+        return {
+            "direct": bool(reader.direct),
+            "threads": int(reader.threads),
+            "alignment_bytes": int(reader.alignment),
+            "fallback": str(reader.fallback) or None,
+            "backend": str(reader.backend),
+            "backend_problem": str(reader.backend_problem) or None,
+        }
+
+    def rates(self) -> DeviceRates:
+        """What this device and machine can give, as far as a profile knows; read once."""
+        if self._rates is None:
+            profile = find_profile(self._store.directory, self._profile)
+            direct = bool(self._store.reader.direct)
+            self._rates = DeviceRates.of(profile, self.info, self.plan, direct)
+        return self._rates
+
+    def neuron_map(self) -> NeuronMap:
+        """What is in DRAM, and what the last token did with it; from any thread."""
+        pool = self._decoder.pool
+        return NeuronMap.of([pool.marks(layer) for layer in range(self.info.spec.n_layers)])
+
+    def cautions(self) -> list[str]:
+        """What makes this machine slower than it could be, in sentences; empty when all is well."""
+        found = []
+        if core.FALLBACK:
+            found.append(f"without the compiled core everything is slow ({core.FALLBACK})")
+        if self._decoder.isa == "scalar":
+            found.append("the kernels use no vector instructions (scalar), so computing is slow")
+        fallback = str(self._store.reader.fallback)
+        if fallback and self._direct_wanted:
+            found.append(f"reads go through the page cache, not direct ({fallback})")
+        return [*found, self._caution] if self._caution else found
+
+    def read_latencies(self) -> Latencies:
+        """Reads since the model was opened, by how long they took."""
+        return Latencies(self._store.reader.latency_histogram())
+
+    def _stop_running(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+        self._decoder.clear_cancel()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,4 @@
+"""The engine in a process of its own: messages, channel, worker and client.
+
+Computes nothing itself.
+"""

@@ -1,0 +1,249 @@
+"""An engine that runs in another process, behind the same names as `local.Model`.
+
+Its plan and its numbers are those of both processes: of a ceiling, one part is the application's.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flashllm.engine.process import messages as messages
+from flashllm.engine.process.supervisor import EngineProcess, error_of
+from flashllm.errors import UsageError
+from flashllm.planning.model_info import ModelInfo
+from flashllm.planning.plan import Plan
+from flashllm.system.memory import rss_bytes, rss_peak_bytes
+from flashllm.telemetry.costs import PrefillCost
+from flashllm.telemetry.device_rates import DeviceRates
+from flashllm.telemetry.neuron_map import NeuronMap
+
+if TYPE_CHECKING:
+    from flashllm.engine.protocol import OnPrefill
+    from flashllm.engine.sampling import Sampling
+    from flashllm.telemetry.costs import TokenCost
+    from flashllm.tokenizer.chat_template import Message
+
+MAP_SECONDS = 0.2
+"""A map of neurons is at most so old when the next one is asked for."""
+RSS_SECONDS = 0.1
+"""What a token says of the application's memory is at most so old."""
+
+
+class RemoteTokenizer:
+    """The tokenizer in the engine's process: vocabularies are large, and one is enough."""
+
+    def __init__(self, process: EngineProcess, has_chat_template: bool) -> None:
+        self._process = process
+        self.has_chat_template = has_chat_template
+
+    @functools.cached_property
+    def chat_stops(self) -> tuple[str, ...]:
+        """Strings that end an answer, beside the model's own end."""
+        stops: tuple[str, ...] = self._call("chat_stops")
+        return stops
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, the beginning-of-text id in front where the model has one."""
+        ids: list[int] = self._call("encode", text)
+        return ids
+
+    def encode_chat(
+        self, messages: Sequence[Message], known: Mapping[int, Sequence[int]] | None = None
+    ) -> list[int]:
+        """Ids of a conversation, ready for the next answer."""
+        plain = [dict(message) for message in messages]
+        ids: list[int] = self._call("encode_chat", plain, dict(known or {}))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        text: str = self._call("decode", list(ids))
+        return text
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._process.ask(lambda number: messages.Call(number, name, arguments), answers.put)
+        answer = answers.get()
+        if isinstance(answer, messages.Returned):
+            return answer.value
+        raise error_of(answer)
+
+
+class RemoteGeneration:
+    """Tokens of one answer as they arrive; the last ones of a batch have waited for its first."""
+
+    def __init__(
+        self, process: EngineProcess, request: messages.Generate, on_prefill: OnPrefill | None
+    ) -> None:
+        """`request` gets its number here."""
+        self.finish_reason: str | None = None
+        self.text = ""
+        self.ids: list[int] = []
+        self.prompt_tokens = len(request.ids)
+        self.reused_tokens = 0
+        self.prefill = PrefillCost()
+        self._process = process
+        self._on_prefill = on_prefill
+        self._memory = _ApplicationMemory()
+        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._report: dict[str, Any] | None = None
+        self._is_over = False
+        self._number = process.ask(lambda number: replace(request, number=number), self._inbox.put)
+
+    def __iter__(self) -> Iterator[messages.Token]:
+        return self
+
+    def __next__(self) -> messages.Token:
+        while self.finish_reason is None and not self._is_over:
+            message = self._inbox.get()
+            if isinstance(message, messages.Token):
+                self.ids.append(message.id)
+                self.text += message.text
+                return replace(message, cost=self._memory.added(message.cost))
+            self._take(message)
+        raise StopIteration
+
+    def report(self) -> dict[str, Any]:
+        """Everything about this generation; waits for the end of one that was closed."""
+        while self._report is None:
+            message = self._inbox.get()
+            if not isinstance(message, messages.Token):
+                self._take(message)
+        return self._report
+
+    def cancel(self) -> None:
+        """Ends it within a layer; what is on its way still comes."""
+        self._process.tell(messages.Cancel(self._number))
+
+    def close(self) -> None:
+        """Stop here; the next `__next__` ends the iteration."""
+        if self.finish_reason is None:
+            self.finish_reason = "cancelled"
+            self.cancel()
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, messages.Prefilling):
+            if self._on_prefill is not None:
+                self._on_prefill(message.done, message.total)
+        elif isinstance(message, messages.Prefilled):
+            self.prefill, self.reused_tokens = message.prefill, message.reused_tokens
+        elif isinstance(message, messages.Finished):
+            self.finish_reason = self.finish_reason or message.finish_reason
+            self.text, self.ids = message.text, message.ids
+            self._report = self._memory.reported(message.report)
+        else:
+            self._is_over = True
+            self._inbox.put(message)  # for who asks again
+            raise error_of(message)
+
+
+class RemoteEngine:
+    """A model that is open in another process; one generation at a time."""
+
+    def __init__(self, process: EngineProcess, opened: messages.Opened) -> None:
+        self.info: ModelInfo = opened.info
+        self.plan: Plan = opened.plan
+        self.tokenizer: RemoteTokenizer | None = None
+        if opened.has_tokenizer:
+            self.tokenizer = RemoteTokenizer(process, opened.has_chat_template)
+        self._process = process
+        self._opened = opened
+        self._running: RemoteGeneration | None = None
+        self._lock = threading.Lock()
+        self._map: NeuronMap | None = None
+        self._map_asked_at: float | None = None
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        max_tokens: int = 256,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        on_prefill: OnPrefill | None = None,
+        *,
+        telemetry: bool = True,
+        answer: int = 0,
+    ) -> RemoteGeneration:
+        """Continue `ids`, as `local.Model.generate` does; it begins at once."""
+        self.info.check_prompt(ids, self.plan.context)
+        if stop and self.tokenizer is None:
+            raise UsageError("stop strings need a tokenizer, and this model came without one")
+        if self._running is not None:
+            self._running.close()
+        request = messages.Generate(
+            messages.OPENING, list(ids), max_tokens, sampling, tuple(stop), telemetry, answer
+        )
+        self._running = RemoteGeneration(self._process, request, on_prefill)
+        return self._running
+
+    def cancel(self) -> None:
+        """End the running generation within a layer. From any thread, also after `close`."""
+        running = self._running
+        if running is not None:
+            running.cancel()
+
+    def close(self) -> None:
+        """Ends the process, by force where it does not end by itself."""
+        self._process.close()
+
+    def cautions(self) -> list[str]:
+        """What makes this machine slower than it could be, in sentences; empty when all is well."""
+        return self._opened.cautions
+
+    def io_report(self) -> dict[str, Any]:
+        """How the bundles are read: direct or not, how many at a time and by what, and why so."""
+        return self._opened.io_report
+
+    def rates(self) -> DeviceRates:
+        """What this device and machine can give, as far as a profile knows."""
+        return self._opened.rates
+
+    def neuron_map(self) -> NeuronMap | None:
+        """The last map that came; asks for the next one, and waits for nothing."""
+        now = time.monotonic()
+        with self._lock:
+            due = self._map_asked_at is None or now - self._map_asked_at >= MAP_SECONDS
+            if due:
+                self._map_asked_at = now
+        if due:
+            self._process.ask(lambda number: messages.Call(number, "neuron_map"), self._take_map)
+        return self._map
+
+    def _take_map(self, message: object) -> None:
+        if isinstance(message, messages.Returned):
+            self._map = message.value
+
+    def __enter__(self) -> RemoteEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _ApplicationMemory:
+    """What this process takes, for numbers that are those of both."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._until = 0.0
+
+    def added(self, cost: TokenCost) -> TokenCost:
+        """A token's cost, its memory being that of both processes."""
+        if not cost.rss_bytes:  # nothing was measured
+            return cost
+        if time.monotonic() >= self._until:
+            self._bytes, self._until = rss_bytes(), time.monotonic() + RSS_SECONDS
+        return replace(cost, rss_bytes=cost.rss_bytes + self._bytes)
+
+    def reported(self, report: dict[str, Any]) -> dict[str, Any]:
+        """A report, its peak being at most that of both processes."""
+        memory = dict(report["memory"])
+        memory["application_rss_peak_bytes"] = rss_peak_bytes()
+        memory["rss_peak_bytes"] += memory["application_rss_peak_bytes"]
+        return report | {"memory": memory}

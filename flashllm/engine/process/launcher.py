@@ -1,0 +1,97 @@
+"""From a choice of a model to an engine in a process of its own.
+
+A ceiling is one for both processes: what the application takes now and may grow by is left to it,
+and the engine plans with the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flashllm.engine.process import messages as messages
+from flashllm.engine.process.supervisor import OPENER, EngineProcess, OnLost, error_of
+from flashllm.options import EngineSettings
+from flashllm.system.memory import rss_bytes
+
+if TYPE_CHECKING:
+    from flashllm.engine.process.client import RemoteEngine
+    from flashllm.engine.protocol import OnOpening
+
+GROWTH_BYTES = 96 << 20
+"""Of the ceiling, for what the application may grow by: 5,000 tokens of Markdown take 60 MB."""
+_REMOTE = "flashllm.engine.process.client"
+
+
+class EngineLauncher:
+    """Opens models, each in a process of its own, which begins when it is asked for.
+
+    Begun earlier, it would load torch beside the application's own start: of two processors the
+    first frame wants both, and came a tenth later.
+    """
+
+    def __init__(self, settings: EngineSettings, opener: str = OPENER) -> None:
+        self._settings = settings
+        self._opener = opener
+        self._opening: EngineProcess | None = None
+        self._lock = threading.Lock()
+
+    def open(
+        self,
+        path: str | None,
+        on_opening: OnOpening | None = None,
+        on_lost: OnLost | None = None,
+    ) -> RemoteEngine:
+        """Opens the model in a directory, None being the demo, as the settings say otherwise.
+
+        `on_lost` gets the `EngineLost` of an engine that ends later, unless it is closed.
+        Raises what `local.open_model` raises, and `EngineLost`.
+        """
+        with self._lock:
+            process = self._opening = EngineProcess(self._opener)
+        try:
+            engine = open_in(process, replace(self._settings, path=path), on_opening)
+        finally:
+            self._opening = None
+        if on_lost is not None:
+            process.watch(on_lost)
+        return engine
+
+    def close(self) -> None:
+        """Ends a process that has no model yet; who waits for one gets an `EngineLost`."""
+        with self._lock:
+            process = self._opening
+        if process is not None:
+            process.close()
+
+
+def open_in(
+    process: EngineProcess, settings: EngineSettings, on_opening: OnOpening | None = None
+) -> RemoteEngine:
+    """Opens a model in a process that has none; `settings.memory` is the ceiling of both.
+
+    Raises what `local.open_model` raises, and `EngineLost`; the process is ended then.
+    """
+    try:
+        while not isinstance(message := process.said(), messages.Opened):
+            if isinstance(message, messages.Ready):
+                process.tell(messages.Open(settings, _application_bytes()))
+            elif isinstance(message, messages.Opening):
+                if on_opening is not None:
+                    on_opening(message.progress)
+            else:
+                raise error_of(message)
+        engine: RemoteEngine = importlib.import_module(_REMOTE).RemoteEngine(process, message)
+    except BaseException:
+        process.close()
+        raise
+    return engine
+
+
+def _application_bytes() -> int:
+    # What reads the engine's numbers is loaded first, so that it is measured; and not earlier, when
+    # the application is busy with its first frame.
+    importlib.import_module(_REMOTE)
+    return rss_bytes() + GROWTH_BYTES

@@ -1,0 +1,193 @@
+"""The engine in a process of its own, from the application's side: it is started, asked, ended.
+
+No torch here. The child (`worker`) is asked over a socket; when it ends, for whatever reason,
+everybody who waits for it gets an `EngineLost`, and the application goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from flashllm.engine.process import messages as messages
+from flashllm.engine.process.channel import Channel
+from flashllm.errors import EngineLost, FlashllmError
+from flashllm.untrusted.terminal import sanitize_line
+
+OPENER = "flashllm.engine.process.worker_entry:open_engine"
+"""What the child opens models with: module:function."""
+CLOSE_SECONDS = 1.5
+REAP_SECONDS = 2.0
+LOG_LINE_CHARACTERS = 2000
+
+# The child sees the modules that this process sees, and nothing of the folder it is started in.
+_CHILD = "import sys; sys.path[:] = sys.argv[3:]; from flashllm.engine.process.worker import main; "
+_CHILD += "main(sys.argv[1:3])"
+
+_log = logging.getLogger("flashllm.engine")
+_log.addHandler(logging.NullHandler())  # else, without a log, it would write to the terminal
+Listener = Callable[[object], None]
+OnLost = Callable[[EngineLost], None]
+
+
+class EngineProcess:
+    """A child that opens one model. It starts at once, and loads what opening needs meanwhile."""
+
+    def __init__(self, opener: str = OPENER) -> None:
+        """`opener` is module:function, called in the child as `worker_entry.open_engine`.
+
+        `EngineLost` where the system lets no process be started.
+        """
+        self._child, ours = _start(opener)
+        self._connection = ours
+        self._numbers = itertools.count(messages.OPENING + 1)
+        self._lock = threading.Lock()
+        self._opening: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._listeners: dict[int, Listener] = {messages.OPENING: self._opening.put}
+        self._lost: EngineLost | None = None
+        self._on_lost: OnLost | None = None
+        self._closed = False
+        self._channel = Channel(ours, self._hear, self._lose)
+        self._channel.start()
+        threading.Thread(target=self._keep_log, name="engine-log", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def said(self) -> object:
+        """The next that the child says about opening a model; waits for it."""
+        return self._opening.get()
+
+    def ask(self, message: Callable[[int], object], listener: Listener) -> int:
+        """Sends the message made of a new number; what is said under it reaches the listener.
+
+        An `EngineLost` reaches it too, and is the last thing then.
+        """
+        with self._lock:
+            number = next(self._numbers)
+            lost = self._lost
+            if lost is None:
+                self._listeners[number] = listener
+        if lost is not None:
+            listener(lost)
+        self._channel.send(message(number))
+        return number
+
+    def tell(self, message: object) -> None:
+        """Sends what nobody waits for; nothing happens where the child is gone."""
+        self._channel.send(message)
+
+    def watch(self, on_lost: OnLost) -> None:
+        """Tells of a child that ends and was not closed, from any thread."""
+        with self._lock:
+            self._on_lost, lost = on_lost, self._lost
+        if lost is not None and not self._closed:
+            on_lost(lost)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Ends the child; kills it after so long. From any thread, oftener than once."""
+        self._closed = True
+        self._channel.send(messages.Close())
+        self._channel.close(seconds / 8)
+        try:
+            self._child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # not even that: a disk that hangs
+                self._child.wait(seconds / 8)
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _hear(self, message: object) -> None:
+        number: int = message.number  # type: ignore[attr-defined]
+        with self._lock:
+            listener = self._listeners.get(number)
+            if isinstance(message, messages.LAST_WORDS):
+                self._listeners.pop(number, None)
+        if listener is not None:
+            listener(message)
+
+    def _lose(self) -> None:
+        """The connection has ended; called by the thread that reads."""
+        try:
+            code = self._child.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            code = None
+        lost = EngineLost("the engine was closed" if self._closed else _lost_text(code))
+        if not self._closed:
+            _log.error("%s", lost)
+        with self._lock:
+            self._lost = lost
+            listeners = list(self._listeners.values())
+            self._listeners.clear()
+            on_lost = None if self._closed else self._on_lost
+        self._channel.close()
+        self._connection.close()
+        for listener in listeners:
+            listener(lost)
+        if on_lost is not None:
+            on_lost(lost)
+
+    def _keep_log(self) -> None:
+        assert self._child.stderr is not None
+        with self._child.stderr as lines:
+            while line := lines.readline(LOG_LINE_CHARACTERS):
+                _log.warning("%s", sanitize_line(line.decode("utf-8", "replace").rstrip()))
+
+
+def _start(opener: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A child, and our end of the connection to it."""
+    try:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            child = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, str(theirs.fileno()), opener, *sys.path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C on the terminal is for the application
+            )
+            undo.pop_all()
+    except OSError as error:
+        raise EngineLost(
+            f"the engine's process cannot be started ({error.strerror}); close other programs"
+            " and try again"
+        ) from error
+    return child, ours
+
+
+def error_of(message: object) -> BaseException:
+    """What to raise for a message that is no answer."""
+    if isinstance(message, messages.Raised):
+        return message.failure.error()
+    assert isinstance(message, FlashllmError), message
+    return message
+
+
+def _lost_text(code: int | None) -> str:
+    """What became of a child, by its exit code, and what to do."""
+    again = "/retry opens the model again"
+    if code is None:
+        return f"the engine's process does not answer; {again}"
+    if code == -signal.SIGKILL:
+        return (
+            "the engine's process was killed, which happens where memory runs out; "
+            f"{again}, and a smaller --memory may keep it alive"
+        )
+    # Not by `Signals(number)`: a few numbers have no name there.
+    name = next((known.name for known in signal.Signals if known == -code), str(-code))
+    how = f"crashed ({name})" if code < 0 else f"ended (exit code {code})"
+    return f"the engine's process {how}; {again}, and the log may say more"

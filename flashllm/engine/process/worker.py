@@ -1,0 +1,207 @@
+"""The engine's process: one model, asked over a socket by the application (`supervisor`).
+
+The main thread opens the model and writes answers; one thread hears what the application says, so
+that a stop acts within a layer; one sends; one answers calls. The process ends with its
+application: what it would take for that, a thread that reads from the socket, cannot be kept busy
+by a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pkgutil
+import queue
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flashllm.engine.process import messages as messages
+from flashllm.engine.process.channel import Channel
+from flashllm.engine.process.messages import Failure
+from flashllm.engine.protocol import OnOpening, OpeningProgress
+from flashllm.options import EngineSettings
+from flashllm.system.imports import collecting_nothing
+
+if TYPE_CHECKING:
+    from flashllm.engine.protocol import Engine, EngineGeneration
+
+    Opener = Callable[[EngineSettings, int, OnOpening], Engine]
+
+BATCH_SECONDS = 1 / 10
+"""Tokens cross at most so often: a screen that changes oftener takes more of a processor than is to
+spare beside an engine, and each crossing costs switches between threads."""
+LEAVE_SECONDS = 1.0
+"""After that, what does not end is ended: a read that hangs, a conversion."""
+
+
+class Host:
+    """Serves one application until it goes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._channel = Channel(connection, self._hear, self._leave, BATCH_SECONDS)
+        self._commands: queue.SimpleQueue[messages.Open | messages.Generate | None]
+        self._commands = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[messages.Call] = queue.SimpleQueue()
+        self._model: Engine | None = None
+        self._lock = threading.Lock()
+        self._running = 0
+        self._cancelled = 0
+        """All answers up to this number are unwanted."""
+
+    def serve(self, opener: str) -> None:
+        """Until the application goes; `opener` is module:function, which gives the engine."""
+        self._channel.start()
+        threading.Thread(target=self._answer_calls, name="engine-calls", daemon=True).start()
+        with self._telling(messages.OPENING):
+            with collecting_nothing():
+                opens: Opener = pkgutil.resolve_name(opener)
+            self._channel.send(messages.Ready())
+            while (command := self._commands.get()) is not None:
+                if isinstance(command, messages.Open):
+                    self._open(opens, command)
+                else:
+                    self._generate(command)
+        if self._model is not None:
+            self._model.close()
+        self._channel.close(LEAVE_SECONDS)
+
+    def _hear(self, message: object) -> None:
+        if isinstance(message, messages.Call):
+            self._calls.put(message)
+        elif isinstance(message, (messages.Open, messages.Generate)):
+            self._commands.put(message)
+        elif isinstance(message, messages.Cancel):
+            self._cancel(message.number)
+        else:
+            assert isinstance(message, messages.Close), message
+            self._leave()
+
+    def _leave(self) -> None:
+        """The application has no more use for this process, or is gone."""
+        if self._model is None:  # a conversion leaves nothing half-written that would open
+            os._exit(0)
+        last_resort = threading.Timer(LEAVE_SECONDS, os._exit, [0])
+        last_resort.daemon = True
+        last_resort.start()
+        self._commands.put(None)
+        self._cancel(sys.maxsize)
+
+    def _cancel(self, number: int) -> None:
+        with self._lock:
+            self._cancelled = max(self._cancelled, number)
+            if self._model is not None and 0 < self._running <= number:
+                self._model.cancel()
+
+    def _open(self, opens: Opener, command: messages.Open) -> None:
+        def tell(progress: OpeningProgress) -> None:
+            self._channel.send(messages.Opening(progress))
+
+        with self._telling(messages.OPENING):
+            model = opens(command.settings, command.application_bytes, tell)
+            tokenizer = model.tokenizer
+            opened = messages.Opened(
+                info=model.info,
+                plan=model.plan,
+                has_tokenizer=tokenizer is not None,
+                has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+                cautions=model.cautions(),
+                io_report=model.io_report(),
+                rates=model.rates(),
+            )
+            self._model = model
+            self._channel.send(opened)
+
+    def _generate(self, command: messages.Generate) -> None:
+        number, model = command.number, self._model
+        assert model is not None, "an answer before the model is open"
+        with self._telling(number):
+            with self._lock:
+                generation = model.generate(
+                    command.ids,
+                    command.max_tokens,
+                    command.sampling,
+                    command.stop,
+                    lambda done, total: self._channel.send(
+                        messages.Prefilling(number, done, total), urgent=False
+                    ),
+                    telemetry=command.telemetry,
+                    answer=command.answer,
+                )
+                self._running = number
+                if self._cancelled >= number:  # while it had not begun
+                    model.cancel()
+            try:
+                self._write(number, generation)
+            finally:
+                with self._lock:
+                    self._running = 0
+
+    def _write(self, number: int, generation: EngineGeneration) -> None:
+        is_first = True
+        for token in generation:
+            if is_first:
+                self._tell_prefilled(number, generation)
+                is_first = False
+            self._channel.send(
+                messages.Token(number, token.id, token.text, token.cost), urgent=False
+            )
+        if is_first:
+            self._tell_prefilled(number, generation)
+        reason = generation.finish_reason or "stop"
+        self._channel.send(
+            messages.Finished(
+                number, reason, generation.text, list(generation.ids), generation.report()
+            )
+        )
+
+    def _tell_prefilled(self, number: int, generation: EngineGeneration) -> None:
+        prefilled = messages.Prefilled(number, generation.prefill, generation.reused_tokens)
+        self._channel.send(prefilled, urgent=False)
+
+    def _answer_calls(self) -> None:
+        while True:
+            call = self._calls.get()
+            with self._telling(call.number):
+                self._channel.send(messages.Returned(call.number, self._answer(call)))
+
+    def _answer(self, call: messages.Call) -> Any:
+        model = self._model
+        assert model is not None, "a call before the model is open"
+        if call.name == "neuron_map":
+            return model.neuron_map()
+        tokenizer = model.tokenizer
+        assert tokenizer is not None
+        assert call.name in ("encode", "encode_chat", "decode", "chat_stops"), call.name
+        value = getattr(tokenizer, call.name)
+        return value(*call.arguments) if callable(value) else value
+
+    @contextlib.contextmanager
+    def _telling(self, number: int) -> Any:
+        """Sends the errors of what is done within, instead of raising them."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  raised again in the application
+            failure = Failure.of(error)
+            if not failure.kind:
+                traceback.print_exc()  # into the application's log
+            self._channel.send(messages.Raised(number, failure))
+
+
+def main(arguments: list[str]) -> None:
+    """Serves the application at the other end of a socket: its descriptor, and module:function."""
+    faulthandler.enable()
+    descriptor, opener = arguments
+    code = 1
+    try:
+        Host(socket.socket(fileno=int(descriptor))).serve(opener)
+        code = 0
+    except BaseException:  # noqa: BLE001  what ends this process is written down
+        traceback.print_exc()
+    sys.stderr.flush()
+    # Not by the interpreter's own way out, which waits for threads of libraries.
+    os._exit(code)

@@ -1,0 +1,70 @@
+"""What the engine's process opens: loaded at its start, since loading torch takes a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from flashllm.engine.local import open_model
+from flashllm.engine.protocol import OnOpening, OpeningProgress
+from flashllm.options import EngineSettings
+from flashllm.untrusted.terminal import sanitize_line
+
+if TYPE_CHECKING:
+    from flashllm.engine.protocol import Engine
+
+_TELL_SECONDS = 0.1
+
+
+class _Told:
+    """The converter's progress, as the progress of opening."""
+
+    def __init__(self, tell: OnOpening) -> None:
+        self._tell = tell
+        self._phase, self._done, self._total = "", 0, 0
+        self._told_at = 0.0
+
+    def start(self, phase: str, total_bytes: int) -> None:
+        """A phase begins."""
+        self._phase, self._done, self._total = sanitize_line(phase), 0, total_bytes
+        self._told_at = 0.0
+        self.advance(0)
+
+    def advance(self, nbytes: int) -> None:
+        """So many bytes more are done."""
+        self._done += nbytes
+        if time.monotonic() - self._told_at >= _TELL_SECONDS:
+            self._told_at = time.monotonic()
+            self._tell(OpeningProgress(self._phase, self._done, self._total))
+
+    def warn(self, text: str) -> None:
+        """Something that the user should know: it goes to the log."""
+        print(sanitize_line(text), file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        """Everything is over."""
+
+
+def open_engine(settings: EngineSettings, application_bytes: int, tell: OnOpening) -> Engine:
+    """Opens a model; the demo is converted at its first use."""
+    path = settings.path
+    if path is None:
+        from flashllm.convert import demo_model
+
+        path = str(demo_model(_Told(tell)))
+    tell(OpeningProgress("loading"))
+    return open_model(
+        path,
+        memory=settings.memory,
+        select=settings.select,
+        policy=settings.policy,
+        window=settings.window,
+        io_threads=settings.io_threads,
+        overlap=settings.overlap,
+        direct=settings.direct,
+        context=settings.context,
+        kv_dtype=settings.kv_dtype,
+        profile=settings.profile,
+        application_bytes=application_bytes,
+    )

@@ -1,0 +1,129 @@
+"""Which tensors stay in memory: their names, shapes and encodings, from the spec alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flashllm.dtypes import GROUP_BYTES, row_bytes, tensor_bytes
+from flashllm.errors import LayoutError
+from flashllm.flash.safetensors_file import TensorRecord
+from flashllm.spec import ModelSpec
+
+POSITIONS = "embed.positions"
+
+
+def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every resident tensor of a model; matrices are [out, in]."""
+    width = spec.d_model
+    table: dict[str, tuple[int, ...]] = {"embed.weight": (spec.vocab_size, spec.embed_dim)}
+    if spec.positions == "learned":
+        table[POSITIONS] = (spec.max_positions + spec.position_offset, width)
+    if spec.embed_dim != width:
+        table["embed.project_in.weight"] = (width, spec.embed_dim)
+        table["head.project_out.weight"] = (spec.embed_dim, width)
+    if not spec.tied_head:
+        table["head.weight"] = (spec.vocab_size, spec.embed_dim)
+    if spec.head_bias:
+        table["head.bias"] = (spec.vocab_size,)
+    if spec.final_norm:
+        table |= _norm("final_norm", spec)
+    for layer in range(spec.n_layers):
+        prefix = f"layers.{layer}"
+        table |= _attention(f"{prefix}.attn", spec) | _norm(f"{prefix}.attn_norm", spec)
+        if not spec.shared_norm:
+            table |= _norm(f"{prefix}.ffn_norm", spec)
+        if spec.gate == "resident":
+            table[f"{prefix}.ffn.gate.weight"] = (spec.d_ffn, width)
+        if spec.ffn_bias:
+            if spec.gated:
+                table[f"{prefix}.ffn.gate.bias"] = (spec.d_ffn,)
+            table[f"{prefix}.ffn.up.bias"] = (spec.d_ffn,)
+            table[f"{prefix}.ffn.down.bias"] = (width,)
+    return table
+
+
+def _attention(prefix: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    heads, kv_heads = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+    table: dict[str, tuple[int, ...]] = {}
+    for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        table[f"{prefix}.{name}.weight"] = (rows, spec.d_model)
+        if spec.attention_bias:
+            table[f"{prefix}.{name}.bias"] = (rows,)
+    table[f"{prefix}.o.weight"] = (spec.d_model, heads)
+    if spec.attention_output_bias:
+        table[f"{prefix}.o.bias"] = (spec.d_model,)
+    if spec.qk_norm:
+        table[f"{prefix}.q_norm.weight"] = (spec.head_dim,)
+        table[f"{prefix}.k_norm.weight"] = (spec.head_dim,)
+    return table
+
+
+def _norm(name: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    if not spec.norm_affine:
+        return {}
+    leaves = ("weight", "bias") if spec.norm_bias else ("weight",)
+    return {f"{name}.{leaf}": (spec.d_model,) for leaf in leaves}
+
+
+def resident_dtype(name: str, shape: tuple[int, ...], spec: ModelSpec) -> str:
+    """Encoding of a resident tensor: norms and biases are f32, matrices as the spec says.
+
+    Positions learned are added to the stream as they are, and few: beside int8 and int4, f16.
+    """
+    if len(shape) == 1:
+        return "f32"
+    return "f16" if name == POSITIONS and spec.matrix_dtype in GROUP_BYTES else spec.matrix_dtype
+
+
+def resident_bytes(name: str, shape: tuple[int, ...], spec: ModelSpec) -> int:
+    """Bytes of a resident tensor."""
+    return tensor_bytes(resident_dtype(name, shape, spec), shape)
+
+
+def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Type and shape in a safetensors file: rows in int8 or int4 are bytes there."""
+    if dtype in GROUP_BYTES:
+        return "u8", (shape[0], row_bytes(dtype, shape[1]))
+    return dtype, shape
+
+
+def encoding_of(record: TensorRecord, columns: int) -> str:
+    """The encoding of a matrix whose rows hold so many weights, told by the bytes of a row.
+
+    The type in the file where that is not bytes, or no such row has as many.
+    """
+    if record.dtype == "u8" and len(record.shape) == 2:
+        for dtype in GROUP_BYTES:
+            if record.shape[1] == row_bytes(dtype, columns):
+                return dtype
+    return record.dtype
+
+
+def predictor_columns(index: Mapping[str, TensorRecord], spec: ModelSpec) -> dict[str, int]:
+    """Name of each matrix of the predictors -> weights in a row: the model's width, or the rank.
+
+    Only of those that are there: what a file lacks is told by whoever needs it.
+    """
+    columns: dict[str, int] = {}
+    for layer in range(spec.n_layers):
+        down, up = f"layers.{layer}.down", f"layers.{layer}.up"
+        if down in index and len(index[down].shape) == 2:
+            columns[down] = spec.d_model
+            if up in index and index[down].shape[0]:
+                columns[up] = index[down].shape[0]
+    return columns
+
+
+def check_resident(index: Mapping[str, TensorRecord], spec: ModelSpec, path: Path) -> None:
+    """`LayoutError` unless the file holds exactly the tensors that the spec asks for."""
+    table = tensor_table(spec)
+    if set(index) != set(table):
+        absent = sorted(set(table) - set(index))[:4]
+        extra = sorted(set(index) - set(table))[:4]
+        raise LayoutError(f"{path}: tensors absent {absent}, unexpected {extra}; convert again")
+    for name, shape in table.items():
+        found = index[name].dtype, index[name].shape
+        wanted = stored_as(resident_dtype(name, shape, spec), shape)
+        if found != wanted:
+            raise LayoutError(f"{path}: tensor {name} is {found}; the manifest asks for {wanted}")

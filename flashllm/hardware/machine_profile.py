@@ -1,0 +1,241 @@
+"""The profile of a device on this machine: what reads of each size cost at each number of threads.
+
+`flashllm bench io` measures it, `save` keeps it in the user's cache directory, one file a device,
+and the planner asks it. Between measured numbers of threads, throughput is a straight line in
+their logarithm; `curves` has what holds between sizes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flashllm.errors import (
+    CannotCreate,
+    FlashllmError,
+    LayoutError,
+    ProfileError,
+)
+from flashllm.hardware.curves import Curve, Fit, IoPoint, MachineRates
+from flashllm.hardware.device import KINDS, DeviceIdentity, describe_device
+from flashllm.system.paths import cache_dir
+from flashllm.untrusted.strict_fields import from_plain, to_plain
+from flashllm.untrusted.strict_json import parse_object
+
+__all__ = [
+    "PROFILE_VERSION",
+    "DeviceIdentity",
+    "Fit",
+    "IoPoint",
+    "MachineRates",
+    "Profile",
+    "cache_path",
+    "find",
+    "load",
+    "save",
+]
+
+PROFILE_VERSION = 1
+FILE_BYTES_MAX = 4 << 20
+GAP_BYTES_MAX = 64 << 10
+_GAP_STEP_BYTES = 512
+_VALUE_LEAST, _VALUE_MOST = 1e-3, 1e18
+"""Of all rates, sizes, numbers and times: beyond them, what is computed overflows or vanishes."""
+_BEST_SHARE = 0.97  # of the best throughput: more threads than give this are not worth it
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was measured of a device, and what follows for reads that were not measured."""
+
+    device: DeviceIdentity
+    machine_name: str
+    date: str
+    direct: bool
+    points: tuple[IoPoint, ...]
+    fits: tuple[Fit, ...]
+    sequential_bytes_per_second: float
+    """The best of the largest reads."""
+    rates: MachineRates | None = None
+    complete: bool = True
+    """False where the measurement was ended early."""
+    isa: str = ""
+    """What the kernels of the rates were compiled for; "" in profiles that do not say."""
+    io_backend: str = ""
+    """What made the reads, threads or uring; "" in profiles that do not say."""
+    _curves: dict[int, Curve] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+        fits = {fit.threads: fit for fit in self.fits}
+        for threads in sorted({point.threads for point in self.points}):
+            points = [point for point in self.points if point.threads == threads]
+            self._curves[threads] = Curve.of(points, fits.get(threads))
+
+    def throughput(self, read_bytes: float, threads: int) -> float:
+        """Bytes per second of many reads of that size by that many threads.
+
+        Fewer or more threads than were measured give what the nearest number gave.
+        """
+        assert read_bytes > 0, "a read has at least a byte"
+        measured = list(self._curves)
+        above = bisect.bisect_left(measured, threads)
+        if above == len(measured) or above == 0 or measured[above] == threads:
+            return self._curves[measured[min(above, len(measured) - 1)]].throughput(read_bytes)
+        few, many = measured[above - 1], measured[above]
+        share = math.log(threads / few) / math.log(many / few)
+        slow = self._curves[few].throughput(read_bytes)
+        return slow + share * (self._curves[many].throughput(read_bytes) - slow)
+
+    def read_seconds(self, reads: float, bytes_: float, threads: int) -> float:
+        """Wall time of that many reads, of `bytes_` in all, kept in flight by that many threads.
+
+        Fewer reads than threads keep as many of them at work as there are reads.
+        """
+        if reads <= 0 or bytes_ <= 0:
+            return 0.0
+        working = min(threads, max(1, math.ceil(reads)))
+        return bytes_ / self.throughput(bytes_ / reads, working)
+
+    def best_threads(self, read_bytes: int) -> int:
+        """The least measured number of threads within 3 % of the best throughput."""
+        rates = {threads: self.throughput(read_bytes, threads) for threads in self._curves}
+        best = max(rates.values())
+        return min(threads for threads, rate in rates.items() if rate >= _BEST_SHARE * best)
+
+    def gap_bytes(self, read_bytes: int, threads: int) -> int:
+        """The widest gap between two such reads that is read sooner than a second read is made.
+
+        It is the break-even a × B where t = a + S/B holds, a multiple of 512, at most 64 KiB.
+        """
+
+        def read_seconds(size: int) -> float:
+            return size / self.throughput(size, threads)
+
+        two_reads = 2 * read_seconds(read_bytes) * (1 + 1e-9)
+        gap = 0
+        while gap < GAP_BYTES_MAX and (
+            read_seconds(2 * read_bytes + gap + _GAP_STEP_BYTES) <= two_reads
+        ):
+            gap += _GAP_STEP_BYTES
+        return gap
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` takes them."""
+        return {"version": PROFILE_VERSION, **to_plain(self)}
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> Profile:
+        """What `to_json` gave, every value checked; `ProfileError` names `where`."""
+        values = dict(value) if isinstance(value, dict) else {}
+        version = values.pop("version", None)
+        if version != PROFILE_VERSION:
+            raise ProfileError(
+                f"{where}: is no profile of version {PROFILE_VERSION}; "
+                "measure one with `flashllm bench io`"
+            )
+        try:
+            return from_plain(cls, values, "profile")
+        except (ValueError, OverflowError) as error:
+            raise ProfileError(
+                f"{where}: {error}; measure again with `flashllm bench io`"
+            ) from error
+
+
+def save(profile: Profile, path: Path | None = None) -> Path:
+    """Writes a profile whole or not at all, to the cache where no path is given; returns where.
+
+    `CannotCreate` where it cannot be written.
+    """
+    path = cache_path(profile.device) if path is None else path
+    text = json.dumps(profile.to_json(), indent=1) + "\n"
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise CannotCreate(
+            f"{path}: the profile cannot be written ({error.strerror}); "
+            "give --profile FILE, or set FLASHLLM_HOME to another directory"
+        ) from error
+    return path
+
+
+def load(path: Path) -> Profile:
+    """The profile in a file; `ProfileError` where it is none, or cannot be read."""
+    try:
+        if not path.is_file():
+            raise ProfileError(f"{path}: there is no such file; `flashllm bench io` makes one")
+        with path.open("rb") as stream:
+            raw = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise ProfileError(f"{path}: is too large to be a profile")
+    try:
+        values = parse_object(raw, path, LayoutError)
+    except LayoutError as error:
+        raise ProfileError(f"{error}; measure again with `flashllm bench io`") from error
+    return Profile.from_json(values, str(path))
+
+
+def find(path: Path) -> Profile | None:
+    """The kept profile of the device on which `path` lies; None where there is no good one."""
+    try:
+        device = describe_device(path)
+        profile = load(cache_path(device))
+    except (FlashllmError, OSError, RuntimeError):
+        return None
+    return profile if profile.device.key == device.key else None
+
+
+def cache_path(device: DeviceIdentity) -> Path:
+    """Where the profile of a device is kept."""
+    return cache_dir() / "profiles" / f"{device.key}.json"
+
+
+def _check_values(profile: Profile) -> None:
+    """`ValueError` for numbers that no measurement gives."""
+    if not profile.points:
+        raise ValueError("profile.points: there are none")
+    places = [(point.read_bytes, point.threads) for point in profile.points]
+    if len(set(places)) < len(places):
+        raise ValueError("profile.points: a size and number of threads occurs twice")
+    positive: dict[str, list[float]] = {
+        "points.read_bytes": [size for size, _ in places],
+        "points.threads": [threads for _, threads in places],
+        "points.bytes_per_second": [point.bytes_per_second for point in profile.points],
+        "fits.bytes_per_second": [fit.bytes_per_second for fit in profile.fits],
+        "sequential_bytes_per_second": [profile.sequential_bytes_per_second],
+    }
+    if rates := profile.rates:
+        positive["rates"] = [
+            *rates.dram_bytes_per_second.values(),
+            *rates.dram_bytes_per_second,
+            *rates.kernel_bytes_per_second.values(),
+            *rates.rows_bytes_per_second.values(),
+        ]
+        if min(rates.layer_overhead_ns, rates.token_overhead_ns) < 0:
+            raise ValueError("profile.rates: an overhead is negative")
+        if max(rates.layer_overhead_ns, rates.token_overhead_ns) > _VALUE_MOST:
+            raise ValueError("profile.rates: an overhead is beyond all that is measured")
+    for name, values in positive.items():
+        if any(value <= 0 for value in values):
+            raise ValueError(f"profile.{name}: a value is not above 0")
+        if any(not _VALUE_LEAST <= value <= _VALUE_MOST for value in values):
+            raise ValueError(f"profile.{name}: a value is beyond all that is measured")
+    if any(fit.per_read_ns < 0 for fit in profile.fits):
+        raise ValueError("profile.fits.per_read_ns: a value is negative")
+    if any(fit.per_read_ns > _VALUE_MOST for fit in profile.fits):
+        raise ValueError("profile.fits.per_read_ns: a value is beyond all that is measured")
+    if profile.device.kind not in KINDS:
+        raise ValueError(f"profile.device.kind: {profile.device.kind[:80]!r} is no kind of device")

@@ -1,0 +1,1 @@
+"""Keys and values of a context, and the tokens they belong to. Knows no weights."""

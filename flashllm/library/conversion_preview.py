@@ -1,0 +1,97 @@
+"""What a conversion would make: bytes on disk, memory, speed, from config.json alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flashllm.errors import UsageError
+from flashllm.library.conversion_options import NO_PREDICTORS, ConvertOptions
+from flashllm.library.formatting import shape_words
+from flashllm.library.scan import Conditions, expected, known_activity
+from flashllm.planning.model_facts import check_selector
+from flashllm.planning.shape_estimate import Weights, predictor_bytes, sizes_of_shape
+from flashllm.spec import ModelSpec
+from flashllm.system.filesystem import existing_parent
+
+_CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What to expect of a conversion; None where nobody can know yet."""
+
+    features: str
+    encoding: str
+    disk_bytes: int
+    """Of the converted model, about."""
+    free_bytes: int
+    """Where it is to be written."""
+    smallest_ceiling_bytes: int | None
+    application_bytes: int
+    """Of the smallest ceiling, what is for the application beside the process that runs it."""
+    ceiling_bytes: int | None
+    tokens_per_second: float | None
+    assumed: str
+    sparse: bool
+    """Whether neurons are zero at all, so that predictors have something to say."""
+
+
+def preview(
+    source: Path, destination: Path, options: ConvertOptions, conditions: Conditions
+) -> Preview:
+    """What `options` would make of `source`; the converter's own errors where they make nothing."""
+    from flashllm.convert import describe
+
+    spec: ModelSpec = describe(source, dtype=options.dtype)
+    if spec.gate == "resident" and options.predictors != NO_PREDICTORS:
+        spec = replace(spec, gate="bundled", rows_per_neuron=3)
+    weights = Weights.of(spec)
+    predictors = predictor_bytes(spec) if options.predictors != NO_PREDICTORS else 0
+    checksums = _CHECKSUM_BYTES * spec.n_layers * spec.bundles_per_layer
+    place = existing_parent(destination)
+    status = os.statvfs(place)
+    smallest, speed, assumed = _expected(spec, options, place, conditions)
+    return Preview(
+        features=shape_words(spec),
+        encoding=spec.encoding_words,
+        disk_bytes=weights.total + weights.padding + checksums + predictors,
+        free_bytes=status.f_bavail * status.f_frsize,
+        smallest_ceiling_bytes=smallest,
+        application_bytes=conditions.application_bytes,
+        ceiling_bytes=conditions.ceiling_bytes,
+        tokens_per_second=speed,
+        assumed=assumed,
+        sparse=spec.sparse,
+    )
+
+
+def _expected(
+    spec: ModelSpec, options: ConvertOptions, place: Path, conditions: Conditions
+) -> tuple[int | None, float | None, str]:
+    """The smallest ceiling, tokens a second in the usual one, and what was assumed for them."""
+    if conditions.interpreter_bytes is None:
+        return None, None, ""
+    select = _selector(spec, options, conditions.select)
+    case = conditions.case(
+        spec,
+        sizes_of_shape(spec, conditions.interpreter_bytes),
+        known_activity(spec, select, None),
+        select,
+        place,
+    )
+    return expected(case, conditions.ceiling_bytes)
+
+
+def _selector(spec: ModelSpec, options: ConvertOptions, asked: str | None) -> str:
+    """What the model will be run with: what was asked for, where it can be, or the best."""
+    has_predictors = options.predictors != NO_PREDICTORS
+    if asked is not None:
+        with contextlib.suppress(UsageError):
+            check_selector(asked, spec, has_predictors, Path())
+            return asked
+    if has_predictors:
+        return "predicted"
+    return "gate" if spec.sparse and spec.gate == "resident" else "all"

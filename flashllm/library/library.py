@@ -1,0 +1,157 @@
+"""The models of this machine, for whoever chooses one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flashllm.errors import CannotCreate, FlashllmError
+from flashllm.flash.manifest import read_manifest
+from flashllm.library import hf_cache
+from flashllm.library.conversion_options import ConvertOptions
+from flashllm.library.conversion_preview import Preview, preview
+from flashllm.library.formatting import clean, error_words, shape_words
+from flashllm.library.hf_cache import CACHED_PREFIX
+from flashllm.library.models import Checkpoint, FoundModel
+from flashllm.library.runtime_memory import interpreter_bytes, kept_bytes
+from flashllm.library.scan import DEMO_NAME, Conditions, examine, find_models
+from flashllm.settings.resolve import Settings
+from flashllm.system.paths import models_dir
+
+NAMES_MAX = 100
+"""Names that are tried for a model whose own is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Where models may be, and what they would be run in. Looking and previewing take seconds."""
+
+    directories: tuple[Path, ...] = ()
+    """Each is a model, or holds models."""
+    models: tuple[Path, ...] = ()
+    """Those that are known by themselves: named in settings."""
+    used: Callable[[], Iterable[str]] = tuple
+    """What conversations name as their models; asked when models are looked for."""
+    home: Path | None = None
+    """Where converted models go, and are looked for."""
+    given: Conditions = field(default_factory=Conditions)
+    """What models would be run in, but for the memory of a process, which is measured."""
+
+    def scan(self) -> Iterator[FoundModel]:
+        """Models as they are found: the demo, those known, those in directories.
+
+        Where the memory of a process has yet to be measured, which takes seconds, models come a
+        second time, with what follows from it.
+        """
+        demo, missing = _demo()
+        if missing is not None:
+            yield missing
+        directories = list(self.directories)
+        if self.home is not None and os.path.isdir(self.home):
+            directories.append(self.home)
+        # A conversation names its model by a path; another name is no place to look.
+        models = (*self.models, *(Path(name) for name in self.used() if os.path.isabs(name)))
+        conditions = self.conditions(kept=True)
+        whole = []
+        for found in find_models(directories, models, conditions, demo=demo):
+            yield found
+            if not found.problem:
+                whole.append(found)
+        if conditions.interpreter_bytes is None and whole:
+            conditions = self.conditions()
+            for found in whole:
+                again = examine(found.path, conditions)
+                yield replace(again, is_demo=found.is_demo, name=found.name)
+
+    def checkpoints(self) -> Iterator[Checkpoint]:
+        """What could be converted."""
+        return hf_cache.checkpoints()
+
+    def conditions(self, kept: bool = False) -> Conditions:
+        """What models would be run in; with `kept` as far as that is known without measuring."""
+        measured = kept_bytes() if kept else interpreter_bytes()
+        return replace(self.given, interpreter_bytes=measured)
+
+    def preview(self, source: Path, destination: Path, options: ConvertOptions) -> Preview:
+        """What a conversion would make; an error where it would make nothing."""
+        from flashllm.convert import check_destination
+
+        found = preview(source, destination, options, self.conditions())
+        if destination.parent != self.home or os.path.lexists(destination):
+            check_destination(destination)
+        return found
+
+    def prepare(self, destination: Path) -> None:
+        """Makes the home of models, where that is where one is to go."""
+        if destination.parent == self.home:
+            try:
+                self.home.mkdir(parents=True, exist_ok=True)
+            except OSError as problem:
+                raise CannotCreate(f"{self.home}: {problem.strerror}") from problem
+
+    def destination(self, source: Path) -> Path:
+        """Where a checkpoint's model would go: a name that is free."""
+        parts = source.absolute().parts
+        is_cached = parts[-2:-1] == ("snapshots",) and parts[-3].startswith(CACHED_PREFIX)
+        name = parts[-3].removeprefix(CACHED_PREFIX) if is_cached else source.name
+        home = self.home if self.home is not None else source.absolute().parent
+        base = home / f"{name.rpartition('--')[2] or 'model'}.flash"
+        names = (base, *(base.with_stem(f"{base.stem}-{n}") for n in range(2, NAMES_MAX)))
+        return next((path for path in names if not os.path.lexists(path)), base)
+
+
+def usual_library(
+    settings: Settings,
+    *,
+    directories: Iterable[Path] = (),
+    used: Callable[[], Iterable[str]] = tuple,
+    application_bytes: int = 0,
+    open_ceiling_bytes: int | None = None,
+) -> Library:
+    """The library of the settings; `directories` more to look in, and models that sessions `used`.
+
+    Without a ceiling in the settings it is that of the model which is open now: it is closed before
+    another is opened, and its memory does not count as available until then.
+    """
+    named = [Path(settings.value("model"))] if settings.value("model") else []
+    profile = settings.value("profile")
+    return Library(
+        directories=(*directories, *settings.chat.model_dirs),
+        models=tuple(named),
+        used=used,
+        home=models_dir(),
+        given=Conditions(
+            application_bytes=application_bytes,
+            memory_bytes=settings.value("memory") or open_ceiling_bytes,
+            select=settings.value("select"),
+            policy=settings.value("policy"),
+            window=settings.value("window"),
+            io_threads=settings.value("io_threads"),
+            overlap=settings.value("overlap"),
+            context=settings.value("ctx_size"),
+            kv_dtype=settings.value("kv_dtype"),
+            profile=None if profile is None else Path(profile),
+            direct=not settings.value("no_direct"),
+        ),
+    )
+
+
+def _demo() -> tuple[Path | None, FoundModel | None]:
+    """Where the demo is, or a line about it where it is yet to be made."""
+    from flashllm.convert import demo_directory, demo_source, describe
+
+    try:
+        directory, source = demo_directory(), demo_source()
+        with contextlib.suppress(FlashllmError):  # one that is broken is made anew
+            read_manifest(directory)
+            return directory, None
+        spec = describe(source)
+    except (FlashllmError, OSError) as problem:
+        where = Path(DEMO_NAME)
+        words = error_words(problem, where)
+        return None, FoundModel(where, DEMO_NAME, problem=words, is_demo=True)
+    line = FoundModel(directory, DEMO_NAME, shape_words(spec), is_demo=True)
+    return None, replace(line, encoding=clean(spec.dtype), remarks=("made when it is opened",))

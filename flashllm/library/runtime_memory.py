@@ -1,0 +1,91 @@
+"""Memory of a process that runs models, before one is loaded: a part of every ceiling.
+
+Measured in a process of its own, since whoever asks here has no torch; kept in the user's cache
+directory for as long as the versions are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import flashllm
+from flashllm.errors import LayoutError
+from flashllm.system.paths import cache_dir
+from flashllm.untrusted.strict_json import parse_object
+
+KEPT_FILE = "interpreter.json"
+FILE_BYTES_MAX = 4096
+SECONDS_MAX = 120.0
+BYTES_MIN, BYTES_MAX = 1 << 20, 8 << 30
+"""What is not between them is no measurement."""
+PACKAGE_PARENT = Path(flashllm.__file__).resolve().parent.parent
+"""Where children are started, so that the directory of the user brings no modules into them."""
+_MEASURE = (
+    "import flashllm.engine.local; from flashllm.engine import loading;"
+    " print(loading.interpreter_bytes())"
+)
+
+
+def interpreter_bytes() -> int | None:
+    """Resident memory of such a process; None where it could not be measured."""
+    found = kept_bytes()
+    if found is None:
+        found = _measure()
+        if found is not None:
+            _keep(found)
+    return found
+
+
+def kept_bytes() -> int | None:
+    """The same, where it was measured before; None where it was not."""
+    file = cache_dir() / KEPT_FILE
+    try:
+        with open(file, "rb") as opened:
+            values = parse_object(opened.read(FILE_BYTES_MAX), file, LayoutError)
+    except (OSError, LayoutError):
+        return None
+    return _sensible(values.get("bytes")) if values.get("key") == _key() else None
+
+
+def _key() -> str:
+    import importlib.metadata  # brings much, and the chat loads this file before its first frame
+
+    torch_version = "none"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        torch_version = importlib.metadata.version("torch")
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return f"flashllm {flashllm.__version__}, torch {torch_version}, {sys.version}, {threads}"
+
+
+def _sensible(value: object) -> int | None:
+    return value if type(value) is int and BYTES_MIN <= value <= BYTES_MAX else None
+
+
+def _measure() -> int | None:
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-c", _MEASURE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd=PACKAGE_PARENT,
+            timeout=SECONDS_MAX,
+            check=True,
+        )
+        return _sensible(int(finished.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _keep(found: int) -> None:
+    file = cache_dir() / KEPT_FILE
+    # Only saves time: where it cannot be kept, it is measured again.
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f".{file.name}.{os.getpid()}")
+        part.write_text(json.dumps({"key": _key(), "bytes": found}))
+        os.replace(part, file)

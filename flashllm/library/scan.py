@@ -1,0 +1,247 @@
+"""Looks for converted models, one level deep, and says what each would need."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flashllm.errors import FlashllmError
+from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
+from flashllm.flash.store import Store
+from flashllm.hardware.staleness import find_profile
+from flashllm.library.formatting import clean, error_words, shape_words
+from flashllm.library.models import FoundModel
+from flashllm.planning.activation_stats import Activity, assumed
+from flashllm.planning.advisor import Case
+from flashllm.planning.model_facts import (
+    check_runnable,
+    choose_selector,
+    converted_sizes,
+    recorded_activity,
+    usual_ceiling,
+)
+from flashllm.planning.plan import Sizes
+from flashllm.spec import ModelSpec
+
+SECONDS_MAX = 20.0
+ENTRIES_MAX = 1000
+"""Of one directory; those beyond them are not looked at."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+DEMO_NAME = "the demo"
+_MARKS = (MANIFEST_FILE, MANIFEST_HASH_FILE, BUNDLES_FILE)
+_DEMO = re.compile(r"demo-[0-9a-f]{16}")
+"""The demo of this and of other versions, which is offered apart."""
+_PARTIAL = re.compile(r".*\.partial-\d+")
+"""What is being written."""
+_LOG = logging.getLogger("flashllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What models would be run in: memory, and the settings by their names in `Case`."""
+
+    interpreter_bytes: int | None = None
+    """Of the process that runs them, before one is loaded; None where that is unknown."""
+    application_bytes: int = 0
+    """Of what runs beside it, within the same ceiling."""
+    memory_bytes: int | None = None
+    """The ceiling; None for the one that is usual where none is given."""
+    select: str | None = None
+    policy: str | None = None
+    window: int | None = None
+    io_threads: int | None = None
+    overlap: str | None = None
+    context: int | None = None
+    kv_dtype: str | None = None
+    profile: Path | None = None
+    """A file to plan with, instead of what is kept of the disk."""
+    direct: bool = True
+
+    @property
+    def ceiling_bytes(self) -> int | None:
+        """The ceiling that speeds are expected in."""
+        if self.memory_bytes is not None or self.interpreter_bytes is None:
+            return self.memory_bytes
+        return usual_ceiling(self.interpreter_bytes) + self.application_bytes
+
+    def case(
+        self,
+        spec: ModelSpec,
+        sizes: Sizes,
+        activity: Activity | None,
+        select: str,
+        place: Path,
+        *,
+        converted: bool = False,
+    ) -> Case:
+        """A model that lies at `place`, or will, without a ceiling yet; `ProfileError`."""
+        # As `loading.load_decoder` does: what was measured says nothing of the page cache.
+        has_profile = self.direct or self.profile is not None
+        return Case(
+            spec,
+            replace(sizes, application=self.application_bytes),
+            activity,
+            select,
+            memory=None,
+            window=self.window,
+            io_threads=self.io_threads,
+            context=self.context,
+            profile=find_profile(place, self.profile) if has_profile else None,
+            converted=converted,
+            policy=self.policy,
+            kv_dtype=self.kv_dtype,
+            overlap=self.overlap,
+        )
+
+
+def find_models(
+    directories: Iterable[Path],
+    models: Iterable[Path],
+    conditions: Conditions,
+    *,
+    demo: Path | None = None,
+    seconds_max: float = SECONDS_MAX,
+) -> Iterator[FoundModel]:
+    """The demo, the `models`, and those that are or lie in the `directories`, each once.
+
+    What cannot be read is a model with a problem, and so is what there was no time for.
+    """
+    end = time.monotonic() + seconds_max
+    seen: set[str] = set()
+    for path, must_be in _candidates(directories, models, demo):
+        key = os.path.realpath(path)
+        if key in seen:
+            continue
+        if isinstance(must_be, str):
+            yield _broken(path, must_be)
+            continue
+        if not must_be and not looks_converted(path):
+            continue
+        seen.add(key)
+        if time.monotonic() > end:
+            yield _broken(path, "not looked at: the search took too long")
+            continue
+        found = examine(path, conditions)
+        yield replace(found, is_demo=True, name=DEMO_NAME) if path == demo else found
+
+
+def _candidates(
+    directories: Iterable[Path], models: Iterable[Path], demo: Path | None
+) -> Iterator[tuple[Path, bool | str]]:
+    """Paths, and whether each was named as a model; or what is wrong with a directory."""
+    if demo is not None:
+        yield demo, True
+    for model in map(Path, models):
+        # A conversation with the demo names where it lay then.
+        if not _DEMO.fullmatch(model.name):
+            yield model, True
+    for directory in map(Path, directories):
+        if looks_converted(directory):
+            yield directory, True
+            continue
+        try:
+            with os.scandir(directory) as entries:
+                names = [entry.name for _, entry in zip(range(ENTRIES_MAX + 1), entries)]  # noqa: B905
+        except OSError as problem:
+            yield directory, f"cannot be looked through: {problem.strerror}"
+            continue
+        for name in sorted(names[:ENTRIES_MAX]):
+            yield directory / name, False
+        if len(names) > ENTRIES_MAX:
+            yield directory, f"has more than {ENTRIES_MAX} entries; the others were not looked at"
+
+
+def looks_converted(path: Path) -> bool:
+    """Whether a directory is a converted model, or half of one, and is offered as such."""
+    if _DEMO.fullmatch(path.name) or _PARTIAL.fullmatch(path.name):
+        return False
+    return any(os.path.lexists(path / mark) for mark in _MARKS)
+
+
+def examine(path: Path, conditions: Conditions) -> FoundModel:
+    """What is known of one model; whatever is wrong with it is its `problem`."""
+    try:
+        with Store(path) as store:
+            check_runnable(store)
+            return _planned(_described(store), store, conditions)
+    except (FlashllmError, OSError, MemoryError, RecursionError) as problem:
+        return _broken(path, error_words(problem, path))
+    except Exception as problem:  # noqa: BLE001  one bad directory must not end the list
+        _LOG.exception("a model could not be looked at")
+        return _broken(path, f"unexpected: {type(problem).__name__}: {problem}")
+
+
+def _broken(path: Path, problem: str) -> FoundModel:
+    return FoundModel(path, clean(path.name or str(path)), problem=clean(problem))
+
+
+def _described(store: Store) -> FoundModel:
+    manifest, spec = store.manifest, store.spec
+    remarks = []
+    if not any(name in manifest.files for name in TOKENIZER_FILES):
+        remarks.append("no tokenizer: takes only token ids")
+    if manifest.synthetic:
+        remarks.append("synthetic: random weights")
+    return FoundModel(
+        path=store.directory,
+        name=clean(manifest.name) or clean(store.directory.name),
+        features=shape_words(spec),
+        encoding=spec.encoding_words,
+        size_bytes=sum(record.bytes for record in manifest.files.values()),
+        remarks=tuple(remarks),
+    )
+
+
+def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundModel:
+    """With the planner's numbers, as far as this machine is known."""
+    select = choose_selector(store, conditions.select)
+    if select == "predicted":
+        found = replace(found, remarks=("lossy: predictors choose neurons", *found.remarks))
+    if conditions.interpreter_bytes is None:
+        return found
+    recording = recorded_activity(store, select)
+    case = conditions.case(
+        store.spec,
+        converted_sizes(store, select, conditions.interpreter_bytes),
+        known_activity(store.spec, select, recording),
+        select,
+        store.directory,
+        converted=True,
+    )
+    smallest, speed, assumption = expected(case, conditions.ceiling_bytes)
+    return replace(
+        found,
+        smallest_ceiling_bytes=smallest,
+        application_bytes=conditions.application_bytes,
+        ceiling_bytes=conditions.ceiling_bytes,
+        tokens_per_second=speed,
+        assumed=assumption,
+    )
+
+
+def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> Activity | None:
+    """What tokens use: as recorded, else as assumed of its kind; None where they use everything."""
+    if select == "all" or not spec.sparse:
+        return None
+    return recording or assumed(spec, select)
+
+
+def expected(case: Case, ceiling_bytes: int | None) -> tuple[int, float | None, str]:
+    """The smallest ceiling, tokens a second in the given one, and what these assume.
+
+    The speed is None without a ceiling, in one that is too small, and where the rates of disk and
+    machine were not measured.
+    """
+    smallest = case.plan().smallest_bytes
+    if ceiling_bytes is None or ceiling_bytes < smallest:
+        return smallest, None, ""
+    case = replace(case, memory=ceiling_bytes)
+    found = case.expect(case.plan())
+    if found.token is None:
+        return smallest, None, ""
+    return smallest, 1 / found.token.total, found.assumed

@@ -1,0 +1,150 @@
+"""Selectors: which bundles of a layer this token needs.
+
+Low-rank predictors after LLM in a flash, section 3.1: from the output of the current layer's
+attention, as the feed-forward layer sees it, to the neurons that will be above zero. They err, so
+what they lead to is lossy. A resident gate does not: it is what decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm import core
+from flashllm.arrays import Ids
+from flashllm.dtypes import PREDICTOR_MATRIX_DTYPES
+from flashllm.errors import TensorMismatch
+from flashllm.flash.raw_tensor import RawTensor, all_finite
+from flashllm.spec import ModelSpec
+
+Vector = NDArray[np.float32]
+
+
+class Selector(Protocol):
+    """What produces the active set."""
+
+    @property
+    def before_norm(self) -> bool:
+        """Whether it reads the stream that the feed-forward's norm reads, not its output."""
+        ...
+
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:
+        """Ascending ids of the active bundles for the feed-forward input `x` [d_model].
+
+        `gate` [d_ffn] is what the gate makes of it, where the gate is resident.
+        """
+        ...
+
+
+class SelectAll:
+    """Every bundle: exact, and as slow as reading the whole layer."""
+
+    before_norm = False
+
+    def __init__(self, n_bundles: int) -> None:
+        self._ids = np.arange(n_bundles, dtype=np.int32)
+
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
+        """All ids."""
+        return self._ids
+
+
+class SelectGate:
+    """The neurons that a resident gate lets through: exact, since all others add zero."""
+
+    before_norm = False
+
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
+        """Ids where the gate is open."""
+        assert gate is not None, "chosen only where the gate is resident"
+        return np.flatnonzero(gate).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """One layer's predictor: active where `up @ f(down @ x)` exceeds `cut`, f relu or nothing."""
+
+    down: RawTensor  # [rank, d_model]
+    up: RawTensor  # [d_ffn, rank]
+    cut: Vector  # [d_ffn], threshold minus bias
+    hidden_relu: bool = False
+    before_norm: bool = False
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, RawTensor], layer: int, spec: ModelSpec) -> LowRank:
+        """The predictor of a layer; `TensorMismatch` when its tensors do not fit the model."""
+
+        def tensor(part: str, *dtypes: str) -> RawTensor:
+            name = f"layers.{layer}.{part}"
+            if name not in tensors or tensors[name].dtype not in dtypes:
+                raise TensorMismatch(f"predictors: {name} is missing or not in {dtypes}")
+            return tensors[name]
+
+        down, up = tensor("down", *PREDICTOR_MATRIX_DTYPES), tensor("up", *PREDICTOR_MATRIX_DTYPES)
+        bias, threshold = tensor("bias", "f32"), tensor("threshold", "f32")
+        rank = max(down.shape[:1], default=0)
+        found = (down.shape, up.shape, bias.shape, threshold.shape)
+        expected = ((rank, spec.d_model), (spec.d_ffn, rank), (spec.d_ffn,), (1,))
+        if found != expected or not rank:
+            raise TensorMismatch(
+                f"predictors: layer {layer} has shapes {found}; expected {expected}, of a rank"
+                " above 0"
+            )
+        parts = (down, up, bias, threshold)
+        if not all(all_finite(part.raw, part.dtype, part.shape[-1]) for part in parts):
+            raise TensorMismatch(
+                f"predictors: layer {layer} holds NaN or infinity; convert the model again"
+            )
+
+        def switch(part: str) -> bool:
+            if f"layers.{layer}.{part}" not in tensors:
+                return False
+            values = tensor(part, "f32").floats().tolist()
+            if values not in ([0.0], [1.0]):
+                raise TensorMismatch(f"predictors: layers.{layer}.{part} is {values}, not 0 or 1")
+            return bool(values[0])
+
+        cut = threshold.floats() - bias.floats()
+        return cls(down, up, cut, switch("hidden_relu"), switch("before_norm"))
+
+
+class SelectPredicted:
+    """The neurons that the low-rank predictors name."""
+
+    def __init__(
+        self, tensors: Mapping[str, RawTensor], spec: ModelSpec, kernels: core.Kernels
+    ) -> None:
+        self._layers = [LowRank.of(tensors, layer, spec) for layer in range(spec.n_layers)]
+        self.before_norm = self._layers[0].before_norm
+        if any(layer.before_norm != self.before_norm for layer in self._layers):
+            raise TensorMismatch("predictors: some read before the norm, others behind it")
+        self._kernels = kernels
+        self._scores = np.empty(spec.d_ffn, dtype=np.float32)
+        self._ids: Ids = np.empty(spec.d_ffn, dtype=np.int32)
+        self._keys: NDArray[np.int64] = np.empty(spec.d_ffn, dtype=np.int64)
+
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
+        """Ids predicted to be active."""
+        self._score(layer, x)
+        count = core.ids_above(self._scores, self._layers[layer].cut, self._ids)
+        ids: Ids = self._ids[:count].copy()
+        return ids
+
+    def ranked(self, layer: int, x: Vector) -> Ids:
+        """The same ids, those that exceed their threshold the most first."""
+        self._score(layer, x)
+        keys = self._keys[: core.keys_above(self._scores, self._layers[layer].cut, self._keys)]
+        keys.sort()  # a third of a stable sort of positions
+        return keys.astype(np.int32)  # the lower halves
+
+    def _score(self, layer: int, x: Vector) -> None:
+        predictor = self._layers[layer]
+        inner = np.empty(predictor.down.shape[0], dtype=np.float32)
+        self._kernels.matvec(predictor.down.raw, predictor.down.dtype, x, inner)
+        if predictor.hidden_relu:
+            np.maximum(inner, 0.0, out=inner)
+        self._kernels.matvec(predictor.up.raw, predictor.up.dtype, inner, self._scores)

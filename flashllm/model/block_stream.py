@@ -1,0 +1,143 @@
+"""Layers read whole, in order, block by block: for prompts, and where every neuron is needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm import core
+from flashllm.arrays import Ids
+from flashllm.errors import FlashllmError
+from flashllm.flash.store import Store
+from flashllm.system.clock import PartClock
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring bundles of one layer, in memory until the next block is asked for."""
+
+    first: int
+    raw: NDArray[np.uint8]  # [bundles, stride]
+
+    def parts(self) -> tuple[Ids, Ids, NDArray[np.uint8]]:
+        """Ids of the bundles, their positions in the block, and its bytes in one run."""
+        positions = np.arange(len(self.raw), dtype=np.int32)
+        return positions + np.int32(self.first), positions, self.raw.reshape(-1)
+
+    def pieces(self, bundles: int) -> Iterator[Block]:
+        """The same, in pieces of so many bundles."""
+        for start in range(0, len(self.raw), bundles):
+            yield Block(self.first + start, self.raw[start : start + bundles])
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Room for one block."""
+
+    buffer: core.Buffer
+    place: int  # in the buffer, bytes
+    array: NDArray[np.uint8]  # [bundles, stride]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A block on its way into one of the ring's rooms."""
+
+    layer: int
+    first: int
+    room: int
+    ticket: int
+
+
+class LayerStream:
+    """Reads layers from a bundle on to their end, as far ahead as its ring of blocks allows.
+
+    What is read ahead goes on into the layers that were announced by `expect`, so that the device
+    has work while something else than a block is computed. One caller at a time.
+    """
+
+    def __init__(self, store: Store, bundles: int, depth: int, clock: PartClock) -> None:
+        self._store = store
+        self._bundles = bundles
+        self._clock = clock
+        self._n_bundles = store.header.bundles_per_layer
+        self._stride = store.header.stride
+        self._depth = depth
+        self._rooms = [self._room(core.Buffer(bundles * self._stride)) for _ in range(depth)]
+        self._free = list(range(depth))
+        self._ahead: deque[_Read] = deque()
+        self._order: Iterator[tuple[int, int]] = iter(())
+
+    def borrow(self, buffer: core.Buffer, places: Iterable[int]) -> None:
+        """More rooms for the ring, at bytes `places` of a buffer, until `give_back`."""
+        self.give_back()
+        self._rooms += [self._room(buffer, place) for place in places]
+        self._free = list(range(len(self._rooms)))
+
+    def give_back(self) -> None:
+        """Use what was borrowed no more: nothing is read into it any longer."""
+        del self._rooms[self._depth :]
+        self.drain()
+
+    def _room(self, buffer: core.Buffer, place: int = 0) -> _Room:
+        raw = buffer.array()[place : place + self._bundles * self._stride]
+        return _Room(buffer, place, raw.reshape(self._bundles, self._stride))
+
+    def expect(self, layers: Iterable[tuple[int, int]]) -> None:
+        """Begin to read these layers, each from a first bundle on, in this order."""
+        self.drain()
+        self._order = self._blocks_of(layers)
+        self._fill()
+
+    def expects(self, layer: int, first: int = 0) -> bool:
+        """Whether the next block is the one at `first` of a layer."""
+        return bool(self._ahead) and (self._ahead[0].layer, self._ahead[0].first) == (layer, first)
+
+    def blocks(self, layer: int, first: int = 0) -> Iterator[Block]:
+        """The blocks of a layer from bundle `first`, begun now if they were not expected.
+
+        Time spent waiting goes to the clock's "io_exposed", the caller's to "ffn".
+        """
+        if first < self._n_bundles and not self.expects(layer, first):
+            self.expect([(layer, first)])
+        for start in range(first, self._n_bundles, self._bundles):
+            read = self._ahead.popleft()
+            assert (read.layer, read.first) == (layer, start)
+            self._clock.switch("io_exposed")
+            self._store.wait(read.ticket, layer)
+            self._clock.switch("ffn")
+            yield Block(start, self._rooms[read.room].array[: self._n_bundles - start])
+            self._free.append(read.room)
+            self._fill()
+
+    def drain(self) -> None:
+        """Let what was begun end, wanted or not: every room is free afterwards."""
+        self._order = iter(())
+        while self._ahead:
+            read = self._ahead.popleft()
+            # All of them are waited for; that one failed is of no interest to anybody.
+            with contextlib.suppress(FlashllmError):
+                self._store.wait(read.ticket, read.layer)
+        # The last block's too: who stopped in the middle of a layer does not come back to it.
+        self._free = list(range(len(self._rooms)))
+
+    def _blocks_of(self, layers: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for layer, first in layers:
+            for start in range(first, self._n_bundles, self._bundles):
+                yield layer, start
+
+    def _fill(self) -> None:
+        while self._free:
+            following = next(self._order, None)
+            if following is None:
+                return
+            layer, first = following
+            number = self._free.pop()
+            room, count = self._rooms[number], min(self._bundles, self._n_bundles - first)
+            ticket = self._store.submit_span(layer, first, count, room.buffer, room.place)
+            self._ahead.append(_Read(layer, first, number, ticket))

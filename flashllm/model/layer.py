@@ -1,0 +1,87 @@
+"""The layers of a decoder, made of the weights that stay in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flashllm import core
+from flashllm.flash.raw_tensor import RawTensor
+from flashllm.model.attention import Attention
+from flashllm.model.linear import Linear, Norm, vector
+from flashllm.model.neurons import FeedForwardWeights
+from flashllm.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Resident weights of one layer, its feed-forward part apart."""
+
+    attention_norm: Norm
+    attention: Attention
+    ffn_norm: Norm | None
+    """None where the attention's norm feeds the feed-forward layer too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentParts:
+    """Finds weights by their names; `linear_rows` of a matrix are decoded at a time for a chunk."""
+
+    spec: ModelSpec
+    tensors: Mapping[str, RawTensor]
+    kernels: core.Kernels
+    linear_rows: int
+
+    def layer(self, index: int) -> Layer:
+        """A layer without its feed-forward part."""
+        spec, name = self.spec, f"layers.{index}"
+        query, key, value, output = (self.linear(f"{name}.attn.{part}") for part in "qkvo")
+        return Layer(
+            attention_norm=self.norm(f"{name}.attn_norm"),
+            attention=Attention(
+                query=query,
+                key=key,
+                value=value,
+                output=output,
+                query_norm=self._head_norm(f"{name}.attn.q_norm"),
+                key_norm=self._head_norm(f"{name}.attn.k_norm"),
+                head_dim=spec.head_dim,
+                window=spec.attention_window(index),
+            ),
+            ffn_norm=None if spec.shared_norm else self.norm(f"{name}.ffn_norm"),
+        )
+
+    def feed_forward(self, index: int) -> FeedForwardWeights:
+        """What of a layer's feed-forward part is resident."""
+        name = f"layers.{index}.ffn"
+        resident_gate = self.spec.gate == "resident"
+        own_norm = self.spec.norm_placement == "pre" and not self.spec.shared_norm
+        return FeedForwardWeights(
+            gate=self.linear(f"{name}.gate") if resident_gate else None,
+            gate_bias=None if resident_gate else self._vector(f"{name}.gate.bias"),
+            up_bias=self._vector(f"{name}.up.bias"),
+            down_bias=self._vector(f"{name}.down.bias"),
+            norm=self.norm(f"layers.{index}.ffn_norm") if own_norm else None,
+        )
+
+    def linear(self, name: str, bias_of: str | None = None) -> Linear:
+        """A matrix and the bias that goes with it, or with `bias_of`."""
+        weight = self.tensors[f"{name}.weight"]
+        bias = self.tensors.get(f"{bias_of or name}.bias")
+        return Linear.of(weight, bias, self.kernels, self.linear_rows)
+
+    def norm(self, name: str) -> Norm:
+        """A norm of the stream."""
+        weight, bias = self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
+        return Norm(self.spec.norm, self.spec.norm_eps, weight, bias)
+
+    def _head_norm(self, name: str) -> Norm | None:
+        if not self.spec.qk_norm:
+            return None
+        return Norm("rms", self.spec.norm_eps, self._vector(f"{name}.weight"), None)
+
+    def _vector(self, name: str) -> Tensor | None:
+        tensor = self.tensors.get(name)
+        return None if tensor is None else vector(tensor)

@@ -1,0 +1,71 @@
+"""Neurons that each of several tokens names, block by block of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.arrays import Ids
+from flashllm.weight_cache.blocks import block_ends
+
+_APART = np.int64(1 << 32)
+"""Between the ids of a token and those of the next: no block of summation reaches across it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What tokens name within one block: token after token, the ids of each ascending."""
+
+    ids: Ids
+    tokens: Ids
+    """Of each id."""
+    ends: Ids
+    """Of each token's ids, [tokens]."""
+
+    @classmethod
+    def everything(cls, ids: Ids, tokens: int) -> Share:
+        """All of these ids for each token."""
+        numbers = np.arange(tokens, dtype=np.int32)
+        ends = (numbers + 1) * np.int32(len(ids))
+        return cls(np.tile(ids, tokens), np.repeat(numbers, len(ids)), ends)
+
+    def block_ends(self) -> Ids:
+        """Ends of the runs that are summed apart."""
+        return block_ends(self.tokens * _APART + self.ids)
+
+    def where(self, wanted: NDArray[np.bool_]) -> Share:
+        """Those of the ids that are wanted."""
+        tokens = self.tokens[wanted]
+        return Share(self.ids[wanted], tokens, _ends(tokens, len(self.ends)))
+
+
+class Named:
+    """The ids that each token names in a layer, ascending."""
+
+    def __init__(self, of_each: Sequence[Ids]) -> None:
+        counts = [len(ids) for ids in of_each]
+        ids = np.concatenate(of_each)
+        tokens = np.repeat(np.arange(len(of_each), dtype=np.int32), counts)
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._tokens, self._count = ids[order], tokens[order], len(of_each)
+
+    def within(self, first: int, last: int) -> Share:
+        """Those from `first` to before `last`."""
+        begin, end = np.searchsorted(self._ids, (first, last))
+        tokens = self._tokens[begin:end]
+        order = np.argsort(tokens, kind="stable")
+        tokens = tokens[order]
+        return Share(self._ids[begin:end][order], tokens, _ends(tokens, self._count))
+
+
+def of_each(shares: Sequence[Share]) -> list[Ids]:
+    """The ids of each token in all of a layer's shares, which follow each other."""
+    pieces = [np.split(share.ids, share.ends[:-1]) for share in shares]
+    return [np.concatenate(of_token) for of_token in zip(*pieces, strict=True)]
+
+
+def _ends(tokens: Ids, count: int) -> Ids:
+    return np.cumsum(np.bincount(tokens, minlength=count)).astype(np.int32)

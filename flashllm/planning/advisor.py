@@ -1,0 +1,184 @@
+"""What would make a plan's tokens faster, by the same model, and the ceilings that matter.
+
+Nothing is guessed: every alternative is planned and expected as the plan itself was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flashllm.dtypes import DType
+from flashllm.errors import FlashllmError
+from flashllm.hardware.machine_profile import Profile
+from flashllm.kv_cache.layout import KV_DTYPES, kv_bytes
+from flashllm.planning.activation_stats import Activity, assumed
+from flashllm.planning.latency_model import Expectation, Model, expect
+from flashllm.planning.plan import Plan, Sizes, make_plan
+from flashllm.planning.shape_estimate import predictor_bytes, sizes_of_shape
+from flashllm.planning.slot_allocation import SLACK
+from flashllm.spec import ModelSpec
+from flashllm.weight_cache.blocks import smallest_slots
+
+WORTH = 0.97
+"""An alternative is named where it leaves at most this part of a token's time."""
+GIBIBYTE = 1 << 30
+SHORT_CONTEXT = 512
+_NARROWER: dict[str, tuple[str, DType]] = {
+    "f32": ("weights in 16 bits", "f16"),
+    "f16": ("weights in 8 bits, which are rounded", "int8"),
+    "bf16": ("weights in 8 bits, which are rounded", "int8"),
+    "int8": ("weights in 4 bits, which are rounded much", "int4"),
+}
+"""What can be had for half the bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything that a plan is made of."""
+
+    spec: ModelSpec
+    sizes: Sizes
+    activity: Activity | None
+    select: str
+    memory: int | None
+    window: int | None
+    io_threads: int | None
+    context: int | None
+    profile: Profile | None
+    converted: bool = False
+    policy: str | None = None
+    kv_dtype: str | None = None
+    overlap: str | None = None
+
+    def plan(self) -> Plan:
+        """The plan; errors as of `make_plan`.
+
+        Of a converted model it is the one that it will be run with, which goes by what was
+        recorded and assumes nothing.
+        """
+        sizes = self.sizes
+        if self.activity is not None and not self.converted:
+            sizes = dataclasses.replace(sizes, activity=self.activity)
+        return make_plan(
+            self.spec,
+            sizes,
+            self.memory,
+            select=self.select,
+            policy=self.policy,
+            window=self.window,
+            io_threads=self.io_threads,
+            context=self.context,
+            kv_dtype=self.kv_dtype,
+            profile=self.profile,
+            overlap=self.overlap,
+        )
+
+    def expect(self, plan: Plan, flash_speed: float = 1.0) -> Expectation:
+        """What is expected of a plan of this case."""
+        sizes = self.sizes
+        model = Model(
+            self.spec, sizes.stride, sizes.predictors, self.activity, sizes.predictor_dtype
+        )
+        return expect(model, plan, self.profile, flash_speed=flash_speed)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change, and the seconds of a token that it leaves."""
+
+    change: str
+    token_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Ceilings at which something changes, in bytes."""
+
+    smallest: int
+    cliff: int | None
+    """Below it the slots do not hold what one token uses, so nothing stays for the next; None
+    where every neuron is used."""
+    whole: int
+    """From it on everything is in memory, and nothing is read."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+
+def ceilings(case: Case, plan: Plan) -> Ceilings:
+    """Those of a plan's settings, its ceiling apart."""
+    spec, stride = case.spec, case.sizes.stride
+    fixed = sum(plan.split.values()) - plan.split["slots"]
+    whole = fixed + spec.n_layers * spec.bundles_per_layer * stride
+    if plan.select == "all" or case.activity is None:
+        return Ceilings(plan.smallest_bytes, None, whole)
+    least = smallest_slots(spec.bundles_per_layer)
+    needed = (int(n * SLACK) + 1 for n in case.activity.slots_needed[0])
+    slots = sum(max(least, min(n, spec.bundles_per_layer)) for n in needed)
+    return Ceilings(plan.smallest_bytes, fixed + slots * stride, whole)
+
+
+def advise(case: Case, plan: Plan, expected: Expectation) -> list[Advice]:
+    """What helps, the most first; nothing without a profile."""
+    if expected.token is None:
+        return []
+    found = []
+    for change, other, speed in _alternatives(case, plan):
+        try:
+            token = other.expect(other.plan(), speed).token
+        except FlashllmError:
+            continue
+        if token is not None and token.total <= WORTH * expected.token.total:
+            found.append(Advice(change, token.total))
+    return sorted(found, key=lambda advice: advice.token_seconds)
+
+
+def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
+    """Changes that there are today: words, the changed case, how much faster the disk is."""
+    spec = case.spec
+    larger = plan.ceiling_bytes + GIBIBYTE
+    more = dataclasses.replace(case, memory=larger)
+    yield f"1 GiB more memory: --memory {larger >> 20}MiB", more, 1.0
+    yield "a disk twice as fast", case, 2.0
+    if case.window is not None:
+        usual = _with(case, window=None, policy=None)
+        yield "the usual policy in all slots that there is room for: no --window", usual, 1.0
+    if case.overlap is not None:
+        yield "more computed while neurons are read: no --overlap", _with(case, overlap=None), 1.0
+    if plan.context > SHORT_CONTEXT:
+        shorter = _with(case, context=SHORT_CONTEXT)
+        yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0
+    for kv_dtype in KV_DTYPES:
+        # Fewer bytes to move, and room for slots; int8 rounds more, and says so.
+        if kv_bytes(spec, plan.context, kv_dtype) < kv_bytes(spec, plan.context, plan.kv_dtype):
+            rounded = ", which rounds them" if kv_dtype == "int8" else ""
+            words = f"keys and values in {kv_dtype}{rounded}: --kv-dtype {kv_dtype}"
+            yield words, _with(case, kv_dtype=kv_dtype), 1.0
+    if (narrower := _NARROWER.get(spec.dtype)) is not None and spec.resident_dtype is None:
+        words, dtype = narrower
+        half = dataclasses.replace(spec, dtype=dtype)
+        sizes = _resized(half, case.sizes)
+        how = f"convert it with --dtype {dtype}" if case.converted else f"--dtype {dtype}"
+        yield f"{words}: {how}", _with(case, spec=half, sizes=sizes), 1.0
+    if spec.sparse and not spec.gated and case.select != "predicted":
+        sizes = dataclasses.replace(case.sizes, predictors=predictor_bytes(spec))
+        activity = assumed(spec, "predicted")
+        other = _with(case, select="predicted", sizes=sizes, activity=activity, converted=False)
+        yield "predictors, which are lossy: convert it with --predictors train", other, 1.0
+
+
+def _with(case: Case, **changes: Any) -> Case:
+    return dataclasses.replace(case, **changes)
+
+
+def _resized(spec: ModelSpec, sizes: Sizes) -> Sizes:
+    """Sizes of another encoding; what is the same is the predictors', and what was recorded."""
+    return dataclasses.replace(
+        sizes_of_shape(spec, sizes.interpreter),
+        predictors=sizes.predictors,
+        activity=sizes.activity,
+    )

@@ -1,0 +1,368 @@
+"""How long a token will take, from a shape, a plan, a profile and what tokens use. Pure.
+
+What of a token is computed while its reads are under way is the plan's `overlap`: reads that were
+guessed early go beside attention, or beside everything up to the next layer. Where every neuron is
+needed, and in a prompt, the next block is read while one is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from flashllm.hardware.curves import MachineRates
+from flashllm.hardware.machine_profile import Profile
+from flashllm.planning.activation_stats import Activity
+from flashllm.planning.cost_model import (
+    DramBytes,
+    DramSeconds,
+    Encodings,
+    ResidentBytes,
+    chunk_seconds,
+    dram_bytes_a_token,
+    dram_seconds,
+    rates_suffice,
+)
+from flashllm.planning.plan import MAX_READ_BYTES, Plan
+from flashllm.spec import ModelSpec
+
+PROMPT_TOKENS = 128
+ONE_THREAD_WEIGHTS = 1 << 22
+"""Weights of a feed-forward matrix up to which one thread computes a chunk of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """How good guesses at what a layer will load are; assumed, as no recording counts them."""
+
+    recall: float = 0.95
+    """Of what is loaded, the part that was guessed."""
+    precision: float = 0.95
+    """Of what was guessed, the part that was needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one decoded token uses, and what it reads of that from flash."""
+
+    used: float
+    """Bundles of all layers."""
+    active: float
+    """Those of them that are not zero."""
+    loaded: float
+    reads: float
+    bytes_read: float
+    """Gaps and padding included."""
+    passes: float
+    """Extra ones, over layers whose slots do not hold what one token uses."""
+    in_vain: float = 0.0
+    """Bundles read besides, since they were guessed and not needed."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the bundles used that are in memory already."""
+        return 1 - self.loaded / self.used if self.used else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSeconds:
+    """Where the time of a decoded token goes; in sum the token, unless reading overlaps."""
+
+    flash: float
+    dram: float
+    overhead: float
+    total: float
+
+    @property
+    def overlap(self) -> float:
+        """What reading and computing have in common."""
+        return self.flash + self.dram + self.overhead - self.total
+
+    @property
+    def bound(self) -> str:
+        """What a token waits for most."""
+        parts = {"flash": self.flash, "dram": self.dram, "overhead": self.overhead}
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is expected of a plan; seconds are None where no profile knows enough of the machine."""
+
+    traffic: Traffic
+    dram: DramBytes
+    context_tokens: int
+    """Tokens in the context of the token that is meant."""
+    prompt_tokens: int
+    token: TokenSeconds | None
+    first_token_seconds: float | None
+    assumed: str
+    """What of the activity was assumed, or "" where it was recorded."""
+    guesses: Guesses | None
+    """What was assumed of guesses, where the plan makes any."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        token = self.token
+        return dataclasses.asdict(self) | {
+            "hit_rate": self.traffic.hit_rate,
+            "dram_bytes": self.dram.total,
+            "bound": token.bound if token else None,
+            "overlap": token.overlap if token else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is known of a model: its shape, the bytes of a bundle on flash, what tokens use."""
+
+    spec: ModelSpec
+    stride: int
+    predictors: int
+    activity: Activity | None
+    """None where every neuron is used."""
+    predictor_dtype: str = "f16"
+    guesses: Guesses = Guesses()
+
+    @property
+    def encodings(self) -> Encodings:
+        """How its weights are encoded."""
+        return Encodings.of(self.spec, self.predictor_dtype)
+
+
+def expect(
+    model: Model,
+    plan: Plan,
+    profile: Profile | None,
+    *,
+    prompt_tokens: int = PROMPT_TOKENS,
+    flash_speed: float = 1.0,
+) -> Expectation:
+    """What the tokens after a prompt will cost; `flash_speed` is for a disk that much faster."""
+    spec, activity = model.spec, model.activity
+    prompt_tokens = min(prompt_tokens, plan.context)
+    layers = [_layer_reads(model, plan, layer) for layer in range(spec.n_layers)]
+    traffic = Traffic(
+        *(sum(getattr(one.traffic, f.name) for one in layers) for f in dataclasses.fields(Traffic))
+    )
+    guessing = _guesses(spec, plan)
+    predictors = model.predictors if plan.select == "predicted" else 0
+    # To guess is to ask the predictor once more.
+    predictors *= 2 if guessing else 1
+    moved = dram_bytes_a_token(
+        spec,
+        ResidentBytes.of(spec, predictors),
+        traffic.used,
+        traffic.loaded,
+        spec.bundle_bytes,
+        prompt_tokens,
+        bundles_active=traffic.active,
+        kv_dtype=plan.kv_dtype,
+    )
+    token = first = None
+    rates = None if profile is None else profile.rates
+    if profile is not None and rates is not None and rates_suffice(rates, model.encodings):
+        clock = _Clock(model, plan, profile, rates, flash_speed)
+        token = clock.token(layers, traffic, moved)
+        first = clock.first_token(prompt_tokens, moved)
+    words = activity.assumed if activity is not None else ""
+    guesses = model.guesses if guessing else None
+    return Expectation(traffic, moved, prompt_tokens, prompt_tokens, token, first, words, guesses)
+
+
+def _begins_early(plan: Plan) -> bool:
+    """Whether reads may begin before it is a layer's turn."""
+    return plan.overlap in ("attention", "layer") and plan.select != "all"
+
+
+def _guesses(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether reads are guessed: in a parallel block they are known, and only predictors guess."""
+    return _begins_early(plan) and plan.select == "predicted" and spec.block == "sequential"
+
+
+class _Reads(NamedTuple):
+    """Reads that are issued together."""
+
+    reads: float = 0.0
+    nbytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerReads:
+    """A layer's traffic, and its reads by when they begin."""
+
+    traffic: Traffic
+    early: _Reads
+    """Before the layer's turn, by guesses or since the input was known."""
+    late: _Reads
+    """When it is known what is needed."""
+
+
+def _layer_reads(model: Model, plan: Plan, layer: int) -> _LayerReads:
+    traffic, n_bundles = _layer_traffic(model, plan, layer), model.spec.bundles_per_layer
+    if plan.select in ("all", "oracle") or model.activity is None:
+        return _LayerReads(traffic, _Reads(), _Reads(traffic.reads, traffic.bytes_read))
+    early = in_vain = 0.0
+    if _guesses(model.spec, plan):
+        # Where slots are short, guesses have no place either.
+        fits = 1 - min(traffic.passes, 1.0)
+        early = traffic.loaded * model.guesses.recall * fits
+        in_vain = early * (1 / model.guesses.precision - 1)
+    elif _begins_early(plan):
+        early = traffic.loaded
+
+    def merged(loaded: float) -> _Reads:
+        return _Reads(*merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes))
+
+    first, second = merged(early + in_vain), merged(traffic.loaded - early)
+    reads, nbytes = first.reads + second.reads, first.nbytes + second.nbytes
+    made = dataclasses.replace(traffic, reads=reads, bytes_read=nbytes, in_vain=in_vain)
+    return _LayerReads(made, first, second)
+
+
+def _layer_traffic(model: Model, plan: Plan, layer: int) -> Traffic:
+    """What a layer uses and loads, were all of it read in its turn."""
+    spec, activity = model.spec, model.activity
+    n_bundles, slots = spec.bundles_per_layer, plan.slots_per_layer[layer]
+    if plan.select in ("all", "oracle") or activity is None:
+        streamed = float(n_bundles - (slots if plan.select == "all" else 0))
+        nbytes = streamed * model.stride
+        reads = max(nbytes / MAX_READ_BYTES, 1.0) if streamed else 0.0
+        return Traffic(n_bundles, n_bundles, streamed, reads, nbytes, 0)
+    used = activity.used(layer)
+    if plan.policy == "window":
+        loaded = activity.loads(layer, slots, plan.window)
+    else:
+        loaded = activity.loads_of_slots(layer, slots, n_bundles)
+    reads, bytes_read = merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes)
+    passes = activity.passes(layer, slots)
+    return Traffic(used, min(activity.active[layer], used), loaded, reads, bytes_read, passes)
+
+
+def merged_reads(loaded: float, n_bundles: int, stride: int, gap_bytes: int) -> tuple[float, float]:
+    """Reads, and their bytes, for so many bundles of a layer that lie anywhere in it.
+
+    Neighbours within the gap are one read, and what lies in the gap is read too.
+    """
+    density = min(loaded / n_bundles, 1.0)
+    if loaded <= 1 or density >= 1:
+        reads = loaded if loaded <= 1 else max(loaded * stride / MAX_READ_BYTES, 1.0)
+        return reads, loaded * stride
+    gap = gap_bytes // stride
+    apart = (1 - density) ** (gap + 1)
+    # Chance that the next bundle lies d bundles on, times the d - 1 between, for d up to the gap.
+    between = sum(d * density * (1 - density) ** d for d in range(1, gap + 1))
+    joined = loaded - 1
+    reads = 1 + joined * apart
+    bytes_read = (loaded + joined * between) * stride
+    return max(reads, bytes_read / MAX_READ_BYTES), bytes_read
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """The rates of one machine, applied to one model and plan."""
+
+    model: Model
+    plan: Plan
+    profile: Profile
+    rates: MachineRates
+    flash_speed: float
+
+    def token(self, layers: list[_LayerReads], traffic: Traffic, moved: DramBytes) -> TokenSeconds:
+        spec, rates = self.model.spec, self.rates
+        seconds = dram_seconds(rates, self.model.encodings, moved)
+        overhead = (spec.n_layers * rates.layer_overhead_ns + rates.token_overhead_ns) / 1e9
+        if self.plan.select in ("all", "oracle"):
+            # The oracle looks at every neuron before it names those that are not zero.
+            return self._streamed(seconds.total, seconds.ffn, overhead)
+        early = sum(self._read_seconds(*layer.early) for layer in layers)
+        late = sum(self._read_seconds(*layer.late) for layer in layers)
+        flash, hidden = early + late, self._hidden(early, late, traffic, seconds)
+        total = flash + seconds.total + overhead - hidden
+        return TokenSeconds(flash, seconds.total, overhead, total)
+
+    def _hidden(self, early: float, late: float, traffic: Traffic, seconds: DramSeconds) -> float:
+        """Of the reads, what goes on while something is computed."""
+        spec, plan = self.model.spec, self.plan
+        if plan.overlap == "none":
+            return 0.0
+        if plan.overlap == "layer" and _guesses(spec, plan):
+            # From one layer's turn to the next one's; while the head is computed nothing is read.
+            return min(early, seconds.total - seconds.head)
+        # Of neurons that are there all rows but the down one are multiplied meanwhile.
+        before_down = (spec.rows_per_neuron - 1) * traffic.used
+        dots = seconds.ffn * before_down / max(before_down + traffic.active, 1.0)
+        hits = dots * traffic.hit_rate
+        attention = seconds.attention + seconds.kv
+        if _guesses(spec, plan):
+            # The predictor's time is that of two: the guess, and what is asked behind attention.
+            return min(early, attention + seconds.predictors / 2) + min(late, hits)
+        return min(early, attention + hits) + min(late, hits)
+
+    def first_token(self, prompt_tokens: int, moved: DramBytes) -> float | None:
+        """A prompt, chunk by chunk: all weights are read, and go through a matrix product."""
+        spec, shape = self.model.spec, self.plan.prefill
+        resident = moved.attention + moved.gate
+        small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
+        seconds = 0.0
+        for start in range(0, prompt_tokens, shape.tokens):
+            tokens = min(shape.tokens, prompt_tokens - start)
+            beside = chunk_seconds(self.rates, spec.matrix_dtype, resident, tokens, small)
+            block_bytes = shape.bundles * spec.bundle_bytes
+            block = chunk_seconds(self.rates, spec.dtype, block_bytes, tokens, small)
+            if beside is None or block is None:
+                return None
+            overhead = self.rates.layer_overhead_ns / 1e9
+            seconds += self._blocks(beside / spec.n_layers + overhead, block)
+        head = dram_seconds(self.rates, self.model.encodings, moved).head
+        return seconds + head + self.rates.token_overhead_ns / 1e9
+
+    def _streamed(self, dram: float, ffn: float, overhead: float) -> TokenSeconds:
+        """A token that needs every neuron: those in memory, then block after block."""
+        spec, plan = self.model.spec, self.plan
+        share = plan.prefill.bundles / (spec.n_layers * spec.bundles_per_layer)
+        beside = (dram - ffn + overhead) / spec.n_layers
+        total = self._blocks(beside, ffn * share)
+        # What lies in a window's slots is read all the same; only with all do neurons stay.
+        pinned = sum(plan.slots_per_layer) if plan.select == "all" else 0
+        streamed = spec.n_layers * spec.bundles_per_layer - pinned
+        flash = streamed / plan.prefill.bundles * self._block_seconds()
+        return TokenSeconds(flash, dram, overhead, total)
+
+    def _blocks(self, beside: float, block: float) -> float:
+        """All layers, each with something `beside` it, block after block, a ring read ahead."""
+        spec, plan = self.model.spec, self.plan
+        read = self._block_seconds()
+        total = last = 0.0
+        for pinned in plan.slots_per_layer:
+            kept = pinned if plan.select == "all" else 0
+            blocks = (spec.bundles_per_layer - kept) / plan.prefill.bundles
+            before = beside + kept / plan.prefill.bundles * block
+            # Once the ring is full the device waits for what lies beside.
+            idle = max(before - min(plan.prefill_blocks, blocks) * read, 0) if blocks > 0 else 0
+            total += max(before + blocks * block, blocks * read + idle)
+            last = min(blocks, 1) * block if blocks > 0 else 0.0
+        return total + last
+
+    def _block_seconds(self) -> float:
+        """Reading one block of a layer, cut into the largest reads."""
+        nbytes = self.plan.prefill.bundles * self.model.stride
+        reads = math.ceil(nbytes / MAX_READ_BYTES)
+        return self._read_seconds(reads, nbytes)
+
+    def _read_seconds(self, reads: float, nbytes: float) -> float:
+        """Until the last of so many reads is there: one's latency, the others at full rate.
+
+        Throughput alone would have the first one arrive at once; of few reads that is most of it.
+        """
+        if reads <= 0 or nbytes <= 0:
+            return 0.0
+        one = nbytes / reads
+        latency = self.profile.read_seconds(1, one, 1)
+        if reads <= 1:
+            return reads * latency / self.flash_speed
+        working = min(self.plan.io_threads, math.ceil(reads))
+        others = (reads - 1) * one / self.profile.throughput(one, working)
+        return (latency + others) / self.flash_speed

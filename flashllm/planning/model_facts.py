@@ -1,0 +1,94 @@
+"""What is known of a converted model before it is opened: selector, sizes, recording, profile.
+
+Of its files only headers, the manifest and the recording are read. No torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from flashllm.errors import UnsupportedModel, UsageError
+from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.safetensors_file import read_tensor_index
+from flashllm.flash.store import Store
+from flashllm.planning.activation_stats import Activity, recorded
+from flashllm.planning.plan import Sizes
+from flashllm.spec import ModelSpec
+
+SELECTORS = ("predicted", "gate", "all", "oracle")
+AVAILABLE_SHARE = 0.75
+"""Without a ceiling, the part of the memory available now that a model may take."""
+
+
+def usual_ceiling(interpreter_bytes: int) -> int:
+    """The ceiling where none is given, for a process of so many bytes before a model is loaded."""
+    return interpreter_bytes + int(psutil.virtual_memory().available * AVAILABLE_SHARE)
+
+
+def check_runnable(store: Store) -> None:
+    """`UnsupportedModel` for one that may be whole, but that this version cannot run."""
+    if store.spec.neurons_per_bundle != 1:
+        raise UnsupportedModel(
+            f"{store.directory}: {store.spec.neurons_per_bundle} neurons a bundle; this version"
+            " runs models whose bundles are single neurons"
+        )
+
+
+def choose_selector(store: Store, select: str | None) -> str:
+    """The selector asked for, or the best that the model has; `UsageError` where it has none."""
+    spec, where = store.spec, store.directory
+    has_predictors = PREDICTORS_FILE in store.manifest.files
+    has_gate = spec.gate == "resident" and spec.sparse
+    if select is None:
+        if has_predictors:
+            return "predicted"
+        return "gate" if has_gate else "all"
+    check_selector(select, spec, has_predictors, where)
+    return select
+
+
+def check_selector(select: str, spec: ModelSpec, has_predictors: bool, where: Path) -> None:
+    """`UsageError` for a selector that there is not, or that a model of this shape cannot have."""
+    has_gate = spec.gate == "resident" and spec.sparse
+    if select not in SELECTORS:
+        raise UsageError(f"--select {select}: expected one of {', '.join(SELECTORS)}")
+    if select != "all" and not spec.sparse:
+        raise UsageError(
+            f"--select {select}: the neurons of {where} are never zero (its activation is"
+            f" {spec.activation}), so all of them are needed; use --select all"
+        )
+    if select == "gate" and not has_gate:
+        raise UsageError(f"--select gate: {where} has no resident gate; use --select all")
+    if select == "predicted" and not has_predictors:
+        advice = "use --select gate, which is exact" if has_gate else (
+            "convert it with --predictors train, or use --select all"
+        )  # fmt: skip
+        raise UsageError(f"--select predicted: {where} has no predictors; {advice}")
+
+
+def converted_sizes(store: Store, select: str, interpreter_bytes: int) -> Sizes:
+    """What `make_plan` needs to know of a converted model that is run with a selector.
+
+    `interpreter_bytes` is the resident memory of the process that will run it, before it is loaded.
+    """
+    index = read_tensor_index(store.directory / RESIDENT_FILE)
+    embeddings = sum(t.nbytes for name, t in index.items() if name.startswith("embed."))
+    return Sizes(
+        interpreter=interpreter_bytes,
+        embeddings=embeddings,
+        attention=store.file_bytes(RESIDENT_FILE) - embeddings,
+        predictors=store.file_bytes(PREDICTORS_FILE),
+        stride=store.header.stride,
+        predictor_dtype=store.predictor_dtype() or "f16",
+        activity=recorded_activity(store, select),
+    )
+
+
+def recorded_activity(store: Store, select: str) -> Activity | None:
+    """What was recorded of a converted model's neurons, for a selector; None where nothing was."""
+    values = store.load_activity()
+    if values is None or select == "all":
+        return None
+    return recorded(values, select, store.spec, str(store.directory))

@@ -1,0 +1,308 @@
+"""How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan.
+
+What follows from the shape alone (the prefill's chunk, block and tile) never depends on the
+ceiling, since the rounding of a matrix product depends on its shape and the answer must not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.hardware.machine_profile import Profile
+from flashllm.kv_cache.layout import (
+    DEFAULT_KV_DTYPE,
+    KvDType,
+    decoded_block_bytes,
+    kv_bytes,
+    parse_kv_dtype,
+    score_bytes,
+)
+from flashllm.options import DEFAULT_CONTEXT, DEFAULT_IO_THREADS, DEFAULT_OVERLAP, Overlap
+from flashllm.planning.activation_stats import Activity
+from flashllm.planning.slot_allocation import (
+    DEFAULT_WINDOW,
+    LEAST_BLOCKS,
+    Divider,
+    least_slots,
+)
+from flashllm.spec import ModelSpec
+from flashllm.weight_cache.policies import choose_policy
+
+MIB = 1 << 20
+GAP_BYTES = 4096
+"""Neighbours on flash that are at most this far apart are read at once, where no profile says how
+far apart they may be."""
+MAX_READ_BYTES = 512 << 10
+"""The largest single read of the core: what runs of neighbours are cut into."""
+
+_PREFILL_ACTIVATION_BYTES = 2 * MIB
+_PREFILL_BLOCK_BYTES = 4 * MIB
+_TILE_BYTES = 4 * MIB
+"""Of decoded bundles that are computed with together: smaller ones, which fit better into caches,
+spend more on beginning and ending products than they gain (docs/log.md)."""
+_LINEAR_BYTES = 2 * MIB
+"""Of decoded rows of a resident matrix."""
+_RESERVE_BYTES = 40 * MIB
+_THREAD_BYTES = 192 << 10
+"""Of a thread that reads: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
+_MAX_THREADS = 1024
+_SEED_TOKENS = 64
+_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """Sizes of the prefill's pieces, from the model's shape alone."""
+
+    tokens: int
+    """Tokens that go through the model together."""
+    bundles: int
+    """Bundles that are read together, a block."""
+    tile: int
+    """Bundles of a block that are decoded and computed with together."""
+    linear_rows: int
+    """Rows of a resident matrix that are decoded together."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, stride: int) -> PrefillShape:
+        """The shape for a model whose bundles lie `stride` bytes apart."""
+        tokens = 64
+        while tokens < 512 and 2 * tokens * spec.d_model * 4 <= _PREFILL_ACTIVATION_BYTES:
+            tokens *= 2
+        bundles = max(_PREFILL_BLOCK_BYTES // stride // _BLOCK, 1) * _BLOCK
+        row_bytes = spec.d_model * 4
+        tile = max(_TILE_BYTES // (spec.rows_per_neuron * row_bytes) // 16, 1) * 16
+        return cls(
+            tokens=tokens,
+            bundles=min(bundles, spec.bundles_per_layer),
+            tile=min(tile, bundles, spec.bundles_per_layer),
+            linear_rows=max(_LINEAR_BYTES // row_bytes, 16),
+        )
+
+    def bytes(self, spec: ModelSpec, stride: int, context: int, blocks: int = LEAST_BLOCKS) -> int:
+        """Memory of a prefill at its peak: so many blocks, decoded rows, activations."""
+        widest = max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
+        ring = blocks * self.bundles * stride
+        decoded = self.tile * spec.rows_per_neuron * spec.d_model * 4
+        rows = self.linear_rows * widest * 4
+        hidden = (4 if spec.gated else 3) * self.bundles
+        if spec.gate == "resident":
+            hidden += spec.d_ffn  # the whole gate at once
+        activations = self.tokens * (10 * widest + hidden + 2 * context) * 4
+        return ring + decoded + rows + activations
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes that a model needs apart from slots, and what its recording said about slots."""
+
+    interpreter: int
+    """Resident memory of the process before the model is loaded."""
+    embeddings: int
+    attention: int
+    """All resident tensors that are no embeddings: attention, norms, biases, head, gates."""
+    predictors: int
+    stride: int
+    predictor_dtype: str = "f16"
+    """Encoding of the predictors' matrices."""
+    activity: Activity | None = None
+    """What tokens use, where it was recorded."""
+    application: int = 0
+    """Of the ceiling, what a process beside this one may take: the terminal application."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a ceiling leads to. Bytes by component in `split`, at most the ceiling in sum."""
+
+    ceiling_bytes: int
+    smallest_bytes: int
+    """The smallest ceiling that these settings accept."""
+    split: dict[str, int]
+    window: int
+    """Tokens: the paper's window; with other policies, how long a one the slots would hold."""
+    slots_per_layer: tuple[int, ...]
+    """Places for bundles; where every neuron is needed, the bundles that stay for good."""
+    slots_wanted: int
+    """Slots that the window needs on the calibration text."""
+    io_threads: int
+    context: int
+    select: str
+    prefill: PrefillShape
+    prefill_blocks: int = LEAST_BLOCKS
+    """Blocks that a prefill holds at once: one that is computed with, the others being read."""
+    lent_blocks: tuple[int, ...] = ()
+    """Of these, how many lie in slots of each layer, whose bundles are given up for a prompt."""
+    gap_bytes: int = GAP_BYTES
+    """Neighbours on flash that are at most this far apart are read at once."""
+    overlap: Overlap = DEFAULT_OVERLAP
+    policy: str = "window"
+    """Which bundles stay; one of POLICIES."""
+    kv_dtype: KvDType = DEFAULT_KV_DTYPE
+    """Encoding of keys and values."""
+
+    @property
+    def seed_tokens(self) -> int:
+        """The last tokens of a prompt whose bundles stay."""
+        return self.window if self.policy == "window" else max(self.window, _SEED_TOKENS)
+
+    @property
+    def own_blocks(self) -> int:
+        """Blocks of a prefill that lie in memory of their own."""
+        return self.prefill_blocks - sum(self.lent_blocks)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether neurons that are not zero may be left out: where predictors choose."""
+        return self.select == "predicted"
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights that are always in DRAM."""
+        return self.split["embeddings"] + self.split["attention"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self) | {"lossy": self.lossy}
+
+
+def make_plan(
+    spec: ModelSpec,
+    sizes: Sizes,
+    ceiling_bytes: int | None,
+    *,
+    select: str,
+    policy: str | None = None,
+    window: int | None = None,
+    io_threads: int | None = None,
+    context: int | None = None,
+    kv_dtype: str | None = None,
+    profile: Profile | None = None,
+    overlap: str | None = None,
+) -> Plan:
+    """Split a ceiling, or with None the smallest that will do.
+
+    A `profile` chooses the threads that were not asked for, and the gap, where there is room for
+    what they take. A `window` is for the paper's policy, which it then is without `policy`; the
+    others use all slots there is room for. `MemoryCeilingTooSmall` names the smallest ceiling,
+    `UsageError` a setting out of its range.
+    """
+    default_context = min(DEFAULT_CONTEXT, spec.max_positions)
+    context = _within("ctx-size", context, default_context, spec.max_positions)
+    encoding = DEFAULT_KV_DTYPE if kv_dtype is None else parse_kv_dtype(kv_dtype)
+    if window is not None:
+        window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
+    policy = choose_policy(policy, window)
+    shape = PrefillShape.of(spec, sizes.stride)
+    split = _fixed_bytes(spec, sizes, select, context, encoding)
+    least_bytes = spec.n_layers * least_slots(spec, select) * sizes.stride
+    needed_bytes = sum(split.values()) + least_bytes
+    reads = _ways_to_read(sizes, select, io_threads, profile)
+    smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
+    if ceiling_bytes is None:
+        ceiling_bytes = smallest_bytes
+    fitting = [read for read in reads if needed_bytes + read.reserve_bytes <= ceiling_bytes]
+    split["reserve"] = (fitting or reads[-1:])[0].reserve_bytes
+    if not fitting:
+        raise MemoryCeilingTooSmall(
+            _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
+        )
+    activity, bundles = sizes.activity, shape.bundles
+    divider = Divider(spec, sizes.stride, activity, select, policy, window, bundles)
+    division = divider.divide(ceiling_bytes - sum(split.values()))
+    split["prefill"] += (division.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
+    split["slots"] = sum(division.slots) * sizes.stride
+    return Plan(
+        ceiling_bytes=ceiling_bytes,
+        smallest_bytes=smallest_bytes,
+        split=split,
+        window=division.window,
+        slots_per_layer=tuple(division.slots),
+        slots_wanted=sum(division.wanted),
+        io_threads=fitting[0].threads,
+        context=context,
+        select=select,
+        prefill=shape,
+        prefill_blocks=division.own_blocks + sum(division.lent_blocks),
+        lent_blocks=tuple(division.lent_blocks),
+        gap_bytes=fitting[0].gap_bytes,
+        overlap=_overlap(overlap),
+        policy=policy,
+        kv_dtype=encoding,
+    )
+
+
+def _fixed_bytes(
+    spec: ModelSpec, sizes: Sizes, select: str, context: int, encoding: KvDType
+) -> dict[str, int]:
+    """What is needed whatever the ceiling is, by component; the prefill with its smallest ring."""
+    prefill = PrefillShape.of(spec, sizes.stride).bytes(spec, sizes.stride, context)
+    beside = {"application": sizes.application} if sizes.application else {}
+    return {
+        **beside,
+        "interpreter": sizes.interpreter,
+        "embeddings": sizes.embeddings,
+        "attention": sizes.attention,
+        "predictors": sizes.predictors if select == "predicted" else 0,
+        "kv": kv_bytes(spec, context, encoding) + score_bytes(spec, context),
+        "prefill": prefill + decoded_block_bytes(spec, context, encoding),
+    }
+
+
+def _overlap(name: str | None) -> Overlap:
+    if name is not None and name not in get_args(Overlap):
+        raise UsageError(f"--overlap {name}: expected one of {', '.join(get_args(Overlap))}")
+    return cast("Overlap", name or DEFAULT_OVERLAP)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Threads that read, and the gap that they read over."""
+
+    threads: int
+    gap_bytes: int
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is set aside for them, and for everything that no other part names."""
+        # What lies in a gap is read into a scratch of each thread's.
+        gap_bytes = max(self.gap_bytes - GAP_BYTES, 0)
+        return _RESERVE_BYTES + self.threads * (_THREAD_BYTES + gap_bytes)
+
+
+def _ways_to_read(
+    sizes: Sizes, select: str, io_threads: int | None, profile: Profile | None
+) -> list[_Reading]:
+    """How to read, the best first: by the profile, and as without one."""
+    threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, _MAX_THREADS)
+    usual = _Reading(threads, GAP_BYTES)
+    # One that was ended early may know nothing of many threads, and would choose too few.
+    if profile is None or not profile.complete:
+        return [usual]
+    # Where every neuron is needed, whole blocks are read.
+    read_bytes = MAX_READ_BYTES if select == "all" else sizes.stride
+    if io_threads is None:
+        threads = min(profile.best_threads(read_bytes), _MAX_THREADS)
+    return [_Reading(threads, profile.gap_bytes(read_bytes, threads)), usual]
+
+
+def _within(name: str, value: int | None, default: int, limit: int) -> int:
+    if value is None:
+        return default
+    if not 1 <= value <= limit:
+        raise UsageError(f"{name} is {value}; expected 1 to {limit}")
+    return value
+
+
+def _too_small(ceiling_bytes: int, smallest_bytes: int, split: dict[str, int]) -> str:
+    # Rounded up, so that the figure printed is accepted when it is typed in.
+    smallest_mib = -(-smallest_bytes // MIB)
+    parts = ", ".join(f"{name} {bytes_ / MIB:.0f}" for name, bytes_ in split.items() if bytes_)
+    return (
+        f"a memory ceiling of {ceiling_bytes / MIB:.0f} MiB is too small; the smallest that works"
+        f" here is {smallest_mib} MiB ({parts}, the rest for slots). Try"
+        f" --memory {smallest_mib + 8}MiB, or a smaller --ctx-size"
+    )

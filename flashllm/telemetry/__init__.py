@@ -1,0 +1,1 @@
+"""Where the time and the bytes of each token went: records, meters, reports. Decides nothing."""

@@ -1,0 +1,137 @@
+"""What a device and a machine can give, and what a token of an open model asks of them.
+
+Pure: the rates are those of a profile (`flashllm bench io`). What is not known is None, and is
+never made up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashllm.hardware.curves import Curve
+from flashllm.planning.cost_model import ResidentBytes, dram_bytes_a_token
+from flashllm.telemetry.costs import ratio
+from flashllm.telemetry.roofline import Bound, active_bundles
+
+if TYPE_CHECKING:
+    from flashllm.hardware.machine_profile import Profile
+    from flashllm.planning.model_info import ModelInfo
+    from flashllm.planning.plan import Plan
+    from flashllm.spec import ModelSpec
+
+UNKNOWN = "unknown: run `flashllm bench io FILE`"
+PAGE_CACHE = "unknown: reads go through the page cache, and the profile's did not"
+DRAM_UNKNOWN = "unknown: the profile knows flash alone; run `flashllm bench io` with the machine"
+_SIZES = tuple(512 << power for power in range(14))  # 512 bytes to 4 MiB
+_EVERYTHING = ("all", "oracle")
+"""Selectors that look at every neuron: of the oracle only those are counted that it then uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What tokens did together, or one of them: the bytes that took `wall_ns`."""
+
+    wall_ns: float
+    bytes_read: float
+    reads: float
+    hits: float
+    misses: float
+    context_tokens: float
+    """Of the mean token."""
+    tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWork:
+    """What any token of an open model moves through DRAM, but for what it finds in its slots."""
+
+    spec: ModelSpec
+    resident: ResidentBytes
+    active: float | None
+    """Neurons of a token that are not zero, where fewer are than are computed."""
+
+    def dram_bytes(self, plan: Plan, hits: float, misses: float, context_tokens: float) -> float:
+        """Bytes that a token moves which found so many neurons in DRAM, and read so many."""
+        used, loaded = hits + misses, misses
+        if plan.select in _EVERYTHING:
+            used = float(self.spec.n_layers * self.spec.bundles_per_layer)
+            loaded = used * (1 - self.pinned_share(plan))
+        moved = dram_bytes_a_token(
+            self.spec,
+            self.resident,
+            used,
+            loaded,
+            self.spec.bundle_bytes,
+            context_tokens,
+            bundles_active=self.active,
+            kv_dtype=plan.kv_dtype,
+        )
+        return moved.total
+
+    def pinned_share(self, plan: Plan) -> float:
+        """Of all neurons, where each token needs all: the oracle looks at them on flash."""
+        pinned = sum(plan.slots_per_layer) if plan.select == "all" else 0
+        return pinned / (self.spec.n_layers * self.spec.bundles_per_layer)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What was measured of this device and machine; None is unknown."""
+
+    flash_bytes_per_second: float | None = None
+    """Many reads of a neuron's size, by as many threads as the plan has."""
+    dram_bytes_per_second: float | None = None
+    origin: str = UNKNOWN
+    """Where the rates come from, or why there are none."""
+    flash: Curve | None = None
+    """The same for reads of any size."""
+    work: TokenWork | None = None
+
+    @classmethod
+    def of(cls, profile: Profile | None, info: ModelInfo, plan: Plan, direct: bool) -> DeviceRates:
+        """From a profile of the device that a model lies on, read directly or not."""
+        work = TokenWork(
+            info.spec,
+            ResidentBytes.of(info.spec, plan.split["predictors"]),
+            active_bundles(info.spec, plan.select, info.activity),
+        )
+        if profile is None:
+            return cls(work=work)
+        flash = flash_rate = dram_rate = None
+        if profile.rates is not None and (by_threads := profile.rates.dram_bytes_per_second):
+            dram_rate = by_threads[max(by_threads)]
+        origin = f"the profile of {profile.device.name}, {profile.date[:10]}"
+        if direct == profile.direct:
+            seconds = [size / profile.throughput(size, plan.io_threads) for size in _SIZES]
+            flash = Curve(_SIZES, tuple(seconds), None)
+            flash_rate = flash.throughput(info.bundle_stride_bytes)
+        else:
+            origin = PAGE_CACHE
+        return cls(flash_rate, dram_rate, origin, flash, work)
+
+    def flash_at(self, read_bytes: float) -> float | None:
+        """Bytes per second of reads of that size."""
+        if self.flash is None or read_bytes <= 0:
+            return self.flash_bytes_per_second
+        return self.flash.throughput(read_bytes)
+
+    def bound(self, plan: Plan, moved: Moved) -> Bound | None:
+        """The least time for one token's bytes; None where a rate that it needs is unknown."""
+        flash, dram = (
+            self.flash_at(ratio(moved.bytes_read, moved.reads)),
+            self.dram_bytes_per_second,
+        )
+        if self.work is None or not dram or (moved.bytes_read and flash is None):
+            return None
+        n = moved.tokens
+        dram_bytes = self.work.dram_bytes(
+            plan, moved.hits / n, moved.misses / n, moved.context_tokens
+        )
+        return Bound(moved.bytes_read / n, flash, dram_bytes, dram, moved.wall_ns / n)
+
+    def hit_rate(self, plan: Plan, counted: float) -> float:
+        """What was counted; where every neuron is looked at, the share that is pinned."""
+        if plan.select in _EVERYTHING and self.work is not None:
+            return self.work.pinned_share(plan)
+        return counted

@@ -1,0 +1,59 @@
+"""Costs as text for people: parts of a token's time, shares of a memory ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from flashllm.units import _GIBIBYTE, _MEBIBYTE, rate_words
+
+if TYPE_CHECKING:
+    from flashllm.planning.plan import Plan
+
+
+PART_WORDS = {
+    "io_exposed": "waiting for flash",
+    "predict": "predicting",
+    "plan": "planning reads",
+    "manage": "managing slots",
+    "attention": "attention",
+    "ffn": "feed-forward",
+    "head": "head",
+    "sample": "sampling",
+    "other": "other",
+}
+"""What is done in each part of a token's time."""
+PART_GROUPS = {
+    "compute": ("attention", "ffn", "head"),
+    "choose": ("predict", "plan", "manage"),
+    "flash": ("io_exposed",),
+    "rest": ("sample", "other"),
+}
+"""Parts put together, where there is room for few."""
+
+
+def of_words(rate: float, allowed: float | None) -> str:
+    """`83 % of the profile's 3.5 GB/s`; without a profile, how to get one."""
+    if not allowed:
+        return "what it allows is unknown: run `flashllm bench io FILE`"
+    return f"{100 * rate / allowed:.0f} % of the profile's {rate_words(allowed)}"
+
+
+def part_words(parts: Iterable[tuple[str, float]], least: float = 0.005) -> str:
+    """Parts of a time in percent, the largest first, those under `least` left out."""
+    shares = sorted(((ns, name) for name, ns in parts), reverse=True)
+    total = sum(ns for ns, _ in shares) or 1
+    return ", ".join(
+        f"{PART_WORDS[name]} {100 * ns / total:.0f} %" for ns, name in shares if ns >= least * total
+    )
+
+
+def split_words(plan: Plan) -> tuple[list[tuple[str, str]], str]:
+    """Components of the ceiling with their sizes, the largest first, and the sizes' unit.
+
+    Components of nothing are left out.
+    """
+    parts = sorted(plan.split.items(), key=lambda part: -part[1])
+    large = parts[0][1] >= 10 * _GIBIBYTE
+    unit, factor, digits = ("GiB", _GIBIBYTE, 1) if large else ("MiB", _MEBIBYTE, 0)
+    return [(name, f"{size / factor:.{digits}f}") for name, size in parts if size], unit

@@ -1,0 +1,247 @@
+"""What a token cost, beside what the machine allows: numbers of the I/O panel and of `--stats`.
+
+Pure numbers: no widgets, and nothing is measured here. What is not known of the machine is None,
+and is never made up.
+"""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flashllm.system.clock import PARTS
+from flashllm.telemetry.costs import TokenCost, ratio
+from flashllm.telemetry.device_rates import DRAM_UNKNOWN, DeviceRates, Moved
+from flashllm.telemetry.formatting import of_words, part_words, split_words
+from flashllm.telemetry.neuron_map import NeuronMap
+from flashllm.units import (
+    bytes_words,
+    count_words,
+    memory_words,
+    rate_words,
+    seconds_words,
+    tokens_words,
+)
+from flashllm.untrusted.terminal import sanitize_line
+
+if TYPE_CHECKING:
+    from flashllm.planning.plan import Plan
+    from flashllm.telemetry.token_record import EngineToken
+
+__all__ = ["DeviceRates", "NeuronMap", "TokenNumbers", "answer_numbers", "medians", "stats_text"]
+
+_WIDTH, _NAME_WIDTH = 79, 9
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNumbers:
+    """One token's cost, as it is shown; times in nanoseconds, sizes in bytes."""
+
+    wall_ns: float
+    parts: tuple[tuple[str, float], ...]
+    """Nanoseconds by part, in the order of PARTS."""
+    bytes_read: float
+    reads: float
+    hits: int
+    misses: int
+    hit_rate: float
+    """Share of the neurons used that were in DRAM already."""
+    depth_mean: float
+    """Reads under way at once."""
+    sizes: tuple[tuple[int, int], ...]
+    """Least bytes of a class of sizes, and how many reads it had; only where there were any."""
+    io_hidden_ns: float
+    """Time in which reads were under way while something else was done."""
+    rss_bytes: int
+    flash_bytes_per_second: float | None
+    """While at least one read was under way; None where there were no reads."""
+    of_profile: float | None
+    """That over what the profile gives for reads of their mean size."""
+    bound_ns: float | None
+    """The least time that this machine needs for the bytes moved."""
+    of_bound: float | None
+    """That over the time taken: 1 is as fast as this machine can."""
+    binds: str = ""
+    """What the bound is: "flash" or "DRAM"."""
+    text: str = ""
+    """As the model made it."""
+    index: int = 0
+    """In its answer."""
+    prompt: bool = False
+    """Whether the whole prompt was read for it."""
+
+    @classmethod
+    def of(
+        cls,
+        cost: TokenCost,
+        rates: DeviceRates,
+        plan: Plan,
+        *,
+        text: str = "",
+        index: int = 0,
+        prompt: bool = False,
+        context_tokens: float = 0,
+    ) -> TokenNumbers:
+        """From what was counted; `prompt` is for an answer's first token, which has no bound."""
+        rate = cost.bytes_read * 1e9 / cost.io_busy_ns if cost.io_busy_ns else None
+        allowed = rates.flash_at(ratio(cost.bytes_read, cost.reads))
+        bound = None
+        if not prompt:
+            moved = Moved(
+                cost.wall_ns, cost.bytes_read, cost.reads, cost.hits, cost.misses, context_tokens
+            )
+            bound = rates.bound(plan, moved)
+        return cls(
+            wall_ns=cost.wall_ns,
+            parts=tuple((part, cost.parts_ns.get(part, 0)) for part in PARTS),
+            bytes_read=cost.bytes_read,
+            reads=cost.reads,
+            hits=cost.hits,
+            misses=cost.misses,
+            hit_rate=rates.hit_rate(plan, cost.hit_rate),
+            depth_mean=ratio(cost.depth_ns, cost.io_busy_ns),
+            sizes=tuple((1 << p, count) for p, count in enumerate(cost.size_histogram) if count),
+            io_hidden_ns=cost.io_hidden_ns,
+            rss_bytes=cost.rss_bytes,
+            flash_bytes_per_second=rate,
+            of_profile=rate / allowed if rate is not None and allowed else None,
+            bound_ns=bound.larger_ns if bound else None,
+            of_bound=bound.share if bound and cost.wall_ns else None,
+            binds=bound.binds if bound else "",
+            text=text,
+            index=index,
+            prompt=prompt,
+        )
+
+    @property
+    def read_bytes(self) -> float:
+        """The mean size of a read."""
+        return ratio(self.bytes_read, self.reads)
+
+
+def answer_numbers(
+    tokens: Sequence[EngineToken],
+    rates: DeviceRates,
+    plan: Plan,
+    prompts: Mapping[int, int],
+    begin: int = 0,
+) -> list[TokenNumbers]:
+    """Of an answer's tokens, those from number `begin` on.
+
+    `prompts` has the places of those for which a prompt was read, and how many tokens it had: the
+    first one, and others where the answer was stopped and went on behind what there was of it.
+    """
+    return [
+        TokenNumbers.of(
+            token.cost,
+            rates,
+            plan,
+            text=token.text,
+            index=index,
+            prompt=index in prompts,
+            context_tokens=_context(prompts, index),
+        )
+        for index, token in enumerate(tokens[begin:], begin)
+    ]
+
+
+def _context(prompts: Mapping[int, int], index: int) -> int:
+    """Tokens that stood before one of an answer's."""
+    place = max((place for place in prompts if place <= index), default=0)
+    return prompts.get(place, 0) + index - place
+
+
+def medians(tokens: Sequence[TokenNumbers]) -> dict[str, float]:
+    """The median of each number, parts by their names, over decoded tokens; {} without any."""
+    decoded = [token for token in tokens if not token.prompt]
+    if not decoded:
+        return {}
+    found = {
+        name: statistics.median(getattr(token, name) for token in decoded)
+        for name in ("wall_ns", "bytes_read", "reads", "hit_rate", "depth_mean", "read_bytes")
+    }
+    for place, part in enumerate(PARTS):
+        found[part] = statistics.median(token.parts[place][1] for token in decoded)
+    for name in ("flash_bytes_per_second", "of_bound"):
+        known = [value for token in decoded if (value := getattr(token, name)) is not None]
+        if known:
+            found[name] = statistics.median(known)
+    return found
+
+
+def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
+    """What a generation's report says, for people: prompt, time, flash, hits, bound, memory."""
+    prefill, decode = report["prefill"], report["decode"]
+    answer = tokens_words(len(report["tokens"]))
+    rows = [("prompt", prompt_words(report["prompt_tokens"], prefill))]
+    if not (tokens := decode["tokens"]):
+        rows.append(("answer", answer))
+    else:
+        wall_ns, reads = decode["wall_ns"] / tokens, decode["reads"]
+        # The mark that ends an answer takes a step, and is none of its tokens.
+        end = "" if tokens < len(report["tokens"]) else "with its end "
+        speed = f"{end}{count_words(tokens)} decoded in {seconds_words(decode['wall_ns'])}"
+        each = f"{decode['tokens_per_second']:.3g} a second, {seconds_words(wall_ns)} each"
+        rows += [
+            ("answer", f"{answer}; {speed}: {each}"),
+            ("time", part_words(decode["parts_ns"].items())),
+            ("flash", _flash_words(decode, rates)),
+        ]
+        rate = rates.hit_rate(plan, decode["hit_rate"])
+        rows.append(("in DRAM", f"{100 * rate:.1f} % of the neurons that tokens needed"))
+        moved = Moved(
+            decode["wall_ns"],
+            decode["bytes_read"],
+            reads,
+            decode["hits"],
+            decode["misses"],
+            report["prompt_tokens"] + tokens / 2,
+            tokens,
+        )
+        rows.append(("bound", bound_words(rates, plan, moved)))
+    peak = report["memory"]["rss_peak_bytes"]
+    rows.append(("memory", f"at most {memory_words(peak, plan.ceiling_bytes)}"))
+    split, unit = split_words(plan)
+    rows.append(("", f"{', '.join(f'{name} {size}' for name, size in split)} {unit}"))
+    return "".join(_row(name, sanitize_line(text)) for name, text in rows)
+
+
+def _row(name: str, text: str) -> str:
+    lines = textwrap.wrap(text, _WIDTH - _NAME_WIDTH, break_on_hyphens=False)
+    first, *others = lines or [""]
+    below = "".join(f"{'':<{_NAME_WIDTH}}{line}\n" for line in others)
+    return f"{name:<{_NAME_WIDTH}}{first}\n{below}"
+
+
+def prompt_words(tokens: int, prefill: Mapping[str, Any]) -> str:
+    """`412 tokens in 2.1 s, 812 MB read; 300 of them were in the cache`."""
+    text = f"{tokens_words(tokens)} in {seconds_words(prefill['wall_ns'])}"
+    text += f", {bytes_words(prefill['bytes_read'])} read"
+    reused = prefill.get("reused_tokens", 0)
+    return f"{text}; {count_words(reused)} of them were in the cache" if reused else text
+
+
+def bound_words(rates: DeviceRates, plan: Plan, moved: Moved) -> str:
+    """`54 % of what this machine allows: 98 ms a token, by flash`."""
+    bound = rates.bound(plan, moved)
+    if bound is None:
+        return rates.origin if rates.flash_bytes_per_second is None else DRAM_UNKNOWN
+    time = seconds_words(bound.larger_ns)
+    return (
+        f"{100 * bound.share:.0f} % of what this machine allows: {time} a token, by {bound.binds}"
+    )
+
+
+def _flash_words(decode: dict[str, Any], rates: DeviceRates) -> str:
+    tokens, reads, nbytes = decode["tokens"], decode["reads"], decode["bytes_read"]
+    if not reads:
+        return "nothing was read"
+    text = (
+        f"{bytes_words(nbytes / tokens)} a token in {reads / tokens:.0f} reads"
+        f" of {bytes_words(nbytes / reads)}, {decode['queue_depth_mean']:.1f} at once"
+    )
+    speed = decode["io_bytes_per_second"]
+    return f"{text}; {rate_words(speed)}, {of_words(speed, rates.flash_at(nbytes / reads))}"

@@ -1,0 +1,195 @@
+"""Pieces of text and their ids, as the tokenizer files of a model describe them.
+
+A vocabulary encodes plain text so that no text, whatever it says, becomes a control token:
+markers such as `<|user|>` or `</s>` are made unreachable for the encoder and are found by
+`control_ids` alone.
+Decoding is exact, byte by byte, so that a stream of tokens never splits a character.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flashllm.errors import ModelError
+from flashllm.tokenizer.files import load_guarded, read_json, read_limited
+from flashllm.tokenizer.sentencepiece_model import SentencePieceVocabulary
+from flashllm.tokenizer.tokenizer_json import (
+    AddedToken,
+    ByteSpelling,
+    check_added,
+    describe_byte_level,
+    is_marker,
+    looks_like_marker,
+    rename_piece,
+    seclude_markers,
+    template_prefix,
+    vocabulary_ids,
+)
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from flashllm.tokenizer.settings import TokenizerSettings
+
+
+class Vocabulary(Protocol):
+    """What a tokenizer needs of a set of pieces."""
+
+    size: int
+    control_ids: dict[str, int]
+    """Markers that a template may use, and that no text encodes to."""
+    prefix_ids: tuple[int, ...]
+    """Ids that belong in front of every text, as far as the files say."""
+    strips_leading_space: bool
+
+    def encode(self, parts: Sequence[str | int]) -> list[int]:
+        """Ids of stretches of text and of the control tokens between them."""
+
+    def piece_bytes(self, token: int) -> bytes:
+        """UTF-8 bytes, possibly of a part of a character, that a token stands for."""
+
+
+class JsonVocabulary:
+    """A `tokenizer.json` for the tokenizers library; its parsed content is changed here.
+
+    Text and markers reach the library as one string, in which markers bear names that nobody can
+    guess: what its rules do around added tokens is done as ever.
+    """
+
+    def __init__(self, path: Path, description: dict[str, Any], template: str) -> None:
+        check_added(description)
+        self._spelling = ByteSpelling(description, frozenset(_added_ids(description).values()))
+        _add_hidden_markers(description, self._spelling, template)
+        added = _added_ids(description)
+        self.control_ids = {
+            str(entry["content"]): int(entry["id"])
+            for entry in description["added_tokens"]
+            if is_marker(entry["content"], bool(entry.get("special")), template)
+        }
+        self.prefix_ids = template_prefix(description.get("post_processor"), added)
+        self.strips_leading_space = self._spelling.strips_leading_space
+        self._pieces = {token: piece for piece, token in vocabulary_ids(description).items()}
+        self._pieces.update({token: content for content, token in added.items()})
+        self.size = max(self._pieces) + 1
+        self._path = path
+        secret = secrets.token_hex(16)
+        names = {c: f"\ue000{secret}.{token}\ue001" for c, token in self.control_ids.items()}
+        self._names = {token: names[content] for content, token in self.control_ids.items()}
+        unknown = seclude_markers(description, names)
+        self._guarded = frozenset(self._names) - {unknown}
+        self._tokenizer = _build(description)
+        # The library numbers added tokens one after the other, whatever the file says.
+        found = {self._tokenizer.token_to_id(names.get(c, c)): token for c, token in added.items()}
+        self._moved = {own: token for own, token in found.items() if own != token}
+
+    def encode(self, parts: Sequence[str | int]) -> list[int]:
+        """Ids of stretches of text and of the control tokens between them.
+
+        Checked for control tokens that found another way in.
+        """
+        text = "".join([p if isinstance(p, str) else self._names[p] for p in parts])
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if self._moved:
+            ids = [self._moved.get(token, token) for token in ids]
+        wanted = [part for part in parts if part in self._guarded]
+        if [token for token in ids if token in self._guarded] != wanted:
+            raise ModelError(f"{self._path}: its rules turn plain text into control tokens")
+        return ids
+
+    def piece_bytes(self, token: int) -> bytes:
+        """Bytes of a piece, in the spelling of this vocabulary."""
+        piece = self._pieces.get(token)
+        return b"" if piece is None else self._spelling.decode(token, piece)
+
+
+def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePieceVocabulary:
+    """The vocabulary in a `tokenizer.model`."""
+    content = read_limited(path)
+    specials = (*settings.tokens.values(), *settings.specials)
+    return load_guarded(
+        path,
+        lambda: SentencePieceVocabulary(
+            content, settings.added, specials, settings.template, settings.legacy
+        ),
+    )
+
+
+def load_json(path: Path, settings: TokenizerSettings) -> JsonVocabulary:
+    """The vocabulary in a `tokenizer.json`."""
+    description = read_json(path)
+    return load_guarded(path, lambda: _json_vocabulary(path, description, settings))
+
+
+def load_byte_level(vocab: Path, merges: Path, settings: TokenizerSettings) -> JsonVocabulary:
+    """The vocabulary that a GPT-2 style `vocab.json` and `merges.txt` amount to."""
+    pieces = read_json(vocab)
+    rules = read_limited(merges)
+    return load_guarded(
+        vocab,
+        lambda: _json_vocabulary(vocab, describe_byte_level(pieces, rules.decode()), settings),
+    )
+
+
+def _json_vocabulary(
+    path: Path, description: dict[str, Any], settings: TokenizerSettings
+) -> JsonVocabulary:
+    """Special tokens that only the settings name are added as such."""
+    entries = [dict(entry) for entry in description.get("added_tokens") or ()]
+    named = {entry["content"] for entry in entries}
+    taken = {entry["id"] for entry in entries}
+    ids = vocabulary_ids(description)
+    for token, added in settings.added.items():
+        own = ids.get(added.content, token)
+        if added.content not in named and own not in taken:
+            entries.append(added.entry(own))
+            named.add(added.content)
+            taken.add(own)
+    for content in (*settings.tokens.values(), *settings.specials):
+        if content in ids and content not in named:
+            entries.append(AddedToken(content).entry(ids[content]))
+            named.add(content)
+    description["added_tokens"] = entries
+    return JsonVocabulary(path, description, settings.template)
+
+
+def _added_ids(description: Mapping[str, Any]) -> dict[str, int]:
+    return {entry["content"]: entry["id"] for entry in description["added_tokens"]}
+
+
+def _add_hidden_markers(description: dict[str, Any], spelling: ByteSpelling, template: str) -> None:
+    """Adds ordinary pieces that are markers, if text could reach them, to the added tokens."""
+    named = _added_ids(description)
+    suspects = {}
+    for piece, token in vocabulary_ids(description).items():
+        if piece[:1] in ("<", "[") and piece not in named:
+            content = spelling.decode(token, piece).decode("utf-8", "replace")
+            if looks_like_marker(content, template):
+                suspects[piece] = token, content
+    if not suspects:
+        return
+    tokenizer = _build(description)
+    for piece, (token, content) in suspects.items():
+        texts = (content, f"a{content}a", f" {content} ", f"\n{content}\n")
+        if any(token in tokenizer.encode(text, add_special_tokens=False).ids for text in texts):
+            rename_piece(description, piece, content)
+            description["added_tokens"].append(AddedToken(content).entry(token))
+
+
+def _build(description: dict[str, Any]) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    model = description["model"]
+    if model.get("dropout") is not None:  # chance belongs to training
+        model = {**model, "dropout": None}
+    plain = {
+        **description,
+        "model": model,
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+    return tokenizers.Tokenizer.from_str(json.dumps(plain))

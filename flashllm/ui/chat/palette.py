@@ -1,0 +1,73 @@
+"""The command palette: the table of slash commands, searched by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from textual.app import ComposeResult
+from textual.command import (
+    CommandInput,
+    CommandPalette,
+    DiscoveryHit,
+    Hit,
+    Hits,
+    Provider,
+)
+from textual.content import Content
+
+from flashllm.ui.commands.table import COMMANDS, SlashCommand
+from flashllm.ui.widgets.line_input import LineInput
+
+if TYPE_CHECKING:
+    from flashllm.ui.app import ChatApp
+    from flashllm.ui.chat.slash_commands import SlashActions
+
+
+class _PaletteInput(CommandInput, LineInput):
+    """Styles follow the first of the two."""
+
+
+class Palette(CommandPalette):
+    """Textual's, with a line into which anything can be pasted."""
+
+    def compose(self) -> ComposeResult:
+        """The same parts."""
+        for part in super().compose():
+            if isinstance(part, CommandInput):
+                yield _PaletteInput(placeholder=self._placeholder, select_on_focus=False)
+            else:
+                yield part
+
+
+class CommandPaletteProvider(Provider):
+    """Every command; one that needs arguments is begun in the prompt."""
+
+    async def discover(self) -> Hits:
+        """All of them, before anything is typed."""
+        for command in COMMANDS:
+            shown = Content(command.usage)
+            yield DiscoveryHit(shown, self._choose(command), command.usage, command.help)
+
+    async def search(self, query: str) -> Hits:
+        """Those whose names or words fit, and lines with arguments already."""
+        matcher = self.matcher(query)
+        for command in COMMANDS:
+            score = max(matcher.match(command.usage), 0.9 * matcher.match(command.help))
+            if score > 0:
+                shown = matcher.highlight(command.usage)
+                yield Hit(score, shown, self._choose(command), command.usage, command.help)
+        for line, explained in self._slash.lines():
+            if (score := matcher.match(line)) > 0:
+                run = partial(self._slash.start, line)
+                yield Hit(score, matcher.highlight(line), run, line, explained)
+
+    @property
+    def _slash(self) -> SlashActions:
+        return cast("ChatApp", self.app).slash
+
+    def _choose(self, command: SlashCommand) -> Callable[[], None]:
+        if command.needed:
+            return partial(self._slash.begin, f"/{command.name} ")
+        return partial(self._slash.start, f"/{command.name}")

@@ -1,0 +1,191 @@
+"""The status line: what the engine does, and what it costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from flashllm.ui.widgets.single_layout import LaidOutOnce
+from flashllm.units import memory_words
+from flashllm.untrusted.terminal import sanitize_line
+
+if TYPE_CHECKING:
+    from flashllm.engine.protocol import OpeningProgress
+    from flashllm.planning.plan import Plan
+    from flashllm.telemetry.token_record import EngineToken
+
+
+SEPARATOR = " | "
+
+
+@dataclass(slots=True)
+class AnswerStatistics:
+    """Sums over the tokens of one answer; the first one's cost, the prompt's, is left out."""
+
+    tokens: int = 0
+    decoded: int = 0
+    """Steps that time and bytes are of."""
+    wall_ns: int = 0
+    bytes_read: int = 0
+    hits: int = 0
+    misses: int = 0
+    rss_bytes: int = 0
+
+    def add(self, token: EngineToken) -> None:
+        """Counts one more token."""
+        self.tokens += 1
+        self.rss_bytes = token.cost.rss_bytes
+        if self.tokens == 1:
+            return
+        self.decoded += 1
+        self.wall_ns += token.cost.wall_ns
+        self.bytes_read += token.cost.bytes_read
+        self.hits += token.cost.hits
+        self.misses += token.cost.misses
+
+    def end(self, decode: Mapping[str, Any]) -> None:
+        """The sums of the answer's report: the mark that ended it took a step, and is no token."""
+        self.decoded, self.wall_ns = decode["tokens"], decode["wall_ns"]
+        self.bytes_read = decode["bytes_read"]
+        self.hits, self.misses = decode["hits"], decode["misses"]
+
+    def parts(self, ceiling_bytes: int) -> list[str]:
+        """Parts of the line, the most wanted first."""
+        parts = [f"{self.tokens} tok"]
+        if self.decoded and self.wall_ns:
+            parts.append(f"{self.decoded * 1e9 / self.wall_ns:.1f} tok/s")
+            parts.append(f"{self.bytes_read / self.decoded / 1e6:.2f} MB/tok")
+        if self.hits + self.misses:
+            parts.append(f"hit {100 * self.hits / (self.hits + self.misses):.0f} %")
+        if self.rss_bytes:
+            parts.append(f"RSS {memory_words(self.rss_bytes, ceiling_bytes)}")
+        return parts
+
+
+def prefill_text(done: float, total: int, elapsed_seconds: float) -> str:
+    """`reading the prompt: 120 of 400 tokens, 3 s left`."""
+    if not total:
+        return "reading the prompt"
+    text = f"reading the prompt: {int(done)} of {total} tokens"
+    if 0 < done < total and elapsed_seconds >= 1:
+        text += f", {elapsed_seconds * (total - done) / done:.0f} s left"
+    return text
+
+
+def join_parts(parts: list[str], width: int) -> str:
+    """As many parts as fit into `width` columns, the first ones first."""
+    line = ""
+    for part in parts:
+        longer = f"{line}{SEPARATOR}{part}" if line else part
+        if len(longer) > width:
+            break
+        line = longer
+    return line or (parts[0][:width] if parts else "")
+
+
+HINT_SECONDS = 3.0
+OPENING_HINT = "the model is being opened"
+CLOSED_HINT = "there is no model; Ctrl+R tries again"
+BUSY_HINT = "an answer is on its way; Esc stops it"
+
+
+class Phase(Enum):
+    """What the engine is doing."""
+
+    OPENING = auto()
+    CLOSED = auto()
+    READY = auto()
+    READING = auto()
+    WRITING = auto()
+
+
+@dataclass(slots=True)
+class Activity:
+    """The phase, and the numbers that go with it."""
+
+    model_name: str
+    phase: Phase = Phase.OPENING
+    plan: Plan | None = None
+    send_when_open: bool = False
+    """A message waits in the prompt until the model is open."""
+    statistics: AnswerStatistics = field(default_factory=AnswerStatistics)
+    conversion: str = ""
+    """What is being converted beside the chat, and how far it is."""
+    _prefill: tuple[float, int] = (0, 0)
+    _opening: str = ""
+    _since: float = field(default_factory=time.monotonic)
+    _hint: str = ""
+    _hint_until: float = 0.0
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether there is an answer that could be stopped."""
+        return self.phase in (Phase.READING, Phase.WRITING)
+
+    def enter(self, phase: Phase) -> None:
+        """A phase begins."""
+        self.phase = phase
+        self._since = time.monotonic()
+        self._hint = self._opening = ""
+        if phase is Phase.READING:
+            self.forget()
+
+    def opening(self, progress: OpeningProgress) -> None:
+        """Opening is so far; the demo is converted at its first use."""
+        self._opening = progress.phase
+        if progress.total:
+            self._opening += f" {min(100 * progress.done // progress.total, 100)} %"
+
+    def forget(self) -> None:
+        """The numbers of the last answer are no longer of interest."""
+        self.statistics, self._prefill = AnswerStatistics(), (0, 0)
+
+    def prefill(self, done: float, total: int) -> None:
+        """So many tokens of those of the prompt that have to be read are read."""
+        self._prefill = (done, total)
+
+    def count(self, tokens: list[EngineToken]) -> None:
+        """Tokens have come."""
+        for token in tokens:
+            self.statistics.add(token)
+
+    def hint(self, text: str) -> None:
+        """Shows a remark for a while, in front of the rest."""
+        self._hint, self._hint_until = text, time.monotonic() + HINT_SECONDS
+
+    def parts(self) -> tuple[str, ...]:
+        """Parts of the status line, the most wanted first."""
+        parts = [self._hint] if self._hint and time.monotonic() < self._hint_until else []
+        elapsed_seconds = time.monotonic() - self._since
+        if self.phase is Phase.OPENING:
+            parts.append(f"opening {self.model_name}: {elapsed_seconds:.0f} s")
+            if self._opening:
+                parts.append(self._opening)
+            if self.send_when_open:
+                parts.append("then sends (Esc: no)")
+        elif self.phase is Phase.READING:
+            parts.append(prefill_text(*self._prefill, elapsed_seconds))
+        elif self.statistics.tokens and self.plan is not None:
+            parts += self.statistics.parts(self.plan.ceiling_bytes)
+        elif self.phase is Phase.READY:
+            parts.append("ready")
+        if self.conversion:
+            parts.append(self.conversion)
+        return tuple(parts)
+
+
+class StatusLine(LaidOutOnce, Widget):
+    """One line of parts, the most wanted first; what does not fit is left out."""
+
+    parts: reactive[tuple[str, ...]] = reactive(())
+
+    def render(self) -> Content:
+        """The parts that fit."""
+        return Content(join_parts([sanitize_line(part) for part in self.parts], self.size.width))

@@ -1,0 +1,137 @@
+"""Every key of the chat: its binding has an id, by which `[keys]` in config.toml gives it another.
+
+The action of `chat.NAME` is `ChatApp.action_NAME`; slash commands and the palette use the same
+names. Pages have keys of their own.
+"""
+
+from __future__ import annotations
+
+from textual.binding import Binding, BindingType
+
+from flashllm.ui.commands.keys import Place, bindings_in
+
+
+def _binding(
+    keys: str, action: str, words: str, *, name: str = "", show: bool = False, first: bool = False
+) -> Binding:
+    # `first`: before whatever has the focus, a screen on top of the chat included.
+    name = name or action
+    return Binding(keys, f"app.{action}", words, show=show, priority=first, id=f"chat.{name}")
+
+
+APP_BINDINGS: list[BindingType] = [
+    _binding("escape", "stop", "Stop", show=True),
+    _binding("ctrl+r", "reopen", "Open again", show=True),
+    _binding("f1", "help", "Help", show=True),
+    _binding("ctrl+n", "new_conversation", "New", show=True),
+    _binding("f2", "io_panel", "I/O", show=True),
+    _binding("f3", "neuron_map", "Neurons"),
+    _binding("f4", "sessions", "Sessions", show=True),
+    _binding("f5", "models", "Models", show=True),
+    _binding("f6", "settings", "Settings"),
+    _binding("ctrl+p", "palette", "Palette"),
+    _binding("ctrl+g", "editor", "Editor"),
+    _binding("ctrl+c", "copy_or_stop", "Copy or stop", first=True),
+    _binding("ctrl+q", "quit", "Quit", show=True, first=True),
+]
+
+PROMPT_BINDINGS: list[BindingType] = [
+    Binding("enter", "submit", "Send", id="chat.send"),
+    Binding("ctrl+j,shift+enter", "break_line", "Line break", show=False, id="chat.break_line"),
+    Binding("up", "earlier", "Earlier input", show=False, id="chat.history_earlier"),
+    Binding("down", "later", "Later input", show=False, id="chat.history_later"),
+    _binding("tab,shift+tab", "focus_transcript", "Messages", show=True),
+    _binding("pageup", "scroll_transcript(-1)", "Page up", name="page_up"),
+    _binding("pagedown", "scroll_transcript(1)", "Page down", name="page_down"),
+]
+
+TRANSCRIPT_BINDINGS: list[BindingType] = [
+    _binding("up,k", "select(-1)", "Earlier", name="select_earlier"),
+    _binding("down,j", "select(1)", "Later", name="select_later"),
+    _binding("e", "edit", "Edit", show=True),
+    _binding("r", "regenerate", "Regenerate", show=True),
+    _binding("d", "delete", "Delete", show=True),
+    _binding("c", "copy", "Copy", show=True),
+    _binding("b", "code", "Copy code", show=True),
+    _binding("left", "branch(-1)", "Branch before", name="branch_previous"),
+    _binding("right", "branch(1)", "Branch after", name="branch_next"),
+    _binding("t", "tokens", "Tokens"),
+    _binding("enter", "continue", "Continue", show=True),
+    _binding("escape", "focus_prompt(True)", "Back", name="focus_prompt", show=True),
+    _binding("tab,shift+tab", "focus_prompt", "Back", name="focus_prompt_tab"),
+]
+
+SESSIONS_BINDINGS: list[BindingType] = [
+    Binding("escape", "back", "Back", priority=True, id="sessions.back"),
+    Binding("up", "move(-1)", "Up", show=False, priority=True, id="sessions.up"),
+    Binding("down", "move(1)", "Down", show=False, priority=True, id="sessions.down"),
+    Binding("pageup", "move(-8)", "Page up", show=False, priority=True, id="sessions.page_up"),
+    Binding("pagedown", "move(8)", "Page down", show=False, priority=True,
+            id="sessions.page_down"),
+    Binding("ctrl+n", "new", "New", priority=True, id="sessions.new"),
+    Binding("ctrl+r", "rename", "Rename", priority=True, id="sessions.rename"),
+    Binding("ctrl+d", "delete", "Delete", priority=True, id="sessions.delete"),
+    Binding("ctrl+e", "export", "Export", priority=True, id="sessions.export"),
+    Binding("ctrl+o", "import", "Import", priority=True, id="sessions.import"),
+]  # fmt: skip
+
+SETTINGS_BINDINGS: list[BindingType] = [
+    Binding("ctrl+s", "apply", "Apply", priority=True, id="settings.apply"),
+    Binding("escape", "leave", "Leave as it was", priority=True, id="settings.leave"),
+    Binding("tab,down", "app.focus_next", "Next", show=False, id="settings.next"),
+    Binding("shift+tab,up", "app.focus_previous", "Previous", show=False,
+            id="settings.previous"),
+]  # fmt: skip
+
+PICKER_BINDINGS: list[BindingType] = [
+    # Before the table and the filter, which have uses of their own for it.
+    Binding("enter", "open", "Open", id="picker.open", priority=True),
+    Binding("c", "convert", "Convert", id="picker.convert"),
+    Binding("slash", "filter", "Filter", id="picker.filter"),
+    Binding("f5", "scan", "Look again", id="picker.scan"),
+    Binding("escape", "leave", "Close", id="picker.leave"),
+    Binding("up", "move(-1)", "Up", show=False, id="picker.up"),
+    Binding("down", "move(1)", "Down", show=False, id="picker.down"),
+]
+
+CONVERT_BINDINGS: list[BindingType] = [
+    Binding("ctrl+s", "start", "Convert", id="convert.start"),
+    Binding("ctrl+x", "stop", "Stop", id="convert.stop"),
+    Binding("ctrl+o", "open", "Open", id="convert.open"),
+    Binding("ctrl+b", "again", "Another", id="convert.again"),
+    Binding("escape", "leave", "Close", id="convert.leave"),
+]
+
+HELP_BINDINGS: list[BindingType] = [
+    Binding("escape,f1,enter,q", "dismiss", "Close", id="help.close"),
+]
+
+CONFIRM_BINDINGS: list[BindingType] = [
+    Binding("y", "answer(True)", "Yes", id="confirm.yes"),
+    Binding("n,escape", "answer(False)", "No", id="confirm.no"),
+    Binding("left,right", "app.focus_next", "Other", show=False, id="confirm.other"),
+]
+
+TOKEN_BINDINGS: list[BindingType] = [
+    Binding("left,h", "go(-1)", "Token before", id="tokens.previous"),
+    Binding("right,l", "go(1)", "Next token", id="tokens.next"),
+    # Before the text, which scrolls with these keys where it is longer than the screen.
+    Binding("home", "go(-1000000)", "First", show=False, priority=True, id="tokens.first"),
+    Binding("end", "go(1000000)", "Last", show=False, priority=True, id="tokens.last"),
+    Binding("escape,t,q", "dismiss", "Close", id="tokens.close"),
+]
+
+_FIRST = [binding for binding in bindings_in(APP_BINDINGS) if binding.priority]
+
+PLACES = (
+    Place(bindings_in(APP_BINDINGS, PROMPT_BINDINGS), typed=True),
+    Place(bindings_in(_FIRST, TRANSCRIPT_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, SESSIONS_BINDINGS), typed=True),
+    Place(bindings_in(_FIRST, SETTINGS_BINDINGS), typed=True),
+    Place(bindings_in(_FIRST, PICKER_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, CONVERT_BINDINGS), typed=True),
+    Place(bindings_in(_FIRST, HELP_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, CONFIRM_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, TOKEN_BINDINGS), typed=False),
+)
+"""Where keys are looked for together; in each one a key has one action."""

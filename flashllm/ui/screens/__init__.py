@@ -1,0 +1,1 @@
+"""Pages over the chat: help, models, conversations, settings, converting."""

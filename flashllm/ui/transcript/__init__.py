@@ -1,0 +1,1 @@
+"""The messages on the screen: turns, answers, their Markdown."""

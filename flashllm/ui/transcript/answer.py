@@ -1,0 +1,108 @@
+"""The widget of an answer. What it needs to show Markdown is loaded with the first one."""
+
+from __future__ import annotations
+
+import re
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.geometry import Region
+from textual.widgets import Markdown, Static
+from textual.widgets.markdown import MarkdownStream
+
+from flashllm.ui.transcript.markdown import AnswerMarkdown
+from flashllm.ui.transcript.markdown_split import Stretches
+from flashllm.ui.transcript.turn import TurnView
+from flashllm.ui.widgets.single_layout import LaidOutOnce
+from flashllm.untrusted.terminal import Sanitizer
+
+# Textual takes these for ends of lines, its Markdown parser does not.
+_OTHER_LINE_ENDS = re.compile("[\u2028\u2029]")
+
+
+class Answer(LaidOutOnce, Vertical, TurnView, can_focus=False):
+    """An answer of the model: a column of documents, of which the last one may grow."""
+
+    def __init__(self, text: str = "", turn_id: int = 0, note: str = "") -> None:
+        super().__init__()
+        self.turn_id = turn_id
+        self.shown_text = ""
+        """What is on the screen, harmless already."""
+        self._note = note
+        self._sanitizer = Sanitizer()
+        self._cutter = Stretches()
+        self._documents = [
+            AnswerMarkdown(part) for part in self._cutter.feed(self._harmless(text)) if part.strip()
+        ] or [AnswerMarkdown()]
+        self._stream: MarkdownStream | None = None
+
+    def compose(self) -> ComposeResult:
+        """The documents, and the remark."""
+        yield from self._documents
+        yield Static(Content(self._note), classes="note", markup=False)
+
+    def on_mount(self) -> None:
+        """An empty remark takes no line."""
+        self.show_note(self._note)
+
+    async def expect(self) -> None:
+        """Text will come: the widget of a first paragraph is made while the prompt is read."""
+        await self._documents[-1].expect()
+
+    async def add(self, text: str) -> None:
+        """Shows more text, cut anywhere."""
+        more = self._harmless(text)
+        if not more:
+            return
+        first, *others = self._cutter.feed(more)
+        await self._write(first)
+        for part in others:
+            await self._open_document()
+            await self._write(part)
+
+    async def finish(self) -> None:
+        """Shows what is still on its way."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.stop()
+            self._documents[-1].settle()
+
+    def lay_out(self, near: range, far: range) -> None:
+        """Document by document; those between near and far stay as they are."""
+        for document in self._documents:
+            place = document.virtual_region
+            if _overlap(place, near):
+                document.lay_out(wanted=True)
+            elif not _overlap(place, far):
+                document.lay_out(wanted=False)
+
+    def show_note(self, note: str) -> None:
+        """On a line of its own, if there is something to say."""
+        self._note = note
+        for line in self.query(".note").results(Static):
+            line.update(Content(note))
+            line.display = bool(note)
+
+    def _harmless(self, text: str) -> str:
+        clean = _OTHER_LINE_ENDS.sub("\n", self._sanitizer.feed(text))
+        if not self.shown_text:
+            clean = clean.lstrip()  # four spaces in front would make it code
+        self.shown_text += clean
+        return clean
+
+    async def _write(self, text: str) -> None:
+        if self._stream is None:
+            self._documents[-1].grow()
+            self._stream = Markdown.get_stream(self._documents[-1])
+        await self._stream.write(text)
+
+    async def _open_document(self) -> None:
+        await self.finish()
+        document = AnswerMarkdown()
+        await self.mount(document, after=self._documents[-1])
+        self._documents.append(document)
+
+
+def _overlap(place: Region, lines: range) -> bool:
+    return place.y < lines.stop and place.bottom > lines.start

@@ -1,0 +1,74 @@
+"""Times, sizes, rates and counts as text, in a few characters."""
+
+from __future__ import annotations
+
+_MEBIBYTE = 1 << 20
+_GIBIBYTE = 1 << 30
+
+
+def seconds_words(nanoseconds: float) -> str:
+    """A time in three digits: `182 ms`, `2.1 s`."""
+    if nanoseconds >= 999.5e6:
+        return (
+            f"{nanoseconds / 1e9:.3g} s" if nanoseconds < 999.5e9 else f"{nanoseconds / 1e9:.0f} s"
+        )
+    if nanoseconds >= 999.5e3:
+        return f"{nanoseconds / 1e6:.3g} ms"
+    return f"{nanoseconds / 1e3:.3g} us"
+
+
+def bytes_words(nbytes: float) -> str:
+    """Bytes moved, in three digits and powers of ten: `11.8 MB`."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= 0.9995 * factor:
+            number = nbytes / factor
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def format_bytes(nbytes: float) -> str:
+    """A size for people: `310 MiB`, `1.5 GiB`."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", _MEBIBYTE), ("KiB", 1 << 10)):
+        if nbytes >= factor:
+            number = nbytes / factor
+            return f"{number:.0f} {unit}" if number >= 100 else f"{number:.1f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def ceiling_words(nbytes: int) -> str:
+    """A memory ceiling, rounded up, so that the figure is accepted when it is typed in."""
+    if nbytes >= 10 * _GIBIBYTE:
+        return f"{-(-10 * nbytes // _GIBIBYTE) / 10:.1f} GiB"
+    return f"{-(-nbytes // _MEBIBYTE)} MiB"
+
+
+def speed_words(tokens_per_second: float) -> str:
+    """Tokens a second that are expected, in two digits: `2.3`, `410`."""
+    if tokens_per_second >= 99.5:
+        return f"{tokens_per_second:.0f}"
+    return f"{tokens_per_second:.2g}"
+
+
+def rate_words(bytes_per_second: float) -> str:
+    """`2.91 GB/s`."""
+    return f"{bytes_words(bytes_per_second)}/s"
+
+
+def count_words(count: float) -> str:
+    """`16,384`."""
+    return f"{count:,.0f}"
+
+
+def tokens_words(count: int) -> str:
+    """`1 token`, `16,384 tokens`."""
+    return f"{count_words(count)} token{'' if count == 1 else 's'}"
+
+
+def memory_words(rss_bytes: float, ceiling_bytes: float) -> str:
+    """`310 of 512 MiB`, `310 MiB of 15.2 GiB` or `5.8 of 16.0 GiB`."""
+    if ceiling_bytes < 10 * _GIBIBYTE:
+        return f"{rss_bytes / _MEBIBYTE:.0f} of {ceiling_bytes / _MEBIBYTE:.0f} MiB"
+    ceiling = f"{ceiling_bytes / _GIBIBYTE:.1f} GiB"
+    if rss_bytes < _GIBIBYTE:
+        return f"{rss_bytes / _MEBIBYTE:.0f} MiB of {ceiling}"
+    return f"{rss_bytes / _GIBIBYTE:.1f} of {ceiling}"

@@ -1,0 +1,165 @@
+"""Which bundles of a layer stay in DRAM, and in which slots. Pure: no bytes are moved here.
+
+Swap-free: a new bundle lands in a slot given up, so nothing resident ever moves (LLM in a flash,
+section 3.3, moves the last rows into the gaps). What is given up is a policy's choice
+(`policies.py`); each decision of a token is one call of the core's `SlotTable`. For the paper's own
+policy, section 3.1 (windowing), the reading of the window's edge is that of the increments
+s_agg(k+1) - s_agg(k): before token t the layer holds what the last k tokens used, and token t
+loads the rest of its active set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm import core
+from flashllm.arrays import NO_IDS, Ids, Index, States, Values
+from flashllm.core.numpy_twin.slots import IN_FLIGHT, MISSING, least
+from flashllm.weight_cache.policies import Policy, Recency, Uses
+
+__all__ = ["NO_IDS", "Claim", "Ids", "LayerWindow"]
+_NO_END = -np.inf
+
+
+@dataclass(slots=True)
+class Claim:
+    """Slots for an active set: `slots[i]` holds (or is about to hold) `ids[i]`."""
+
+    ids: Ids
+    slots: Ids
+    states: States
+    """Of each HERE, MISSING or IN_FLIGHT, as it was found."""
+    n_missing: int
+    n_in_flight: int
+    spilled: int
+    """Bundles given up although the policy would have kept them."""
+
+    @property
+    def missing(self) -> NDArray[np.bool_]:
+        """True where the bundle has to be read into its slot first."""
+        missing: NDArray[np.bool_] = self.states == MISSING
+        return missing
+
+    @property
+    def in_flight(self) -> NDArray[np.bool_]:
+        """True where the bundle was on its way already."""
+        in_flight: NDArray[np.bool_] = self.states == IN_FLIGHT
+        return in_flight
+
+
+class LayerWindow:
+    """Slots of one layer, and what a policy makes of the tokens that used what is in them."""
+
+    def __init__(
+        self, n_bundles: int, n_slots: int, policy: Policy | int, first_slot: int = 0
+    ) -> None:
+        """`policy` as an int is the paper's window of so many tokens.
+
+        The slots are numbered from `first_slot` on.
+        """
+        self.n_slots = n_slots
+        self._first_slot = first_slot
+        self._n_lent = 0
+        self._policy = Recency(n_bundles, policy) if isinstance(policy, int) else policy
+        self._table = core.SlotTable(
+            n_bundles, n_slots, self._policy.carried, self._policy.terms, first_slot
+        )
+        self._guessed_ids, self._guessed_slots = self._table.guessed_ids, self._table.guessed_slots
+
+    def clear(self) -> None:
+        """Forget everything that is resident, and all uses."""
+        self._table.clear()
+        self._policy.clear()
+
+    def lend(self, n_slots: int) -> int:
+        """Give up what is in the last `n_slots` slots, and use the others alone; with 0 all again.
+
+        Returns the first slot that is lent.
+        """
+        self._n_lent = n_slots
+        self._table.limit(self.n_slots - n_slots)
+        return self._first_slot + self.n_slots - n_slots
+
+    def resident(self) -> Ids:
+        """Ids of the bundles in DRAM, ascending."""
+        return np.flatnonzero(self.held()).astype(np.int32)
+
+    def held(self) -> NDArray[np.bool_]:
+        """Which bundles [n] are in DRAM or on their way."""
+        held: NDArray[np.bool_] = self._table.slot_of >= 0
+        return held
+
+    def claim(self, ids: Ids, token: int, in_flight: Ids = NO_IDS) -> Claim:
+        """Slots for the distinct `ids` that token number `token` needs.
+
+        The resident bundles `in_flight` keep their slots; together they are at most `n_slots`.
+        """
+        policy, n = self._policy, len(ids)
+        added, scales = policy.weights(token, ids)
+        expired = _NO_END if policy.window is None else float(token - policy.window)
+        slots, states = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.uint8)
+        n_missing, n_flying, spilled = self._table.claim(
+            ids, in_flight, scales, added, expired, slots, states
+        )
+        return Claim(ids, slots, states, n_missing, n_flying, spilled)
+
+    def prefetch(self, ids: Ids, token: int) -> tuple[Ids, Ids]:
+        """Slots for guesses at what token number `token` will need, the likeliest first.
+
+        Returns those that were not resident and got one, and their slots: in memory that the next
+        guess is written to. Guesses, those that are resident among them, keep their slots; of the
+        others the least valuable give way, as they will to the token's claim where the guesses are
+        right. A guess counts as used when a claim uses it.
+        """
+        _, scales = self._policy.weights(token)
+        n, _ = self._table.prefetch(ids, scales)
+        return self._guessed_ids[:n], self._guessed_slots[:n]
+
+    def disown(self, slots: Ids) -> None:
+        """Take back what was put into slots: the reads did not succeed."""
+        self._table.give_up(slots)
+
+    def place(self, ids: Ids, used: Uses, last_token: int) -> tuple[NDArray[np.int64], Ids]:
+        """Slots for bundles that the tokens of a prompt up to number `last_token` used.
+
+        `used` [tokens, n] says which used which; where slots are short the most valuable stay.
+        Returns (positions into `ids` that got a slot, their slots).
+        """
+        index = ids.astype(np.intp)
+        self._policy.seed(index, used, last_token)
+        table = self._table
+        fresh = np.flatnonzero(table.slot_of[index] < 0)
+        values = self._policy.values(index[fresh], last_token)
+        # Among equals by position, so that the outcome is reproducible.
+        order = np.argsort(-values, kind="stable")
+        fresh, values = fresh[order], values[order]
+        usable = table.bundle_in[: self.n_slots - self._n_lent]
+        found = np.flatnonzero(usable < 0)[: len(fresh)]
+        if len(fresh) > len(found):
+            worse = self._displaced(values[len(found) :], last_token)
+            table.give_up(self._numbers(worse))
+            found = np.concatenate([found, worse])
+        fresh, slots = fresh[: len(found)], self._numbers(found)
+        table.put(ids[fresh], slots)
+        return fresh, slots
+
+    def _numbers(self, indexes: Index) -> Ids:
+        return (indexes + self._first_slot).astype(np.int32)
+
+    def _displaced(self, values: Values, token: int) -> Index:
+        """Slots of bundles that are worth less than what is to take their place.
+
+        The worst one for the first of `values`, and so on, until one is worth no less.
+        """
+        taken = np.flatnonzero(self._table.bundle_in >= 0)
+        held = self._policy.values(self._table.bundle_in[taken].astype(np.intp), token)
+        count = min(len(values), len(taken))
+        if not count:
+            return taken
+        worst = least(held, count)
+        worst = worst[np.argsort(held[worst], kind="stable")]
+        less = held[worst] < values[:count]
+        return taken[worst[: count if less.all() else int(less.argmin())]]

@@ -1,0 +1,124 @@
+"""Progress: plain lines in pipes, a bar with the time left on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from flashllm.convert import progress_for
+
+from flashllm import progress
+from flashllm.cli.commands.convert import PROGRESS_KINDS
+from flashllm.progress import JsonlProgress, PlainProgress, SilentProgress, TerminalProgress
+from tests.support.checkpoints import write_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_plain_lines() -> None:
+    stream = io.StringIO()
+    progress = progress_for(stream)
+    assert isinstance(progress, PlainProgress)
+    progress.start("first", 1000)
+    for _ in range(100):
+        progress.advance(10)
+    progress.warn("[bold]odd[/bold]")
+    progress.start("empty", 0)
+    progress.finish()
+    progress.finish()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "first: 0.0 MB"
+    shares = [int(line.split()[1]) for line in lines[1:11]]
+    assert shares == list(range(10, 101, 10))
+    assert all(re.search(r", [\d,]+ MB/s, [\d,]+ s left$", line) for line in lines[1:11])
+    assert lines[11:] == ["warning: [bold]odd[/bold]", "empty: 0.0 MB"]
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    (source / "tokenizer.model").unlink()
+    command = [sys.executable, "-m", "tools.convert", str(source), str(tmp_path / "out")]
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=slave, env=environment
+    ) as process:
+        os.close(slave)
+        shown = read_all(master)
+        assert process.stdout is not None
+        assert process.stdout.read().decode().strip() == str(tmp_path / "out")
+    os.close(master)
+    assert process.returncode == 0
+    assert "no tokenizer" in re.sub(r"\s+", " ", shown)
+    for phase in ("hashing the source", "resident weights", "feed-forward bundles"):
+        assert phase in shown
+    assert "\x1b[?25h" in shown  # the cursor is given back
+    assert re.search(r"\d:\d\d:\d\d", shown)
+
+
+def read_all(descriptor: int) -> str:
+    """What comes from a terminal until its other side closes."""
+    parts = []
+    while True:
+        try:
+            part = os.read(descriptor, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts).decode()
+
+
+def test_the_bar_survives_calls_out_of_order() -> None:
+    stream = io.StringIO()
+    progress = TerminalProgress(stream)
+    progress.advance(5)
+    progress.finish()
+    progress.start("a", 10)
+    progress.start("b", 10)
+    progress.advance(10)
+    progress.finish()
+    progress.finish()
+    assert "b" in stream.getvalue()
+
+
+def test_a_json_object_a_line() -> None:
+    stream = io.StringIO()
+    shown = JsonlProgress(stream)
+    shown.start("first \udcff", 1000)
+    for _ in range(1000):
+        shown.advance(1)
+    shown.warn("\x1b[31modd")
+    shown.start("empty", 0)
+    shown.advance(5)
+    shown.finish()
+    shown.finish()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    phases = [line for line in lines if line["event"] == "phase"]
+    first = [line for line in phases if line["phase"] == "first \udcff"]
+    assert (first[0]["done_bytes"], first[-1]["done_bytes"]) == (0, 1000)
+    assert {line["total_bytes"] for line in first} == {1000}
+    assert len(first) < 100  # not one for every step
+    done = [(line["phase"], line["done_bytes"], line["total_bytes"]) for line in phases[-2:]]
+    assert done == [("empty", 0, 1), ("empty", 1, 1)]
+    assert {"event": "warning", "text": "\x1b[31modd"} in lines
+    assert [line["event"] for line in lines].count("end") == 1
+    assert lines[-1] == {"event": "end"}
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_the_kinds() -> None:
+    assert progress.PROGRESS_KINDS == PROGRESS_KINDS
+    stream = io.StringIO()
+    made = [type(progress_for(stream, kind)) for kind in ("auto", "plain", "jsonl", "none")]
+    assert made == [PlainProgress, PlainProgress, JsonlProgress, SilentProgress]
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    made = [type(progress_for(stream, kind)) for kind in ("auto", "plain", "jsonl", "none")]
+    assert made == [TerminalProgress, PlainProgress, JsonlProgress, SilentProgress]

@@ -1,0 +1,123 @@
+"""Drawing tokens against a plain reference; stop strings against `str.find`."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashllm.engine.sampling import Sampler, Sampling, StopMatcher
+from flashllm.errors import UsageError
+
+
+def shares(sampling: Sampling, logits: list[float], draws: int = 4000) -> np.ndarray:
+    """How often each token is drawn, without a memory of what was seen."""
+    counts = np.zeros(len(logits))
+    sampler = Sampler(sampling, [])
+    for _ in range(draws):
+        counts[sampler.next(np.array(logits, dtype=np.float32))] += 1
+    return counts / draws
+
+
+def softmax(logits: list[float], temperature: float) -> np.ndarray:
+    weights = np.exp((np.array(logits) - max(logits)) / temperature)
+    return weights / weights.sum()
+
+
+LOGITS = [2.0, 1.0, 0.5, -1.0]
+
+
+def test_temperature_gives_the_softmax() -> None:
+    np.testing.assert_allclose(
+        shares(Sampling(temperature=0.7), LOGITS), softmax(LOGITS, 0.7), atol=0.03
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({"top_k": 2}, 2), ({"top_p": 0.7}, 2), ({"top_p": 0.5}, 1), ({"min_p": 0.3}, 2)],
+)
+def test_cuts_keep_the_likeliest(settings: dict[str, float], kept: int) -> None:
+    # Shares at temperature 1: 0.609, 0.224, 0.136, 0.030.
+    drawn = shares(Sampling(temperature=1.0, **settings), LOGITS, draws=400)  # type: ignore[arg-type]
+    assert np.count_nonzero(drawn) == kept
+    assert drawn[:kept].all()
+
+
+def test_temperature_zero_takes_the_likeliest_and_the_first_of_equals() -> None:
+    assert Sampler(Sampling(), []).next(np.array([1.0, 3.0, 3.0], dtype=np.float32)) == 1
+
+
+def test_penalty_lowers_what_was_seen_on_both_sides_of_zero() -> None:
+    sampler = Sampler(Sampling(repetition_penalty=2.0), [0, 1])
+    # 3/2 and -1*2 against 2: the unseen one wins.
+    assert sampler.next(np.array([3.0, -1.0, 2.0], dtype=np.float32)) == 2
+    assert (
+        Sampler(Sampling(repetition_penalty=2.0), [0]).next(
+            np.array([-1.0, -1.5], dtype=np.float32)
+        )
+        == 1
+    )
+
+
+def test_a_seed_repeats_itself() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(50, 100)).astype(np.float32)
+    runs = []
+    for seed in (1, 1, 2):
+        sampler = Sampler(Sampling(temperature=1.0, seed=seed), [])
+        runs.append([sampler.next(row) for row in logits])
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+        {"seed": -1},
+    ],
+)
+def test_nonsense_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(settings))):
+        Sampling(**settings)  # type: ignore[arg-type]
+
+
+@given(
+    st.text("abc", max_size=30),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 30), max_size=6),
+)
+def test_stop_matcher_ends_where_the_first_stop_string_begins(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    matcher = StopMatcher(stops)
+    shown = ""
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for start, end in itertools.pairwise(edges):
+        shown += matcher.push(text[start:end])
+        if matcher.stopped:
+            break
+    else:
+        shown += matcher.flush()
+    # The first stop string to be complete decides; of several, the one that begins first.
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    if not ends:
+        assert shown == text
+        assert not matcher.stopped
+    else:
+        assert matcher.stopped
+        assert text.startswith(shown)
+        assert any(text[len(shown) :].startswith(stop) for stop in stops)
+        assert not any(stop in shown for stop in stops)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        StopMatcher([""])

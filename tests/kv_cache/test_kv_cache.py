@@ -1,0 +1,221 @@
+"""Keys and values in each encoding: what is read is what was written, however it got there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flashllm import core
+from flashllm.engine.loading import load_decoder
+from flashllm.errors import Cancelled, MemoryCeilingTooSmall, ModelError, UsageError
+from flashllm.flash.raw_tensor import RawTensor
+from flashllm.kv_cache.dram import KvCache
+from flashllm.kv_cache.layout import KV_DTYPES, KvDType
+from flashllm.model.attention import Attention
+from flashllm.model.decoder import Decoder
+from flashllm.model.linear import Linear
+from flashllm.planning.plan import Plan
+from tests.support.specs import SPEC
+
+SHAPE = dataclasses.replace(
+    SPEC, n_layers=2, n_heads=12, n_kv_heads=6, head_dim=80, d_model=960, embed_dim=960
+)
+"""Heads that share, in more than one block, and groups that are not full."""
+IDS = np.random.default_rng(3).integers(3, 96, size=90).tolist()
+
+
+def cache_of(dtype: KvDType, context: int = 64, threads: int = 2) -> KvCache:
+    return KvCache(SHAPE, context, dtype, core.Kernels(threads=threads))
+
+
+def rows(tokens: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(6, tokens, 80, generator=generator)
+
+
+def contents(cache: KvCache, layer: int, first: int, end: int) -> torch.Tensor:
+    """[2, kv_heads, positions, head_dim], decoded."""
+    blocks = [
+        torch.stack((block.keys, block.values)).clone() for block in cache.blocks(layer, first, end)
+    ]
+    return torch.cat(blocks, dim=1)
+
+
+def filled(dtype: KvDType, steps: list[int]) -> KvCache:
+    """A cache with the same tokens, so many at a time."""
+    cache, keys, values = cache_of(dtype), rows(sum(steps), 1), rows(sum(steps), 2)
+    for step in steps:
+        part = slice(cache.length, cache.length + step)
+        for layer in range(2):
+            assert cache.append(layer, keys[:, part], values[:, part]) == part.stop
+        cache.length += step
+    return cache
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_blocks_hold_what_was_appended(dtype: KvDType) -> None:
+    cache = filled(dtype, [30])
+    exact = torch.stack((rows(30, 1), rows(30, 2)))
+    for layer in range(2):
+        found = contents(cache, layer, 0, 30)
+        error = (found - exact).abs()
+        # Half a step: of each value in f16, of the largest of its group in int8.
+        bounds = {
+            "f32": 0 * exact,
+            "f16": (exact.abs() * 2**-11).clamp(min=2**-25),
+            "int8": exact.abs().max() / 253,
+        }
+        assert (error <= bounds[dtype]).all()
+        assert torch.equal(contents(cache, layer, 7, 21), found[:, :, 7:21])
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_steps_of_any_size_write_the_same_rows(dtype: KvDType) -> None:
+    whole = contents(filled(dtype, [30]), 1, 0, 30)
+    for steps in ([1] * 30, [7, 1, 22]):
+        assert torch.equal(contents(filled(dtype, steps), 1, 0, 30), whole)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_one_token_and_a_chunk_attend_alike(dtype: KvDType) -> None:
+    cache = filled(dtype, [30])
+    query = torch.randn(12, 80, generator=torch.Generator().manual_seed(3))
+    for first in (0, 11):
+        keys, values = contents(cache, 0, first, 30).double()
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            query[None, :, None].double(), keys[None], values[None], scale=0.1, enable_gqa=True
+        )[0, :, 0]
+        found = cache.attend(0, query, first, 30, 0.1)
+        tolerance = 3e-4 if dtype == "int8" else 3e-6
+        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
+    """Torch's attention over decoded rows, and the kernel's over encoded ones, token by token."""
+    generator = torch.Generator().manual_seed(4)
+    kernels = core.Kernels()
+
+    def linear(outputs: int) -> Linear:
+        weight = torch.randn(outputs, 960, generator=generator) / 31
+        raw = weight.view(-1).view(torch.uint8).numpy()
+        return Linear(RawTensor(raw, "f32", (outputs, 960)), None, kernels, 64)
+
+    query, key, value, output = (linear(width) for width in (960, 480, 480, 960))
+    attention = Attention(query, key, value, output, None, None, 80, window)
+    x = torch.randn(40, 960, generator=generator)
+    found = []
+    for steps in ([40], [1] * 40, [13, 1, 26]):
+        cache, parts = cache_of(dtype), []
+        for step in steps:
+            parts.append(attention(x[cache.length : cache.length + step], 0, cache, None))
+            cache.length += step
+        found.append(torch.cat(parts))
+    for other in found[1:]:
+        # A projection that is rounded otherwise may move an encoded key or value by a step.
+        tolerance = {"f32": 2e-6, "f16": 5e-4, "int8": 5e-3}[dtype]
+        torch.testing.assert_close(other, found[0], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_truncating_forgets_what_came_after(dtype: KvDType) -> None:
+    cache, query = filled(dtype, [30]), torch.randn(12, 80)
+    expected = cache.attend(0, query, 0, 12, 0.1)
+    cache.truncate(12)
+    assert cache.length == 12
+    # Other tokens take the places, and the same ones make the cache what it was.
+    cache.append(0, rows(18, 8), rows(18, 9))
+    assert torch.equal(cache.attend(0, query, 0, 12, 0.1), expected)
+    cache.append(0, rows(30, 1)[:, 12:], rows(30, 2)[:, 12:])
+    assert torch.equal(contents(cache, 0, 0, 30), contents(filled(dtype, [30]), 0, 0, 30))
+    cache.truncate(0)
+    assert cache.length == 0
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("f16", 70000.0), ("int8", 1e9)])
+def test_a_key_that_is_too_large_names_the_way_out(dtype: KvDType, value: float) -> None:
+    cache, keys = cache_of(dtype), rows(3, 1)
+    keys[2, 1, 5] = value
+    with pytest.raises(ModelError, match=rf"layer 1: a key .* {dtype}.*--kv-dtype f32"):
+        cache.append(1, keys, rows(3, 2))
+    with pytest.raises(ModelError, match="layer 0: a value"):
+        cache.append(0, rows(3, 2), keys)
+    exact = cache_of("f32")
+    exact.append(1, keys, rows(3, 2))
+    assert contents(exact, 1, 0, 3)[0, 2, 1, 5] == value
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_what_is_no_number_is_refused(dtype: KvDType) -> None:
+    keys = rows(3, 1)
+    keys[0, 0, 0] = float("nan")
+    with pytest.raises(ModelError, match="overflows f32"):
+        cache_of(dtype).append(0, keys, rows(3, 2))
+
+
+def greedy(decoder: Decoder, count: int = 30) -> list[int]:
+    logits, found = decoder.prefill(IDS[:40]), []
+    for _ in range(count):
+        found.append(int(np.argmax(logits)))
+        logits = decoder.decode(found[-1])
+    return found
+
+
+def opened(directory: Path, dtype: str, **settings: int) -> tuple[Decoder, Plan]:
+    decoder, plan, _ = load_decoder(directory, kv_dtype=dtype, **settings)
+    return decoder, plan
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_same_tokens_at_every_ceiling_context_and_number_of_threads(
+    sparse_model: Path, dtype: KvDType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = greedy(opened(sparse_model, dtype)[0])
+    with pytest.raises(MemoryCeilingTooSmall) as caught:
+        opened(sparse_model, dtype, memory=1 << 20)
+    least = caught.value.smallest_bytes + (8 << 20)
+    for settings in ({"memory": least}, {"window": 1}, {"context": 70}):
+        decoder, plan = opened(sparse_model, dtype, **settings)
+        assert plan.kv_dtype == decoder.kv_dtype == dtype
+        assert greedy(decoder) == expected
+    for threads in (1, 3):
+        monkeypatch.setattr("flashllm.engine.loading.KERNEL_THREADS", threads)
+        assert greedy(opened(sparse_model, dtype)[0]) == expected
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f16", 2e-3), ("int8", 5e-2)])
+def test_logits_are_near_those_of_f32(sparse_model: Path, dtype: KvDType, tolerance: float) -> None:
+    exact = opened(sparse_model, "f32")[0].logits(IDS)
+    found = opened(sparse_model, dtype)[0].logits(IDS)
+    assert 0 < np.abs(found - exact).max() <= tolerance * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_a_token_given_up_half_way_leaves_nothing(sparse_model: Path, dtype: KvDType) -> None:
+    decoder, _ = opened(sparse_model, dtype)
+    decoder.prefill(IDS[:40])
+    expected = [decoder.decode(token) for token in IDS[40:44]]
+    decoder.prefill(IDS[:40])
+    decoder.decode(IDS[40])
+
+    def stop(layer: int) -> None:
+        if layer == 2:
+            raise Cancelled("stopped on request")
+
+    decoder.before_layer = stop
+    with pytest.raises(Cancelled):
+        decoder.decode(IDS[50])
+    decoder.before_layer = None
+    assert decoder.length == 41
+    for token, logits in zip(IDS[41:44], expected[1:], strict=True):
+        assert np.array_equal(decoder.decode(token), logits)
+
+
+def test_an_encoding_that_there_is_not(sparse_model: Path) -> None:
+    with pytest.raises(UsageError, match="--kv-dtype bf16: expected one of f32, f16, int8"):
+        opened(sparse_model, "bf16")

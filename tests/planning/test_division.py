@@ -1,0 +1,94 @@
+"""What a ceiling leaves over: where slots are short, blocks of a prompt's ring lie in them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashllm.planning.slot_allocation import LEAST_BLOCKS, Divider, Division, lend
+from tests.planning.test_plan import SIZES
+from tests.support.specs import SPEC
+
+STRIDE = SIZES.stride
+BLOCK = 64
+EVERYTHING = SPEC.n_layers * SPEC.bundles_per_layer
+
+
+def divider(select: str = "predicted", policy: str = "blend", block: int = BLOCK) -> Divider:
+    return Divider(SPEC, STRIDE, SIZES.activity, select, policy, None, block)
+
+
+def ring(division: Division) -> int:
+    return division.own_blocks + sum(division.lent_blocks)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2 * EVERYTHING),
+    st.sampled_from(["predicted", "gate", "oracle", "all"]),
+    st.sampled_from(["blend", "window"]),
+    st.sampled_from([1, 16, 64, SPEC.bundles_per_layer]),
+)
+def test_slots_and_own_blocks_take_what_there_is_and_lent_ones_leave_the_least(
+    spare: int, select: str, policy: str, block: int
+) -> None:
+    least = 0 if select == "all" else 64
+    slots = SPEC.n_layers * least + spare
+    found = divider(select, policy, block).divide(slots * STRIDE)
+    own_slots = (found.own_blocks - LEAST_BLOCKS) * block
+    assert sum(found.slots) + own_slots <= slots
+    assert LEAST_BLOCKS <= found.own_blocks <= ring(found) <= 24
+    for n_slots, blocks in zip(found.slots, found.lent_blocks, strict=True):
+        assert n_slots <= SPEC.bundles_per_layer
+        assert n_slots - blocks * block >= least
+    if select in ("all", "oracle"):
+        assert not any(found.lent_blocks)
+
+
+@pytest.mark.parametrize("select", ["predicted", "gate"])
+def test_a_ring_takes_no_slots_where_slots_are_short(select: str) -> None:
+    slots = EVERYTHING - 10 * BLOCK
+    found = divider(select).divide(slots * STRIDE)
+    assert found.own_blocks == LEAST_BLOCKS
+    assert slots - SPEC.n_layers <= sum(found.slots) <= slots
+    spare = slots - SPEC.n_layers * 64
+    assert ring(found) == LEAST_BLOCKS + spare // 12 // BLOCK > LEAST_BLOCKS
+
+
+def test_a_ring_is_as_long_as_where_a_token_needs_one_for_itself() -> None:
+    for slots in range(SPEC.n_layers * 64, 2 * EVERYTHING, 37):
+        asked = divider("oracle").divide(slots * STRIDE)
+        found = divider("predicted").divide(slots * STRIDE)
+        assert ring(found) == asked.own_blocks
+        assert sum(found.slots) >= sum(asked.slots)
+
+
+def test_nothing_is_lent_where_there_is_room_for_all() -> None:
+    found = divider().divide(2 * EVERYTHING * STRIDE)
+    assert sum(found.slots) == EVERYTHING
+    assert found.own_blocks > LEAST_BLOCKS
+    assert not any(found.lent_blocks)
+
+
+def test_layers_that_could_lend_no_block_leave_the_ring_its_own() -> None:
+    whole = SPEC.bundles_per_layer
+    spec = dataclasses.replace(SPEC, n_layers=32)
+    given_divider = Divider(spec, STRIDE, None, "predicted", "blend", None, whole)
+    found = given_divider.divide(32 * (whole - 1) * STRIDE)
+    assert not any(found.lent_blocks)
+    assert found.own_blocks == LEAST_BLOCKS + 32 * (whole - 1 - 64) // 12 // whole > LEAST_BLOCKS
+    assert set(found.slots) == {
+        (32 * (whole - 1) - (found.own_blocks - LEAST_BLOCKS) * whole) // 32
+    }
+
+
+def test_who_has_most_left_lends() -> None:
+    assert lend([100, 200, 90], 30, 40, 0) == [0, 0, 0]
+    assert lend([100, 200, 90], 30, 40, 3) == [0, 3, 0]
+    assert lend([100, 200, 90], 30, 40, 5) == [1, 4, 0]
+    assert lend([100, 200, 90], 30, 40, 100) == [2, 5, 1]
+    assert lend([100, 100], 30, 70, 3) == [1, 1]
+    assert lend([69, 10], 30, 40, 3) == [0, 0]

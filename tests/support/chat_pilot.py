@@ -1,0 +1,95 @@
+"""What tests of the chat do and look at, over a scripted engine."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from textual.app import App
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from flashllm.library.models import ModelChoice
+from flashllm.ui.app import ChatApp
+from flashllm.ui.chat.status import Phase, StatusLine
+from flashllm.ui.prompt.prompt import Prompt
+from flashllm.ui.transcript.answer import Answer
+from tests.support.fake_engine import FakeModel
+from tests.support.screens import until
+
+
+class CountingApp(ChatApp):
+    """Remembers its phases, some of which pass in no time."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.entered: list[Phase] = []
+        super().__init__(*arguments, **options)
+
+    def on_unmount(self) -> None:
+        # Pilots wait until nothing computes, so no thread may go on after its test.
+        self.engine.close(0.0)
+
+    def enter(self, phase: Phase) -> None:
+        self.entered.append(phase)
+        super().enter(phase)
+
+
+def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
+    def open_engine(_choice: ModelChoice) -> Any:
+        if isinstance(model, Exception):
+            raise model
+        model.closed = False  # a picker may open the same one again
+        return model
+
+    return CountingApp(open_engine, **options)
+
+
+async def ready(pilot: Pilot[None]) -> ChatApp:
+    app = cast("ChatApp", pilot.app)
+    await until(pilot, lambda: app.activity.phase is Phase.READY)
+    return app
+
+
+async def say(pilot: Pilot[None], text: str) -> None:
+    pilot.app.query_one(Prompt).load_text(text)
+    await pilot.press("enter")
+
+
+async def ask(pilot: Pilot[None], text: str) -> ChatApp:
+    """Asks, and waits for the end of the answer."""
+    app = await ready(pilot)
+    entered = cast("CountingApp", app).entered
+    before = entered.count(Phase.READING)
+    await say(pilot, text)
+    await until(pilot, lambda: entered.count(Phase.READING) > before)
+    return await ready(pilot)
+
+
+def texts(app: ChatApp, kind: type[Static]) -> list[str]:
+    return [str(widget.content) for widget in app.query(kind)]
+
+
+def answers(app: ChatApp) -> list[str]:
+    return [widget.shown_text for widget in app.query(Answer)]
+
+
+def notes(app: ChatApp) -> list[str]:
+    """What stands below answers."""
+    return [str(note.content) for note in app.query(".note").results(Static) if note.display]
+
+
+def status(app: ChatApp) -> str:
+    return str(app.query_one(StatusLine).render())
+
+
+def screen_text(app: App[None]) -> str:
+    """Every character on the screen, as the terminal would get it."""
+    width, height = app.size
+    strips = app.screen._compositor.render_strips()
+    assert len(strips) == height
+    return "\n".join("".join(segment.text for segment in strip)[:width] for strip in strips)
+
+
+def sent_last(model: FakeModel) -> str:
+    """The last message of the last conversation that was sent."""
+    assert model.tokenizer is not None
+    return model.tokenizer.conversations[-1][-1]["content"]

@@ -1,0 +1,36 @@
+"""Imports without the garbage collector: it is on again afterwards, whatever happened."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from flashllm.system.imports import collecting_nothing
+
+
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_nothing_is_collected_within() -> None:
+    with collecting_nothing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_what_was_made_within_is_not_looked_at_again() -> None:
+    before = gc.get_freeze_count()
+    with collecting_nothing():
+        kept = [[number] for number in range(1000)]
+    assert gc.get_freeze_count() - before >= len(kept)
+    assert not any(found is kept for found in gc.get_objects())
+
+
+def test_an_import_that_fails_leaves_the_collector_on() -> None:
+    with pytest.raises(ModuleNotFoundError), collecting_nothing():
+        import flashllm_that_is_not_there  # noqa: F401
+    assert gc.isenabled()

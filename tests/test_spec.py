@@ -1,0 +1,80 @@
+"""What a damaged manifest may not say: values that would end in no number, or in a crash."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from flashllm import core
+from flashllm.core.numpy_twin import kernels
+from flashllm.dtypes import DTYPES, row_bytes, tensor_bytes
+from flashllm.errors import LayoutError, TensorMismatch
+from flashllm.flash.raw_tensor import RawTensor
+from flashllm.model.active_set_selectors import LowRank
+from flashllm.spec import ModelSpec, Rope
+from tests.planning.test_estimate import OPT_6_7B
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"scaling": "llama3", "low_freq_factor": 4.0}, "high_freq_factor"),
+        ({"scaling": "llama3", "original_positions": 0}, "original_positions"),
+        ({"scaling": "yarn", "theta": 1.0}, "theta"),
+        ({"factor": float("nan")}, "factor"),
+        ({"factor": 1e-300, "scaling": "linear"}, "factor"),
+        ({"dims": 7}, "dims"),
+    ],
+)
+def test_positions_that_cannot_be(values: dict[str, object], named: str) -> None:
+    usual: dict[str, object] = {"theta": 1e4, "dims": 8, "original_positions": 128}
+    with pytest.raises(LayoutError, match=f"rope {named}"):
+        Rope(**usual | values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("core", [core, kernels])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bytes_of_a_row_are_those_of_the_core(core: ModuleType, dtype: str) -> None:
+    for columns in (1, 2, 31, 32, 33, 36, 64, 4095, 4096, 4544, 12288):
+        assert row_bytes(dtype, columns) == core.row_bytes(dtype, columns)
+
+
+def test_bytes_of_a_row_by_hand() -> None:
+    assert [row_bytes(dtype, 33) for dtype in DTYPES] == [132, 66, 66, 68, 36]
+    assert tensor_bytes("int4", (10, 4096)) == 10 * 2304
+    assert tensor_bytes("f32", (7,)) == 28
+
+
+def test_an_encoding_of_its_own_is_kept_and_one_too_few_said_nothing_of() -> None:
+    apart = dataclasses.replace(OPT_6_7B, dtype="int4", resident_dtype="int8")
+    assert ModelSpec.from_json(apart.to_json()) == apart
+    assert apart.matrix_dtype == "int8"
+    assert apart.encoding_words == "int4, resident ones int8"
+    # A version that does not know the key reads what it has always read.
+    assert "resident_dtype" not in OPT_6_7B.to_json()
+    assert OPT_6_7B.matrix_dtype == "f16"
+
+
+@pytest.mark.parametrize("name", ["dtype", "resident_dtype"])
+@pytest.mark.parametrize("value", ["int3", "q4_0", 4])
+def test_encodings_that_there_are_not(name: str, value: object) -> None:
+    with pytest.raises(LayoutError, match=f"spec: {name} is {value!r}; expected one of"):
+        ModelSpec.from_json(OPT_6_7B.to_json() | {name: value})
+
+
+@pytest.mark.parametrize("shape", [(), (0, 4096)])
+def test_a_predictor_without_a_rank(shape: tuple[int, ...]) -> None:
+    def tensor(dtype: str, *shape: int) -> RawTensor:
+        return RawTensor(np.zeros(0, np.uint8), dtype, shape)
+
+    tensors = {
+        "layers.0.down": tensor("f16", *shape),
+        "layers.0.up": tensor("f16", OPT_6_7B.d_ffn, 0),
+        "layers.0.bias": tensor("f32", OPT_6_7B.d_ffn),
+        "layers.0.threshold": tensor("f32", 1),
+    }
+    with pytest.raises(TensorMismatch, match="layer 0 has shapes"):
+        LowRank.of(tensors, 0, OPT_6_7B)

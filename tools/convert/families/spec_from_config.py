@@ -1,0 +1,177 @@
+"""The spec of a model from its configuration and from what the user says instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from flashllm.dtypes import DTYPES, PREDICTOR_DTYPES, DType
+from flashllm.errors import LayoutError, ModelNotFound, NotACheckpoint, UnsupportedModel, UsageError
+from flashllm.flash.manifest import MANIFEST_FILE
+from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
+
+from .activation import activation_of
+from .config import CONFIG_FILE, Config, read_config, special_ids
+from .families import family_of
+from .family import Family
+
+_SAYS_RELU = re.compile("relu", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the user says instead of the checkpoint; None leaves it to the checkpoint."""
+
+    dtype: str | None = None
+    act: str | None = None
+    fatrelu_threshold: float | None = None
+    resident_dtype: str | None = None
+    predictor_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_encoding("dtype", self.dtype, DTYPES)
+        _check_encoding("resident_dtype", self.resident_dtype, DTYPES)
+        _check_encoding("predictor_dtype", self.predictor_dtype, PREDICTOR_DTYPES)
+
+    def encoded(self, spec: ModelSpec, dtype: str) -> ModelSpec:
+        """The spec with its encodings: `dtype` of the bundles, and of all where none was said."""
+        apart = self.resident_dtype if self.resident_dtype != dtype else None
+        return replace(spec, dtype=cast("DType", dtype), resident_dtype=cast("DType", apart))
+
+    def to_json(self) -> dict[str, Any]:
+        """What was said, for the manifest."""
+        names = [field.name for field in fields(self)]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def _check_encoding(name: str, value: str | None, known: Sequence[str]) -> None:
+    if value is not None and value not in known:
+        raise UsageError(f"{name} is {value!r}; expected one of {', '.join(known)}")
+
+
+def describe(
+    source: Path,
+    *,
+    act: str | None = None,
+    fatrelu_threshold: float | None = None,
+    dtype: str | None = None,
+    resident_dtype: str | None = None,
+) -> ModelSpec:
+    """The spec that the checkpoint in `source` would get, from its `config.json` alone.
+
+    No tensor is read: the encoding is the one that the configuration names, f16 where it names
+    none, unless `dtype` says another. Errors as those of `convert`.
+    """
+    source = Path(source)
+    check_source(source)
+    config = read_config(source)
+    return describe_config(
+        config,
+        act=act,
+        fatrelu_threshold=fatrelu_threshold,
+        dtype=dtype,
+        resident_dtype=resident_dtype,
+    )
+
+
+def describe_config(
+    config: Config,
+    *,
+    act: str | None = None,
+    fatrelu_threshold: float | None = None,
+    dtype: str | None = None,
+    resident_dtype: str | None = None,
+) -> ModelSpec:
+    """The same for a configuration that was read already."""
+    overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype)
+    spec = spec_of(config, family_of(config), overrides)
+    return overrides.encoded(spec, dtype or _dtype_named(config))
+
+
+def check_source(source: Path) -> None:
+    """Refuses what can be refused by looking at names."""
+    if not source.exists():
+        raise ModelNotFound(f"{source}: there is no such checkpoint")
+    if not source.is_dir():
+        raise NotACheckpoint(
+            f"{source}: not a directory; give the directory that holds {CONFIG_FILE}"
+        )
+    if (source / MANIFEST_FILE).exists() and not (source / CONFIG_FILE).exists():
+        raise NotACheckpoint(f"{source}: is a converted model already")
+
+
+def spec_of(
+    config: Config,
+    family: Family,
+    overrides: Overrides,
+    predicted: bool = False,
+) -> ModelSpec:
+    """The features of the model; `predicted` where predictors will say which neurons are active.
+
+    The gate of a sparse model stays in memory and decides exactly; where predictors decide it is
+    bundled, and so it is where nothing is ever zero. Encodings are chosen later.
+    """
+    try:
+        return _spec_of(config, family, overrides, predicted)
+    except LayoutError as problem:
+        raise UnsupportedModel(f"{config.path}: {problem}") from problem
+
+
+def _spec_of(config: Config, family: Family, overrides: Overrides, predicted: bool) -> ModelSpec:
+    features = family.features(config)
+    kind, threshold = activation_of(
+        config,
+        family.activation_key,
+        family.activations,
+        family.activation_default,
+        overrides.act,
+        overrides.fatrelu_threshold,
+    )
+    gate = "none"
+    if family.gated:
+        gate = "resident" if kind in SPARSE_ACTIVATIONS and not predicted else "bundled"
+    features |= {
+        "activation": kind,
+        "activation_threshold": threshold,
+        "gate": gate,
+        "rows_per_neuron": 3 if gate == "bundled" else 2,
+    }
+    ids = special_ids(config.path.parent, config, features["vocab_size"], family.special_ids)
+    config.check_understood()
+    return ModelSpec(**features, **ids, dtype="f32")
+
+
+def doubt(name: str, spec: ModelSpec, overrides: Overrides) -> str | None:
+    """What to know before a model is converted whose neurons are never zero, or are said not to be.
+
+    A name that says relu may be right where the configuration says another activation.
+    """
+    if spec.sparse:
+        return None
+    if overrides.act is None and _SAYS_RELU.search(name):
+        return (
+            f"{name}: its name says relu, but its {CONFIG_FILE} says {spec.activation}; if the "
+            "model was trained with relu, convert it with --act relu"
+        )
+    return (
+        f"{name}: {spec.activation} is never zero, so a token needs all feed-forward weights, and "
+        "is slow where they do not fit into memory; `flashllm plan` says how slow"
+    )
+
+
+def model_name(source: Path) -> str:
+    """The name of the directory, or organisation/name for a snapshot in the Hugging Face cache."""
+    home = source.resolve()
+    if home.parent.name == "snapshots":
+        return home.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return home.name
+
+
+def _dtype_named(config: Config) -> str:
+    """Our name of the encoding that the configuration names."""
+    names = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+    value = config.get(config.first("dtype", "torch_dtype"))
+    return names.get(str(value).removeprefix("torch."), "f16")

@@ -1,0 +1,279 @@
+"""Where the output grows: a directory beside the destination that becomes it in one rename.
+
+Goals: the destination is complete or absent, whatever interrupts; two processes do not mix; what
+a killed process left is removed by the next one. A lock on the directory itself, not its name,
+says whether its process lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flashllm.errors import (
+    CannotCreate,
+    DestinationExists,
+    Interrupted,
+    NotEnoughSpace,
+    ReadFailed,
+)
+from flashllm.flash.manifest import FileRecord
+from flashllm.progress import Progress
+
+from ..source.files import set_direct
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SPACE_MARGIN = 0.05
+BLOCK_BYTES = 4 << 20
+"""What is hashed and written at a time: a device is busy, and little memory is taken."""
+BLOCKS = 4
+"""Of a file: filled, hashed and written at once, with one to spare."""
+
+
+@contextmanager
+def whole_or_absent(source: Path, destination: Path, progress: Progress) -> Iterator[None]:
+    """Errors of ours for what ends the making of `destination`; nothing is left of it then."""
+    try:
+        yield
+    except OSError as problem:
+        reason = os.strerror(problem.errno) if problem.errno else str(problem)
+        raise ReadFailed(f"{problem.filename or source}: cannot be read: {reason}") from problem
+    except KeyboardInterrupt as stop:
+        raise Interrupted(
+            f"stopped; nothing is left at {destination}. Run the same command to start again"
+        ) from stop
+    finally:
+        progress.finish()
+
+
+@contextmanager
+def partial_directory(destination: Path) -> Iterator[Path]:
+    """A fresh locked directory that replaces `destination` when the block ends well.
+
+    On any error, and on Ctrl-C, it is removed.
+    """
+    partial, lock = _create(destination)
+    try:
+        try:
+            yield partial
+            _publish(partial, destination)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        finally:
+            os.close(lock)
+    except OSError as problem:
+        raise write_error(problem, partial) from problem
+
+
+def check_destination(destination: Path) -> None:
+    """`DestinationExists` where something is there, `CannotCreate` where nothing can be."""
+    if os.path.lexists(destination):
+        raise DestinationExists(f"{destination}: exists already; choose another name or remove it")
+    if not os.path.isdir(destination.parent):
+        raise CannotCreate(f"{destination.parent}: no such directory; create it first")
+
+
+def _create(destination: Path) -> tuple[Path, int]:
+    """The new directory and the descriptor that holds its lock."""
+    parent = destination.parent
+    check_destination(destination)
+    partial = parent / f"{destination.name}.partial-{os.getpid()}"
+    try:
+        # Under the parent's lock nobody takes a directory just made for a stale one.
+        parent_lock = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(parent_lock, fcntl.LOCK_EX)
+            _remove_stale(destination)
+            partial.mkdir()
+            return partial, _lock(partial)
+        finally:
+            os.close(parent_lock)
+    except OSError as problem:
+        raise write_error(problem, partial) from problem
+
+
+def _lock(directory: Path) -> int:
+    """A descriptor that holds the lock of a directory; `BlockingIOError` when another has it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_stale(destination: Path) -> None:
+    """Remove what dead processes left; `CannotCreate` when a living one writes the same model."""
+    prefix = f"{destination.name}.partial-"
+    for path in sorted(destination.parent.iterdir()):
+        if not path.name.startswith(prefix) or not path.name[len(prefix) :].isdigit():
+            continue
+        try:
+            lock = _lock(path)
+        except BlockingIOError as problem:
+            raise CannotCreate(
+                f"{destination}: process {path.name[len(prefix) :]} is writing it; wait for it"
+            ) from problem
+        shutil.rmtree(path)
+        os.close(lock)
+
+
+def _publish(partial: Path, destination: Path) -> None:
+    """Make the directory durable, then give it its name."""
+    sync(partial)
+    if os.path.lexists(destination):
+        raise DestinationExists(f"{destination}: was created by somebody else meanwhile")
+    os.rename(partial, destination)
+    sync(destination.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file or a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_space(directory: Path, needed_bytes: int) -> None:
+    """`NotEnoughSpace` unless the file system has the bytes and 5 % more."""
+    status = os.statvfs(directory)
+    free_bytes = status.f_bavail * status.f_frsize
+    wanted_bytes = int(needed_bytes * (1 + SPACE_MARGIN))
+    if free_bytes < wanted_bytes:
+        raise NotEnoughSpace(
+            f"{directory}: {wanted_bytes:,} bytes are needed, {free_bytes:,} are free; make room "
+            "or choose another disk"
+        )
+
+
+def write_error(problem: OSError, path: Path) -> CannotCreate:
+    """The error of ours for a failed write."""
+    reason = os.strerror(problem.errno) if problem.errno else str(problem)
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NotEnoughSpace(f"{path}: {reason}; make room or choose another disk")
+    return CannotCreate(f"{path}: cannot be written: {reason}")
+
+
+class OutputFile:
+    """A new file, written from start to end and hashed on the way; durable when its block ends.
+
+    What is given to `write` is copied into blocks, which one thread hashes while another writes
+    them, past the page cache where the system can; at most BLOCKS of them are on their way. A write
+    that fails is raised by a later `write`, or at the end of the block, which ends the threads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+        self._direct = False
+        self._threads: tuple[ThreadPoolExecutor, ...] = ()
+        self._block = mmap.mmap(-1, BLOCK_BYTES)  # begins on a page, as direct writes need it
+        self._filled = 0
+        self._under_way: deque[tuple[mmap.mmap, tuple[Future[None], ...]]] = deque()
+        self._blocks = 1
+        self._ended = False
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Append; `content` may be overwritten afterwards."""
+        view = memoryview(content).cast("B")
+        done = 0
+        while done < len(view):
+            part = view[done : done + BLOCK_BYTES - self._filled]
+            self._block[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            done += len(part)
+            if self._filled == BLOCK_BYTES:
+                self._send()
+        self._bytes += len(view)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes were given to it so far."""
+        return self._bytes
+
+    @property
+    def record(self) -> FileRecord:
+        """Size and hash of what was written, once its block has ended."""
+        assert self._ended, "not all is written yet"
+        return FileRecord(self._bytes, self._digest.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                while self._under_way:
+                    self._wait()
+                self._finish()
+        finally:
+            for thread in self._threads:
+                thread.shutdown(cancel_futures=True)
+            self._file.close()
+            self._ended = True
+
+    def _send(self) -> None:
+        """Hand the full block to the threads, and take one that they are done with."""
+        if not self._threads:
+            self._threads = (ThreadPoolExecutor(1, "hashing"), ThreadPoolExecutor(1, "writing"))
+            self._direct = set_direct(self._file.fileno(), True)
+        hasher, writer = self._threads
+        view = memoryview(self._block)
+        jobs = (hasher.submit(self._digest.update, view), writer.submit(self._write_all, view))
+        self._under_way.append((self._block, jobs))
+        self._filled = 0
+        if self._blocks < BLOCKS:
+            self._block = mmap.mmap(-1, BLOCK_BYTES)
+            self._blocks += 1
+        else:
+            self._block = self._wait()
+
+    def _wait(self) -> mmap.mmap:
+        """The block that was sent first, hashed and written; raises what went wrong with it."""
+        block, jobs = self._under_way.popleft()
+        for job in jobs:
+            job.result()
+        return block
+
+    def _write_all(self, view: memoryview) -> None:
+        """Append to the file itself."""
+        done = 0
+        try:
+            while done < len(view):
+                done += self._file.write(view[done:]) or 0
+                if not self._direct and self._threads and hasattr(os, "posix_fadvise"):
+                    # Pages that are written out go; writing the others out begins.
+                    os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as problem:
+            if self._direct and problem.errno == errno.EINVAL:
+                self._direct = set_direct(self._file.fileno(), False)
+                self._write_all(view[done:])
+                return
+            raise write_error(problem, self._path) from problem
+
+    def _finish(self) -> None:
+        """The last block, which is no whole one, and everything durable."""
+        if self._direct:
+            self._direct = set_direct(self._file.fileno(), False)
+        with memoryview(self._block)[: self._filled] as rest:
+            self._digest.update(rest)
+            self._write_all(rest)
+        os.fsync(self._file.fileno())

@@ -1,0 +1,189 @@
+"""Writes a converted model anew with the neurons of each layer in another order.
+
+Whole encoded rows and bundles are moved, whatever their encoding; nothing is computed. Memory is
+that of a block, or of one layer's resident gate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.errors import CannotCreate, UsageError
+from flashllm.flash.layout import BundleHeader, read_header
+from flashllm.flash.manifest import (
+    BUNDLES_FILE,
+    CHECKSUMS_FILE,
+    ORDER_FILE,
+    PREDICTORS_FILE,
+    RESIDENT_FILE,
+    FileRecord,
+    Manifest,
+    read_manifest,
+)
+from flashllm.flash.neuron_order import NeuronOrder
+from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
+from flashllm.progress import Progress, SilentProgress
+
+from ..source.files import BLOCK_BYTES, RangeFile
+from .destination import OutputFile, check_space, partial_directory, whole_or_absent
+from .predictor_files import check_predictors
+from .writing import block_checksums, write_manifest
+
+_BY_NEURON = {
+    RESIDENT_FILE: re.compile(r"layers\.(\d+)\.ffn\.(?:gate\.weight|gate\.bias|up\.bias)"),
+    PREDICTORS_FILE: re.compile(r"layers\.(\d+)\.(?:up|bias)"),
+}
+"""Tensors whose rows are neurons."""
+_REWRITTEN = (BUNDLES_FILE, CHECKSUMS_FILE, *_BY_NEURON)
+
+Bytes = NDArray[np.uint8]
+Ids = NDArray[np.int32]
+
+
+def reorder(
+    source: Path,
+    destination: Path,
+    *,
+    calibration: Path | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Turn the converted model in `source` into one whose neurons lie in order of co-activation.
+
+    The order is learnt from the text `calibration`, or the one that lies with the model. The
+    destination is complete afterwards, or absent: errors as of `convert`.
+    """
+    progress = SilentProgress() if progress is None else progress
+    source, destination = Path(source), Path(destination).absolute()
+    manifest = read_manifest(source)
+    if destination.resolve().is_relative_to(source.resolve()) and not destination.exists():
+        raise CannotCreate(f"{destination}: inside the model; choose a place outside it")
+    with whole_or_absent(source, destination, progress):
+        check_unordered(source, manifest)
+        with partial_directory(destination) as partial:
+            check_space(partial, model_bytes(manifest))
+            from flashllm.predictors import learn_order
+
+            order = learn_order(source, calibration, progress)
+            write_reordered(source, partial, order, progress)
+
+
+def check_unordered(source: Path, manifest: Manifest) -> None:
+    """`UsageError` for a model that has an order: its neurons would be led back to the wrong."""
+    if ORDER_FILE in manifest.files:
+        raise UsageError(
+            f"{source}: its neurons lie in order of co-activation already; start from the model "
+            "that it was made from"
+        )
+
+
+def model_bytes(manifest: Manifest) -> int:
+    """Bytes of a reordered model, at most."""
+    order_bytes = 8 * manifest.spec.n_layers * manifest.spec.d_ffn + 4096
+    return order_bytes + sum(record.bytes for record in manifest.files.values())
+
+
+def write_reordered(
+    source: Path, directory: Path, order: NeuronOrder, progress: Progress
+) -> Manifest:
+    """All files of the model in `source`, its neurons in that order, into `directory`."""
+    manifest = read_manifest(source)
+    if PREDICTORS_FILE in manifest.files:
+        # The runtime looks at the tensors that it needs; all of them are moved here.
+        check_predictors(source / PREDICTORS_FILE, manifest.spec)
+    old = read_header(source / BUNDLES_FILE)
+    content = order.to_bytes()
+    # Bundles of the two files must not pass for each other's.
+    file_id = hashlib.sha256(old.file_id + content).digest()[: len(old.file_id)]
+    progress.start("writing in order", sum(record.bytes for record in manifest.files.values()))
+    files = {}
+    for name in manifest.files:
+        if name not in _REWRITTEN:
+            files[name] = _copy(source / name, directory / name, progress)
+        elif name in _BY_NEURON:
+            files[name] = _copy_tensors(source, directory, name, order, progress)
+    files |= _copy_bundles(source, directory, replace(old, file_id=file_id), order, progress)
+    with OutputFile(directory / ORDER_FILE) as file:
+        file.write(content)
+    files[ORDER_FILE] = file.record
+    progress.finish()
+    reordered = replace(manifest, files=files)
+    write_manifest(directory, reordered)
+    return reordered
+
+
+def _copy(source: Path, destination: Path, progress: Progress) -> FileRecord:
+    with RangeFile(source.resolve()) as old, OutputFile(destination) as file:
+        _copy_range(old, file, 0, old.size, progress)
+    return file.record
+
+
+def _copy_range(
+    old: RangeFile, file: OutputFile, start: int, stop: int, progress: Progress
+) -> None:
+    for place in range(start, stop, BLOCK_BYTES):
+        block = memoryview(bytearray(min(BLOCK_BYTES, stop - place)))
+        old.read_into(block, place)
+        file.write(block)
+        progress.advance(len(block))
+
+
+def _copy_tensors(
+    source: Path, directory: Path, name: str, order: NeuronOrder, progress: Progress
+) -> FileRecord:
+    """A file of tensors, rows that are neurons in their new order; its header stays as it is."""
+    index = read_tensor_index(source / name)
+    with RangeFile((source / name).resolve()) as old, OutputFile(directory / name) as file:
+        _copy_range(old, file, 0, min(record.offset for record in index.values()), progress)
+        for tensor, record in index.items():
+            match = _BY_NEURON[name].fullmatch(tensor)
+            if match is None:
+                _copy_range(old, file, record.offset, record.offset + record.nbytes, progress)
+                continue
+            file.write(_rows_in_order(old, record, order.neurons[int(match[1])]).data)
+            progress.advance(record.nbytes)
+    return file.record
+
+
+def _rows_in_order(old: RangeFile, record: TensorRecord, neurons: Ids) -> Bytes:
+    raw = np.empty(record.nbytes, dtype=np.uint8)
+    old.read_into(raw.data, record.offset)
+    return np.ascontiguousarray(raw.reshape(len(neurons), -1)[neurons])
+
+
+def _copy_bundles(
+    source: Path, directory: Path, header: BundleHeader, order: NeuronOrder, progress: Progress
+) -> dict[str, FileRecord]:
+    """`ffn.bundles` and `ffn.crc32c` in the new order."""
+    with (
+        RangeFile((source / BUNDLES_FILE).resolve()) as old,
+        OutputFile(directory / BUNDLES_FILE) as file,
+        OutputFile(directory / CHECKSUMS_FILE) as checksums,
+    ):
+        file.write(header.pack().ljust(header.data_offset, b"\0"))
+        for layer in range(header.n_layers):
+            first = 0
+            for block in _bundles(old, header, layer, order.neurons[layer]):
+                file.write(block.data)
+                checksums.write(block_checksums(header, block, layer, first))
+                first += len(block)
+                progress.advance(block.nbytes)
+        file.write(bytes(header.file_bytes - file.bytes))
+    return {BUNDLES_FILE: file.record, CHECKSUMS_FILE: checksums.record}
+
+
+def _bundles(old: RangeFile, header: BundleHeader, layer: int, neurons: Ids) -> Iterator[Bytes]:
+    """Bundles of a layer in their new order, [n, stride] a block; the next overwrites each."""
+    bundles_max = max(1, BLOCK_BYTES // header.stride)
+    buffer = np.empty((min(bundles_max, len(neurons)), header.stride), dtype=np.uint8)
+    for first in range(0, len(neurons), bundles_max):
+        block = buffer[: min(bundles_max, len(neurons) - first)]
+        for row, neuron in zip(block, neurons[first : first + bundles_max].tolist(), strict=True):
+            old.read_into(row.data, header.offset(layer, neuron))
+        yield block

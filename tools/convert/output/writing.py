@@ -1,0 +1,236 @@
+"""Writes the weights of a converted model, block by block: resident tensors, bundles, checksums.
+
+At most one tensor of the source is held whole (the one that is transposed), in its own encoding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.core.numpy_twin.kernels import bundle_checksums
+from flashllm.dtypes import row_bytes, tensor_bytes
+from flashllm.flash.layout import BundleHeader
+from flashllm.flash.manifest import (
+    BUNDLES_FILE,
+    CHECKSUMS_FILE,
+    MANIFEST_FILE,
+    MANIFEST_HASH_FILE,
+    RESIDENT_FILE,
+    FileRecord,
+    Manifest,
+    manifest_hash_line,
+)
+from flashllm.flash.safetensors_file import pack_tensor_header
+from flashllm.flash.tensor_table import resident_dtype, stored_as, tensor_table
+from flashllm.progress import Progress
+from flashllm.spec import ModelSpec
+
+from ..families.matching import Assignment
+from ..families.transforms import (
+    Piece,
+    block_starts,
+    columns,
+    encoded_block,
+    read_rows,
+    read_whole,
+)
+from ..source.checkpoint import Checkpoint
+from ..source.encoding import encode
+from ..source.files import BLOCK_BYTES
+from ..source.parallel import in_order
+from ..source.tensor import SourceTensor
+from .destination import OutputFile
+
+Layout = list[tuple[str, str, tuple[int, ...]]]
+BUNDLED_BYTES = 4 << 20
+"""What one thread bundles at a time: it stays in a cache from one step to the next."""
+
+
+def resident_layout(spec: ModelSpec) -> Layout:
+    """Name, encoding and shape of the resident tensors, in the order of the file."""
+    table = tensor_table(spec)
+    entries = [(name, resident_dtype(name, shape, spec), shape) for name, shape in table.items()]
+    return sorted(entries, key=lambda entry: (entry[1] != "f32", entry[0]))
+
+
+def resident_bytes(spec: ModelSpec) -> int:
+    """Size of `resident.safetensors`."""
+    layout = resident_layout(spec)
+    data_bytes = sum(tensor_bytes(dtype, shape) for _, dtype, shape in layout)
+    return len(_resident_header(layout)) + data_bytes
+
+
+def _resident_header(layout: Layout) -> bytes:
+    return pack_tensor_header([(name, *stored_as(dtype, shape)) for name, dtype, shape in layout])
+
+
+def blocks_of(
+    checkpoint: Checkpoint, tensor: SourceTensor, start: int = 0, stop: int | None = None
+) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of a tensor from `start` to `stop` in blocks; each is overwritten by the next."""
+    stop = tensor.nbytes if stop is None else stop
+    buffer = np.empty(min(BLOCK_BYTES, max(stop - start, 0)), dtype=np.uint8)
+    for position in range(start, stop, BLOCK_BYTES):
+        block = buffer[: min(BLOCK_BYTES, stop - position)]
+        checkpoint.read_into(block.data, tensor, position)
+        yield block
+
+
+def write_resident(
+    directory: Path,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    assigned: Mapping[str, Piece],
+    used: Callable[[SourceTensor], None],
+    progress: Progress,
+) -> FileRecord:
+    """`resident.safetensors`, in the order of `resident_layout`.
+
+    `used` is told of each use of a tensor that is over.
+    """
+    layout = [(assigned[name], dtype) for name, dtype, _ in resident_layout(spec)]
+
+    def blocks() -> Iterator[tuple[Piece, int, str]]:
+        for following, (piece, dtype) in enumerate(layout, 1):
+            for expected, _ in layout[following : following + 1]:
+                checkpoint.expect(expected.tensor)
+            for first in block_starts(piece):
+                yield piece, first, dtype
+
+    def encoded(block: tuple[Piece, int, str]) -> tuple[NDArray[np.uint8], SourceTensor | None]:
+        piece, first, _ = block
+        last = first == block_starts(piece)[-1]
+        return encoded_block(checkpoint, *block), piece.tensor if last else None
+
+    with (
+        OutputFile(directory / RESIDENT_FILE) as file,
+        contextlib.closing(in_order(encoded, blocks())) as results,
+    ):
+        file.write(_resident_header(resident_layout(spec)))
+        progress.advance(file.bytes)
+        for content, ended in results:
+            file.write(content.data)
+            progress.advance(len(content))
+            if ended is not None:
+                used(ended)
+    return file.record
+
+
+def write_bundles(
+    directory: Path,
+    header: BundleHeader,
+    checkpoint: Checkpoint,
+    assignment: Assignment,
+    used: Callable[[SourceTensor], None],
+    progress: Progress,
+) -> dict[str, FileRecord]:
+    """`ffn.bundles` and `ffn.crc32c`, layer after layer; `used` as with `write_resident`."""
+    with (
+        OutputFile(directory / BUNDLES_FILE) as file,
+        OutputFile(directory / CHECKSUMS_FILE) as checksums,
+    ):
+        file.write(header.pack().ljust(header.data_offset, b"\0"))
+        progress.advance(header.data_offset)
+        for layer, rows in enumerate(assignment.bundled):
+            first = 0
+            for following in assignment.bundled[layer + 1 : layer + 2]:
+                _expect(checkpoint, following)
+            with contextlib.closing(layer_blocks(header, checkpoint, rows)) as blocks:
+                for block in blocks:
+                    file.write(block.data)
+                    checksums.write(block_checksums(header, block, layer, first))
+                    first += len(block)
+                    progress.advance(block.nbytes)
+            for row in rows:
+                used(row.tensor)
+        padding_bytes = header.file_bytes - file.bytes
+        file.write(bytes(padding_bytes))
+        progress.advance(padding_bytes)
+    return {BUNDLES_FILE: file.record, CHECKSUMS_FILE: checksums.record}
+
+
+def block_checksums(
+    header: BundleHeader, block: NDArray[np.uint8], layer: int, first: int
+) -> memoryview:
+    """What `ffn.crc32c` holds of a layer's bundles [n, stride] from `first` on."""
+    place = (header.file_id, layer, first)
+    sums = bundle_checksums(block.reshape(-1), header.stride, header.bundle_bytes, *place)
+    return sums.astype("<u4").data
+
+
+def _expect(checkpoint: Checkpoint, rows: tuple[Piece, ...]) -> None:
+    """Have the first bytes of a layer fetched while those of the one before are worked on.
+
+    What is transposed is read in one go, so that nothing else would go on meanwhile.
+    """
+    for row in rows:
+        if row.transform == "transpose":
+            checkpoint.expect(row.tensor)
+
+
+def layer_blocks(
+    header: BundleHeader, checkpoint: Checkpoint, rows: tuple[Piece, ...]
+) -> Generator[NDArray[np.uint8]]:
+    """The bundles of a layer, [n, stride] bytes a block, made by several threads.
+
+    Row r of a neuron comes from the r-th of `rows`: its row, or its column where transposed.
+    """
+    assert header.neurons_per_bundle == 1, "bundles of several neurons are not written yet"
+    turned = [row.tensor for row in rows if row.transform == "transpose"]
+    whole = {tensor.name: read_whole(checkpoint, tensor) for tensor in turned}
+    # A row on its way is f32 for a while, which may be more than what it becomes.
+    widest_bytes = max(header.stride, tensor_bytes("f32", (header.d_model,)))
+    bundles_max = max(1, BUNDLED_BYTES // widest_bytes)
+
+    def block(first: int) -> NDArray[np.uint8]:
+        count = min(bundles_max, header.bundles_per_layer - first)
+        return _bundles(header, checkpoint, rows, whole, first, count)
+
+    yield from in_order(block, range(0, header.bundles_per_layer, bundles_max))
+
+
+def _bundles(
+    header: BundleHeader,
+    checkpoint: Checkpoint,
+    rows: tuple[Piece, ...],
+    whole: Mapping[str, NDArray[np.uint8]],
+    first: int,
+    count: int,
+) -> NDArray[np.uint8]:
+    """Bundles [count, stride] of the neurons from `first` on; `whole` has what is transposed."""
+    nbytes = row_bytes(header.dtype, header.d_model)
+    block = np.zeros((count, header.stride), dtype=np.uint8)
+    for position, row in enumerate(rows):
+        tensor = row.tensor
+        if row.transform == "transpose":
+            raw = columns(whole[tensor.name], tensor, first, count)
+        else:
+            raw = read_rows(checkpoint, row, first, count)
+        place = functools.partial(_place_words, row, first, header.d_model)
+        encoded = encode(raw, tensor.dtype, header.dtype, tensor.name, header.d_model, place)
+        start = position * nbytes
+        block[:, start : start + nbytes] = encoded.reshape(count, nbytes)
+    return block
+
+
+def _place_words(row: Piece, first: int, d_model: int, value: int) -> str:
+    """Where a value lies of the rows of neurons from `first` on."""
+    neuron, inside = divmod(value, d_model)
+    turned = row.transform == "transpose"
+    place = inside if turned else row.rows.source(first + neuron)
+    return f" in row {place}, in {row.tensor.file}"
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """`manifest.json` and its hash, in place of those that may be there."""
+    raw = manifest.to_bytes()
+    for name, content in ((MANIFEST_FILE, raw), (MANIFEST_HASH_FILE, manifest_hash_line(raw))):
+        (directory / name).unlink(missing_ok=True)
+        with OutputFile(directory / name) as file:
+            file.write(content)

@@ -1,0 +1,1 @@
+"""Predictors for a model that is converted: trained here, or imported."""

@@ -1,0 +1,174 @@
+"""A checkpoint as a set of named tensors whose bytes can be read by range, whatever its files are.
+
+Nothing here knows a family. Accepted: `model.safetensors` or `pytorch_model.bin`, each whole or in
+shards with an index. The index is held against what the shards really contain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashllm.errors import NotACheckpoint, TensorMismatch
+from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
+from flashllm.untrusted.strict_json import parse_object
+
+from .files import RangeFile, read_small, source_file
+from .tensor import Shard, SourceTensor
+
+INDEX_BYTES_MAX = 32 << 20
+SAFETENSORS_FILE = "model.safetensors"
+PICKLED_FILE = "pytorch_model.bin"
+
+
+class Checkpoint:
+    """All shards of a source as one; `files` are the names that its content depends on."""
+
+    def __init__(self, directory: Path, shards: Mapping[str, Shard], index: str | None) -> None:
+        self.directory = directory
+        self.files = sorted([*shards, *([index] if index else [])])
+        self._shards = shards
+        self.tensors: dict[str, SourceTensor] = {}
+        for shard in shards.values():
+            for tensor in shard.tensors():
+                first = self.tensors.setdefault(tensor.name, tensor)
+                if first is not tensor:
+                    raise TensorMismatch(
+                        f"{directory}: tensor {tensor.name} is in {first.file} and in {tensor.file}"
+                    )
+
+    def read_into(self, buffer: memoryview, tensor: SourceTensor, start: int) -> None:
+        """Fill `buffer` with the bytes of a tensor from its byte `start` on."""
+        self._shards[tensor.file].read_into(buffer, tensor.name, start)
+
+    def expect(self, tensor: SourceTensor) -> None:
+        """Have the bytes of a tensor fetched, where that can be done without waiting."""
+        self._shards[tensor.file].expect(tensor.name)
+
+    def check_unchanged(self) -> None:
+        """`NotACheckpoint` when a file was written to since it was opened."""
+        for shard in self._shards.values():
+            shard.check_unchanged()
+
+
+class SafetensorsShard:
+    """A `.safetensors` file: our own strict reading of its header, then plain ranges."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        path = source_file(directory, name)
+        self._name = name
+        self._index: dict[str, TensorRecord] = read_tensor_index(path, NotACheckpoint)
+        self._file = RangeFile(path)
+
+    def tensors(self) -> list[SourceTensor]:
+        """What the header names."""
+        return [
+            SourceTensor(name, record.dtype, record.shape, self._name, record.offset, record.nbytes)
+            for name, record in self._index.items()
+        ]
+
+    def read_into(self, buffer: memoryview, name: str, start: int) -> None:
+        """A positioned read."""
+        record = self._index[name]
+        assert start + len(buffer) <= record.nbytes
+        self._file.read_into(buffer, record.offset + start)
+
+    def expect(self, name: str) -> None:
+        """Into the page cache."""
+        record = self._index[name]
+        self._file.expect(record.offset, record.nbytes)
+
+    def check_unchanged(self) -> None:
+        """By size and time of the last change."""
+        self._file.check_unchanged()
+
+    def close(self) -> None:
+        """Close the file; what was read ahead of it leaves the page cache, too."""
+        self._file.forget(0, self._file.size)
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """Names of the files that hold a checkpoint's weights, and what their index says of them."""
+
+    shards: tuple[str, ...]
+    index: str | None
+    weight_map: dict[str, str] | None
+    """Tensor -> shard; None where there is one file and no index."""
+
+    @property
+    def pickled(self) -> bool:
+        """Whether they are pickles."""
+        return not self.shards[0].endswith(".safetensors")
+
+
+def weight_files(directory: Path) -> WeightFiles:
+    """The weights in a directory, by names alone; `NotACheckpoint` where there are none."""
+    for whole in (SAFETENSORS_FILE, PICKLED_FILE):
+        index = f"{whole}.index.json"
+        if (directory / whole).is_symlink() or (directory / whole).exists():
+            return WeightFiles((whole,), None, None)
+        if (directory / index).is_symlink() or (directory / index).exists():
+            weight_map = read_weight_map(directory, index)
+            return WeightFiles(tuple(sorted(set(weight_map.values()))), index, weight_map)
+    raise NotACheckpoint(
+        f"{directory}: no weights: looked for {SAFETENSORS_FILE} and {PICKLED_FILE}, "
+        "whole or with an index of shards"
+    )
+
+
+@contextmanager
+def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
+    """The weights in a directory; `NotACheckpoint` where there are none or they contradict."""
+    files = weight_files(directory)
+    with ExitStack() as stack:
+        shards = {}
+        for name in files.shards:
+            shards[name] = _open_shard(directory, name)
+            stack.callback(shards[name].close)
+        checkpoint = Checkpoint(directory, shards, files.index)
+        if files.index is not None and files.weight_map is not None:
+            _check_weight_map(files.weight_map, checkpoint, directory / files.index)
+        yield checkpoint
+
+
+def _open_shard(directory: Path, name: str) -> Shard:
+    """A shard by the ending of its name."""
+    if name.endswith(".safetensors"):
+        return SafetensorsShard(directory, name)
+    from .pickled import PickledShard
+
+    return PickledShard(directory, name)
+
+
+def read_weight_map(directory: Path, index: str) -> dict[str, str]:
+    """Tensor -> shard as an index has it; only plain names of the index's own kind."""
+    path = directory / index
+    ending = ".safetensors" if index.startswith(SAFETENSORS_FILE) else ".bin"
+    pattern = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*" + re.escape(ending))
+    values = parse_object(read_small(directory, index, INDEX_BYTES_MAX), path, NotACheckpoint)
+    weight_map = values.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise NotACheckpoint(f"{path}: has no weight_map")
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str) or not pattern.fullmatch(shard):
+            raise NotACheckpoint(f"{path}: {tensor}: {str(shard)[:80]!r} is no name of a shard")
+    return weight_map
+
+
+def _check_weight_map(weight_map: dict[str, str], checkpoint: Checkpoint, path: Path) -> None:
+    """The index and the shards must name the same tensors in the same files."""
+    found = {name: tensor.file for name, tensor in checkpoint.tensors.items()}
+    wrong = sorted(
+        name for name in {*weight_map, *found} if weight_map.get(name) != found.get(name)
+    )
+    if wrong:
+        name = wrong[0]
+        raise TensorMismatch(
+            f"{path}: tensor {name}: the index says {weight_map.get(name, 'nothing')}, "
+            f"the shards say {found.get(name, 'nothing')} ({len(wrong)} such tensors)"
+        )

@@ -1,0 +1,1 @@
+"""Whether a converted model is what its manifest says."""
