@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from flashllm.engine.sampling import Sampling
 
 if TYPE_CHECKING:
-    from flashllm.engine.local import Generation, Model, Token, open_model
+    from flashllm.engine.local import Generation, Model, Token
+    from flashllm.library.open import open_model
 
 # Read by OpenMP when torch is loaded: for how long its threads spin, waiting for each other, before
 # they sleep (here about 0.2 ms, by default 15). Where other programs want the processor too, a
@@ -23,8 +24,16 @@ __all__ = ["Generation", "Model", "Sampling", "Token", "__version__", "open_mode
 
 
 def __getattr__(name: str) -> Any:
+    if name == "open_model":
+        from flashllm.library.open import open_model
+
+        return open_model
     if name in __all__:
         from flashllm.engine import local
 
         return getattr(local, name)
     raise AttributeError(f"module 'flashllm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

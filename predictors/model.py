@@ -14,7 +14,7 @@ from flashllm.errors import UsageError
 from flashllm.flash.layout import read_header
 from flashllm.flash.manifest import BUNDLES_FILE, RESIDENT_FILE, read_manifest
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.options import DEFAULT_CONTEXT
+from flashllm.options import DEFAULT_CONTEXT, Select
 from flashllm.progress import Progress
 from flashllm.spec import ModelSpec
 
@@ -82,12 +82,14 @@ class ConvertedModel:
         return {"file_id": self._header.file_id.hex(), **hashes}
 
     @contextmanager
-    def open(self, contexts: Sequence[Context], select: str | None = None) -> Iterator[Decoder]:
+    def open(self, contexts: Sequence[Context], select: Select | None = None) -> Iterator[Decoder]:
         """A decoder for these contexts, in as little memory as will do."""
         # Above the runtime: what only wants a report should not load it.
         from flashllm.engine.loading import open_decoder
 
-        with open_decoder(self.directory, select, max(map(len, contexts))) as decoder:
+        with open_decoder(
+            self.directory, select=select, context=max(map(len, contexts))
+        ) as decoder:
             yield decoder
 
     def use(self, decoder: Any, tensors: Mapping[str, RawTensor]) -> None:

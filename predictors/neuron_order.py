@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flashllm.errors import Interrupted, UsageError
 from flashllm.flash.manifest import PREDICTORS_FILE, read_manifest
 from flashllm.flash.neuron_order import NeuronOrder
+from flashllm.options import Select
 from flashllm.progress import Progress, SilentProgress
 from flashllm.spec import ModelSpec
 
@@ -100,7 +101,7 @@ def record_use(
         raise _interrupted() from None
 
 
-def selector_of(directory: Path, spec: ModelSpec) -> str:
+def selector_of(directory: Path, spec: ModelSpec) -> Select:
     """By what the model's neurons are chosen; `UsageError` where all of them always are."""
     if PREDICTORS_FILE in read_manifest(directory).files:
         return "predicted"
@@ -113,7 +114,7 @@ def selector_of(directory: Path, spec: ModelSpec) -> str:
 
 
 def _recorded(
-    model: ConvertedModel, contexts: Sequence[Context], select: str, progress: Progress
+    model: ConvertedModel, contexts: Sequence[Context], select: Select, progress: Progress
 ) -> UseTrace:
     spec = model.spec
     layers: list[list[Bits]] = [[] for _ in range(spec.n_layers)]

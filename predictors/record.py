@@ -34,7 +34,7 @@ from .recorded_rows import (
 from .resumable import FREE_BYTES_MARGIN, FREE_SHARE_MAX, WorkDirectory
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 # An interruption without warning, such as a loss of power, loses at most this much.
 CHECKPOINT_TOKENS = 8_192

@@ -25,7 +25,7 @@ from .files import write_error, write_file
 from .layer import TrainedLayer
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 KEY_FILE = "key.json"
 GROUP_FILE = "group.safetensors"

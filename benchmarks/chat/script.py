@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.engine.process.launcher import EngineLauncher
-from flashllm.options import EngineSettings
+from flashllm.options import DEFAULT_OPTIONS
 
 SCRIPT = "CHAT_SCRIPT"
 WORDS = ("the", "sea", "is", "a", "large", "body", "of", "salt", "water", "and", "waves", "move")
@@ -42,7 +42,7 @@ def main() -> None:
     os.environ[SCRIPT] = sys.argv[1]
     opening = importlib.import_module("flashllm.cli.shared.open_model")
     opening.start_launcher = lambda _: EngineLauncher(  # type: ignore[attr-defined]
-        EngineSettings(), f"{__name__}:open_engine"
+        DEFAULT_OPTIONS, f"{__name__}:open_engine"
     )
     _watch(Path(sys.argv[2]))
     from flashllm.cli.main import main as flashllm_main

@@ -48,7 +48,7 @@ def run_header(directory: Path | None, settings: dict[str, Any]) -> dict[str, An
         "schema_version": SCHEMA_VERSION,
         "tool_version": flashllm.__version__,
         "git": git_state(Path(flashllm.__file__).parent.parent),
-        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(_command()),
         "environment": _environment(),
         "config": _config(),

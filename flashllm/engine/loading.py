@@ -7,13 +7,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 import torch
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
-from flashllm.hardware.staleness import find_profile
+from flashllm.hardware.machine_profile import Profile
+from flashllm.hardware.staleness import profile_for
 from flashllm.model.active_set_selectors import (
     SelectAll,
     SelectGate,
@@ -21,6 +23,7 @@ from flashllm.model.active_set_selectors import (
     SelectPredicted,
 )
 from flashllm.model.decoder import Decoder
+from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
 from flashllm.planning.model_facts import (
     check_runnable,
     choose_selector,
@@ -37,70 +40,46 @@ KERNEL_THREADS = torch.get_num_threads()
 @contextlib.contextmanager
 def open_decoder(
     directory: str | os.PathLike[str],
-    select: str | None = None,
-    context: int | None = None,
-    kv_dtype: str | None = None,
+    **overrides: Unpack[ModelOverrides],
 ) -> Iterator[Decoder]:
     """A decoder for forward passes over a converted model, in as little memory as will do.
 
-    For recording and evaluation, which send whole texts through and keep no window. `select` is
-    what `Decoder.choose` and mode selected go by; "all" without it. `context` is in tokens, and
-    `kv_dtype` the encoding of keys and values.
+    For recording and evaluation, which send whole texts through and keep no window. The selector is
+    what `Decoder.choose` and mode selected go by; "all" where none is given.
     """
-    decoder, _, store = load_decoder(
-        Path(directory),
-        select=select or "all",
-        window=1,
-        context=context,
-        kv_dtype=kv_dtype,
-        least=True,
-    )
+    options = ModelOptions(window=1).having(**overrides)
+    options = options.having(select=options.select or "all")
+    decoder, _, store = load_decoder(Path(directory), options, least=True)
     with store:
         yield decoder
 
 
 def load_decoder(
     directory: Path,
+    options: ModelOptions = DEFAULT_OPTIONS,
     *,
-    memory: int | None = None,
-    select: str | None = None,
-    policy: str | None = None,
-    window: int | None = None,
-    io_threads: int | None = None,
-    direct: bool = True,
-    context: int | None = None,
-    kv_dtype: str | None = None,
     least: bool = False,
-    profile: Path | None = None,
-    overlap: str | None = None,
-    application_bytes: int = 0,
+    **overrides: Unpack[ModelOverrides],
 ) -> tuple[Decoder, Plan, Store]:
-    """Open a directory; the caller closes the store. `least` is for the smallest plan there is.
+    """Open a directory; the caller closes the store. `least` is for the smallest plan there is."""
+    options = options.having(**overrides)
+    return load_planned(directory, options, profile_for(directory, options), least=least)
 
-    `profile` is a file to plan with instead of the profile that is kept of this device;
-    `application_bytes` of the ceiling are left to a process beside this one.
-    """
+
+def load_planned(
+    directory: Path, options: ModelOptions, profile: Profile | None, *, least: bool = False
+) -> tuple[Decoder, Plan, Store]:
+    """As `load_decoder`, by a profile that was found already."""
     store = Store(directory)
     try:
         check_runnable(store)
-        chosen = choose_selector(store, select)
-        sizes = replace(model_sizes(store, chosen), application=application_bytes)
-        ceiling_bytes = memory
-        if ceiling_bytes is None and not least:
-            ceiling_bytes = usual_ceiling(sizes.interpreter) + application_bytes
-        plan = make_plan(
-            store.spec,
-            sizes,
-            ceiling_bytes,
-            select=chosen,
-            policy=policy,
-            window=window,
-            io_threads=io_threads,
-            context=context,
-            kv_dtype=kv_dtype,
-            profile=find_profile(directory, profile) if direct or profile else None,
-            overlap=overlap,
-        )
+        chosen = choose_selector(store, options.select)
+        sizes = replace(model_sizes(store, chosen), application=options.application_bytes)
+        memory = options.memory
+        if memory is None and not least:
+            memory = usual_ceiling(sizes.interpreter) + options.application_bytes
+        plan = make_plan(store.spec, sizes, options.having(memory=memory, select=chosen), profile)
+        direct = options.direct
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         kernels = core.open_kernels(KERNEL_THREADS)
         resident = store.load_resident(direct)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.core.numpy_twin.latency import Latencies
 from flashllm.engine.generation import Generation, OnPrefill, Token
-from flashllm.engine.loading import load_decoder, open_decoder
+from flashllm.engine.loading import load_planned, open_decoder
 from flashllm.engine.sampling import Sampling
-from flashllm.errors import ModelNotFound, UsageError
+from flashllm.errors import UsageError
 from flashllm.flash.store import Store
 from flashllm.hardware import staleness
-from flashllm.hardware.staleness import find_profile
+from flashllm.hardware.machine_profile import Profile
+from flashllm.hardware.staleness import profile_for
 from flashllm.model.decoder import Decoder
+from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
 from flashllm.planning.model_info import ModelInfo, describe
 from flashllm.planning.plan import Plan
 from flashllm.telemetry.device_rates import DeviceRates
@@ -46,70 +48,29 @@ __all__ = [
 
 
 def open_model(
-    path: str | os.PathLike[str] | None,
-    memory: int | None = None,
-    select: str | None = None,
-    window: int | None = None,
-    io_threads: int | None = None,
-    *,
-    direct: bool = True,
-    context: int | None = None,
-    kv_dtype: str | None = None,
-    profile: str | os.PathLike[str] | None = None,
-    overlap: str | None = None,
-    policy: str | None = None,
-    application_bytes: int = 0,
+    directory: str | os.PathLike[str],
+    options: ModelOptions = DEFAULT_OPTIONS,
+    **overrides: Unpack[ModelOverrides],
 ) -> Model:
-    """Open a converted model; None is the one that comes with the project.
+    """Open the converted model in a directory, with `options` less what `overrides` change.
 
-    `memory` is a ceiling in bytes for the resident memory of this whole process; `select` one of
-    gate, all, oracle, which are exact, and predicted, which is lossy; `policy` one
-    of `flash.policies.POLICIES`, `window` in tokens that of the paper's; `kv_dtype` the encoding of
-    keys and values, f32, f16 (the default) or int8; `profile` a file to plan with instead of what
-    was measured of this device; `overlap` one of none, hits, attention, layer: what is computed
-    while reads are under way; `application_bytes` of the ceiling are left to a process beside this
-    one. Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    `flashllm.open_model` also knows the demo.
+    Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
-    directory, file = model_directory(path), None if profile is None else Path(profile)
-    decoder, plan, store = load_decoder(
-        directory,
-        memory=memory,
-        select=select,
-        window=window,
-        io_threads=io_threads,
-        direct=direct,
-        context=context,
-        kv_dtype=kv_dtype,
-        profile=file,
-        overlap=overlap,
-        policy=policy,
-        application_bytes=application_bytes,
-    )
+    where, options = Path(directory), options.having(**overrides)
+    profile = profile_for(where, options)
+    decoder, plan, store = load_planned(where, options, profile)
     try:
-        used = direct or file is not None
-        caution = staleness.caution(directory, file) if used else ""
-        return Model(decoder, plan, store, direct, caution, file)
+        return Model(decoder, plan, store, options, profile)
     except BaseException:
         store.close()
         raise
 
 
-def load_info(path: str | os.PathLike[str] | None) -> ModelInfo:
+def load_info(directory: str | os.PathLike[str]) -> ModelInfo:
     """Describe a converted model without loading it."""
-    with Store(model_directory(path)) as store:
+    with Store(Path(directory)) as store:
         return describe(store, load_tokenizer(store.directory) is not None)
-
-
-def model_directory(path: str | os.PathLike[str] | None) -> Path:
-    """Where the model at `path` is; the demo is converted at its first use."""
-    if path is None:
-        from flashllm.convert import demo_model
-
-        return Path(demo_model())
-    directory = Path(path)
-    if not directory.exists():
-        raise ModelNotFound(f"{directory}: there is nothing. Make it with `flashllm convert`")
-    return directory
 
 
 class Model:
@@ -120,13 +81,12 @@ class Model:
         decoder: Decoder,
         plan: Plan,
         store: Store,
-        direct: bool = True,
-        caution: str = "",
-        profile: Path | None = None,
+        options: ModelOptions = DEFAULT_OPTIONS,
+        profile: Profile | None = None,
     ) -> None:
         self.plan = plan
-        self._direct_wanted = direct
-        self._caution = caution
+        self._direct_wanted = options.direct
+        self._caution = _profile_caution(store.directory, options)
         self._profile = profile
         self._rates: DeviceRates | None = None
         self.tokenizer: Tokenizer | None = load_tokenizer(store.directory)
@@ -215,11 +175,10 @@ class Model:
         }
 
     def rates(self) -> DeviceRates:
-        """What this device and machine can give, as far as a profile knows; read once."""
+        """What this device and machine can give, as far as the profile knows."""
         if self._rates is None:
-            profile = find_profile(self._store.directory, self._profile)
             direct = bool(self._store.reader.direct)
-            self._rates = DeviceRates.of(profile, self.info, self.plan, direct)
+            self._rates = DeviceRates.of(self._profile, self.info, self.plan, direct)
         return self._rates
 
     def neuron_map(self) -> NeuronMap:
@@ -254,3 +213,9 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _profile_caution(directory: Path, options: ModelOptions) -> str:
+    """What is doubtful about the profile that the plan goes by; "" where it goes by none."""
+    file = None if options.profile is None else Path(options.profile)
+    return staleness.caution(directory, file) if options.direct or file is not None else ""

@@ -126,7 +126,7 @@ def read_manifest(directory: Path) -> Manifest:
     one, `ModelTruncated` where a file is shorter than it was written.
     """
     if not directory.exists():
-        raise ModelNotFound(f"{directory}: there is no such model")
+        raise ModelNotFound(f"{directory}: there is no such model; `flashllm convert` makes one")
     path = directory / MANIFEST_FILE
     raw = _read_small(path, directory)
     if _read_small(directory / MANIFEST_HASH_FILE, directory) != manifest_hash_line(raw):

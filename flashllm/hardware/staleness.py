@@ -18,6 +18,7 @@ from flashllm import core
 from flashllm.errors import FlashllmError
 from flashllm.hardware.device import describe_device, machine_name
 from flashllm.hardware.machine_profile import Profile, cache_path, find, load
+from flashllm.options import ModelOptions
 
 DAYS_MOST = 90
 ADVICE = "measure again with `flashllm bench io`"
@@ -59,7 +60,7 @@ def staleness(profile: Profile, now: dt.datetime | None = None) -> list[str]:
     backend = current_backend()
     if profile.io_backend and profile.io_backend != backend:
         found.append(f"with reads by {profile.io_backend} (here by {backend})")
-    days = _age_days(profile.date, now or dt.datetime.now(dt.timezone.utc))
+    days = _age_days(profile.date, now or dt.datetime.now(dt.UTC))
     if days is None:
         found.append(f"at a date that is none ({profile.date[:40]!r})")
     elif days > DAYS_MOST:
@@ -84,6 +85,15 @@ def find_profile(directory: Path, file: Path | None = None) -> Profile | None:
         return load(file)
     kept = find(directory)
     return kept and for_this_machine(kept)
+
+
+def profile_for(directory: Path, options: ModelOptions) -> Profile | None:
+    """The profile that plans for a model go by, as its options say; None where there is none.
+
+    Reads through the page cache are not those that were measured: only a file counts for them.
+    """
+    file = None if options.profile is None else Path(options.profile)
+    return find_profile(directory, file) if options.direct or file is not None else None
 
 
 def caution(path: Path, file: Path | None = None) -> str:
@@ -133,5 +143,5 @@ def _age_days(date: str, now: dt.datetime) -> int | None:
     except ValueError:
         return None
     if then.tzinfo is None:
-        then = then.replace(tzinfo=dt.timezone.utc)
+        then = then.replace(tzinfo=dt.UTC)
     return (now - then).days

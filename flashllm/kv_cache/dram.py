@@ -19,13 +19,8 @@ from torch import Tensor
 from flashllm import core
 from flashllm.dtypes import GROUP
 from flashllm.errors import ModelError
-from flashllm.kv_cache.layout import (
-    KvDType,
-    block_heads,
-    decoded_block_shape,
-    kv_bytes,
-    kv_row_bytes,
-)
+from flashllm.kv_cache.layout import block_heads, decoded_block_shape, kv_bytes, kv_row_bytes
+from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
 
 from flashllm.dtypes import GROUP, row_bytes
 from flashllm.errors import UsageError
+from flashllm.options import KV_DTYPES, KvDType
 from flashllm.spec import ModelSpec
-
-KvDType = Literal["f32", "f16", "int8"]
-KV_DTYPES: tuple[KvDType, ...] = get_args(KvDType)
-DEFAULT_KV_DTYPE: KvDType = "f16"
 
 _BLOCK_COLUMNS = 256
 """Columns of all heads that a prompt's attention decodes together, where a head has fewer."""

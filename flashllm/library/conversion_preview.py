@@ -11,6 +11,7 @@ from flashllm.errors import UsageError
 from flashllm.library.conversion_options import NO_PREDICTORS, ConvertOptions
 from flashllm.library.formatting import shape_words
 from flashllm.library.scan import Conditions, expected, known_activity
+from flashllm.options import Select
 from flashllm.planning.model_facts import check_selector
 from flashllm.planning.shape_estimate import Weights, predictor_bytes, sizes_of_shape
 from flashllm.spec import ModelSpec
@@ -60,7 +61,7 @@ def preview(
         disk_bytes=weights.total + weights.padding + checksums + predictors,
         free_bytes=status.f_bavail * status.f_frsize,
         smallest_ceiling_bytes=smallest,
-        application_bytes=conditions.application_bytes,
+        application_bytes=conditions.options.application_bytes,
         ceiling_bytes=conditions.ceiling_bytes,
         tokens_per_second=speed,
         assumed=assumed,
@@ -74,7 +75,7 @@ def _expected(
     """The smallest ceiling, tokens a second in the usual one, and what was assumed for them."""
     if conditions.interpreter_bytes is None:
         return None, None, ""
-    select = _selector(spec, options, conditions.select)
+    select = _selector(spec, options, conditions.options.select)
     case = conditions.case(
         spec,
         sizes_of_shape(spec, conditions.interpreter_bytes),
@@ -85,7 +86,7 @@ def _expected(
     return expected(case, conditions.ceiling_bytes)
 
 
-def _selector(spec: ModelSpec, options: ConvertOptions, asked: str | None) -> str:
+def _selector(spec: ModelSpec, options: ConvertOptions, asked: Select | None) -> Select:
     """What the model will be run with: what was asked for, where it can be, or the best."""
     has_predictors = options.predictors != NO_PREDICTORS
     if asked is not None:

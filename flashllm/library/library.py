@@ -117,24 +117,16 @@ def usual_library(
     another is opened, and its memory does not count as available until then.
     """
     named = [Path(settings.value("model"))] if settings.value("model") else []
-    profile = settings.value("profile")
+    options = settings.model_options
     return Library(
         directories=(*directories, *settings.chat.model_dirs),
         models=tuple(named),
         used=used,
         home=models_dir(),
         given=Conditions(
-            application_bytes=application_bytes,
-            memory_bytes=settings.value("memory") or open_ceiling_bytes,
-            select=settings.value("select"),
-            policy=settings.value("policy"),
-            window=settings.value("window"),
-            io_threads=settings.value("io_threads"),
-            overlap=settings.value("overlap"),
-            context=settings.value("ctx_size"),
-            kv_dtype=settings.value("kv_dtype"),
-            profile=None if profile is None else Path(profile),
-            direct=not settings.value("no_direct"),
+            options=options.having(
+                memory=options.memory or open_ceiling_bytes, application_bytes=application_bytes
+            )
         ),
     )
 

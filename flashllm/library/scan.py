@@ -13,9 +13,10 @@ from pathlib import Path
 from flashllm.errors import FlashllmError
 from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
 from flashllm.flash.store import Store
-from flashllm.hardware.staleness import find_profile
+from flashllm.hardware.staleness import profile_for
 from flashllm.library.formatting import clean, error_words, shape_words
 from flashllm.library.models import FoundModel
+from flashllm.options import DEFAULT_OPTIONS, ModelOptions, Select
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Case
 from flashllm.planning.model_facts import (
@@ -43,59 +44,39 @@ _LOG = logging.getLogger("flashllm")
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What models would be run in: memory, and the settings by their names in `Case`."""
+    """What models would be run in: the memory of a process, and options."""
 
     interpreter_bytes: int | None = None
     """Of the process that runs them, before one is loaded; None where that is unknown."""
-    application_bytes: int = 0
-    """Of what runs beside it, within the same ceiling."""
-    memory_bytes: int | None = None
-    """The ceiling; None for the one that is usual where none is given."""
-    select: str | None = None
-    policy: str | None = None
-    window: int | None = None
-    io_threads: int | None = None
-    overlap: str | None = None
-    context: int | None = None
-    kv_dtype: str | None = None
-    profile: Path | None = None
-    """A file to plan with, instead of what is kept of the disk."""
-    direct: bool = True
+    options: ModelOptions = DEFAULT_OPTIONS
+    """Without a selector they are run with the best that each has."""
 
     @property
     def ceiling_bytes(self) -> int | None:
         """The ceiling that speeds are expected in."""
-        if self.memory_bytes is not None or self.interpreter_bytes is None:
-            return self.memory_bytes
-        return usual_ceiling(self.interpreter_bytes) + self.application_bytes
+        if self.options.memory is not None or self.interpreter_bytes is None:
+            return self.options.memory
+        return usual_ceiling(self.interpreter_bytes) + self.options.application_bytes
 
     def case(
         self,
         spec: ModelSpec,
         sizes: Sizes,
         activity: Activity | None,
-        select: str,
+        select: Select,
         place: Path,
         *,
         converted: bool = False,
     ) -> Case:
         """A model that lies at `place`, or will, without a ceiling yet; `ProfileError`."""
-        # As `loading.load_decoder` does: what was measured says nothing of the page cache.
-        has_profile = self.direct or self.profile is not None
+        options = self.options.having(memory=None, select=select)
         return Case(
             spec,
-            replace(sizes, application=self.application_bytes),
+            replace(sizes, application=options.application_bytes),
             activity,
-            select,
-            memory=None,
-            window=self.window,
-            io_threads=self.io_threads,
-            context=self.context,
-            profile=find_profile(place, self.profile) if has_profile else None,
+            options,
+            profile_for(place, options),
             converted=converted,
-            policy=self.policy,
-            kv_dtype=self.kv_dtype,
-            overlap=self.overlap,
         )
 
 
@@ -199,7 +180,7 @@ def _described(store: Store) -> FoundModel:
 
 def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundModel:
     """With the planner's numbers, as far as this machine is known."""
-    select = choose_selector(store, conditions.select)
+    select = choose_selector(store, conditions.options.select)
     if select == "predicted":
         found = replace(found, remarks=("lossy: predictors choose neurons", *found.remarks))
     if conditions.interpreter_bytes is None:
@@ -217,7 +198,7 @@ def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundMo
     return replace(
         found,
         smallest_ceiling_bytes=smallest,
-        application_bytes=conditions.application_bytes,
+        application_bytes=conditions.options.application_bytes,
         ceiling_bytes=conditions.ceiling_bytes,
         tokens_per_second=speed,
         assumed=assumption,
@@ -240,7 +221,7 @@ def expected(case: Case, ceiling_bytes: int | None) -> tuple[int, float | None, 
     smallest = case.plan().smallest_bytes
     if ceiling_bytes is None or ceiling_bytes < smallest:
         return smallest, None, ""
-    case = replace(case, memory=ceiling_bytes)
+    case = case.having(memory=ceiling_bytes)
     found = case.expect(case.plan())
     if found.token is None:
         return smallest, None, ""

@@ -26,12 +26,12 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context_tokens import Running
 from flashllm.kv_cache.dram import KvCache
-from flashllm.kv_cache.layout import KvDType
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.ffn_decode import Chosen, FeedForward, Tap
 from flashllm.model.layer import ResidentParts
 from flashllm.model.linear import Table, torch_view
 from flashllm.model.rope import Rotary, Rotation
+from flashllm.options import KvDType
 from flashllm.planning.plan import Plan
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.pinned import PinnedBundles

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from flashllm.dtypes import DType
 from flashllm.errors import FlashllmError
 from flashllm.hardware.machine_profile import Profile
-from flashllm.kv_cache.layout import KV_DTYPES, kv_bytes
+from flashllm.kv_cache.layout import kv_bytes
+from flashllm.options import KV_DTYPES, ModelOptions, ModelOverrides
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.latency_model import Expectation, Model, expect
 from flashllm.planning.plan import Plan, Sizes, make_plan
@@ -42,16 +43,10 @@ class Case:
     spec: ModelSpec
     sizes: Sizes
     activity: Activity | None
-    select: str
-    memory: int | None
-    window: int | None
-    io_threads: int | None
-    context: int | None
+    options: ModelOptions
+    """With a selector."""
     profile: Profile | None
     converted: bool = False
-    policy: str | None = None
-    kv_dtype: str | None = None
-    overlap: str | None = None
 
     def plan(self) -> Plan:
         """The plan; errors as of `make_plan`.
@@ -62,19 +57,11 @@ class Case:
         sizes = self.sizes
         if self.activity is not None and not self.converted:
             sizes = dataclasses.replace(sizes, activity=self.activity)
-        return make_plan(
-            self.spec,
-            sizes,
-            self.memory,
-            select=self.select,
-            policy=self.policy,
-            window=self.window,
-            io_threads=self.io_threads,
-            context=self.context,
-            kv_dtype=self.kv_dtype,
-            profile=self.profile,
-            overlap=self.overlap,
-        )
+        return make_plan(self.spec, sizes, self.options, self.profile)
+
+    def having(self, **overrides: Unpack[ModelOverrides]) -> Case:
+        """The same with some options changed."""
+        return dataclasses.replace(self, options=self.options.having(**overrides))
 
     def expect(self, plan: Plan, flash_speed: float = 1.0) -> Expectation:
         """What is expected of a plan of this case."""
@@ -141,38 +128,36 @@ def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
     """Changes that there are today: words, the changed case, how much faster the disk is."""
     spec = case.spec
     larger = plan.ceiling_bytes + GIBIBYTE
-    more = dataclasses.replace(case, memory=larger)
-    yield f"1 GiB more memory: --memory {larger >> 20}MiB", more, 1.0
+    yield f"1 GiB more memory: --memory {larger >> 20}MiB", case.having(memory=larger), 1.0
     yield "a disk twice as fast", case, 2.0
-    if case.window is not None:
-        usual = _with(case, window=None, policy=None)
+    if case.options.window is not None:
+        usual = case.having(window=None, policy=None)
         yield "the usual policy in all slots that there is room for: no --window", usual, 1.0
-    if case.overlap is not None:
-        yield "more computed while neurons are read: no --overlap", _with(case, overlap=None), 1.0
+    if case.options.overlap is not None:
+        words = "more computed while neurons are read: no --overlap"
+        yield words, case.having(overlap=None), 1.0
     if plan.context > SHORT_CONTEXT:
-        shorter = _with(case, context=SHORT_CONTEXT)
+        shorter = case.having(context=SHORT_CONTEXT)
         yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0
     for kv_dtype in KV_DTYPES:
         # Fewer bytes to move, and room for slots; int8 rounds more, and says so.
         if kv_bytes(spec, plan.context, kv_dtype) < kv_bytes(spec, plan.context, plan.kv_dtype):
             rounded = ", which rounds them" if kv_dtype == "int8" else ""
             words = f"keys and values in {kv_dtype}{rounded}: --kv-dtype {kv_dtype}"
-            yield words, _with(case, kv_dtype=kv_dtype), 1.0
+            yield words, case.having(kv_dtype=kv_dtype), 1.0
     if (narrower := _NARROWER.get(spec.dtype)) is not None and spec.resident_dtype is None:
         words, dtype = narrower
         half = dataclasses.replace(spec, dtype=dtype)
         sizes = _resized(half, case.sizes)
         how = f"convert it with --dtype {dtype}" if case.converted else f"--dtype {dtype}"
-        yield f"{words}: {how}", _with(case, spec=half, sizes=sizes), 1.0
-    if spec.sparse and not spec.gated and case.select != "predicted":
+        yield f"{words}: {how}", dataclasses.replace(case, spec=half, sizes=sizes), 1.0
+    if spec.sparse and not spec.gated and case.options.select != "predicted":
         sizes = dataclasses.replace(case.sizes, predictors=predictor_bytes(spec))
         activity = assumed(spec, "predicted")
-        other = _with(case, select="predicted", sizes=sizes, activity=activity, converted=False)
+        other = dataclasses.replace(
+            case.having(select="predicted"), sizes=sizes, activity=activity, converted=False
+        )
         yield "predictors, which are lossy: convert it with --predictors train", other, 1.0
-
-
-def _with(case: Case, **changes: Any) -> Case:
-    return dataclasses.replace(case, **changes)
 
 
 def _resized(spec: ModelSpec, sizes: Sizes) -> Sizes:

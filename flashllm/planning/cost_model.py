@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from flashllm.flash.tensor_table import resident_bytes, tensor_table
 from flashllm.hardware.curves import MachineRates
-from flashllm.kv_cache.layout import DEFAULT_KV_DTYPE, KvDType, kv_row_bytes
+from flashllm.kv_cache.layout import kv_row_bytes
+from flashllm.options import DEFAULT_KV_DTYPE, KvDType
 from flashllm.spec import ModelSpec
 
 NARROW = "{} narrow"

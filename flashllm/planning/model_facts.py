@@ -13,11 +13,11 @@ from flashllm.errors import UnsupportedModel, UsageError
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.flash.store import Store
+from flashllm.options import SELECTORS, Select
 from flashllm.planning.activation_stats import Activity, recorded
 from flashllm.planning.plan import Sizes
 from flashllm.spec import ModelSpec
 
-SELECTORS = ("predicted", "gate", "all", "oracle")
 AVAILABLE_SHARE = 0.75
 """Without a ceiling, the part of the memory available now that a model may take."""
 
@@ -36,7 +36,7 @@ def check_runnable(store: Store) -> None:
         )
 
 
-def choose_selector(store: Store, select: str | None) -> str:
+def choose_selector(store: Store, select: Select | None) -> Select:
     """The selector asked for, or the best that the model has; `UsageError` where it has none."""
     spec, where = store.spec, store.directory
     has_predictors = PREDICTORS_FILE in store.manifest.files

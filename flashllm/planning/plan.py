@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.hardware.machine_profile import Profile
-from flashllm.kv_cache.layout import (
+from flashllm.kv_cache.layout import decoded_block_bytes, kv_bytes, parse_kv_dtype, score_bytes
+from flashllm.options import (
+    DEFAULT_CONTEXT,
+    DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
+    DEFAULT_OVERLAP,
+    OVERLAPS,
     KvDType,
-    decoded_block_bytes,
-    kv_bytes,
-    parse_kv_dtype,
-    score_bytes,
+    ModelOptions,
+    Overlap,
+    Policy,
+    Select,
 )
-from flashllm.options import DEFAULT_CONTEXT, DEFAULT_IO_THREADS, DEFAULT_OVERLAP, Overlap
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
@@ -130,7 +134,7 @@ class Plan:
     """Slots that the window needs on the calibration text."""
     io_threads: int
     context: int
-    select: str
+    select: Select
     prefill: PrefillShape
     prefill_blocks: int = LEAST_BLOCKS
     """Blocks that a prefill holds at once: one that is computed with, the others being read."""
@@ -139,7 +143,7 @@ class Plan:
     gap_bytes: int = GAP_BYTES
     """Neighbours on flash that are at most this far apart are read at once."""
     overlap: Overlap = DEFAULT_OVERLAP
-    policy: str = "window"
+    policy: Policy = "window"
     """Which bundles stay; one of POLICIES."""
     kv_dtype: KvDType = DEFAULT_KV_DTYPE
     """Encoding of keys and values."""
@@ -172,35 +176,30 @@ class Plan:
 def make_plan(
     spec: ModelSpec,
     sizes: Sizes,
-    ceiling_bytes: int | None,
-    *,
-    select: str,
-    policy: str | None = None,
-    window: int | None = None,
-    io_threads: int | None = None,
-    context: int | None = None,
-    kv_dtype: str | None = None,
+    options: ModelOptions,
     profile: Profile | None = None,
-    overlap: str | None = None,
 ) -> Plan:
-    """Split a ceiling, or with None the smallest that will do.
+    """Split the ceiling `options.memory`, or with None the smallest that will do.
 
-    A `profile` chooses the threads that were not asked for, and the gap, where there is room for
-    what they take. A `window` is for the paper's policy, which it then is without `policy`; the
-    others use all slots there is room for. `MemoryCeilingTooSmall` names the smallest ceiling,
-    `UsageError` a setting out of its range.
+    `options.select` is chosen already (`model_facts.choose_selector`). A `profile` chooses the
+    threads that were not asked for, and the gap, where there is room for what they take. A window
+    is for the paper's policy, which it then is without a policy; the others use all slots there is
+    room for. `MemoryCeilingTooSmall` names the smallest ceiling, `UsageError` an option out of its
+    range.
     """
+    select, window, ceiling_bytes = options.select, options.window, options.memory
+    assert select is not None
     default_context = min(DEFAULT_CONTEXT, spec.max_positions)
-    context = _within("ctx-size", context, default_context, spec.max_positions)
-    encoding = DEFAULT_KV_DTYPE if kv_dtype is None else parse_kv_dtype(kv_dtype)
+    context = _within("ctx-size", options.context, default_context, spec.max_positions)
+    encoding = parse_kv_dtype(options.kv_dtype or DEFAULT_KV_DTYPE)
     if window is not None:
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
-    policy = choose_policy(policy, window)
+    policy = choose_policy(options.policy, window)
     shape = PrefillShape.of(spec, sizes.stride)
     split = _fixed_bytes(spec, sizes, select, context, encoding)
     least_bytes = spec.n_layers * least_slots(spec, select) * sizes.stride
     needed_bytes = sum(split.values()) + least_bytes
-    reads = _ways_to_read(sizes, select, io_threads, profile)
+    reads = _ways_to_read(sizes, select, options.io_threads, profile)
     smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
     if ceiling_bytes is None:
         ceiling_bytes = smallest_bytes
@@ -229,7 +228,7 @@ def make_plan(
         prefill_blocks=division.own_blocks + sum(division.lent_blocks),
         lent_blocks=tuple(division.lent_blocks),
         gap_bytes=fitting[0].gap_bytes,
-        overlap=_overlap(overlap),
+        overlap=_overlap(options.overlap),
         policy=policy,
         kv_dtype=encoding,
     )
@@ -252,10 +251,10 @@ def _fixed_bytes(
     }
 
 
-def _overlap(name: str | None) -> Overlap:
-    if name is not None and name not in get_args(Overlap):
-        raise UsageError(f"--overlap {name}: expected one of {', '.join(get_args(Overlap))}")
-    return cast("Overlap", name or DEFAULT_OVERLAP)
+def _overlap(name: Overlap | None) -> Overlap:
+    if name is not None and name not in OVERLAPS:
+        raise UsageError(f"--overlap {name}: expected one of {', '.join(OVERLAPS)}")
+    return name or DEFAULT_OVERLAP
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 from flashllm.dtypes import row_bytes
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.tensor_table import resident_bytes, tensor_table
+from flashllm.options import Select
 from flashllm.planning.plan import Plan, Sizes
 from flashllm.spec import ModelSpec
 
@@ -114,7 +115,7 @@ def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int) -> Sizes:
     )
 
 
-def usual_selector(spec: ModelSpec) -> str:
+def usual_selector(spec: ModelSpec) -> Select:
     """What a model of this shape will be run with, once it has what it can have."""
     if not spec.sparse:
         return "all"

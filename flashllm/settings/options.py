@@ -1,6 +1,6 @@
 """Every option that can be set in more than one place: a flag, a variable, a line of the settings.
 
-Data alone: `commands.options` makes flags of them, `settings.resolve` says which place wins.
+Data alone: `cli.shared.flags` makes flags of them, `settings.resolve` says which place wins.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flashllm.options import KV_DTYPES, OVERLAPS, POLICIES, SELECTORS
 from flashllm.settings.values import (
     number_between,
     one_of,
@@ -92,7 +93,7 @@ MODEL_OPTIONS = (
     _choice(
         "policy",
         "--policy",
-        ("blend", "frequency", "lru2", "lru", "window"),
+        POLICIES,
         "which neurons stay in memory: blend (of frequency and recency, the default), frequency,"
         " lru2, lru, or window, the paper's",
         "NAME",
@@ -100,7 +101,7 @@ MODEL_OPTIONS = (
     _choice(
         "kv_dtype",
         "--kv-dtype",
-        ("f32", "f16", "int8"),
+        KV_DTYPES,
         "encoding of keys and values in memory: f32, f16 (the default) or int8, which halves them"
         " again and rounds more",
         "TYPE",
@@ -117,7 +118,7 @@ MODEL_OPTIONS = (
     _choice(
         "select",
         "--select",
-        ("predicted", "gate", "all", "oracle"),
+        SELECTORS,
         "how active neurons are found: gate, all, oracle (exact), or predicted (lossy; the default"
         " of a model converted with predictors)",
         "HOW",
@@ -133,7 +134,7 @@ MODEL_OPTIONS = (
     _choice(
         "overlap",
         "--overlap",
-        ("none", "hits", "attention", "layer"),
+        OVERLAPS,
         "what is computed while neurons are read: none, hits, attention, layer (each more than the"
         " one before; the default is the last); no answer depends on it",
         "WHAT",

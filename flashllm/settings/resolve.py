@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flashllm.errors import UsageError
+from flashllm.options import ModelOptions
 from flashllm.settings.file import Said, read_config
 from flashllm.settings.options import CHAT_OPTIONS, OPTIONS, Option
 from flashllm.system import paths
@@ -65,6 +66,22 @@ class Settings:
     def chat(self) -> ChatSettings:
         """What the terminal application is told."""
         return ChatSettings(**{option.name: self.value(option.name) for option in CHAT_OPTIONS})
+
+    @property
+    def model_options(self) -> ModelOptions:
+        """How models are opened."""
+        return ModelOptions(
+            memory=self.value("memory"),
+            select=self.value("select"),
+            policy=self.value("policy"),
+            window=self.value("window"),
+            io_threads=self.value("io_threads"),
+            overlap=self.value("overlap"),
+            direct=not self.value("no_direct"),
+            context=self.value("ctx_size"),
+            kv_dtype=self.value("kv_dtype"),
+            profile=self.value("profile"),
+        )
 
     def with_flags(self, given: Mapping[str, Any]) -> Settings:
         """The same, with what the command line says; None there is nothing said."""

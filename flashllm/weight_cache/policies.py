@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from flashllm.arrays import Ids, Index, Values
 from flashllm.core.numpy_twin.slots import use, values_of
 from flashllm.errors import UsageError
+from flashllm.options import DEFAULT_POLICY, POLICIES
+from flashllm.options import Policy as PolicyName
 
 Uses = NDArray[np.bool_]
 Weights = tuple[tuple[float, ...], tuple[float, ...]]
 """Of each term: what a use adds to it, and what it weighs in what a bundle is worth."""
 
-DEFAULT_POLICY = "blend"
-POLICIES = ("blend", "frequency", "lru2", "lru", "window")
-"""Those that a model can be run with; `window` is the paper's."""
 FAST, SLOW = (0.75, 1.0), (0.995, 2.0)
 """What is left of a use after a token, and the weight, of the counts of the text at hand and of all
 texts. Tuned on calibration traces (docs/log.md); nearby values do as well within half a percent."""
@@ -232,7 +231,7 @@ def make_policy(name: str, n_bundles: int, window: int) -> Policy:
     return make_policies(name, 1, n_bundles, window)[0]
 
 
-def choose_policy(policy: str | None, window: int | None) -> str:
+def choose_policy(policy: PolicyName | None, window: int | None) -> PolicyName:
     """The policy asked for, the paper's where only a window is; `UsageError` for what is none."""
     if policy is None:
         return DEFAULT_POLICY if window is None else "window"

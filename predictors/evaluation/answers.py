@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from flashllm.engine.local import open_model
 from flashllm.errors import UsageError
+from flashllm.options import Select
 from flashllm.progress import Progress
 
 from ..calibration_texts import Message
@@ -22,7 +23,7 @@ def answer_all(
     model: EvaluatedModel, questions: Sequence[Asked], answer_tokens: int, progress: Progress
 ) -> list[Outcome]:
     """Exact matches, spaces and case aside, by the same code that `flashllm run` answers with."""
-    selects = {"dense": "all"}
+    selects: dict[str, Select] = {"dense": "all"}
     if model.selector is not None:
         selects[model.selector] = model.selector
     outcomes = [Outcome(group) for _, group, _, _ in questions]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import flashllm
 from flashllm.engine.loading import open_decoder
 from flashllm.flash.store import Store
+from flashllm.options import KvDType, Select
 from flashllm.planning.model_facts import choose_selector
 from flashllm.spec import ModelSpec
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -33,10 +34,10 @@ class Decoder(Protocol):
     """What is needed of a decoder: whole texts through it, in each way of computing."""
 
     spec: ModelSpec
-    selects: str
+    selects: Select
 
     @property
-    def kv_dtype(self) -> str:
+    def kv_dtype(self) -> KvDType:
         """Encoding of keys and values."""
 
     @property
@@ -70,7 +71,7 @@ class EvaluatedModel:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, directory: Path, select: str | None, kv_dtype: str | None = None
+        cls, directory: Path, select: Select | None, kv_dtype: KvDType | None = None
     ) -> Iterator[EvaluatedModel]:
         """Opens a converted model; `UsageError` for a selector that it does not have.
 
@@ -81,11 +82,11 @@ class EvaluatedModel:
             name, stride = store.manifest.name, store.header.stride
             source = dict(store.manifest.source)
         tokenizer = load_tokenizer(directory)
-        with open_decoder(directory, chosen, kv_dtype=kv_dtype) as decoder:
+        with open_decoder(directory, select=chosen, kv_dtype=kv_dtype) as decoder:
             yield cls(directory, name, stride, source, decoder, tokenizer)
 
     @property
-    def selector(self) -> str | None:
+    def selector(self) -> Select | None:
         """The selector to be judged, None where all neurons are read."""
         return None if self.decoder.selects in EXACT else self.decoder.selects
 

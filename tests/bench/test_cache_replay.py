@@ -28,8 +28,9 @@ from flashllm.bench.cache.traces import Trace
 from flashllm.cli.main import main
 from flashllm.engine.loading import load_decoder
 from flashllm.errors import UsageError
+from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.planning.activation_stats import Activity
-from flashllm.weight_cache.policies import DEFAULT_POLICY, POLICIES, Pinned, make_policy
+from flashllm.weight_cache.policies import Pinned, make_policy
 
 N_BUNDLES = 6
 small_sets = st.lists(st.sets(st.integers(0, N_BUNDLES - 1), max_size=4), min_size=1, max_size=7)

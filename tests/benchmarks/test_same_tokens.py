@@ -89,7 +89,7 @@ def test_a_process_of_its_own_answers_or_says_why_not(sparse_model: Path, tmp_pa
     task = {"model": str(sparse_model), "setting": {}, "arguments": {"context": 30},
             "prompts": [[5, 6, 7]], "tokens": 3}  # fmt: skip
     assert same_tokens.apart(task) == same_tokens.answer(task)
-    with pytest.raises(CommandError, match="there is nothing"):
+    with pytest.raises(CommandError, match="there is no such model"):
         same_tokens.apart(task | {"model": str(tmp_path / "absent")})
 
 

@@ -197,9 +197,7 @@ def test_files_that_cannot_be_used(capsys, sparse_model, tmp_path, flag, content
 
 
 def test_without_arguments_the_demo_is_evaluated_on_what_comes_with_it(capsys, demo, monkeypatch):
-    monkeypatch.setattr(
-        "flashllm.cli.shared.open_model.model_directory", lambda model, progress: demo
-    )
+    monkeypatch.setattr("flashllm.cli.shared.open_model.model_directory", lambda model: demo)
     report = evaluated(capsys, "--tokens", 1000, "--limit", 2)
     assert Path(report["text"]["file"]) == DEMO / "heldout.jsonl"
     names = [Path(tasks["file"]).name for tasks in report["tasks"]]

@@ -15,8 +15,9 @@ from flashllm import core as chosen_core
 from flashllm.bench.cache.belady import KnownRates
 from flashllm.core.numpy_twin import kernels
 from flashllm.core.numpy_twin.slots import HERE, IN_FLIGHT, MISSING
+from flashllm.options import POLICIES
 from flashllm.weight_cache.layer_cache import Claim, LayerWindow
-from flashllm.weight_cache.policies import POLICIES, Pinned, Policy, make_policy
+from flashllm.weight_cache.policies import Pinned, Policy, make_policy
 
 FIRST = 70
 """Slot of a layer that others come before."""

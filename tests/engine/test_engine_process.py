@@ -35,7 +35,7 @@ from flashllm.errors import (
     ReadFailed,
     UsageError,
 )
-from flashllm.options import EngineSettings
+from flashllm.options import DEFAULT_OPTIONS, ModelOptions
 from flashllm.system.memory import rss_bytes
 from tests.support.engine_openers import OPENER
 from tests.support.fake_engine import INFO, PLAN, fake_cost
@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.contextmanager
 def opened(path: str, **options: Any) -> Iterator[RemoteEngine]:
-    with open_in(EngineProcess(OPENER), EngineSettings(path=path), **options) as engine:
+    with open_in(EngineProcess(OPENER), path, DEFAULT_OPTIONS, **options) as engine:
         yield engine
 
 
@@ -280,13 +280,13 @@ def test_a_model_that_does_not_open_leaves_no_process(
     path: str, expected: type[FlashllmError], children: list[subprocess.Popen[bytes]]
 ) -> None:
     with pytest.raises(expected):
-        open_in(EngineProcess(OPENER), EngineSettings(path=path))
+        open_in(EngineProcess(OPENER), path, DEFAULT_OPTIONS)
     assert children[-1].returncode is not None
 
 
 def test_the_ceiling_is_said_to_be_that_of_both() -> None:
     with pytest.raises(MemoryCeilingTooSmall) as caught:
-        open_in(EngineProcess(OPENER), EngineSettings(path="too small", memory=99))
+        open_in(EngineProcess(OPENER), "too small", ModelOptions(memory=99))
     application_bytes, _, memory = str(caught.value).split()
     assert memory == "99"
     assert GROWTH_BYTES < int(application_bytes) <= rss_bytes() + 2 * GROWTH_BYTES
@@ -299,12 +299,12 @@ def test_without_memory_for_a_process_that_is_said(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(subprocess, "Popen", refused)
     with pytest.raises(EngineLost, match=r"cannot be started \(Cannot allocate memory\)"):
-        EngineLauncher(EngineSettings(), OPENER).open("plain")
+        EngineLauncher(DEFAULT_OPTIONS, OPENER).open("plain")
 
 
 def test_an_engine_that_cannot_be_loaded_says_so() -> None:
     with pytest.raises(FlashllmError, match="ModuleNotFoundError"):
-        open_in(EngineProcess("flashllm.nothing:at_all"), EngineSettings())
+        open_in(EngineProcess("flashllm.nothing:at_all"), None, DEFAULT_OPTIONS)
 
 
 def test_closing_ends_a_child_that_is_stopped_or_hangs(
@@ -323,7 +323,7 @@ def test_closing_ends_a_child_that_is_stopped_or_hangs(
 
     def open_it() -> None:
         try:
-            open_in(process, EngineSettings(path="hangs"))
+            open_in(process, "hangs", DEFAULT_OPTIONS)
         except EngineLost as error:
             failed.append(error)
 
@@ -336,7 +336,7 @@ def test_closing_ends_a_child_that_is_stopped_or_hangs(
 
 
 def test_an_opening_can_be_given_up_at_once(children: list[subprocess.Popen[bytes]]) -> None:
-    launcher = EngineLauncher(EngineSettings(), OPENER)
+    launcher = EngineLauncher(DEFAULT_OPTIONS, OPENER)
     failed: list[BaseException] = []
 
     def open_it() -> None:
@@ -355,7 +355,7 @@ def test_an_opening_can_be_given_up_at_once(children: list[subprocess.Popen[byte
 
 
 def test_each_model_has_a_process_of_its_own(children: list[subprocess.Popen[bytes]]) -> None:
-    launcher = EngineLauncher(EngineSettings(memory=7), OPENER)
+    launcher = EngineLauncher(ModelOptions(memory=7), OPENER)
     with launcher.open("plain"), launcher.open("plain"):
         one, other = children
         assert one.poll() is other.poll() is None
@@ -365,12 +365,12 @@ def test_each_model_has_a_process_of_its_own(children: list[subprocess.Popen[byt
 PARENT = f"""
 import sys
 from flashllm.engine.process.launcher import open_in
-from flashllm.options import EngineSettings
+from flashllm.options import DEFAULT_OPTIONS
 from flashllm.engine.process.supervisor import EngineProcess
 process = EngineProcess({OPENER!r})
 print(process.pid, flush=True)
 if {{path!r}}:
-    generation = open_in(process, EngineSettings(path={{path!r}})).generate([1], 5000)
+    generation = open_in(process, {{path!r}}, DEFAULT_OPTIONS).generate([1], 5000)
     next(generation)
     print("torch" in sys.modules or "textual" in sys.modules, flush=True)
 sys.stdin.read()

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from flashllm.cli.shared.open_model import WORKER_ENTRY
 from flashllm.engine.local import Model
 from flashllm.engine.process.launcher import GROWTH_BYTES, open_in
 from flashllm.engine.process.supervisor import EngineProcess
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall
-from flashllm.options import EngineSettings
+from flashllm.options import ModelOptions
 from flashllm.system.memory import rss_bytes, rss_peak_bytes
 
 PROMPT = [3 + number % 90 for number in range(60)]
@@ -31,15 +32,15 @@ def test_the_smallest_ceiling_named_is_that_of_both_and_is_kept(
 ) -> None:
     path = str(sparse_model)
     with pytest.raises(MemoryCeilingTooSmall) as refused:
-        open_in(EngineProcess(), EngineSettings(path, memory=10 << 20))
+        open_in(EngineProcess(WORKER_ENTRY), path, ModelOptions(memory=10 << 20))
     before = rss_bytes()
     suggested = re.search(r"--memory (\d+)MiB", str(refused.value))
     assert suggested is not None
     assert "application" in str(refused.value)
     # This process may have grown since by what the tests did; so much is added.
     ceiling = (int(suggested[1]) << 20) + SLACK_BYTES
-    process = EngineProcess()
-    with open_in(process, EngineSettings(path, memory=ceiling)) as engine:
+    process = EngineProcess(WORKER_ENTRY)
+    with open_in(process, path, ModelOptions(memory=ceiling)) as engine:
         application = engine.plan.split["application"]
         assert before + GROWTH_BYTES <= application <= rss_peak_bytes() + GROWTH_BYTES
         assert sum(engine.plan.split.values()) <= engine.plan.ceiling_bytes == ceiling

@@ -21,7 +21,7 @@ from tests.support.profiles import DEVICE, RATES, law
 
 
 def today(days_ago: int = 0) -> str:
-    moment = dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days_ago)
+    moment = dt.datetime.now(dt.UTC) - dt.timedelta(days=days_ago)
     return moment.isoformat(timespec="seconds")
 
 

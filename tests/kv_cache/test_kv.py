@@ -8,13 +8,13 @@ import pytest
 
 from flashllm.errors import UsageError
 from flashllm.kv_cache.layout import (
-    KvDType,
     block_heads,
     decoded_block_bytes,
     kv_bytes,
     parse_kv_dtype,
     score_bytes,
 )
+from flashllm.options import KvDType, ModelOptions
 from flashllm.planning.plan import MIB, PrefillShape, Sizes, make_plan
 from tests.planning.test_estimate import OPT_6_7B
 from tests.support.specs import SPEC
@@ -53,7 +53,7 @@ def test_what_a_prompt_decodes_is_a_few_heads_of_one_layer() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8"])
 def test_the_plan_has_room_for_them(dtype: KvDType) -> None:
     sizes = Sizes(interpreter=200 * MIB, embeddings=0, attention=0, predictors=0, stride=1024)
-    plan = make_plan(SPEC, sizes, None, select="all", context=300, kv_dtype=dtype)
+    plan = make_plan(SPEC, sizes, ModelOptions(select="all", context=300, kv_dtype=dtype))
     assert plan.kv_dtype == dtype
     assert plan.split["kv"] == kv_bytes(SPEC, 300, dtype) + score_bytes(SPEC, 300)
     assert score_bytes(SPEC, 300) == 4 * 4 * 300
@@ -63,7 +63,7 @@ def test_the_plan_has_room_for_them(dtype: KvDType) -> None:
 
 def test_f16_is_the_default() -> None:
     sizes = Sizes(interpreter=200 * MIB, embeddings=0, attention=0, predictors=0, stride=1024)
-    plan = make_plan(SPEC, sizes, None, select="all")
+    plan = make_plan(SPEC, sizes, ModelOptions(select="all"))
     assert plan.kv_dtype == "f16"
     assert plan.to_json()["kv_dtype"] == "f16"
 

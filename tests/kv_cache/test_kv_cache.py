@@ -14,10 +14,10 @@ from flashllm.engine.loading import load_decoder
 from flashllm.errors import Cancelled, MemoryCeilingTooSmall, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.kv_cache.dram import KvCache
-from flashllm.kv_cache.layout import KV_DTYPES, KvDType
 from flashllm.model.attention import Attention
 from flashllm.model.decoder import Decoder
 from flashllm.model.linear import Linear
+from flashllm.options import KV_DTYPES, KvDType
 from flashllm.planning.plan import Plan
 from tests.support.specs import SPEC
 

@@ -15,6 +15,7 @@ from flashllm.library import runtime_memory
 from flashllm.library.library import Library, usual_library
 from flashllm.library.models import FoundModel
 from flashllm.library.scan import Conditions
+from flashllm.options import ModelOptions
 from flashllm.settings.resolve import load_settings
 from tests.library.test_hub import put
 
@@ -118,11 +119,13 @@ def test_where_models_are_looked_for(machine: Path, monkeypatch: pytest.MonkeyPa
     assert library.models == (machine / "named",)
     assert library.home == machine / "home" / "models"
     assert library.given == Conditions(
-        application_bytes=5, memory_bytes=3 << 30, select="all", window=3, direct=False
+        options=ModelOptions(
+            application_bytes=5, memory=3 << 30, select="all", window=3, direct=False
+        )
     )
     (machine / "home" / "config.toml").unlink()
     # Without a ceiling of the settings it is that of the model that is open.
-    assert usual_library(load_settings(), open_ceiling_bytes=9).given.memory_bytes == 9
+    assert usual_library(load_settings(), open_ceiling_bytes=9).given.options.memory == 9
 
 
 def test_models_of_conversations(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:

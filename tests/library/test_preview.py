@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flashllm.convert import convert
@@ -14,11 +15,18 @@ from flashllm.library.conversion_options import ConvertOptions
 from flashllm.library.conversion_preview import preview
 from flashllm.library.library import Library
 from flashllm.library.scan import Conditions, examine
+from flashllm.options import ModelOptions
 from flashllm.units import ceiling_words, speed_words
 from tests.support.checkpoints import write_checkpoint
 
 MIB = 1 << 20
-KNOWN = Conditions(interpreter_bytes=200 * MIB, memory_bytes=1 << 30)
+KNOWN = Conditions(200 * MIB, ModelOptions(memory=1 << 30))
+
+
+def given(**options: Any) -> Conditions:
+    return replace(KNOWN, options=KNOWN.options.having(**options))
+
+
 WIDE = {"hidden_size": 96, "word_embed_proj_dim": 96, "ffn_dim": 512, "vocab_size": 300}
 
 
@@ -65,7 +73,7 @@ def test_a_model_whose_neurons_are_never_zero(tmp_path: Path) -> None:
 def test_memory_is_that_of_the_chat_and_may_be_too_little(tmp_path: Path) -> None:
     source, options = write_checkpoint(tmp_path / "source", **WIDE), ConvertOptions()
     alone = preview(source, tmp_path / "made", options, KNOWN)
-    beside = replace(KNOWN, application_bytes=70 * MIB, memory_bytes=MIB)
+    beside = given(application_bytes=70 * MIB, memory=MIB)
     said = preview(source, tmp_path / "made", options, beside)
     assert alone.smallest_ceiling_bytes is not None
     assert said.smallest_ceiling_bytes == alone.smallest_ceiling_bytes + 70 * MIB
@@ -78,12 +86,12 @@ def test_memory_is_that_of_the_chat_and_may_be_too_little(tmp_path: Path) -> Non
 def test_it_is_planned_as_it_would_be_run(tmp_path: Path) -> None:
     source, options = write_checkpoint(tmp_path / "source", **WIDE), ConvertOptions(None, "train")
     lossy = preview(source, tmp_path / "made", options, KNOWN)
-    exact = preview(source, tmp_path / "made", options, replace(KNOWN, select="all"))
+    exact = preview(source, tmp_path / "made", options, given(select="all"))
     assert lossy.smallest_ceiling_bytes is not None
     assert exact.smallest_ceiling_bytes is not None
     assert exact.smallest_ceiling_bytes < lossy.smallest_ceiling_bytes  # without predictors
     # What it cannot be run with is no reason not to convert it.
-    without = preview(source, tmp_path / "made", ConvertOptions(), replace(KNOWN, select="gate"))
+    without = preview(source, tmp_path / "made", ConvertOptions(), given(select="gate"))
     assert without.smallest_ceiling_bytes == exact.smallest_ceiling_bytes
 
 

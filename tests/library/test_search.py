@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flashllm.convert import demo_directory
@@ -17,12 +18,17 @@ from flashllm.library import runtime_memory as interpreter
 from flashllm.library.library import Library
 from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.library.scan import Conditions, find_models
+from flashllm.options import ModelOptions
 from tests.support.profiles import law
 
 GOLDEN = Path(__file__).parents[1] / "flash" / "golden"
 MIB = 1 << 20
-KNOWN = Conditions(interpreter_bytes=200 * MIB, memory_bytes=1 << 30)
+KNOWN = Conditions(200 * MIB, ModelOptions(memory=1 << 30))
 UNKNOWN = Conditions(interpreter_bytes=None)
+
+
+def given(**options: Any) -> Conditions:
+    return replace(KNOWN, options=KNOWN.options.having(**options))
 
 
 @pytest.fixture
@@ -73,13 +79,13 @@ def test_the_speed_comes_from_the_profile_of_this_device(
     assert 1 / 0.002 < found.tokens_per_second < 1 / 0.0007
     assert found.ceiling_bytes == 1 << 30
     # It says nothing of reads through the page cache, unless that is what was asked for.
-    through_cache = replace(KNOWN, direct=False)
+    through_cache = given(direct=False)
     assert only(models, through_cache).tokens_per_second is None
-    assert only(models, replace(through_cache, profile=file)).tokens_per_second is not None
+    assert only(models, given(direct=False, profile=file)).tokens_per_second is not None
 
 
 def test_the_least_memory_has_room_for_the_application(models: Path) -> None:
-    alone, beside = only(models), only(models, replace(KNOWN, application_bytes=70 * MIB))
+    alone, beside = only(models), only(models, given(application_bytes=70 * MIB))
     assert alone.smallest_ceiling_bytes is not None
     assert beside.smallest_ceiling_bytes == alone.smallest_ceiling_bytes + 70 * MIB
     assert (alone.application_bytes, beside.application_bytes) == (0, 70 * MIB)
@@ -87,22 +93,22 @@ def test_the_least_memory_has_room_for_the_application(models: Path) -> None:
 
 def test_the_usual_ceiling_is_that_of_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flashllm.library.scan.usual_ceiling", lambda interpreter: interpreter + 1)
-    assert Conditions(200, application_bytes=30).ceiling_bytes == 231
-    assert Conditions(200, 30, memory_bytes=7).ceiling_bytes == 7
-    assert Conditions(None, 30).ceiling_bytes is None
+    assert Conditions(200, ModelOptions(application_bytes=30)).ceiling_bytes == 231
+    assert Conditions(200, ModelOptions(application_bytes=30, memory=7)).ceiling_bytes == 7
+    assert Conditions(None, ModelOptions(application_bytes=30)).ceiling_bytes is None
 
 
 def test_models_are_planned_as_they_would_be_run(models: Path) -> None:
-    found = only(models, replace(KNOWN, select="predicted"))
+    found = only(models, given(select="predicted"))
     assert "has no predictors" in found.problem
-    longer, shorter = only(models), only(models, replace(KNOWN, context=1))
+    longer, shorter = only(models), only(models, given(context=1))
     assert longer.smallest_ceiling_bytes is not None
     assert shorter.smallest_ceiling_bytes is not None
     assert shorter.smallest_ceiling_bytes < longer.smallest_ceiling_bytes
 
 
 def test_a_ceiling_too_small_has_no_speed(models: Path) -> None:
-    found = only(models, Conditions(200 * MIB, memory_bytes=MIB))
+    found = only(models, given(memory=MIB))
     assert (found.tokens_per_second, found.problem) == (None, "")
     assert found.smallest_ceiling_bytes is not None
 
@@ -186,7 +192,7 @@ def test_names_are_harmless(models: Path) -> None:
 
 def test_a_model_that_was_named_and_has_gone(tmp_path: Path) -> None:
     (gone,) = find_models([], [tmp_path / "gone"], KNOWN)
-    assert gone.problem == "there is no such model"
+    assert gone.problem == "there is no such model; `flashllm convert` makes one"
 
 
 def test_directories_that_cannot_be_looked_through(tmp_path: Path) -> None:
@@ -216,7 +222,7 @@ def test_the_demo_comes_first_and_models_again_once_memory_is_known(
 ) -> None:
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(interpreter, "_measure", lambda: 300 * MIB)
-    library = Library(home=models, given=Conditions(application_bytes=MIB))
+    library = Library(home=models, given=Conditions(options=ModelOptions(application_bytes=MIB)))
     demo, first, again = library.scan()
     assert (demo.is_demo, demo.choice, demo.remarks) == (
         True, ModelChoice(None, "the demo"), ("made when it is opened",),

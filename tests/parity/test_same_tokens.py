@@ -25,9 +25,9 @@ from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import Model, open_model
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall
+from flashllm.options import POLICIES
 from flashllm.tokenizer.chat_template import Message
 from flashllm.tokenizer.tokenizer import load_tokenizer
-from flashllm.weight_cache.policies import POLICIES
 
 PROMPTS = 20
 FEWER_PROMPTS = 5

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.plan import make_plan
 from flashllm.planning.slot_allocation import convex_hull, divide, load_curve
@@ -69,7 +70,9 @@ def test_a_curve_is_that_of_longer_and_longer_windows() -> None:
 def test_the_default_policy_uses_all_slots_there_is_room_for(spare: int) -> None:
     fixed = smallest() - SPEC.n_layers * 64 * SIZES.stride
     slots = 64 * SPEC.n_layers + spare
-    plan = make_plan(SPEC, SIZES, fixed + slots * SIZES.stride, select="predicted")
+    plan = make_plan(
+        SPEC, SIZES, ModelOptions(memory=fixed + slots * SIZES.stride, select="predicted")
+    )
     most = SPEC.n_layers * SPEC.bundles_per_layer
     assert min(slots, most) - SPEC.n_layers <= sum(plan.slots_per_layer) <= min(slots, most)
     assert all(64 <= n <= SPEC.bundles_per_layer for n in plan.slots_per_layer)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from flashllm.kv_cache.layout import KvDType
+from flashllm.options import KvDType
 from flashllm.planning.activation_stats import assumed
 from flashllm.planning.cost_model import (
     Encodings,

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from flashllm.flash.layout import BundleHeader
+from flashllm.options import ModelOptions
 from flashllm.planning.plan import MIB, make_plan
 from flashllm.planning.shape_estimate import (
     Shares,
@@ -99,7 +100,7 @@ def test_bundles_of_falcon_in_f32() -> None:
 
 def test_a_plan_without_the_weights_is_the_planners_own() -> None:
     sizes = sizes_of_shape(OPT_6_7B, 200 * MIB)
-    plan = make_plan(OPT_6_7B, sizes, 8 << 30, select=usual_selector(OPT_6_7B))
+    plan = make_plan(OPT_6_7B, sizes, ModelOptions(memory=8 << 30, select=usual_selector(OPT_6_7B)))
     assert plan.select == "predicted"
     assert plan.split["predictors"] == pytest.approx(0.0126 * 13.317e9, rel=0.01)
     assert traffic(OPT_6_7B, plan, sizes.stride).per_percent_bytes == pytest.approx(
@@ -110,7 +111,7 @@ def test_a_plan_without_the_weights_is_the_planners_own() -> None:
 @pytest.mark.parametrize("ceiling", [6 << 30, 12 << 30, 1 << 40])
 def test_a_dense_model_reads_what_is_not_pinned(ceiling: int) -> None:
     sizes = sizes_of_shape(DENSE, 200 * MIB)
-    plan = make_plan(DENSE, sizes, ceiling, select=usual_selector(DENSE))
+    plan = make_plan(DENSE, sizes, ModelOptions(memory=ceiling, select=usual_selector(DENSE)))
     assert plan.select == "all"
     moved = traffic(DENSE, plan, sizes.stride)
     assert moved.layer_bytes == 32 * 18_176 * sizes.stride

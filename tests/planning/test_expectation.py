@@ -13,6 +13,7 @@ import pytest
 from flashllm.core.numpy_twin import reader
 from flashllm.hardware.machine_profile import Profile
 from flashllm.model import decoder
+from flashllm.options import ModelOptions
 from flashllm.planning import latency_model
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Case, advise, ceilings
@@ -30,14 +31,15 @@ DISK = law(100e-6, 4e9)
 def case(
     spec: ModelSpec = OPT_6_7B,
     memory: int | None = 8 << 30,
-    select: str = "predicted",
+    select: Any = "predicted",
     profile: Profile | None = DISK,
     activity: Activity | None = None,
-    overlap: str | None = None,
+    overlap: Any = None,
 ) -> Case:
     known = None if select == "all" else activity or assumed(spec, select)
     sizes = sizes_of_shape(spec, 200 * MIB)
-    return Case(spec, sizes, known, select, memory, None, None, None, profile, overlap=overlap)
+    options = ModelOptions(memory=memory, select=select, overlap=overlap)
+    return Case(spec, sizes, known, options, profile)
 
 
 def planned(given: Case) -> tuple[Plan, Expectation]:
@@ -90,7 +92,7 @@ def test_a_token_by_hand() -> None:
     """One latency and then the rate of all threads, layer by layer; nothing overlaps."""
     flat = flash_profile({(16384, 1): 16384 / 1e-4, (16384, 32): 2e9, (65536, 32): 2e9})
     given = case(profile=flat, overlap="none")
-    given = dataclasses.replace(given, io_threads=32)
+    given = given.having(io_threads=32)
     plan, expected = planned(given)
     traffic, token = expected.traffic, expected.token
     assert token is not None
@@ -182,7 +184,7 @@ def test_wrong_guesses_are_read_too_and_missed_ones_when_it_is_their_turn() -> N
 def test_where_slots_are_short_nothing_is_guessed() -> None:
     given = case(memory=None, profile=law(1e-7, 1e8))
     found = planned(given)[1]
-    none = planned(dataclasses.replace(given, overlap="none"))[1]
+    none = planned(given.having(overlap="none"))[1]
     assert found.traffic.passes >= given.spec.n_layers
     assert found.traffic.in_vain == 0
     assert found.traffic.bytes_read == none.traffic.bytes_read
@@ -201,11 +203,11 @@ def test_in_parallel_blocks_reads_are_known_and_not_guessed() -> None:
 def test_more_overlap_is_advised_where_less_was_asked_for() -> None:
     given = case(profile=law(1e-7, 1e9), overlap="none")
     advice = {a.change: a.token_seconds for a in advise(given, *planned(given))}
-    usual = planned(dataclasses.replace(given, overlap=None))[1].token
+    usual = planned(given.having(overlap=None))[1].token
     assert usual is not None
     told = next(seconds for change, seconds in advice.items() if "no --overlap" in change)
     assert told == usual.total
-    unasked = dataclasses.replace(given, overlap=None)
+    unasked = given.having(overlap=None)
     assert not any("overlap" in a.change for a in advise(unasked, *planned(unasked)))
 
 
@@ -299,7 +301,7 @@ def test_advice_is_what_planning_it_gives() -> None:
     words = " ".join(a.change for a in advice)
     assert "--dtype f16" in words
     assert "--memory 16384MiB" in words
-    more = dataclasses.replace(given, memory=16 << 30)
+    more = given.having(memory=16 << 30)
     told = next(a for a in advice if "16384MiB" in a.change)
     again = planned(more)[1].token
     assert again is not None
@@ -325,17 +327,17 @@ def test_16_bits_of_a_converted_model_keep_what_was_recorded() -> None:
 def test_a_smaller_encoding_of_keys_and_values_is_advised_where_it_helps() -> None:
     """What it leaves goes to slots; nothing is advised that is larger than what there is."""
     slow = law(100e-6, 0.5e9)
-    given = dataclasses.replace(case(OPT_6_7B, 7 << 30, profile=slow), kv_dtype="f32")
+    given = case(OPT_6_7B, 7 << 30, profile=slow).having(kv_dtype="f32")
     advice = {a.change: a.token_seconds for a in advise(given, *planned(given))}
     for dtype in ("f16", "int8"):
         told = next(
             seconds for change, seconds in advice.items() if f"--kv-dtype {dtype}" in change
         )
-        other = dataclasses.replace(given, kv_dtype=dtype)
+        other = given.having(kv_dtype=dtype)
         token = other.expect(other.plan()).token
         assert token is not None
         assert told == token.total
-    smallest = dataclasses.replace(given, kv_dtype="int8")
+    smallest = given.having(kv_dtype="int8")
     assert not any("kv-dtype" in a.change for a in advise(smallest, *planned(smallest)))
 
 

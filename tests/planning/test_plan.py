@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.plan import GAP_BYTES, MIB, PrefillShape, Sizes, make_plan
 from flashllm.planning.shape_estimate import sizes_of_shape, usual_selector
@@ -35,7 +36,7 @@ SIZES = Sizes(
 
 def smallest(select: str = "predicted") -> int:
     with pytest.raises(MemoryCeilingTooSmall) as caught:
-        make_plan(SPEC, SIZES, 10 * MIB, select=select)
+        make_plan(SPEC, SIZES, ModelOptions(memory=10 * MIB, select=select))
     return caught.value.smallest_bytes
 
 
@@ -43,7 +44,7 @@ def smallest(select: str = "predicted") -> int:
 @given(st.integers(0, 64 * MIB), st.sampled_from(["predicted", "oracle", "all"]))
 def test_the_split_stays_below_the_ceiling(spare: int, select: str) -> None:
     ceiling = smallest(select) + spare
-    plan = make_plan(SPEC, SIZES, ceiling, select=select)
+    plan = make_plan(SPEC, SIZES, ModelOptions(memory=ceiling, select=select))
     assert sum(plan.split.values()) <= ceiling
     assert plan.split["slots"] == sum(plan.slots_per_layer) * SIZES.stride
     least = 0 if select == "all" else 64
@@ -52,10 +53,13 @@ def test_the_split_stays_below_the_ceiling(spare: int, select: str) -> None:
 
 def test_the_smallest_is_accepted_and_one_byte_less_is_not() -> None:
     least = smallest()
-    assert make_plan(SPEC, SIZES, None, select="predicted").ceiling_bytes == least
-    assert make_plan(SPEC, SIZES, least, select="predicted").smallest_bytes == least
+    assert make_plan(SPEC, SIZES, ModelOptions(select="predicted")).ceiling_bytes == least
+    assert (
+        make_plan(SPEC, SIZES, ModelOptions(memory=least, select="predicted")).smallest_bytes
+        == least
+    )
     with pytest.raises(MemoryCeilingTooSmall, match=r"--memory \d+MiB"):
-        make_plan(SPEC, SIZES, least - 1, select="predicted")
+        make_plan(SPEC, SIZES, ModelOptions(memory=least - 1, select="predicted"))
 
 
 @pytest.mark.parametrize("shape", ["opt-6.7b", "opt-30b", "opt-175b", "llama-70b-relu"])
@@ -64,7 +68,7 @@ def test_the_smallest_of_a_large_model_leaves_its_slots_alone(shape: str) -> Non
     spec = describe_shape(shape)
     select = usual_selector(spec)
     sizes = replace(sizes_of_shape(spec, 200 * MIB), activity=assumed(spec, select))
-    plan = make_plan(spec, sizes, None, select=select)
+    plan = make_plan(spec, sizes, ModelOptions(select=select))
     assert min(plan.slots_per_layer) >= smallest_slots(spec.bundles_per_layer)
     assert sum(plan.split.values()) <= plan.smallest_bytes
 
@@ -74,7 +78,9 @@ def test_the_window_is_the_largest_that_fits() -> None:
 
     def window(slots: int) -> int:
         ceiling = fixed + slots * SIZES.stride
-        return make_plan(SPEC, SIZES, ceiling, select="predicted", policy="window").window
+        return make_plan(
+            SPEC, SIZES, ModelOptions(memory=ceiling, select="predicted", policy="window")
+        ).window
 
     assert window(4 * 64) == 1
     assert window(int(520 * 1.1) + 4) == 4
@@ -82,13 +88,13 @@ def test_the_window_is_the_largest_that_fits() -> None:
 
 
 def test_a_window_asked_for_is_kept_though_slots_are_short() -> None:
-    plan = make_plan(SPEC, SIZES, smallest(), select="predicted", window=16)
+    plan = make_plan(SPEC, SIZES, ModelOptions(memory=smallest(), select="predicted", window=16))
     assert plan.window == 16
     assert sum(plan.slots_per_layer) < plan.slots_wanted
 
 
 def test_select_all_wants_every_bundle() -> None:
-    plan = make_plan(SPEC, SIZES, 1 << 30, select="all")
+    plan = make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="all"))
     assert set(plan.slots_per_layer) == {SPEC.bundles_per_layer}
     assert plan.split["predictors"] == 0
 
@@ -96,12 +102,12 @@ def test_select_all_wants_every_bundle() -> None:
 @pytest.mark.parametrize("given_settings", [{"window": 0}, {"io_threads": 0}, {"context": 513}])
 def test_settings_out_of_range(given_settings: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="expected 1 to"):
-        make_plan(SPEC, SIZES, 1 << 30, select="all", **given_settings)
+        make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="all", **given_settings))
 
 
 def test_the_prefill_follows_from_the_shape() -> None:
     shapes = {
-        make_plan(SPEC, SIZES, ceiling, select="all").prefill
+        make_plan(SPEC, SIZES, ModelOptions(memory=ceiling, select="all")).prefill
         for ceiling in (smallest("all"), 1 << 30, 1 << 40)
     }
     assert shapes == {PrefillShape.of(SPEC, SIZES.stride)}
@@ -109,7 +115,7 @@ def test_the_prefill_follows_from_the_shape() -> None:
 
 def test_the_ceiling_decides_how_many_blocks_a_prefill_holds() -> None:
     least = smallest("predicted")
-    plans = [make_plan(SPEC, SIZES, least + spare, select="predicted")
+    plans = [make_plan(SPEC, SIZES, ModelOptions(memory=least + spare, select='predicted'))
              for spare in range(0, 2 << 30, 32 << 20)]  # fmt: skip
     blocks = [plan.prefill_blocks for plan in plans]
     assert blocks == sorted(blocks)
@@ -132,23 +138,25 @@ def test_a_prefill_has_room_for_heads_wider_than_the_model() -> None:
 
 def test_a_profile_chooses_threads_and_gap_that_were_not_asked_for() -> None:
     slow_start = law(1e-3, 4e9, 1, 8, 64)
-    plan = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=slow_start)
+    plan = make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="predicted"), slow_start)
     assert plan.io_threads == slow_start.best_threads(SIZES.stride) == 64
     assert plan.gap_bytes == slow_start.gap_bytes(SIZES.stride, 64) > GAP_BYTES
-    asked = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=slow_start, io_threads=8)
+    asked = make_plan(
+        SPEC, SIZES, ModelOptions(memory=1 << 30, select="predicted", io_threads=8), slow_start
+    )
     assert asked.io_threads == 8
     assert asked.gap_bytes == slow_start.gap_bytes(SIZES.stride, 8)
-    usual = make_plan(SPEC, SIZES, 1 << 30, select="predicted")
+    usual = make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="predicted"))
     assert (usual.io_threads, usual.gap_bytes) == (32, GAP_BYTES)
 
 
 def test_a_profile_that_was_ended_early_chooses_nothing() -> None:
     """It may have come to one thread only."""
     early = dataclasses.replace(law(1e-3, 4e9, 1), complete=False)
-    plan = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=early)
+    plan = make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="predicted"), early)
     assert (plan.io_threads, plan.gap_bytes) == (32, GAP_BYTES)
     whole = dataclasses.replace(early, complete=True)
-    chosen = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=whole)
+    chosen = make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="predicted"), whole)
     assert (chosen.io_threads, chosen.gap_bytes > GAP_BYTES) == (1, True)
 
 
@@ -156,15 +164,18 @@ def test_every_neuron_is_read_with_the_threads_for_blocks() -> None:
     one_is_enough = flash_profile(
         {(1024, 1): 1e6, (1024, 16): 1e7, (1 << 19, 1): 2e9, (1 << 19, 16): 2e9}
     )
-    assert make_plan(SPEC, SIZES, 1 << 30, select="all", profile=one_is_enough).io_threads == 1
-    sparse = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=one_is_enough)
+    assert (
+        make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="all"), one_is_enough).io_threads
+        == 1
+    )
+    sparse = make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="predicted"), one_is_enough)
     assert sparse.io_threads == 16
 
 
 def test_gaps_have_a_place_to_land_and_the_ceiling_pays_for_it() -> None:
     slow_start = law(1e-3, 4e9, 64)
-    plan = make_plan(SPEC, SIZES, 1 << 30, select="predicted", profile=slow_start)
-    usual = make_plan(SPEC, SIZES, 1 << 30, select="predicted", io_threads=64)
+    plan = make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="predicted"), slow_start)
+    usual = make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="predicted", io_threads=64))
     more = 64 * (plan.gap_bytes - GAP_BYTES)
     assert plan.split["reserve"] == usual.split["reserve"] + more
     assert sum(plan.split.values()) <= 1 << 30
@@ -174,20 +185,22 @@ def test_a_profile_never_makes_a_ceiling_too_small() -> None:
     """Where there is no room for what the profile wants, it is read as without one."""
     slow_start = law(1e-3, 4e9, 128)
     least = smallest()
-    tight = make_plan(SPEC, SIZES, least, select="predicted", profile=slow_start)
+    tight = make_plan(SPEC, SIZES, ModelOptions(memory=least, select="predicted"), slow_start)
     assert (tight.io_threads, tight.gap_bytes, tight.smallest_bytes) == (32, GAP_BYTES, least)
     one = law(1e-7, 4e9, 1)
     with pytest.raises(MemoryCeilingTooSmall) as caught:
-        make_plan(SPEC, SIZES, 10 * MIB, select="predicted", profile=one)
+        make_plan(SPEC, SIZES, ModelOptions(memory=10 * MIB, select="predicted"), one)
     # One thread takes less than 32; what is named is then accepted.
     assert caught.value.smallest_bytes < least
     named = caught.value.smallest_bytes
-    assert make_plan(SPEC, SIZES, named, select="predicted", profile=one).io_threads == 1
+    assert (
+        make_plan(SPEC, SIZES, ModelOptions(memory=named, select="predicted"), one).io_threads == 1
+    )
 
 
 def test_slots_and_prefill_do_not_depend_on_the_profile() -> None:
     plans = [
-        make_plan(SPEC, SIZES, None, select="predicted", profile=profile, window=4)
+        make_plan(SPEC, SIZES, ModelOptions(select="predicted", window=4), profile)
         for profile in (None, law(1e-3, 4e9, 64))
     ]
     assert plans[0].prefill == plans[1].prefill

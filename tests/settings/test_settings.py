@@ -171,10 +171,7 @@ def test_names_are_unique_and_the_chat_knows_all_of_its_own() -> None:
 def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
     from typing import get_args
 
-    from flashllm.kv_cache.layout import KV_DTYPES
-    from flashllm.options import Overlap
-    from flashllm.planning.model_facts import SELECTORS
-    from flashllm.weight_cache.policies import POLICIES
+    from flashllm.options import KV_DTYPES, POLICIES, SELECTORS, Overlap
 
     choices = {option.name: option.choices for option in OPTIONS if option.choices}
     assert choices == {

@@ -14,7 +14,7 @@ from typing import Any
 
 from flashllm.engine.protocol import OnOpening, OpeningProgress
 from flashllm.errors import ChecksumMismatch, MemoryCeilingTooSmall, ReadFailed
-from flashllm.options import EngineSettings
+from flashllm.options import ModelOptions
 from tests.support.fake_engine import FakeModel, Prefill, Step
 
 OPENER = f"{__name__}:open_engine"
@@ -45,11 +45,12 @@ ANSWERS: dict[str, list[list[Step]]] = {
 }
 
 
-def open_engine(settings: EngineSettings, application_bytes: int, tell: OnOpening) -> Any:
+def open_engine(path: str | None, options: ModelOptions, tell: OnOpening) -> Any:
     """The engine that the path names; or what happens instead."""
-    name = settings.path or "plain"
+    name = path or "plain"
     if name == "too small":
-        raise MemoryCeilingTooSmall(f"{application_bytes} of {settings.memory}", 212 << 20)
+        words = f"{options.application_bytes} of {options.memory}"
+        raise MemoryCeilingTooSmall(words, 212 << 20)
     if name == "corrupt":
         raise ChecksumMismatch("/m/ffn.bundles: layer 3, neuron 5")
     if name == "dies opening":

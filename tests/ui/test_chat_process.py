@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from flashllm.engine.process.client import RemoteEngine
 from flashllm.engine.process.launcher import EngineLauncher
 from flashllm.library.models import ModelChoice
-from flashllm.options import EngineSettings
+from flashllm.options import DEFAULT_OPTIONS
 from flashllm.ui.app import ChatApp
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.transcript.turn import Notice
@@ -24,7 +24,7 @@ class ProcessApp(ChatApp):
     """Opens what the launcher opens, and remembers how far that was."""
 
     def __init__(self, path: str, **options: Any) -> None:
-        self.launcher = EngineLauncher(EngineSettings(), OPENER)
+        self.launcher = EngineLauncher(DEFAULT_OPTIONS, OPENER)
         self.engines: list[RemoteEngine] = []
         self.progress: list[str] = []
         self.entered: list[Phase] = []

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from flashllm.arrays import Ids
 from flashllm.errors import Cancelled, ReadFailed
 from flashllm.flash.store import Store
+from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.weight_cache.blocks import passes
-from flashllm.weight_cache.policies import DEFAULT_POLICY, POLICIES
 from flashllm.weight_cache.slot_pool import Fetch, SlotPool
 
 N_BUNDLES = 200

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashllm.errors import UsageError
+from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.weight_cache.layer_cache import LayerWindow
 from flashllm.weight_cache.policies import (
     AGEING,
-    DEFAULT_POLICY,
     FAST,
-    POLICIES,
     SLOW,
     Pinned,
     choose_policy,

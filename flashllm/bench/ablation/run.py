@@ -36,7 +36,7 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import find_profile
 from flashllm.model.decoder import Decoder
-from flashllm.options import DEFAULT_IO_THREADS
+from flashllm.options import DEFAULT_IO_THREADS, KvDType, ModelOptions, Select
 from flashllm.planning.model_facts import AVAILABLE_SHARE, choose_selector
 from flashllm.planning.plan import Plan, make_plan
 from flashllm.planning.shape_estimate import Weights
@@ -61,12 +61,12 @@ class Settings:
     tokens: int = 32
     runs: int = 5
     memory: int | None = None
-    select: str | None = None
+    select: Select | None = None
     window: int | None = None
     io_threads: int | None = None
     direct: bool = True
     add: bool = False
-    kv_dtype: str | None = None
+    kv_dtype: KvDType | None = None
     """Encoding of keys and values; None for the default."""
     profile: Path | None = None
     """What `added_rows` take threads and gap from; None for what is kept of the disk."""
@@ -189,30 +189,27 @@ class Ablation:
         return make_plan(
             self.spec,
             self._sizes,
-            1 << 60,
+            self._options.having(memory=1 << 60),
+            find_profile(self.directory, self.settings.profile),
+        )
+
+    @property
+    def _options(self) -> ModelOptions:
+        return ModelOptions(
             select=self.select,
             io_threads=self.settings.io_threads,
             kv_dtype=self.settings.kv_dtype,
             context=len(self._ids),
-            profile=find_profile(self.directory, self.settings.profile),
         )
 
     # Plans ----------------------------------------------------------------------------------
 
-    def _plan(self, select: str, ceiling_bytes: int | None, window: int | None = None) -> Plan:
+    def _plan(self, select: Select, ceiling_bytes: int | None, window: int | None = None) -> Plan:
         # As in the paper: a window of tokens, and nothing computed while reads are under way.
-        return make_plan(
-            self.spec,
-            self._sizes,
-            ceiling_bytes,
-            select=select,
-            policy="window",
-            overlap="none",
-            window=window,
-            io_threads=self.settings.io_threads,
-            kv_dtype=self.settings.kv_dtype,
-            context=len(self._ids),
+        options = self._options.having(
+            memory=ceiling_bytes, select=select, policy="window", overlap="none", window=window
         )
+        return make_plan(self.spec, self._sizes, options)
 
     def _plan_of(self, row: Row) -> Plan:
         if row.dense and not row.holds_half:

@@ -18,17 +18,12 @@ from flashllm.bench.cache.belady import Foresight, KnownRates
 from flashllm.bench.cache.traces import Trace
 from flashllm.bench.text_table import columns
 from flashllm.errors import UsageError
+from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.slot_allocation import DEFAULT_WINDOW, divide, load_curve
 from flashllm.weight_cache.blocks import passes, smallest_slots
 from flashllm.weight_cache.layer_cache import LayerWindow
-from flashllm.weight_cache.policies import (
-    DEFAULT_POLICY,
-    POLICIES,
-    Pinned,
-    Policy,
-    make_policy,
-)
+from flashllm.weight_cache.policies import Pinned, Policy, make_policy
 
 TOKENS_MIN = 20
 HOT_SHARE = 0.5

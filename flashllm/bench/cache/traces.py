@@ -19,6 +19,7 @@ from flashllm.engine.loading import open_decoder
 from flashllm.errors import CannotCreate, UsageError
 from flashllm.flash.store import Store
 from flashllm.model.decoder import Mode
+from flashllm.options import SELECTORS, Select
 from flashllm.planning.model_facts import choose_selector
 
 FORMAT = 1
@@ -31,7 +32,7 @@ class Trace:
 
     model: str
     """Name of the model's directory."""
-    select: str
+    select: Select
     n_bundles: int
     """Bundles of a layer."""
     stride: int
@@ -58,7 +59,7 @@ class Trace:
 def record(
     directory: Path,
     passages: Sequence[Sequence[int]],
-    select: str | None = None,
+    select: Select | None = None,
     on_passage: Callable[[int], None] | None = None,
 ) -> Trace:
     """The active sets of all tokens of `passages`; each begins a context of its own.
@@ -74,7 +75,7 @@ def record(
             f"{directory}: every token uses every neuron, so there is nothing that a policy could"
             " decide"
         )
-    with open_decoder(directory, chosen) as decoder:
+    with open_decoder(directory, select=chosen) as decoder:
         sets: list[list[Ids]] = [[] for _ in range(decoder.spec.n_layers)]
         mode: Mode = "oracle" if chosen == "oracle" else "selected"
         for ids in passages:
@@ -138,6 +139,9 @@ def _checked(values: dict[str, np.ndarray]) -> Trace:
         raise ValueError("no ids")
     if (lengths < 0).any() or lengths.sum(dtype=np.int64) != len(ids):
         raise ValueError("lengths and ids differ")
+    select = next((name for name in SELECTORS if name == str(values["select"])), None)
+    if select is None:
+        raise ValueError(f"selector {values['select']}")
     if len(ids) and not 0 <= ids.min() <= ids.max() < n_bundles:
         raise ValueError("ids beyond the layer")
     pieces = np.split(ids, np.cumsum(lengths.ravel(), dtype=np.int64)[:-1])
@@ -145,4 +149,4 @@ def _checked(values: dict[str, np.ndarray]) -> Trace:
         raise ValueError("ids out of order")
     layers, tokens = lengths.shape
     sets = tuple(tuple(pieces[i * tokens : (i + 1) * tokens]) for i in range(layers))
-    return Trace(str(values["model"]), str(values["select"]), n_bundles, stride, sets)
+    return Trace(str(values["model"]), select, n_bundles, stride, sets)

@@ -165,7 +165,7 @@ def make_profile(target: Target, sweep: Sweep, rates: MachineRates | None) -> Pr
     return Profile(
         device=target.device,
         machine_name=machine_name(),
-        date=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        date=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         direct=True,
         points=points,
         fits=fit_points(points),

@@ -33,7 +33,7 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plots.require_matplotlib()
         plots.make_directory(arguments.plot)
-    directory = open_model.model_directory(arguments.model, open_model.terminal_progress())
+    directory = open_model.model_directory(arguments.model)
     settings = Settings(
         tokens=arguments.tokens,
         runs=arguments.runs,

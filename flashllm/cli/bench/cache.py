@@ -15,6 +15,7 @@ from flashllm.errors import UsageError
 if TYPE_CHECKING:
     from flashllm.bench.cache.replay import Budget, Replay
     from flashllm.bench.cache.traces import Trace
+    from flashllm.options import Select
 
 DEMO_TEXT = "heldout.jsonl"
 SHARES = [0.1, 0.2, 0.35, 0.5]
@@ -26,7 +27,7 @@ def bench_cache(arguments: argparse.Namespace) -> int:
     from flashllm.flash.store import Store
     from flashllm.planning.model_facts import recorded_activity
 
-    directory = open_model.model_directory(arguments.model, open_model.terminal_progress())
+    directory = open_model.model_directory(arguments.model)
     trace = _trace(arguments, directory)
     with Store(directory) as store:
         spec = store.spec
@@ -61,21 +62,20 @@ def _budgets(
         ticker.clear()
 
 
-def _planned(arguments: argparse.Namespace, directory: Path, select: str) -> list[int]:
+def _planned(arguments: argparse.Namespace, directory: Path, select: Select) -> list[int]:
     """Slots of each layer under the ceiling that was given."""
     from flashllm.engine.loading import model_sizes
     from flashllm.flash.store import Store
     from flashllm.hardware.staleness import find_profile
+    from flashllm.options import ModelOptions
     from flashllm.planning.plan import make_plan
 
     with Store(directory) as store:
         plan = make_plan(
             store.spec,
             model_sizes(store, select),
-            arguments.memory,
-            select=select,
-            context=arguments.ctx_size,
-            profile=find_profile(directory),
+            ModelOptions(memory=arguments.memory, select=select, context=arguments.ctx_size),
+            find_profile(directory),
         )
     return list(plan.slots_per_layer)
 

@@ -45,7 +45,7 @@ def bench_tokens(arguments: argparse.Namespace) -> int:
 
         plots.require_matplotlib()
         plots.make_directory(arguments.plot)
-    directory = open_model.model_directory(arguments.model, open_model.terminal_progress())
+    directory = open_model.model_directory(arguments.model)
     running, samples = RunningModel(), _Samples(arguments)
     report: dict[str, Any] = {}
 

@@ -83,7 +83,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plots.require_matplotlib()
         plots.make_directory(arguments.plot)
-    directory = open_model.model_directory(arguments.model, open_model.terminal_progress())
+    directory = open_model.model_directory(arguments.model)
     progress, start = CountProgress(), time.monotonic()
     with EvaluatedModel.open(directory, arguments.select, arguments.kv_dtype) as model:
         report: dict[str, Any] = model.to_json()

@@ -28,7 +28,7 @@ def info(arguments: argparse.Namespace) -> int:
     """Prints what the manifest says and, with `--plan`, how the memory would be split."""
     from flashllm.engine.local import load_info
 
-    directory = open_model.model_directory(arguments.model, open_model.terminal_progress())
+    directory = open_model.model_directory(arguments.model)
     plan: Plan | None = None
     if arguments.plan:
         with open_model.open_engine(directory, arguments) as model:
@@ -110,7 +110,7 @@ def verify(arguments: argparse.Namespace) -> int:
     from flashllm.convert import verify as verify_model
 
     progress = open_model.terminal_progress()
-    directory = open_model.model_directory(arguments.model, progress)
+    directory = open_model.model_directory(arguments.model)
     report = verify_model(directory, progress)
     output = Output()
     if arguments.json:

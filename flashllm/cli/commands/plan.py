@@ -11,7 +11,7 @@ from flashllm.cli.commands import plan_report
 from flashllm.cli.commands.convert import add_reading
 from flashllm.cli.commands.info import plan_rows
 from flashllm.cli.shared.flags import add_options, argument
-from flashllm.cli.shared.open_model import plan_settings
+from flashllm.cli.shared.open_model import options_of
 from flashllm.cli.shared.output import Output, remark, table
 from flashllm.errors import ModelNotFound, UsageError
 from flashllm.settings.options import MODEL_OPTIONS
@@ -97,7 +97,7 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Case
     check_selector(select, spec, not spec.gated, Path(arguments.model))
     sizes = sizes_of_shape(spec, interpreter_bytes())
     activity = _activity(arguments, spec, select, None)
-    return Case(spec, sizes, activity, select, **plan_settings(arguments), profile=profile)
+    return Case(spec, sizes, activity, options_of(arguments).having(select=select), profile)
 
 
 def _described(arguments: argparse.Namespace) -> ModelSpec:
@@ -137,7 +137,12 @@ def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
         spec = store.spec
         activity = _activity(arguments, spec, select, recorded_activity(store, select))
     return Case(
-        spec, sizes, activity, select, **plan_settings(arguments), profile=profile, converted=True
+        spec,
+        sizes,
+        activity,
+        options_of(arguments).having(select=select),
+        profile,
+        converted=True,
     )
 
 

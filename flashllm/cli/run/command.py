@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = read_prompt(arguments) if arguments.ids is None else ""
     kept = open_kept(text, arguments)
     sampling = open_model.sampling_of(arguments)
-    directory = open_model.model_directory(kept.model(arguments), open_model.terminal_progress())
+    directory = open_model.model_directory(kept.model(arguments))
     running = RunningModel()
 
     def work(emit: Callable[[Event], None]) -> None:

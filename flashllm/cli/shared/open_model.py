@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from flashllm.library import open as library_open
 from flashllm.system import paths
-from flashllm.system.imports import collecting_nothing
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from flashllm.engine.local import Model
     from flashllm.engine.process.launcher import EngineLauncher
     from flashllm.engine.sampling import Sampling
+    from flashllm.options import ModelOptions
+
+WORKER_ENTRY = "flashllm.library.worker_entry:open_engine"
+"""What an engine's process opens models with: module:function."""
 
 
 class CleanProgress:
@@ -48,52 +52,27 @@ def terminal_progress(kind: ProgressKind = "auto") -> Progress:
     return CleanProgress(progress_for(sys.stderr, kind))
 
 
-def model_directory(model: str | Path | None, progress: Progress | None) -> Path:
-    """Where the model is; without a name, the demo, which is converted at its first use."""
-    if model is not None:
-        return Path(model)
-    from flashllm.convert import demo_model
-
-    directory: Path = demo_model(progress)
-    return directory
+def model_directory(model: str | Path | None) -> Path:
+    """Where the model is; without a name, the demo, whose conversion is shown."""
+    return library_open.model_directory(model, terminal_progress())
 
 
 def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
     """Opens the model with the options of the command line."""
-    with collecting_nothing():
-        from flashllm.engine.local import open_model
-
-    return open_model(directory, **_model_settings(arguments))
+    return library_open.open_model(directory, options_of(arguments))
 
 
 def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:
     """What opens models in processes of their own, with the options of the command line."""
     from flashllm.engine.process.launcher import EngineLauncher
-    from flashllm.options import EngineSettings
 
-    return EngineLauncher(EngineSettings(**_model_settings(arguments)))
-
-
-def _model_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How a model is opened, by the names that `local.open_model` has for it."""
-    return plan_settings(arguments) | {
-        "select": arguments.select,
-        "direct": not arguments.no_direct,
-        "profile": arguments.profile,
-    }
+    return EngineLauncher(options_of(arguments), WORKER_ENTRY)
 
 
-def plan_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a plan is made with, by the names that `flash.advice.Case` has for it."""
-    return {
-        "memory": arguments.memory,
-        "policy": arguments.policy,
-        "window": arguments.window,
-        "io_threads": arguments.io_threads,
-        "overlap": arguments.overlap,
-        "context": arguments.ctx_size,
-        "kv_dtype": arguments.kv_dtype,
-    }
+def options_of(arguments: argparse.Namespace) -> ModelOptions:
+    """How models are opened, by flags, environment and config.toml."""
+    options: ModelOptions = arguments.settings.model_options
+    return options
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:

@@ -65,7 +65,8 @@ def encode(values: Floats, dtype: str, first_row: int = 0) -> Raw:
     groups = _grouped(values)
     flat = groups.reshape(-1, _GROUP)
     scales = (_scales_int8 if dtype == "int8" else _scales_int4)(flat)
-    numbers = _round(flat, scales, -_MOST["int8"] if dtype == "int8" else -8, _MOST[dtype])
+    most = float(_MOST[dtype])
+    numbers = _round(flat, scales, -most if dtype == "int8" else -8.0, most)
     zero = ~flat.any(axis=1)
     scales[zero], numbers[zero] = 0, 0
     if dtype == "int8":

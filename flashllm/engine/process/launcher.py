@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import importlib
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flashllm.engine.process import messages as messages
-from flashllm.engine.process.supervisor import OPENER, EngineProcess, OnLost, error_of
-from flashllm.options import EngineSettings
+from flashllm.engine.process.supervisor import EngineProcess, OnLost, error_of
+from flashllm.options import ModelOptions
 from flashllm.system.memory import rss_bytes
 
 if TYPE_CHECKING:
@@ -32,8 +31,9 @@ class EngineLauncher:
     first frame wants both, and came a tenth later.
     """
 
-    def __init__(self, settings: EngineSettings, opener: str = OPENER) -> None:
-        self._settings = settings
+    def __init__(self, options: ModelOptions, opener: str) -> None:
+        """`opener` is module:function, as `EngineProcess` calls it in the child."""
+        self._options = options
         self._opener = opener
         self._opening: EngineProcess | None = None
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class EngineLauncher:
         on_opening: OnOpening | None = None,
         on_lost: OnLost | None = None,
     ) -> RemoteEngine:
-        """Opens the model in a directory, None being the demo, as the settings say otherwise.
+        """Opens the model at `path`, None being the demo, with the options that all are given.
 
         `on_lost` gets the `EngineLost` of an engine that ends later, unless it is closed.
         Raises what `local.open_model` raises, and `EngineLost`.
@@ -52,7 +52,7 @@ class EngineLauncher:
         with self._lock:
             process = self._opening = EngineProcess(self._opener)
         try:
-            engine = open_in(process, replace(self._settings, path=path), on_opening)
+            engine = open_in(process, path, self._options, on_opening)
         finally:
             self._opening = None
         if on_lost is not None:
@@ -68,16 +68,20 @@ class EngineLauncher:
 
 
 def open_in(
-    process: EngineProcess, settings: EngineSettings, on_opening: OnOpening | None = None
+    process: EngineProcess,
+    path: str | None,
+    options: ModelOptions,
+    on_opening: OnOpening | None = None,
 ) -> RemoteEngine:
-    """Opens a model in a process that has none; `settings.memory` is the ceiling of both.
+    """Opens a model in a process that has none; `options.memory` is the ceiling of both.
 
     Raises what `local.open_model` raises, and `EngineLost`; the process is ended then.
     """
     try:
         while not isinstance(message := process.said(), messages.Opened):
             if isinstance(message, messages.Ready):
-                process.tell(messages.Open(settings, _application_bytes()))
+                own = options.having(application_bytes=_application_bytes())
+                process.tell(messages.Open(path, own))
             elif isinstance(message, messages.Opening):
                 if on_opening is not None:
                     on_opening(message.progress)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flashllm import errors
 from flashllm.engine.protocol import OpeningProgress
 from flashllm.errors import FlashllmError
-from flashllm.options import EngineSettings
+from flashllm.options import ModelOptions
 
 if TYPE_CHECKING:
     from flashllm.engine.sampling import Sampling
@@ -62,10 +62,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a model; said once. `application_bytes` of the ceiling are the application's."""
+    """Open a model; said once. No path is the demo."""
 
-    settings: EngineSettings
-    application_bytes: int
+    path: str | None
+    options: ModelOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ from flashllm.engine.process.channel import Channel
 from flashllm.errors import EngineLost, FlashllmError
 from flashllm.untrusted.terminal import sanitize_line
 
-OPENER = "flashllm.engine.process.worker_entry:open_engine"
-"""What the child opens models with: module:function."""
 CLOSE_SECONDS = 1.5
 REAP_SECONDS = 2.0
 LOG_LINE_CHARACTERS = 2000
@@ -41,8 +39,8 @@ OnLost = Callable[[EngineLost], None]
 class EngineProcess:
     """A child that opens one model. It starts at once, and loads what opening needs meanwhile."""
 
-    def __init__(self, opener: str = OPENER) -> None:
-        """`opener` is module:function, called in the child as `worker_entry.open_engine`.
+    def __init__(self, opener: str) -> None:
+        """`opener` is module:function, called in the child as `library.worker_entry.open_engine`.
 
         `EngineLost` where the system lets no process be started.
         """

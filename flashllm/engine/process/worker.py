@@ -24,13 +24,13 @@ from flashllm.engine.process import messages as messages
 from flashllm.engine.process.channel import Channel
 from flashllm.engine.process.messages import Failure
 from flashllm.engine.protocol import OnOpening, OpeningProgress
-from flashllm.options import EngineSettings
+from flashllm.options import ModelOptions
 from flashllm.system.imports import collecting_nothing
 
 if TYPE_CHECKING:
     from flashllm.engine.protocol import Engine, EngineGeneration
 
-    Opener = Callable[[EngineSettings, int, OnOpening], Engine]
+    Opener = Callable[[str | None, ModelOptions, OnOpening], Engine]
 
 BATCH_SECONDS = 1 / 10
 """Tokens cross at most so often: a screen that changes oftener takes more of a processor than is to
@@ -102,7 +102,7 @@ class Host:
             self._channel.send(messages.Opening(progress))
 
         with self._telling(messages.OPENING):
-            model = opens(command.settings, command.application_bytes, tell)
+            model = opens(command.path, command.options, tell)
             tokenizer = model.tokenizer
             opened = messages.Opened(
                 info=model.info,

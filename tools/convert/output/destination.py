@@ -33,7 +33,7 @@ from flashllm.progress import Progress
 from ..source.files import set_direct
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 SPACE_MARGIN = 0.05
 BLOCK_BYTES = 4 << 20

@@ -14,7 +14,7 @@ from flashllm.errors import ModelTruncated, NotACheckpoint, ReadFailed
 from flashllm.progress import Progress
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 BLOCK_BYTES = 16 << 20
 """What is held of a tensor at a time, unless it must be whole."""

@@ -26,7 +26,7 @@ from .files import RangeFile
 from .tensor import SourceTensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 BLOCK_BYTES = 4 << 20
 """What is read and hashed at a time; whole pages, as only such leave the page cache."""

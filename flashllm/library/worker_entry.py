@@ -1,4 +1,4 @@
-"""What the engine's process opens: loaded at its start, since loading torch takes a second."""
+"""Opens the model of an engine's process; imported at its start: loading torch takes a second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from flashllm.engine.local import open_model
 from flashllm.engine.protocol import OnOpening, OpeningProgress
-from flashllm.options import EngineSettings
+from flashllm.library.open import model_directory
+from flashllm.options import ModelOptions
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -46,25 +47,8 @@ class _Told:
         """Everything is over."""
 
 
-def open_engine(settings: EngineSettings, application_bytes: int, tell: OnOpening) -> Engine:
+def open_engine(path: str | None, options: ModelOptions, tell: OnOpening) -> Engine:
     """Opens a model; the demo is converted at its first use."""
-    path = settings.path
-    if path is None:
-        from flashllm.convert import demo_model
-
-        path = str(demo_model(_Told(tell)))
+    directory = model_directory(path, _Told(tell))
     tell(OpeningProgress("loading"))
-    return open_model(
-        path,
-        memory=settings.memory,
-        select=settings.select,
-        policy=settings.policy,
-        window=settings.window,
-        io_threads=settings.io_threads,
-        overlap=settings.overlap,
-        direct=settings.direct,
-        context=settings.context,
-        kv_dtype=settings.kv_dtype,
-        profile=settings.profile,
-        application_bytes=application_bytes,
-    )
+    return open_model(directory, options)

@@ -1,0 +1,40 @@
+"""From what a model is called to an open one: the one way in, for Python code and for commands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
+from flashllm.system.imports import collecting_nothing
+
+if TYPE_CHECKING:
+    from flashllm.engine.local import Model
+    from flashllm.progress import Progress
+
+
+def open_model(
+    path: str | os.PathLike[str] | None = None,
+    options: ModelOptions | None = None,
+    **overrides: Unpack[ModelOverrides],
+) -> Model:
+    """Open a converted model; without a path, the one that comes with the project.
+
+    `overrides` are options by their names in `ModelOptions`; they go before `options`.
+    Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    """
+    directory = model_directory(path)
+    with collecting_nothing():
+        from flashllm.engine import local
+
+    return local.open_model(directory, options or DEFAULT_OPTIONS, **overrides)
+
+
+def model_directory(path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
+    """The directory of a model; None is the demo, which is converted at its first use."""
+    if path is not None:
+        return Path(path)
+    from flashllm.convert import demo_model
+
+    return Path(demo_model(progress))
