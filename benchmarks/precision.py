@@ -133,7 +133,9 @@ def evaluate(
 
 def _reference(model: EvaluatedModel, options: argparse.Namespace) -> Reference:
     spec = model.decoder.spec
-    limits = ContextLimits(spec.vocab_size, model.decoder.context, options.tokens, spec.bos_id)
+    limits = ContextLimits(
+        spec.vocab_size, model.decoder.context_tokens, options.tokens, spec.bos_id
+    )
     settings = TextSettings(tokens=options.tokens)
     text = read_passages(options.text, model.tokenizer, limits, settings, SilentProgress())
     passages = list(text.passages)

@@ -49,6 +49,7 @@ class ModelOverrides(TypedDict, total=False):
     kv_dtype: KvDType | None
     profile: str | os.PathLike[str] | None
     application_bytes: int
+    contexts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class ModelOptions:
     """A file to plan with, instead of what was measured of the device that the model is on."""
     application_bytes: int = 0
     """Of the ceiling, what is left to a process beside this one."""
+    contexts: int = 1
+    """Contexts that may live at once, the default one included."""
 
     def having(self, **overrides: Unpack[ModelOverrides]) -> ModelOptions:
         """The same with some options changed."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flashllm.engine.sampling import Sampler, Sampling, StopMatcher
 from flashllm.errors import Cancelled
+from flashllm.kv_cache.context import Context
 from flashllm.model.decoder import Decoder
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan
@@ -69,6 +70,7 @@ class Generation:
         on_prefill: OnPrefill | None,
         telemetry: bool = True,
         answer: int = 0,
+        context: Context | None = None,
     ) -> None:
         self.finish_reason: str | None = None
         """"stop", "length", "context" or "cancelled"; None while it runs."""
@@ -82,6 +84,8 @@ class Generation:
         """One for each token decoded; the first token is the prefill's. None without telemetry."""
         self._model = model
         self._decoder = decoder
+        self._context = context or decoder.context
+        self._steps_seen = -1
         self._matcher = StopMatcher(stop)
         self._text = model.tokenizer.decoder() if model.tokenizer else None
         self._prompt, self._said = ids[: len(ids) - answer], ids[len(ids) - answer :]
@@ -153,7 +157,7 @@ class Generation:
             self.finish_reason = "stop"
             return
         meter, decoder = self._meter, self._decoder
-        meter.start()
+        self._begin_step()
         logits = self._read(on_prefill)
         if max_tokens == 0:
             self.finish_reason = "length"
@@ -162,7 +166,7 @@ class Generation:
         while True:
             meter.clock.switch("sample")
             token = self._sampler.next(logits)
-            decoder.running.draw(token)
+            self._context.tokens.draw(token)
             meter.clock.switch("other")
             text = self._accept(token, last=len(self.ids) + 1 == max_tokens)
             cost = self._close_step()
@@ -170,8 +174,8 @@ class Generation:
                 yield Token(token, text, cost)
             if self.finish_reason is not None:
                 return
-            meter.start()
-            logits = decoder.decode(token)
+            self._begin_step()
+            logits = decoder.decode(token, self._context)
 
     def _take_up(self) -> None:
         """Bring sampler and text to where they were when the answer was stopped."""
@@ -183,7 +187,7 @@ class Generation:
     def _read(self, on_prefill: OnPrefill | None) -> NDArray[np.float32]:
         """Put what the context lacks of prompt and answer into it; logits [vocab] after that."""
         decoder, prompt, said = self._decoder, self._prompt, self._said
-        kept = decoder.running.kept([*prompt, *said], len(said))
+        kept = self._context.tokens.kept([*prompt, *said], len(said))
         self.reused_tokens = kept
         unread, undecoded = prompt[kept:], said[max(kept - len(prompt), 0) :]
         total = len(unread) + len(undecoded)
@@ -193,11 +197,11 @@ class Generation:
                 on_prefill(done, total)
 
         if unread:
-            logits = decoder.prefill(unread, progress=tell, kept=kept)
+            logits = decoder.prefill(unread, progress=tell, kept=kept, context=self._context)
         else:
-            decoder.truncate(kept)
+            decoder.truncate(kept, self._context)
         for done, token in enumerate(undecoded, len(unread) + 1):
-            logits = decoder.decode(token)
+            logits = decoder.decode(token, self._context)
             tell(done, total)
         return logits
 
@@ -213,16 +217,22 @@ class Generation:
             self.finish_reason = "stop"
         elif last:
             self.finish_reason = "length"
-        elif self._decoder.length >= self._decoder.context:
+        elif self._context.length >= self._context.capacity:
             self.finish_reason = "context"
         self.text += shown
         return shown
 
+    def _begin_step(self) -> None:
+        if self._decoder.steps != self._steps_seen:  # of another context
+            self._meter.reread()
+        self._meter.start()
+
     def _close_step(self) -> TokenCost:
         cost = self._meter.token()
+        self._steps_seen = self._decoder.steps
         if isinstance(self._meter, NoMeter):
             return cost
-        if self._decoder.length == self.prompt_tokens:
+        if self._context.length == self.prompt_tokens:
             self.prefill = PrefillCost.of(cost, self.prompt_tokens, self.reused_tokens)
         else:
             self.costs.append(cost)

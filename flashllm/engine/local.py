@@ -4,7 +4,7 @@
         for token in model.generate(model.tokenizer.encode("Hello"), max_tokens=32):
             print(token.text, token.cost.bytes_read)
 
-One generation at a time; `cancel` may be called from any thread.
+One generation at a time in a context; `cancel` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from flashllm.flash.store import Store
 from flashllm.hardware import staleness
 from flashllm.hardware.machine_profile import Profile
 from flashllm.hardware.staleness import profile_for
+from flashllm.kv_cache.context import Context
 from flashllm.model.decoder import Decoder
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
 from flashllm.planning.model_info import ModelInfo, describe
@@ -96,7 +98,14 @@ class Model:
         self.reader_stats: Callable[[], dict[str, Any]] = store.reader.stats
         """Counts of the reader since the model was opened; asked after every token, so without
         detours."""
-        self._running: Generation | None = None
+        self._running: WeakKeyDictionary[Context, Generation] = WeakKeyDictionary()
+
+    def new_context(self) -> Context:
+        """Another running sequence, for `generate`; the one that it uses otherwise stays.
+
+        `UsageError` where the model was opened with room for no more (`contexts` of the options).
+        """
+        return self._decoder.new_context()
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Exact logits [tokens, vocab] after each of `ids`, all neurons computed.
@@ -105,7 +114,7 @@ class Model:
         with `kv_dtype="f32"` is nothing rounded but f32 arithmetic.
         """
         self.info.check_prompt(ids, self.plan.context)
-        self._stop_running()
+        self._stop_running(self._decoder.context)
         return self._decoder.logits(ids)
 
     def generate(
@@ -118,6 +127,7 @@ class Model:
         *,
         telemetry: bool = True,
         answer: int = 0,
+        context: Context | None = None,
     ) -> Generation:
         """Continue `ids` by up to `max_tokens`; nothing runs before the first token is asked for.
 
@@ -125,7 +135,8 @@ class Model:
         strings that end the text and are not part of it; `on_prefill` is called after each layer
         with (tokens done, tokens to be read in all), a layer being its share of each token. Without
         `telemetry` nothing is measured, and costs are empty. The last `answer` of `ids` are an
-        answer that was stopped: it goes on as if it had not been.
+        answer that was stopped: it goes on as if it had not been. A `context` has one generation
+        at a time; those of several may take turns, token by token.
         """
         self.info.check_prompt(ids, self.plan.context)
         if not 0 <= answer < len(ids):
@@ -134,8 +145,9 @@ class Model:
             raise UsageError(f"max_tokens is {max_tokens}; expected 0 or more")
         if stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer, and this model came without one")
-        self._stop_running()
-        self._running = Generation(
+        context = context or self._decoder.context
+        self._stop_running(context)
+        generation = self._running[context] = Generation(
             self,
             self._decoder,
             list(ids),
@@ -145,12 +157,13 @@ class Model:
             on_prefill,
             telemetry,
             answer,
+            context,
         )
-        return self._running
+        return generation
 
     def forget(self) -> None:
-        """Begin a new context: the next prompt is read whole, with nothing in the slots."""
-        self._stop_running()
+        """Begin the context anew: the next prompt is read whole, with nothing in the slots."""
+        self._stop_running(self._decoder.context)
         self._decoder.truncate(0)
 
     def cancel(self) -> None:
@@ -159,7 +172,8 @@ class Model:
 
     def close(self) -> None:
         """Stop the threads and give the memory back."""
-        self._stop_running()
+        for context in list(self._running):
+            self._stop_running(context)
         self._store.close()
 
     def io_report(self) -> dict[str, Any]:
@@ -202,10 +216,10 @@ class Model:
         """Reads since the model was opened, by how long they took."""
         return Latencies(self._store.reader.latency_histogram())
 
-    def _stop_running(self) -> None:
-        if self._running is not None:
-            self._running.close()
-            self._running = None
+    def _stop_running(self, context: Context) -> None:
+        running = self._running.pop(context, None)
+        if running is not None:
+            running.close()
         self._decoder.clear_cancel()
 
     def __enter__(self) -> Model:

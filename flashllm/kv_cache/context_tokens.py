@@ -17,7 +17,7 @@ class Running:
 
     def __init__(self, chunk_tokens: int) -> None:
         self.ids: list[int] = []
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
         self._starts: list[int] = []  # of the pieces, ascending
         self._decoded: list[bool] = []  # of each piece: whether it is one token of an answer
         self._drawn: list[int] = []  # the token that was drawn behind the last, if one was
@@ -73,7 +73,7 @@ class Running:
         if piece < 0:
             return 0
         start, end = self._starts[piece], self._end(piece)
-        is_whole = self._decoded[piece] or end - start == self._chunk_tokens
+        is_whole = self._decoded[piece] or end - start == self.chunk_tokens
         return length if length == end and (is_whole or goes_on) else start
 
     def _decoded_from(self, start: int, end: int) -> int:

@@ -34,6 +34,11 @@ class KvBlock:
     values: Tensor  # [heads, positions, head_dim]
 
 
+def decoded_scratch(spec: ModelSpec, context: int, dtype: KvDType) -> Tensor:
+    """Memory for the keys and values of a few heads, decoded."""
+    return torch.empty(decoded_block_shape(spec, context, dtype))
+
+
 class KvCache:
     """`length` tokens are in it; what lies beyond them is never read.
 
@@ -42,14 +47,20 @@ class KvCache:
     """
 
     def __init__(
-        self, spec: ModelSpec, context: int, dtype: KvDType, kernels: core.Kernels
+        self,
+        spec: ModelSpec,
+        context: int,
+        dtype: KvDType,
+        kernels: core.Kernels,
+        scratch: Tensor | None = None,
     ) -> None:
+        """`scratch`, of `decoded_scratch`, may serve several caches, one after the other."""
         # Anonymous memory: pages that a short conversation never reaches cost nothing.
         self._buffer = core.Buffer(kv_bytes(spec, context, dtype))
         heads, row = spec.n_kv_heads, kv_row_bytes(spec, dtype)
         self._layers = self._buffer.array().reshape(spec.n_layers, 2, heads * context * row)
         self._rows = torch.from_numpy(self._layers).view(spec.n_layers, 2, heads, context, row)
-        self._decoded = torch.empty(decoded_block_shape(spec, context, dtype))
+        self._decoded = decoded_scratch(spec, context, dtype) if scratch is None else scratch
         self._kernels = kernels
         self.heads, self._columns = heads, spec.head_dim
         self._block_heads = block_heads(spec)

@@ -24,6 +24,19 @@ from flashllm.spec import ModelSpec
 Vector = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class ActiveSet:
+    """The bundles that a token needs in a layer, and what the output of each counts."""
+
+    ids: Ids  # ascending
+    weights: Vector | None = None  # [n]; None: each counts once, as a neuron does
+
+    def weights_of(self, some: Ids) -> Vector:
+        """The weights of some of the ids, which are ascending as well."""
+        assert self.weights is not None
+        return self.weights[np.searchsorted(self.ids, some)]
+
+
 class Selector(Protocol):
     """What produces the active set."""
 
@@ -32,8 +45,8 @@ class Selector(Protocol):
         """Whether it reads the stream that the feed-forward's norm reads, not its output."""
         ...
 
-    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:
-        """Ascending ids of the active bundles for the feed-forward input `x` [d_model].
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:
+        """The active set for the feed-forward input `x` [d_model].
 
         `gate` [d_ffn] is what the gate makes of it, where the gate is resident.
         """
@@ -46,11 +59,11 @@ class SelectAll:
     before_norm = False
 
     def __init__(self, n_bundles: int) -> None:
-        self._ids = np.arange(n_bundles, dtype=np.int32)
+        self._all = ActiveSet(np.arange(n_bundles, dtype=np.int32))
 
-    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
         """All ids."""
-        return self._ids
+        return self._all
 
 
 class SelectGate:
@@ -58,10 +71,10 @@ class SelectGate:
 
     before_norm = False
 
-    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
         """Ids where the gate is open."""
         assert gate is not None, "chosen only where the gate is resident"
-        return np.flatnonzero(gate).astype(np.int32)
+        return ActiveSet(np.flatnonzero(gate).astype(np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +140,11 @@ class SelectPredicted:
         self._ids: Ids = np.empty(spec.d_ffn, dtype=np.int32)
         self._keys: NDArray[np.int64] = np.empty(spec.d_ffn, dtype=np.int64)
 
-    def select(self, layer: int, x: Vector, gate: Vector | None) -> Ids:  # noqa: ARG002
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
         """Ids predicted to be active."""
         self._score(layer, x)
         count = core.ids_above(self._scores, self._layers[layer].cut, self._ids)
-        ids: Ids = self._ids[:count].copy()
-        return ids
+        return ActiveSet(self._ids[:count].copy())
 
     def ranked(self, layer: int, x: Vector) -> Ids:
         """The same ids, those that exceed their threshold the most first."""

@@ -36,6 +36,17 @@ class FeedForwardWeights:
     norm: Norm | None
     """In front of the layer; None where that is a norm behind another layer."""
 
+    def gate_outputs(self, spec: ModelSpec, x: Tensor) -> _Floats | None:
+        """The resident gate's outputs [d_ffn] for [1, d_model]; None where it is on flash."""
+        if self.gate is None:
+            return None
+        outputs: _Floats = activate(spec, self.gate(x)[0]).numpy()
+        return outputs
+
+    def with_down_bias(self, out: Tensor) -> Tensor:
+        """[tokens, d_model], the bias of the down projection added in place."""
+        return out if self.down_bias is None else out.add_(self.down_bias)
+
 
 class Neurons:
     """Outputs of a model's neurons, and what they add to its hidden states."""
@@ -127,6 +138,8 @@ class Neurons:
         positions = share.ids - np.int32(first)
         gate = None if gates is None else gates[share.tokens, share.ids]
         outputs = self.outputs(layer, rows, share.ids, positions, x, gate, share.ends)
+        if share.weights is not None:
+            outputs *= share.weights
         if len(outputs):
             self._kernels.weighted_sum_rows_each(
                 rows, self._stride, self._down_offset, self._spec.dtype, positions, outputs,

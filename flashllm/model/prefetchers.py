@@ -1,17 +1,22 @@
-"""Guesses of a layer's active set before its input is known, so that reads begin early.
+"""Prefetchers: reads of a layer's bundles that begin before the layer's turn.
 
-A predictor is asked about a residual stream of an earlier place: before the layer's attention, or
-before that and the feed-forward layer in front of it. What it names there is read while those are
-computed. The real input then decides what is computed, so no answer changes. Deja Vu (arXiv
-2310.17157) predicts from the layer before, and computes what it predicted; LLM in a
-flash (arXiv 2312.11514) leaves its reads exposed.
+A prefetcher never decides what is computed, so no answer depends on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
 from flashllm.arrays import Ids
-from flashllm.model.active_set_selectors import SelectPredicted, Vector
-from flashllm.weight_cache.slot_pool import Fetch
+from flashllm.model.active_set_selectors import Selector, Vector
+from flashllm.model.linear import Norm
+from flashllm.options import Overlap
+from flashllm.spec import ModelSpec
+from flashllm.system.clock import PartClock
+from flashllm.weight_cache.pool import BundlePool, ReadCounts
 
 WORTH = 0.5
 """Share of guesses that must turn out right for as many to be made again: a wrong one costs a read,
@@ -22,36 +27,138 @@ FEW = 8
 """Guesses that are too few to judge by, and bundles that are too few to be guessed."""
 
 
-class Guesser:
-    """Guesses for the layers of one model; how many is learnt from how many were right.
+class Prefetcher(Protocol):
+    """Told of the places of a token at which reads may begin."""
 
-    Of what the predictor names the likeliest are read, a share of each layer's own.
+    def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:
+        """Attention of a layer comes next; `ffn_input` is what its feed-forward layer will read.
+
+        That is known in a parallel block; in a sequential one there is only the residual `stream`
+        [1, d_model].
+        """
+
+    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
+        """A layer's own reads are under way; `stream` [1, d_model] is its residual."""
+
+
+@runtime_checkable
+class RankingSelector(Selector, Protocol):
+    """A selector that can say which bundles are the likeliest."""
+
+    def ranked(self, layer: int, x: Vector) -> Ids:
+        """The ids of `select`, the likeliest first."""
+
+
+class PrefetchShares:
+    """How many of the ids that a predictor ranks are worth reading ahead, layer by layer.
+
+    Learnt from how many turned out to be needed.
     """
 
-    def __init__(self, selector: SelectPredicted, n_layers: int) -> None:
-        self.selector = selector
+    def __init__(self, n_layers: int) -> None:
         self._shares = [1.0] * n_layers
         self._loaded = [FEW] * n_layers
-        # Of the guesses that have not been judged yet.
+        # Of the prefetched bundles that have not been judged yet.
         self._made = [0] * n_layers
         self._used = [0] * n_layers
 
-    def pays(self, layer: int) -> bool:
-        """Whether the layer loads enough a token for a guess to be worth what it costs."""
+    def is_worthwhile(self, layer: int) -> bool:
+        """Whether the layer loads enough a token to be worth a prediction."""
         return self._loaded[layer] >= FEW
 
-    def likely(self, layer: int, x: Vector) -> Ids:
-        """What is likely to be needed, the likeliest first, for what the predictor would read."""
-        ids = self.selector.ranked(layer, x)
-        return ids[: round(self._shares[layer] * len(ids))]
+    def cut(self, layer: int, ranked: Ids) -> Ids:
+        """The share of ranked ids to prefetch, the likeliest."""
+        return ranked[: round(self._shares[layer] * len(ranked))]
 
-    def learn(self, layer: int, fetch: Fetch) -> None:
-        """From the layer's claim: guess more of it next time, or less, or nothing."""
-        self._loaded[layer] = fetch.claim.n_missing + fetch.guesses_used
-        self._made[layer] += fetch.guesses_made
-        self._used[layer] += fetch.guesses_used
+    def learn(self, layer: int, reads: ReadCounts) -> None:
+        """From what a token read of a layer: prefetch more of it next time, or less, or nothing."""
+        self._loaded[layer] = reads.loaded
+        self._made[layer] += reads.prefetched
+        self._used[layer] += reads.prefetched_used
         if self._made[layer] >= FEW:
             right = self._used[layer] >= WORTH * self._made[layer]
             share = self._shares[layer] * (GROW if right else SHRINK)
             self._shares[layer] = min(max(share, LEAST_SHARE), 1.0)
             self._made[layer] = self._used[layer] = 0
+
+
+class PredictorPrefetcher:
+    """Asks a layer's predictor about a residual stream of an earlier place.
+
+    That place is before the layer's attention, or before that and the feed-forward layer in front
+    of it. Deja Vu (arXiv 2310.17157) predicts from the layer before, and computes what it
+    predicted; LLM in a flash (arXiv 2312.11514) leaves its reads exposed.
+    """
+
+    def __init__(
+        self,
+        selector: RankingSelector,
+        pool: BundlePool,
+        norms: Sequence[Norm | None],
+        overlap: Overlap,
+        clock: PartClock,
+    ) -> None:
+        """`norms` are those in front of each feed-forward layer."""
+        self._selector = selector
+        self._pool = pool
+        self._norms = norms
+        self._overlap = overlap
+        self._clock = clock
+        self.shares = PrefetchShares(len(norms))
+
+    def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:  # noqa: ARG002
+        """The first layer has none before it to ask from."""
+        if self._overlap == "attention" or layer == 0:
+            self._prefetch(layer, stream)
+
+    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
+        """Judge what was prefetched, and ask for the next layer."""
+        self.shares.learn(layer, reads)
+        if self._overlap == "layer" and layer + 1 < len(self._norms):
+            self._prefetch(layer + 1, stream)
+
+    def _prefetch(self, layer: int, stream: Tensor) -> None:
+        if self.shares.is_worthwhile(layer):
+            self._clock.switch("predict")
+            norm = self._norms[layer]
+            read = stream if norm is None or self._selector.before_norm else norm(stream)
+            ranked = self._selector.ranked(layer, read.contiguous().numpy()[0])
+            self._pool.prefetch(layer, self.shares.cut(layer, ranked))
+
+
+class ExactPrefetcher:
+    """Reads what a parallel block's feed-forward layer needs, whose input is known early."""
+
+    def __init__(
+        self, choose_early: Callable[[int, Tensor, Tensor], Ids], pool: BundlePool
+    ) -> None:
+        """`choose_early` (layer, input, stream) keeps the active set for the layer's turn."""
+        self._choose_early = choose_early
+        self._pool = pool
+
+    def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:
+        """Choose now, and begin to read all of it."""
+        assert ffn_input is not None
+        self._pool.prefetch(layer, self._choose_early(layer, ffn_input, stream))
+
+    def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
+        """Nothing is left to be done."""
+
+
+def prefetchers_for(
+    spec: ModelSpec,
+    selector: Selector | None,
+    pool: BundlePool,
+    norms: Sequence[Norm | None],
+    overlap: Overlap,
+    clock: PartClock,
+    choose_early: Callable[[int, Tensor, Tensor], Ids],
+) -> list[Prefetcher]:
+    """Those that a model's blocks, its selector and `overlap` allow."""
+    if overlap not in ("attention", "layer") or not pool.prefetches:
+        return []
+    if spec.block == "parallel":
+        return [ExactPrefetcher(choose_early, pool)]
+    if isinstance(selector, RankingSelector):
+        return [PredictorPrefetcher(selector, pool, norms, overlap, clock)]
+    return []

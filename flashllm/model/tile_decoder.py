@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.flash.store import Store
-from flashllm.model.block_stream import Block
 from flashllm.model.linear import TORCH_DTYPES
+from flashllm.weight_cache.block_stream import Block
 
 
 class TileDecoder:
@@ -18,6 +18,7 @@ class TileDecoder:
 
     def __init__(self, store: Store, kernels: core.Kernels, tile: int) -> None:
         self._spec = spec = store.spec
+        self.tile = tile
         self._kernels = kernels
         self._stride = store.header.stride
         rows = 0 if spec.dtype == "f32" else tile

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.arrays import Ids
+from flashllm.model.active_set_selectors import ActiveSet
 from flashllm.weight_cache.blocks import block_ends
 
 _APART = np.int64(1 << 32)
@@ -24,6 +25,8 @@ class Share:
     """Of each id."""
     ends: Ids
     """Of each token's ids, [tokens]."""
+    weights: NDArray[np.float32] | None = None
+    """Of each id; None: each counts once."""
 
     @classmethod
     def everything(cls, ids: Ids, tokens: int) -> Share:
@@ -39,18 +42,22 @@ class Share:
     def where(self, wanted: NDArray[np.bool_]) -> Share:
         """Those of the ids that are wanted."""
         tokens = self.tokens[wanted]
-        return Share(self.ids[wanted], tokens, _ends(tokens, len(self.ends)))
+        weights = None if self.weights is None else self.weights[wanted]
+        return Share(self.ids[wanted], tokens, _ends(tokens, len(self.ends)), weights)
 
 
 class Named:
     """The ids that each token names in a layer, ascending."""
 
-    def __init__(self, of_each: Sequence[Ids]) -> None:
-        counts = [len(ids) for ids in of_each]
-        ids = np.concatenate(of_each)
+    def __init__(self, of_each: Sequence[ActiveSet]) -> None:
+        counts = [len(active.ids) for active in of_each]
+        ids = np.concatenate([active.ids for active in of_each])
         tokens = np.repeat(np.arange(len(of_each), dtype=np.int32), counts)
         order = np.argsort(ids, kind="stable")
         self._ids, self._tokens, self._count = ids[order], tokens[order], len(of_each)
+        weights = [active.weights for active in of_each if active.weights is not None]
+        assert len(weights) in (0, len(of_each)), "one selector names all of them"
+        self._weights = np.concatenate(weights)[order] if weights else None
 
     def within(self, first: int, last: int) -> Share:
         """Those from `first` to before `last`."""
@@ -58,7 +65,8 @@ class Named:
         tokens = self._tokens[begin:end]
         order = np.argsort(tokens, kind="stable")
         tokens = tokens[order]
-        return Share(self._ids[begin:end][order], tokens, _ends(tokens, self._count))
+        weights = None if self._weights is None else self._weights[begin:end][order]
+        return Share(self._ids[begin:end][order], tokens, _ends(tokens, self._count), weights)
 
 
 def of_each(shares: Sequence[Share]) -> list[Ids]:

@@ -30,7 +30,9 @@ from flashllm.spec import ModelSpec
 
 PROMPT_TOKENS = 128
 ONE_THREAD_WEIGHTS = 1 << 22
-"""Weights of a feed-forward matrix up to which one thread computes a chunk of a prompt."""
+"""Weights of a feed-forward matrix up to which one thread computes a chunk of a prompt. Two gain
+little there, and where other programs keep the cores busy they wait for each other (measured: ten
+times as long, and more)."""
 
 
 @dataclass(frozen=True, slots=True)

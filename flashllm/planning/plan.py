@@ -33,6 +33,7 @@ from flashllm.planning.slot_allocation import (
     least_slots,
 )
 from flashllm.spec import ModelSpec
+from flashllm.weight_cache.blocks import summation_ids
 from flashllm.weight_cache.policies import choose_policy
 
 MIB = 1 << 20
@@ -53,8 +54,8 @@ _RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
 """Of a thread that reads: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
 _MAX_THREADS = 1024
+_MAX_CONTEXTS = 1024
 _SEED_TOKENS = 64
-_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class PrefillShape:
     tokens: int
     """Tokens that go through the model together."""
     bundles: int
-    """Bundles that are read together, a block."""
+    """Bundles that are read together, a block: whole blocks of summation, some 4 MiB of them."""
     tile: int
     """Bundles of a block that are decoded and computed with together."""
     linear_rows: int
@@ -76,7 +77,8 @@ class PrefillShape:
         tokens = 64
         while tokens < 512 and 2 * tokens * spec.d_model * 4 <= _PREFILL_ACTIVATION_BYTES:
             tokens *= 2
-        bundles = max(_PREFILL_BLOCK_BYTES // stride // _BLOCK, 1) * _BLOCK
+        block_ids = summation_ids(spec)
+        bundles = max(_PREFILL_BLOCK_BYTES // stride // block_ids, 1) * block_ids
         row_bytes = spec.d_model * 4
         tile = max(_TILE_BYTES // (spec.rows_per_neuron * row_bytes) // 16, 1) * 16
         return cls(
@@ -147,6 +149,8 @@ class Plan:
     """Which bundles stay; one of POLICIES."""
     kv_dtype: KvDType = DEFAULT_KV_DTYPE
     """Encoding of keys and values."""
+    contexts: int = 1
+    """Contexts that may live at once."""
 
     @property
     def seed_tokens(self) -> int:
@@ -192,11 +196,12 @@ def make_plan(
     default_context = min(DEFAULT_CONTEXT, spec.max_positions)
     context = _within("ctx-size", options.context, default_context, spec.max_positions)
     encoding = parse_kv_dtype(options.kv_dtype or DEFAULT_KV_DTYPE)
+    contexts = _within("contexts", options.contexts, 1, _MAX_CONTEXTS)
     if window is not None:
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
     policy = choose_policy(options.policy, window)
     shape = PrefillShape.of(spec, sizes.stride)
-    split = _fixed_bytes(spec, sizes, select, context, encoding)
+    split = _fixed_bytes(spec, sizes, select, context, encoding, contexts)
     least_bytes = spec.n_layers * least_slots(spec, select) * sizes.stride
     needed_bytes = sum(split.values()) + least_bytes
     reads = _ways_to_read(sizes, select, options.io_threads, profile)
@@ -231,11 +236,17 @@ def make_plan(
         overlap=_overlap(options.overlap),
         policy=policy,
         kv_dtype=encoding,
+        contexts=contexts,
     )
 
 
 def _fixed_bytes(
-    spec: ModelSpec, sizes: Sizes, select: str, context: int, encoding: KvDType
+    spec: ModelSpec,
+    sizes: Sizes,
+    select: str,
+    context: int,
+    encoding: KvDType,
+    contexts: int,
 ) -> dict[str, int]:
     """What is needed whatever the ceiling is, by component; the prefill with its smallest ring."""
     prefill = PrefillShape.of(spec, sizes.stride).bytes(spec, sizes.stride, context)
@@ -246,7 +257,7 @@ def _fixed_bytes(
         "embeddings": sizes.embeddings,
         "attention": sizes.attention,
         "predictors": sizes.predictors if select == "predicted" else 0,
-        "kv": kv_bytes(spec, context, encoding) + score_bytes(spec, context),
+        "kv": contexts * kv_bytes(spec, context, encoding) + score_bytes(spec, context),
         "prefill": prefill + decoded_block_bytes(spec, context, encoding),
     }
 

@@ -40,6 +40,10 @@ class Meter:
             self._reader = self.reader_stats()
             self._counts = self._counted()
 
+    def reread(self) -> None:
+        """Something else has been computed since the last step: that is not of the next one."""
+        self._reader = None
+
     def token(self) -> TokenCost:
         """A step ends, and this is what it cost; what it took to know that belongs to `other`."""
         self.clock.switch("other")
@@ -88,6 +92,9 @@ class NoMeter:
     def start(self) -> None:
         """A step begins; the clock stands still even where a cancelled step left it running."""
         self.clock.halt()
+
+    def reread(self) -> None:
+        """Nothing is read."""
 
     def token(self) -> TokenCost:
         """A step ends."""

@@ -6,14 +6,18 @@ A cache that replaced what it held would lose each bundle just before it is need
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
+from flashllm.arrays import NO_IDS, Ids
 from flashllm.flash.store import Store
+from flashllm.weight_cache.block_stream import Block, BlockStream
 from flashllm.weight_cache.counters import StreamCounters
+from flashllm.weight_cache.policies import Uses
+from flashllm.weight_cache.pool import Round
 
 _READ_BUNDLES_BYTES = 64 << 20
 
@@ -21,8 +25,10 @@ _READ_BUNDLES_BYTES = 64 << 20
 class PinnedBundles:
     """The first `pinned_per_layer[i]` bundles of each layer, read once."""
 
-    def __init__(self, store: Store, pinned_per_layer: Sequence[int]) -> None:
+    def __init__(self, store: Store, pinned_per_layer: Sequence[int], stream: BlockStream) -> None:
+        """`stream` reads what is not pinned."""
         self._store = store
+        self._stream = stream
         self._stride = store.header.stride
         self._counts = tuple(pinned_per_layer)
         starts = np.concatenate([[0], np.cumsum(self._counts)])
@@ -38,9 +44,49 @@ class PinnedBundles:
         """Where the bundles lie in memory; it never changes."""
         return int(self._buffer.address)
 
-    def count(self, layer: int) -> int:
-        """Bundles of a layer that are pinned."""
-        return self._counts[layer]
+    @property
+    def prefetches(self) -> bool:
+        """All is needed and expected anyway."""
+        return False
+
+    def rounds(self, layer: int, ids: Ids) -> Iterator[Round]:
+        """All bundles of the layer, a round a block; `ids` are all of them."""
+        n_bundles, pinned = self._store.header.bundles_per_layer, self._counts[layer]
+        assert len(ids) == n_bundles
+        for block in self.blocks(layer):
+            own, positions, rows = block.parts()
+            yield Round(own, positions, rows, iter((slice(None),)))
+        self.counters.hits += pinned
+        self.counters.misses += n_bundles - pinned
+
+    def prefetch(self, layer: int, ids: Ids) -> None:
+        """Nothing: see `prefetches`."""
+
+    def blocks(self, layer: int) -> Iterator[Block]:
+        """Those that are pinned first, then the others as they are read."""
+        stream, pinned = self._stream, self._counts[layer]
+        if pinned < self._store.header.bundles_per_layer and not stream.expects(layer, pinned):
+            self.expect(range(layer, len(self._counts)))
+        yield from stream.pinned_blocks(self.rows(layer))
+        yield from stream.blocks(layer, pinned)
+
+    def expect(self, layers: Iterable[int]) -> None:
+        """Begin to read what of the layers is not pinned."""
+        self._stream.expect((layer, self._counts[layer]) for layer in layers)
+
+    def end_expecting(self) -> None:
+        """Let the reads end."""
+        self._stream.give_back()
+
+    def seed(
+        self,
+        layer: int,  # noqa: ARG002
+        ids: Ids,  # noqa: ARG002
+        used: Uses,  # noqa: ARG002
+        last_token: int,  # noqa: ARG002
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
+        """Nothing gets a place: what is pinned stays, whatever a prompt used."""
+        return NO_IDS, NO_IDS, self._buffer.array()
 
     def rows(self, layer: int) -> NDArray[np.uint8]:
         """The pinned bundles of a layer, [count, stride]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,10 +20,13 @@ from flashllm.arrays import NO_IDS, Ids
 from flashllm.core.numpy_twin.slots import HERE
 from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash.store import Store
+from flashllm.system.clock import PartClock
+from flashllm.weight_cache.block_stream import Block, BlockStream
 from flashllm.weight_cache.blocks import passes
 from flashllm.weight_cache.counters import StreamCounters
 from flashllm.weight_cache.layer_cache import Claim, LayerWindow
 from flashllm.weight_cache.policies import Uses, make_policies
+from flashllm.weight_cache.pool import ReadCounts, Round
 
 
 @dataclass(slots=True)
@@ -54,9 +57,22 @@ class SlotPool:
     """Slots for the bundles of all layers, with a policy for each layer."""
 
     def __init__(
-        self, store: Store, slots_per_layer: Sequence[int], policy: str, window: int
+        self,
+        store: Store,
+        slots_per_layer: Sequence[int],
+        policy: str,
+        window: int,
+        stream: BlockStream,
+        lent_bytes: Sequence[int] = (),
+        *,
+        clock: PartClock | None = None,
+        early: bool = True,
     ) -> None:
-        """`policy` is one of POLICIES; `window` in tokens is for the paper's."""
+        """`policy` is one of POLICIES; `window` in tokens is for the paper's.
+
+        `stream` reads layers whole, into rooms of its own and into `lent_bytes` of each layer's
+        slots. With `early`, what is in slots already is given before the rest has been read.
+        """
         n_bundles = store.header.bundles_per_layer
         self._store = store
         self._stride = store.header.stride
@@ -70,6 +86,11 @@ class SlotPool:
         self._buffer = core.Buffer(together * self._stride)
         self.rows: NDArray[np.uint8] = self._buffer.array()
         self.counters = StreamCounters()
+        self._stream = stream
+        self._lent_bytes = lent_bytes
+        self._is_lent = False
+        self._clock = clock or PartClock()
+        self._early = early
         self._guesses: dict[int, Guess] = {}
         self._landed: dict[int, tuple[int, int]] = {}
         """Guesses that were waited for before their layer's claim: how many, how many right."""
@@ -90,20 +111,63 @@ class SlotPool:
         return int(self._buffer.address)
 
     @property
-    def buffer(self) -> core.Buffer:
-        """What the slots lie in."""
-        return self._buffer
+    def prefetches(self) -> bool:
+        """Slots may be filled ahead."""
+        return True
 
-    def lend(self, blocks: Sequence[int], bundles: int) -> list[int]:
-        """Give up slots for so many blocks of each layer, until `take_back`.
+    def rounds(self, layer: int, ids: Ids) -> Iterator[Round]:
+        """The active set in pieces that fit into the layer's slots, each as it is fetched."""
+        self._clock.switch("plan")
+        for piece in self.passes(layer, ids):
+            self._clock.switch("io_exposed")
+            self.make_room(layer, piece)
+            self._clock.switch("manage")
+            fetch = self.claim(layer, piece)
+            self._clock.switch("io_exposed")
+            self.begin(layer, fetch)
+            reads = ReadCounts(
+                fetch.claim.n_missing + fetch.guesses_used, fetch.guesses_made, fetch.guesses_used
+            )
+            arrivals = self.arrivals(layer, fetch, self._early)
+            yield Round(piece, fetch.positions, self.rows, arrivals, reads)
 
-        A block has room for so many `bundles`. Returns their places in `buffer`, in bytes.
+    def prefetch(self, layer: int, ids: Ids) -> None:
+        """Begin to read `ids`, the likeliest first, as far as there are slots for them."""
+        self._clock.switch("manage")
+        self.guess(layer, ids)
+        self._clock.switch("io_exposed")
+        self.begin_guess(layer)
+
+    def blocks(self, layer: int) -> Iterator[Block]:
+        """The layer whole, past the slots: what is in these is read again."""
+        if not self._stream.expects(layer):
+            self.expect(range(layer, len(self._layers)))
+        return self._stream.blocks(layer)
+
+    def expect(self, layers: Iterable[int]) -> None:
+        """Begin to read layers whole; slots that are planned for it are lent until the end."""
+        if any(self._lent_bytes) and not self._is_lent:
+            self._stream.borrow(self._buffer, self.lend(self._lent_bytes, self._stream.block_bytes))
+            self._is_lent = True
+        self._stream.expect((layer, 0) for layer in layers)
+
+    def end_expecting(self) -> None:
+        """Let the reads end, and take back what was lent."""
+        self._stream.give_back()
+        if self._is_lent:
+            self.take_back()
+            self._is_lent = False
+
+    def lend(self, lent_bytes: Sequence[int], block_bytes: int) -> list[int]:
+        """Give up slots for so many bytes of each layer, whole blocks, until `take_back`.
+
+        Returns the places of the blocks in the pool's buffer, in bytes.
         """
         assert not self._guesses, "nothing may be on its way into slots that are lent"
-        places = []
-        for layer, n_blocks in zip(self._layers, blocks, strict=True):
-            first = layer.lend(n_blocks * bundles)
-            places += [(first + i * bundles) * self._stride for i in range(n_blocks)]
+        places: list[int] = []
+        for layer, nbytes in zip(self._layers, lent_bytes, strict=True):
+            first = layer.lend(nbytes // self._stride) * self._stride
+            places += range(first, first + nbytes, block_bytes)
         return places
 
     def take_back(self) -> None:
@@ -193,15 +257,17 @@ class SlotPool:
 
         Without `early` all of them in one, once all are there.
         """
-        claim = fetch.claim
+        claim, waits = fetch.claim, self._clock.switch
         guessed, late = claim.n_in_flight > 0, claim.n_missing > 0
         try:
             if early and claim.n_missing + claim.n_in_flight < len(claim.ids):
                 yield claim.states == HERE
+            waits("io_exposed")
             if layer in self._guesses and not self._settle(layer):
                 self._fetch_again(layer, fetch)
             if early and guessed:
                 yield claim.in_flight
+                waits("io_exposed")
         finally:
             # Also where nobody wants the rest: nothing may land in a slot that is given up.
             self._wait(layer, fetch)
@@ -278,11 +344,7 @@ class SlotPool:
 
     def seed(
         self, layer: int, ids: Ids, used: Uses, last_token: int
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Give slots to bundles that a prompt used; the caller copies them there.
-
-        `ids` [n]; `used` [tokens, n] by which tokens, the last of them number `last_token`.
-        Returns (positions into `ids` that got a slot, their positions in the pool).
-        """
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
+        """Slots for bundles that a prompt used."""
         kept, slots = self._layers[layer].place(ids, used, last_token)
-        return kept.astype(np.int32), slots
+        return kept.astype(np.int32), slots, self.rows

@@ -36,12 +36,11 @@ class Decoder(Protocol):
     spec: ModelSpec
     selects: Select
 
-    @property
-    def kv_dtype(self) -> KvDType:
-        """Encoding of keys and values."""
+    kv_dtype: KvDType
+    """Encoding of keys and values."""
 
     @property
-    def context(self) -> int:
+    def context_tokens(self) -> int:
         """Tokens that a context can hold."""
 
     def logits_blocks(

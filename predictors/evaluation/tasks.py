@@ -93,10 +93,10 @@ def _encode(model: EvaluatedModel, talks: ConversationEncoder, question: Questio
     assert model.tokenizer is not None
     encoded = encode_choices(model.tokenizer, talks, question.query, question.choices)
     longest = max(len(ids) for ids in encoded.ids)
-    if longest > model.decoder.context:
+    if longest > model.decoder.context_tokens:
         raise UsageError(
             f"{question.where}: {longest:,} tokens, and the model's context holds "
-            f"{model.decoder.context:,}"
+            f"{model.decoder.context_tokens:,}"
         )
     characters = tuple(map(len, question.choices))
     return Encoded(encoded.given, encoded.ids, characters, question.answer, question.group)

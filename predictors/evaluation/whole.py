@@ -33,7 +33,7 @@ def evaluate_text(
     Raises `UsageError` for a text that cannot be used, `ReadFailed` where the model cannot be read.
     """
     spec, decoder = model.decoder.spec, model.decoder
-    limits = ContextLimits(spec.vocab_size, decoder.context, settings.tokens, spec.bos_id)
+    limits = ContextLimits(spec.vocab_size, decoder.context_tokens, settings.tokens, spec.bos_id)
     text = read_passages(path, model.tokenizer, limits, settings, progress)
     modes = model.modes
     likelihoods = {name: LikelihoodMeter() for name in modes}

@@ -195,7 +195,7 @@ def test_a_trace_is_what_decoding_selects(sparse_model: Path) -> None:
     assert trace.select == "predicted"
     decoder, _, store = load_decoder(sparse_model)
     with store:
-        selector = decoder._ffn.selector
+        selector = decoder.selector
         assert selector is not None
         recorder = RecordingSelector(selector, decoder.spec.n_layers)
         decoder.use(recorder)

@@ -64,9 +64,7 @@ def test_tokens_are_the_same_with_telemetry_and_without(samples: list[Sample]) -
 def test_each_run_reads_its_whole_prompt(model: Model) -> None:
     """Also one of several chunks, which would stay in the context otherwise."""
     decoder = model._decoder
-    shape = dataclasses.replace(model.plan.prefill, tokens=2)
-    decoder._plan = dataclasses.replace(model.plan, prefill=shape)
-    decoder.running = Running(2)
+    decoder.context.tokens = Running(2)
     samples = list(measure(model, IDS, FEW, FakeProbe()))
     read = [run.prefill.bytes_read for run in runs_of(samples) if run.prefill is not None]
     assert len(read) > 2

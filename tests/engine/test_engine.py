@@ -85,14 +85,14 @@ def test_the_pool_never_moves(sparse_model: Path) -> None:
 def test_window_loads_follow_the_active_sets(sparse_model: Path) -> None:
     """Bytes a token are those of the bundles that the last k tokens did not use, and no others."""
     with open_model(sparse_model, window=3, overlap="hits") as model:
-        selector = model._decoder._ffn.selector
+        selector = model._decoder.selector
         history: dict[int, list[set[int]]] = {}
         real = selector.select
 
         def recording(layer: int, x: Any, gate: Any) -> Any:
-            ids = real(layer, x, gate)
-            history.setdefault(layer, []).append(set(ids.tolist()))
-            return ids
+            active = real(layer, x, gate)
+            history.setdefault(layer, []).append(set(active.ids.tolist()))
+            return active
 
         selector.select = recording
         generation = model.generate(PROMPT, max_tokens=30)

@@ -211,7 +211,7 @@ def test_a_token_given_up_half_way_leaves_nothing(sparse_model: Path, dtype: KvD
     with pytest.raises(Cancelled):
         decoder.decode(IDS[50])
     decoder.before_layer = None
-    assert decoder.length == 41
+    assert decoder.context.length == 41
     for token, logits in zip(IDS[41:44], expected[1:], strict=True):
         assert np.array_equal(decoder.decode(token), logits)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,7 @@ def small(sparse_model: Path) -> Iterator[Model]:
     """A model whose prompts go through in chunks of a few tokens."""
     with open_model(sparse_model) as model:
         decoder = model._decoder
-        prefill = replace(model.plan.prefill, tokens=CHUNK)
-        decoder._plan = replace(model.plan, prefill=prefill)
-        decoder.running = Running(CHUNK)
+        decoder.context.tokens = Running(CHUNK)
         yield model
 
 
@@ -111,7 +108,7 @@ def test_the_second_turn_is_that_of_a_fresh_run(demo: Path, select: str) -> None
             {"role": "user", "content": "What is a river?"},
         ]
         ids = tokenizer.encode_chat(talk, {1: first})
-        kept = decoder.running.kept(ids)
+        kept = decoder.context.tokens.kept(ids)
         assert kept >= len(first)
         continued = decoder.prefill(ids[kept:], kept=kept)
         whole = decoder.logits(ids)[-1]
@@ -150,7 +147,7 @@ def test_regenerating_gives_the_same(model: Model) -> None:
         list(generation)
         assert generation.ids == second
         assert generation.reused_tokens == len(ids) - 4
-    kept = model._decoder.running.kept(ids)
+    kept = model._decoder.context.tokens.kept(ids)
     assert (model._decoder.prefill(ids[kept:], kept=kept) == logits).all()
 
 
@@ -246,7 +243,7 @@ def test_a_prompt_given_up_leaves_what_is_complete(
             generation = small.generate(ids, on_prefill=end(small, patch, layer))
             with contextlib.suppress(ReadFailed):
                 assert list(generation) == []
-        assert small._decoder.length == reused + CHUNK
+        assert small._decoder.context.length == reused + CHUNK
         following = small.generate(again, 12, DRAWN)
         list(following)
         if again is ids:
@@ -267,7 +264,7 @@ def test_a_token_given_up_leaves_the_answer_so_far(
             patch.setattr(model._decoder, "before_layer", _broken_in_layer_1)
             with pytest.raises(ReadFailed):
                 next(generation)
-        assert model._decoder.length == len(QUESTION) + count - 1
+        assert model._decoder.context.length == len(QUESTION) + count - 1
         more = finished(model, [*QUESTION, *expected[:count]], 20 - count, answer=count)
         assert expected[:count] + more == expected
 

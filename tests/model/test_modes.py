@@ -11,6 +11,7 @@ import torch
 
 from flashllm.arrays import Ids
 from flashllm.engine.loading import open_decoder
+from flashllm.model.active_set_selectors import ActiveSet
 from flashllm.model.attention import causal_mask
 from flashllm.model.decoder import Decoder
 
@@ -20,8 +21,8 @@ IDS = np.random.default_rng(3).integers(3, 96, size=120).tolist()
 class SelectNothing:
     before_norm = False
 
-    def select(self, layer: int, x: np.ndarray, gate: np.ndarray | None) -> Ids:
-        return np.empty(0, dtype=np.int32)
+    def select(self, layer: int, x: np.ndarray, gate: np.ndarray | None) -> ActiveSet:
+        return ActiveSet(np.empty(0, dtype=np.int32))
 
 
 @pytest.fixture(scope="module")

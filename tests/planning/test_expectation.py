@@ -12,9 +12,7 @@ import pytest
 
 from flashllm.core.numpy_twin import reader
 from flashllm.hardware.machine_profile import Profile
-from flashllm.model import decoder
 from flashllm.options import ModelOptions
-from flashllm.planning import latency_model
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Case, advise, ceilings
 from flashllm.planning.latency_model import Expectation, Guesses, Model, expect, merged_reads
@@ -378,7 +376,6 @@ def test_rates_of_other_encodings_tell_no_seconds(lacking: dict[str, Any]) -> No
 
 
 def test_what_is_known_twice_is_the_same() -> None:
-    """The bytes' side may not import the model's, and the core's default is no constant."""
-    assert latency_model.ONE_THREAD_WEIGHTS == decoder.ONE_THREAD_WEIGHTS
+    """The core's default is no constant."""
     parameters = inspect.signature(reader.Reader).parameters
     assert parameters["max_read_bytes"].default == MAX_READ_BYTES

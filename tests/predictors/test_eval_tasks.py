@@ -30,7 +30,7 @@ class TableDecoder:
             "dense": generator.normal(size=(VOCAB, VOCAB)).astype(np.float32),
             "selected": generator.normal(size=(VOCAB, VOCAB)).astype(np.float32),
         }
-        self.context, self.selects = context, selects
+        self.context_tokens, self.selects = context, selects
         self.spec = SimpleNamespace(sparse=True, vocab_size=VOCAB)
 
     def logits_blocks(self, ids, mode="dense", tap=None, chosen=None):

@@ -150,7 +150,7 @@ def test_the_runtime_takes_the_tensors_as_they_are():
     stack.use(stack, tensors)
     for inputs, layer in ((stack.margins(TUNE[0])[n][0], n) for n in range(N_LAYERS)):
         for x in inputs:
-            ids = selector.select(layer, x.numpy(), None)
+            ids = selector.select(layer, x.numpy(), None).ids
             scores = stack.scores(layer, x[None])[0]
             clear = scores.abs() > 1e-3
             named = torch.zeros(len(scores), dtype=torch.bool)

@@ -75,7 +75,7 @@ def store() -> FakeStore:
 def pool_of(
     store: FakeStore, slots: int = 80, policy: str = DEFAULT_POLICY, window: int = 2
 ) -> SlotPool:
-    return SlotPool(cast("Store", store), (slots, slots), policy, window)
+    return SlotPool(cast("Store", store), (slots, slots), policy, window, cast("Any", None))
 
 
 def claim(pool: SlotPool, layer: int, ids: np.ndarray) -> Fetch:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashllm.arrays import Ids
-from flashllm.model.active_set_selectors import Selector
+from flashllm.model.active_set_selectors import ActiveSet, Selector, Vector
 
 
 class RecordingSelector:
@@ -26,11 +25,11 @@ class RecordingSelector:
         """As the other selector."""
         return self._selector.before_norm
 
-    def select(self, layer: int, x: NDArray[np.float32], gate: NDArray[np.float32] | None) -> Ids:
-        """The other selector's ids."""
-        ids = self._selector.select(layer, x, gate)
-        self.sets[layer].append(ids)
-        return ids
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:
+        """The other selector's active set."""
+        active = self._selector.select(layer, x, gate)
+        self.sets[layer].append(active.ids)
+        return active
 
 
 class ActiveSets:

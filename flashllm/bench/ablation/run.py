@@ -45,7 +45,6 @@ from flashllm.telemetry.costs import TokenCost
 from flashllm.telemetry.meter import Meter
 from flashllm.units import ceiling_words
 from flashllm.weight_cache.blocks import smallest_slots
-from flashllm.weight_cache.slot_pool import SlotPool
 
 PROMPT_TOKENS = 16
 DENSE_TOKENS = 2
@@ -306,8 +305,8 @@ class Ablation:
             recorder = RecordingSelector(selector, self.spec.n_layers)
             decoder.use(recorder)
             decoder.prefill(self._ids[:PROMPT_TOKENS])
-            assert isinstance(decoder.pool, SlotPool)
-            held = [decoder.pool.layer(i).resident() for i in range(self.spec.n_layers)]
+            marks = [decoder.pool.marks(layer)[0] for layer in range(self.spec.n_layers)]
+            held = [np.flatnonzero(resident).astype(np.int32) for resident in marks]
             for token in self._ids[PROMPT_TOKENS:]:
                 decoder.decode(token)
         return ActiveSets(recorder.sets, self.spec.bundles_per_layer, self.window, held)

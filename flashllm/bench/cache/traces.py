@@ -18,7 +18,7 @@ from flashllm.arrays import Ids
 from flashllm.engine.loading import open_decoder
 from flashllm.errors import CannotCreate, UsageError
 from flashllm.flash.store import Store
-from flashllm.model.decoder import Mode
+from flashllm.model.schedule import Mode
 from flashllm.options import SELECTORS, Select
 from flashllm.planning.model_facts import choose_selector
 

@@ -8,30 +8,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashllm.core.numpy_twin.slots import HERE, MISSING
 from flashllm.model.active_set_selectors import LowRank, SelectPredicted
-from flashllm.model.prefetchers import FEW, Guesser
-from flashllm.weight_cache.layer_cache import Claim
-from flashllm.weight_cache.slot_pool import Fetch
+from flashllm.model.prefetchers import FEW, PrefetchShares
+from flashllm.weight_cache.pool import ReadCounts
 
 
-class Ranked:
-    def ranked(self, layer: int, x: Any) -> Any:
-        return np.arange(100, dtype=np.int32)[::-1]
+def fetch(missing: int, made: int, used: int) -> ReadCounts:
+    return ReadCounts(missing + used, made, used)
 
 
-def fetch(missing: int, made: int, used: int) -> Fetch:
-    ids = np.arange(50, dtype=np.int32)
-    states = np.where(ids < missing, MISSING, HERE).astype(np.uint8)
-    return Fetch(Claim(ids, ids, states, missing, 0, 0), made, used)
+def guesser() -> PrefetchShares:
+    return PrefetchShares(2)
 
 
-def guesser() -> Guesser:
-    return Guesser(cast("SelectPredicted", Ranked()), 2)
-
-
-def likely(guesser: Guesser, layer: int = 0) -> list[int]:
-    return guesser.likely(layer, np.zeros(1, np.float32)).tolist()
+def likely(shares: PrefetchShares, layer: int = 0) -> list[int]:
+    return shares.cut(layer, np.arange(100, dtype=np.int32)[::-1]).tolist()
 
 
 def test_all_is_guessed_at_first_and_the_likeliest_stay_where_many_were_wrong() -> None:
@@ -67,12 +58,12 @@ def test_few_guesses_say_nothing_until_they_are_more() -> None:
 
 def test_a_layer_that_loads_next_to_nothing_is_not_guessed_until_it_does() -> None:
     one = guesser()
-    assert one.pays(0), "at first nothing is known"
+    assert one.is_worthwhile(0), "at first nothing is known"
     one.learn(0, fetch(FEW - 1, made=0, used=0))
-    assert not one.pays(0)
-    assert one.pays(1)
+    assert not one.is_worthwhile(0)
+    assert one.is_worthwhile(1)
     one.learn(0, fetch(FEW - 2, made=10, used=2))
-    assert one.pays(0)
+    assert one.is_worthwhile(0)
 
 
 class Scored(SelectPredicted):

@@ -10,8 +10,8 @@ import pytest
 
 from flashllm import core
 from flashllm.errors import ReadFailed
-from flashllm.model.block_stream import LayerStream
 from flashllm.system.clock import PartClock
+from flashllm.weight_cache.block_stream import BlockStream
 
 STRIDE = 512
 BUNDLES = 100
@@ -47,12 +47,12 @@ class FakeStore:
             raise ReadFailed(f"{begun}")
 
 
-def stream(depth: int) -> tuple[LayerStream, FakeStore]:
+def stream(depth: int) -> tuple[BlockStream, FakeStore]:
     store: Any = FakeStore()
-    return LayerStream(store, BLOCK, depth, PartClock()), store
+    return BlockStream(store, BLOCK * STRIDE, depth, PartClock()), store
 
 
-def take(ring: LayerStream, layer: int, first: int = 0) -> list[tuple[int, int]]:
+def take(ring: BlockStream, layer: int, first: int = 0) -> list[tuple[int, int]]:
     """What lies in the bundles of a layer, looked at while each block is held."""
     found = []
     for block in ring.blocks(layer, first):

@@ -54,21 +54,24 @@ class _Read:
     ticket: int
 
 
-class LayerStream:
+class BlockStream:
     """Reads layers from a bundle on to their end, as far ahead as its ring of blocks allows.
 
     What is read ahead goes on into the layers that were announced by `expect`, so that the device
     has work while something else than a block is computed. One caller at a time.
     """
 
-    def __init__(self, store: Store, bundles: int, depth: int, clock: PartClock) -> None:
+    def __init__(self, store: Store, block_bytes: int, depth: int, clock: PartClock) -> None:
+        """`block_bytes` hold a whole number of bundles; `depth` blocks lie in rooms of its own."""
+        assert block_bytes % store.header.stride == 0
         self._store = store
-        self._bundles = bundles
+        self.block_bytes = block_bytes
+        self._bundles = block_bytes // store.header.stride
         self._clock = clock
         self._n_bundles = store.header.bundles_per_layer
         self._stride = store.header.stride
         self._depth = depth
-        self._rooms = [self._room(core.Buffer(bundles * self._stride)) for _ in range(depth)]
+        self._rooms = [self._room(core.Buffer(block_bytes)) for _ in range(depth)]
         self._free = list(range(depth))
         self._ahead: deque[_Read] = deque()
         self._order: Iterator[tuple[int, int]] = iter(())
@@ -85,7 +88,7 @@ class LayerStream:
         self.drain()
 
     def _room(self, buffer: core.Buffer, place: int = 0) -> _Room:
-        raw = buffer.array()[place : place + self._bundles * self._stride]
+        raw = buffer.array()[place : place + self.block_bytes]
         return _Room(buffer, place, raw.reshape(self._bundles, self._stride))
 
     def expect(self, layers: Iterable[tuple[int, int]]) -> None:
@@ -114,6 +117,11 @@ class LayerStream:
             yield Block(start, self._rooms[read.room].array[: self._n_bundles - start])
             self._free.append(read.room)
             self._fill()
+
+    def pinned_blocks(self, rows: NDArray[np.uint8]) -> Iterator[Block]:
+        """The same blocks of bundles that are in memory for good, `rows` [bundles, stride]."""
+        for first in range(0, len(rows), self._bundles):
+            yield Block(first, rows[first : first + self._bundles])
 
     def drain(self) -> None:
         """Let what was begun end, wanted or not: every room is free afterwards."""

@@ -1,0 +1,56 @@
+"""A context: one running sequence, its tokens and their keys and values."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flashllm import core
+from flashllm.kv_cache.context_tokens import Running
+from flashllm.kv_cache.dram import KvCache
+from flashllm.options import KvDType
+from flashllm.spec import ModelSpec
+
+
+class Context:
+    """What one sequence has of a model; several may live at once, each of its own length."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        capacity: int,
+        kv_dtype: KvDType,
+        kernels: core.Kernels,
+        chunk_tokens: int,
+        scratch: Tensor | None = None,
+    ) -> None:
+        """`capacity` in tokens; a prompt is computed in chunks of `chunk_tokens`.
+
+        `scratch` holds keys and values that are decoded for a moment, of whichever context.
+        """
+        self.keys_values = KvCache(spec, capacity, kv_dtype, kernels, scratch)
+        self.tokens = Running(chunk_tokens)
+
+    @property
+    def length(self) -> int:
+        """Tokens in it."""
+        return self.keys_values.length
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that it may hold."""
+        return self.keys_values.context
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens but the first `length`, which `tokens.kept` has named."""
+        self.keys_values.truncate(length)
+        self.tokens.truncate(length)
+
+    def append_prefilled(self, ids: list[int]) -> None:
+        """A chunk of a prompt has gone through all layers."""
+        self.keys_values.length += len(ids)
+        self.tokens.prefilled(ids)
+
+    def append_decoded(self, token: int) -> None:
+        """A token of an answer has gone through all layers."""
+        self.keys_values.length += 1
+        self.tokens.decoded(token)

@@ -1,0 +1,183 @@
+"""The feed-forward layer for many tokens at once: the layer is read whole, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashllm import core
+from flashllm.arrays import Ids
+from flashllm.model.activations import activate, combine, margin
+from flashllm.model.active_set_selectors import ActiveSet, Selector
+from flashllm.model.neurons import FeedForwardWeights, Neurons
+from flashllm.model.tile_decoder import TileDecoder
+from flashllm.model.token_sets import Named, Share, of_each
+from flashllm.spec import ModelSpec
+from flashllm.system.clock import PartClock
+from flashllm.weight_cache.block_stream import Block
+from flashllm.weight_cache.pool import BundlePool
+
+Tap = Callable[[int, Tensor, Tensor], None]
+"""Called with (layer, what the selector reads [tokens, d_model], margin [tokens, d_ffn]) where all
+is computed; a neuron is active where its margin is above zero."""
+Chosen = Callable[[int, list[Ids]], None]
+"""Called with (layer, the selected ids of each token) where only those are computed."""
+
+_Floats = NDArray[np.float32]
+
+
+class FeedForwardPrefill:
+    """Feed-forward layers of a model over a pool of bundles, for the tokens of a prompt."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        pool: BundlePool,
+        neurons: Neurons,
+        weights: Sequence[FeedForwardWeights],
+        decode: TileDecoder,
+        kernels: core.Kernels,
+        clock: PartClock,
+    ) -> None:
+        self._spec = spec
+        self._pool = pool
+        self._neurons = neurons
+        self._weights = weights
+        self._decode = decode
+        self._kernels = kernels
+        self._clock = clock
+        self.selector: Selector | None = None
+
+    def dense(
+        self,
+        layer: int,
+        x: Tensor,
+        before_norm: Tensor,
+        keep_tokens: int = 0,
+        tap: Tap | None = None,
+    ) -> Tensor:
+        """[tokens, d_model] to the same: all neurons, exactly.
+
+        Bundles that the last `keep_tokens` tokens used stay in the pool.
+        """
+        self._clock.switch("ffn")
+        out = torch.zeros_like(x)
+        weights = self._weights[layer]
+        gate = None if weights.gate is None else weights.gate(x)
+        margins: list[Tensor] = []
+        for block in self._pool.blocks(layer):
+            self._clock.switch("ffn")
+            tails = []
+            for tile in block.pieces(self._decode.tile):
+                hidden = self._add_tile(layer, tile, x, gate, out, None if tap is None else margins)
+                tails.append(hidden[len(x) - keep_tokens :])
+            if keep_tokens:
+                self._keep(layer, block, torch.cat(tails, dim=1), len(x))
+        if tap is not None:
+            tap(layer, self._read_by_selector(x, before_norm), torch.cat(margins, dim=1))
+        return weights.with_down_bias(out)
+
+    def selected(
+        self,
+        layer: int,
+        x: Tensor,
+        before_norm: Tensor,
+        oracle: bool,
+        chosen: Chosen | None,
+    ) -> Tensor:
+        """[tokens, d_model] to the same: of each token the selected neurons only.
+
+        The sums are those of a token alone, bit for bit; the layer is read once for all tokens. The
+        oracle names the neurons that turn out not to be zero.
+        """
+        self._clock.switch("ffn")
+        vectors: _Floats = x.contiguous().numpy()
+        gates = self._gates(layer, x)
+        named: list[ActiveSet] | None = None
+        if self.selector is not None and not oracle:
+            read: _Floats = self._read_by_selector(x, before_norm).contiguous().numpy()
+            opened = [None] * len(x) if gates is None else gates
+            pairs = zip(read, opened, strict=True)
+            named = [self.selector.select(layer, vector, gate) for vector, gate in pairs]
+        ordered = None if named is None else Named(named)
+        out = np.zeros_like(vectors)
+        found: list[Share] = []
+        for block in self._pool.blocks(layer):
+            self._clock.switch("ffn")
+            everything, _, rows = block.parts()
+            if ordered is None:
+                share = Share.everything(everything, len(x))
+            else:
+                share = ordered.within(block.first, block.first + len(block.raw))
+            outputs = self._neurons.add_share(layer, rows, block.first, share, vectors, gates, out)
+            if ordered is None:
+                found.append(share.where(outputs != 0))
+        if chosen is not None:
+            each = of_each(found) if named is None else [active.ids for active in named]
+            chosen(layer, each)
+        return self._weights[layer].with_down_bias(torch.from_numpy(out))
+
+    def gate_opens(self, layer: int, x: Tensor) -> Tensor:
+        """Which neurons a resident gate lets through, [tokens, d_ffn], for [tokens, d_model]."""
+        gate = self._weights[layer].gate
+        assert gate is not None, "asked only where the gate is resident"
+        return activate(self._spec, gate(x)) != 0
+
+    def _add_tile(
+        self,
+        layer: int,
+        tile: Block,
+        x: Tensor,
+        gate: Tensor | None,
+        out: Tensor,
+        margins: list[Tensor] | None,
+    ) -> Tensor:
+        """Add to `out` what a tile's neurons make of `x`; their outputs [tokens, bundles]."""
+        spec, weights = self._spec, self._weights[layer]
+        rows = self._decode(tile)  # [bundles, rows of a neuron, d_model]
+        where = slice(tile.first, tile.first + len(rows))
+        up = _project(x, rows[:, -2], weights.up_bias, where)
+        deciding = up
+        if gate is not None:
+            deciding = gate[:, where]
+        elif spec.gate == "bundled":
+            deciding = _project(x, rows[:, 0], weights.gate_bias, where)
+        if margins is not None:
+            margins.append(margin(spec, deciding, up))
+        hidden = activate(spec, deciding)
+        if spec.gated:
+            hidden = combine(spec, hidden, up)
+        out.addmm_(hidden, rows[:, -1])
+        return hidden
+
+    def _gates(self, layer: int, x: Tensor) -> _Floats | None:
+        """A resident gate's outputs for several tokens, [tokens, d_ffn], bit for bit as for one."""
+        weights = self._weights[layer]
+        gates = [weights.gate_outputs(self._spec, x[t : t + 1]) for t in range(len(x))]
+        return None if gates[0] is None else np.stack([gate for gate in gates if gate is not None])
+
+    def _read_by_selector(self, x: Tensor, before_norm: Tensor) -> Tensor:
+        reads_before = self.selector is not None and self.selector.before_norm
+        return before_norm if reads_before else x
+
+    def _keep(self, layer: int, block: Block, tail: Tensor, tokens: int) -> None:
+        """Copy into the pool what the last tokens used of a block; `tail` are their outputs."""
+        active = (tail != 0).numpy()  # [kept tokens, bundles]
+        used = np.flatnonzero(active.any(axis=0))
+        ids = (used + block.first).astype(np.int32)
+        last_token = self._pool.token + tokens - 1
+        kept, positions, pool_rows = self._pool.seed(layer, ids, active[:, used], last_token)
+        if len(kept):
+            rows, sources = block.raw.reshape(-1), used[kept].astype(np.int32)
+            stride = block.raw.shape[1]
+            self._kernels.copy_rows(rows, sources, stride, pool_rows, positions)
+
+
+def _project(x: Tensor, rows: Tensor, bias: Tensor | None, where: slice) -> Tensor:
+    """[tokens, d_model] to [tokens, bundles] by rows [bundles, d_model] and a part of the bias."""
+    out = x @ rows.T
+    return out if bias is None else out.add_(bias[where])

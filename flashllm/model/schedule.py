@@ -1,0 +1,158 @@
+"""In which order tokens go through the layers: a prompt in chunks, an answer token by token.
+
+A schedule has no sequence of its own: each call names the context that it goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flashllm.kv_cache.context import Context
+from flashllm.model.ffn_decode import FeedForwardDecode
+from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
+from flashllm.model.transformer import Transformer
+from flashllm.planning.latency_model import ONE_THREAD_WEIGHTS
+from flashllm.weight_cache.pool import BundlePool
+
+Mode = Literal["dense", "selected", "oracle"]
+"""How the tokens of a text are computed: with all neurons, with those that the decoder's selector
+names, or with those that are not zero."""
+Progress = Callable[[float, int], None]
+"""Called with (tokens done, tokens in all) after each layer of a prompt; a layer is its share of
+each token in its chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What tokens that go through together have in common."""
+
+    mode: Mode = "dense"
+    tap: Tap | None = None
+    chosen: Chosen | None = None
+    keep_tokens: int = 0
+    """The last so many tokens' bundles stay in the window."""
+    passed: Callable[[float], None] | None = None
+    """Called after each layer with the share of all layers that is done."""
+
+
+class TokenSchedule:
+    """One token of an answer at a time, through the active neurons only."""
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        feed_forward: FeedForwardDecode,
+        pool: BundlePool,
+        before_layer: Callable[[int], None],
+    ) -> None:
+        """`before_layer` gets the number of each layer, and that of all of them before the head."""
+        self._transformer = transformer
+        self._feed_forward = feed_forward
+        self._pool = pool
+        self._before_layer = before_layer
+
+    @torch.inference_mode()
+    def run(self, context: Context, token: int) -> Tensor:
+        """Append a token to the context; its hidden state [1, d_model] behind the last layer."""
+        # Torch's pool waits for its threads after every small step, and on a busy machine that wait
+        # is most of a token; the row kernels have threads of their own.
+        torch.set_num_threads(1)
+        transformer, feed_forward = self._transformer, self._feed_forward
+        feed_forward.forget()
+        self._pool.end_expecting()
+        x = transformer.embed([token], context.length)
+        rotation = transformer.rotation(context.length, 1)
+        for index in range(transformer.spec.n_layers):
+            self._before_layer(index)
+            x = transformer.block(
+                index,
+                x,
+                rotation,
+                context,
+                functools.partial(feed_forward.token, index),
+                functools.partial(self._before_attention, index),
+            )
+        context.append_decoded(token)
+        self._pool.advance()
+        self._before_layer(transformer.spec.n_layers)
+        return x
+
+    def _before_attention(self, index: int, x: Tensor, normed: Tensor) -> None:
+        if not self._feed_forward.prefetchers:
+            return
+        parallel = self._transformer.spec.block == "parallel"
+        known = self._transformer.parallel_input(index, x, normed) if parallel else None
+        for prefetcher in self._feed_forward.prefetchers:
+            prefetcher.before_attention(index, x, known)
+
+
+class PromptSchedule:
+    """A prompt in chunks of tokens, through all neurons or through those selected."""
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        feed_forward: FeedForwardPrefill,
+        pool: BundlePool,
+        seed_tokens: int,
+        threads: int,
+        before_layer: Callable[[], None],
+    ) -> None:
+        """Bundles of the last `seed_tokens` of a prompt stay; `before_layer` may stop it."""
+        self._transformer = transformer
+        self._feed_forward = feed_forward
+        self._pool = pool
+        self._seed_tokens = seed_tokens
+        spec = transformer.spec
+        self._threads = 1 if spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS else threads
+        self._before_layer = before_layer
+
+    def run(
+        self, context: Context, ids: Sequence[int], how: Pass, progress: Progress | None = None
+    ) -> Iterator[Tensor]:
+        """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk."""
+        step, layers = context.tokens.chunk_tokens, self._transformer.spec.n_layers
+        starts = range(0, len(ids), step)
+        self._pool.expect(layer for _ in starts for layer in range(layers))
+        for start in starts:
+            chunk = list(ids[start : start + step])
+            after = len(ids) - start - len(chunk)
+            keep_tokens = max(0, min(self._seed_tokens - after, len(chunk)))
+            passed = None
+            if progress is not None:
+                passed = functools.partial(_report, progress, start, len(chunk), len(ids))
+            one = dataclasses.replace(how, keep_tokens=keep_tokens, passed=passed)
+            yield self._chunk(context, chunk, one)
+
+    @torch.inference_mode()
+    def _chunk(self, context: Context, ids: list[int], how: Pass) -> Tensor:
+        torch.set_num_threads(self._threads)
+        transformer = self._transformer
+        x = transformer.embed(ids, context.length)
+        rotation = transformer.rotation(context.length, len(ids))
+        for index in range(transformer.spec.n_layers):
+            self._before_layer()
+            feed_forward = functools.partial(self._compute, index, how)
+            x = transformer.block(index, x, rotation, context, feed_forward)
+            if how.passed is not None:
+                how.passed((index + 1) / transformer.spec.n_layers)
+        context.append_prefilled(ids)
+        self._pool.advance(len(ids))
+        return x
+
+    def _compute(self, index: int, how: Pass, x: Tensor, before_norm: Tensor) -> Tensor:
+        if how.mode == "dense":
+            return self._feed_forward.dense(index, x, before_norm, how.keep_tokens, how.tap)
+        oracle = how.mode == "oracle"
+        return self._feed_forward.selected(index, x, before_norm, oracle, how.chosen)
+
+
+def _report(progress: Progress, start: int, tokens: int, total: int, share: float) -> None:
+    progress(start + tokens * share, total)

@@ -1,0 +1,137 @@
+"""The weights of a model that stay in DRAM, and its forward pass over any context.
+
+    ids -> embed -> [ attention, feed-forward ] x layers -> norm -> head -> logits
+
+One pass for every model: what differs between models are features of the spec. Nothing in here
+changes while it is used: what a sequence has is its `Context`, in which order tokens go through is
+a schedule's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashllm import core
+from flashllm.errors import ModelError
+from flashllm.flash.raw_tensor import RawTensor
+from flashllm.kv_cache.context import Context
+from flashllm.model.layer import ResidentParts
+from flashllm.model.linear import Table, torch_view
+from flashllm.model.rope import Rotary, Rotation
+from flashllm.spec import ModelSpec
+from flashllm.system.clock import PartClock
+
+FeedForwardCall = Callable[[Tensor, Tensor], Tensor]
+"""From the feed-forward input, and what the norm made it of, to the output."""
+BeforeAttention = Callable[[Tensor, Tensor], None]
+"""Called with the residual stream and what attention will read of it."""
+
+
+class Transformer:
+    """Embedding, blocks and head. The caller brings the feed-forward layers."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        resident: Mapping[str, RawTensor],
+        kernels: core.Kernels,
+        linear_rows: int,
+        clock: PartClock,
+    ) -> None:
+        """`linear_rows` of a matrix are decoded at a time."""
+        self.spec = spec
+        self._clock = clock
+        parts = ResidentParts(spec, resident, kernels, linear_rows)
+        self.feed_forward_weights = [parts.feed_forward(index) for index in range(spec.n_layers)]
+        self._embedding = Table(resident["embed.weight"], kernels)
+        positions = resident.get("embed.positions")
+        self._positions = None if positions is None else torch_view(positions)
+        self._rotary = None if spec.rope is None else Rotary(spec.rope)
+        self._layers = [parts.layer(index) for index in range(spec.n_layers)]
+        self._final_norm = parts.norm("final_norm") if spec.final_norm else None
+        self._head = parts.linear("embed" if spec.tied_head else "head", "head")
+        narrow = spec.embed_dim != spec.d_model
+        self._project_in = parts.linear("embed.project_in") if narrow else None
+        self._project_out = parts.linear("head.project_out") if narrow else None
+
+    def embed(self, ids: Sequence[int], first: int) -> Tensor:
+        """[tokens] at positions from `first` on, to [tokens, d_model]."""
+        self._clock.switch("other")
+        x = self._embedding(ids)
+        if self.spec.embed_scale != 1.0:
+            x = x * self.spec.embed_scale
+        if self._project_in is not None:
+            x = self._project_in(x)
+        if self._positions is None:
+            return x
+        row = first + self.spec.position_offset
+        return x + self._positions[row : row + len(ids)].float()
+
+    def rotation(self, first: int, tokens: int) -> Rotation | None:
+        """The rotation of `tokens` positions from `first` on; None where there is none."""
+        return None if self._rotary is None else self._rotary.at(first, tokens)
+
+    def block(
+        self,
+        index: int,
+        x: Tensor,
+        rotation: Rotation | None,
+        context: Context,
+        feed_forward: FeedForwardCall,
+        before_attention: BeforeAttention | None = None,
+    ) -> Tensor:
+        """One layer, [tokens, d_model] to the same; its keys and values go into the context."""
+        spec, layer = self.spec, self._layers[index]
+        pre = spec.norm_placement == "pre"
+        self._clock.switch("attention")
+        normed = layer.attention_norm(x) if pre else x
+        if before_attention is not None:
+            before_attention(x, normed)
+            self._clock.switch("attention")
+        attended = self._scaled(layer.attention(normed, index, context.keys_values, rotation))
+        if spec.block == "parallel":
+            return (
+                x + attended + self._scaled(feed_forward(self.parallel_input(index, x, normed), x))
+            )
+        assert layer.ffn_norm is not None
+        x = x + attended
+        if not pre:
+            x = layer.attention_norm(x)
+        x = x + self._scaled(feed_forward(layer.ffn_norm(x) if pre else x, x))
+        return x if pre else layer.ffn_norm(x)
+
+    def parallel_input(self, index: int, x: Tensor, normed: Tensor) -> Tensor:
+        """What the feed-forward layer of a parallel block reads, known before attention."""
+        norm = self._layers[index].ffn_norm
+        return normed if norm is None else norm(x)
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        scale = self.spec.residual_scale
+        return branch if scale == 1.0 else branch.mul_(scale)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> NDArray[np.float32]:
+        """[tokens, d_model] behind the last layer, to [tokens, vocab].
+
+        `ModelError` for what is no number.
+        """
+        self._clock.switch("head")
+        if self._final_norm is not None:
+            hidden = self._final_norm(hidden)
+        if self._project_out is not None:
+            hidden = self._project_out(hidden)
+        if self.spec.logit_scale != 1.0:
+            hidden = hidden * self.spec.logit_scale
+        logits: NDArray[np.float32] = self._head(hidden).numpy()
+        if not np.isfinite(logits).all():
+            raise ModelError(
+                "what the model computes overflows f32, so there is no answer; its weights are"
+                " damaged, or its activation is not the one it was trained with"
+            )
+        self._clock.switch("other")
+        return logits
