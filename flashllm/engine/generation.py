@@ -152,7 +152,7 @@ class Generation:
             self.finish_reason = "cancelled"
 
     def _tokens(self, max_tokens: int, on_prefill: OnPrefill | None) -> Iterator[Token]:
-        self._take_up()
+        self._resume()
         if self._matcher.stopped:  # the answer had come to its end before
             self.finish_reason = "stop"
             return
@@ -166,7 +166,7 @@ class Generation:
         while True:
             meter.clock.switch("sample")
             token = self._sampler.next(logits)
-            self._context.tokens.draw(token)
+            self._context.tokens.append_sampled(token)
             meter.clock.switch("other")
             text = self._accept(token, last=len(self.ids) + 1 == max_tokens)
             cost = self._close_step()
@@ -177,7 +177,7 @@ class Generation:
             self._begin_step()
             logits = decoder.decode(token, self._context)
 
-    def _take_up(self) -> None:
+    def _resume(self) -> None:
         """Bring sampler and text to where they were when the answer was stopped."""
         self._sampler.skip(self._said)
         if self._text is not None:
@@ -187,20 +187,20 @@ class Generation:
     def _read(self, on_prefill: OnPrefill | None) -> NDArray[np.float32]:
         """Put what the context lacks of prompt and answer into it; logits [vocab] after that."""
         decoder, prompt, said = self._decoder, self._prompt, self._said
-        kept = self._context.tokens.kept([*prompt, *said], len(said))
-        self.reused_tokens = kept
-        unread, undecoded = prompt[kept:], said[max(kept - len(prompt), 0) :]
-        total = len(unread) + len(undecoded)
+        cached = self._context.tokens.cached_prefix([*prompt, *said], len(said))
+        self.reused_tokens = cached
+        unread, to_decode = prompt[cached:], said[max(cached - len(prompt), 0) :]
+        total = len(unread) + len(to_decode)
 
         def tell(done: float, _: int) -> None:
             if on_prefill is not None:
                 on_prefill(done, total)
 
         if unread:
-            logits = decoder.prefill(unread, progress=tell, kept=kept, context=self._context)
+            logits = decoder.prefill(unread, progress=tell, cached=cached, context=self._context)
         else:
-            decoder.truncate(kept, self._context)
-        for done, token in enumerate(undecoded, len(unread) + 1):
+            decoder.truncate(cached, self._context)
+        for done, token in enumerate(to_decode, len(unread) + 1):
             logits = decoder.decode(token, self._context)
             tell(done, total)
         return logits

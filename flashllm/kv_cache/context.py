@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flashllm import core
-from flashllm.kv_cache.context_tokens import Running
+from flashllm.kv_cache.context_tokens import ContextTokens
 from flashllm.kv_cache.dram import KvCache
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
@@ -28,7 +28,7 @@ class Context:
         `scratch` holds keys and values that are decoded for a moment, of whichever context.
         """
         self.keys_values = KvCache(spec, capacity, kv_dtype, kernels, scratch)
-        self.tokens = Running(chunk_tokens)
+        self.tokens = ContextTokens(chunk_tokens)
 
     @property
     def length(self) -> int:
@@ -41,16 +41,16 @@ class Context:
         return self.keys_values.context
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens but the first `length`, which `tokens.kept` has named."""
+        """Forget all tokens but the first `length`, which `tokens.cached_prefix` has given."""
         self.keys_values.truncate(length)
         self.tokens.truncate(length)
 
     def append_prefilled(self, ids: list[int]) -> None:
         """A chunk of a prompt has gone through all layers."""
         self.keys_values.length += len(ids)
-        self.tokens.prefilled(ids)
+        self.tokens.append_prefilled(ids)
 
     def append_decoded(self, token: int) -> None:
         """A token of an answer has gone through all layers."""
         self.keys_values.length += 1
-        self.tokens.decoded(token)
+        self.tokens.append_decoded(token)

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 
-class Running:
+class ContextTokens:
     """The ids of a context's tokens, in the pieces in which they were computed."""
 
     def __init__(self, chunk_tokens: int) -> None:
@@ -20,35 +20,35 @@ class Running:
         self.chunk_tokens = chunk_tokens
         self._starts: list[int] = []  # of the pieces, ascending
         self._decoded: list[bool] = []  # of each piece: whether it is one token of an answer
-        self._drawn: list[int] = []  # the token that was drawn behind the last, if one was
+        self._sampled: list[int] = []  # the token that was drawn behind the last, if one was
 
-    def prefilled(self, ids: Sequence[int]) -> None:
+    def append_prefilled(self, ids: Sequence[int]) -> None:
         """A chunk of a prompt is in the context now."""
         self._add(ids, is_decoded=False)
 
-    def decoded(self, token: int) -> None:
+    def append_decoded(self, token: int) -> None:
         """A token of an answer is in the context now."""
         self._add([token], is_decoded=True)
 
-    def draw(self, token: int) -> None:
-        """This token was drawn to follow, and is not in the context yet."""
-        self._drawn = [token]
+    def append_sampled(self, token: int) -> None:
+        """This token was sampled; it follows the last one and is not in the context yet."""
+        self._sampled = [token]
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens but the first `length`, which `kept` has named."""
+        """Forget all tokens but the first `length`, which `cached_prefix` gave."""
         pieces = bisect_right(self._starts, length - 1)
         assert length in (self._end(pieces - 1), len(self.ids))
         # Where an answer began it may begin again, also if the prompt now to come is given up.
-        self._drawn = [*self.ids, *self._drawn][length : length + 1]
+        self._sampled = [*self.ids, *self._sampled][length : length + 1]
         del self.ids[length:], self._starts[pieces:], self._decoded[pieces:]
 
-    def kept(self, ids: Sequence[int], answer: int = 0) -> int:
+    def cached_prefix(self, ids: Sequence[int], answer: int = 0) -> int:
         """How many of the first `ids` may stay: at least one is left to compute the logits from.
 
         The last `answer` of them are an answer's, of which only tokens that were decoded one by one
         may stay.
         """
-        known = [*self.ids, *self._drawn]
+        known = [*self.ids, *self._sampled]
         shared = _shared(ids, known)
         end = min(shared, len(self.ids), len(ids) - 1)
         prompt = len(ids) - answer
@@ -62,7 +62,7 @@ class Running:
         self._starts.append(len(self.ids))
         self._decoded.append(is_decoded)
         self.ids += ids
-        self._drawn = []
+        self._sampled = []
 
     def _boundary(self, length: int, goes_on: bool) -> int:
         """The last place up to `length` where the context may be cut.

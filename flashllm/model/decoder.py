@@ -122,7 +122,7 @@ class Decoder:
         return context
 
     def truncate(self, length: int, context: Context | None = None) -> None:
-        """Forget all tokens of a context but the first `length`, as `tokens.kept` names them.
+        """Forget all tokens of a context but the first `length`, which `tokens.cached_prefix` gave.
 
         What is in DRAM of the feed-forward layers stays there, unless nothing of any context does.
         """
@@ -141,14 +141,14 @@ class Decoder:
         ids: Sequence[int],
         tap: Tap | None = None,
         progress: Progress | None = None,
-        kept: int = 0,
+        cached: int = 0,
         context: Context | None = None,
     ) -> NDArray[np.float32]:
-        """Put a prompt behind the first `kept` tokens of a context, 0 of them for a new one.
+        """Put a prompt behind the first `cached` tokens of a context, 0 of them for a new one.
 
         Logits [vocab] after its last token.
         """
-        for hidden in self._chunks(context or self.context, ids, Pass(tap=tap), progress, kept):
+        for hidden in self._chunks(context or self.context, ids, Pass(tap=tap), progress, cached):
             last = hidden[-1:]
         self._check_cancelled()
         logits: NDArray[np.float32] = self._logits(last)[0]
@@ -218,12 +218,12 @@ class Decoder:
         ids: Sequence[int],
         how: Pass,
         progress: Progress | None = None,
-        kept: int = 0,
+        cached: int = 0,
     ) -> Iterator[Tensor]:
-        """Hidden states [tokens, d_model] of `ids` behind what is kept, chunk by chunk."""
-        assert 0 < len(ids) <= context.capacity - kept
+        """Hidden states [tokens, d_model] of `ids` behind what is cached, chunk by chunk."""
+        assert 0 < len(ids) <= context.capacity - cached
         self.steps += 1
-        self.truncate(kept, context)
+        self.truncate(cached, context)
         return self._prompts.run(context, ids, how, progress)
 
     def _logits(self, hidden: Tensor) -> NDArray[np.float32]:

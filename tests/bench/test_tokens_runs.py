@@ -24,7 +24,7 @@ from flashllm.bench.tokens.samples import (
 from flashllm.bench.tokens.summary import summarize
 from flashllm.engine.local import Model
 from flashllm.errors import UsageError
-from flashllm.kv_cache.context_tokens import Running
+from flashllm.kv_cache.context_tokens import ContextTokens
 from flashllm.system.clock import PARTS
 from tests.support.token_fakes import FakeProbe
 
@@ -64,7 +64,7 @@ def test_tokens_are_the_same_with_telemetry_and_without(samples: list[Sample]) -
 def test_each_run_reads_its_whole_prompt(model: Model) -> None:
     """Also one of several chunks, which would stay in the context otherwise."""
     decoder = model._decoder
-    decoder.context.tokens = Running(2)
+    decoder.context.tokens = ContextTokens(2)
     samples = list(measure(model, IDS, FEW, FakeProbe()))
     read = [run.prefill.bytes_read for run in runs_of(samples) if run.prefill is not None]
     assert len(read) > 2

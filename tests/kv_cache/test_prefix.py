@@ -13,7 +13,7 @@ import pytest
 from flashllm.engine.local import Model, open_model
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import ReadFailed, UsageError
-from flashllm.kv_cache.context_tokens import Running
+from flashllm.kv_cache.context_tokens import ContextTokens
 from flashllm.kv_cache.dram import KvCache
 from flashllm.tokenizer.chat_template import Message
 
@@ -28,7 +28,7 @@ def small(sparse_model: Path) -> Iterator[Model]:
     """A model whose prompts go through in chunks of a few tokens."""
     with open_model(sparse_model) as model:
         decoder = model._decoder
-        decoder.context.tokens = Running(CHUNK)
+        decoder.context.tokens = ContextTokens(CHUNK)
         yield model
 
 
@@ -108,9 +108,9 @@ def test_the_second_turn_is_that_of_a_fresh_run(demo: Path, select: str) -> None
             {"role": "user", "content": "What is a river?"},
         ]
         ids = tokenizer.encode_chat(talk, {1: first})
-        kept = decoder.context.tokens.kept(ids)
+        kept = decoder.context.tokens.cached_prefix(ids)
         assert kept >= len(first)
-        continued = decoder.prefill(ids[kept:], kept=kept)
+        continued = decoder.prefill(ids[kept:], cached=kept)
         whole = decoder.logits(ids)[-1]
         difference = np.abs(continued - whole).max()
         # Predictors leave something out of the first answer's tokens.
@@ -141,14 +141,14 @@ def test_regenerating_gives_the_same(model: Model) -> None:
     first = finished(model, QUESTION)
     ids = after(QUESTION, first, 4, 5)
     second = finished(model, ids)
-    logits = model._decoder.prefill(ids[len(ids) - 4 :], kept=len(ids) - 4)
+    logits = model._decoder.prefill(ids[len(ids) - 4 :], cached=len(ids) - 4)
     for _ in range(2):
         generation = model.generate(ids, 12, DRAWN)
         list(generation)
         assert generation.ids == second
         assert generation.reused_tokens == len(ids) - 4
-    kept = model._decoder.context.tokens.kept(ids)
-    assert (model._decoder.prefill(ids[kept:], kept=kept) == logits).all()
+    kept = model._decoder.context.tokens.cached_prefix(ids)
+    assert (model._decoder.prefill(ids[kept:], cached=kept) == logits).all()
 
 
 @pytest.mark.parametrize("after_tokens", [1, 2, 9])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashllm.kv_cache.context_tokens import Running
+from flashllm.kv_cache.context_tokens import ContextTokens
 
 CHUNK = 4
 END = 9
@@ -28,7 +28,7 @@ class Cancelled(Exception):
 class Model:
     """A context of hashes instead of keys and values."""
 
-    running: Running = field(default_factory=lambda: Running(CHUNK))
+    running: ContextTokens = field(default_factory=lambda: ContextTokens(CHUNK))
     states: list[str] = field(default_factory=list)
     computed: int = 0
 
@@ -36,7 +36,7 @@ class Model:
         self, prompt: list[int], count: int, said: tuple[int, ...] = (), stop_after: int = 1 << 30
     ) -> list[int]:
         """`count` tokens; after `stop_after` chunks of the prompt it is cancelled."""
-        kept = self.running.kept([*prompt, *said], len(said))
+        kept = self.running.cached_prefix([*prompt, *said], len(said))
         assert kept < len(prompt) + len(said)
         self.running.truncate(kept)
         del self.states[kept:]
@@ -44,20 +44,20 @@ class Model:
             if number == stop_after:
                 raise Cancelled
             self._compute(prompt[start : start + CHUNK], "chunk")
-            self.running.prefilled(prompt[start : start + CHUNK])
+            self.running.append_prefilled(prompt[start : start + CHUNK])
         for token in said[max(kept - len(prompt), 0) :]:
             self._decode(token)
         found: list[int] = []
         while True:
             found.append(int(self.states[-1], 16) % 3)
-            self.running.draw(found[-1])
+            self.running.append_sampled(found[-1])
             if len(found) >= count:
                 return found
             self._decode(found[-1])
 
     def _decode(self, token: int) -> None:
         self._compute([token], "token")
-        self.running.decoded(token)
+        self.running.append_decoded(token)
 
     def _compute(self, ids: list[int], kind: str) -> None:
         before = self.states[-1] if self.states else ""
@@ -147,34 +147,34 @@ def test_what_is_computed_is_what_is_new() -> None:
 
 
 def test_a_prompt_that_begins_alike_by_chance_is_read_anew() -> None:
-    running = Running(CHUNK)
-    running.prefilled([1, 2, 3])
-    running.draw(4)
-    assert running.kept([1, 2, 3, 5, 6]) == 0
-    assert running.kept([1, 2, 3, 4, 6]) == 3
-    assert running.kept([1, 2, 3]) == 0
-    running.prefilled([4])
-    assert running.kept([1, 2, 3, 4, 6]) == 3
-    assert running.kept([2, 1]) == 0
+    running = ContextTokens(CHUNK)
+    running.append_prefilled([1, 2, 3])
+    running.append_sampled(4)
+    assert running.cached_prefix([1, 2, 3, 5, 6]) == 0
+    assert running.cached_prefix([1, 2, 3, 4, 6]) == 3
+    assert running.cached_prefix([1, 2, 3]) == 0
+    running.append_prefilled([4])
+    assert running.cached_prefix([1, 2, 3, 4, 6]) == 3
+    assert running.cached_prefix([2, 1]) == 0
 
 
 def test_whole_chunks_of_a_prompt_stay() -> None:
-    running = Running(CHUNK)
-    running.prefilled([1, 2, 3, 4])
-    running.prefilled([5, 6])
-    assert running.kept([1, 2, 3, 4, 9]) == 4
-    assert running.kept([1, 2, 3, 4]) == 0  # one token at least has to be computed
-    assert running.kept([1, 2, 3, 4, 5, 6, 7]) == 4
+    running = ContextTokens(CHUNK)
+    running.append_prefilled([1, 2, 3, 4])
+    running.append_prefilled([5, 6])
+    assert running.cached_prefix([1, 2, 3, 4, 9]) == 4
+    assert running.cached_prefix([1, 2, 3, 4]) == 0  # one token at least has to be computed
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7]) == 4
 
 
 def test_an_answer_that_was_read_as_a_prompt_is_decoded_anew() -> None:
-    running = Running(CHUNK)
-    running.prefilled([1, 2, 3, 4])
-    running.prefilled([5, 6, 7])
-    assert running.kept([1, 2, 3, 4, 5, 6], 2) == 4
-    assert running.kept([1, 2, 3, 4, 5, 6], 1) == 4
+    running = ContextTokens(CHUNK)
+    running.append_prefilled([1, 2, 3, 4])
+    running.append_prefilled([5, 6, 7])
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6], 2) == 4
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6], 1) == 4
     running.truncate(4)
-    running.decoded(5)
-    running.decoded(6)
-    assert running.kept([1, 2, 3, 4, 5, 6], 2) == 5
-    assert running.kept([1, 2, 3, 4, 5, 6, 7], 3) == 6
+    running.append_decoded(5)
+    running.append_decoded(6)
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6], 2) == 5
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7], 3) == 6
