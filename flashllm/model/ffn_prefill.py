@@ -15,7 +15,7 @@ from flashllm.model.activations import activate, combine, margin
 from flashllm.model.active_set_selectors import ActiveSet, Selector
 from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.tile_decoder import TileDecoder
-from flashllm.model.token_sets import Named, Share, of_each
+from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import Block
@@ -103,19 +103,21 @@ class FeedForwardPrefill:
             opened = [None] * len(x) if gates is None else gates
             pairs = zip(read, opened, strict=True)
             named = [self.selector.select(layer, vector, gate) for vector, gate in pairs]
-        ordered = None if named is None else Named(named)
+        ordered = None if named is None else TokenSets(named)
         out = np.zeros_like(vectors)
-        found: list[Share] = []
+        found: list[BlockSlice] = []
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
             everything, _, rows = block.parts()
             if ordered is None:
-                share = Share.everything(everything, len(x))
+                slice_ = BlockSlice.everything(everything, len(x))
             else:
-                share = ordered.within(block.first, block.first + len(block.raw))
-            outputs = self._neurons.add_share(layer, rows, block.first, share, vectors, gates, out)
+                slice_ = ordered.within(block.first, block.first + len(block.raw))
+            outputs = self._neurons.add_block_slice(
+                layer, rows, block.first, slice_, vectors, gates, out
+            )
             if ordered is None:
-                found.append(share.where(outputs != 0))
+                found.append(slice_.where(outputs != 0))
         if chosen is not None:
             each = of_each(found) if named is None else [active.ids for active in named]
             chosen(layer, each)

@@ -17,7 +17,7 @@ from flashllm import core
 from flashllm.arrays import Ids
 from flashllm.model.activations import activate, combine
 from flashllm.model.linear import Linear, Norm
-from flashllm.model.token_sets import Share
+from flashllm.model.token_sets import BlockSlice
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.blocks import block_ends
 
@@ -121,12 +121,12 @@ class Neurons:
                 rows, self._stride, self._down_offset, dtype, positions, outputs, ends, out
             )
 
-    def add_share(
+    def add_block_slice(
         self,
         layer: int,
         rows: NDArray[np.uint8],
         first: int,
-        share: Share,
+        slice_: BlockSlice,
         x: _Floats,
         gates: _Floats | None,
         out: _Floats,
@@ -135,14 +135,14 @@ class Neurons:
 
         The block begins at bundle `first`; `gates` [tokens, d_ffn]. Returns the outputs [n].
         """
-        positions = share.ids - np.int32(first)
-        gate = None if gates is None else gates[share.tokens, share.ids]
-        outputs = self.outputs(layer, rows, share.ids, positions, x, gate, share.ends)
-        if share.weights is not None:
-            outputs *= share.weights
+        positions = slice_.ids - np.int32(first)
+        gate = None if gates is None else gates[slice_.tokens, slice_.ids]
+        outputs = self.outputs(layer, rows, slice_.ids, positions, x, gate, slice_.ends)
+        if slice_.weights is not None:
+            outputs *= slice_.weights
         if len(outputs):
             self._kernels.weighted_sum_rows_each(
                 rows, self._stride, self._down_offset, self._spec.dtype, positions, outputs,
-                share.ends, share.block_ends(), out.reshape(-1),
+                slice_.ends, slice_.block_ends(), out.reshape(-1),
             )  # fmt: skip
         return outputs

@@ -17,7 +17,7 @@ _APART = np.int64(1 << 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BlockSlice:
     """What tokens name within one block: token after token, the ids of each ascending."""
 
     ids: Ids
@@ -29,7 +29,7 @@ class Share:
     """Of each id; None: each counts once."""
 
     @classmethod
-    def everything(cls, ids: Ids, tokens: int) -> Share:
+    def everything(cls, ids: Ids, tokens: int) -> BlockSlice:
         """All of these ids for each token."""
         numbers = np.arange(tokens, dtype=np.int32)
         ends = (numbers + 1) * np.int32(len(ids))
@@ -39,14 +39,14 @@ class Share:
         """Ends of the runs that are summed apart."""
         return block_ends(self.tokens * _APART + self.ids)
 
-    def where(self, wanted: NDArray[np.bool_]) -> Share:
+    def where(self, wanted: NDArray[np.bool_]) -> BlockSlice:
         """Those of the ids that are wanted."""
         tokens = self.tokens[wanted]
         weights = None if self.weights is None else self.weights[wanted]
-        return Share(self.ids[wanted], tokens, _ends(tokens, len(self.ends)), weights)
+        return BlockSlice(self.ids[wanted], tokens, _ends(tokens, len(self.ends)), weights)
 
 
-class Named:
+class TokenSets:
     """The ids that each token names in a layer, ascending."""
 
     def __init__(self, of_each: Sequence[ActiveSet]) -> None:
@@ -59,19 +59,19 @@ class Named:
         assert len(weights) in (0, len(of_each)), "one selector names all of them"
         self._weights = np.concatenate(weights)[order] if weights else None
 
-    def within(self, first: int, last: int) -> Share:
+    def within(self, first: int, last: int) -> BlockSlice:
         """Those from `first` to before `last`."""
         begin, end = np.searchsorted(self._ids, (first, last))
         tokens = self._tokens[begin:end]
         order = np.argsort(tokens, kind="stable")
         tokens = tokens[order]
         weights = None if self._weights is None else self._weights[begin:end][order]
-        return Share(self._ids[begin:end][order], tokens, _ends(tokens, self._count), weights)
+        return BlockSlice(self._ids[begin:end][order], tokens, _ends(tokens, self._count), weights)
 
 
-def of_each(shares: Sequence[Share]) -> list[Ids]:
+def of_each(shares: Sequence[BlockSlice]) -> list[Ids]:
     """The ids of each token in all of a layer's shares, which follow each other."""
-    pieces = [np.split(share.ids, share.ends[:-1]) for share in shares]
+    pieces = [np.split(part.ids, part.ends[:-1]) for part in shares]
     return [np.concatenate(of_token) for of_token in zip(*pieces, strict=True)]
 
 
