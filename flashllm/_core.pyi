@@ -262,16 +262,16 @@ class SlotTable:
         """The bundle in each slot or -1: the memory itself, not to be written to."""
 
     @property
-    def guessed_ids(self) -> NDArray[np.int32]:
+    def prefetched_ids(self) -> NDArray[np.int32]:
         """What the last `prefetch` found slots for, in front: not to be written to."""
 
     @property
-    def guessed_slots(self) -> NDArray[np.int32]:
-        """The slots of `guessed_ids`."""
+    def prefetched_slots(self) -> NDArray[np.int32]:
+        """The slots of `prefetched_ids`."""
 
     @property
     def free_slots(self) -> int: ...
-    def claim(
+    def acquire(
         self,
         ids: NDArray[np.int32],
         in_flight: NDArray[np.int32],
@@ -292,13 +292,13 @@ class SlotTable:
     def prefetch(self, ids: NDArray[np.int32], scales: Sequence[float]) -> tuple[int, int]:
         """Slots for distinct `ids` in none, the first ones, as many as fit beside the others.
 
-        Returns how many got one, the first of `guessed_ids`, and how many others gave way.
+        Returns how many got one, the first of `prefetched_ids`, and how many others gave way.
         """
 
     def put(self, ids: NDArray[np.int32], slots: NDArray[np.int32]) -> None:
         """Bundles in no slot into free slots; ValueError at the first that is in one, or is not."""
 
-    def give_up(self, slots: NDArray[np.int32]) -> None:
+    def evict(self, slots: NDArray[np.int32]) -> None:
         """What is in these slots is there no more; free ones stay so."""
 
     def clear(self) -> None:

@@ -9,7 +9,7 @@ from flashllm.spec import ModelSpec
 
 BLOCK_IDS = 64
 """Ids of a block of summation. Partial sums are taken over fixed blocks of ids and added in
-order, so a sum does not depend on what was resident or on how a layer was cut into passes."""
+order, so a sum does not depend on what was resident or on how a layer was cut into rounds."""
 
 
 def summation_ids(spec: ModelSpec) -> int:
@@ -28,7 +28,7 @@ def block_ends(ids: Ids, block_ids: int = BLOCK_IDS) -> Ids:
     return np.append(inner, len(ids)).astype(np.int32)
 
 
-def passes(ids: Ids, n_slots: int, block_ids: int = BLOCK_IDS) -> list[Ids]:
+def split_rounds(ids: Ids, n_slots: int, block_ids: int = BLOCK_IDS) -> list[Ids]:
     """Ascending `ids`, cut at blocks so that each piece fits into `n_slots`."""
     if len(ids) <= n_slots:
         return [ids]

@@ -14,7 +14,7 @@ class StreamCounters:
     passes: int = 0
     """Extra passes, over layers whose active set did not fit into their slots."""
     spilled: int = 0
-    """Bundles given up only because others needed their slots."""
+    """Bundles evicted only because others needed their slots."""
     guessed: int = 0
     """Bundles begun to be read before it was known that they are needed."""
     guesses_used: int = 0

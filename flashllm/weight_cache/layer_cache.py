@@ -1,7 +1,7 @@
 """Which bundles of a layer stay in DRAM, and in which slots. Pure: no bytes are moved here.
 
-Swap-free: a new bundle lands in a slot given up, so nothing resident ever moves (LLM in a flash,
-section 3.3, moves the last rows into the gaps). What is given up is a policy's choice
+Swap-free: a new bundle lands in an evicted slot, so nothing resident ever moves (LLM in a flash,
+section 3.3, moves the last rows into the gaps). What is evicted is a policy's choice
 (`policies.py`); each decision of a token is one call of the core's `SlotTable`. For the paper's own
 policy, section 3.1 (windowing), the reading of the window's edge is that of the increments
 s_agg(k+1) - s_agg(k): before token t the layer holds what the last k tokens used, and token t
@@ -20,12 +20,12 @@ from flashllm.arrays import NO_IDS, Ids, Index, States, Values
 from flashllm.core.numpy_twin.slots import IN_FLIGHT, MISSING, least
 from flashllm.weight_cache.policies import Policy, Recency, Uses
 
-__all__ = ["NO_IDS", "Claim", "Ids", "LayerWindow"]
+__all__ = ["NO_IDS", "Acquired", "Ids", "LayerCache"]
 _NO_END = -np.inf
 
 
 @dataclass(slots=True)
-class Claim:
+class Acquired:
     """Slots for an active set: `slots[i]` holds (or is about to hold) `ids[i]`."""
 
     ids: Ids
@@ -34,8 +34,8 @@ class Claim:
     """Of each HERE, MISSING or IN_FLIGHT, as it was found."""
     n_missing: int
     n_in_flight: int
-    spilled: int
-    """Bundles given up although the policy would have kept them."""
+    evicted_early: int
+    """Bundles evicted although the policy would have kept them."""
 
     @property
     def missing(self) -> NDArray[np.bool_]:
@@ -50,7 +50,7 @@ class Claim:
         return in_flight
 
 
-class LayerWindow:
+class LayerCache:
     """Slots of one layer, and what a policy makes of the tokens that used what is in them."""
 
     def __init__(
@@ -67,7 +67,10 @@ class LayerWindow:
         self._table = core.SlotTable(
             n_bundles, n_slots, self._policy.carried, self._policy.terms, first_slot
         )
-        self._guessed_ids, self._guessed_slots = self._table.guessed_ids, self._table.guessed_slots
+        self._prefetched_ids, self._prefetched_slots = (
+            self._table.prefetched_ids,
+            self._table.prefetched_slots,
+        )
 
     def clear(self) -> None:
         """Forget everything that is resident, and all uses."""
@@ -92,7 +95,7 @@ class LayerWindow:
         held: NDArray[np.bool_] = self._table.slot_of >= 0
         return held
 
-    def claim(self, ids: Ids, token: int, in_flight: Ids = NO_IDS) -> Claim:
+    def acquire(self, ids: Ids, token: int, in_flight: Ids = NO_IDS) -> Acquired:
         """Slots for the distinct `ids` that token number `token` needs.
 
         The resident bundles `in_flight` keep their slots; together they are at most `n_slots`.
@@ -101,26 +104,25 @@ class LayerWindow:
         added, scales = policy.weights(token, ids)
         expired = _NO_END if policy.window is None else float(token - policy.window)
         slots, states = np.empty(n, dtype=np.int32), np.empty(n, dtype=np.uint8)
-        n_missing, n_flying, spilled = self._table.claim(
+        n_missing, n_flying, evicted_early = self._table.acquire(
             ids, in_flight, scales, added, expired, slots, states
         )
-        return Claim(ids, slots, states, n_missing, n_flying, spilled)
+        return Acquired(ids, slots, states, n_missing, n_flying, evicted_early)
 
     def prefetch(self, ids: Ids, token: int) -> tuple[Ids, Ids]:
-        """Slots for guesses at what token number `token` will need, the likeliest first.
+        """Slots for `ids` that token number `token` is likely to need, the likeliest first.
 
-        Returns those that were not resident and got one, and their slots: in memory that the next
-        guess is written to. Guesses, those that are resident among them, keep their slots; of the
-        others the least valuable give way, as they will to the token's claim where the guesses are
-        right. A guess counts as used when a claim uses it.
+        Returns the ids that were not resident and got a slot, and these slots, in memory that the
+        next call overwrites. No slot of `ids` is evicted for another; of all others the least
+        valuable are. A use is counted when the token acquires the bundle, not here.
         """
         _, scales = self._policy.weights(token)
         n, _ = self._table.prefetch(ids, scales)
-        return self._guessed_ids[:n], self._guessed_slots[:n]
+        return self._prefetched_ids[:n], self._prefetched_slots[:n]
 
-    def disown(self, slots: Ids) -> None:
+    def release(self, slots: Ids) -> None:
         """Take back what was put into slots: the reads did not succeed."""
-        self._table.give_up(slots)
+        self._table.evict(slots)
 
     def place(self, ids: Ids, used: Uses, last_token: int) -> tuple[NDArray[np.int64], Ids]:
         """Slots for bundles that the tokens of a prompt up to number `last_token` used.
@@ -140,7 +142,7 @@ class LayerWindow:
         found = np.flatnonzero(usable < 0)[: len(fresh)]
         if len(fresh) > len(found):
             worse = self._displaced(values[len(found) :], last_token)
-            table.give_up(self._numbers(worse))
+            table.evict(self._numbers(worse))
             found = np.concatenate([found, worse])
         fresh, slots = fresh[: len(found)], self._numbers(found)
         table.put(ids[fresh], slots)

@@ -1,7 +1,7 @@
 """Cache policies: what each bundle of a layer is worth keeping. Pure: no slots, no bytes.
 
 A policy is data: of each bundle one or two numbers, its terms, what a use makes of them, and what
-they weigh in what the bundle is worth. The core's table of slots works on these, gives up what is
+they weigh in what the bundle is worth. The core's table of slots works on these, evicts what is
 worth least, and knows no policy. Uses are remembered of all bundles of the layer, in memory or not.
 """
 
@@ -37,7 +37,7 @@ class Policy(ABC):
     """What the bundles of one layer are worth."""
 
     window: int | None = None
-    """Tokens after whose last use a bundle is given up, though nothing needs its slot.
+    """Tokens after whose last use a bundle is evicted, though nothing needs its slot.
 
     None where slots are only ever taken.
     """
@@ -73,7 +73,7 @@ class Policy(ABC):
 
 
 class Recency(Policy):
-    """Least recently used. With a `window` it is the paper's: what has left it is given up."""
+    """Least recently used. With a `window` it is the paper's: what has left it is evicted."""
 
     def __init__(self, n_bundles: int, window: int | None = None) -> None:
         assert window is None or window > 0

@@ -22,16 +22,16 @@ from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash.store import Store
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import Block, BlockStream
-from flashllm.weight_cache.blocks import passes
+from flashllm.weight_cache.blocks import split_rounds
 from flashllm.weight_cache.counters import StreamCounters
-from flashllm.weight_cache.layer_cache import Claim, LayerWindow
+from flashllm.weight_cache.layer_cache import Acquired, LayerCache
 from flashllm.weight_cache.policies import Uses, make_policies
 from flashllm.weight_cache.pool import ReadCounts, Round
 
 
 @dataclass(slots=True)
-class Guess:
-    """Bundles that are being read before it is known that they are needed, and into which slots."""
+class Prefetch:
+    """Bundles that are being read before it is known whether they are needed, and their slots."""
 
     ids: Ids
     slots: Ids
@@ -40,17 +40,17 @@ class Guess:
 
 @dataclass(slots=True)
 class Fetch:
-    """A claim whose missing bundles are being read."""
+    """Slots acquired for an active set, whose missing bundles are being read."""
 
-    claim: Claim
-    guesses_made: int = 0
-    guesses_used: int = 0
+    acquired: Acquired
+    prefetched: int = 0
+    prefetched_used: int = 0
     tickets: list[int] = field(default_factory=list)
 
     @property
     def positions(self) -> Ids:
-        """In the pool, in units of the stride, of `claim.ids`."""
-        return self.claim.slots
+        """In the pool, in units of the stride, of `acquired.ids`."""
+        return self.acquired.slots
 
 
 class SlotPool:
@@ -80,7 +80,7 @@ class SlotPool:
         n_slots = [int(slots) for slots in slots_per_layer]
         *starts, together = itertools.accumulate(n_slots, initial=0)
         self._layers = [
-            LayerWindow(n_bundles, *of_layer)
+            LayerCache(n_bundles, *of_layer)
             for of_layer in zip(n_slots, policies, starts, strict=True)
         ]
         self._buffer = core.Buffer(together * self._stride)
@@ -91,12 +91,12 @@ class SlotPool:
         self._is_lent = False
         self._clock = clock or PartClock()
         self._early = early
-        self._guesses: dict[int, Guess] = {}
+        self._prefetches: dict[int, Prefetch] = {}
         self._landed: dict[int, tuple[int, int]] = {}
-        """Guesses that were waited for before their layer's claim: how many, how many right."""
+        """Prefetched bundles that `reserve` waited for: how many, and how many were needed."""
         self._marks = np.zeros(n_bundles, dtype=np.bool_)  # a set of ids, empty between calls
-        self._last: list[tuple[int, list[Claim]]] = [(-2, [])] * len(self._layers)
-        """Of each layer the token that claimed last, and its claims."""
+        self._last: list[tuple[int, list[Acquired]]] = [(-2, [])] * len(self._layers)
+        """For each layer, the last token that acquired slots, and what it acquired."""
         self.token = 0
         """Number of the next token."""
 
@@ -118,15 +118,17 @@ class SlotPool:
     def rounds(self, layer: int, ids: Ids) -> Iterator[Round]:
         """The active set in pieces that fit into the layer's slots, each as it is fetched."""
         self._clock.switch("plan")
-        for piece in self.passes(layer, ids):
+        for piece in self._split(layer, ids):
             self._clock.switch("io_exposed")
-            self.make_room(layer, piece)
+            self.reserve(layer, piece)
             self._clock.switch("manage")
-            fetch = self.claim(layer, piece)
+            fetch = self.acquire(layer, piece)
             self._clock.switch("io_exposed")
             self.begin(layer, fetch)
             reads = ReadCounts(
-                fetch.claim.n_missing + fetch.guesses_used, fetch.guesses_made, fetch.guesses_used
+                fetch.acquired.n_missing + fetch.prefetched_used,
+                fetch.prefetched,
+                fetch.prefetched_used,
             )
             arrivals = self.arrivals(layer, fetch, self._early)
             yield Round(piece, fetch.positions, self.rows, arrivals, reads)
@@ -134,9 +136,9 @@ class SlotPool:
     def prefetch(self, layer: int, ids: Ids) -> None:
         """Begin to read `ids`, the likeliest first, as far as there are slots for them."""
         self._clock.switch("manage")
-        self.guess(layer, ids)
+        self.plan_prefetch(layer, ids)
         self._clock.switch("io_exposed")
-        self.begin_guess(layer)
+        self.start_prefetch(layer)
 
     def blocks(self, layer: int) -> Iterator[Block]:
         """The layer whole, past the slots: what is in these is read again."""
@@ -163,7 +165,7 @@ class SlotPool:
 
         Returns the places of the blocks in the pool's buffer, in bytes.
         """
-        assert not self._guesses, "nothing may be on its way into slots that are lent"
+        assert not self._prefetches, "nothing may be on its way into slots that are lent"
         places: list[int] = []
         for layer, nbytes in zip(self._layers, lent_bytes, strict=True):
             first = layer.lend(nbytes // self._stride) * self._stride
@@ -175,7 +177,7 @@ class SlotPool:
         for layer in self._layers:
             layer.lend(0)
 
-    def layer(self, index: int) -> LayerWindow:
+    def layer(self, index: int) -> LayerCache:
         """The window of one layer."""
         return self._layers[index]
 
@@ -191,112 +193,115 @@ class SlotPool:
         """`tokens` tokens have passed: the window slides on."""
         self.token += tokens
 
-    def passes(self, layer: int, ids: Ids) -> list[Ids]:
+    def _split(self, layer: int, ids: Ids) -> list[Ids]:
         """The active set, cut into pieces that fit; more than one is counted."""
-        pieces = passes(ids, self._layers[layer].n_slots)
+        pieces = split_rounds(ids, self._layers[layer].n_slots)
         self.counters.passes += len(pieces) - 1
         return pieces
 
-    def guess(self, layer: int, ids: Ids) -> None:
-        """Decide which slots the guessed `ids`, the likeliest first, get; `begin_guess` follows."""
-        assert layer not in self._guesses
+    def plan_prefetch(self, layer: int, ids: Ids) -> None:
+        """Give slots to likely `ids`, the likeliest first; `start_prefetch` follows."""
+        assert layer not in self._prefetches
         found, slots = self._layers[layer].prefetch(ids, self.token)
         if len(found):
-            self._guesses[layer] = Guess(found, slots, [])
+            self._prefetches[layer] = Prefetch(found, slots, [])
             self.counters.guessed += len(found)
 
-    def begin_guess(self, layer: int) -> None:
-        """Begin to read what a guess has slots for."""
-        guess = self._guesses.get(layer)
-        if guess is None:
+    def start_prefetch(self, layer: int) -> None:
+        """Begin to read what `plan_prefetch` gave slots to."""
+        prefetch = self._prefetches.get(layer)
+        if prefetch is None:
             return
         try:
-            guess.tickets = self._begin(layer, guess.ids, guess.slots)
+            prefetch.tickets = self._begin(layer, prefetch.ids, prefetch.slots)
         except BaseException:
-            del self._guesses[layer]
+            del self._prefetches[layer]
             raise
 
-    def make_room(self, layer: int, ids: Ids) -> None:
-        """Where slots are short and those of wrong guesses needed, wait until nothing lands there.
+    def reserve(self, layer: int, ids: Ids) -> None:
+        """Where slots are short and prefetched ones are needed, wait until no read lands in these.
 
-        `claim` has to follow: so the wait can be told from the decision.
+        `acquire` has to follow: so the wait can be told from the decision.
         """
-        guess, n_slots = self._guesses.get(layer), self._layers[layer].n_slots
-        made = 0 if guess is None else len(guess.ids)
-        if guess is None or len(ids) + made <= n_slots:
+        prefetch, n_slots = self._prefetches.get(layer), self._layers[layer].n_slots
+        made = 0 if prefetch is None else len(prefetch.ids)
+        if prefetch is None or len(ids) + made <= n_slots:
             return
-        used = self._count_among(guess.ids, ids)
+        used = self._count_among(prefetch.ids, ids)
         if len(ids) + made - used > n_slots:
-            self._landed[layer] = (made, used if self._settle(layer) else 0)
+            self._landed[layer] = (made, used if self._complete(layer) else 0)
 
-    def claim(self, layer: int, ids: Ids) -> Fetch:
-        """Decide which slots the bundles get, between `make_room` and `begin`."""
-        guess = self._guesses.get(layer)
-        in_flight = NO_IDS if guess is None else guess.ids
+    def acquire(self, layer: int, ids: Ids) -> Fetch:
+        """Decide which slots the bundles get, between `reserve` and `begin`."""
+        prefetch = self._prefetches.get(layer)
+        in_flight = NO_IDS if prefetch is None else prefetch.ids
         made, settled = self._landed.pop(layer, (len(in_flight), 0))
-        claim = self._layers[layer].claim(ids, self.token, in_flight)
-        missing, used = claim.n_missing, settled + claim.n_in_flight
-        token, claims = self._last[layer]
-        self._last[layer] = (self.token, [*claims, claim] if token == self.token else [claim])
+        acquired = self._layers[layer].acquire(ids, self.token, in_flight)
+        missing, used = acquired.n_missing, settled + acquired.n_in_flight
+        token, acquisitions = self._last[layer]
+        self._last[layer] = (
+            self.token,
+            [*acquisitions, acquired] if token == self.token else [acquired],
+        )
         counters = self.counters
         counters.misses += missing + used
         counters.guesses_used += used
         counters.hits += len(ids) - missing - used
-        counters.spilled += claim.spilled
-        return Fetch(claim, made, used)
+        counters.spilled += acquired.evicted_early
+        return Fetch(acquired, made, used)
 
     def begin(self, layer: int, fetch: Fetch) -> None:
-        """Begin to read what of a claim is missing."""
-        claim = fetch.claim
-        if claim.n_missing:
-            where = claim.missing
-            fetch.tickets = self._begin(layer, claim.ids[where], claim.slots[where])
+        """Begin to read the bundles that were missing."""
+        acquired = fetch.acquired
+        if acquired.n_missing:
+            where = acquired.missing
+            fetch.tickets = self._begin(layer, acquired.ids[where], acquired.slots[where])
 
     def arrivals(self, layer: int, fetch: Fetch, early: bool = True) -> Iterator[NDArray[np.bool_]]:
-        """Which bundles of a claim are there now: masks [n], each bundle in one of them.
+        """Which acquired bundles are in memory now: masks [n], each bundle in one of them.
 
         Without `early` all of them in one, once all are there.
         """
-        claim, waits = fetch.claim, self._clock.switch
-        guessed, late = claim.n_in_flight > 0, claim.n_missing > 0
+        acquired, waits = fetch.acquired, self._clock.switch
+        ahead, late = acquired.n_in_flight > 0, acquired.n_missing > 0
         try:
-            if early and claim.n_missing + claim.n_in_flight < len(claim.ids):
-                yield claim.states == HERE
+            if early and acquired.n_missing + acquired.n_in_flight < len(acquired.ids):
+                yield acquired.states == HERE
             waits("io_exposed")
-            if layer in self._guesses and not self._settle(layer):
+            if layer in self._prefetches and not self._complete(layer):
                 self._fetch_again(layer, fetch)
-            if early and guessed:
-                yield claim.in_flight
+            if early and ahead:
+                yield acquired.in_flight
                 waits("io_exposed")
         finally:
-            # Also where nobody wants the rest: nothing may land in a slot that is given up.
+            # Also where nobody wants the rest: nothing may land in a slot that is evicted.
             self._wait(layer, fetch)
         if early and late:
-            yield claim.missing
-        elif not early and len(claim.ids):
-            yield np.ones(len(claim.ids), dtype=np.bool_)
+            yield acquired.missing
+        elif not early and len(acquired.ids):
+            yield np.ones(len(acquired.ids), dtype=np.bool_)
 
     def marks(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Which bundles [n] are in slots, and which the last token found there, and had read.
 
-        From any thread: while a token is decoded, what it has claimed so far counts. What it read
+        From any thread: while a token is decoded, what it has acquired so far counts. What it read
         in vain is in a slot, and no more.
         """
         resident = self._layers[layer].held()
         hit, loaded = np.zeros_like(resident), np.zeros_like(resident)
-        token, claims = self._last[layer]
-        for claim in claims if token >= self.token - 1 else ():
-            here = claim.states == HERE
-            loaded[claim.ids[~here]] = True
-            hit[claim.ids[here]] = True
+        token, acquisitions = self._last[layer]
+        for acquired in acquisitions if token >= self.token - 1 else ():
+            here = acquired.states == HERE
+            loaded[acquired.ids[~here]] = True
+            hit[acquired.ids[here]] = True
         return resident, hit, loaded
 
     def drain(self) -> None:
         """Let reads that nobody will wait for end."""
         self._landed.clear()
-        for layer in list(self._guesses):
+        for layer in list(self._prefetches):
             with contextlib.suppress(Cancelled):
-                self._settle(layer)
+                self._complete(layer)
 
     def _count_among(self, some: Ids, ids: Ids) -> int:
         """How many of `ids` are among `some`."""
@@ -311,7 +316,7 @@ class SlotPool:
         try:
             return self._store.submit_bundles(layer, ids, self._buffer, destinations)
         except BaseException:
-            self._layers[layer].disown(slots)
+            self._layers[layer].release(slots)
             raise
 
     def _wait(self, layer: int, fetch: Fetch) -> None:
@@ -319,27 +324,32 @@ class SlotPool:
         try:
             self._store.wait_bundles(layer, tickets)
         except BaseException:
-            self._layers[layer].disown(fetch.claim.slots[fetch.claim.missing])
+            self._layers[layer].release(fetch.acquired.slots[fetch.acquired.missing])
             raise
 
-    def _settle(self, layer: int) -> bool:
-        """Wait for the guesses of a layer; False where they could not be read."""
-        guess = self._guesses.pop(layer)
+    def _complete(self, layer: int) -> bool:
+        """Wait for the prefetched bundles of a layer; False where they could not be read."""
+        prefetch = self._prefetches.pop(layer)
         try:
-            self._store.wait_bundles(layer, guess.tickets)
+            self._store.wait_bundles(layer, prefetch.tickets)
         except BaseException as error:
-            self._layers[layer].disown(guess.slots)
+            self._layers[layer].release(prefetch.slots)
             if isinstance(error, FlashllmError) and not isinstance(error, Cancelled):
                 return False
             raise
         return True
 
     def _fetch_again(self, layer: int, fetch: Fetch) -> None:
-        """Read right guesses that could not be read: what was not needed need not be readable."""
-        claim = fetch.claim
-        where = np.flatnonzero(claim.in_flight)
-        again = self._layers[layer].claim(claim.ids[where], self.token, claim.ids[claim.missing])
-        claim.slots[where] = again.slots
+        """Read again what was prefetched, is needed and could not be read.
+
+        What is not needed need not be readable.
+        """
+        acquired = fetch.acquired
+        where = np.flatnonzero(acquired.in_flight)
+        again = self._layers[layer].acquire(
+            acquired.ids[where], self.token, acquired.ids[acquired.missing]
+        )
+        acquired.slots[where] = again.slots
         self._wait(layer, Fetch(again, tickets=self._begin(layer, again.ids, again.slots)))
 
     def seed(

@@ -16,7 +16,7 @@ from flashllm.bench.cache.belady import KnownRates
 from flashllm.core.numpy_twin import kernels
 from flashllm.core.numpy_twin.slots import HERE, IN_FLIGHT, MISSING
 from flashllm.options import POLICIES
-from flashllm.weight_cache.layer_cache import Claim, LayerWindow
+from flashllm.weight_cache.layer_cache import Acquired, LayerCache
 from flashllm.weight_cache.policies import Pinned, Policy, make_policy
 
 FIRST = 70
@@ -35,10 +35,10 @@ def policy_of(name: str, n_bundles: int) -> Policy:
     return make_policy(name, n_bundles, 3)
 
 
-def layer_of(core: ModuleType, name: str, n_bundles: int, n_slots: int) -> LayerWindow:
+def layer_of(core: ModuleType, name: str, n_bundles: int, n_slots: int) -> LayerCache:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chosen_core, "SlotTable", core.SlotTable)
-        layer = LayerWindow(n_bundles, n_slots, policy_of(name, n_bundles), FIRST)
+        layer = LayerCache(n_bundles, n_slots, policy_of(name, n_bundles), FIRST)
     assert isinstance(layer._table, core.SlotTable)
     return layer
 
@@ -48,10 +48,10 @@ def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
     assert found.tolist() == expected.tolist()
 
 
-def assert_alike(one: Claim, other: Claim) -> None:
+def assert_alike(one: Acquired, other: Acquired) -> None:
     for name in ("ids", "slots", "states"):
         assert_same(getattr(one, name), getattr(other, name))
-    for name in ("spilled", "n_missing", "n_in_flight"):
+    for name in ("evicted_early", "n_missing", "n_in_flight"):
         assert getattr(one, name) == getattr(other, name), name
     assert one.n_missing == np.count_nonzero(one.missing)
     assert one.n_in_flight == np.count_nonzero(one.in_flight)
@@ -102,16 +102,16 @@ def test_both_cores_decide_alike(
                 assert_same(found, expected)
             if rng.random() < 0.2:
                 for layer in layers:
-                    layer.disown(guess[1])
+                    layer.release(guess[1])
             else:
                 flying = guess[0]
         ids = np.sort(some(usable - len(flying)))
-        claim, claimed = (x.claim(ids, token, flying) for x in layers)
+        claim, claimed = (x.acquire(ids, token, flying) for x in layers)
         assert_alike(claim, claimed)
         assert claim.in_flight.tolist() == np.isin(ids, flying).tolist()
         if rng.random() < 0.1:
             for layer in layers:
-                layer.disown(claim.slots[claim.missing])
+                layer.release(claim.slots[claim.missing])
         assert native.resident().tolist() == twin.resident().tolist()
         assert native._table.slot_of.tolist() == twin._table.slot_of.tolist()
         assert native._table.bundle_in.tolist() == twin._table.bundle_in.tolist()
@@ -129,7 +129,7 @@ class Table:
         self.table = core.SlotTable(10, 4, (0,), self.terms, first_slot)
         self.table.put(ids_of(0, 1, 2), ids_of(0, 1, 2) + np.int32(first_slot))
 
-    def claim(self, ids: np.ndarray, **changes: Any) -> Any:
+    def acquire(self, ids: np.ndarray, **changes: Any) -> Any:
         n = len(ids)
         arguments: dict[str, Any] = {
             "ids": ids,
@@ -140,7 +140,7 @@ class Table:
             "slots": np.empty(n, np.int32),
             "states": np.empty(n, np.uint8),
         }
-        return self.table.claim(**(arguments | changes))
+        return self.table.acquire(**(arguments | changes))
 
     def prefetch(self, ids: np.ndarray, scales: tuple[float, ...] = (1.0,)) -> Any:
         return self.table.prefetch(ids, scales)
@@ -170,16 +170,16 @@ def test_slots_beyond_a_limit_hold_nothing_until_they_are_allowed_again(core: Mo
     with pytest.raises(ValueError, match="slot 3 is taken"):
         one.table.put(ids_of(9), ids_of(3))
     with pytest.raises(ValueError, match="3 bundles are needed at once in 2 slots"):
-        one.claim(ids_of(4, 5, 6))
+        one.acquire(ids_of(4, 5, 6))
     assert one.prefetch(ids_of(1, 7, 8)) == (1, 1)
     assert one.table.bundle_in.tolist() == [7, 1, -1, -1]
-    one.claim(ids_of(4, 5))
+    one.acquire(ids_of(4, 5))
     assert sorted(one.table.bundle_in.tolist()) == [-1, -1, 4, 5]
     one.table.clear()
     assert one.table.free_slots == 2
     one.table.limit(4)
     assert one.table.free_slots == 4
-    one.claim(ids_of(6, 7, 8, 9))
+    one.acquire(ids_of(6, 7, 8, 9))
     assert one.table.bundle_in.tolist() == [6, 7, 8, 9]
 
 
@@ -191,12 +191,12 @@ def test_ids_of_no_bundle_are_refused(core: ModuleType, wrong: int) -> None:
     one = Table(core)
     bad = ids_of(5, wrong)
     for call in (
-        lambda: one.claim(bad),
-        lambda: one.claim(ids_of(5), in_flight=ids_of(wrong)),
+        lambda: one.acquire(bad),
+        lambda: one.acquire(ids_of(5), in_flight=ids_of(wrong)),
         lambda: one.prefetch(bad),
         lambda: one.table.put(ids_of(wrong), ids_of(3)),
         lambda: one.table.put(ids_of(5), ids_of(wrong)),
-        lambda: one.table.give_up(ids_of(0, wrong)),
+        lambda: one.table.evict(ids_of(0, wrong)),
     ):
         with pytest.raises(IndexError, match=f"{wrong} is not one of"):
             call()
@@ -222,9 +222,9 @@ def test_claims_that_do_not_fit_are_refused(
 ) -> None:
     one = Table(core)
     with pytest.raises(ValueError, match=message):
-        one.claim(**changes)
+        one.acquire(**changes)
     one.assert_unchanged()
-    assert one.claim(ids_of(5, 6, 7)) == (3, 0, 2)
+    assert one.acquire(ids_of(5, 6, 7)) == (3, 0, 2)
 
 
 WRONG_GUESSES: dict[str, tuple[dict[str, Any], str]] = {
@@ -250,16 +250,16 @@ def test_arrays_of_other_types_are_refused(core: ModuleType) -> None:
     fixed = np.zeros(10)
     fixed.flags.writeable = False
     for call in (
-        lambda: one.claim(five.astype(np.int64)),
-        lambda: one.claim(five, in_flight=np.zeros(0)),
+        lambda: one.acquire(five.astype(np.int64)),
+        lambda: one.acquire(five, in_flight=np.zeros(0)),
         lambda: core.SlotTable(10, 4, (0,), np.zeros(10, np.float32)),
         lambda: core.SlotTable(10, 4, (0,), np.zeros(20)[::2]),
         lambda: core.SlotTable(10, 4, (0,), fixed),
-        lambda: one.claim(five, slots=np.zeros(1, np.int64)),
-        lambda: one.claim(five, states=np.zeros(1, np.bool_)),
+        lambda: one.acquire(five, slots=np.zeros(1, np.int64)),
+        lambda: one.acquire(five, states=np.zeros(1, np.bool_)),
         lambda: one.prefetch(five.astype(np.int64)),
         lambda: one.table.put(five, np.zeros(1, np.int64)),
-        lambda: one.table.give_up(np.zeros(1, np.bool_)),
+        lambda: one.table.evict(np.zeros(1, np.bool_)),
     ):
         with pytest.raises(TypeError):
             call()
@@ -278,7 +278,7 @@ def test_a_slot_that_is_taken_is_not_taken_twice(core: ModuleType) -> None:
 
 def test_what_is_given_up_twice_is_free_once(core: ModuleType) -> None:
     one = Table(core)
-    one.table.give_up(ids_of(1, 3, 1))
+    one.table.evict(ids_of(1, 3, 1))
     assert one.table.bundle_in.tolist() == [0, -1, 2, -1]
     assert one.table.free_slots == 2
     one.table.clear()
@@ -291,7 +291,7 @@ def test_what_is_shown_cannot_be_written_to_and_lives_on(core: ModuleType) -> No
     shown = one.table.bundle_in
     with pytest.raises(ValueError, match="read-only"):
         shown[0] = 7
-    one.claim(ids_of(5))
+    one.acquire(ids_of(5))
     del one
     assert shown.tolist() == [0, 1, 2, 5]
 
@@ -299,7 +299,7 @@ def test_what_is_shown_cannot_be_written_to_and_lives_on(core: ModuleType) -> No
 def test_ids_may_lie_where_the_answer_goes(core: ModuleType) -> None:
     one = Table(core)
     ids = ids_of(9, 1, 8)
-    assert one.claim(ids, slots=ids) == (2, 0, 1)
+    assert one.acquire(ids, slots=ids) == (2, 0, 1)
     assert ids.tolist() == [3, 1, 0]
     assert one.table.bundle_in.tolist() == [8, 1, 2, 9]
 
@@ -309,18 +309,22 @@ def test_slots_may_be_numbered_from_another_than_the_first(core: ModuleType) -> 
     one.assert_unchanged()
     slots, states = ids_of(0, 0, 0), np.zeros(3, np.uint8)
     assert one.prefetch(ids_of(1, 5, 0)) == (1, 0)
-    assert (one.table.guessed_ids[0], one.table.guessed_slots[0]) == (5, FIRST + 3)
-    assert one.claim(ids_of(1, 6, 5), in_flight=ids_of(5), slots=slots, states=states) == (1, 1, 1)
+    assert (one.table.prefetched_ids[0], one.table.prefetched_slots[0]) == (5, FIRST + 3)
+    assert one.acquire(ids_of(1, 6, 5), in_flight=ids_of(5), slots=slots, states=states) == (
+        1,
+        1,
+        1,
+    )
     assert slots.tolist() == [FIRST + 1, FIRST, FIRST + 3]
     assert states.tolist() == [HERE, MISSING, IN_FLIGHT]
     for wrong in (FIRST - 1, FIRST + 4, 0, 3):
         for call in (
-            lambda slot: one.table.give_up(slot),
+            lambda slot: one.table.evict(slot),
             lambda slot: one.table.put(ids_of(9), slot),
         ):
             with pytest.raises(IndexError, match=f"slot {wrong} is not one of 4 from {FIRST} on"):
                 call(ids_of(wrong))
-    one.table.give_up(ids_of(FIRST + 1))
+    one.table.evict(ids_of(FIRST + 1))
     assert one.table.bundle_in.tolist() == [6, -1, 2, 5]
 
 
@@ -328,14 +332,14 @@ def test_the_terms_are_the_callers(core: ModuleType) -> None:
     """Who may change them; and they live as long as the table does."""
     one = Table(core)
     one.terms[0] = 50
-    one.claim(ids_of(5, 6))
+    one.acquire(ids_of(5, 6))
     assert one.table.bundle_in.tolist() == [0, 6, 2, 5]
     assert (one.terms[5], one.terms[6]) == (6, 7)
     table = core.SlotTable(100_000, 2, (0,), np.zeros(100_000))
     others = [np.full(100_000, np.nan) for _ in range(20)]
     table.put(ids_of(3, 4), ids_of(0, 1))
     slots, states = ids_of(9), np.zeros(1, np.uint8)
-    assert table.claim(ids_of(7), ids_of(), (1.0,), (1.0,), -np.inf, slots, states) == (1, 0, 1)
+    assert table.acquire(ids_of(7), ids_of(), (1.0,), (1.0,), -np.inf, slots, states) == (1, 0, 1)
     assert (slots[0], len(others)) == (0, 20)
 
 

@@ -12,8 +12,8 @@ from flashllm.predictors.window_counter import WINDOWS, WindowCounter
 
 from flashllm.errors import LayoutError
 from flashllm.planning.activation_stats import Activity, assumed, recorded
-from flashllm.weight_cache.blocks import passes
-from flashllm.weight_cache.layer_cache import LayerWindow
+from flashllm.weight_cache.blocks import split_rounds
+from flashllm.weight_cache.layer_cache import LayerCache
 from tests.support.specs import SPEC
 
 N_BUNDLES = 4096
@@ -52,11 +52,11 @@ def counted(tokens: list[np.ndarray[Any, np.dtype[np.int32]]]) -> Activity:
 
 def moved(tokens: list[np.ndarray[Any, np.dtype[np.int32]]], slots: int, window: int) -> float:
     """Bundles a token that a real window loads."""
-    layer = LayerWindow(N_BUNDLES, slots, window)
+    layer = LayerCache(N_BUNDLES, slots, window)
     missing = 0
     for number, ids in enumerate(tokens):
-        for piece in passes(ids, slots):
-            claim = layer.claim(piece, number)
+        for piece in split_rounds(ids, slots):
+            claim = layer.acquire(piece, number)
             missing += int(claim.missing.sum()) if number >= WARMING else 0
     return missing / (len(tokens) - WARMING)
 

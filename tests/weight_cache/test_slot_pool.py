@@ -15,7 +15,7 @@ from flashllm.arrays import Ids
 from flashllm.errors import Cancelled, ReadFailed
 from flashllm.flash.store import Store
 from flashllm.options import DEFAULT_POLICY, POLICIES
-from flashllm.weight_cache.blocks import passes
+from flashllm.weight_cache.blocks import split_rounds
 from flashllm.weight_cache.slot_pool import Fetch, SlotPool
 
 N_BUNDLES = 200
@@ -78,16 +78,16 @@ def pool_of(
     return SlotPool(cast("Store", store), (slots, slots), policy, window, cast("Any", None))
 
 
-def claim(pool: SlotPool, layer: int, ids: np.ndarray) -> Fetch:
-    pool.make_room(layer, ids)
-    return pool.claim(layer, ids)
+def acquire(pool: SlotPool, layer: int, ids: np.ndarray) -> Fetch:
+    pool.reserve(layer, ids)
+    return pool.acquire(layer, ids)
 
 
 def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
     """Fetches ids and checks each bundle's bytes at the time when it is said to be there."""
     rows = pool.rows.reshape(-1, STRIDE)
-    for piece in passes(ids, pool.layer(layer).n_slots):
-        fetch = claim(pool, layer, piece)
+    for piece in split_rounds(ids, pool.layer(layer).n_slots):
+        fetch = acquire(pool, layer, piece)
         pool.begin(layer, fetch)
         seen = np.zeros(len(piece), dtype=np.int64)
         for part in pool.arrivals(layer, fetch, early):
@@ -115,11 +115,11 @@ def test_every_bundle_is_right_whatever_was_guessed(
     for active, guessed, ahead in tokens:
         # A layer ahead: the guess for layer 1 is under way while layer 0 is claimed.
         if guessed:
-            pool.guess(0, np.array(list(guessed), dtype=np.int32))
-            pool.begin_guess(0)
+            pool.plan_prefetch(0, np.array(list(guessed), dtype=np.int32))
+            pool.start_prefetch(0)
         if ahead:
-            pool.guess(1, sorted_ids(active))
-            pool.begin_guess(1)
+            pool.plan_prefetch(1, sorted_ids(active))
+            pool.start_prefetch(1)
         use(pool, 0, sorted_ids(active))
         use(pool, 1, sorted_ids(active), early=not ahead or bool(guessed))
         pool.advance()
@@ -131,14 +131,14 @@ def test_every_bundle_is_right_whatever_was_guessed(
 
 def test_a_right_guess_is_not_read_again(store: FakeStore) -> None:
     pool = pool_of(store)
-    pool.guess(0, np.array([7, 3, 5], dtype=np.int32))
-    pool.begin_guess(0)
-    fetch = claim(pool, 0, np.array([3, 5, 9], dtype=np.int32))
+    pool.plan_prefetch(0, np.array([7, 3, 5], dtype=np.int32))
+    pool.start_prefetch(0)
+    fetch = acquire(pool, 0, np.array([3, 5, 9], dtype=np.int32))
     pool.begin(0, fetch)
     assert [ids.tolist() for _, ids, _, _ in store.under_way.values()] == [[7, 3, 5], [9]]
     masks = [part.tolist() for part in pool.arrivals(0, fetch)]
     assert masks == [[True, True, False], [False, False, True]]
-    assert (fetch.guesses_made, fetch.guesses_used) == (3, 2)
+    assert (fetch.prefetched, fetch.prefetched_used) == (3, 2)
     counters = pool.counters
     assert (counters.hits, counters.misses, counters.guessed, counters.guesses_used) == (0, 3, 3, 2)
 
@@ -147,12 +147,12 @@ def test_guesses_that_a_claim_needs_the_slots_of_are_waited_for(store: FakeStore
     pool = pool_of(store)
     n_slots = pool.layer(0).n_slots
     everything = np.arange(98, 98 + n_slots, dtype=np.int32)
-    pool.guess(0, np.arange(100, 100 + n_slots, dtype=np.int32))
-    pool.begin_guess(0)
-    pool.make_room(0, everything)
+    pool.plan_prefetch(0, np.arange(100, 100 + n_slots, dtype=np.int32))
+    pool.start_prefetch(0)
+    pool.reserve(0, everything)
     assert not store.under_way
-    fetch = pool.claim(0, everything)
-    assert (fetch.guesses_made, fetch.guesses_used) == (n_slots, n_slots - 2)
+    fetch = pool.acquire(0, everything)
+    assert (fetch.prefetched, fetch.prefetched_used) == (n_slots, n_slots - 2)
     assert pool.counters.hits == 0
     assert pool.counters.misses == n_slots
     assert pool.counters.guesses_used == n_slots - 2
@@ -161,12 +161,12 @@ def test_guesses_that_a_claim_needs_the_slots_of_are_waited_for(store: FakeStore
 def test_what_a_guess_could_not_read_is_read_when_it_is_needed(store: FakeStore) -> None:
     pool = pool_of(store)
     store.broken = {50}
-    pool.guess(0, np.array([50, 1, 2], dtype=np.int32))
-    pool.begin_guess(0)
+    pool.plan_prefetch(0, np.array([50, 1, 2], dtype=np.int32))
+    pool.start_prefetch(0)
     use(pool, 0, np.array([1, 2, 3], dtype=np.int32))
     assert 50 not in pool.layer(0).resident()
-    pool.guess(0, np.array([50, 60], dtype=np.int32))
-    pool.begin_guess(0)
+    pool.plan_prefetch(0, np.array([50, 60], dtype=np.int32))
+    pool.start_prefetch(0)
     with pytest.raises(ReadFailed):
         use(pool, 0, np.array([50, 60], dtype=np.int32))
     assert not store.under_way
@@ -176,10 +176,10 @@ def test_what_a_guess_could_not_read_is_read_when_it_is_needed(store: FakeStore)
 
 def test_cancelled_reads_leave_nothing_behind(store: FakeStore) -> None:
     pool = pool_of(store)
-    pool.guess(0, np.array([1, 2], dtype=np.int32))
-    pool.begin_guess(0)
-    pool.guess(1, np.array([3, 4], dtype=np.int32))
-    pool.begin_guess(1)
+    pool.plan_prefetch(0, np.array([1, 2], dtype=np.int32))
+    pool.start_prefetch(0)
+    pool.plan_prefetch(1, np.array([3, 4], dtype=np.int32))
+    pool.start_prefetch(1)
     store.cancelled = True
     with pytest.raises(Cancelled):
         use(pool, 0, np.array([1, 5], dtype=np.int32))
@@ -194,7 +194,7 @@ def test_cancelled_reads_leave_nothing_behind(store: FakeStore) -> None:
 def test_who_stops_in_the_middle_leaves_no_read_under_way(store: FakeStore) -> None:
     pool = pool_of(store)
     use(pool, 0, np.array([1], dtype=np.int32))
-    fetch = claim(pool, 0, np.array([1, 2], dtype=np.int32))
+    fetch = acquire(pool, 0, np.array([1, 2], dtype=np.int32))
     pool.begin(0, fetch)
     parts: Iterator[Any] = pool.arrivals(0, fetch)
     next(parts)
@@ -213,10 +213,10 @@ def test_what_could_not_be_begun_is_not_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "submit_bundles", closed)
-        pool.guess(0, ids)
+        pool.plan_prefetch(0, ids)
         with pytest.raises(ValueError, match="closed"):
-            pool.begin_guess(0)
-        fetch = claim(pool, 1, ids)
+            pool.start_prefetch(0)
+        fetch = acquire(pool, 1, ids)
         with pytest.raises(ValueError, match="closed"):
             pool.begin(1, fetch)
     assert len(pool.layer(0).resident()) == len(pool.layer(1).resident()) == 0
@@ -234,8 +234,8 @@ def test_marks_tell_what_the_last_token_found_and_what_it_read(store: FakeStore)
     use(pool, 0, np.array([3, 5, 9], dtype=np.int32))
     pool.advance()
     assert marked(0) == [[3, 5, 9], [], [3, 5, 9]]
-    pool.guess(0, np.array([7, 8], dtype=np.int32))
-    pool.begin_guess(0)
+    pool.plan_prefetch(0, np.array([7, 8], dtype=np.int32))
+    pool.start_prefetch(0)
     use(pool, 0, np.array([3, 7, 20], dtype=np.int32))
     # 8 was read in vain: it is in a slot, and no token used it.
     assert marked(0) == [[3, 5, 7, 8, 9, 20], [3], [7, 20]]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashllm.weight_cache.blocks import BLOCK_IDS, block_ends, passes
+from flashllm.weight_cache.blocks import BLOCK_IDS, block_ends, split_rounds
 
 id_sets = st.sets(st.integers(0, 1000), max_size=400).map(
     lambda ids: np.array(sorted(ids), dtype=np.int32)
@@ -15,7 +15,7 @@ id_sets = st.sets(st.integers(0, 1000), max_size=400).map(
 
 @given(id_sets, st.integers(BLOCK_IDS, 500))
 def test_pieces_fit_and_keep_blocks_whole(ids: np.ndarray, n_slots: int) -> None:
-    pieces = passes(ids, n_slots)
+    pieces = split_rounds(ids, n_slots)
     assert np.concatenate(pieces).tolist() == ids.tolist()
     assert all(len(piece) <= n_slots for piece in pieces)
     blocks = [set((piece // BLOCK_IDS).tolist()) for piece in pieces]

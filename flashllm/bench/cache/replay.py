@@ -21,8 +21,8 @@ from flashllm.errors import UsageError
 from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.slot_allocation import DEFAULT_WINDOW, divide, load_curve
-from flashllm.weight_cache.blocks import passes, smallest_slots
-from flashllm.weight_cache.layer_cache import LayerWindow
+from flashllm.weight_cache.blocks import smallest_slots, split_rounds
+from flashllm.weight_cache.layer_cache import LayerCache
 from flashllm.weight_cache.policies import Pinned, Policy, make_policy
 
 TOKENS_MIN = 20
@@ -67,16 +67,16 @@ class Budget:
 
 def misses(sets: Sequence[Ids], n_bundles: int, slots: int, policy: Policy) -> list[int]:
     """Bundles that each token loads into a layer's slots, which are empty at first."""
-    layer = LayerWindow(n_bundles, slots, policy)
+    layer = LayerCache(n_bundles, slots, policy)
     return [
-        sum(layer.claim(piece, token).n_missing for piece in passes(ids, slots))
+        sum(layer.acquire(piece, token).n_missing for piece in split_rounds(ids, slots))
         for token, ids in enumerate(sets)
     ]
 
 
 def foresight(sets: Sequence[Ids], n_bundles: int, slots: int) -> Foresight:
     """The optimum for a layer; a set that does not fit is asked for in passes."""
-    return Foresight(n_bundles, [piece for ids in sets for piece in passes(ids, slots)])
+    return Foresight(n_bundles, [piece for ids in sets for piece in split_rounds(ids, slots)])
 
 
 def rates(sets: Sequence[Ids], n_bundles: int) -> Values:

@@ -292,19 +292,19 @@ void define_slots(nb::module_& m) {
           nb::keep_alive<1, 5>())
       .def_prop_ro("slot_of", &show<&SlotTable::slot_of>)
       .def_prop_ro("bundle_in", &show<&SlotTable::bundle_in>)
-      .def_prop_ro("guessed_ids", &show<&SlotTable::guessed_ids>)
-      .def_prop_ro("guessed_slots", &show<&SlotTable::guessed_slots>)
+      .def_prop_ro("prefetched_ids", &show<&SlotTable::prefetched_ids>)
+      .def_prop_ro("prefetched_slots", &show<&SlotTable::prefetched_slots>)
       .def_prop_ro("free_slots", &SlotTable::free_slots)
       .def(
-          "claim",
+          "acquire",
           [](SlotTable& self, const Array<const int32_t>& ids,
              const Array<const int32_t>& in_flight, std::vector<double> scales,
              std::vector<double> added, double expired, const Array<int32_t>& slots,
              const Array<uint8_t>& states) {
-            const Counts counts = self.claim(view(ids), view(in_flight),
-                                             {std::move(scales), std::move(added), expired},
-                                             {view(slots), view(states)});
-            return nb::make_tuple(counts.missing, counts.in_flight, counts.spilled);
+            const Counts counts = self.acquire(view(ids), view(in_flight),
+                                               {std::move(scales), std::move(added), expired},
+                                               {view(slots), view(states)});
+            return nb::make_tuple(counts.missing, counts.in_flight, counts.evicted_early);
           },
           "ids"_a.noconvert(), "in_flight"_a.noconvert(), "scales"_a, "added"_a, "expired"_a,
           "slots"_a.noconvert(), "states"_a.noconvert())
@@ -322,8 +322,8 @@ void define_slots(nb::module_& m) {
           },
           "ids"_a.noconvert(), "slots"_a.noconvert())
       .def(
-          "give_up",
-          [](SlotTable& self, const Array<const int32_t>& slots) { self.give_up(view(slots)); },
+          "evict",
+          [](SlotTable& self, const Array<const int32_t>& slots) { self.evict(view(slots)); },
           "slots"_a.noconvert())
       .def("clear", &SlotTable::clear)
       .def("limit", &SlotTable::limit, "count"_a);

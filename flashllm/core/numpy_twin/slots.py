@@ -75,9 +75,12 @@ class SlotTable:
         self._slot_of = np.full(n_bundles, -1, np.int32)
         self._bundle_in = np.full(n_slots, -1, np.int32)
         self.slot_of, self.bundle_in = self._slot_of.view(), self._bundle_in.view()
-        self._guessed_ids, self._guessed_slots = np.zeros((2, n_slots), np.int32)
-        self.guessed_ids, self.guessed_slots = self._guessed_ids.view(), self._guessed_slots.view()
-        for shown in (self.slot_of, self.bundle_in, self.guessed_ids, self.guessed_slots):
+        self._prefetched_ids, self._prefetched_slots = np.zeros((2, n_slots), np.int32)
+        self.prefetched_ids, self.prefetched_slots = (
+            self._prefetched_ids.view(),
+            self._prefetched_slots.view(),
+        )
+        for shown in (self.slot_of, self.bundle_in, self.prefetched_ids, self.prefetched_slots):
             shown.flags.writeable = False
 
     @property
@@ -96,9 +99,9 @@ class SlotTable:
             raise ValueError(f"limit is {count} of {len(self._bundle_in)} slots")
         self._n_usable = count
         beyond = np.arange(count, len(self._bundle_in))
-        self._give_up(beyond[self._bundle_in[beyond] >= 0])
+        self._evict(beyond[self._bundle_in[beyond] >= 0])
 
-    def claim(
+    def acquire(
         self,
         ids: Ids,
         in_flight: Ids,
@@ -129,7 +132,7 @@ class SlotTable:
         if expired > -np.inf:
             candidates = np.flatnonzero((self._bundle_in >= 0) & ~kept)
             values = self._values(candidates, scales)
-            self._give_up(candidates[values <= expired])
+            self._evict(candidates[values <= expired])
         found, spilled = self._take(needed, kept, scales)
         self._put(index[here < 0], found)
         slots[:] = self._slot_of[index] + self._first_slot
@@ -140,7 +143,7 @@ class SlotTable:
     def prefetch(self, ids: Ids, scales: Sequence[float]) -> tuple[int, int]:
         """Slots for distinct `ids` in none, the first ones, as many as fit beside the others.
 
-        Which they are the first of `guessed_ids` and `guessed_slots` tell.
+        Which they are the first of `prefetched_ids` and `prefetched_slots` tell.
         """
         _check_size("scales", scales, len(self._carried))
         index = self._checked("id", ids, len(self._slot_of))
@@ -151,8 +154,8 @@ class SlotTable:
         absent = index[here < 0][: self._n_usable - int(np.count_nonzero(kept))]
         into, taken = self._take(len(absent), kept, scales)
         self._put(absent, into)
-        self._guessed_ids[: len(absent)] = absent
-        self._guessed_slots[: len(absent)] = into + self._first_slot
+        self._prefetched_ids[: len(absent)] = absent
+        self._prefetched_slots[: len(absent)] = into + self._first_slot
         return len(absent), taken
 
     def put(self, ids: Ids, slots: Ids) -> None:
@@ -166,10 +169,10 @@ class SlotTable:
                 raise ValueError(f"id {bundle} is in a slot, or slot {slot} is taken")
             self._slot_of[bundle], self._bundle_in[slot] = slot, bundle
 
-    def give_up(self, slots: Ids) -> None:
+    def evict(self, slots: Ids) -> None:
         """What is in these slots is there no more; free ones stay so."""
         index = np.unique(self._indexes(slots))
-        self._give_up(index[self._bundle_in[index] >= 0])
+        self._evict(index[self._bundle_in[index] >= 0])
 
     def _take(
         self, count: int, kept: NDArray[np.bool_], scales: Sequence[float]
@@ -181,14 +184,14 @@ class SlotTable:
             return found, 0
         candidates = np.flatnonzero((self._bundle_in >= 0) & ~kept)
         worst = candidates[least(self._values(candidates, scales), taken)]
-        self._give_up(worst)
+        self._evict(worst)
         return np.concatenate([found, worst]), taken
 
     def _put(self, ids: Index, slots: Index) -> None:
         self._bundle_in[slots] = ids
         self._slot_of[ids] = slots
 
-    def _give_up(self, slots: Index) -> None:
+    def _evict(self, slots: Index) -> None:
         self._slot_of[self._bundle_in[slots]] = -1
         self._bundle_in[slots] = -1
 

@@ -46,19 +46,19 @@ struct Layer {
     return terms;
   }
 
-  Outcome claim(const Ids& ids, double token, const Ids& in_flight = {},
-                double expired = kNothingExpires) {
+  Outcome acquire(const Ids& ids, double token, const Ids& in_flight = {},
+                  double expired = kNothingExpires) {
     Outcome out(ids.size());
-    out.counts = table.claim(view(ids), view(in_flight), {{1, 1}, {token, 0}, expired},
-                             {{out.slots.data(), ids.size()}, {out.states.data(), ids.size()}});
+    out.counts = table.acquire(view(ids), view(in_flight), {{1, 1}, {token, 0}, expired},
+                               {{out.slots.data(), ids.size()}, {out.states.data(), ids.size()}});
     return out;
   }
 
   Ids prefetch(const Ids& ids) {
     const Prefetched done = table.prefetch(view(ids), {1, 1});
-    Ids found(table.guessed_ids().data, table.guessed_ids().data + done.count);
+    Ids found(table.prefetched_ids().data, table.prefetched_ids().data + done.count);
     for (size_t i = 0; i < done.count; ++i) {
-      CHECK(slot_of(found[i]) + first == table.guessed_slots().data[i]);
+      CHECK(slot_of(found[i]) + first == table.prefetched_slots().data[i]);
     }
     return found;
   }
@@ -116,7 +116,7 @@ TEST(slots_go_to_what_is_needed_and_the_least_valuable_give_way) {
         if (named.count(id) == 0) values.push_back(layer.value(id));
       }
       std::sort(values.begin(), values.end());
-      const Outcome out = layer.claim(ids, token, flying);
+      const Outcome out = layer.acquire(ids, token, flying);
       const std::set<int32_t> after = layer.resident();
       std::vector<double> lost;
       for (const int32_t id : before) {
@@ -125,7 +125,7 @@ TEST(slots_go_to_what_is_needed_and_the_least_valuable_give_way) {
       std::sort(lost.begin(), lost.end());
       CHECK(out.counts.missing == out.count(kMissing));
       CHECK(out.counts.in_flight == out.count(kAmongInFlight));
-      CHECK(lost.size() == out.counts.spilled);
+      CHECK(lost.size() == out.counts.evicted_early);
       CHECK(std::equal(lost.begin(), lost.end(), values.begin()));
       for (const int32_t id : named) CHECK(after.count(id) == 1);
       for (size_t i = 0; i < ids.size(); ++i) {
@@ -143,20 +143,20 @@ TEST(slots_of_equals_are_given_up_in_their_order) {
   Layer layer(600, 300);
   Ids ids;
   for (int32_t id = 0; id < 300; ++id) ids.push_back(id);
-  layer.claim(ids, 0);
+  layer.acquire(ids, 0);
   for (double& term : layer.terms) term = 5;
   for (size_t id = 0; id < 300; id += 2) layer.terms[id * 2] = 4;
-  CHECK(layer.claim({400, 401, 402}, 8).slots == (Ids{0, 2, 4}));
-  layer.claim({300}, 9);
+  CHECK(layer.acquire({400, 401, 402}, 8).slots == (Ids{0, 2, 4}));
+  layer.acquire({300}, 9);
   CHECK(layer.slot_of(300) == 6);
 }
 
 TEST(slots_that_expired_are_free_before_others_are_taken) {
   Layer layer(12, 4);
-  layer.claim({0, 1, 2, 3}, 0);
-  layer.claim({0, 3}, 1);
-  const Outcome out = layer.claim({7}, 2, {2}, 0.75);
-  CHECK(out.counts.spilled == 0);
+  layer.acquire({0, 1, 2, 3}, 0);
+  layer.acquire({0, 3}, 1);
+  const Outcome out = layer.acquire({7}, 2, {2}, 0.75);
+  CHECK(out.counts.evicted_early == 0);
   CHECK(out.slots == Ids{1});
   CHECK(layer.resident() == (std::set<int32_t>{0, 2, 3, 7}));
 }
@@ -172,7 +172,7 @@ TEST(slots_beyond_a_limit_hold_nothing) {
     CHECK(guessed.size() <= static_cast<size_t>(limit));
     ids.resize(static_cast<size_t>(limit));
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = (round * 3 + static_cast<int32_t>(i)) % 40;
-    const Outcome out = layer.claim(ids, round);
+    const Outcome out = layer.acquire(ids, round);
     for (const int32_t slot : out.slots) CHECK(slot >= 7 && slot < 7 + limit);
     CHECK(layer.table.free_slots() == 0);
   }
@@ -185,39 +185,39 @@ TEST(slots_worth_no_number_are_given_up_last) {
   Layer layer(200, 100);
   Ids ids;
   for (int32_t id = 0; id < 100; ++id) ids.push_back(id);
-  layer.claim(ids, 0);
+  layer.acquire(ids, 0);
   for (size_t id = 0; id < 100; id += 2) {
     layer.terms[id * 2] = std::numeric_limits<double>::quiet_NaN();
   }
   ids.clear();
   for (int32_t id = 100; id < 150; ++id) ids.push_back(id);
-  layer.claim(ids, 1);
+  layer.acquire(ids, 1);
   CHECK(layer.slot_of(98) == 98);
-  layer.claim({150, 151}, 2);
+  layer.acquire({150, 151}, 2);
   CHECK(layer.resident().size() == 100);
 }
 
 TEST(slots_are_as_before_where_a_call_is_wrong) {
   Layer layer(10, 4);
-  layer.claim({0, 1, 2}, 0);
+  layer.acquire({0, 1, 2}, 0);
   const std::set<int32_t> before = layer.resident();
   const std::vector<double> terms = layer.terms;
   constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
   for (const int32_t id : {-1, 10, kMost, -kMost - 1}) {
-    CHECK_THROWS(std::out_of_range, "is not one of 10", layer.claim({0, id}, 1));
-    CHECK_THROWS(std::out_of_range, "is not one of 10", layer.claim({0}, 1, {id}));
+    CHECK_THROWS(std::out_of_range, "is not one of 10", layer.acquire({0, id}, 1));
+    CHECK_THROWS(std::out_of_range, "is not one of 10", layer.acquire({0}, 1, {id}));
     CHECK_THROWS(std::out_of_range, "is not one of 10", layer.prefetch({5, id}));
     CHECK_THROWS(std::out_of_range, "is not one of 10", layer.table.put(view({id}), view({3})));
     CHECK_THROWS(std::out_of_range, "is not one of 4", layer.table.put(view({5}), view({id})));
-    CHECK_THROWS(std::out_of_range, "is not one of 4", layer.table.give_up(view({id})));
+    CHECK_THROWS(std::out_of_range, "is not one of 4", layer.table.evict(view({id})));
   }
-  CHECK_THROWS(std::invalid_argument, "twice", layer.claim({5, 0, 5}, 1));
-  CHECK_THROWS(std::invalid_argument, "twice", layer.claim({5, 0, 0}, 1, {0}));
+  CHECK_THROWS(std::invalid_argument, "twice", layer.acquire({5, 0, 5}, 1));
+  CHECK_THROWS(std::invalid_argument, "twice", layer.acquire({5, 0, 0}, 1, {0}));
   CHECK_THROWS(std::invalid_argument, "twice", layer.prefetch({7, 5, 7}));
   CHECK_THROWS(std::invalid_argument, "twice", layer.prefetch({1, 5, 1}));
-  CHECK_THROWS(std::invalid_argument, "7 is in no slot", layer.claim({5}, 1, {7}));
-  CHECK_THROWS(std::invalid_argument, "5 bundles", layer.claim({0, 4, 5, 6}, 1, {2}));
-  CHECK_THROWS(std::invalid_argument, "5 bundles", layer.claim({3, 4, 5, 6, 7}, 1));
+  CHECK_THROWS(std::invalid_argument, "7 is in no slot", layer.acquire({5}, 1, {7}));
+  CHECK_THROWS(std::invalid_argument, "5 bundles", layer.acquire({0, 4, 5, 6}, 1, {2}));
+  CHECK_THROWS(std::invalid_argument, "5 bundles", layer.acquire({3, 4, 5, 6, 7}, 1));
   CHECK_THROWS(std::invalid_argument, "is taken", layer.table.put(view({5}), view({0})));
   CHECK_THROWS(std::invalid_argument, "in a slot", layer.table.put(view({1}), view({3})));
   CHECK(layer.resident() == before);

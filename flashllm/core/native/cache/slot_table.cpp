@@ -66,7 +66,7 @@ struct SlotTable::Scratch {
   std::vector<uint32_t> absent;     // positions in `ids` of those in no slot, the first n_absent
   std::vector<uint8_t> marks;       // one that stays 0, then those of the slots
   std::vector<int32_t> found;       // slots for those that are absent
-  std::vector<int32_t> candidates;  // slots that may be given up
+  std::vector<int32_t> candidates;  // slots that may be evicted
   std::vector<double> values;       // of what is in them
   std::vector<double> order;        // the same, moved about
   size_t n_absent;
@@ -122,8 +122,8 @@ SlotTable::SlotTable(int64_t n_bundles, int64_t n_slots, const std::vector<int>&
   slot_of_.assign(static_cast<size_t>(n_bundles), kNone);
   check_size("terms", terms.size, slot_of_.size() * n_terms_);
   bundle_in_.assign(n_free_, kNone);
-  guessed_ids_.assign(n_free_, 0);
-  guessed_slots_.assign(n_free_, 0);
+  prefetched_ids_.assign(n_free_, 0);
+  prefetched_slots_.assign(n_free_, 0);
 }
 
 void SlotTable::clear() {
@@ -139,7 +139,7 @@ void SlotTable::limit(int64_t count) {
   }
   n_usable_ = static_cast<size_t>(count);
   for (size_t slot = n_usable_; slot < bundle_in_.size(); ++slot) {
-    if (bundle_in_[slot] >= 0) give_up_slot(slot);
+    if (bundle_in_[slot] >= 0) evict_slot(slot);
   }
   const auto usable_end = bundle_in_.begin() + count;
   n_free_ = static_cast<size_t>(std::count(bundle_in_.begin(), usable_end, kNone));
@@ -208,22 +208,22 @@ void SlotTable::use(size_t count, const Worth& worth, const Scratch& work) const
   }
 }
 
-void SlotTable::give_up_slot(size_t slot) {
+void SlotTable::evict_slot(size_t slot) {
   slot_of_[static_cast<size_t>(bundle_in_[slot])] = kNone;
   bundle_in_[slot] = kNone;
   ++n_free_;
 }
 
-void SlotTable::give_up_expired(const Worth& worth, const Scratch& work) {
+void SlotTable::evict_expired(const Worth& worth, const Scratch& work) {
   for (size_t slot = 0; slot < bundle_in_.size(); ++slot) {
     if (bundle_in_[slot] < 0 || work.marks[slot + 1] != 0) continue;
     const auto bundle = static_cast<size_t>(bundle_in_[slot]);
     const double value = value_of(terms_ + bundle * n_terms_, n_terms_, worth.scales.data());
-    if (value <= worth.expired) give_up_slot(slot);
+    if (value <= worth.expired) evict_slot(slot);
   }
 }
 
-// The slots that hold what may be given up: nothing the running call named.
+// The slots that hold what may be evicted: nothing the running call named.
 size_t SlotTable::find_candidates(Scratch* work) const {
   const int32_t* bundle_in = bundle_in_.data();
   const uint8_t* marks = work->marks.data() + 1;
@@ -237,8 +237,8 @@ size_t SlotTable::find_candidates(Scratch* work) const {
 }
 
 // Finds slots for the first `count` of what is absent: free ones, then those of the bundles without
-// a mark that are worth least, which are given up. Both in order of the slots, those worth the same
-// as the most valuable of them last. Returns how many were given up.
+// a mark that are worth least, which are evicted. Both in order of the slots, those worth the same
+// as the most valuable of them last. Returns how many were evicted.
 size_t SlotTable::take(size_t count, const std::vector<double>& scales, Scratch* work) {
   const size_t n_free = std::min(count, n_free_);
   size_t found = 0;
@@ -263,7 +263,7 @@ size_t SlotTable::take(size_t count, const std::vector<double>& scales, Scratch*
   for (size_t i = 0; found < count; ++i) {
     if (values[i] == last) into[found++] = work->candidates[i];
   }
-  for (size_t j = n_free; j < count; ++j) give_up_slot(static_cast<size_t>(work->found[j]));
+  for (size_t j = n_free; j < count; ++j) evict_slot(static_cast<size_t>(work->found[j]));
   return taken;
 }
 
@@ -277,8 +277,8 @@ void SlotTable::fill(size_t count, const Scratch& work) {
   n_free_ -= count;
 }
 
-Counts SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
-                        const Claimed& out) {
+Counts SlotTable::acquire(View<const int32_t> ids, View<const int32_t> in_flight,
+                          const Worth& worth, const Claimed& out) {
   check_size("scales", worth.scales.size(), n_terms_);
   check_size("added", worth.added.size(), n_terms_);
   check_size("slots", out.slots.size, ids.size);
@@ -308,8 +308,8 @@ Counts SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, 
   } else {
     use<kMaxTerms>(ids.size, worth, work);
   }
-  if (worth.expired > -kEndless) give_up_expired(worth, work);
-  const size_t spilled = take(work.n_absent, worth.scales, &work);
+  if (worth.expired > -kEndless) evict_expired(worth, work);
+  const size_t evicted_early = take(work.n_absent, worth.scales, &work);
   size_t n_in_flight = 0;
   for (size_t i = 0; i < ids.size; ++i) {
     const int32_t slot = work.slots[i];
@@ -322,7 +322,7 @@ Counts SlotTable::claim(View<const int32_t> ids, View<const int32_t> in_flight, 
     out.slots.data[work.absent[j]] = work.found[j] + first_slot_;
   }
   fill(work.n_absent, work);
-  return {work.n_absent, n_in_flight, spilled};
+  return {work.n_absent, n_in_flight, evicted_early};
 }
 
 Prefetched SlotTable::prefetch(View<const int32_t> ids, const std::vector<double>& scales) {
@@ -336,8 +336,8 @@ Prefetched SlotTable::prefetch(View<const int32_t> ids, const std::vector<double
   const size_t taken = take(count, scales, &work);
   fill(count, work);
   for (size_t j = 0; j < count; ++j) {
-    guessed_ids_[j] = work.ids[work.absent[j]];
-    guessed_slots_[j] = work.found[j] + first_slot_;
+    prefetched_ids_[j] = work.ids[work.absent[j]];
+    prefetched_slots_[j] = work.found[j] + first_slot_;
   }
   return {count, taken};
 }
@@ -359,11 +359,11 @@ void SlotTable::put(View<const int32_t> ids, View<const int32_t> slots) {
   }
 }
 
-void SlotTable::give_up(View<const int32_t> slots) {
+void SlotTable::evict(View<const int32_t> slots) {
   check_among(slots, first_slot_, bundle_in_.size(), "slot");
   for (size_t i = 0; i < slots.size; ++i) {
     const size_t slot = index_of(slots.data[i]);
-    if (bundle_in_[slot] >= 0) give_up_slot(slot);
+    if (bundle_in_[slot] >= 0) evict_slot(slot);
   }
 }
 

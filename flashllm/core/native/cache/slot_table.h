@@ -22,15 +22,15 @@ constexpr size_t kMaxTerms = 2;
 struct Worth {
   std::vector<double> scales;  // a value is the sum of scales[t] * terms[t]
   std::vector<double> added;   // by a use to each term, once it was carried
-  double expired;              // bundles worth this or less are given up though nothing needs slots
+  double expired;              // bundles worth this or less are evicted though nothing needs slots
 };
 
-// Where a claim found a bundle.
+// Where a acquisition found a bundle.
 constexpr uint8_t kHere = 0;
 constexpr uint8_t kMissing = 1;        // it has to be read into its slot
 constexpr uint8_t kAmongInFlight = 2;  // it was given among those in flight
 
-// What a claim tells of each id.
+// What a acquisition tells of each id.
 struct Claimed {
   View<int32_t> slots;
   View<uint8_t> states;
@@ -39,10 +39,10 @@ struct Claimed {
 struct Counts {
   size_t missing;
   size_t in_flight;
-  size_t spilled;  // given up although they had not expired
+  size_t evicted_early;  // evicted although they had not expired
 };
 
-// The first `count` of what is guessed, of which `taken` slots were given up by others.
+// The first `count` of what is prefetched, of which `taken` slots were evicted.
 struct Prefetched {
   size_t count;
   size_t taken;
@@ -59,27 +59,29 @@ class SlotTable {
   View<const int32_t> bundle_in() const { return {bundle_in_.data(), bundle_in_.size()}; }
   size_t free_slots() const { return n_free_; }
   // Room for as many as there are slots, of which the last prefetch wrote the first ones.
-  View<const int32_t> guessed_ids() const { return {guessed_ids_.data(), guessed_ids_.size()}; }
-  View<const int32_t> guessed_slots() const {
-    return {guessed_slots_.data(), guessed_slots_.size()};
+  View<const int32_t> prefetched_ids() const {
+    return {prefetched_ids_.data(), prefetched_ids_.size()};
+  }
+  View<const int32_t> prefetched_slots() const {
+    return {prefetched_slots_.data(), prefetched_slots_.size()};
   }
 
   // Uses distinct ids: those in no slot get one. Bundles in flight, which are in slots, keep them.
   // out_of_range for ids of no bundle, invalid_argument for ids twice and for more of all together
   // than there are slots.
-  Counts claim(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
-               const Claimed& out);
+  Counts acquire(View<const int32_t> ids, View<const int32_t> in_flight, const Worth& worth,
+                 const Claimed& out);
 
   // Slots for as many of the distinct ids in none as fit beside those that are in one, the first
-  // ones; nothing is used. Which they are `guessed_ids` and `guessed_slots` tell.
+  // ones; nothing is used. Which they are `prefetched_ids` and `prefetched_slots` tell.
   Prefetched prefetch(View<const int32_t> ids, const std::vector<double>& scales);
 
   // Bundles that are in no slot into free slots; invalid_argument at the first that is or is not.
   void put(View<const int32_t> ids, View<const int32_t> slots);
   // Free slots stay so.
-  void give_up(View<const int32_t> slots);
+  void evict(View<const int32_t> slots);
   void clear();
-  // From now on only the first `count` slots get bundles. What is in the others is given up, and
+  // From now on only the first `count` slots get bundles. What is in the others is evicted, and
   // they are not free either, until a call allows them again. invalid_argument where there are not
   // so many.
   void limit(int64_t count);
@@ -94,16 +96,16 @@ class SlotTable {
   void forget_pending(size_t first, const Scratch& work);
   template <size_t n_terms>
   void use(size_t count, const Worth& worth, const Scratch& work) const;
-  void give_up_expired(const Worth& worth, const Scratch& work);
+  void evict_expired(const Worth& worth, const Scratch& work);
   size_t find_candidates(Scratch* work) const;
   size_t take(size_t count, const std::vector<double>& scales, Scratch* work);
   void fill(size_t count, const Scratch& work);
-  void give_up_slot(size_t slot);
+  void evict_slot(size_t slot);
 
   std::vector<int32_t> slot_of_;    // of each bundle
   std::vector<int32_t> bundle_in_;  // of each slot
-  std::vector<int32_t> guessed_ids_;
-  std::vector<int32_t> guessed_slots_;
+  std::vector<int32_t> prefetched_ids_;
+  std::vector<int32_t> prefetched_slots_;
   int32_t first_slot_;
   size_t n_usable_;  // the first ones; the others are lent
   size_t n_free_;    // of these

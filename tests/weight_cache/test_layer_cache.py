@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flashllm.errors import UsageError
 from flashllm.options import DEFAULT_POLICY, POLICIES
-from flashllm.weight_cache.layer_cache import LayerWindow
+from flashllm.weight_cache.layer_cache import LayerCache
 from flashllm.weight_cache.policies import (
     AGEING,
     FAST,
@@ -56,21 +56,21 @@ def ids_of(active: set[int]) -> np.ndarray:
     return np.array(sorted(active), dtype=np.int32)
 
 
-def layer_of(policy: str, n_slots: int, window: int = 4, first_slot: int = 0) -> LayerWindow:
-    return LayerWindow(N_BUNDLES, n_slots, make_policy(policy, N_BUNDLES, window), first_slot)
+def layer_of(policy: str, n_slots: int, window: int = 4, first_slot: int = 0) -> LayerCache:
+    return LayerCache(N_BUNDLES, n_slots, make_policy(policy, N_BUNDLES, window), first_slot)
 
 
 @given(active_sets, st.integers(1, 6))
 def test_loads_are_what_the_last_k_tokens_did_not_use(tokens: list[set[int]], k: int) -> None:
     """The paper's window, by its definition."""
-    window = LayerWindow(N_BUNDLES, N_BUNDLES, k)
+    window = LayerCache(N_BUNDLES, N_BUNDLES, k)
     for number, active in enumerate(tokens):
         before = set().union(*tokens[max(number - k, 0) : number])
-        claim = window.claim(ids_of(active), number)
+        claim = window.acquire(ids_of(active), number)
         assert set(claim.ids[claim.missing].tolist()) == active - before
         after = set().union(*tokens[max(number - k + 1, 0) : number + 1])
         assert set(window.resident().tolist()) == after
-        assert claim.spilled == 0
+        assert claim.evicted_early == 0
 
 
 @settings(max_examples=200)
@@ -102,15 +102,15 @@ def test_slots_hold_what_they_are_said_to_hold(
             assert found.tolist() == absent[: n_slots - len(present)]
             assert set(present) <= set(layer.resident().tolist())
             if data.draw(st.booleans(), label="the guessed read fails"):
-                layer.disown(slots)
+                layer.release(slots)
             else:
                 cells |= dict(zip(slots.tolist(), found.tolist(), strict=True))
                 check(found, slots)
                 flying = found
-        claim = layer.claim(ids, number, flying)
+        claim = layer.acquire(ids, number, flying)
         assert set(flying.tolist()) <= set(layer.resident().tolist())
         if data.draw(st.booleans(), label="the read fails"):
-            layer.disown(claim.slots[claim.missing])
+            layer.release(claim.slots[claim.missing])
             continue
         for bundle, slot, missing in zip(claim.ids, claim.slots, claim.missing, strict=True):
             if missing:
@@ -130,12 +130,12 @@ def test_what_is_given_up_is_worth_least(tokens: list[set[int]], policy: str, n_
             uses[bundle].append(number)
         if policy == "window":
             held = {b for b in held if uses[b][-1] > number - 4}
-        claim = layer.claim(ids_of(active), number)
+        claim = layer.acquire(ids_of(active), number)
         assert set(claim.ids[claim.missing].tolist()) == active - held
         after = set(layer.resident().tolist())
         lost, kept = held - after, (held & after) - active
         assert after == (held - lost) | active
-        assert len(lost) == claim.spilled == max(len(held | active) - n_slots, 0)
+        assert len(lost) == claim.evicted_early == max(len(held | active) - n_slots, 0)
         most = max((worth(uses[b], number) for b in lost), default=-np.inf)
         assert all(worth(uses[b], number) >= most - 1e-9 for b in kept)
         held = after
@@ -233,10 +233,10 @@ def test_the_same_claims_lead_to_the_same_slots(policy: str) -> None:
         for number in range(3, 60):
             _, guessed = layer.prefetch(some(rng), number)
             found += guessed.tolist()
-            claim = layer.claim(some(rng), number)
+            claim = layer.acquire(some(rng), number)
             found += claim.slots.tolist()
             if number % 9 == 0:
-                layer.disown(claim.slots[claim.missing])
+                layer.release(claim.slots[claim.missing])
         return found
 
     assert slots(0) == slots(0)
@@ -249,8 +249,8 @@ def test_a_guess_takes_the_place_of_the_worst_that_was_not_guessed_and_is_no_use
 ) -> None:
     layer = layer_of(policy, 4)
     for number in range(3):
-        layer.claim(np.array([0, 1, 3], np.int32), number)
-    layer.claim(np.array([0, 1, 2], np.int32), 3)
+        layer.acquire(np.array([0, 1, 3], np.int32), number)
+    layer.acquire(np.array([0, 1, 2], np.int32), 3)
     assert 3 in layer.resident() or policy == "window"
     before = set(layer.resident().tolist())
     found, _ = layer.prefetch(np.array([5, 2, 0], np.int32), 4)
@@ -258,16 +258,16 @@ def test_a_guess_takes_the_place_of_the_worst_that_was_not_guessed_and_is_no_use
     assert set(layer.resident().tolist()) >= {0, 2, 5}
     assert len(before - set(layer.resident().tolist())) <= 1
     # Its slot is safe from a claim that is told of it.
-    layer.claim(np.array([0, 6, 7], np.int32), 4, np.array([5], np.int32))
+    layer.acquire(np.array([0, 6, 7], np.int32), 4, np.array([5], np.int32))
     assert 5 in layer.resident()
     # It was wrong: never used, it goes before all others.
-    layer.claim(np.array([8], np.int32), 5)
+    layer.acquire(np.array([8], np.int32), 5)
     assert 5 not in layer.resident()
 
 
 def test_guesses_that_there_is_no_room_for_are_left_out() -> None:
     layer = layer_of("blend", 3)
-    layer.claim(np.array([0, 1, 2], np.int32), 0)
+    layer.acquire(np.array([0, 1, 2], np.int32), 0)
     found, _ = layer.prefetch(np.array([5, 0, 6, 7, 1], np.int32), 1)
     assert found.tolist() == [5]
     assert layer.resident().tolist() == [0, 1, 5]
@@ -276,16 +276,16 @@ def test_guesses_that_there_is_no_room_for_are_left_out() -> None:
 def test_what_is_pinned_stays() -> None:
     hot = np.zeros(N_BUNDLES, np.bool_)
     hot[[3, 4]] = True
-    layer = LayerWindow(N_BUNDLES, 4, Pinned(hot))
+    layer = LayerCache(N_BUNDLES, 4, Pinned(hot))
     for number, ids in enumerate([[3, 4], [0, 1], [5, 6], [0, 7]]):
-        layer.claim(np.array(ids, np.int32), number)
+        layer.acquire(np.array(ids, np.int32), number)
         assert {3, 4} <= set(layer.resident().tolist())
 
 
 def test_expired_slots_are_reused_before_others() -> None:
-    layer = LayerWindow(8, 3, 1)
-    layer.claim(np.array([0, 1, 2], dtype=np.int32), 0)
-    claim = layer.claim(np.array([1, 5], dtype=np.int32), 1)
+    layer = LayerCache(8, 3, 1)
+    layer.acquire(np.array([0, 1, 2], dtype=np.int32), 0)
+    claim = layer.acquire(np.array([1, 5], dtype=np.int32), 1)
     assert claim.missing.tolist() == [False, True]
     assert layer.resident().tolist() == [1, 5]
 
