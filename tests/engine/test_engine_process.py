@@ -21,10 +21,10 @@ import pytest
 from flashllm import errors
 from flashllm.conversations.tree import Conversation
 from flashllm.engine.answer import Request, start
-from flashllm.engine.process.client import RemoteEngine
+from flashllm.engine.process.client import EngineClient
 from flashllm.engine.process.launcher import GROWTH_BYTES, EngineLauncher, open_in
 from flashllm.engine.process.messages import Failure
-from flashllm.engine.process.supervisor import EngineProcess, _lost_text
+from flashllm.engine.process.supervisor import WorkerSupervisor, _lost_text
 from flashllm.engine.protocol import Engine, EngineGeneration, OpeningProgress
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import (
@@ -45,8 +45,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def opened(path: str, **options: Any) -> Iterator[RemoteEngine]:
-    with open_in(EngineProcess(OPENER), path, DEFAULT_OPTIONS, **options) as engine:
+def opened(path: str, **options: Any) -> Iterator[EngineClient]:
+    with open_in(WorkerSupervisor(OPENER), path, DEFAULT_OPTIONS, **options) as engine:
         yield engine
 
 
@@ -280,13 +280,13 @@ def test_a_model_that_does_not_open_leaves_no_process(
     path: str, expected: type[FlashllmError], children: list[subprocess.Popen[bytes]]
 ) -> None:
     with pytest.raises(expected):
-        open_in(EngineProcess(OPENER), path, DEFAULT_OPTIONS)
+        open_in(WorkerSupervisor(OPENER), path, DEFAULT_OPTIONS)
     assert children[-1].returncode is not None
 
 
 def test_the_ceiling_is_said_to_be_that_of_both() -> None:
     with pytest.raises(MemoryCeilingTooSmall) as caught:
-        open_in(EngineProcess(OPENER), "too small", ModelOptions(memory=99))
+        open_in(WorkerSupervisor(OPENER), "too small", ModelOptions(memory=99))
     application_bytes, _, memory = str(caught.value).split()
     assert memory == "99"
     assert GROWTH_BYTES < int(application_bytes) <= rss_bytes() + 2 * GROWTH_BYTES
@@ -304,7 +304,7 @@ def test_without_memory_for_a_process_that_is_said(monkeypatch: pytest.MonkeyPat
 
 def test_an_engine_that_cannot_be_loaded_says_so() -> None:
     with pytest.raises(FlashllmError, match="ModuleNotFoundError"):
-        open_in(EngineProcess("flashllm.nothing:at_all"), None, DEFAULT_OPTIONS)
+        open_in(WorkerSupervisor("flashllm.nothing:at_all"), None, DEFAULT_OPTIONS)
 
 
 def test_closing_ends_a_child_that_is_stopped_or_hangs(
@@ -318,7 +318,7 @@ def test_closing_ends_a_child_that_is_stopped_or_hangs(
     assert children[-1].returncode == -signal.SIGKILL
     engine.close()  # once more
 
-    process = EngineProcess(OPENER)
+    process = WorkerSupervisor(OPENER)
     failed: list[BaseException] = []
 
     def open_it() -> None:
@@ -366,8 +366,8 @@ PARENT = f"""
 import sys
 from flashllm.engine.process.launcher import open_in
 from flashllm.options import DEFAULT_OPTIONS
-from flashllm.engine.process.supervisor import EngineProcess
-process = EngineProcess({OPENER!r})
+from flashllm.engine.process.supervisor import WorkerSupervisor
+process = WorkerSupervisor({OPENER!r})
 print(process.pid, flush=True)
 if {{path!r}}:
     generation = open_in(process, {{path!r}}, DEFAULT_OPTIONS).generate([1], 5000)
@@ -436,6 +436,6 @@ def test_nothing_is_left_open(recwarn: pytest.WarningsRecorder) -> None:
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def as_engine(engine: RemoteEngine) -> Engine:
+def as_engine(engine: EngineClient) -> Engine:
     """What the type checker says of the names."""
     return engine

@@ -10,7 +10,7 @@ import pytest
 from flashllm.cli.shared.open_model import WORKER_ENTRY
 from flashllm.engine.local import Model
 from flashllm.engine.process.launcher import GROWTH_BYTES, open_in
-from flashllm.engine.process.supervisor import EngineProcess
+from flashllm.engine.process.supervisor import WorkerSupervisor
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.options import ModelOptions
@@ -32,14 +32,14 @@ def test_the_smallest_ceiling_named_is_that_of_both_and_is_kept(
 ) -> None:
     path = str(sparse_model)
     with pytest.raises(MemoryCeilingTooSmall) as refused:
-        open_in(EngineProcess(WORKER_ENTRY), path, ModelOptions(memory=10 << 20))
+        open_in(WorkerSupervisor(WORKER_ENTRY), path, ModelOptions(memory=10 << 20))
     before = rss_bytes()
     suggested = re.search(r"--memory (\d+)MiB", str(refused.value))
     assert suggested is not None
     assert "application" in str(refused.value)
     # This process may have grown since by what the tests did; so much is added.
     ceiling = (int(suggested[1]) << 20) + SLACK_BYTES
-    process = EngineProcess(WORKER_ENTRY)
+    process = WorkerSupervisor(WORKER_ENTRY)
     with open_in(process, path, ModelOptions(memory=ceiling)) as engine:
         application = engine.plan.split["application"]
         assert before + GROWTH_BYTES <= application <= rss_peak_bytes() + GROWTH_BYTES

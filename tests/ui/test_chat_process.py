@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from textual.pilot import Pilot
 
-from flashllm.engine.process.client import RemoteEngine
+from flashllm.engine.process.client import EngineClient
 from flashllm.engine.process.launcher import EngineLauncher
 from flashllm.library.models import ModelChoice
 from flashllm.options import DEFAULT_OPTIONS
@@ -25,11 +25,11 @@ class ProcessApp(ChatApp):
 
     def __init__(self, path: str, **options: Any) -> None:
         self.launcher = EngineLauncher(DEFAULT_OPTIONS, OPENER)
-        self.engines: list[RemoteEngine] = []
+        self.engines: list[EngineClient] = []
         self.progress: list[str] = []
         self.entered: list[Phase] = []
 
-        def open_engine(_choice: ModelChoice) -> RemoteEngine:
+        def open_engine(_choice: ModelChoice) -> EngineClient:
             self.engines.append(
                 self.launcher.open(path, self.engine.tell_opening, self.engine.tell_lost)
             )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashllm.engine.process import messages as messages
-from flashllm.engine.process.supervisor import EngineProcess, error_of
+from flashllm.engine.process.supervisor import WorkerSupervisor, error_of
 from flashllm.errors import UsageError
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from flashllm.tokenizer.chat_template import Message
 
 MAP_SECONDS = 0.2
-"""A map of neurons is at most so old when the next one is asked for."""
+"""How old a map of neurons may be before the next one is requested."""
 RSS_SECONDS = 0.1
-"""What a token says of the application's memory is at most so old."""
+"""How old the application's memory in a token's cost may be."""
 
 
 class RemoteTokenizer:
     """The tokenizer in the engine's process: vocabularies are large, and one is enough."""
 
-    def __init__(self, process: EngineProcess, has_chat_template: bool) -> None:
+    def __init__(self, process: WorkerSupervisor, has_chat_template: bool) -> None:
         self._process = process
         self.has_chat_template = has_chat_template
 
@@ -76,10 +76,10 @@ class RemoteTokenizer:
 
 
 class RemoteGeneration:
-    """Tokens of one answer as they arrive; the last ones of a batch have waited for its first."""
+    """Yields the tokens of one answer, in batches: all but the newest of a batch are late."""
 
     def __init__(
-        self, process: EngineProcess, request: messages.Generate, on_prefill: OnPrefill | None
+        self, process: WorkerSupervisor, request: messages.Generate, on_prefill: OnPrefill | None
     ) -> None:
         """`request` gets its number here."""
         self.finish_reason: str | None = None
@@ -119,7 +119,7 @@ class RemoteGeneration:
 
     def cancel(self) -> None:
         """Ends it within a layer; what is on its way still comes."""
-        self._process.tell(messages.Cancel(self._number))
+        self._process.send(messages.Cancel(self._number))
 
     def close(self) -> None:
         """Stop here; the next `__next__` ends the iteration."""
@@ -143,10 +143,10 @@ class RemoteGeneration:
             raise error_of(message)
 
 
-class RemoteEngine:
+class EngineClient:
     """A model that is open in another process; one generation at a time."""
 
-    def __init__(self, process: EngineProcess, opened: messages.Opened) -> None:
+    def __init__(self, process: WorkerSupervisor, opened: messages.Opened) -> None:
         self.info: ModelInfo = opened.info
         self.plan: Plan = opened.plan
         self.tokenizer: RemoteTokenizer | None = None
@@ -219,7 +219,7 @@ class RemoteEngine:
         if isinstance(message, messages.Returned):
             self._map = message.value
 
-    def __enter__(self) -> RemoteEngine:
+    def __enter__(self) -> EngineClient:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,12 +11,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from flashllm.engine.process import messages as messages
-from flashllm.engine.process.supervisor import EngineProcess, OnLost, error_of
+from flashllm.engine.process.supervisor import OnLost, WorkerSupervisor, error_of
 from flashllm.options import ModelOptions
 from flashllm.system.memory import rss_bytes
 
 if TYPE_CHECKING:
-    from flashllm.engine.process.client import RemoteEngine
+    from flashllm.engine.process.client import EngineClient
     from flashllm.engine.protocol import OnOpening
 
 GROWTH_BYTES = 96 << 20
@@ -32,10 +32,10 @@ class EngineLauncher:
     """
 
     def __init__(self, options: ModelOptions, opener: str) -> None:
-        """`opener` is module:function, as `EngineProcess` calls it in the child."""
+        """`opener` is module:function, as `WorkerSupervisor` calls it in the child."""
         self._options = options
         self._opener = opener
-        self._opening: EngineProcess | None = None
+        self._opening: WorkerSupervisor | None = None
         self._lock = threading.Lock()
 
     def open(
@@ -43,14 +43,14 @@ class EngineLauncher:
         path: str | None,
         on_opening: OnOpening | None = None,
         on_lost: OnLost | None = None,
-    ) -> RemoteEngine:
+    ) -> EngineClient:
         """Opens the model at `path`, None being the demo, with the options that all are given.
 
         `on_lost` gets the `EngineLost` of an engine that ends later, unless it is closed.
         Raises what `local.open_model` raises, and `EngineLost`.
         """
         with self._lock:
-            process = self._opening = EngineProcess(self._opener)
+            process = self._opening = WorkerSupervisor(self._opener)
         try:
             engine = open_in(process, path, self._options, on_opening)
         finally:
@@ -68,26 +68,26 @@ class EngineLauncher:
 
 
 def open_in(
-    process: EngineProcess,
+    process: WorkerSupervisor,
     path: str | None,
     options: ModelOptions,
     on_opening: OnOpening | None = None,
-) -> RemoteEngine:
+) -> EngineClient:
     """Opens a model in a process that has none; `options.memory` is the ceiling of both.
 
     Raises what `local.open_model` raises, and `EngineLost`; the process is ended then.
     """
     try:
-        while not isinstance(message := process.said(), messages.Opened):
+        while not isinstance(message := process.next_opening_message(), messages.Opened):
             if isinstance(message, messages.Ready):
                 own = options.having(application_bytes=_application_bytes())
-                process.tell(messages.Open(path, own))
+                process.send(messages.Open(path, own))
             elif isinstance(message, messages.Opening):
                 if on_opening is not None:
                     on_opening(message.progress)
             else:
                 raise error_of(message)
-        engine: RemoteEngine = importlib.import_module(_REMOTE).RemoteEngine(process, message)
+        engine: EngineClient = importlib.import_module(_REMOTE).EngineClient(process, message)
     except BaseException:
         process.close()
         raise

@@ -1,4 +1,4 @@
-"""What the application and the engine's process say to each other: plain data, pickled.
+"""Messages between the application and the engine's process: plain data, pickled.
 
 Both ends are processes of one user and one installation, and nobody else can write to the socket
 between them, so pickle is safe here; what a model or a file says is text inside of it. Nothing here
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 OPENING = 0
-"""The number of all that is said about opening; calls and answers have numbers above."""
+"""The number of all messages about opening; calls and answers have higher numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """What can be said of an error in words and plain values."""
+        """An error as text and plain values."""
         kind = type(error).__name__
         if isinstance(error, FlashllmError):
             return cls(kind, str(error), dict(vars(error)))
@@ -143,7 +143,7 @@ class Prefilling:
     done: float
     total: int
     supersedes: ClassVar[bool] = True
-    """Of several such in a row only the last one is of interest."""
+    """Only the last of several in a row is of interest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +196,5 @@ class Raised:
     failure: Failure
 
 
-LAST_WORDS = (Opened, Finished, Returned, Raised)
-"""After one of these nothing more is said under its number."""
+FINAL_MESSAGES = (Opened, Finished, Returned, Raised)
+"""The last message under its number is one of these."""

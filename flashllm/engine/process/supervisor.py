@@ -36,7 +36,7 @@ Listener = Callable[[object], None]
 OnLost = Callable[[EngineLost], None]
 
 
-class EngineProcess:
+class WorkerSupervisor:
     """A child that opens one model. It starts at once, and loads what opening needs meanwhile."""
 
     def __init__(self, opener: str) -> None:
@@ -53,7 +53,7 @@ class EngineProcess:
         self._lost: EngineLost | None = None
         self._on_lost: OnLost | None = None
         self._closed = False
-        self._channel = Channel(ours, self._hear, self._lose)
+        self._channel = Channel(ours, self._on_message, self._on_lost_channel)
         self._channel.start()
         threading.Thread(target=self._keep_log, name="engine-log", daemon=True).start()
 
@@ -62,12 +62,12 @@ class EngineProcess:
         """The child's process id."""
         return self._child.pid
 
-    def said(self) -> object:
-        """The next that the child says about opening a model; waits for it."""
+    def next_opening_message(self) -> object:
+        """The next message about opening the model; waits for it."""
         return self._opening.get()
 
     def ask(self, message: Callable[[int], object], listener: Listener) -> int:
-        """Sends the message made of a new number; what is said under it reaches the listener.
+        """Sends the message made of a new number; replies under that number reach the listener.
 
         An `EngineLost` reaches it too, and is the last thing then.
         """
@@ -81,19 +81,19 @@ class EngineProcess:
         self._channel.send(message(number))
         return number
 
-    def tell(self, message: object) -> None:
-        """Sends what nobody waits for; nothing happens where the child is gone."""
+    def send(self, message: object) -> None:
+        """Sends a message that has no reply; does nothing where the child is gone."""
         self._channel.send(message)
 
     def watch(self, on_lost: OnLost) -> None:
-        """Tells of a child that ends and was not closed, from any thread."""
+        """Calls `on_lost`, from any thread, when the child ends without being closed."""
         with self._lock:
             self._on_lost, lost = on_lost, self._lost
         if lost is not None and not self._closed:
             on_lost(lost)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Ends the child; kills it after so long. From any thread, oftener than once."""
+        """Ends the child, and kills it after `seconds`. From any thread, also more than once."""
         self._closed = True
         self._channel.send(messages.Close())
         self._channel.close(seconds / 8)
@@ -106,16 +106,16 @@ class EngineProcess:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _hear(self, message: object) -> None:
+    def _on_message(self, message: object) -> None:
         number: int = message.number  # type: ignore[attr-defined]
         with self._lock:
             listener = self._listeners.get(number)
-            if isinstance(message, messages.LAST_WORDS):
+            if isinstance(message, messages.FINAL_MESSAGES):
                 self._listeners.pop(number, None)
         if listener is not None:
             listener(message)
 
-    def _lose(self) -> None:
+    def _on_lost_channel(self) -> None:
         """The connection has ended; called by the thread that reads."""
         try:
             code = self._child.wait(REAP_SECONDS)

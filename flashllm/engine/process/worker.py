@@ -1,9 +1,8 @@
 """The engine's process: one model, asked over a socket by the application (`supervisor`).
 
-The main thread opens the model and writes answers; one thread hears what the application says, so
-that a stop acts within a layer; one sends; one answers calls. The process ends with its
-application: what it would take for that, a thread that reads from the socket, cannot be kept busy
-by a model.
+The main thread opens the model and generates answers. A reader thread takes messages, so a stop
+takes effect within one layer; a writer thread sends; a third thread answers calls. The process ends
+with its application: the reader thread sees the socket close, whatever the model is doing.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ if TYPE_CHECKING:
     Opener = Callable[[str | None, ModelOptions, OnOpening], Engine]
 
 BATCH_SECONDS = 1 / 10
-"""Tokens cross at most so often: a screen that changes oftener takes more of a processor than is to
-spare beside an engine, and each crossing costs switches between threads."""
+"""The least time between two batches of tokens. A screen that changes more often takes more of a
+processor than the engine can spare, and each batch costs switches between threads."""
 LEAVE_SECONDS = 1.0
-"""After that, what does not end is ended: a read that hangs, a conversion."""
+"""After this time the process is ended by force, should a read hang or a conversion go on."""
 
 
-class Host:
+class Worker:
     """Serves one application until it goes."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._channel = Channel(connection, self._hear, self._leave, BATCH_SECONDS)
+        self._channel = Channel(connection, self._on_message, self._leave, BATCH_SECONDS)
         self._commands: queue.SimpleQueue[messages.Open | messages.Generate | None]
         self._commands = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[messages.Call] = queue.SimpleQueue()
@@ -70,7 +69,7 @@ class Host:
             self._model.close()
         self._channel.close(LEAVE_SECONDS)
 
-    def _hear(self, message: object) -> None:
+    def _on_message(self, message: object) -> None:
         if isinstance(message, messages.Call):
             self._calls.put(message)
         elif isinstance(message, (messages.Open, messages.Generate)):
@@ -98,11 +97,11 @@ class Host:
                 self._model.cancel()
 
     def _open(self, opens: Opener, command: messages.Open) -> None:
-        def tell(progress: OpeningProgress) -> None:
+        def report(progress: OpeningProgress) -> None:
             self._channel.send(messages.Opening(progress))
 
         with self._telling(messages.OPENING):
-            model = opens(command.path, command.options, tell)
+            model = opens(command.path, command.options, report)
             tokenizer = model.tokenizer
             opened = messages.Opened(
                 info=model.info,
@@ -198,7 +197,7 @@ def main(arguments: list[str]) -> None:
     descriptor, opener = arguments
     code = 1
     try:
-        Host(socket.socket(fileno=int(descriptor))).serve(opener)
+        Worker(socket.socket(fileno=int(descriptor))).serve(opener)
         code = 0
     except BaseException:  # noqa: BLE001  what ends this process is written down
         traceback.print_exc()
