@@ -18,7 +18,7 @@ from flashllm.library.formatting import clean, error_words, shape_words
 from flashllm.library.models import FoundModel
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, Select
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.advisor import Case
+from flashllm.planning.advisor import Scenario
 from flashllm.planning.model_facts import (
     check_runnable,
     choose_selector,
@@ -67,10 +67,10 @@ class Conditions:
         place: Path,
         *,
         converted: bool = False,
-    ) -> Case:
+    ) -> Scenario:
         """A model that lies at `place`, or will, without a ceiling yet; `ProfileError`."""
         options = self.options.having(memory=None, select=select)
-        return Case(
+        return Scenario(
             spec,
             replace(sizes, application=options.application_bytes),
             activity,
@@ -212,7 +212,7 @@ def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> 
     return recording or assumed(spec, select)
 
 
-def expected(case: Case, ceiling_bytes: int | None) -> tuple[int, float | None, str]:
+def expected(case: Scenario, ceiling_bytes: int | None) -> tuple[int, float | None, str]:
     """The smallest ceiling, tokens a second in the given one, and what these assume.
 
     The speed is None without a ceiling, in one that is too small, and where the rates of disk and

@@ -16,7 +16,7 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import kv_bytes
 from flashllm.options import KV_DTYPES, ModelOptions, ModelOverrides
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.latency_model import Expectation, Model, expect
+from flashllm.planning.latency_model import Model, TokenEstimate, expect
 from flashllm.planning.plan import Plan, Sizes, make_plan
 from flashllm.planning.shape_estimate import predictor_bytes, sizes_of_shape
 from flashllm.planning.slot_allocation import SLACK
@@ -37,7 +37,7 @@ _NARROWER: dict[str, tuple[str, DType]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Scenario:
     """Everything that a plan is made of."""
 
     spec: ModelSpec
@@ -59,11 +59,11 @@ class Case:
             sizes = dataclasses.replace(sizes, activity=self.activity)
         return make_plan(self.spec, sizes, self.options, self.profile)
 
-    def having(self, **overrides: Unpack[ModelOverrides]) -> Case:
+    def having(self, **overrides: Unpack[ModelOverrides]) -> Scenario:
         """The same with some options changed."""
         return dataclasses.replace(self, options=self.options.having(**overrides))
 
-    def expect(self, plan: Plan, flash_speed: float = 1.0) -> Expectation:
+    def expect(self, plan: Plan, flash_speed: float = 1.0) -> TokenEstimate:
         """What is expected of a plan of this case."""
         sizes = self.sizes
         model = Model(
@@ -96,7 +96,7 @@ class Ceilings:
         return dataclasses.asdict(self)
 
 
-def ceilings(case: Case, plan: Plan) -> Ceilings:
+def ceilings(case: Scenario, plan: Plan) -> Ceilings:
     """Those of a plan's settings, its ceiling apart."""
     spec, stride = case.spec, case.sizes.stride
     fixed = sum(plan.split.values()) - plan.split["slots"]
@@ -109,7 +109,7 @@ def ceilings(case: Case, plan: Plan) -> Ceilings:
     return Ceilings(plan.smallest_bytes, fixed + slots * stride, whole)
 
 
-def advise(case: Case, plan: Plan, expected: Expectation) -> list[Advice]:
+def advise(case: Scenario, plan: Plan, expected: TokenEstimate) -> list[Advice]:
     """What helps, the most first; nothing without a profile."""
     if expected.token is None:
         return []
@@ -124,7 +124,7 @@ def advise(case: Case, plan: Plan, expected: Expectation) -> list[Advice]:
     return sorted(found, key=lambda advice: advice.token_seconds)
 
 
-def _alternatives(case: Case, plan: Plan) -> Iterator[tuple[str, Case, float]]:
+def _alternatives(case: Scenario, plan: Plan) -> Iterator[tuple[str, Scenario, float]]:
     """Changes that there are today: words, the changed case, how much faster the disk is."""
     spec = case.spec
     larger = plan.ceiling_bytes + GIBIBYTE

@@ -36,7 +36,7 @@ times as long, and more)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guesses:
+class PrefetchAccuracy:
     """How good guesses at what a layer will load are; assumed, as no recording counts them."""
 
     recall: float = 0.95
@@ -46,7 +46,7 @@ class Guesses:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TokenTraffic:
     """What one decoded token uses, and what it reads of that from flash."""
 
     used: float
@@ -90,10 +90,10 @@ class TokenSeconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class TokenEstimate:
     """What is expected of a plan; seconds are None where no profile knows enough of the machine."""
 
-    traffic: Traffic
+    traffic: TokenTraffic
     dram: DramBytes
     context_tokens: int
     """Tokens in the context of the token that is meant."""
@@ -102,7 +102,7 @@ class Expectation:
     first_token_seconds: float | None
     assumed: str
     """What of the activity was assumed, or "" where it was recorded."""
-    guesses: Guesses | None
+    guesses: PrefetchAccuracy | None
     """What was assumed of guesses, where the plan makes any."""
 
     def to_json(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Model:
     activity: Activity | None
     """None where every neuron is used."""
     predictor_dtype: str = "f16"
-    guesses: Guesses = Guesses()
+    guesses: PrefetchAccuracy = PrefetchAccuracy()
 
     @property
     def encodings(self) -> Encodings:
@@ -141,13 +141,16 @@ def expect(
     *,
     prompt_tokens: int = PROMPT_TOKENS,
     flash_speed: float = 1.0,
-) -> Expectation:
+) -> TokenEstimate:
     """What the tokens after a prompt will cost; `flash_speed` is for a disk that much faster."""
     spec, activity = model.spec, model.activity
     prompt_tokens = min(prompt_tokens, plan.context)
     layers = [_layer_reads(model, plan, layer) for layer in range(spec.n_layers)]
-    traffic = Traffic(
-        *(sum(getattr(one.traffic, f.name) for one in layers) for f in dataclasses.fields(Traffic))
+    traffic = TokenTraffic(
+        *(
+            sum(getattr(one.traffic, f.name) for one in layers)
+            for f in dataclasses.fields(TokenTraffic)
+        )
     )
     guessing = _guesses(spec, plan)
     predictors = model.predictors if plan.select == "predicted" else 0
@@ -171,7 +174,7 @@ def expect(
         first = clock.first_token(prompt_tokens, moved)
     words = activity.assumed if activity is not None else ""
     guesses = model.guesses if guessing else None
-    return Expectation(traffic, moved, prompt_tokens, prompt_tokens, token, first, words, guesses)
+    return TokenEstimate(traffic, moved, prompt_tokens, prompt_tokens, token, first, words, guesses)
 
 
 def _begins_early(plan: Plan) -> bool:
@@ -195,7 +198,7 @@ class _Reads(NamedTuple):
 class _LayerReads:
     """A layer's traffic, and its reads by when they begin."""
 
-    traffic: Traffic
+    traffic: TokenTraffic
     early: _Reads
     """Before the layer's turn, by guesses or since the input was known."""
     late: _Reads
@@ -224,7 +227,7 @@ def _layer_reads(model: Model, plan: Plan, layer: int) -> _LayerReads:
     return _LayerReads(made, first, second)
 
 
-def _layer_traffic(model: Model, plan: Plan, layer: int) -> Traffic:
+def _layer_traffic(model: Model, plan: Plan, layer: int) -> TokenTraffic:
     """What a layer uses and loads, were all of it read in its turn."""
     spec, activity = model.spec, model.activity
     n_bundles, slots = spec.bundles_per_layer, plan.slots_per_layer[layer]
@@ -232,7 +235,7 @@ def _layer_traffic(model: Model, plan: Plan, layer: int) -> Traffic:
         streamed = float(n_bundles - (slots if plan.select == "all" else 0))
         nbytes = streamed * model.stride
         reads = max(nbytes / MAX_READ_BYTES, 1.0) if streamed else 0.0
-        return Traffic(n_bundles, n_bundles, streamed, reads, nbytes, 0)
+        return TokenTraffic(n_bundles, n_bundles, streamed, reads, nbytes, 0)
     used = activity.used(layer)
     if plan.policy == "window":
         loaded = activity.loads(layer, slots, plan.window)
@@ -240,7 +243,7 @@ def _layer_traffic(model: Model, plan: Plan, layer: int) -> Traffic:
         loaded = activity.loads_of_slots(layer, slots, n_bundles)
     reads, bytes_read = merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes)
     passes = activity.passes(layer, slots)
-    return Traffic(used, min(activity.active[layer], used), loaded, reads, bytes_read, passes)
+    return TokenTraffic(used, min(activity.active[layer], used), loaded, reads, bytes_read, passes)
 
 
 def merged_reads(loaded: float, n_bundles: int, stride: int, gap_bytes: int) -> tuple[float, float]:
@@ -272,7 +275,9 @@ class _Clock:
     rates: MachineRates
     flash_speed: float
 
-    def token(self, layers: list[_LayerReads], traffic: Traffic, moved: DramBytes) -> TokenSeconds:
+    def token(
+        self, layers: list[_LayerReads], traffic: TokenTraffic, moved: DramBytes
+    ) -> TokenSeconds:
         spec, rates = self.model.spec, self.rates
         seconds = dram_seconds(rates, self.model.encodings, moved)
         overhead = (spec.n_layers * rates.layer_overhead_ns + rates.token_overhead_ns) / 1e9
@@ -285,7 +290,9 @@ class _Clock:
         total = flash + seconds.total + overhead - hidden
         return TokenSeconds(flash, seconds.total, overhead, total)
 
-    def _hidden(self, early: float, late: float, traffic: Traffic, seconds: DramSeconds) -> float:
+    def _hidden(
+        self, early: float, late: float, traffic: TokenTraffic, seconds: DramSeconds
+    ) -> float:
         """Of the reads, what goes on while something is computed."""
         spec, plan = self.model.spec, self.plan
         if plan.overlap == "none":

@@ -20,8 +20,8 @@ from flashllm.bench.cache.replay import (
     OPTIMUM,
     RATES,
     Replay,
-    foresight,
     misses,
+    optimal_replacement,
     rates,
 )
 from flashllm.bench.cache.traces import Trace
@@ -62,7 +62,7 @@ def fewest(tokens: list[set[int]], slots: int) -> int:
 def test_nothing_loads_less_than_the_optimum(tokens: list[set[int]], slots: int) -> None:
     sets = [ids_of(active) for active in tokens]
     least = fewest(tokens, slots)
-    assert sum(misses(sets, N_BUNDLES, slots, foresight(sets, N_BUNDLES, slots))) == least
+    assert sum(misses(sets, N_BUNDLES, slots, optimal_replacement(sets, N_BUNDLES, slots))) == least
     hot = np.arange(N_BUNDLES) < 2
     others = [make_policy(name, N_BUNDLES, 2) for name in POLICIES]
     for policy in [*others, Pinned(hot), KnownRates(rates(sets, N_BUNDLES))]:
@@ -72,7 +72,7 @@ def test_nothing_loads_less_than_the_optimum(tokens: list[set[int]], slots: int)
 def test_a_set_that_does_not_fit_is_loaded_in_passes() -> None:
     everything = np.arange(256, dtype=np.int32)
     sets = [everything] * 3
-    for policy in (make_policy(DEFAULT_POLICY, 256, 5), foresight(sets, 256, 128)):
+    for policy in (make_policy(DEFAULT_POLICY, 256, 5), optimal_replacement(sets, 256, 128)):
         first, *later = misses(sets, 256, 128, policy)
         assert first == 256
         assert all(128 <= n <= 256 for n in later)

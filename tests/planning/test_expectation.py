@@ -14,8 +14,14 @@ from flashllm.core.numpy_twin import reader
 from flashllm.hardware.machine_profile import Profile
 from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.advisor import Case, advise, ceilings
-from flashllm.planning.latency_model import Expectation, Guesses, Model, expect, merged_reads
+from flashllm.planning.advisor import Scenario, advise, ceilings
+from flashllm.planning.latency_model import (
+    Model,
+    PrefetchAccuracy,
+    TokenEstimate,
+    expect,
+    merged_reads,
+)
 from flashllm.planning.plan import MAX_READ_BYTES, MIB, Plan
 from flashllm.planning.shape_estimate import sizes_of_shape
 from flashllm.spec import ModelSpec
@@ -33,14 +39,14 @@ def case(
     profile: Profile | None = DISK,
     activity: Activity | None = None,
     overlap: Any = None,
-) -> Case:
+) -> Scenario:
     known = None if select == "all" else activity or assumed(spec, select)
     sizes = sizes_of_shape(spec, 200 * MIB)
     options = ModelOptions(memory=memory, select=select, overlap=overlap)
-    return Case(spec, sizes, known, options, profile)
+    return Scenario(spec, sizes, known, options, profile)
 
 
-def planned(given: Case) -> tuple[Plan, Expectation]:
+def planned(given: Scenario) -> tuple[Plan, TokenEstimate]:
     plan = given.plan()
     return plan, given.expect(plan)
 
@@ -108,16 +114,16 @@ def test_a_token_by_hand() -> None:
     assert token.total == pytest.approx(token.flash + token.dram + token.overhead)
 
 
-def overlapped(overlap: str, speed: float = 4e9, **changes: Any) -> tuple[Plan, Expectation]:
+def overlapped(overlap: str, speed: float = 4e9, **changes: Any) -> tuple[Plan, TokenEstimate]:
     given = case(overlap=overlap, profile=law(1e-7, speed), **changes)
     plan = given.plan()
     assert given.activity is not None
     model = Model(given.spec, given.sizes.stride, given.sizes.predictors, given.activity)
-    perfect = dataclasses.replace(model, guesses=Guesses(1.0, 1.0))
+    perfect = dataclasses.replace(model, guesses=PrefetchAccuracy(1.0, 1.0))
     return plan, expect(perfect, plan, given.profile)
 
 
-def together(expected: Expectation) -> float:
+def together(expected: TokenEstimate) -> float:
     assert expected.token is not None
     return expected.token.overlap
 
@@ -165,7 +171,7 @@ def test_wrong_guesses_are_read_too_and_missed_ones_when_it_is_their_turn() -> N
     given = case(overlap="layer", profile=law(1e-7, 1e8))
     plan, found = planned(given)
     perfect = overlapped("layer", 1e8)[1]
-    assert found.guesses == Guesses()
+    assert found.guesses == PrefetchAccuracy()
     assert found.traffic.loaded == perfect.traffic.loaded
     assert found.traffic.in_vain == pytest.approx(0.05 * found.traffic.loaded)
     assert perfect.traffic.in_vain == 0

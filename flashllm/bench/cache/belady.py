@@ -16,7 +16,7 @@ from flashllm.arrays import Ids, Index, Values
 from flashllm.weight_cache.policies import Policy, Uses, Weights
 
 
-class Foresight(Policy):
+class OptimalReplacement(Policy):
     """Belady's policy, for the requests that it is told of."""
 
     def __init__(self, n_bundles: int, requests: Sequence[Ids]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashllm.arrays import Ids, Values
-from flashllm.bench.cache.belady import Foresight, KnownRates
+from flashllm.bench.cache.belady import KnownRates, OptimalReplacement
 from flashllm.bench.cache.traces import Trace
 from flashllm.bench.text_table import columns
 from flashllm.errors import UsageError
@@ -74,9 +74,11 @@ def misses(sets: Sequence[Ids], n_bundles: int, slots: int, policy: Policy) -> l
     ]
 
 
-def foresight(sets: Sequence[Ids], n_bundles: int, slots: int) -> Foresight:
+def optimal_replacement(sets: Sequence[Ids], n_bundles: int, slots: int) -> OptimalReplacement:
     """The optimum for a layer; a set that does not fit is asked for in passes."""
-    return Foresight(n_bundles, [piece for ids in sets for piece in split_rounds(ids, slots)])
+    return OptimalReplacement(
+        n_bundles, [piece for ids in sets for piece in split_rounds(ids, slots)]
+    )
 
 
 def rates(sets: Sequence[Ids], n_bundles: int) -> Values:
@@ -138,7 +140,7 @@ class Replay:
             pinned[np.argsort(-often, kind="stable")[: int(HOT_SHARE * layer_slots)]] = True
             return Pinned(pinned)
 
-        yield OPTIMUM, slots, lambda layer, n: foresight(trace.sets[layer], n_bundles, n)
+        yield OPTIMUM, slots, lambda layer, n: optimal_replacement(trace.sets[layer], n_bundles, n)
         yield RATES, slots, lambda layer, _: KnownRates(rates(trace.sets[layer][half:], n_bundles))
         for name in POLICIES:
             if name != "window":

@@ -20,7 +20,7 @@ from flashllm.settings.values import parse_share
 if TYPE_CHECKING:
     from flashllm.hardware.machine_profile import Profile
     from flashllm.planning.activation_stats import Activity
-    from flashllm.planning.advisor import Case
+    from flashllm.planning.advisor import Scenario
     from flashllm.spec import ModelSpec
 
 
@@ -63,7 +63,7 @@ def _profile(arguments: argparse.Namespace) -> Profile | None:
     return found
 
 
-def _case(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+def _case(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
     """Everything that the plan is made of, for what the argument names."""
     from flashllm.flash.manifest import MANIFEST_FILE
 
@@ -84,10 +84,10 @@ def _case(arguments: argparse.Namespace, profile: Profile | None) -> Case:
     return _converted(arguments, profile)
 
 
-def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
     """A checkpoint, from its config.json alone, or a shape that is built in."""
     from flashllm.engine.loading import interpreter_bytes
-    from flashllm.planning.advisor import Case
+    from flashllm.planning.advisor import Scenario
     from flashllm.planning.model_facts import check_selector
     from flashllm.planning.shape_estimate import sizes_of_shape, usual_selector
 
@@ -97,7 +97,7 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Case
     check_selector(select, spec, not spec.gated, Path(arguments.model))
     sizes = sizes_of_shape(spec, interpreter_bytes())
     activity = _activity(arguments, spec, select, None)
-    return Case(spec, sizes, activity, options_of(arguments).having(select=select), profile)
+    return Scenario(spec, sizes, activity, options_of(arguments).having(select=select), profile)
 
 
 def _described(arguments: argparse.Namespace) -> ModelSpec:
@@ -125,10 +125,10 @@ def _described(arguments: argparse.Namespace) -> ModelSpec:
     return spec
 
 
-def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
+def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
     from flashllm.engine.loading import model_sizes
     from flashllm.flash.store import Store
-    from flashllm.planning.advisor import Case
+    from flashllm.planning.advisor import Scenario
     from flashllm.planning.model_facts import choose_selector, recorded_activity
 
     with Store(Path(arguments.model)) as store:
@@ -136,7 +136,7 @@ def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Case:
         sizes = model_sizes(store, select)
         spec = store.spec
         activity = _activity(arguments, spec, select, recorded_activity(store, select))
-    return Case(
+    return Scenario(
         spec,
         sizes,
         activity,

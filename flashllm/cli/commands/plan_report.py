@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from flashllm.units import ceiling_words, format_bytes
 
 if TYPE_CHECKING:
-    from flashllm.planning.advisor import Advice, Case, Ceilings
-    from flashllm.planning.latency_model import Expectation
+    from flashllm.planning.advisor import Advice, Ceilings, Scenario
+    from flashllm.planning.latency_model import TokenEstimate
     from flashllm.planning.plan import Plan
     from flashllm.spec import ModelSpec
 
@@ -46,7 +46,7 @@ def weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
 
 
 def expected_rows(
-    case: Case, made: Plan, expected: Expectation, limits: Ceilings
+    case: Scenario, made: Plan, expected: TokenEstimate, limits: Ceilings
 ) -> list[tuple[str, Any]]:
     """What a token will cost, and the ceilings that matter."""
     traffic, token = expected.traffic, expected.token
@@ -80,7 +80,7 @@ def expected_rows(
 
 
 def verdict(
-    case: Case, made: Plan, expected: Expectation, limits: Ceilings, advice: Sequence[Advice]
+    case: Scenario, made: Plan, expected: TokenEstimate, limits: Ceilings, advice: Sequence[Advice]
 ) -> str:
     """Whether it fits, what a token waits for, what helps, what was assumed: in sentences."""
     sentences = [_fits(case, made, expected)]
@@ -114,7 +114,7 @@ def verdict(
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _seconds_missing(case: Case) -> str:
+def _seconds_missing(case: Scenario) -> str:
     if case.profile is not None:
         return (
             "The profile knows the disk and not enough of this machine, so there are no seconds:"
@@ -126,7 +126,7 @@ def _seconds_missing(case: Case) -> str:
     )
 
 
-def _fits(case: Case, made: Plan, expected: Expectation) -> str:
+def _fits(case: Scenario, made: Plan, expected: TokenEstimate) -> str:
     spec = case.spec
     fits = f"It fits into {ceiling_words(made.ceiling_bytes)}."
     if made.select == "oracle":
@@ -148,7 +148,7 @@ def _fits(case: Case, made: Plan, expected: Expectation) -> str:
 
 
 def to_json(
-    case: Case, made: Plan, expected: Expectation, limits: Ceilings, advice: Sequence[Advice]
+    case: Scenario, made: Plan, expected: TokenEstimate, limits: Ceilings, advice: Sequence[Advice]
 ) -> dict[str, Any]:
     """Everything, as plain values."""
     import dataclasses
