@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flashllm.system.imports import collecting_nothing
+from flashllm.system.imports import gc_paused
 
 
 @pytest.fixture(autouse=True)
@@ -17,20 +17,20 @@ def thawed() -> Iterator[None]:
 
 
 def test_nothing_is_collected_within() -> None:
-    with collecting_nothing():
+    with gc_paused():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_what_was_made_within_is_not_looked_at_again() -> None:
     before = gc.get_freeze_count()
-    with collecting_nothing():
+    with gc_paused():
         kept = [[number] for number in range(1000)]
     assert gc.get_freeze_count() - before >= len(kept)
     assert not any(found is kept for found in gc.get_objects())
 
 
 def test_an_import_that_fails_leaves_the_collector_on() -> None:
-    with pytest.raises(ModuleNotFoundError), collecting_nothing():
+    with pytest.raises(ModuleNotFoundError), gc_paused():
         import flashllm_that_is_not_there  # noqa: F401
     assert gc.isenabled()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
-from flashllm.system.imports import collecting_nothing
+from flashllm.system.imports import gc_paused
 
 if TYPE_CHECKING:
     from flashllm.engine.local import Model
@@ -25,7 +25,7 @@ def open_model(
     Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     directory = model_directory(path)
-    with collecting_nothing():
+    with gc_paused():
         from flashllm.engine import local
 
     return local.open_model(directory, options or DEFAULT_OPTIONS, **overrides)

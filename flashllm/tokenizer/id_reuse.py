@@ -13,7 +13,7 @@ from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AnswerSpan:
     """Where an answer lies in what is encoded."""
 
     part: int
@@ -27,7 +27,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Stretch:
+class TextSpan:
     """Text between two control tokens: its ids, and how its bytes lie on them."""
 
     ids: list[int]
@@ -38,14 +38,16 @@ class _Stretch:
     """How many more bytes of white space it begins with than the text that was encoded."""
 
 
-class KnownIds:
+class TokenReuse:
     """Puts them into place, for one vocabulary."""
 
     def __init__(self, piece_bytes: Callable[[int], bytes], controls: Container[int]) -> None:
         self._piece_bytes = piece_bytes
         self._controls = controls
 
-    def put(self, ids: list[int], parts: Sequence[str | int], places: Iterable[Place]) -> list[int]:
+    def put(
+        self, ids: list[int], parts: Sequence[str | int], places: Iterable[AnswerSpan]
+    ) -> list[int]:
         """`ids` are what `parts`, text and control tokens, were encoded to; places in order."""
         waiting = list(places)
         out: list[int] = []
@@ -66,7 +68,7 @@ class KnownIds:
             position = end
         return out if position == len(ids) else list(ids)
 
-    def _replaced(self, ids: list[int], text: str, places: Sequence[Place]) -> list[int]:
+    def _replaced(self, ids: list[int], text: str, places: Sequence[AnswerSpan]) -> list[int]:
         stretch = self._stretch(ids, text) if places else None
         if stretch is None:
             return ids
@@ -82,7 +84,7 @@ class KnownIds:
             done = stretch.at[end]
         return [*out, *ids[done:]]
 
-    def _stretch(self, ids: list[int], text: str) -> _Stretch | None:
+    def _stretch(self, ids: list[int], text: str) -> TextSpan | None:
         """None where the ids are not those of the text, but for white space at its ends."""
         pieces = [self._piece_bytes(token) for token in ids]
         raw, wanted = b"".join(pieces), _utf8(text)
@@ -91,16 +93,16 @@ class KnownIds:
         at: dict[int, int] = {}
         for number, byte in enumerate(accumulate(map(len, pieces), initial=0)):
             at.setdefault(byte, number)
-        return _Stretch(ids, raw, at, _lead(raw) - _lead(wanted))
+        return TextSpan(ids, raw, at, _lead(raw) - _lead(wanted))
 
-    def _start(self, stretch: _Stretch, place: Place) -> int:
+    def _start(self, stretch: TextSpan, place: AnswerSpan) -> int:
         """The byte of the stretch at which the answer's ids begin; -1 if there is no such place."""
         own = b"".join([self._piece_bytes(token) for token in place.ids])
         text_at = len(_utf8(place.before)) + stretch.shift
         is_there = stretch.raw.startswith(_utf8(place.text), max(text_at, 0))
         return text_at - _lead(own) if text_at >= 0 and is_there else -1
 
-    def _matching(self, stretch: _Stretch, start: int, ids: Sequence[int]) -> tuple[int, int]:
+    def _matching(self, stretch: TextSpan, start: int, ids: Sequence[int]) -> tuple[int, int]:
         """How many ids spell what is there, as far as they end where one of the others ends."""
         found, byte = (0, start), start
         for count, token in enumerate(ids, 1):

@@ -23,7 +23,7 @@ from flashllm.tokenizer.chat_template import (
     render_plain,
     render_template,
 )
-from flashllm.tokenizer.id_reuse import KnownIds, Place
+from flashllm.tokenizer.id_reuse import AnswerSpan, TokenReuse
 from flashllm.tokenizer.settings import TokenizerSettings, read_settings
 from flashllm.tokenizer.vocabulary import (
     Vocabulary,
@@ -75,7 +75,7 @@ class Tokenizer:
         self._prefix = list(prefix)
         pad_id = self._control(settings.tokens.get("pad_token"), None)
         self._silent = {self.bos_id, pad_id, *self.eos_ids}
-        self._known_ids = KnownIds(self.piece_bytes, frozenset(self._controls.values()))
+        self._known_ids = TokenReuse(self.piece_bytes, frozenset(self._controls.values()))
         spellings = sorted(filter(None, self._controls), key=len, reverse=True)
         self._markers = (
             re.compile("(" + "|".join(map(re.escape, spellings)) + ")") if spellings else None
@@ -143,11 +143,11 @@ class Tokenizer:
         """Markers in the template's text become ids; text between two markers is encoded as one."""
         parts: list[str | int] = []
         run: list[str] = []
-        places: list[Place] = []
+        places: list[AnswerSpan] = []
         for segment in segments:
             if segment.message is not None:
                 if own := known.get(segment.message):
-                    places.append(Place(len(parts), "".join(run), segment.text, own))
+                    places.append(AnswerSpan(len(parts), "".join(run), segment.text, own))
                 run.append(segment.text)
                 continue
             for piece in self._markers.split(segment.text) if self._markers else [segment.text]:

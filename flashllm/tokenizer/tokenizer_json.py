@@ -104,7 +104,7 @@ def check_added(description: dict[str, Any]) -> None:
         raise ValueError("it has no pieces")
 
 
-def seclude_markers(description: dict[str, Any], names: Mapping[str, str]) -> int | None:
+def protect_special_tokens(description: dict[str, Any], names: Mapping[str, str]) -> int | None:
     """Gives markers names that nobody can write, in place; ids stay.
 
     The library matches added tokens in any text, and a marker that is in the model's own vocabulary

@@ -24,8 +24,8 @@ from flashllm.tokenizer.tokenizer_json import (
     describe_byte_level,
     is_marker,
     looks_like_marker,
+    protect_special_tokens,
     rename_piece,
-    seclude_markers,
     template_prefix,
     vocabulary_ids,
 )
@@ -79,7 +79,7 @@ class JsonVocabulary:
         secret = secrets.token_hex(16)
         names = {c: f"\ue000{secret}.{token}\ue001" for c, token in self.control_ids.items()}
         self._names = {token: names[content] for content, token in self.control_ids.items()}
-        unknown = seclude_markers(description, names)
+        unknown = protect_special_tokens(description, names)
         self._guarded = frozenset(self._names) - {unknown}
         self._tokenizer = _build(description)
         # The library numbers added tokens one after the other, whatever the file says.

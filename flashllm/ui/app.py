@@ -21,9 +21,9 @@ from flashllm.library.models import ModelChoice
 from flashllm.settings.resolve import ChatSettings
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.answering import Answering, explain
-from flashllm.ui.chat.autosave import Saving
+from flashllm.ui.chat.autosave import Autosave
 from flashllm.ui.chat.context_meter import TELLS_AT, ContextMeter, Fill
-from flashllm.ui.chat.conversation_view import Shown
+from flashllm.ui.chat.conversation_view import ConversationView
 from flashllm.ui.chat.engine_thread import EngineThread
 from flashllm.ui.chat.screen import Actions
 from flashllm.ui.chat.slash_commands import SlashActions
@@ -31,14 +31,14 @@ from flashllm.ui.chat.status import HINT_SECONDS, Activity, Phase, StatusLine
 from flashllm.ui.chat.turn_actions import TurnActions
 from flashllm.ui.commands.bindings import APP_BINDINGS
 from flashllm.ui.commands.table import is_command, unescaped
-from flashllm.ui.panels.panels import Panels
+from flashllm.ui.panels.panels import SidePanels
 from flashllm.ui.prompt.history import InputHistory
 from flashllm.ui.prompt.prompt import Prompt
 from flashllm.ui.prompt.suggestions import Suggestions
 from flashllm.ui.transcript.transcript import Transcript
 from flashllm.ui.transcript.turn import Notice
 from flashllm.ui.widgets import themes
-from flashllm.ui.widgets.footer import KeyLine
+from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -89,12 +89,12 @@ class ChatApp(Actions):
         self.sampling, self.max_tokens = sampling, max_tokens
         self.engine = EngineThread(open_engine, self._post)
         self.activity = Activity(sanitize_line(self.choice.name))
-        self.saving = Saving(
+        self.saving = Autosave(
             store,
             lambda error: self._post(messages.SavingFailed(error)),
             lambda: self._post(messages.SavingRecovered()),
         )
-        self.shown = Shown(Conversation(system), self.saving)
+        self.shown = ConversationView(Conversation(system), self.saving)
         self.shown.transcript = Transcript(self.shown.make_view)
         self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
         # Held, since to look for them goes through all that a long answer is made of.
@@ -105,7 +105,7 @@ class ChatApp(Actions):
         """Settings of the command line: no conversation that is opened changes them."""
         self.answering = Answering(self)
         self.turns = TurnActions(self)
-        self.panels = Panels(self)
+        self.panels = SidePanels(self)
         self.library = library
         self._session, self._welcome = session, welcome
         self._told_full = False
@@ -131,7 +131,7 @@ class ChatApp(Actions):
         with Horizontal(id="bottom"):
             yield self.status_line
             yield self.meter
-        yield KeyLine()
+        yield KeyFooter()
 
     async def on_mount(self) -> None:
         """Starts to open the model; the prompt can be written meanwhile."""
@@ -161,8 +161,8 @@ class ChatApp(Actions):
             await self.slash.run(text)
         elif self.activity.phase is Phase.OPENING:
             self._wait_to_send(True)
-        elif hindrance := self.answering.hindrance():
-            self.show_hint(hindrance)
+        elif reason_not_ready := self.answering.reason_not_ready():
+            self.show_hint(reason_not_ready)
         else:
             self.prompt.take()
             await self.answering.ask(unescaped(text), self.turns.end_edit())
@@ -186,7 +186,7 @@ class ChatApp(Actions):
     async def begin_conversation(self) -> None:
         """A new conversation; the one before is kept."""
         if self.activity.is_answering:
-            self.show_hint(self.answering.hindrance())
+            self.show_hint(self.answering.reason_not_ready())
             return
         self._leave_conversation()
         await self.shown.begin()
@@ -345,7 +345,7 @@ class ChatApp(Actions):
     async def open_session(self, session_id: int) -> None:
         """Shows a conversation that was kept, and goes on with it."""
         if self.activity.is_answering:
-            self.show_hint(self.answering.hindrance())
+            self.show_hint(self.answering.reason_not_ready())
             return
         try:
             await self.shown.restore(session_id)

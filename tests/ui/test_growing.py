@@ -12,7 +12,7 @@ from textual.timer import Timer
 from textual.widgets._markdown import MarkdownHeader, MarkdownTable
 
 from flashllm.ui.chat import answering
-from flashllm.ui.chat.refresh_rate import Pace
+from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.run import FULL_COLLECTION_EVERY, run_app
 from flashllm.ui.transcript.answer import Answer
@@ -119,7 +119,7 @@ async def test_what_comes_last_is_in_the_height_that_is_kept() -> None:
 
 
 async def test_text_that_is_not_due_yet_follows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "wait_seconds", lambda _: WAIT_SECONDS)
+    monkeypatch.setattr(RefreshRate, "wait_seconds", lambda _: WAIT_SECONDS)
     gate, typed_by_then = threading.Event(), []
     show = Answer.add
     async with make_app(FakeModel(["An", " answer", gate])).run_test() as pilot:
@@ -132,11 +132,11 @@ async def test_text_that_is_not_due_yet_follows_a_key(monkeypatch: pytest.Monkey
         monkeypatch.setattr(Answer, "add", add)
         await say(pilot, "go")
         await until(pilot, lambda: len(app.engine._tokens) == 2)
-        monkeypatch.setattr(Pace, "fits_behind_key", lambda _: False)
+        monkeypatch.setattr(RefreshRate, "fits_behind_key", lambda _: False)
         await pilot.press("x")
         await pilot.pause(0.1)
         assert typed_by_then == []
-        monkeypatch.setattr(Pace, "fits_behind_key", lambda _: True)
+        monkeypatch.setattr(RefreshRate, "fits_behind_key", lambda _: True)
         await pilot.press("y")
         await until(pilot, lambda: bool(typed_by_then))
         assert typed_by_then == ["xy"]
@@ -149,12 +149,12 @@ async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.Monkey
     asked, collected = [], []
     since_typed = 0.0
 
-    def seconds_since_typed(_: Pace) -> float:
+    def seconds_since_typed(_: RefreshRate) -> float:
         asked.append(since_typed)
         return since_typed
 
     monkeypatch.setattr(answering, "QUIET_SECONDS", 0.05)
-    monkeypatch.setattr(Pace, "seconds_since_typed", seconds_since_typed)
+    monkeypatch.setattr(RefreshRate, "seconds_since_typed", seconds_since_typed)
     monkeypatch.setattr(answering.gc, "collect", lambda: collected.append(since_typed))
     async with make_app(FakeModel(["An", "answer"])).run_test() as pilot:
         app = await ask(pilot, "go")

@@ -24,7 +24,13 @@ from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.telemetry.token_report import TokenNumbers, answer_numbers
 from flashllm.ui.panels import io_panel
 from flashllm.ui.panels.bars import columns, runs, sparkline, stacked
-from flashllm.ui.panels.io_lines import FULL_HEIGHT, GLYPHS, SMALL_HEIGHT, Shown, full_lines
+from flashllm.ui.panels.io_lines import (
+    FULL_HEIGHT,
+    GLYPHS,
+    SMALL_HEIGHT,
+    Shown,
+    full_lines,
+)
 from flashllm.ui.panels.io_panel import IoPanel
 from flashllm.ui.panels.neuron_map import NeuronMapView, picture
 from flashllm.ui.screens.token_details import TokenView

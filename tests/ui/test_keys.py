@@ -22,7 +22,7 @@ from flashllm.ui.commands.keys import (
     with_keys,
 )
 from flashllm.ui.screens.help import key_section
-from flashllm.ui.widgets.footer import KeyLine
+from flashllm.ui.widgets.footer import KeyFooter
 from tests.support.screens import until
 
 PLACE = "/home/u/.config/flashllm/config.toml:3"
@@ -174,7 +174,7 @@ async def test_the_texts_own_keys_give_way_to_changed_ones() -> None:
         assert app.noted == ["nine", "eight"]
 
 
-class Counted(KeyLine):
+class Counted(KeyFooter):
     asked = 0
 
     async def recompose(self) -> None:

@@ -13,7 +13,7 @@ from flashllm.ui.chat.refresh_rate import (
     SECONDS_MOST,
     SHARE,
     TYPING_SECONDS,
-    Pace,
+    RefreshRate,
 )
 
 
@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_how_long_is_waited(
     clock: SimpleNamespace, cost: float, typed_before: float | None, wait: float
 ) -> None:
-    one = Pace()
+    one = RefreshRate()
     if typed_before is not None:
         clock.now -= typed_before
         one.typed()
@@ -57,14 +57,14 @@ def test_how_long_is_waited(
 
 
 def test_what_is_overdue_is_shown_at_once(clock: SimpleNamespace) -> None:
-    one = Pace()
+    one = RefreshRate()
     one.shown()
     clock.now += 2 * SECONDS_MOST
     assert 0 < one.wait_seconds() < SECONDS_LEAST
 
 
 def test_text_follows_a_key_but_not_each_of_many(clock: SimpleNamespace) -> None:
-    one = Pace()
+    one = RefreshRate()
     one.shown()
     clock.now += BETWEEN_KEYS_SECONDS / 2
     assert not one.fits_behind_key()

@@ -13,7 +13,7 @@ from textual.widgets import Label
 
 from flashllm.ui.transcript.answer import Answer
 from flashllm.ui.transcript.markdown import CodeBlock, make_parser
-from flashllm.ui.transcript.markdown_split import Stretches
+from flashllm.ui.transcript.markdown_split import MarkdownSplitter
 from tests.support.chat_pilot import screen_text
 from tests.support.screens import until
 
@@ -58,7 +58,7 @@ End of it.
 
 
 def cut(pieces: list[str], target: int) -> list[str]:
-    stretches, result = Stretches(target), [""]
+    stretches, result = MarkdownSplitter(target), [""]
     for piece in pieces:
         first, *others = stretches.feed(piece)
         result[-1] += first

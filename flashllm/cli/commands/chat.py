@@ -20,7 +20,7 @@ from flashllm.settings.options import (
     SESSION_OPTIONS,
 )
 from flashllm.system import memory, paths
-from flashllm.system.imports import collecting_nothing
+from flashllm.system.imports import gc_paused
 from flashllm.system.log import start_log
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def chat(arguments: argparse.Namespace) -> int:
         raise UsageError("the chat needs a terminal; `flashllm run -p TEXT` works without one")
     session = chosen_session(arguments)
     start_log(paths.log_file())
-    with collecting_nothing():
+    with gc_paused():
         from flashllm.library.models import ModelChoice
         from flashllm.ui.app import ChatApp
         from flashllm.ui.chat.status import Phase

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from flashllm.cli.run.prompt import check_prompt, is_chat, read_prompt
-from flashllm.cli.run.session import Kept, open_kept
+from flashllm.cli.run.session import SavedExchange, open_kept
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.conversation_choice import begin_anew
 from flashllm.cli.shared.flags import add_model, add_options, argument
@@ -131,7 +131,7 @@ def _start(
     )
 
 
-def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: Kept) -> Finished:
+def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: SavedExchange) -> Finished:
     """Prints what the worker emits; returns its last event."""
     output, ticker = Output(), Ticker()
     streams = not (arguments.json or arguments.jsonl or arguments.no_stream)

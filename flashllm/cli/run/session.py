@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 10.0
 
 
-class Kept:
+class SavedExchange:
     """A question and its answer in a conversation, which is kept if `keeps` says so.
 
     Where a conversation is there and nothing is asked, its last answer goes on (`UsageError` if it
@@ -150,7 +150,7 @@ class Kept:
         self.error = None
 
 
-def open_kept(text: str, arguments: argparse.Namespace) -> Kept:
+def open_kept(text: str, arguments: argparse.Namespace) -> SavedExchange:
     """The question in the conversation that the arguments name; nothing is saved yet.
 
     The arguments get the settings that the conversation goes on with.
@@ -173,7 +173,7 @@ def open_kept(text: str, arguments: argparse.Namespace) -> Kept:
         if latest:
             title = sanitize_line(session.meta.name or session.meta.preview)
             remark(f"going on with conversation {chosen}: {title}")
-    return Kept(text, arguments.system, session, asks_to_keep(arguments))
+    return SavedExchange(text, arguments.system, session, asks_to_keep(arguments))
 
 
 def _unfinished(conversation: Conversation) -> Turn:

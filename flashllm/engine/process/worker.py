@@ -24,7 +24,7 @@ from flashllm.engine.process.channel import Channel
 from flashllm.engine.process.messages import Failure
 from flashllm.engine.protocol import OnOpening, OpeningProgress
 from flashllm.options import ModelOptions
-from flashllm.system.imports import collecting_nothing
+from flashllm.system.imports import gc_paused
 
 if TYPE_CHECKING:
     from flashllm.engine.protocol import Engine, EngineGeneration
@@ -57,7 +57,7 @@ class Worker:
         self._channel.start()
         threading.Thread(target=self._answer_calls, name="engine-calls", daemon=True).start()
         with self._telling(messages.OPENING):
-            with collecting_nothing():
+            with gc_paused():
                 opens: Opener = pkgutil.resolve_name(opener)
             self._channel.send(messages.Ready())
             while (command := self._commands.get()) is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flashllm.conversations.tree import BROKEN_OFF
 from flashllm.engine.answer import Request, kept_numbers
 from flashllm.errors import EngineLost, FlashllmError
-from flashllm.ui.chat.refresh_rate import Pace
+from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import BUSY_HINT, CLOSED_HINT, OPENING_HINT, Phase
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Answering:
 
     def __init__(self, app: ChatApp) -> None:
         self._app = app
-        self._pace = Pace()
+        self._pace = RefreshRate()
         self._turn: Turn | None = None
         self._view: Answer | None = None
         self._asked: Turn | None = None
@@ -63,7 +63,7 @@ class Answering:
         if self._due is not None and self._pace.fits_behind_key():
             self._app.call_after_refresh(self._show_now)
 
-    def hindrance(self) -> str:
+    def reason_not_ready(self) -> str:
         """Why nothing can be asked now; empty if it can."""
         phase = self._app.activity.phase
         if phase is Phase.READY:

@@ -17,7 +17,7 @@ EVERY_SECONDS = 0.4
 """A growing answer is saved so often: what was answered a second ago survives whatever happens."""
 
 
-class Saving:
+class Autosave:
     """Keeps one conversation at a time; without a path nothing is kept, and nothing else changes.
 
     A conversation is made in the database with its first turn.

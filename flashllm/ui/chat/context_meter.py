@@ -9,7 +9,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from flashllm.conversations.fit import ANSWER_ROOM_SHARE
-from flashllm.ui.widgets.single_layout import LaidOutOnce
+from flashllm.ui.widgets.single_layout import SingleLayout
 
 WARNS_AT = 0.75
 TELLS_AT = 0.90
@@ -49,7 +49,7 @@ class Fill:
         )
 
 
-class ContextMeter(LaidOutOnce, Widget):
+class ContextMeter(SingleLayout, Widget):
     """At the end of the status line; changes its colour before the context is full."""
 
     fill: reactive[Fill] = reactive(Fill())

@@ -9,7 +9,7 @@ from flashllm.ui.transcript.turn import Question, TurnView
 
 if TYPE_CHECKING:
     from flashllm.conversations.tree import Conversation, Turn
-    from flashllm.ui.chat.autosave import Saving
+    from flashllm.ui.chat.autosave import Autosave
     from flashllm.ui.transcript.answer import Answer
     from flashllm.ui.transcript.transcript import Transcript
 
@@ -23,10 +23,10 @@ ENDS = {
 UNANSWERED = "nothing was answered; r here, or /regenerate, answers it"
 
 
-class Shown:
+class ConversationView:
     """Every change of the conversation goes through here."""
 
-    def __init__(self, conversation: Conversation, saving: Saving) -> None:
+    def __init__(self, conversation: Conversation, saving: Autosave) -> None:
         self.conversation = conversation
         self.saving = saving
         self.writing: int | None = None

@@ -17,7 +17,7 @@ BETWEEN_KEYS_SECONDS = 0.1
 """Nor oftener than this, however fast the keys come."""
 
 
-class Pace:
+class RefreshRate:
     """Measures what this thread computed since text was shown last, keys and layout included."""
 
     def __init__(self) -> None:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from flashllm.settings.resolve import ChatSettings
     from flashllm.ui.chat.answering import Answering
     from flashllm.ui.chat.context_meter import ContextMeter
-    from flashllm.ui.chat.conversation_view import Shown
+    from flashllm.ui.chat.conversation_view import ConversationView
     from flashllm.ui.chat.engine_thread import EngineThread
     from flashllm.ui.chat.slash_commands import SlashActions
     from flashllm.ui.chat.status import Activity
     from flashllm.ui.chat.turn_actions import TurnActions
-    from flashllm.ui.panels.panels import Panels
+    from flashllm.ui.panels.panels import SidePanels
     from flashllm.ui.prompt.prompt import Prompt
     from flashllm.ui.screens.confirm import ConfirmScreen
     from flashllm.ui.screens.models import Models
@@ -47,11 +47,11 @@ class Actions(RestoringApp):
     engine: EngineThread
     library: Callable[[], Models] | None
     meter: ContextMeter
-    panels: Panels
+    panels: SidePanels
     keymap: dict[str, str]
     prompt: Prompt
     settings: ChatSettings
-    shown: Shown
+    shown: ConversationView
     slash: SlashActions
     turns: TurnActions
     _asks_to_leave: ConfirmScreen | None = None
@@ -167,7 +167,7 @@ class Actions(RestoringApp):
     def action_models(self) -> None:
         """Shows the models on this machine."""
         if self.activity.is_answering:
-            self.show_hint(self.answering.hindrance())
+            self.show_hint(self.answering.reason_not_ready())
         elif self.library is None:
             self.show_hint("no models are looked for here")
         else:
@@ -194,7 +194,7 @@ class Actions(RestoringApp):
         if choice is None or (choice == self.choice and self.activity.phase is not Phase.CLOSED):
             return
         if self.activity.is_answering:
-            self.show_hint(self.answering.hindrance())
+            self.show_hint(self.answering.reason_not_ready())
         else:
             self.open_model(choice)
 

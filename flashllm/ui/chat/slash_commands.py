@@ -283,7 +283,7 @@ class SlashActions:
                 await app.open_session(choice.id)
                 return
             if app.activity.is_answering:
-                app.show_hint(app.answering.hindrance())
+                app.show_hint(app.answering.reason_not_ready())
                 return
             await app.begin_conversation()
             session_id = choice.id

@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from flashllm.ui.widgets.single_layout import LaidOutOnce
+from flashllm.ui.widgets.single_layout import SingleLayout
 from flashllm.units import memory_words
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -181,7 +181,7 @@ class Activity:
         return tuple(parts)
 
 
-class StatusLine(LaidOutOnce, Widget):
+class StatusLine(SingleLayout, Widget):
     """One line of parts, the most wanted first; what does not fit is left out."""
 
     parts: reactive[tuple[str, ...]] = reactive(())

@@ -158,15 +158,15 @@ class TurnActions:
 
     def _is_hindered(self) -> bool:
         """Whether nothing can be asked now, which is said then."""
-        hindrance = self._app.answering.hindrance()
-        if hindrance:
-            self._app.show_hint(hindrance)
-        return bool(hindrance)
+        reason_not_ready = self._app.answering.reason_not_ready()
+        if reason_not_ready:
+            self._app.show_hint(reason_not_ready)
+        return bool(reason_not_ready)
 
     def _is_busy(self) -> bool:
         """Whether an answer is being written, which is said then."""
         if self._app.activity.is_answering:
-            self._app.show_hint(self._app.answering.hindrance())
+            self._app.show_hint(self._app.answering.reason_not_ready())
         return self._app.activity.is_answering
 
 

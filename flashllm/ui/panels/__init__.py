@@ -1,1 +1,1 @@
-"""Panels beside the conversation: I/O and the map of neurons."""
+"""SidePanels beside the conversation: I/O and the map of neurons."""

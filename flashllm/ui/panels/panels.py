@@ -24,7 +24,7 @@ TOKENS_SHOWN = 60
 """Of the last answer, when the panel is opened after it."""
 
 
-class Panels:
+class SidePanels:
     """What is hidden costs nothing: no numbers are worked out, no map is asked for."""
 
     def __init__(self, app: ChatApp) -> None:

@@ -33,7 +33,7 @@ from flashllm.library.conversion_preview import Preview
 from flashllm.library.formatting import clean
 from flashllm.library.models import Checkpoint
 from flashllm.ui.commands.bindings import CONVERT_BINDINGS
-from flashllm.ui.widgets.footer import KeyLine
+from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 from flashllm.units import format_bytes
 
@@ -324,7 +324,7 @@ class ConvertScreen(ModalScreen[Path | None]):
                 yield Button("Open", compact=True, variant="success", action="screen.open")
                 yield Button("Another", compact=True, action="screen.again")
                 yield Button("Close", compact=True, action="screen.leave")
-            yield KeyLine()
+            yield KeyFooter()
 
     def on_mount(self) -> None:
         """Looks for checkpoints; follows the conversion."""

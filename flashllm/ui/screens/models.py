@@ -23,7 +23,7 @@ from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.ui.commands.bindings import PICKER_BINDINGS
 from flashllm.ui.commands.keys import page_words
 from flashllm.ui.screens.convert import ConvertScreen, Preparation
-from flashllm.ui.widgets.footer import KeyLine
+from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 
 NARROW = 70
@@ -96,7 +96,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
             yield LineInput(placeholder="type to filter", compact=True, id="filter")
             yield DataTable(cursor_type="row", zebra_stripes=True, cell_padding=1)
             yield Static(id="details", markup=False)
-            yield KeyLine()
+            yield KeyFooter()
 
     def on_mount(self) -> None:
         """The search begins at once."""

@@ -26,7 +26,7 @@ from flashllm.conversations.store import NEWEST_MAX, SessionStore
 from flashllm.errors import FlashllmError
 from flashllm.ui.commands.bindings import SESSIONS_BINDINGS
 from flashllm.ui.commands.keys import page_words
-from flashllm.ui.widgets.footer import KeyLine
+from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -131,7 +131,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
             options.can_focus = False  # keys always go to the line
             yield options
             yield Static(id="said", markup=False)
-            yield KeyLine()
+            yield KeyFooter()
 
     def on_mount(self) -> None:
         """Shows all of them."""

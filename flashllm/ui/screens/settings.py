@@ -20,7 +20,7 @@ from flashllm.ui.commands.bindings import SETTINGS_BINDINGS
 from flashllm.ui.commands.keys import give_way, page_bindings
 from flashllm.ui.commands.setting_values import SETTINGS, ChatValues, Setting
 from flashllm.ui.prompt.prompt import harmless
-from flashllm.ui.widgets.footer import KeyLine
+from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 from flashllm.untrusted.terminal import sanitize, sanitize_line
 
@@ -145,7 +145,7 @@ class SettingsScreen(ModalScreen[ChatValues | None]):
             with VerticalScroll(can_focus=False):
                 for setting in SETTINGS:
                     yield _Field(setting, self._values.text_of(setting.name), self._themes)
-            yield KeyLine()
+            yield KeyFooter()
 
     def on_mount(self) -> None:
         """Begins at the setting that was asked for."""

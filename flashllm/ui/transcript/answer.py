@@ -12,16 +12,16 @@ from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
 from flashllm.ui.transcript.markdown import AnswerMarkdown
-from flashllm.ui.transcript.markdown_split import Stretches
+from flashllm.ui.transcript.markdown_split import MarkdownSplitter
 from flashllm.ui.transcript.turn import TurnView
-from flashllm.ui.widgets.single_layout import LaidOutOnce
+from flashllm.ui.widgets.single_layout import SingleLayout
 from flashllm.untrusted.terminal import Sanitizer
 
 # Textual takes these for ends of lines, its Markdown parser does not.
 _OTHER_LINE_ENDS = re.compile("[\u2028\u2029]")
 
 
-class Answer(LaidOutOnce, Vertical, TurnView, can_focus=False):
+class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
     """An answer of the model: a column of documents, of which the last one may grow."""
 
     def __init__(self, text: str = "", turn_id: int = 0, note: str = "") -> None:
@@ -31,7 +31,7 @@ class Answer(LaidOutOnce, Vertical, TurnView, can_focus=False):
         """What is on the screen, harmless already."""
         self._note = note
         self._sanitizer = Sanitizer()
-        self._cutter = Stretches()
+        self._cutter = MarkdownSplitter()
         self._documents = [
             AnswerMarkdown(part) for part in self._cutter.feed(self._harmless(text)) if part.strip()
         ] or [AnswerMarkdown()]

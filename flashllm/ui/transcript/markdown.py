@@ -30,7 +30,7 @@ from textual.widgets._markdown import (
 )
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
-from flashllm.ui.widgets.single_layout import LaidOutOnce
+from flashllm.ui.widgets.single_layout import SingleLayout
 from flashllm.untrusted.terminal import sanitize
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _make_harmless(state: StateCore) -> None:
                 part.content = sanitize(part.content)
 
 
-class Paragraph(LaidOutOnce, MarkdownParagraph):
+class Paragraph(SingleLayout, MarkdownParagraph):
     """Text that grows; the screen is laid out anew only where it becomes higher by that."""
 
     def set_content(self, content: Content) -> None:
@@ -85,11 +85,11 @@ class Paragraph(LaidOutOnce, MarkdownParagraph):
         self.update(content, layout=self.is_mounted and not same)
 
 
-class _Lines(LaidOutOnce, Label):
+class _Lines(SingleLayout, Label):
     """Some lines of code."""
 
 
-class CodeBlock(LaidOutOnce, MarkdownFence):
+class CodeBlock(SingleLayout, MarkdownFence):
     """Code that grows, some lines to a label, of which only the last one changes.
 
     A line takes half a millisecond to highlight and to render, and code may have hundreds of them.
@@ -181,15 +181,15 @@ def groups_of(code: str) -> list[str]:
     ]
 
 
-class _Bullet(LaidOutOnce, MarkdownBullet):
+class _Bullet(SingleLayout, MarkdownBullet):
     """What stands before an item."""
 
 
-class _Item(LaidOutOnce, Vertical):
+class _Item(SingleLayout, Vertical):
     """The blocks of an item."""
 
 
-class _Row(LaidOutOnce, Horizontal):
+class _Row(SingleLayout, Horizontal):
     """An item of a list."""
 
     def __init__(self, symbol: str, item: MarkdownListItem) -> None:
@@ -198,7 +198,7 @@ class _Row(LaidOutOnce, Horizontal):
         super().__init__(bullet, _Item(*item._blocks))
 
 
-class _Growing(LaidOutOnce, _List):
+class _Growing(SingleLayout, _List):
     """A list whose last item grows, or gets a successor; the items before stay as they are."""
 
     def compose(self) -> ComposeResult:
@@ -268,7 +268,7 @@ class Table(MarkdownTable):
         yield _Cells(self._headers, self._rows)
 
 
-class AnswerMarkdown(LaidOutOnce, Markdown):
+class AnswerMarkdown(SingleLayout, Markdown):
     """One stretch of an answer; links are never opened."""
 
     BLOCKS: dict[str, type[MarkdownBlock]] = {  # noqa: RUF012  as the base does

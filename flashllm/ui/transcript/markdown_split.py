@@ -15,7 +15,7 @@ _FENCE = re.compile(r"[ >]*(?:(?:[-*+]|\d+[.)])[ ]+)*(`{3,}|~{3,})(.*)")
 _MAY_CONTINUE = frozenset(" \t>-*+0123456789")
 
 
-class Stretches:
+class MarkdownSplitter:
     """Knows where it is in the text that it was fed."""
 
     def __init__(self, target_characters: int = STRETCH_CHARACTERS) -> None:

@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from flashllm.ui.commands.bindings import TRANSCRIPT_BINDINGS
 from flashllm.ui.transcript.turn import Notice, TurnView
-from flashllm.ui.widgets.single_layout import LaidOutOnce
+from flashllm.ui.widgets.single_layout import SingleLayout
 
 if TYPE_CHECKING:
     from flashllm.ui.transcript.markdown import AnswerMarkdown
@@ -20,7 +20,7 @@ MOUNTED_AT_ONCE = 20
 """Turns of a long conversation that are made into widgets: the last ones, older ones on demand."""
 
 
-class Transcript(LaidOutOnce, VerticalScroll):
+class Transcript(SingleLayout, VerticalScroll):
     """All of it; stays at the end while answers grow, unless the reader scrolled away.
 
     `make` gives the widget of a turn, when it is needed.

@@ -6,7 +6,7 @@ from textual.binding import Binding
 from textual.widgets import Footer
 
 
-class KeyLine(Footer):
+class KeyFooter(Footer):
     """The keys that work now.
 
     Whenever the engine begins to do something else, Textual makes all of its widgets anew; that was

@@ -11,7 +11,7 @@ else:
     _Widget = object  # styles follow the first base that is a widget, so this must not be one
 
 
-class LaidOutOnce(_Widget):
+class SingleLayout(_Widget):
     """A widget for which the screen is not laid out again because of the size that it has got.
 
     Textual does that as scroll bars may appear then; where they do, that asks for a layout itself.

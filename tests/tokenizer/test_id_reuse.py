@@ -46,16 +46,16 @@ def raw(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 
 
 def controls(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    known = set(tokenizer.vocabulary.control_ids.values())
-    return [token for token in ids if token in known]
+    previous_ids = set(tokenizer.vocabulary.control_ids.values())
+    return [token for token in ids if token in previous_ids]
 
 
 def spelled(tokenizer: Tokenizer, text: bytes) -> list[int]:
     """The text in the shortest pieces there are, as no tokenizer would."""
-    known = set(tokenizer.vocabulary.control_ids.values())
+    previous_ids = set(tokenizer.vocabulary.control_ids.values())
     pieces: dict[bytes, int] = {}
     for token in range(tokenizer.vocab_size):
-        if token not in known:
+        if token not in previous_ids:
             pieces.setdefault(tokenizer.vocabulary.piece_bytes(token), token)
     ids = []
     while text:
