@@ -1,11 +1,11 @@
-"""Results that are kept, small, and the README's tables, which are made of them.
+"""Results that are kept, small, and the tables of docs/results.md and README.md made of them.
 
     flashllm bench tokens ~/big.flash --json | python -m benchmarks.results keep tokens NAME "TITLE"
-    python -m benchmarks.results readme
+    python -m benchmarks.results tables
 
 A report is kept with its header: machine, command and date. Long lists (a token or a bin each) are
-left out and named; directories are cut to their last part. `readme` writes the tables between the
-marks anew.
+left out and named; directories are cut to their last part. `tables` writes what is between the
+marks of both pages again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
+RESULTS_PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 ITEMS_MAX = 16
 LONG_BUT_KEPT = ("profile.points",)
 BYTES_MAX = 64 << 10
 _PATH = re.compile(r"(?<![\w.])(?:~|\.{0,2})/[^\s\"',]+")
-_MARK = "<!-- {}: made by python -m benchmarks.results readme -->"
+_MARK = "<!-- {}: made by python -m benchmarks.results tables -->"
 _END = "<!-- end -->"
+_PEERS_HEAD = ["", "memory limit", "s/token (min to max)", "times ours", "peak RSS, MiB"]
+_SUMMARY_OF = "peers-opt-6.7b-f16"
+_SUMMARY_UNLIMITED = "llama.cpp"
 
 
 def keep(kind: str, name: str, title: str, report: dict[str, Any]) -> Path:
@@ -120,20 +124,33 @@ def peers_table() -> str:
     """Seconds a token of us and of others, under a limit and without."""
     parts = []
     for kept in load("peers").values():
-        rows = [["", "memory limit", "s/token (min to max)", "times ours", "peak RSS, MiB"]]
-        for row in kept["report"]["rows"]:
-            limit, spread = row["limit_bytes"], row["token_seconds"]
-            bits = f", {row['weight_bits']:.2f} bits each" if row.get("weight_bits") else ""
-            rows.append([
-                f"{row['contender']}, {row['parameters'] / 1e9:.2f} billion parameters{bits}",
-                "none" if limit is None else f"{limit / 2**20:,.0f} MiB",
-                f"{spread['median']:.3g} ({spread['min']:.3g} to {spread['max']:.3g})"
-                if spread else row["problem"],
-                f"{row['ratio']:.3g}" if row["ratio"] else "",
-                f"{(row['rss_peak_bytes'] or 0) / 2**20:,.0f}",
-            ])  # fmt: skip
+        rows = [_PEERS_HEAD, *map(_peers_row, kept["report"]["rows"])]
         parts.append(f"{_title(kept)}:\n\n{markdown(rows)}")
     return "\n".join(parts)
+
+
+def summary_table() -> str:
+    """The README's four rows: half of the memory for each, and all of it for llama.cpp."""
+    rows = load("peers")[_SUMMARY_OF]["report"]["rows"]
+    chosen = [
+        row
+        for row in rows
+        if row["limit_bytes"] is not None or row["contender"] == _SUMMARY_UNLIMITED
+    ]
+    return markdown([_PEERS_HEAD, *map(_peers_row, chosen)])
+
+
+def _peers_row(row: dict[str, Any]) -> list[str]:
+    limit, spread = row["limit_bytes"], row["token_seconds"]
+    bits = f", {row['weight_bits']:.2f} bits each" if row.get("weight_bits") else ""
+    return [
+        f"{row['contender']}, {row['parameters'] / 1e9:.2f} billion parameters{bits}",
+        "none" if limit is None else f"{limit / 2**20:,.0f} MiB",
+        f"{spread['median']:.3g} ({spread['min']:.3g} to {spread['max']:.3g})"
+        if spread else row["problem"],
+        f"{row['ratio']:.3g}" if row["ratio"] else "",
+        f"{(row['rss_peak_bytes'] or 0) / 2**20:,.0f}",
+    ]  # fmt: skip
 
 
 def ceilings_table() -> str:
@@ -192,20 +209,29 @@ TABLES: dict[str, Callable[[], str]] = {
     "ceilings": ceilings_table,
     "precision": precision_table,
 }
-"""By kind; a kind of which nothing is kept has no table."""
+"""Of docs/results.md, by kind; a kind of which nothing is kept has no table."""
+README_TABLES: dict[str, Callable[[], str]] = {"summary": summary_table}
 KINDS = (*TABLES, "io", "plan", "cache", "reads", "same")
 
 
-def readme_text(text: str) -> str:
-    """A README with its tables made anew; `ValueError` where a mark is missing."""
-    for name, make in TABLES.items():
-        if not load(name):
-            continue
+def page_text(path: Path, text: str) -> str:
+    """The text of README.md or docs/results.md with its tables made again.
+
+    `ValueError` where a mark is missing.
+    """
+    if path == README:
+        return _with_tables(path, text, README_TABLES)
+    kept = {kind: make for kind, make in TABLES.items() if load(kind)}
+    return _with_tables(path, text, kept)
+
+
+def _with_tables(path: Path, text: str, tables: dict[str, Callable[[], str]]) -> str:
+    for name, make in tables.items():
         begin = _MARK.format(name)
         before, found, rest = text.partition(begin)
         _, ended, after = rest.partition(_END)
         if not found or not ended:
-            raise ValueError(f"README.md: there is no {begin} ... {_END}")
+            raise ValueError(f"{path.name}: there is no {begin} ... {_END}")
         text = f"{before}{begin}\n{make()}{_END}{after}"
     return text
 
@@ -222,7 +248,7 @@ def _number(value: float) -> str:
 
 
 def main() -> int:
-    """Keep a report, or write the README's tables."""
+    """Keep a report, or write the tables."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.results",
         description=__doc__,
@@ -233,13 +259,14 @@ def main() -> int:
     keeping.add_argument("kind", choices=KINDS)
     keeping.add_argument("name")
     keeping.add_argument("title")
-    commands.add_parser("readme", help="write the README's tables anew")
+    commands.add_parser("tables", help="write the tables of docs/results.md and README.md")
     options = parser.parse_args()
     try:
         if options.command == "keep":
             print(keep(options.kind, options.name, options.title, json.load(sys.stdin)))
         else:
-            README.write_text(readme_text(README.read_text("utf-8")), encoding="utf-8")
+            for path in (README, RESULTS_PAGE):
+                path.write_text(page_text(path, path.read_text("utf-8")), encoding="utf-8")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Read by OpenMP when torch is loaded: for how long its threads spin, waiting for each other, before
 # they sleep (here about 0.2 ms, by default 15). Where other programs want the processor too, a
-# thread that spins keeps the one that it waits for from running (docs/log.md).
+# thread that spins keeps the one that it waits for from running (docs/log/).
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 __version__ = "0.2.0"

@@ -47,7 +47,7 @@ _PREFILL_ACTIVATION_BYTES = 2 * MIB
 _PREFILL_BLOCK_BYTES = 4 * MIB
 _TILE_BYTES = 4 * MIB
 """Of decoded bundles that are computed with together: smaller ones, which fit better into caches,
-spend more on beginning and ending products than they gain (docs/log.md)."""
+spend more on beginning and ending products than they gain (docs/log/)."""
 _LINEAR_BYTES = 2 * MIB
 """Of decoded rows of a resident matrix."""
 _RESERVE_BYTES = 40 * MIB

@@ -25,7 +25,7 @@ Weights = tuple[tuple[float, ...], tuple[float, ...]]
 
 FAST, SLOW = (0.75, 1.0), (0.995, 2.0)
 """What is left of a use after a token, and the weight, of the counts of the text at hand and of all
-texts. Tuned on calibration traces (docs/log.md); nearby values do as well within half a percent."""
+texts. Tuned on calibration traces (docs/log/); nearby values do as well within half a percent."""
 AGEING = (0.9, 1.0)
 _NEVER = -1e9
 _TIE = 1e-6

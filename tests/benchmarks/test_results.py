@@ -1,4 +1,4 @@
-"""Kept results are small and say how they came about, and the README shows nothing else."""
+"""Kept results are small and say how they came about, and the tables show nothing else."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from benchmarks import results
 KEPT = sorted(results.FOLDER.glob("*.json"))
 
 
-def test_the_tables_of_the_readme_are_made_of_the_kept_results() -> None:
-    text = results.README.read_text(encoding="utf-8")
-    assert results.readme_text(text) == text, "run python -m benchmarks.results readme"
+@pytest.mark.parametrize("page", [results.README, results.RESULTS_PAGE], ids=lambda page: page.name)
+def test_tables_are_made_of_the_kept_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert results.page_text(page, text) == text, "run python -m benchmarks.results tables"
+
+
+def test_the_readme_has_one_table_of_four_rows_of_the_results() -> None:
+    first, *rows = results.summary_table().splitlines()
+    assert len(rows) == 1 + 4
+    text = results.RESULTS_PAGE.read_text(encoding="utf-8")
+    assert all(row in text for row in (first, *rows))
+    assert results.README.read_text(encoding="utf-8").count("<!-- end -->") == 1
 
 
 def test_there_is_a_table_for_each_kind_of_which_something_is_kept() -> None:
-    text = results.README.read_text(encoding="utf-8")
+    text = results.RESULTS_PAGE.read_text(encoding="utf-8")
     kinds = {json.loads(path.read_text(encoding="utf-8"))["kind"] for path in KEPT}
     assert {"tokens", "peers", "ablation"} <= kinds <= set(results.KINDS)
     for kind in results.TABLES:
@@ -65,8 +74,8 @@ def test_rows_of_further_tables(
     lines = results.TABLES[kind]().splitlines()
     assert lines[2:] == ([line] if line else [])
     assert len({one.count("|") for one in lines}) == 1
-    marks = f"<!-- {kind}: made by python -m benchmarks.results readme -->\n<!-- end -->\n"
-    assert line in results.readme_text(marks)
+    marks = f"<!-- {kind}: made by python -m benchmarks.results tables -->\n<!-- end -->\n"
+    assert line in results.page_text(results.RESULTS_PAGE, marks)
 
 
 @pytest.mark.parametrize("path", KEPT, ids=[path.stem for path in KEPT])
@@ -100,16 +109,15 @@ def test_long_lists_and_directories_do_not_get_in(
         results.keep("tokens", "large", "A title", {str(i): "x" * 90 for i in range(1000)})
 
 
-def test_a_table_in_the_readme_follows_its_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_follows_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in KEPT:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["kind"] == "tokens":
             kept["title"] = "another model"
         (tmp_path / path.name).write_text(json.dumps(kept), encoding="utf-8")
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    text = results.README.read_text(encoding="utf-8")
-    assert results.readme_text(text) != text
-    with pytest.raises(ValueError, match="there is no"):
-        results.readme_text("# A README without marks")
+    text = results.RESULTS_PAGE.read_text(encoding="utf-8")
+    assert results.page_text(results.RESULTS_PAGE, text) != text
+    for page in (results.README, results.RESULTS_PAGE):
+        with pytest.raises(ValueError, match="there is no"):
+            results.page_text(page, "# A page without marks")

@@ -1,4 +1,4 @@
-"""Makes the golden files again: `python tests/tools/golden/make.py` in the root of the project.
+"""Makes the golden files again: `python tests/flash/golden/make.py` in the root of the project.
 
 Do so only when layout v1 itself, or what a file_id is made from, is meant to change, and change
 docs/layout-v1.md with it.

@@ -89,7 +89,7 @@ Sum widest_sum() {
 }
 
 // Rows are read four by turns, while as many that come eight later are fetched: nothing that was
-// tried gives clearly more for rows of every size (docs/log.md, 23 November 2026).
+// tried gives clearly more for rows of every size (docs/log/, 23 November 2026).
 constexpr size_t kRowsAhead = 8;
 
 // Rows number `first` to `last` of those that lie anywhere.
