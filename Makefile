@@ -1,6 +1,8 @@
 # make chat    talk to the model that comes with the project
 # make test    everything that must hold: checks, the core's own tests, all others
 # make check   format, lint, types, imports
+# make wheel-test  build a wheel, install it where there is no compiler, open the chat
+# make bench-test  the tests of the developers' own benchmarks
 # make bench   measure this machine
 # make peers   install what `python -m benchmarks.peers` compares with, into .venv-peers
 # make sanitize  the core's own tests under ASan, UBSan and TSan
@@ -23,7 +25,7 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 CORE_TEST := build/core/tests/core/native/flash_core_test
 
-.PHONY: chat test check core-test pytest bench peers sanitize clean
+.PHONY: chat test check core-test pytest bench-test wheel-test bench peers sanitize clean
 .DELETE_ON_ERROR:
 
 chat: $(RUN_STAMP)
@@ -86,7 +88,23 @@ core-test: $(TEST_STAMP)
 # The rest goes file by file to two processes, which share the cores: much of it waits.
 pytest: $(TEST_STAMP)
 	$(BIN)/python -m pytest tests/ui/test_snapshots.py
-	$(BIN)/python -m pytest --ignore=tests/ui/test_snapshots.py --numprocesses=2 --dist=loadfile
+	$(BIN)/python -m pytest --ignore=tests/ui/test_snapshots.py --ignore=tests/benchmarks \
+	  --numprocesses=2 --dist=loadfile
+
+bench-test: $(TEST_STAMP)
+	$(BIN)/python -m pytest tests/benchmarks --numprocesses=2 --dist=loadfile
+
+# The wheel is built in the build folder of the installation, where all is compiled already. Where
+# it is installed, PATH has no compiler.
+BARE := build/bare
+wheel-test: $(TEST_STAMP)
+	@rm -rf $(BARE) && mkdir -p $(BARE)
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w $(BARE) .
+	@$(PYTHON) -m venv $(BARE)/venv
+	@PATH=$(CURDIR)/$(BARE)/venv/bin $(CURDIR)/$(BARE)/venv/bin/python -m pip install --quiet \
+	  --disable-pip-version-check -c constraints.txt $(BARE)/flashllm-*.whl
+	$(BARE)/venv/bin/python tests/wheel/open_chat.py
+	@rm -rf $(BARE)
 
 sanitize: $(TEST_STAMP)
 	$(call build-core-test,build/core-address,address$(,)undefined)
