@@ -73,6 +73,12 @@ def _add_model_and_json(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
+def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    add_completion_arguments(parser)
+    # What is completed is this parser itself, which the command below it cannot import.
+    parser.set_defaults(build_parser=build_parser, default_command=DEFAULT_COMMAND)
+
+
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -265,7 +271,7 @@ COMMANDS = (
         "completion",
         "a script that lets a shell complete commands and options",
         "flashllm.cli.completion.command:completion",
-        add_completion_arguments,
+        _add_completion_arguments,
         COMPLETION_EXAMPLES,
     ),
 )

@@ -5,30 +5,28 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from flashllm.cli.completion import bash, fish, zsh
+from flashllm.cli.completion.words import Entry, describe
+from flashllm.cli.shared.output import Output
+
 
 def completion(arguments: argparse.Namespace) -> int:
     """Prints the script of a shell; returns the exit code."""
     if arguments.sessions:
         return _sessions()
-    # These need the parser, which needs this module's arguments.
-    from flashllm.cli.completion import bash, fish, zsh
-    from flashllm.cli.completion.words import Entry, describe
-    from flashllm.cli.parser import DEFAULT_COMMAND, build_parser
-    from flashllm.cli.shared.output import Output
-
     writers: dict[str, Callable[[list[Entry], str], str]] = {
         "bash": bash.script,
         "zsh": zsh.script,
         "fish": fish.script,
     }
-    entries = describe(build_parser(), DEFAULT_COMMAND)
-    Output().write(writers[arguments.shell](entries, DEFAULT_COMMAND))
+    default = arguments.default_command
+    entries = describe(arguments.build_parser(), default)
+    Output().write(writers[arguments.shell](entries, default))
     return 0
 
 
 def _sessions() -> int:
     """Prints ids and names of conversations, behind each a tab and what it is."""
-    from flashllm.cli.shared.output import Output
     from flashllm.conversations.store import SessionStore
     from flashllm.system import paths
     from flashllm.untrusted.terminal import sanitize_line
