@@ -65,6 +65,7 @@ from flashllm.errors import CannotCreate, FlashllmError, ModelNotFound, ReadFail
 from flashllm.flash.manifest import read_manifest
 from flashllm.planning.shape_estimate import Weights
 from flashllm.settings.values import parse_ids, parse_number, parse_positive, parse_size
+from flashllm.system.atomic_file import write_whole
 from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -280,15 +281,10 @@ def keep(path: Path | None, found: dict[str, Any]) -> bool:
     """Replace the report on disk, whole; False where none is wanted."""
     if path is None:
         return False
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
-        partial.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        partial.replace(path)
+        write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
     except OSError as problem:
         raise CannotCreate(f"{path}: cannot be written: {problem.strerror}") from problem
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
     return True
 
 
