@@ -61,7 +61,14 @@ from flashllm.bench.steal_time import stolen_warning, stolen_words
 from flashllm.cli.main import EXIT_BROKEN_PIPE
 from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.output import Output
-from flashllm.errors import CannotCreate, FlashllmError, ModelNotFound, ReadFailed, UsageError
+from flashllm.errors import (
+    EXIT_INTERRUPTED,
+    CannotCreate,
+    FlashllmError,
+    ModelNotFound,
+    ReadFailed,
+    UsageError,
+)
 from flashllm.flash.manifest import read_manifest
 from flashllm.planning.shape_estimate import Weights
 from flashllm.settings.values import parse_ids, parse_number, parse_positive, parse_size
@@ -70,7 +77,6 @@ from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
 IDS = "5,6,7,8,9,10,11,12"
-EXIT_INTERRUPTED = 130
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

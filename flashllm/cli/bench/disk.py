@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.cli.shared.output import Output, Ticker, remark
-from flashllm.errors import BenchmarkInvalid, CannotCreate, FlashllmError, ProfileError, UsageError
+from flashllm.errors import (
+    EXIT_INTERRUPTED,
+    BenchmarkInvalid,
+    CannotCreate,
+    FlashllmError,
+    ProfileError,
+    UsageError,
+)
 from flashllm.units import format_bytes
-
-EXIT_INTERRUPTED = 130
 
 
 def bench_io(arguments: argparse.Namespace) -> int:
