@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashllm.units import MIB
 from flashllm.untrusted.terminal import sanitize_line
 
 WIDTH = 80
 WINDOWS_SHOWN = (1, 2, 3, 5, 10, 20, 40, 64)
-MIB = 1 << 20
 LONGEST_NUMBER = 1e6
 
 Row = Sequence[str]

@@ -25,10 +25,9 @@ from flashllm.errors import ModelNotFound
 from flashllm.hardware.device import processor_name
 from flashllm.system.filesystem import describe_storage, existing_parent
 from flashllm.system.paths import cache_dir
-from flashllm.units import format_bytes
+from flashllm.units import GIB, MIB, format_bytes
 
 PROBE_BYTES = 64 << 10
-GIBIBYTE = 1 << 30
 BUNDLES_FILE = "ffn.bundles"
 
 
@@ -180,7 +179,7 @@ def find_warnings(facts: dict[str, Any]) -> list[str]:
         )
     if core["problem"]:
         warnings.append(f"{core['problem']}; unset FLASHLLM_ISA")
-    if memory["available_bytes"] < GIBIBYTE:
+    if memory["available_bytes"] < GIB:
         free = format_bytes(memory["available_bytes"])
         warnings.append(f"only {free} of memory are available; close programs, or give --memory")
     for section in ("cache", "model"):
@@ -213,13 +212,13 @@ def _place_warnings(place: dict[str, Any], is_model: bool) -> list[str]:
         )
     if place["profile_problem"]:
         warnings.append(place["profile_problem"])  # names the device, which both places may share
-    if place["free_bytes"] < GIBIBYTE:
+    if place["free_bytes"] < GIB:
         warnings.append(f"{directory}: only {format_bytes(place['free_bytes'])} are free")
     return warnings
 
 
 def _readable(name: str, value: object) -> str:
-    if isinstance(value, int) and name.endswith("_bytes") and value >= 1 << 20:
+    if isinstance(value, int) and name.endswith("_bytes") and value >= MIB:
         return format_bytes(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))
