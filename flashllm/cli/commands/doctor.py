@@ -149,7 +149,10 @@ def _probe_file(path: Path) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    """Installed versions of what the package asks for; None where something is missing."""
+    """Installed versions of what the package asks for; None where something is missing.
+
+    What it asks for on some systems only, by a marker, is no trouble where it is absent.
+    """
     try:
         required = importlib.metadata.requires("flashllm") or []
     except importlib.metadata.PackageNotFoundError:
@@ -157,13 +160,20 @@ def _versions() -> dict[str, Any]:
     versions: dict[str, Any] = {}
     for requirement in required:
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
-        if "extra ==" in requirement:
+        marker = requirement.partition(";")[2]
+        if "extra ==" in marker:
             continue
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
+        version = _version(name)
+        if version is not None or not marker:
+            versions[name] = version
     return versions
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def find_warnings(facts: dict[str, Any]) -> list[str]:
