@@ -237,7 +237,7 @@ def _why_worse(profile: Any, known: Any) -> str:
 
 def _rates_text(rates: Any) -> str:
     """Memory and kernels, in GB/s, and what a token costs beside."""
-    from flashllm.bench.text_table import columns
+    from flashllm.text_table import columns
 
     memory = {f"memory x{n}": rate for n, rate in rates.dram_bytes_per_second.items()}
     kernels = {f"matrix {name}": rate for name, rate in rates.kernel_bytes_per_second.items()}
