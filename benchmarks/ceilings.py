@@ -22,20 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ceilings_plot import draw
-from benchmarks.own_command import EXIT_INTERRUPTED, CommandError, ask, ended, remark
+from benchmarks.own_command import CommandError, ask, ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.bench.sample_statistics import spread
 from flashllm.cli.shared.flags import argument
-from flashllm.errors import UsageError
+from flashllm.errors import EXIT_INTERRUPTED, UsageError
 from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.planning.shape_estimate import Weights
 from flashllm.settings.values import parse_ids, parse_positive
+from flashllm.units import MIB
 
 NAME = "ceilings"
 FRACTIONS = "3/4,1/2,3/8,smallest"
 SMALLEST = "smallest"
-MIB = 1 << 20
 _PART = re.compile(r"[1-9][0-9]{0,3}/[1-9][0-9]{0,3}|[1-9][0-9]{0,3}|0?\.[0-9]{0,3}[1-9]")
 MARGIN_BYTES = 24 * MIB
 """Above the planner's smallest: what an interpreter takes differs a little between processes."""

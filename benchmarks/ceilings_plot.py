@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flashllm.units import GIB
+
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-GIB = 1 << 30
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path, *, synthetic: bool = False) -> Path:

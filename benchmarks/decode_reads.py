@@ -33,7 +33,6 @@ from flashllm.bench.disk.fio import find_fio, run_fio
 from flashllm.bench.disk.target import find_target
 from flashllm.bench.header import run_header
 from flashllm.bench.sample_statistics import Spread
-from flashllm.bench.text_table import columns
 from flashllm.cli.bench.options import parse_seconds
 from flashllm.cli.shared.flags import argument
 from flashllm.errors import BenchmarkInvalid, UsageError
@@ -41,6 +40,7 @@ from flashllm.flash.manifest import BUNDLES_FILE
 from flashllm.flash.store import Store
 from flashllm.planning.model_facts import choose_selector, recorded_activity
 from flashllm.settings.values import parse_positive
+from flashllm.text_table import columns
 
 NAME = "decode_reads"
 GOAL = 0.9

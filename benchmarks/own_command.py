@@ -8,10 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from flashllm.errors import FlashllmError
+from flashllm.errors import EXIT_INTERRUPTED, FlashllmError
 from flashllm.untrusted.terminal import sanitize_line
-
-EXIT_INTERRUPTED = 130
 
 
 class CommandError(FlashllmError):

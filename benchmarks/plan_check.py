@@ -19,6 +19,7 @@ from flashllm.bench.header import run_header
 from flashllm.bench.sample_statistics import Spread
 from flashllm.cli.bench.options import parse_sizes
 from flashllm.cli.shared.flags import argument
+from flashllm.units import MIB
 
 TOLERANCE = 0.2
 
@@ -84,7 +85,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         spread = row["measured_seconds"]
         cells.append([
-            f"{row['ceiling_bytes'] / 2**20:,.0f}",
+            f"{row['ceiling_bytes'] / MIB:,.0f}",
             f"{row['expected_seconds']:.3g}",
             f"{spread['median']:.3g} ({spread['min']:.3g} to {spread['max']:.3g})",
             f"{row['ratio']:.2f}",

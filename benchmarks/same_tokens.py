@@ -31,13 +31,13 @@ from flashllm.cli.shared.flags import argument
 from flashllm.errors import ReadFailed, UsageError
 from flashllm.flash.manifest import read_manifest
 from flashllm.settings.values import parse_count, parse_positive
+from flashllm.units import MIB
 
 NAME = "same_tokens"
 PROMPTS = 20
 PROMPT_IDS = 12
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 11}
 GREEDY: dict[str, Any] = {}
-MIB = 1 << 20
 SMALLEST = "smallest"
 TWICE = "twice the smallest"
 MARGIN_BYTES = 24 * MIB

@@ -33,6 +33,9 @@ Assertions are for bugs; files, disks and users raise one of these.
 
 from __future__ import annotations
 
+EXIT_INTERRUPTED = 130
+"""What a command ends with after Ctrl-C, as a shell says of a process that SIGINT ended."""
+
 
 class FlashllmError(Exception):
     """Base of all errors that the user may see."""
@@ -171,4 +174,4 @@ class ConfigError(FlashllmError):
 class Cancelled(FlashllmError):
     """A generation was stopped on request."""
 
-    exit_code = 130
+    exit_code = EXIT_INTERRUPTED

@@ -219,6 +219,7 @@ class LineProgress:
 
     def start(self, phase: str, total_bytes: int) -> None:
         """Start the clock."""
+        self.finish()
         self._phase, self._total_bytes, self._done_bytes = phase, max(total_bytes, 1), 0
         self._started = self._shown = time.monotonic()
 
@@ -237,8 +238,10 @@ class LineProgress:
         self._line(f"warning: {text}")
 
     def finish(self) -> None:
-        """A line with the time it took."""
-        self._line(f"{self._phase}: done in {time.monotonic() - self._started:.0f} s")
+        """A line with the time it took, where a phase had begun."""
+        if self._phase:
+            self._line(f"{self._phase}: done in {time.monotonic() - self._started:.0f} s")
+            self._phase = ""
 
     def _line(self, text: str) -> None:
         print(text, file=self._stream, flush=True)

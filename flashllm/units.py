@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-_MEBIBYTE = 1 << 20
-_GIBIBYTE = 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 
 
 def seconds_words(nanoseconds: float) -> str:
@@ -28,7 +28,7 @@ def bytes_words(nbytes: float) -> str:
 
 def format_bytes(nbytes: float) -> str:
     """A size for people: `310 MiB`, `1.5 GiB`."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", _MEBIBYTE), ("KiB", 1 << 10)):
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
         if nbytes >= factor:
             number = nbytes / factor
             return f"{number:.0f} {unit}" if number >= 100 else f"{number:.1f} {unit}"
@@ -37,9 +37,9 @@ def format_bytes(nbytes: float) -> str:
 
 def ceiling_words(nbytes: int) -> str:
     """A memory ceiling, rounded up, so that the figure is accepted when it is typed in."""
-    if nbytes >= 10 * _GIBIBYTE:
-        return f"{-(-10 * nbytes // _GIBIBYTE) / 10:.1f} GiB"
-    return f"{-(-nbytes // _MEBIBYTE)} MiB"
+    if nbytes >= 10 * GIB:
+        return f"{-(-10 * nbytes // GIB) / 10:.1f} GiB"
+    return f"{-(-nbytes // MIB)} MiB"
 
 
 def speed_words(tokens_per_second: float) -> str:
@@ -66,9 +66,9 @@ def tokens_words(count: int) -> str:
 
 def memory_words(rss_bytes: float, ceiling_bytes: float) -> str:
     """`310 of 512 MiB`, `310 MiB of 15.2 GiB` or `5.8 of 16.0 GiB`."""
-    if ceiling_bytes < 10 * _GIBIBYTE:
-        return f"{rss_bytes / _MEBIBYTE:.0f} of {ceiling_bytes / _MEBIBYTE:.0f} MiB"
-    ceiling = f"{ceiling_bytes / _GIBIBYTE:.1f} GiB"
-    if rss_bytes < _GIBIBYTE:
-        return f"{rss_bytes / _MEBIBYTE:.0f} MiB of {ceiling}"
-    return f"{rss_bytes / _GIBIBYTE:.1f} of {ceiling}"
+    if ceiling_bytes < 10 * GIB:
+        return f"{rss_bytes / MIB:.0f} of {ceiling_bytes / MIB:.0f} MiB"
+    ceiling = f"{ceiling_bytes / GIB:.1f} GiB"
+    if rss_bytes < GIB:
+        return f"{rss_bytes / MIB:.0f} MiB of {ceiling}"
+    return f"{rss_bytes / GIB:.1f} of {ceiling}"

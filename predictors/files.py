@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 from safetensors.torch import save
 
 from flashllm.errors import CannotCreate, NotEnoughSpace
+from flashllm.system.atomic_file import write_whole
 
 from .lowrank import LowRank
 from .report import FILE_NAME as ACTIVITY_FILE
@@ -49,18 +48,10 @@ def predictor_tensors(
 
 def write_file(path: Path, content: bytes) -> None:
     """A file that is there whole, or as it was before; durable."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_whole(path, content, durable=True)
     except OSError as error:
         raise write_error(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def write_error(path: Path, error: OSError) -> CannotCreate:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 KEY_FILE = "key.json"
 GROUP_FILE = "group.safetensors"
 OUR_NAMES = re.compile(r"key\.json|group\.safetensors|(layer|rows)-\d{4}|\..*\.part")
+UNFINISHED_KEY = re.compile(r"\.key\.json\..*\.part")
 # Changes with what a trained layer or a recording means; one of another version is discarded.
 WORK_VERSION = 2
 # Free space left to others, and to the files that are written besides recordings.
@@ -134,7 +135,7 @@ class WorkDirectory:
         if found == self._key:
             return
         names = {path.name for path in self.path.iterdir()}
-        if found is None and not names <= {f".{KEY_FILE}.part"}:
+        if found is None and not all(map(UNFINISHED_KEY.fullmatch, names)):
             raise CannotCreate(
                 f"{self.path}: holds files that are not of an unfinished training; remove or "
                 "rename it, or choose another output"

@@ -61,15 +61,22 @@ from flashllm.bench.steal_time import stolen_warning, stolen_words
 from flashllm.cli.main import EXIT_BROKEN_PIPE
 from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.output import Output
-from flashllm.errors import CannotCreate, FlashllmError, ModelNotFound, ReadFailed, UsageError
+from flashllm.errors import (
+    EXIT_INTERRUPTED,
+    CannotCreate,
+    FlashllmError,
+    ModelNotFound,
+    ReadFailed,
+    UsageError,
+)
 from flashllm.flash.manifest import read_manifest
 from flashllm.planning.shape_estimate import Weights
 from flashllm.settings.values import parse_ids, parse_number, parse_positive, parse_size
+from flashllm.system.atomic_file import write_whole
 from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
 IDS = "5,6,7,8,9,10,11,12"
-EXIT_INTERRUPTED = 130
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -280,15 +287,10 @@ def keep(path: Path | None, found: dict[str, Any]) -> bool:
     """Replace the report on disk, whole; False where none is wanted."""
     if path is None:
         return False
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
-        partial.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        partial.replace(path)
+        write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
     except OSError as problem:
         raise CannotCreate(f"{path}: cannot be written: {problem.strerror}") from problem
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
     return True
 
 

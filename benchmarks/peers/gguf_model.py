@@ -34,7 +34,13 @@ from numpy.typing import NDArray
 from benchmarks.peers.files import Checkpoint, read_checkpoint
 from benchmarks.peers.gguf_encoding import ENCODINGS, Encoding, encoding_of
 from flashllm.cli.shared.flags import argument
-from flashllm.errors import CannotCreate, DestinationExists, FlashllmError, UsageError
+from flashllm.errors import (
+    EXIT_INTERRUPTED,
+    CannotCreate,
+    DestinationExists,
+    FlashllmError,
+    UsageError,
+)
 from flashllm.settings.values import parse_count
 from flashllm.spec import ModelSpec
 
@@ -282,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         print("gguf_model: interrupted; nothing was written", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
     return 0
 
 

@@ -35,7 +35,7 @@ from benchmarks.results import markdown
 from flashllm.bench.steal_time import stolen_words
 from flashllm.dtypes import GROUP_BYTES
 from flashllm.errors import CannotCreate, UsageError
-from flashllm.units import format_bytes
+from flashllm.units import MIB, format_bytes
 
 NAME = "peer_precisions"
 PRECISIONS = "f16,int8,int4"
@@ -128,7 +128,7 @@ def _cells(row: dict[str, Any]) -> Iterator[str]:
     shown = spread and f"{spread['median']:.3g} ({spread['min']:.3g} to {spread['max']:.3g})"
     yield shown or row["problem"]
     yield f"{row['ratio']:.3g}" if row["ratio"] else ""
-    yield f"{row['rss_peak_bytes'] / 2**20:,.0f}" if row["rss_peak_bytes"] else ""
+    yield f"{row['rss_peak_bytes'] / MIB:,.0f}" if row["rss_peak_bytes"] else ""
     yield stolen_words(row["stolen_share_max"])
 
 

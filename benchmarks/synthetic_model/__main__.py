@@ -33,10 +33,8 @@ from flashllm.convert import progress_for
 from benchmarks.synthetic_model.shapes import SHAPES, TORCH_DTYPES, shape_of
 from benchmarks.synthetic_model.writing import write_checkpoint
 from flashllm.cli.shared.flags import argument
-from flashllm.errors import CannotCreate, FlashllmError
+from flashllm.errors import EXIT_INTERRUPTED, CannotCreate, FlashllmError
 from flashllm.settings.values import parse_count
-
-EXIT_INTERRUPTED = 130
 
 
 def main() -> int:

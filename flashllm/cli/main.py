@@ -13,10 +13,15 @@ from collections.abc import Callable, Sequence
 
 from flashllm.cli.parser import COMMANDS, DEFAULT_COMMAND, build_parser
 from flashllm.cli.shared.flags import resolve_options
-from flashllm.errors import FlashllmError, MemoryCeilingTooSmall, ReadFailed, UsageError
+from flashllm.errors import (
+    EXIT_INTERRUPTED,
+    FlashllmError,
+    MemoryCeilingTooSmall,
+    ReadFailed,
+    UsageError,
+)
 from flashllm.untrusted.terminal import sanitize
 
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 
 from flashllm.conversations import exchange, markdown
 from flashllm.conversations.records import Session
 from flashllm.conversations.store import SessionStore
 from flashllm.errors import CannotCreate, DestinationExists, NotASession, UsageError
+from flashllm.system.atomic_file import write_whole
 from flashllm.untrusted.terminal import sanitize_line
 
 KINDS = ("json", "md")
+OWNER_ONLY = 0o600
 # What `sanitize` would take away, and a reader of JSON gets back from its escape.
 _ACTING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -33,27 +34,28 @@ def write(path: Path, text: str, force: bool = False) -> None:
     All of it or nothing: what cannot be written to its end leaves no file, or the one there was.
     `DestinationExists`, `CannotCreate`.
     """
+    content = text.encode("utf-8", "replace")
     try:
-        over = path.resolve() if force and path.is_file() else None  # not over a link to it
-        if over is None:
-            flags = os.O_WRONLY | os.O_CREAT | (0 if force else os.O_EXCL)
-            target, descriptor = path, os.open(path, flags, 0o600)
+        if force and path.is_file():
+            write_whole(path.resolve(), content, OWNER_ONLY)  # not over a link to it
         else:
-            descriptor, name = tempfile.mkstemp(prefix=".", dir=over.parent)
-            target = Path(name)
-        try:
-            with open(descriptor, "w", encoding="utf-8", errors="replace") as stream:
-                stream.write(text)
-            if over is not None:
-                target.replace(over)
-        except OSError:
-            if target.is_file():  # no device
-                target.unlink()
-            raise
+            _write_new(path, content, os.O_CREAT | (0 if force else os.O_EXCL))
     except FileExistsError as error:
         raise DestinationExists(f"{path}: is there already; choose another name") from error
     except OSError as error:
         raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _write_new(path: Path, content: bytes, flags: int) -> None:
+    """Writes what is no file yet, or a device; a file that cannot be written to its end goes."""
+    descriptor = os.open(path, os.O_WRONLY | flags, OWNER_ONLY)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(content)
+    except OSError:
+        if path.is_file():
+            path.unlink()
+        raise
 
 
 def read(path: Path) -> object:

@@ -22,6 +22,7 @@ from flashllm.system.filesystem import (
     find_mount,
     is_rotational,
 )
+from flashllm.units import GIB
 
 KINDS = ("nvme", "ssd", "disk", "usb", "network", "memory", "virtual", "unknown")
 _MEMORY_FILESYSTEMS = frozenset(("devtmpfs", "ramfs", "tmpfs"))
@@ -66,7 +67,7 @@ def describe_device(path: Path) -> DeviceIdentity:
 
 def machine_name() -> str:
     """This machine in words: processor, number of CPUs and memory."""
-    memory = psutil.virtual_memory().total / (1 << 30)
+    memory = psutil.virtual_memory().total / GIB
     return f"{processor_name()}, {os.cpu_count() or 1} CPUs, {memory:.0f} GiB"
 
 

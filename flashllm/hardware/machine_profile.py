@@ -8,10 +8,8 @@ their logarithm; `curves` has what holds between sizes.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import json
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from flashllm.errors import (
 )
 from flashllm.hardware.curves import Curve, Fit, IoPoint, MachineRates
 from flashllm.hardware.device import KINDS, DeviceIdentity, describe_device
+from flashllm.system.atomic_file import write_whole
 from flashllm.system.paths import cache_dir
 from flashllm.untrusted.strict_fields import from_plain, to_plain
 from flashllm.untrusted.strict_json import parse_object
@@ -155,14 +154,10 @@ def save(profile: Profile, path: Path | None = None) -> Path:
     """
     path = cache_path(profile.device) if path is None else path
     text = json.dumps(profile.to_json(), indent=1) + "\n"
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise CannotCreate(
             f"{path}: the profile cannot be written ({error.strerror}); "
             "give --profile FILE, or set FLASHLLM_HOME to another directory"

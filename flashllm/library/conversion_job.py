@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from flashllm.errors import CannotCreate, UsageError
+from flashllm.errors import EXIT_INTERRUPTED, CannotCreate, Interrupted, UsageError
 from flashllm.library.conversion_events import (
     LINE_BYTES_MAX,
     PhaseEvent,
@@ -37,7 +37,7 @@ LINES_KEPT = 20
 WARNINGS_MAX = 20
 ESTIMATE_SECONDS = 1.0
 """Before that, the time left is no more than a guess."""
-_EXIT_INTERRUPTED = (75, 130)
+_STOPPED = (Interrupted.exit_code, EXIT_INTERRUPTED)
 
 
 class JobState(Enum):
@@ -217,7 +217,7 @@ class ConvertJob:
 
         if code == 0 and os.path.isfile(self.destination / MANIFEST_FILE):
             self._change(state=JobState.DONE)
-        elif asked or code in _EXIT_INTERRUPTED:
+        elif asked or code in _STOPPED:
             self._change(state=JobState.STOPPED, error=self._stopped_words(code))
         else:
             self._change(state=JobState.FAILED, error=self._failed_words(code))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import flashllm
 from flashllm.errors import LayoutError
+from flashllm.system.atomic_file import write_whole
 from flashllm.system.paths import cache_dir
 from flashllm.untrusted.strict_json import parse_object
 
@@ -86,6 +87,4 @@ def _keep(found: int) -> None:
     # Only saves time: where it cannot be kept, it is measured again.
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_text(json.dumps({"key": _key(), "bytes": found}))
-        os.replace(part, file)
+        write_whole(file, json.dumps({"key": _key(), "bytes": found}).encode())

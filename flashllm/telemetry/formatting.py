@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from flashllm.units import _GIBIBYTE, _MEBIBYTE, rate_words
+from flashllm.units import GIB, MIB, rate_words
 
 if TYPE_CHECKING:
     from flashllm.planning.plan import Plan
@@ -54,6 +54,6 @@ def split_words(plan: Plan) -> tuple[list[tuple[str, str]], str]:
     Components of nothing are left out.
     """
     parts = sorted(plan.split.items(), key=lambda part: -part[1])
-    large = parts[0][1] >= 10 * _GIBIBYTE
-    unit, factor, digits = ("GiB", _GIBIBYTE, 1) if large else ("MiB", _MEBIBYTE, 0)
+    large = parts[0][1] >= 10 * GIB
+    unit, factor, digits = ("GiB", GIB, 1) if large else ("MiB", MIB, 0)
     return [(name, f"{size / factor:.{digits}f}") for name, size in parts if size], unit

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flashllm.text_table import columns
+from flashllm.units import MIB
 from flashllm.untrusted.terminal import sanitize_line
 
 WIDTH = 80
 WINDOWS_SHOWN = (1, 2, 3, 5, 10, 20, 40, 64)
-MIB = 1 << 20
 LONGEST_NUMBER = 1e6
 
 Row = Sequence[str]
@@ -61,7 +62,7 @@ def _modes(modes: dict[str, Any]) -> str:
             _decimals(max(0.0, found["divergence_nats"]), 5),  # rounding may leave it below 0
         )
         rows.append((name, _decimals(found["perplexity"], 4), *(beside if name != "dense" else ())))
-    return _columns(rows)
+    return columns(rows)
 
 
 def _summary(mean: dict[str, float], has_selector: bool) -> str:
@@ -94,7 +95,7 @@ def _windows(windows: dict[str, Any], select: str) -> str:
             ]
         rows.append(row)
     return "what a window of k tokens holds of a layer, and what each token loads into it:\n" + (
-        _columns(rows)
+        columns(rows)
     )
 
 
@@ -107,7 +108,7 @@ def _layers(layers: Sequence[dict[str, float]], has_selector: bool) -> str:
         (str(number), *(f"{layer[name]:.2%}" for name, _ in shown))
         for number, layer in enumerate(layers)
     ]
-    return _columns(rows)
+    return columns(rows)
 
 
 def _margins(margins: Sequence[dict[str, Any]], has_selector: bool) -> str:
@@ -123,7 +124,7 @@ def _margins(margins: Sequence[dict[str, Any]], has_selector: bool) -> str:
             row += [_number(layer[kind]["quantiles"][name]) for name in ("q10", "q50", "q90")]
         rows.append(row)
     missed = ", and of those missed" if len(kinds) > 1 else ""
-    return f"pre-activations of neurons that were active{missed}, quantiles:\n{_columns(rows)}"
+    return f"pre-activations of neurons that were active{missed}, quantiles:\n{columns(rows)}"
 
 
 def _friends(friends: Sequence[dict[str, Any]]) -> str:
@@ -143,7 +144,7 @@ def _friends(friends: Sequence[dict[str, Any]]) -> str:
             )
         )
     return "how often a neuron's closest friends are active with it, means of a sample:\n" + (
-        _columns(rows)
+        columns(rows)
     )
 
 
@@ -166,7 +167,7 @@ def _outcomes(found: dict[str, Any], title: str, select: str) -> str:
             rows.append(_outcome(sanitize_line(label)[:24], part["questions"], values, select))
     if all(len(row) < len(rows[0]) for row in rows[1:]):  # nothing to lay beside the dense
         rows[0] = rows[0][:3]
-    return _columns(rows)
+    return columns(rows)
 
 
 def _outcome(label: str, questions: int, values: dict[str, Any], select: str) -> Row:
@@ -183,19 +184,6 @@ def _outcome(label: str, questions: int, values: dict[str, Any], select: str) ->
 
 def _right(share: dict[str, float]) -> str:
     return f"{100 * share['right']:.1f} ± {100 * share['stderr']:.1f}"
-
-
-def _columns(rows: Iterable[Row]) -> str:
-    """First column to the left, all others to the right, two spaces between them."""
-    rows = list(rows)
-    count = max(len(row) for row in rows)
-    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(count)]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=False)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines) + "\n"
 
 
 def _names(*rows: tuple[str, str]) -> str:

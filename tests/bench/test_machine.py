@@ -11,8 +11,7 @@ from flashllm import core
 from flashllm.bench.tokens import machine_rates
 from flashllm.dtypes import DTYPES
 from flashllm.planning.cost_model import CHUNK, CHUNK_ONE_THREAD, NARROW
-
-MIB = 1 << 20
+from flashllm.units import MIB
 
 
 def test_matrices_are_past_the_cache_where_memory_allows() -> None:

@@ -13,8 +13,7 @@ from benchmarks.own_command import CommandError
 from flashllm.errors import UsageError
 from flashllm.flash.manifest import read_manifest
 from flashllm.planning.shape_estimate import Weights
-
-MIB = 1 << 20
+from flashllm.units import MIB
 
 
 class Machine:

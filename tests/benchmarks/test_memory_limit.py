@@ -13,8 +13,7 @@ from benchmarks import memory_limit
 from benchmarks.memory_limit import MemoryGroup, MemoryLimitError, limited
 from benchmarks.page_cache import cached_share, drop_page_cache
 from flashllm.errors import UsageError
-
-MIB = 1 << 20
+from flashllm.units import MIB
 
 
 @pytest.fixture(scope="module")

@@ -28,10 +28,10 @@ from benchmarks.peers.contenders import (
 from benchmarks.peers.runs import Outcome, in_turns, run_once
 from benchmarks.peers.table import report, rows_of, table
 from benchmarks.peers.worker import Task, arguments_of
+from flashllm.units import MIB
 from tests.support.stolen_time import take_away
 
 TASK = Task(Path("model"), [5, 6], 4, 60.0, None, 2)
-MIB = 1 << 20
 
 
 def answering(milliseconds: Sequence[int], prompt_ms: int = 7) -> str:

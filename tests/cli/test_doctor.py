@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,22 @@ def test_the_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert facts["cache"]["direct"] in (True, False)
     assert not (tmp_path / "not").exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_every_system_needs_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [
+        "psutil>=5.9",
+        "numpy>=1.26; python_version >= '3'",
+        "absent-backport>=2; python_version < '3'",
+        'absent-plotter>=3; extra == "bench"',
+        "absent-and-needed[all]<9,>=8",
+    ]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: asked)
+    facts = examine(None)
+    assert list(facts["versions"]) == ["psutil", "numpy", "absent-and-needed"]
+    missing = [warning for warning in facts["warnings"] if "not installed" in warning]
+    assert len(missing) == 1
+    assert missing[0].startswith("not installed: absent-and-needed; run")
 
 
 def test_a_wrong_isa_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

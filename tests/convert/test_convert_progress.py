@@ -11,11 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from flashllm.convert import progress_for
 
 from flashllm import progress
 from flashllm.cli.commands.convert import PROGRESS_KINDS
-from flashllm.progress import JsonlProgress, PlainProgress, SilentProgress, TerminalProgress
+from flashllm.progress import (
+    JsonlProgress,
+    LineProgress,
+    PlainProgress,
+    SilentProgress,
+    TerminalProgress,
+)
 from tests.support.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +45,28 @@ def test_plain_lines() -> None:
     assert shares == list(range(10, 101, 10))
     assert all(re.search(r", [\d,]+ MB/s, [\d,]+ s left$", line) for line in lines[1:11])
     assert lines[11:] == ["warning: [bold]odd[/bold]", "empty: 0.0 MB"]
+
+
+def test_lines_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("flashllm.progress.time.monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    shown = LineProgress(stream)
+    shown.finish()
+    shown.start("first", 100)
+    for clock[0] in (3.0, 9.0, 12.0, 15.0, 24.0):
+        shown.advance(10)
+    shown.start("second", 0)
+    shown.warn("odd")
+    shown.finish()
+    shown.finish()
+    assert stream.getvalue().splitlines() == [
+        "first: 30 %, about 28 s left",
+        "first: 50 %, about 24 s left",
+        "first: done in 24 s",
+        "warning: odd",
+        "second: done in 0 s",
+    ]
 
 
 def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:

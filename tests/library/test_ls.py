@@ -17,10 +17,10 @@ from flashllm.library.models import FoundModel
 from flashllm.library.scan import Conditions
 from flashllm.options import ModelOptions
 from flashllm.settings.resolve import load_settings
+from flashllm.units import MIB
 from tests.library.test_hub import put
 
 GOLDEN = Path(__file__).parents[1] / "flash" / "golden"
-MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,9 @@ from flashllm.library.conversion_preview import preview
 from flashllm.library.library import Library
 from flashllm.library.scan import Conditions, examine
 from flashllm.options import ModelOptions
-from flashllm.units import ceiling_words, speed_words
+from flashllm.units import MIB, ceiling_words, speed_words
 from tests.support.checkpoints import write_checkpoint
 
-MIB = 1 << 20
 KNOWN = Conditions(200 * MIB, ModelOptions(memory=1 << 30))
 
 

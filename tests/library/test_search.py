@@ -19,10 +19,10 @@ from flashllm.library.library import Library
 from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.library.scan import Conditions, find_models
 from flashllm.options import ModelOptions
+from flashllm.units import MIB
 from tests.support.profiles import law
 
 GOLDEN = Path(__file__).parents[1] / "flash" / "golden"
-MIB = 1 << 20
 KNOWN = Conditions(200 * MIB, ModelOptions(memory=1 << 30))
 UNKNOWN = Conditions(interpreter_bytes=None)
 

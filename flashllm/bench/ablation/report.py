@@ -9,8 +9,8 @@ from typing import Any
 
 from flashllm.bench.ablation.run import Ablation, RowResult
 from flashllm.bench.sample_statistics import Spread
-from flashllm.bench.text_table import columns
 from flashllm.telemetry.costs import ratio
+from flashllm.text_table import columns
 
 FORMULA_TOLERANCE = 0.02
 _TITLES = (

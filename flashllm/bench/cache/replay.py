@@ -16,11 +16,11 @@ import numpy as np
 from flashllm.arrays import Ids, Values
 from flashllm.bench.cache.belady import KnownRates, OptimalReplacement
 from flashllm.bench.cache.traces import Trace
-from flashllm.bench.text_table import columns
 from flashllm.errors import UsageError
 from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.slot_allocation import DEFAULT_WINDOW, divide, load_curve
+from flashllm.text_table import columns
 from flashllm.weight_cache.blocks import smallest_slots, split_rounds
 from flashllm.weight_cache.layer_cache import LayerCache
 from flashllm.weight_cache.policies import Pinned, Policy, make_policy

@@ -6,7 +6,6 @@ token computes only what the selector names, so nothing of it depends on slots o
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from flashllm.flash.store import Store
 from flashllm.model.schedule import Mode
 from flashllm.options import SELECTORS, Select
 from flashllm.planning.model_facts import choose_selector
+from flashllm.system.atomic_file import replacing
 
 FORMAT = 1
 FILE_BYTES_MAX = 1 << 30
@@ -92,9 +92,8 @@ def record(
 def save(trace: Trace, path: Path) -> None:
     """Write a trace, whole or not at all; `CannotCreate` where it cannot be written."""
     lengths = np.array([[len(ids) for ids in layer] for layer in trace.sets], np.int32)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as file:
+        with replacing(path) as part, part.open("wb") as file:
             np.savez_compressed(
                 file,
                 format=FORMAT,
@@ -105,9 +104,7 @@ def save(trace: Trace, path: Path) -> None:
                 lengths=lengths,
                 ids=np.concatenate([ids for layer in trace.sets for ids in layer]),
             )
-        temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CannotCreate(
             f"{path}: the trace cannot be written ({error.strerror}); give another --trace FILE"
         ) from error

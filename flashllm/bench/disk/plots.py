@@ -10,6 +10,7 @@ import numpy as np
 
 from flashllm.hardware.machine_profile import Profile
 from flashllm.predictors.evaluation.plots import save
+from flashllm.units import MIB
 
 
 def draw(profile: Profile, pass_ratios: Sequence[float], directory: Path) -> list[Path]:
@@ -32,7 +33,7 @@ def draw(profile: Profile, pass_ratios: Sequence[float], directory: Path) -> lis
 
 def size_name(size: int) -> str:
     """4 KiB, 1 MiB; bytes where it is no whole number of those."""
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, factor in (("MiB", MIB), ("KiB", 1 << 10)):
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"
     return f"{size} B"

@@ -9,10 +9,10 @@ from flashllm.bench.disk.fit import tells_rate
 from flashllm.bench.disk.plots import size_name
 from flashllm.bench.disk.sweep import Sweep
 from flashllm.bench.disk.target import Target
-from flashllm.bench.text_table import columns
 from flashllm.core.numpy_twin.latency import Latencies
 from flashllm.hardware.machine_profile import Profile
 from flashllm.telemetry.costs import ratio
+from flashllm.text_table import columns
 
 DROOP_FLAGGED = 0.05
 """A last pass that is so much slower than the first is spoken of as one."""

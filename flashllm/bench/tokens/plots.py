@@ -11,6 +11,7 @@ import numpy as np
 from flashllm.bench.tokens.samples import COLD, WARM, RunSample, TokenSample
 from flashllm.predictors.evaluation.plots import save
 from flashllm.system.clock import PARTS
+from flashllm.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def _title(report: dict[str, Any]) -> str:
     cut = "" if report["complete"] else ", interrupted"
     return (
         f"{header['model']['name']}{synthetic}: {settings['select']}, window {settings['window']},"
-        f" ceiling {settings['ceiling_bytes'] / 2**20:,.0f} MiB; "
+        f" ceiling {settings['ceiling_bytes'] / MIB:,.0f} MiB; "
         f"{kinds[report['summary']['measured']]}{cut}"
     )
 

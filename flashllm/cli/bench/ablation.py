@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import flashllm
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.output import Output, Ticker, remark
-from flashllm.errors import UsageError
+from flashllm.errors import EXIT_INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from flashllm.bench.ablation.rows import Row
     from flashllm.bench.ablation.run import Ablation, RowResult
 
 DEMO_TEXT = "heldout.jsonl"
-EXIT_INTERRUPTED = 130
 
 
 def bench_ablation(arguments: argparse.Namespace) -> int:

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.cli.shared.output import Output, Ticker, remark
-from flashllm.errors import BenchmarkInvalid, CannotCreate, FlashllmError, ProfileError, UsageError
+from flashllm.errors import (
+    EXIT_INTERRUPTED,
+    BenchmarkInvalid,
+    CannotCreate,
+    FlashllmError,
+    ProfileError,
+    UsageError,
+)
 from flashllm.units import format_bytes
-
-EXIT_INTERRUPTED = 130
 
 
 def bench_io(arguments: argparse.Namespace) -> int:
@@ -232,7 +237,7 @@ def _why_worse(profile: Any, known: Any) -> str:
 
 def _rates_text(rates: Any) -> str:
     """Memory and kernels, in GB/s, and what a token costs beside."""
-    from flashllm.bench.text_table import columns
+    from flashllm.text_table import columns
 
     memory = {f"memory x{n}": rate for n, rate in rates.dram_bytes_per_second.items()}
     kernels = {f"matrix {name}": rate for name, rate in rates.kernel_bytes_per_second.items()}

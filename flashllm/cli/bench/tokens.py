@@ -20,9 +20,9 @@ from flashllm.bench.tokens.samples import (
 )
 from flashllm.cli.bench.tokens_table import SYNTHETIC, report_table
 from flashllm.cli.shared import open_model
-from flashllm.cli.shared.interrupt import EXIT_INTERRUPTED, RunningModel, Worker, on_interrupt
+from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.output import Output, Ticker, remark
-from flashllm.errors import FlashllmError, UsageError
+from flashllm.errors import EXIT_INTERRUPTED, FlashllmError, UsageError
 from flashllm.telemetry.costs import ratio
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from flashllm.settings.options import (
 )
 from flashllm.settings.resolve import Settings, load_settings
 from flashllm.system import paths
+from flashllm.text_table import columns
 from flashllm.untrusted.terminal import sanitize_line
 
 SHOW_EXAMPLES = """\
@@ -70,10 +71,10 @@ def show(arguments: argparse.Namespace) -> int:
     origins = [_origin(settings, option) for option in OPTIONS]
     rows += [(f"keys.{name}", said.value) for name, said in settings.keys.items()]
     origins += [sanitize_line(f"file {said.place}") for said in settings.keys.values()]
-    widths = [max(len(sanitize_line(row[column])) for row in rows) for column in (0, 1)]
-    for (name, value), origin in zip(rows, origins, strict=True):
-        line = f"{sanitize_line(name):<{widths[0]}}  {sanitize_line(value):<{widths[1]}}"
-        output.write((f"{line}  {origin}" if arguments.origin else line).rstrip() + "\n")
+    shown = [[sanitize_line(name), sanitize_line(value)] for name, value in rows]
+    if arguments.origin:
+        shown = [[*row, origin] for row, origin in zip(shown, origins, strict=True)]
+    output.write(columns(shown, left=3))
     return 0
 
 

@@ -25,10 +25,9 @@ from flashllm.errors import ModelNotFound
 from flashllm.hardware.device import processor_name
 from flashllm.system.filesystem import describe_storage, existing_parent
 from flashllm.system.paths import cache_dir
-from flashllm.units import format_bytes
+from flashllm.units import GIB, MIB, format_bytes
 
 PROBE_BYTES = 64 << 10
-GIBIBYTE = 1 << 30
 BUNDLES_FILE = "ffn.bundles"
 
 
@@ -150,7 +149,10 @@ def _probe_file(path: Path) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    """Installed versions of what the package asks for; None where something is missing."""
+    """Installed versions of what the package asks for; None where something is missing.
+
+    What it asks for on some systems only, by a marker, is no trouble where it is absent.
+    """
     try:
         required = importlib.metadata.requires("flashllm") or []
     except importlib.metadata.PackageNotFoundError:
@@ -158,13 +160,20 @@ def _versions() -> dict[str, Any]:
     versions: dict[str, Any] = {}
     for requirement in required:
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
-        if "extra ==" in requirement:
+        marker = requirement.partition(";")[2]
+        if "extra ==" in marker:
             continue
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
+        version = _version(name)
+        if version is not None or not marker:
+            versions[name] = version
     return versions
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def find_warnings(facts: dict[str, Any]) -> list[str]:
@@ -180,7 +189,7 @@ def find_warnings(facts: dict[str, Any]) -> list[str]:
         )
     if core["problem"]:
         warnings.append(f"{core['problem']}; unset FLASHLLM_ISA")
-    if memory["available_bytes"] < GIBIBYTE:
+    if memory["available_bytes"] < GIB:
         free = format_bytes(memory["available_bytes"])
         warnings.append(f"only {free} of memory are available; close programs, or give --memory")
     for section in ("cache", "model"):
@@ -213,13 +222,13 @@ def _place_warnings(place: dict[str, Any], is_model: bool) -> list[str]:
         )
     if place["profile_problem"]:
         warnings.append(place["profile_problem"])  # names the device, which both places may share
-    if place["free_bytes"] < GIBIBYTE:
+    if place["free_bytes"] < GIB:
         warnings.append(f"{directory}: only {format_bytes(place['free_bytes'])} are free")
     return warnings
 
 
 def _readable(name: str, value: object) -> str:
-    if isinstance(value, int) and name.endswith("_bytes") and value >= 1 << 20:
+    if isinstance(value, int) and name.endswith("_bytes") and value >= MIB:
         return format_bytes(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))

@@ -14,6 +14,7 @@ from flashllm.cli.shared.output import Output, remark
 from flashllm.errors import FlashllmError
 from flashllm.library.formatting import ASSUMED, UNKNOWN, figures
 from flashllm.settings.options import CHAT_OPTIONS, MODEL, MODEL_OPTIONS
+from flashllm.text_table import aligned
 from flashllm.units import ceiling_words, format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -117,15 +118,11 @@ def _checkpoint_about(one: Checkpoint) -> str:
 
 def _columns(head: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], str]]) -> str:
     """Aligned columns under a head, and below a row what there is to say of it."""
-    cells = [head, *(row for row, _ in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = []
-    for row, about in [(head, ""), *rows]:
-        aligned = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(aligned).rstrip())
-        if about:
-            lines.append(f"    {about}")
-    return "\n".join(lines) + "\n"
+    titles, *lines = aligned([head, *(row for row, _ in rows)], left=len(head))
+    shown = [titles]
+    for line, (_, about) in zip(lines, rows, strict=True):
+        shown += [line, f"    {about}"] if about else [line]
+    return "\n".join(shown) + "\n"
 
 
 LS_EXAMPLES = """\

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashllm.units import ceiling_words, format_bytes
+from flashllm.units import MIB, ceiling_words, format_bytes
 
 if TYPE_CHECKING:
     from flashllm.planning.advisor import Advice, Ceilings, Scenario
@@ -21,7 +21,6 @@ BOUND_WORDS = {
     "dram": "moving weights through memory",
     "overhead": "what a layer costs whatever its size",
 }
-_MEBIBYTE = 1 << 20
 
 
 def weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
@@ -182,4 +181,4 @@ def _seconds(seconds: float) -> str:
 
 def _mebibytes(nbytes: int) -> int:
     # Rounded up, so that the figure printed is accepted when it is typed in.
-    return -(-nbytes // _MEBIBYTE)
+    return -(-nbytes // MIB)

@@ -14,10 +14,10 @@ from flashllm.cli.run.session import SavedExchange, open_kept
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.conversation_choice import begin_anew
 from flashllm.cli.shared.flags import add_model, add_options, argument
-from flashllm.cli.shared.interrupt import EXIT_INTERRUPTED, RunningModel, Worker, on_interrupt
+from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.engine.answer import Request, start
-from flashllm.errors import UsageError
+from flashllm.errors import EXIT_INTERRUPTED, UsageError
 from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS, SESSION_OPTIONS
 from flashllm.settings.values import parse_ids
 from flashllm.telemetry.token_report import stats_text

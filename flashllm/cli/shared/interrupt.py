@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from flashllm.errors import EXIT_INTERRUPTED
+
 if TYPE_CHECKING:
     from flashllm.engine.protocol import Engine
 
-EXIT_INTERRUPTED = 130
 # A signal may reach another thread than the main one, which then has to look up by itself.
 POLL_SECONDS = 0.1
 

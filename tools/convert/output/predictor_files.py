@@ -16,6 +16,7 @@ from flashllm.flash.raw_tensor import all_finite
 from flashllm.flash.safetensors_file import TensorRecord, pack_tensor_header, read_tensor_index
 from flashllm.flash.tensor_table import encoding_of, predictor_columns, stored_as
 from flashllm.spec import ModelSpec
+from flashllm.system.atomic_file import replacing
 from flashllm.untrusted.strict_json import parse_object
 
 from ..source.encoding import encode
@@ -162,8 +163,7 @@ def encode_predictors(path: Path, spec: ModelSpec, dtype: str) -> None:
         for name in names
         for shape in [index[name].shape]
     ]
-    part = path.with_name(f".{path.name}.part")
-    with open(path, "rb") as source, OutputFile(part) as file:
+    with replacing(path) as part, open(path, "rb") as source, OutputFile(part) as file:
         file.write(pack_tensor_header(layout))
         for name in names:
             record = index[name]
@@ -172,4 +172,3 @@ def encode_predictors(path: Path, spec: ModelSpec, dtype: str) -> None:
             if name in widths:
                 raw = encode(raw, record.dtype, dtype, name, widths[name])
             file.write(raw.data)
-    part.replace(path)

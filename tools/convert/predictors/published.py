@@ -9,7 +9,6 @@ what the feed-forward's norm reads: so they were trained, and so PowerInfer feed
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from flashllm.errors import NotACheckpoint, TensorMismatch, UsageError
 from flashllm.flash.manifest import PREDICTORS_FILE
 from flashllm.flash.safetensors_file import pack_tensor_header
 from flashllm.spec import MAX_WIDTH, ModelSpec
+from flashllm.system.atomic_file import replacing
 from flashllm.untrusted.strict_json import parse_object
 
 from ..output.destination import write_error
@@ -76,9 +76,8 @@ def write_published(
             f"predictors are of no use: the activation of this model, {spec.activation}, is never "
             "zero; convert it without"
         )
-    part = directory / f".{PREDICTORS_FILE}.part"
     try:
-        with open(part, "wb") as file:
+        with replacing(directory / PREDICTORS_FILE) as part, part.open("wb") as file:
             header_bytes = _header_bytes_max(spec)
             file.seek(header_bytes)
             layout: Layout = []
@@ -95,12 +94,8 @@ def write_published(
             file.write(_padded_header(layout, header_bytes))
             file.flush()
             os.fsync(file.fileno())
-        part.replace(directory / PREDICTORS_FILE)
     except OSError as problem:
         raise write_error(problem, directory / PREDICTORS_FILE) from problem
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _threshold(source: Path) -> float:
