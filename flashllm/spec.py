@@ -239,14 +239,14 @@ class ModelSpec:
         return self.resident_dtype or self.dtype
 
     @property
-    def encoding_words(self) -> str:
+    def encoding_label(self) -> str:
         """How the weights are encoded, for people."""
         if self.matrix_dtype == self.dtype:
             return self.dtype
         return f"{self.dtype}, resident ones {self.matrix_dtype}"
 
     @property
-    def activation_words(self) -> str:
+    def activation_label(self) -> str:
         """What makes neurons zero, and where the gate lies if there is one, for people."""
         threshold = f" above {self.activation_threshold:g}" if self.activation_threshold else ""
         gate = {"none": "", "resident": ", gate in memory", "bundled": ", gate on flash"}[self.gate]

@@ -6,7 +6,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def seconds_words(nanoseconds: float) -> str:
+def format_seconds(nanoseconds: float) -> str:
     """A time in three digits: `182 ms`, `2.1 s`."""
     if nanoseconds >= 999.5e6:
         return (
@@ -17,7 +17,7 @@ def seconds_words(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e3:.3g} us"
 
 
-def bytes_words(nbytes: float) -> str:
+def format_bytes_moved(nbytes: float) -> str:
     """Bytes moved, in three digits and powers of ten: `11.8 MB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= 0.9995 * factor:
@@ -35,36 +35,36 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def ceiling_words(nbytes: int) -> str:
+def format_ceiling(nbytes: int) -> str:
     """A memory ceiling, rounded up, so that the figure is accepted when it is typed in."""
     if nbytes >= 10 * GIB:
         return f"{-(-10 * nbytes // GIB) / 10:.1f} GiB"
     return f"{-(-nbytes // MIB)} MiB"
 
 
-def speed_words(tokens_per_second: float) -> str:
+def format_speed(tokens_per_second: float) -> str:
     """Tokens a second that are expected, in two digits: `2.3`, `410`."""
     if tokens_per_second >= 99.5:
         return f"{tokens_per_second:.0f}"
     return f"{tokens_per_second:.2g}"
 
 
-def rate_words(bytes_per_second: float) -> str:
+def format_rate(bytes_per_second: float) -> str:
     """`2.91 GB/s`."""
-    return f"{bytes_words(bytes_per_second)}/s"
+    return f"{format_bytes_moved(bytes_per_second)}/s"
 
 
-def count_words(count: float) -> str:
+def format_count(count: float) -> str:
     """`16,384`."""
     return f"{count:,.0f}"
 
 
-def tokens_words(count: int) -> str:
+def format_token_count(count: int) -> str:
     """`1 token`, `16,384 tokens`."""
-    return f"{count_words(count)} token{'' if count == 1 else 's'}"
+    return f"{format_count(count)} token{'' if count == 1 else 's'}"
 
 
-def memory_words(rss_bytes: float, ceiling_bytes: float) -> str:
+def format_memory(rss_bytes: float, ceiling_bytes: float) -> str:
     """`310 of 512 MiB`, `310 MiB of 15.2 GiB` or `5.8 of 16.0 GiB`."""
     if ceiling_bytes < 10 * GIB:
         return f"{rss_bytes / MIB:.0f} of {ceiling_bytes / MIB:.0f} MiB"

@@ -52,7 +52,7 @@ def test_an_encoding_of_its_own_is_kept_and_one_too_few_said_nothing_of() -> Non
     apart = dataclasses.replace(OPT_6_7B, dtype="int4", resident_dtype="int8")
     assert ModelSpec.from_json(apart.to_json()) == apart
     assert apart.matrix_dtype == "int8"
-    assert apart.encoding_words == "int4, resident ones int8"
+    assert apart.encoding_label == "int4, resident ones int8"
     # A version that does not know the key reads what it has always read.
     assert "resident_dtype" not in OPT_6_7B.to_json()
     assert OPT_6_7B.matrix_dtype == "f16"

@@ -38,9 +38,9 @@ from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.bench.steal_time import (
     ProcessorTime,
+    format_steal_share,
     most_stolen,
     stolen_warning,
-    stolen_words,
 )
 from flashllm.bench.tokens.telemetry_cost import median_interval
 from flashllm.cli.shared.flags import argument
@@ -87,7 +87,7 @@ class Figure:
     def row(self) -> list[str]:
         """For a table."""
         spread = f"{min(self.values):.4g} to {max(self.values):.4g}"
-        stolen = stolen_words(most_stolen(self.stolen_shares)) if self.stolen_shares else ""
+        stolen = format_steal_share(most_stolen(self.stolen_shares)) if self.stolen_shares else ""
         number = f"{self.number:.4g} {self.unit}".strip()
         if self.interval is not None:
             number += " (95 %: {:.3g} to {:.3g})".format(*self.interval)
@@ -198,7 +198,7 @@ class Bench:
                     chat = self._chat_rate([*there, *_common_options(own, tokens)])
                     following = self._run(there, _common_options(memory_bytes, tokens))
                 ratios[case].append(chat / statistics.mean((last, following)))
-                lost = stolen_words(stolen[case][-1])
+                lost = format_steal_share(stolen[case][-1])
                 remark(NAME, f"{name}, round {number + 1}: run {last:.4g} and {following:.4g} "
                              f"tokens/s, chat {chat:.4g}, stolen {lost}")  # fmt: skip
                 last = following

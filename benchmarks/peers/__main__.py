@@ -57,7 +57,7 @@ from benchmarks.peers.table import report, rows_of, table
 from benchmarks.peers.worker import Task, physical_cores
 from flashllm import __version__
 from flashllm.bench.header import run_header
-from flashllm.bench.steal_time import stolen_warning, stolen_words
+from flashllm.bench.steal_time import format_steal_share, stolen_warning
 from flashllm.cli.main import EXIT_BROKEN_PIPE
 from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.output import Output
@@ -298,7 +298,7 @@ def progress_line(outcome: Outcome) -> str:
     """What one run came to."""
     limit = "no limit" if outcome.limit_bytes is None else format_bytes(outcome.limit_bytes)
     what = f"round {outcome.round + 1}, {limit}, {outcome.contender}: "
-    stolen = f", stolen {stolen_words(outcome.stolen_share)}"
+    stolen = f", stolen {format_steal_share(outcome.stolen_share)}"
     if outcome.status != "ok":
         return f"{what}{outcome.status}: {outcome.message}{stolen}"
     cached = outcome.cached_share_before

@@ -32,7 +32,7 @@ from benchmarks.peers.contenders import (
 from benchmarks.peers.files import Checkpoint, read_checkpoint
 from benchmarks.peers.gguf_encoding import OURS as ENCODINGS
 from benchmarks.results import markdown
-from flashllm.bench.steal_time import stolen_words
+from flashllm.bench.steal_time import format_steal_share
 from flashllm.dtypes import GROUP_BYTES
 from flashllm.errors import CannotCreate, UsageError
 from flashllm.units import MIB, format_bytes
@@ -129,7 +129,7 @@ def _cells(row: dict[str, Any]) -> Iterator[str]:
     yield shown or row["problem"]
     yield f"{row['ratio']:.3g}" if row["ratio"] else ""
     yield f"{row['rss_peak_bytes'] / MIB:,.0f}" if row["rss_peak_bytes"] else ""
-    yield stolen_words(row["stolen_share_max"])
+    yield format_steal_share(row["stolen_share_max"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

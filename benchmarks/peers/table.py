@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.peers.contenders import OURS, Contender
 from benchmarks.peers.runs import Outcome
 from flashllm.bench.sample_statistics import Spread
-from flashllm.bench.steal_time import most_stolen, stolen_words
+from flashllm.bench.steal_time import format_steal_share, most_stolen
 from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -58,7 +58,7 @@ class Row:
             f"{self.prefill_seconds:.2f}",
             format_bytes(self.rss_peak_bytes or 0),
             "" if self.group_peak_bytes is None else format_bytes(self.group_peak_bytes),
-            stolen_words(self.stolen_share_max),
+            format_steal_share(self.stolen_share_max),
             self.how,
         ]
         if self.problem:

@@ -52,7 +52,7 @@ def most_stolen(shares: Sequence[float | None]) -> float | None:
     return max((share for share in shares if share is not None), default=None)
 
 
-def stolen_words(share: float | None) -> str:
+def format_steal_share(share: float | None) -> str:
     """A share for people."""
     return "unknown" if share is None else f"{share:.1%}"
 

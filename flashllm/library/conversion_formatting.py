@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from flashllm.library.conversion_job import ConvertJob, JobState, JobStatus
 from flashllm.library.conversion_options import NO_PREDICTORS, TRAIN, ConvertOptions
-from flashllm.library.formatting import clean, least_memory_words
-from flashllm.units import ceiling_words, format_bytes, speed_words
+from flashllm.library.formatting import clean, format_least_memory
+from flashllm.units import format_bytes, format_ceiling, format_speed
 
 if TYPE_CHECKING:
     from flashllm.library.conversion_preview import Preview
 
 
-def time_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`12 s`, `3 min`, `1 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -21,21 +21,21 @@ def time_words(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def phase_words(status: JobStatus) -> str:
+def format_phase(status: JobStatus) -> str:
     """`feed-forward bundles: 34 %, 12 s left`."""
     if not status.phase:
         return "beginning"
     words = f"{status.phase}: {100 * status.share:.0f} %"
     left = status.seconds_left
-    return words if left is None else f"{words}, {time_words(left)} left"
+    return words if left is None else f"{words}, {format_duration(left)} left"
 
 
-def amount_words(status: JobStatus) -> str:
+def format_amount(status: JobStatus) -> str:
     """`1.2 GiB of 3.6 GiB`."""
     return f"{format_bytes(status.done_bytes)} of {format_bytes(status.total_bytes)}"
 
 
-def job_words(job: ConvertJob, status: JobStatus | None = None) -> str:
+def format_job(job: ConvertJob, status: JobStatus | None = None) -> str:
     """The job for a status line: `converting big.flash: feed-forward bundles: 34 %, 12 s left`."""
     name, status = clean(job.destination.name), status or job.status
     if status.state is JobState.DONE:
@@ -46,10 +46,10 @@ def job_words(job: ConvertJob, status: JobStatus | None = None) -> str:
         return f"converting {name}: stopped"
     if status.state is JobState.STOPPING:
         return f"converting {name}: stopping"
-    return f"converting {name}: {phase_words(status)}"
+    return f"converting {name}: {format_phase(status)}"
 
 
-def preview_words(preview: Preview, options: ConvertOptions) -> list[str]:
+def format_preview(preview: Preview, options: ConvertOptions) -> list[str]:
     """A preview in lines: shape, bytes, memory, speed, what to know."""
     room = "" if preview.disk_bytes <= preview.free_bytes else ": too little"
     lines = [
@@ -59,12 +59,12 @@ def preview_words(preview: Preview, options: ConvertOptions) -> list[str]:
     ]
     needs, ceiling = preview.smallest_ceiling_bytes, preview.ceiling_bytes
     if needs is not None:
-        lines.append(f"needs {least_memory_words(needs, preview.application_bytes)}")
+        lines.append(f"needs {format_least_memory(needs, preview.application_bytes)}")
         if ceiling is not None and needs > ceiling:
-            lines.append(f"more than the {ceiling_words(ceiling)} it would get")
+            lines.append(f"more than the {format_ceiling(ceiling)} it would get")
     if preview.tokens_per_second is not None and ceiling is not None:
-        speed = speed_words(preview.tokens_per_second)
-        lines.append(f"about {speed} tokens/s expected in {ceiling_words(ceiling)}")
+        speed = format_speed(preview.tokens_per_second)
+        lines.append(f"about {speed} tokens/s expected in {format_ceiling(ceiling)}")
         if preview.assumed:
             lines.append(f"assumed: {preview.assumed}")
     if options.predictors != NO_PREDICTORS:

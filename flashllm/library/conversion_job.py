@@ -218,11 +218,11 @@ class ConvertJob:
         if code == 0 and os.path.isfile(self.destination / MANIFEST_FILE):
             self._change(state=JobState.DONE)
         elif asked or code in _STOPPED:
-            self._change(state=JobState.STOPPED, error=self._stopped_words(code))
+            self._change(state=JobState.STOPPED, error=self._format_stop(code))
         else:
-            self._change(state=JobState.FAILED, error=self._failed_words(code))
+            self._change(state=JobState.FAILED, error=self._format_failure(code))
 
-    def _stopped_words(self, code: int) -> str:
+    def _format_stop(self, code: int) -> str:
         if code == -signal.SIGKILL:
             return (
                 "killed, since it did not stop; what it had written is removed when something is"
@@ -231,7 +231,7 @@ class ConvertJob:
         kept = "; what is trained is kept for the next time" if self.resumable else ""
         return f"stopped; nothing was made{kept}"
 
-    def _failed_words(self, code: int) -> str:
+    def _format_failure(self, code: int) -> str:
         said = [line.removeprefix("flashllm: ") for line in self._lines if line]
         told = [line for line in self._lines if line.startswith("flashllm: ")]
         if told:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flashllm.errors import UsageError
 from flashllm.library.conversion_options import NO_PREDICTORS, ConvertOptions
-from flashllm.library.formatting import shape_words
+from flashllm.library.formatting import format_shape
 from flashllm.library.scan import Conditions, expected, known_activity
 from flashllm.options import Select
 from flashllm.planning.model_facts import check_selector
@@ -56,8 +56,8 @@ def preview(
     status = os.statvfs(place)
     smallest, speed, assumed = _expected(spec, options, place, conditions)
     return Preview(
-        features=shape_words(spec),
-        encoding=spec.encoding_words,
+        features=format_shape(spec),
+        encoding=spec.encoding_label,
         disk_bytes=weights.total + weights.padding + checksums + predictors,
         free_bytes=status.f_bavail * status.f_frsize,
         smallest_ceiling_bytes=smallest,

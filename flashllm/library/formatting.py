@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.errors import FlashllmError
-from flashllm.units import ceiling_words, format_bytes, speed_words
+from flashllm.units import format_bytes, format_ceiling, format_speed
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ def clean(text: str) -> str:
     return line if len(line) <= CHARACTERS_MAX else f"{line[: CHARACTERS_MAX - 1]}…"
 
 
-def shape_words(spec: ModelSpec) -> str:
+def format_shape(spec: ModelSpec) -> str:
     """The shape of a model by its features."""
-    return f"{spec.n_layers} layers of {spec.d_ffn} neurons, {spec.activation_words}"
+    return f"{spec.n_layers} layers of {spec.d_ffn} neurons, {spec.activation_label}"
 
 
-def error_words(problem: BaseException, where: Path) -> str:
+def format_error(problem: BaseException, where: Path) -> str:
     """What is wrong, without the path that is told beside it."""
     if isinstance(problem, FlashllmError):
         text = str(problem)
@@ -49,28 +49,28 @@ def figures(model: FoundModel) -> tuple[str, str, str, str]:
     return (
         UNKNOWN if size is None else format_bytes(size),
         model.encoding or UNKNOWN,
-        UNKNOWN if needs is None else ceiling_words(needs),
-        UNKNOWN if speed is None else f"{mark}{speed_words(speed)}",
+        UNKNOWN if needs is None else format_ceiling(needs),
+        UNKNOWN if speed is None else f"{mark}{format_speed(speed)}",
     )
 
 
-def least_memory_words(needs_bytes: int, application_bytes: int) -> str:
+def format_least_memory(needs_bytes: int, application_bytes: int) -> str:
     """`479 MiB of memory at least, 170 MiB of it for the chat itself`."""
-    words = f"{ceiling_words(needs_bytes)} of memory at least"
+    words = f"{format_ceiling(needs_bytes)} of memory at least"
     if not application_bytes:
         return words
-    return f"{words}, {ceiling_words(application_bytes)} of it for the chat itself"
+    return f"{words}, {format_ceiling(application_bytes)} of it for the chat itself"
 
 
 def speed_sentence(model: FoundModel) -> str:
     """The speed to expect of a model that can be opened, and where it comes from; or why not."""
     if model.tokens_per_second is not None and model.ceiling_bytes is not None:
-        speed = speed_words(model.tokens_per_second)
-        words = f"{speed} tokens/s expected in {ceiling_words(model.ceiling_bytes)}"
+        speed = format_speed(model.tokens_per_second)
+        words = f"{speed} tokens/s expected in {format_ceiling(model.ceiling_bytes)}"
         words += ", from measured rates of disk and machine"
         return f"{words}; assumed: {model.assumed}" if model.assumed else words
     if model.is_too_large:
-        return f"Needs more than the {ceiling_words(model.ceiling_bytes or 0)} it would get"
+        return f"Needs more than the {format_ceiling(model.ceiling_bytes or 0)} it would get"
     if model.smallest_ceiling_bytes is None:
         return "Memory and speed are not known yet"
     return "Speed unknown: `flashllm bench io` measures disk and machine"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
-from flashllm.library.formatting import clean, error_words, shape_words
+from flashllm.library.formatting import clean, format_error, format_shape
 from flashllm.library.models import Checkpoint
 
 ENTRIES_MAX = 1000
@@ -120,12 +120,12 @@ def _examine(snapshot: Path, name: str, revision: str) -> Checkpoint:
 
     features, size_bytes, remark = "", 0, ""
     try:
-        features = shape_words(describe(snapshot))
+        features = format_shape(describe(snapshot))
         size_bytes, pickled = _weights(snapshot)
         remark = "weights are pickles: converted without running what they hold" if pickled else ""
         problem = ""
     except (FlashllmError, OSError, RecursionError, MemoryError) as error:
-        problem = error_words(error, snapshot)
+        problem = format_error(error, snapshot)
     except Exception as error:  # noqa: BLE001  one odd checkpoint must not end the list
         _LOG.exception("a checkpoint could not be looked at")
         problem = clean(f"unexpected: {type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ from flashllm.flash.manifest import read_manifest
 from flashllm.library import hf_cache
 from flashllm.library.conversion_options import ConvertOptions
 from flashllm.library.conversion_preview import Preview, preview
-from flashllm.library.formatting import clean, error_words, shape_words
+from flashllm.library.formatting import clean, format_error, format_shape
 from flashllm.library.hf_cache import CACHED_PREFIX
 from flashllm.library.models import Checkpoint, FoundModel
 from flashllm.library.runtime_memory import interpreter_bytes, kept_bytes
@@ -143,7 +143,7 @@ def _demo() -> tuple[Path | None, FoundModel | None]:
         spec = describe(source)
     except (FlashllmError, OSError) as problem:
         where = Path(DEMO_NAME)
-        words = error_words(problem, where)
+        words = format_error(problem, where)
         return None, FoundModel(where, DEMO_NAME, problem=words, is_demo=True)
-    line = FoundModel(directory, DEMO_NAME, shape_words(spec), is_demo=True)
+    line = FoundModel(directory, DEMO_NAME, format_shape(spec), is_demo=True)
     return None, replace(line, encoding=clean(spec.dtype), remarks=("made when it is opened",))

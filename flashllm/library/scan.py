@@ -14,7 +14,7 @@ from flashllm.errors import FlashllmError
 from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import profile_for
-from flashllm.library.formatting import clean, error_words, shape_words
+from flashllm.library.formatting import clean, format_error, format_shape
 from flashllm.library.models import FoundModel
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, Select
 from flashllm.planning.activation_stats import Activity, assumed
@@ -151,7 +151,7 @@ def examine(path: Path, conditions: Conditions) -> FoundModel:
             check_runnable(store)
             return _planned(_described(store), store, conditions)
     except (FlashllmError, OSError, MemoryError, RecursionError) as problem:
-        return _broken(path, error_words(problem, path))
+        return _broken(path, format_error(problem, path))
     except Exception as problem:  # noqa: BLE001  one bad directory must not end the list
         _LOG.exception("a model could not be looked at")
         return _broken(path, f"unexpected: {type(problem).__name__}: {problem}")
@@ -171,8 +171,8 @@ def _described(store: Store) -> FoundModel:
     return FoundModel(
         path=store.directory,
         name=clean(manifest.name) or clean(store.directory.name),
-        features=shape_words(spec),
-        encoding=spec.encoding_words,
+        features=format_shape(spec),
+        encoding=spec.encoding_label,
         size_bytes=sum(record.bytes for record in manifest.files.values()),
         remarks=tuple(remarks),
     )

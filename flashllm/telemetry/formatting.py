@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from flashllm.units import GIB, MIB, rate_words
+from flashllm.units import GIB, MIB, format_rate
 
 if TYPE_CHECKING:
     from flashllm.planning.plan import Plan
@@ -32,14 +32,14 @@ PART_GROUPS = {
 """Parts put together, where there is room for few."""
 
 
-def of_words(rate: float, allowed: float | None) -> str:
+def format_share_of_profile(rate: float, allowed: float | None) -> str:
     """`83 % of the profile's 3.5 GB/s`; without a profile, how to get one."""
     if not allowed:
         return "what it allows is unknown: run `flashllm bench io FILE`"
-    return f"{100 * rate / allowed:.0f} % of the profile's {rate_words(allowed)}"
+    return f"{100 * rate / allowed:.0f} % of the profile's {format_rate(allowed)}"
 
 
-def part_words(parts: Iterable[tuple[str, float]], least: float = 0.005) -> str:
+def format_parts(parts: Iterable[tuple[str, float]], least: float = 0.005) -> str:
     """Parts of a time in percent, the largest first, those under `least` left out."""
     shares = sorted(((ns, name) for name, ns in parts), reverse=True)
     total = sum(ns for ns, _ in shares) or 1
@@ -48,7 +48,7 @@ def part_words(parts: Iterable[tuple[str, float]], least: float = 0.005) -> str:
     )
 
 
-def split_words(plan: Plan) -> tuple[list[tuple[str, str]], str]:
+def format_split(plan: Plan) -> tuple[list[tuple[str, str]], str]:
     """Components of the ceiling with their sizes, the largest first, and the sizes' unit.
 
     Components of nothing are left out.

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import TokenCost, ratio
 from flashllm.telemetry.device_rates import DRAM_UNKNOWN, DeviceRates, Moved
-from flashllm.telemetry.formatting import of_words, part_words, split_words
+from flashllm.telemetry.formatting import format_parts, format_share_of_profile, format_split
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.units import (
-    bytes_words,
-    count_words,
-    memory_words,
-    rate_words,
-    seconds_words,
-    tokens_words,
+    format_bytes_moved,
+    format_count,
+    format_memory,
+    format_rate,
+    format_seconds,
+    format_token_count,
 )
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -175,20 +175,20 @@ def medians(tokens: Sequence[TokenNumbers]) -> dict[str, float]:
 def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
     """What a generation's report says, for people: prompt, time, flash, hits, bound, memory."""
     prefill, decode = report["prefill"], report["decode"]
-    answer = tokens_words(len(report["tokens"]))
-    rows = [("prompt", prompt_words(report["prompt_tokens"], prefill))]
+    answer = format_token_count(len(report["tokens"]))
+    rows = [("prompt", format_prompt_cost(report["prompt_tokens"], prefill))]
     if not (tokens := decode["tokens"]):
         rows.append(("answer", answer))
     else:
         wall_ns, reads = decode["wall_ns"] / tokens, decode["reads"]
         # The mark that ends an answer takes a step, and is none of its tokens.
         end = "" if tokens < len(report["tokens"]) else "with its end "
-        speed = f"{end}{count_words(tokens)} decoded in {seconds_words(decode['wall_ns'])}"
-        each = f"{decode['tokens_per_second']:.3g} a second, {seconds_words(wall_ns)} each"
+        speed = f"{end}{format_count(tokens)} decoded in {format_seconds(decode['wall_ns'])}"
+        each = f"{decode['tokens_per_second']:.3g} a second, {format_seconds(wall_ns)} each"
         rows += [
             ("answer", f"{answer}; {speed}: {each}"),
-            ("time", part_words(decode["parts_ns"].items())),
-            ("flash", _flash_words(decode, rates)),
+            ("time", format_parts(decode["parts_ns"].items())),
+            ("flash", _format_flash(decode, rates)),
         ]
         rate = rates.hit_rate(plan, decode["hit_rate"])
         rows.append(("in DRAM", f"{100 * rate:.1f} % of the neurons that tokens needed"))
@@ -201,10 +201,10 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
             report["prompt_tokens"] + tokens / 2,
             tokens,
         )
-        rows.append(("bound", bound_words(rates, plan, moved)))
+        rows.append(("bound", format_bound(rates, plan, moved)))
     peak = report["memory"]["rss_peak_bytes"]
-    rows.append(("memory", f"at most {memory_words(peak, plan.ceiling_bytes)}"))
-    split, unit = split_words(plan)
+    rows.append(("memory", f"at most {format_memory(peak, plan.ceiling_bytes)}"))
+    split, unit = format_split(plan)
     rows.append(("", f"{', '.join(f'{name} {size}' for name, size in split)} {unit}"))
     return "".join(_row(name, sanitize_line(text)) for name, text in rows)
 
@@ -216,32 +216,33 @@ def _row(name: str, text: str) -> str:
     return f"{name:<{_NAME_WIDTH}}{first}\n{below}"
 
 
-def prompt_words(tokens: int, prefill: Mapping[str, Any]) -> str:
+def format_prompt_cost(tokens: int, prefill: Mapping[str, Any]) -> str:
     """`412 tokens in 2.1 s, 812 MB read; 300 of them were in the cache`."""
-    text = f"{tokens_words(tokens)} in {seconds_words(prefill['wall_ns'])}"
-    text += f", {bytes_words(prefill['bytes_read'])} read"
+    text = f"{format_token_count(tokens)} in {format_seconds(prefill['wall_ns'])}"
+    text += f", {format_bytes_moved(prefill['bytes_read'])} read"
     reused = prefill.get("reused_tokens", 0)
-    return f"{text}; {count_words(reused)} of them were in the cache" if reused else text
+    return f"{text}; {format_count(reused)} of them were in the cache" if reused else text
 
 
-def bound_words(rates: DeviceRates, plan: Plan, moved: Moved) -> str:
+def format_bound(rates: DeviceRates, plan: Plan, moved: Moved) -> str:
     """`54 % of what this machine allows: 98 ms a token, by flash`."""
     bound = rates.bound(plan, moved)
     if bound is None:
         return rates.origin if rates.flash_bytes_per_second is None else DRAM_UNKNOWN
-    time = seconds_words(bound.larger_ns)
+    time = format_seconds(bound.larger_ns)
     return (
         f"{100 * bound.share:.0f} % of what this machine allows: {time} a token, by {bound.binds}"
     )
 
 
-def _flash_words(decode: dict[str, Any], rates: DeviceRates) -> str:
+def _format_flash(decode: dict[str, Any], rates: DeviceRates) -> str:
     tokens, reads, nbytes = decode["tokens"], decode["reads"], decode["bytes_read"]
     if not reads:
         return "nothing was read"
     text = (
-        f"{bytes_words(nbytes / tokens)} a token in {reads / tokens:.0f} reads"
-        f" of {bytes_words(nbytes / reads)}, {decode['queue_depth_mean']:.1f} at once"
+        f"{format_bytes_moved(nbytes / tokens)} a token in {reads / tokens:.0f} reads"
+        f" of {format_bytes_moved(nbytes / reads)}, {decode['queue_depth_mean']:.1f} at once"
     )
     speed = decode["io_bytes_per_second"]
-    return f"{text}; {rate_words(speed)}, {of_words(speed, rates.flash_at(nbytes / reads))}"
+    share = format_share_of_profile(speed, rates.flash_at(nbytes / reads))
+    return f"{text}; {format_rate(speed)}, {share}"

@@ -206,7 +206,7 @@ class ChatApp(Actions):
         self.saving.model = str(Path(described.directory).absolute())
         self.saving.head(model=self.saving.model)
         select = f"{plan.select} (lossy)" if plan.lossy else plan.select
-        title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_words}, {select}, "
+        title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_label}, {select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
         self.panels.show_opened(event.model)
         self.enter(Phase.READY)
@@ -391,10 +391,10 @@ class ChatApp(Actions):
         return conversions
 
     def _hear_conversion(self, job: ConvertJob) -> None:
-        from flashllm.library.conversion_formatting import job_words
+        from flashllm.library.conversion_formatting import format_job
 
         status = job.status  # of one moment: it changes on a thread
-        self._post(messages.Converting(job_words(job, status), status))
+        self._post(messages.Converting(format_job(job, status), status))
 
     def _post(self, message: Message) -> None:
         with contextlib.suppress(RuntimeError):  # the application has gone

@@ -9,9 +9,9 @@ import pytest
 from flashllm.bench import steal_time
 from flashllm.bench.steal_time import (
     ProcessorTime,
+    format_steal_share,
     most_stolen,
     stolen_warning,
-    stolen_words,
 )
 
 BEFORE = "cpu  100 10 40 700 50 0 5 95 60 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n"
@@ -46,7 +46,7 @@ def test_where_the_system_does_not_tell_nothing_is_said(
     assert nothing.stolen_share_since(after) is None
     monkeypatch.setattr(steal_time, "_STAT", tmp_path / "absent")
     assert ProcessorTime.now() == nothing
-    assert stolen_words(nothing.stolen_share_since(nothing)) == "unknown"
+    assert format_steal_share(nothing.stolen_share_since(nothing)) == "unknown"
 
 
 @pytest.mark.parametrize(

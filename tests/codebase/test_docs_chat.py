@@ -14,7 +14,7 @@ from flashllm.ui.commands.bindings import (
     PROMPT_BINDINGS,
     TRANSCRIPT_BINDINGS,
 )
-from flashllm.ui.commands.keys import bindings_in, key_words
+from flashllm.ui.commands.keys import bindings_in, format_key
 from flashllm.ui.commands.table import COMMANDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "chat.md").read_text("utf-8")
@@ -34,7 +34,7 @@ def rows(heading: str) -> list[list[str]]:
 
 def keys_of(bindings: list[BindingType]) -> set[tuple[str, str]]:
     """Keys as they are called, and the id that config.toml knows."""
-    return {(key_words(binding.key), str(binding.id)) for binding in bindings_in(bindings)}
+    return {(format_key(binding.key), str(binding.id)) for binding in bindings_in(bindings)}
 
 
 def keys_told(heading: str) -> list[tuple[str, str]]:

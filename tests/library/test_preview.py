@@ -10,13 +10,13 @@ import pytest
 from flashllm.convert import convert
 
 from flashllm.errors import CannotCreate, DestinationExists, ModelNotFound, UnsupportedModel
-from flashllm.library.conversion_formatting import preview_words, time_words
+from flashllm.library.conversion_formatting import format_duration, format_preview
 from flashllm.library.conversion_options import ConvertOptions
 from flashllm.library.conversion_preview import preview
 from flashllm.library.library import Library
 from flashllm.library.scan import Conditions, examine
 from flashllm.options import ModelOptions
-from flashllm.units import MIB, ceiling_words, speed_words
+from flashllm.units import MIB, format_ceiling, format_speed
 from tests.support.checkpoints import write_checkpoint
 
 KNOWN = Conditions(200 * MIB, ModelOptions(memory=1 << 30))
@@ -53,8 +53,8 @@ def test_predictors_take_room_and_are_called_lossy(tmp_path: Path) -> None:
     assert lossy.disk_bytes > exact.disk_bytes
     inside = preview(source, tmp_path / "made", ConvertOptions(predictors="checkpoint"), KNOWN)
     assert inside.disk_bytes == lossy.disk_bytes
-    assert any("lossy: predictors" in line for line in preview_words(lossy, options))
-    assert not any("lossy" in line for line in preview_words(exact, ConvertOptions()))
+    assert any("lossy: predictors" in line for line in format_preview(lossy, options))
+    assert not any("lossy" in line for line in format_preview(exact, ConvertOptions()))
     assert options.lossy
     assert ConvertOptions("int4").lossy
     assert not ConvertOptions("f16").lossy
@@ -64,7 +64,7 @@ def test_a_model_whose_neurons_are_never_zero(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", **WIDE, activation_function="gelu")
     said = preview(source, tmp_path / "made", ConvertOptions(), KNOWN)
     assert not said.sparse
-    assert "no neuron of it is ever zero: every token needs all of them" in preview_words(
+    assert "no neuron of it is ever zero: every token needs all of them" in format_preview(
         said, ConvertOptions()
     )
 
@@ -76,10 +76,10 @@ def test_memory_is_that_of_the_chat_and_may_be_too_little(tmp_path: Path) -> Non
     said = preview(source, tmp_path / "made", options, beside)
     assert alone.smallest_ceiling_bytes is not None
     assert said.smallest_ceiling_bytes == alone.smallest_ceiling_bytes + 70 * MIB
-    lines = preview_words(said, options)
+    lines = format_preview(said, options)
     assert any(line.endswith("at least, 70 MiB of it for the chat itself") for line in lines)
     assert "more than the 1 MiB it would get" in lines
-    assert not any("more than" in line for line in preview_words(alone, options))
+    assert not any("more than" in line for line in format_preview(alone, options))
 
 
 def test_it_is_planned_as_it_would_be_run(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_nobody_knows_is_not_said(tmp_path: Path) -> None:
     said = preview(source, tmp_path / "made", ConvertOptions(), Conditions(None))
     assert (said.smallest_ceiling_bytes, said.tokens_per_second) == (None, None)
     assert not any(
-        "memory" in line or "tokens/s" in line for line in preview_words(said, ConvertOptions())
+        "memory" in line or "tokens/s" in line for line in format_preview(said, ConvertOptions())
     )
 
 
@@ -133,14 +133,14 @@ def test_where_a_model_would_go(tmp_path: Path) -> None:
 
 
 def test_words() -> None:
-    assert [time_words(seconds) for seconds in (0, 89, 600, 4800)] == [
+    assert [format_duration(seconds) for seconds in (0, 89, 600, 4800)] == [
         "0 s", "89 s", "10 min", "1 h 20 min",
     ]  # fmt: skip
-    assert [speed_words(speed) for speed in (0.123, 2.34, 99.4, 410.0)] == [
+    assert [format_speed(speed) for speed in (0.123, 2.34, 99.4, 410.0)] == [
         "0.12", "2.3", "99", "410",
     ]  # fmt: skip
-    assert ceiling_words(MIB + 1) == "2 MiB"  # never less than is needed
-    assert ceiling_words((10 << 30) + 1) == "10.1 GiB"
+    assert format_ceiling(MIB + 1) == "2 MiB"  # never less than is needed
+    assert format_ceiling((10 << 30) + 1) == "10.1 GiB"
 
 
 def test_what_is_wrong_with_the_destination_is_said_before(

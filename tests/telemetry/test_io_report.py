@@ -13,10 +13,10 @@ import pytest
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import NO_COST, decode_summary
 from flashllm.telemetry.device_rates import PAGE_CACHE, UNKNOWN, DeviceRates
-from flashllm.telemetry.formatting import split_words
+from flashllm.telemetry.formatting import format_split
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.telemetry.token_report import TokenNumbers, answer_numbers, medians, stats_text
-from flashllm.units import bytes_words, memory_words, seconds_words
+from flashllm.units import format_bytes_moved, format_memory, format_seconds
 from tests.support.costs import MS, RATES, UNKNOWN_RATES, WORK, FakeToken, cost, plan
 from tests.support.profiles import law
 from tests.support.specs import SPEC
@@ -206,9 +206,9 @@ def test_tokens_of_which_nothing_was_measured_have_no_shares() -> None:
 
 def test_the_split_is_in_a_unit_that_fits_its_parts() -> None:
     small = dataclasses.replace(plan(), ceiling_bytes=64 << 30)
-    assert split_words(small)[0][0] == ("slots", "200")
+    assert format_split(small)[0][0] == ("slots", "200")
     large = dataclasses.replace(small, split={**small.split, "slots": 48 << 30, "kv": 0})
-    words, unit = split_words(large)
+    words, unit = format_split(large)
     assert (words[0], words[1], unit) == (("slots", "48.0"), ("interpreter", "0.1"), "GiB")
     assert "kv" not in dict(words)
 
@@ -216,17 +216,17 @@ def test_the_split_is_in_a_unit_that_fits_its_parts() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (seconds_words(999_400), "999 us"),
-        (seconds_words(999_600_000), "1 s"),
-        (seconds_words(182_400_000), "182 ms"),
-        (seconds_words(1234 * 10**9), "1234 s"),
-        (bytes_words(0), "0 B"),
-        (bytes_words(999_499), "999 kB"),
-        (bytes_words(11_840_000), "11.8 MB"),
-        (bytes_words(1_234e9), "1234 GB"),
-        (memory_words(310 << 20, 512 << 20), "310 of 512 MiB"),
-        (memory_words(310 << 20, 15 << 30), "310 MiB of 15.0 GiB"),
-        (memory_words(5 << 30, 16 << 30), "5.0 of 16.0 GiB"),
+        (format_seconds(999_400), "999 us"),
+        (format_seconds(999_600_000), "1 s"),
+        (format_seconds(182_400_000), "182 ms"),
+        (format_seconds(1234 * 10**9), "1234 s"),
+        (format_bytes_moved(0), "0 B"),
+        (format_bytes_moved(999_499), "999 kB"),
+        (format_bytes_moved(11_840_000), "11.8 MB"),
+        (format_bytes_moved(1_234e9), "1234 GB"),
+        (format_memory(310 << 20, 512 << 20), "310 of 512 MiB"),
+        (format_memory(310 << 20, 15 << 30), "310 MiB of 15.0 GiB"),
+        (format_memory(5 << 30, 16 << 30), "5.0 of 16.0 GiB"),
     ],
 )
 def test_figures_are_short(words: str, expected: str) -> None:

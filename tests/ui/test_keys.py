@@ -15,8 +15,8 @@ from flashllm.settings.file import Said
 from flashllm.ui.commands.bindings import APP_BINDINGS, PLACES
 from flashllm.ui.commands.keys import (
     bindings_in,
+    format_key,
     give_way,
-    key_words,
     read_keymap,
     reworded,
     with_keys,
@@ -47,7 +47,7 @@ def read(changes: dict[str, str]) -> dict[str, str]:
     ],
 )
 def test_words(keys: str, words: str) -> None:
-    assert key_words(keys) == words
+    assert format_key(keys) == words
 
 
 def test_what_is_right_is_taken() -> None:

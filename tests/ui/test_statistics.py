@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashllm.ui.chat.status import AnswerStatistics, join_parts, prefill_text
-from flashllm.units import memory_words
+from flashllm.units import format_memory
 from tests.support.fake_engine import FakeToken, fake_cost
 
 
@@ -33,7 +33,7 @@ def test_the_first_token_counts_but_its_cost_is_the_prompts() -> None:
     ],
 )
 def test_memory(rss_bytes: int, ceiling_bytes: int, expected: str) -> None:
-    assert memory_words(rss_bytes, ceiling_bytes) == expected
+    assert format_memory(rss_bytes, ceiling_bytes) == expected
 
 
 def test_prefill_says_what_is_left_once_it_can_know() -> None:

@@ -43,7 +43,7 @@ from flashllm.planning.shape_estimate import Weights
 from flashllm.planning.slot_allocation import DEFAULT_WINDOW
 from flashllm.telemetry.costs import TokenCost
 from flashllm.telemetry.meter import Meter
-from flashllm.units import ceiling_words
+from flashllm.units import format_ceiling
 from flashllm.weight_cache.blocks import smallest_slots
 
 PROMPT_TOKENS = 16
@@ -265,7 +265,7 @@ class Ablation:
         if needed > allowed:
             advice = "" if row.dense else " a smaller --window, or"
             raise MemoryCeilingTooSmall(
-                f'of all rows "{row.title}" needs the most: {ceiling_words(needed)}, and'
+                f'of all rows "{row.title}" needs the most: {format_ceiling(needed)}, and'
                 f" {allowed >> 20} MiB are allowed; give{advice} more --memory than that, since"
                 " where there is more, more of the prompt is kept",
                 needed,

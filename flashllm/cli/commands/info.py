@@ -52,14 +52,14 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
         ("directory", described.directory),
         ("size", format_bytes(sum(described.file_bytes.values()))),
         ("layers", f"{spec.n_layers}, width {spec.d_model}, {spec.n_heads} heads"),
-        ("feed-forward", f"{spec.d_ffn} neurons a layer, {spec.activation_words}"),
+        ("feed-forward", f"{spec.d_ffn} neurons a layer, {spec.activation_label}"),
         ("bundle", f"{format_bytes(spec.bundle_bytes)}, {spec.bundles_per_layer} a layer"),
-        ("weights", spec.encoding_words),
+        ("weights", spec.encoding_label),
         *([("predictors", described.predictor_dtype)] if described.predictor_dtype else []),
         ("vocabulary", spec.vocab_size),
         ("context", f"up to {spec.max_positions} tokens"),
         ("tokenizer", "yes" if described.has_tokenizer else "no: give prompts as --ids"),
-        ("selector", _selector_words(described)),
+        ("selector", _format_selector(described)),
     ]
     shares = described.activity or {}
     rows += [
@@ -72,7 +72,7 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
     return rows
 
 
-def _selector_words(described: ModelInfo) -> str:
+def _format_selector(described: ModelInfo) -> str:
     spec = described.spec
     if described.has_predictors:
         return "predictors (lossy: may miss active neurons; --select all is exact)"
@@ -89,7 +89,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         *((f"  {name}", format_bytes(nbytes)) for name, nbytes in plan.split.items()),
         ("smallest", format_bytes(plan.smallest_bytes)),
         ("select", SELECTOR_WORDS[plan.select]),
-        ("kept", _kept_words(plan)),
+        ("kept", _format_kept(plan)),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
         ("context", f"{plan.context} tokens, keys and values in {plan.kv_dtype}"),
         ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
@@ -97,7 +97,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
     return rows
 
 
-def _kept_words(plan: Plan) -> str:
+def _format_kept(plan: Plan) -> str:
     if plan.select == "all":
         return "the first of each layer: all are needed"
     if plan.policy == "window":

@@ -15,7 +15,7 @@ from flashllm.errors import FlashllmError
 from flashllm.library.formatting import ASSUMED, UNKNOWN, figures
 from flashllm.settings.options import CHAT_OPTIONS, MODEL, MODEL_OPTIONS
 from flashllm.text_table import aligned
-from flashllm.units import ceiling_words, format_bytes
+from flashllm.units import format_bytes, format_ceiling
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _write_models(output: Output, models: Sequence[FoundModel]) -> None:
         )
     if fast := [model for model in known if model.tokens_per_second is not None]:
         remark(
-            f"tok/s: expected in {ceiling_words(fast[0].ceiling_bytes or 0)}, from measured rates"
+            f"tok/s: expected in {format_ceiling(fast[0].ceiling_bytes or 0)}, from measured rates"
             f" of disk and machine; {ASSUMED}: and from what is assumed of the model"
         )
     elif not all(model.is_too_large for model in known):
@@ -90,7 +90,7 @@ def _about(model: FoundModel) -> str:
         return f"cannot be opened: {model.problem}"
     said = [*model.remarks]
     if model.is_too_large:
-        said.append(f"needs more than the {ceiling_words(model.ceiling_bytes or 0)} it would get")
+        said.append(f"needs more than the {format_ceiling(model.ceiling_bytes or 0)} it would get")
     if model.assumed:
         said.append(f"assumed: {model.assumed}")
     return "; ".join(said)

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashllm.units import MIB, ceiling_words, format_bytes
+from flashllm.units import MIB, format_bytes, format_ceiling
 
 if TYPE_CHECKING:
     from flashllm.planning.advisor import Advice, Ceilings, Scenario
@@ -34,7 +34,7 @@ def weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
 
     padding = weights.padding / max(weights.ffn, 1)
     rows = [
-        ("weights", f"{format_bytes(weights.total)} in {spec.encoding_words}"),
+        ("weights", f"{format_bytes(weights.total)} in {spec.encoding_label}"),
         ("  embeddings", part(weights.embeddings)),
         ("  attention", part(weights.attention)),
         ("  gates", part(weights.gate)),
@@ -68,11 +68,11 @@ def expected_rows(
         ("neurons a token", f"{traffic.used / neurons:.2%}, {traffic.hit_rate:.1%} in memory"),
         ("  from flash", f"{format_bytes(traffic.bytes_read)} in {traffic.reads:.0f} reads"),
         ("through memory", f"{format_bytes(expected.dram.total)} a token"),
-        ("smallest ceiling", ceiling_words(limits.smallest)),
+        ("smallest ceiling", format_ceiling(limits.smallest)),
     ]
     if limits.cliff is not None:
-        rows.append(("cliff", f"below {ceiling_words(limits.cliff)} nothing stays between tokens"))
-    rows.append(("all in memory", f"from {ceiling_words(limits.whole)}"))
+        rows.append(("cliff", f"below {format_ceiling(limits.cliff)} nothing stays between tokens"))
+    rows.append(("all in memory", f"from {format_ceiling(limits.whole)}"))
     if made.select == "oracle":
         rows.append(("select", "the oracle reads every neuron to know which it needs"))
     return rows
@@ -127,7 +127,7 @@ def _seconds_missing(case: Scenario) -> str:
 
 def _fits(case: Scenario, made: Plan, expected: TokenEstimate) -> str:
     spec = case.spec
-    fits = f"It fits into {ceiling_words(made.ceiling_bytes)}."
+    fits = f"It fits into {format_ceiling(made.ceiling_bytes)}."
     if made.select == "oracle":
         return f"{fits} A token reads every neuron, to know which of them are not zero."
     if made.select != "all":

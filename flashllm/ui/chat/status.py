@@ -13,7 +13,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from flashllm.ui.widgets.single_layout import SingleLayout
-from flashllm.units import memory_words
+from flashllm.units import format_memory
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class AnswerStatistics:
         if self.hits + self.misses:
             parts.append(f"hit {100 * self.hits / (self.hits + self.misses):.0f} %")
         if self.rss_bytes:
-            parts.append(f"RSS {memory_words(self.rss_bytes, ceiling_bytes)}")
+            parts.append(f"RSS {format_memory(self.rss_bytes, ceiling_bytes)}")
         return parts
 
 

@@ -117,20 +117,20 @@ def page_bindings(page: Screen[Any]) -> list[Binding]:
     return with_keys(bindings_in(page.BINDINGS), page.app._keymap)  # noqa: SLF001  no public way
 
 
-def page_words(page: Screen[Any], text: str) -> str:
+def format_page_text(page: Screen[Any], text: str) -> str:
     """A page's sentence, with the keys that it has now."""
     return reworded(text, bindings_in(page.BINDINGS), page.app._keymap)  # noqa: SLF001  as above
 
 
-def key_words(keys: str) -> str:
+def format_key(keys: str) -> str:
     """`Ctrl+Q` for `ctrl+q`, `Esc or F1` for `escape,f1`."""
-    return " or ".join(_one_key_words(key.strip()) for key in keys.split(","))
+    return " or ".join(_format_one_key(key.strip()) for key in keys.split(","))
 
 
 def reworded(text: str, bindings: Iterable[Binding], keymap: Mapping[str, str]) -> str:
     """A sentence that names keys as they are by default, with the keys that there are instead."""
     changed = {
-        key_words(key): key_words(keymap[binding.id])
+        format_key(key): format_key(keymap[binding.id])
         for binding in bindings
         if binding.id is not None and binding.id in keymap
         for key in binding.key.split(",")
@@ -141,7 +141,7 @@ def reworded(text: str, bindings: Iterable[Binding], keymap: Mapping[str, str]) 
     return re.sub(rf"(?<![\w+])(?:{names})(?![\w+])", lambda found: changed[found[0]], text)
 
 
-def _one_key_words(key: str) -> str:
+def _format_one_key(key: str) -> str:
     *modifiers, base = key.split("+") if key != "+" else ["+"]
     character = key_to_character(base)
     if base in _WORDS:
@@ -175,7 +175,7 @@ def _read_key(key: str, where: str, typed: bool) -> str:
     if reported in _SAME_BYTES:
         raise ConfigError(
             f"{where}: {shown!r} is no key of its own: a terminal sends the same for"
-            f" {key_words(_SAME_BYTES[reported])}; take another"
+            f" {format_key(_SAME_BYTES[reported])}; take another"
         )
     return reported
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from flashllm.telemetry.formatting import PART_GROUPS, split_words
+from flashllm.telemetry.formatting import PART_GROUPS, format_split
 from flashllm.ui.panels.bars import columns, runs, sparkline, stacked
 from flashllm.units import (
-    bytes_words,
-    count_words,
     format_bytes,
-    memory_words,
-    rate_words,
-    seconds_words,
+    format_bytes_moved,
+    format_count,
+    format_memory,
+    format_rate,
+    format_seconds,
 )
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -57,18 +57,18 @@ def full_lines(shown: Shown, width: int) -> list[Content]:
     tokens = shown.tokens[-room:]
     chart = [*_chart(tokens, room), _legend()]
     numbers = [
-        _named("token", _token_words(tokens)),
+        _named("token", _format_tokens(tokens)),
         _named("MB/tok", _series([token.bytes_read / 1e6 for token in tokens], _megabytes)),
         _named("in DRAM", _series([token.hit_rate for token in tokens], _percent, 1.0)),
-        _named("flash", flash_words(tokens)),
-        _named("bound", bound_words(tokens)),
-        _named("prompt", prefill_words(shown.prefill)),
+        _named("flash", format_flash(tokens)),
+        _named("bound", format_bound(tokens)),
+        _named("prompt", format_prefill(shown.prefill)),
     ]
     beside = [
         Content.assemble(bars.pad_right(max(room + 2 - bars.cell_length, 0)), text)
         for bars, text in zip(chart, numbers, strict=True)
     ]
-    return [*beside, _named("memory", _split(shown.plan)), _named("RSS", _rss_words(shown))]
+    return [*beside, _named("memory", _split(shown.plan)), _named("RSS", _format_rss(shown))]
 
 
 def small_lines(shown: Shown, width: int) -> list[Content]:
@@ -79,18 +79,19 @@ def small_lines(shown: Shown, width: int) -> list[Content]:
     last = shown.tokens[-1]
     hits = sparkline([token.hit_rate for token in shown.tokens], _SPARK // 2, high=1.0)
     reads = sparkline([token.bytes_read for token in shown.tokens], _SPARK // 2)
-    moved = f"{bytes_words(last.bytes_read):<8}{reads} in DRAM {100 * last.hit_rate:.0f} % {hits}"
-    rates = f"flash {flash_words(shown.tokens, short=True)}, bound {bound_words(shown.tokens)}"
+    nbytes = format_bytes_moved(last.bytes_read)
+    moved = f"{nbytes:<8}{reads} in DRAM {100 * last.hit_rate:.0f} % {hits}"
+    rates = f"flash {format_flash(shown.tokens, short=True)}, bound {format_bound(shown.tokens)}"
     bar = _one_bar(last, max(width - _NAME_WIDTH, 1))
     return [
-        Content.assemble(f"{seconds_words(last.wall_ns):<{_NAME_WIDTH}}", *bar),
+        Content.assemble(f"{format_seconds(last.wall_ns):<{_NAME_WIDTH}}", *bar),
         Content(moved),
         Content(rates),
         _rss_line(shown),
     ]
 
 
-def flash_words(tokens: Sequence[TokenNumbers], short: bool = False) -> str:
+def format_flash(tokens: Sequence[TokenNumbers], short: bool = False) -> str:
     """`2.91 GB/s, 83 % of profile` over these tokens; in short without the rate.
 
     Where the profile says nothing the rate is all that is known.
@@ -101,29 +102,29 @@ def flash_words(tokens: Sequence[TokenNumbers], short: bool = False) -> str:
     busy = sum(map(_busy, read))
     rate = sum(token.bytes_read for token in read) / busy
     if any(token.of_profile is None for token in read):
-        return rate_words(rate) if short else f"{rate_words(rate)} of unknown"
+        return format_rate(rate) if short else f"{format_rate(rate)} of unknown"
     shares = sum(_busy(token) * (token.of_profile or 0) for token in read)
     share = f"{100 * shares / busy:.0f} % of profile"
-    return share if short else f"{rate_words(rate)}, {share}"
+    return share if short else f"{format_rate(rate)}, {share}"
 
 
-def bound_words(tokens: Sequence[TokenNumbers]) -> str:
+def format_bound(tokens: Sequence[TokenNumbers]) -> str:
     """`54 % (98 ms by flash)` over these tokens; `unknown` where a rate is."""
     known = [token for token in tokens if token.of_bound is not None]
     if not known:
         return "unknown" if tokens else "no token yet"
     bound_ns = sum(token.bound_ns or 0 for token in known)
     share = bound_ns / sum(token.wall_ns for token in known)
-    return f"{100 * share:.0f} % ({seconds_words(bound_ns / len(known))} by {known[-1].binds})"
+    return f"{100 * share:.0f} % ({format_seconds(bound_ns / len(known))} by {known[-1].binds})"
 
 
-def prefill_words(prefill: PrefillCost | None) -> str:
+def format_prefill(prefill: PrefillCost | None) -> str:
     """`412 tok, 300 kept, 2.1 s, 812 MB`."""
     if prefill is None or not prefill.tokens:
         return "none yet"
-    kept = f"{count_words(prefill.reused)} kept, " if prefill.reused else ""
-    cost = f"{seconds_words(prefill.wall_ns)}, {bytes_words(prefill.bytes_read)}"
-    return f"{count_words(prefill.tokens)} tok, {kept}{cost}"
+    kept = f"{format_count(prefill.reused)} kept, " if prefill.reused else ""
+    cost = f"{format_seconds(prefill.wall_ns)}, {format_bytes_moved(prefill.bytes_read)}"
+    return f"{format_count(prefill.tokens)} tok, {kept}{cost}"
 
 
 def groups(token: TokenNumbers) -> list[float]:
@@ -162,12 +163,12 @@ def _named(name: str, text: str | Content) -> Content:
     return Content.assemble((f"{name:<{_NAME_WIDTH}}", NAME_COLOR), text)
 
 
-def _token_words(tokens: Sequence[TokenNumbers]) -> str:
+def _format_tokens(tokens: Sequence[TokenNumbers]) -> str:
     if not tokens:
         return "none yet"
     highest = max(token.wall_ns for token in tokens)
     last = tokens[-1]
-    return f"{last.index + 1}: {seconds_words(last.wall_ns)}, bars to {seconds_words(highest)}"
+    return f"{last.index + 1}: {format_seconds(last.wall_ns)}, bars to {format_seconds(highest)}"
 
 
 def _series(
@@ -193,7 +194,7 @@ def _split(plan: Plan | None) -> Content:
     """
     if plan is None:
         return Content("no model is open")
-    words, unit = split_words(plan)
+    words, unit = format_split(plan)
     sizes = [float(plan.split[name]) for name, _ in words]
     bar, names = [], []
     for kind, cells in enumerate(stacked(sizes, sum(sizes), _SPLIT_CELLS)):
@@ -207,19 +208,19 @@ def _split(plan: Plan | None) -> Content:
     return Content.assemble(*bar, "  ", listed)
 
 
-def _rss_words(shown: Shown) -> str:
+def _format_rss(shown: Shown) -> str:
     device = sanitize_line(shown.rates.origin) if shown.rates is not None else ""
     if shown.plan is None or not shown.tokens:
         return f"no token yet   rates: {device}"
-    memory = memory_words(shown.tokens[-1].rss_bytes, shown.plan.ceiling_bytes)
+    memory = format_memory(shown.tokens[-1].rss_bytes, shown.plan.ceiling_bytes)
     return f"{memory}   rates: {device}"
 
 
 def _rss_line(shown: Shown) -> Content:
     memory = ""
     if shown.plan is not None and shown.tokens:
-        memory = f"RSS {memory_words(shown.tokens[-1].rss_bytes, shown.plan.ceiling_bytes)}; "
-    return Content(f"{memory}prompt {prefill_words(shown.prefill)}")
+        memory = f"RSS {format_memory(shown.tokens[-1].rss_bytes, shown.plan.ceiling_bytes)}; "
+    return Content(f"{memory}prompt {format_prefill(shown.prefill)}")
 
 
 def _busy(token: TokenNumbers) -> float:

@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 from flashllm.ui.commands.bindings import CONFIRM_BINDINGS
-from flashllm.ui.commands.keys import page_words
+from flashllm.ui.commands.keys import format_page_text
 from flashllm.untrusted.terminal import sanitize
 
 
@@ -60,7 +60,7 @@ class ConfirmScreen(ModalScreen[bool]):
                 yield Button(self._words("Yes (y)"), id="yes", variant="error", compact=True)
 
     def _words(self, text: str) -> Content:
-        return Content(page_words(self, text))  # a key may be what markup begins with
+        return Content(format_page_text(self, text))  # a key may be what markup begins with
 
     @on(Button.Pressed)
     def take(self, event: Button.Pressed) -> None:

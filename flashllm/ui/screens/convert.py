@@ -22,10 +22,10 @@ from textual.worker import get_current_worker
 
 from flashllm.errors import FlashllmError
 from flashllm.library.conversion_formatting import (
-    amount_words,
-    job_words,
-    phase_words,
-    preview_words,
+    format_amount,
+    format_job,
+    format_phase,
+    format_preview,
 )
 from flashllm.library.conversion_job import Conversions, ConvertJob, JobState, JobStatus
 from flashllm.library.conversion_options import INSIDE, NO_PREDICTORS, TRAIN, ConvertOptions
@@ -441,7 +441,7 @@ class ConvertScreen(ModalScreen[Path | None]):
         worker = get_current_worker()
         try:
             found = self._preparation.preview(wish.source, wish.destination, wish.options)
-            lines, is_error = preview_words(found, wish.options), False
+            lines, is_error = format_preview(found, wish.options), False
         except FlashllmError as problem:
             lines, is_error = [clean(str(problem))], True
         except OSError as problem:
@@ -474,16 +474,16 @@ class ConvertScreen(ModalScreen[Path | None]):
         title = "Convert a checkpoint: what is made is complete, or absent"
         if self._shows_job and job is not None:
             status = job.status  # of one moment: it changes on a thread
-            title = job_words(job, status)
+            title = format_job(job, status)
             self._show_job(job, status)
         self.query_one("#convert-title", Static).update(Content(title))
         self.refresh_bindings()
 
     def _show_job(self, job: ConvertJob, status: JobStatus) -> None:
         where = clean(f"{job.source} -> {job.destination}")
-        words = phase_words(status)
+        words = format_phase(status)
         if status.total_bytes and not status.is_over:
-            words = f"{words}\n{amount_words(status)}"
+            words = f"{words}\n{format_amount(status)}"
         if status.state is JobState.DONE:
             words = "Complete."
         elif status.is_over:

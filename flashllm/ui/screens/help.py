@@ -19,7 +19,7 @@ from flashllm.ui.commands.bindings import (
     PROMPT_BINDINGS,
     TRANSCRIPT_BINDINGS,
 )
-from flashllm.ui.commands.keys import bindings_in, key_words, page_words, with_keys
+from flashllm.ui.commands.keys import bindings_in, format_key, format_page_text, with_keys
 from flashllm.ui.commands.table import COMMANDS
 
 NUMBERS = (
@@ -67,7 +67,7 @@ def key_section(title: str, bindings: Iterable[Binding]) -> HelpSection:
     for binding in bindings:
         described = binding.tooltip or binding.description
         if described:
-            keys.setdefault(described, []).append(key_words(binding.key))
+            keys.setdefault(described, []).append(format_key(binding.key))
     rows = ((" or ".join(names), _begun_small(text)) for text, names in keys.items())
     return HelpSection(title, tuple(rows))
 
@@ -104,7 +104,7 @@ class HelpScreen(ModalScreen[None]):
         """One scrolling text; its title says how to leave."""
         with VerticalScroll(id="help") as scroll:
             scroll.border_title = "Help"
-            scroll.border_subtitle = page_words(self, "Esc closes, Up and Down scroll")
+            scroll.border_subtitle = format_page_text(self, "Esc closes, Up and Down scroll")
             for _ in self._sections:
                 yield Static(markup=False)
 

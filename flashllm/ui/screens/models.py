@@ -18,10 +18,10 @@ from textual.widgets import DataTable, Input, Static
 from textual.worker import get_current_worker
 
 from flashllm.library.conversion_job import Conversions
-from flashllm.library.formatting import clean, figures, least_memory_words, speed_sentence
+from flashllm.library.formatting import clean, figures, format_least_memory, speed_sentence
 from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.ui.commands.bindings import PICKER_BINDINGS
-from flashllm.ui.commands.keys import page_words
+from flashllm.ui.commands.keys import format_page_text
 from flashllm.ui.screens.convert import ConvertScreen, Preparation
 from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
@@ -262,7 +262,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         model = self._selected()
         lines = [] if model is None else details(model)
         if model is None and not self._looking:
-            lines = [page_words(self, "Nothing fits. c converts a checkpoint.")]
+            lines = [format_page_text(self, "Nothing fits. c converts a checkpoint.")]
         self.query_one("#details", Static).update(Content("\n".join(lines)))
 
 
@@ -300,7 +300,7 @@ def details(model: FoundModel) -> list[str]:
     else:
         lines.append(speed_sentence(model))
         if needs is not None:
-            lines.append(f"Needs {least_memory_words(needs, model.application_bytes)}")
+            lines.append(f"Needs {format_least_memory(needs, model.application_bytes)}")
     if model.features:
         lines.append(f"{model.features}, in {model.encoding}")
     if model.remarks:

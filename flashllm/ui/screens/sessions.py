@@ -25,7 +25,7 @@ from flashllm.conversations.records import SessionSummary
 from flashllm.conversations.store import NEWEST_MAX, SessionStore
 from flashllm.errors import FlashllmError
 from flashllm.ui.commands.bindings import SESSIONS_BINDINGS
-from flashllm.ui.commands.keys import page_words
+from flashllm.ui.commands.keys import format_page_text
 from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
 from flashllm.untrusted.terminal import sanitize_line
@@ -170,7 +170,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         """Asks whether it is meant."""
         if (chosen := self._chosen()) is not None:
             words = f"Delete “{_title(chosen)}”, {_count(chosen.turns, 'message')}?"
-            keys = page_words(self, "Enter deletes for ever, Esc keeps it.")
+            keys = format_page_text(self, "Enter deletes for ever, Esc keeps it.")
             self._ask(_Asking.DELETE, "", f"{words} {keys}", chosen)
 
     def action_export(self) -> None:
@@ -235,7 +235,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         ids = [summary.id for summary in found]
         options.highlighted = (ids.index(wanted) if wanted in ids else 0) if ids else None
         if self._asking is _Asking.SEARCH:
-            self._say(said or self._found_words())
+            self._say(said or self._format_found())
 
     @work
     async def _rename(self, chosen: SessionSummary, name: str) -> None:
@@ -296,11 +296,11 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
         is_same = self._began is None or summary.created == self._began
         return summary.id == self._current and is_same
 
-    def _found_words(self) -> str:
+    def _format_found(self) -> str:
         found = len(self._shown)
         if not found:
             empty = "Nothing found; Esc shows all." if self._query else "Nothing is kept yet."
-            return page_words(self, empty)
+            return format_page_text(self, empty)
         if found == NEWEST_MAX:
             return f"The latest {found} sessions; type to find others."
         return _count(found, "session")
@@ -321,9 +321,9 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
             _Asking.SEARCH: "Type to search",
             _Asking.DELETE: "Enter deletes, Esc keeps it",
         }.get(asking, "Esc gives it up")
-        line.placeholder = page_words(self, words)
+        line.placeholder = format_page_text(self, words)
         line.focus()
-        self._say(self._found_words() if said is None else said)
+        self._say(self._format_found() if said is None else said)
 
     def _say(self, text: str, error: bool = False) -> None:
         with contextlib.suppress(LookupError):  # the screen has gone meanwhile

@@ -14,9 +14,9 @@ from textual.widgets import Static
 
 from flashllm.telemetry.formatting import PART_WORDS
 from flashllm.ui.commands.bindings import TOKEN_BINDINGS
-from flashllm.ui.commands.keys import page_words
+from flashllm.ui.commands.keys import format_page_text
 from flashllm.ui.panels.bars import stacked
-from flashllm.units import bytes_words, rate_words, seconds_words
+from flashllm.units import format_bytes_moved, format_rate, format_seconds
 from flashllm.untrusted.terminal import sanitize
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class TokenView(ModalScreen[None]):
         frame = self.query_one(VerticalScroll)
         token, last = self._tokens[self.place], self._tokens[-1]
         frame.border_title = f"token {token.index + 1} of {last.index + 1}"
-        frame.border_subtitle = page_words(self, "Left, Right: other tokens; Esc closes")
+        frame.border_subtitle = format_page_text(self, "Left, Right: other tokens; Esc closes")
         self.query_one(Static).update(self.text())
 
     def on_resize(self) -> None:
@@ -123,15 +123,19 @@ def _rows(token: TokenNumbers, median: dict[str, float]) -> list[Row]:
     sizes = " ".join(f"{count}×{_size(least)}" for least, count in token.sizes)
     return [
         Row("", "with its prompt" if token.prompt else "this token", "median of the answer"),
-        Row("time", seconds_words(token.wall_ns), beside("wall_ns", seconds_words)),
-        Row("read from flash", bytes_words(token.bytes_read), beside("bytes_read", bytes_words)),
+        Row("time", format_seconds(token.wall_ns), beside("wall_ns", format_seconds)),
+        Row(
+            "read from flash",
+            format_bytes_moved(token.bytes_read),
+            beside("bytes_read", format_bytes_moved),
+        ),
         Row("reads", f"{token.reads:.0f}", beside("reads", "{:.0f}".format)),
-        Row("  of", bytes_words(token.read_bytes), beside("read_bytes", bytes_words)),
+        Row("  of", format_bytes_moved(token.read_bytes), beside("read_bytes", format_bytes_moved)),
         Row("  sizes, from", sizes or "none"),
         Row("  at once", f"{token.depth_mean:.1f}", beside("depth_mean", "{:.1f}".format)),
         Row("neurons in DRAM", _percent(token.hit_rate), beside("hit_rate", _percent)),
         Row("  of them", f"{token.hits:,} hits, {token.misses:,} misses"),
-        Row("flash gave", _rate(token), beside("flash_bytes_per_second", rate_words)),
+        Row("flash gave", _rate(token), beside("flash_bytes_per_second", format_rate)),
         Row("of the bound", _bound(token), beside("of_bound", _percent)),
     ]
 
@@ -145,7 +149,7 @@ def _part_rows(token: TokenNumbers, median: dict[str, float], bars: bool) -> lis
         if ns or usual:
             (cells,) = stacked([ns], whole, _BAR if bars else 0)
             bar = f"{'█' * cells:<{_BAR}} " if bars else ""
-            rows.append(Row(PART_WORDS[name], bar + seconds_words(ns), seconds_words(usual)))
+            rows.append(Row(PART_WORDS[name], bar + format_seconds(ns), format_seconds(usual)))
     return rows
 
 
@@ -171,7 +175,7 @@ def _percent(share: float) -> str:
 def _rate(token: TokenNumbers) -> str:
     if token.flash_bytes_per_second is None:
         return "nothing was read"
-    rate = rate_words(token.flash_bytes_per_second)
+    rate = format_rate(token.flash_bytes_per_second)
     if token.of_profile is None:
         return f"{rate} of unknown"
     return f"{rate}, {100 * token.of_profile:.0f} % of profile"
@@ -180,4 +184,4 @@ def _rate(token: TokenNumbers) -> str:
 def _bound(token: TokenNumbers) -> str:
     if token.of_bound is None:
         return "unknown"
-    return f"{100 * token.of_bound:.0f} % ({seconds_words(token.bound_ns or 0)} by {token.binds})"
+    return f"{100 * token.of_bound:.0f} % ({format_seconds(token.bound_ns or 0)} by {token.binds})"

@@ -118,7 +118,7 @@ def encoded_block(
     """The block of a piece that begins at row `first`, in the encoding `dtype`."""
     tensor = piece.tensor
     columns = tensor.shape[-1] if len(tensor.shape) > 1 else 1
-    place = functools.partial(_row_words, piece, first, columns)
+    place = functools.partial(_format_row_place, piece, first, columns)
     count = min(_block_rows(piece), piece.rows.total - first)
     raw, source = read_rows(checkpoint, piece, first, count), tensor.dtype
     if piece.transform == "plus one":
@@ -131,7 +131,7 @@ def _block_rows(piece: Piece) -> int:
     return min(max(BLOCK_BYTES // piece.row_bytes, 1), piece.rows.total)
 
 
-def _row_words(piece: Piece, first: int, columns: int, value: int) -> str:
+def _format_row_place(piece: Piece, first: int, columns: int, value: int) -> str:
     """Where a value of a block lies that begins at row `first` of a piece."""
     return f" in row {piece.rows.source(first + value // columns)}, in {piece.tensor.file}"
 

@@ -212,14 +212,14 @@ def _bundles(
             raw = columns(whole[tensor.name], tensor, first, count)
         else:
             raw = read_rows(checkpoint, row, first, count)
-        place = functools.partial(_place_words, row, first, header.d_model)
+        place = functools.partial(_format_place, row, first, header.d_model)
         encoded = encode(raw, tensor.dtype, header.dtype, tensor.name, header.d_model, place)
         start = position * nbytes
         block[:, start : start + nbytes] = encoded.reshape(count, nbytes)
     return block
 
 
-def _place_words(row: Piece, first: int, d_model: int, value: int) -> str:
+def _format_place(row: Piece, first: int, d_model: int, value: int) -> str:
     """Where a value lies of the rows of neurons from `first` on."""
     neuron, inside = divmod(value, d_model)
     turned = row.transform == "transpose"
