@@ -1,5 +1,5 @@
-"""Bytes: the layout on flash, reading it, and what is kept of it in memory.
+"""The files of a converted model: their layout, opening and reading them.
 
 Goals: positioned direct reads into memory that is allocated once; every size and offset checked.
-Not goals: tokens, families of models, torch. Nothing here imports any of them.
+Not goals: what stays in memory (`weight_cache`), tokens, families of models, torch.
 """

@@ -37,7 +37,7 @@ class Pass:
     tap: Tap | None = None
     chosen: Chosen | None = None
     keep_tokens: int = 0
-    """The last so many tokens' bundles stay in the window."""
+    """How many of the last tokens keep their bundles in the pool."""
     passed: Callable[[float], None] | None = None
     """Called after each layer with the share of all layers that is done."""
 

@@ -1,4 +1,4 @@
-"""What is known of a converted model before it is opened: selector, sizes, recording, profile.
+"""What is known of a converted model before it is opened: selector, sizes, recording.
 
 Of its files only headers, the manifest and the recording are read. No torch.
 """

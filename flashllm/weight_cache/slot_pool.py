@@ -178,7 +178,7 @@ class SlotPool:
             layer.lend(0)
 
     def layer(self, index: int) -> LayerCache:
-        """The window of one layer."""
+        """The cache of one layer."""
         return self._layers[index]
 
     def clear(self) -> None:
@@ -190,7 +190,7 @@ class SlotPool:
             layer.clear()
 
     def advance(self, tokens: int = 1) -> None:
-        """`tokens` tokens have passed: the window slides on."""
+        """`tokens` tokens have passed."""
         self.token += tokens
 
     def _split(self, layer: int, ids: Ids) -> list[Ids]:

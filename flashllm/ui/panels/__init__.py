@@ -1,1 +1,1 @@
-"""SidePanels beside the conversation: I/O and the map of neurons."""
+"""Panels next to the conversation: I/O and the map of neurons."""
