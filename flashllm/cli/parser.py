@@ -6,20 +6,13 @@ What a command does is looked up by name when it is asked for, so that its impor
 from __future__ import annotations
 
 import argparse
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
 import flashllm
-from flashllm.cli.bench import options
-from flashllm.cli.commands import config, convert, sessions
-from flashllm.cli.commands.chat import CHAT_EXAMPLES, add_chat_arguments
-from flashllm.cli.commands.evaluate import EVAL_EXAMPLES, add_evaluate_arguments
-from flashllm.cli.commands.ls import LS_EXAMPLES, add_ls_arguments
-from flashllm.cli.commands.path import PATH_EXAMPLES, add_path_arguments
-from flashllm.cli.commands.plan import PLAN_EXAMPLES, add_plan_arguments
-from flashllm.cli.completion.arguments import COMPLETION_EXAMPLES, add_completion_arguments
-from flashllm.cli.run.command import RUN_EXAMPLES, add_run_arguments
+from flashllm.cli.completion.arguments import add_completion_arguments
 from flashllm.cli.shared.flags import add_model, add_options
 from flashllm.errors import UsageError
 from flashllm.settings.options import MODEL_OPTIONS
@@ -55,8 +48,10 @@ class Command:
     help: str
     handler: str = ""
     """`module:function`, which gets the arguments and returns the exit code."""
-    add_arguments: Callable[[argparse.ArgumentParser], None] = add_model
+    add_arguments: Callable[[argparse.ArgumentParser], None] | str = add_model
+    """A function, or `module:function` of one that is imported for this command alone."""
     examples: str = ""
+    """`module:name` of a text."""
     kinds: tuple[Command, ...] = ()
     kinds_title: str = ""
 
@@ -88,18 +83,21 @@ CONFIG_COMMANDS = (
         "show",
         "every setting as it holds now",
         "flashllm.cli.commands.config:show",
-        config.add_show_arguments,
-        config.SHOW_EXAMPLES,
+        "flashllm.cli.commands.config:add_show_arguments",
+        "flashllm.cli.commands.config:SHOW_EXAMPLES",
     ),
     Command(
         "edit",
         "open config.toml in an editor",
         "flashllm.cli.commands.config:edit",
-        config.add_nothing,
-        config.EDIT_EXAMPLES,
+        "flashllm.cli.commands.config:add_nothing",
+        "flashllm.cli.commands.config:EDIT_EXAMPLES",
     ),
     Command(
-        "path", "where config.toml is", "flashllm.cli.commands.config:path", config.add_nothing
+        "path",
+        "where config.toml is",
+        "flashllm.cli.commands.config:path",
+        "flashllm.cli.commands.config:add_nothing",
     ),
 )
 BENCH_COMMANDS = (
@@ -107,29 +105,29 @@ BENCH_COMMANDS = (
         "io",
         "throughput and latency of a disk, with no model",
         "flashllm.cli.bench.disk:bench_io",
-        options.add_io_arguments,
-        options.IO_EXAMPLES,
+        "flashllm.cli.bench.options:add_io_arguments",
+        "flashllm.cli.bench.options:IO_EXAMPLES",
     ),
     Command(
         "tokens",
         "what each token costs, beside what this machine allows",
         "flashllm.cli.bench.tokens:bench_tokens",
-        options.add_tokens_arguments,
-        options.TOKENS_EXAMPLES,
+        "flashllm.cli.bench.options:add_tokens_arguments",
+        "flashllm.cli.bench.options:TOKENS_EXAMPLES",
     ),
     Command(
         "ablation",
         "what each part of the method saves: the paper's Table 2",
         "flashllm.cli.bench.ablation:bench_ablation",
-        options.add_ablation_arguments,
-        options.ABLATION_EXAMPLES,
+        "flashllm.cli.bench.options:add_ablation_arguments",
+        "flashllm.cli.bench.options:ABLATION_EXAMPLES",
     ),
     Command(
         "cache",
         "policies of what stays in memory, beside the best that there could be",
         "flashllm.cli.bench.cache:bench_cache",
-        options.add_cache_arguments,
-        options.CACHE_EXAMPLES,
+        "flashllm.cli.bench.options:add_cache_arguments",
+        "flashllm.cli.bench.options:CACHE_EXAMPLES",
     ),
 )
 SESSIONS_COMMANDS = (
@@ -137,49 +135,49 @@ SESSIONS_COMMANDS = (
         "list",
         "conversations that are kept, the last changed first",
         "flashllm.cli.commands.sessions:list_",
-        sessions.add_list_arguments,
+        "flashllm.cli.commands.sessions:add_list_arguments",
     ),
     Command(
         "search",
         "those in which something was said",
         "flashllm.cli.commands.sessions:list_",
-        sessions.add_search_arguments,
+        "flashllm.cli.commands.sessions:add_search_arguments",
     ),
     Command(
         "show",
         "print a conversation",
         "flashllm.cli.commands.sessions:show",
-        sessions.add_session,
+        "flashllm.cli.commands.sessions:add_session",
     ),
     Command(
         "export",
         "write a conversation as JSON or Markdown",
         "flashllm.cli.commands.sessions:export",
-        sessions.add_export_arguments,
+        "flashllm.cli.commands.sessions:add_export_arguments",
     ),
     Command(
         "import",
         "add a conversation from JSON",
         "flashllm.cli.commands.sessions:import_",
-        sessions.add_import_arguments,
+        "flashllm.cli.commands.sessions:add_import_arguments",
     ),
     Command(
         "rename",
         "give a conversation a name",
         "flashllm.cli.commands.sessions:rename",
-        sessions.add_rename_arguments,
+        "flashllm.cli.commands.sessions:add_rename_arguments",
     ),
     Command(
         "delete",
         "delete conversations, for good",
         "flashllm.cli.commands.sessions:delete",
-        sessions.add_delete_arguments,
+        "flashllm.cli.commands.sessions:add_delete_arguments",
     ),
     Command(
         "set-aside",
         "rename a damaged database, so that a new one is begun",
         "flashllm.cli.commands.sessions:put_aside",
-        sessions.add_yes,
+        "flashllm.cli.commands.sessions:add_yes",
     ),
 )
 COMMANDS = (
@@ -187,16 +185,20 @@ COMMANDS = (
         "chat",
         "talk to a model",
         "flashllm.cli.commands.chat:chat",
-        add_chat_arguments,
-        CHAT_EXAMPLES,
+        "flashllm.cli.commands.chat:add_chat_arguments",
+        "flashllm.cli.commands.chat:CHAT_EXAMPLES",
     ),
     Command(
-        "run", "answer one prompt", "flashllm.cli.run.command:run", add_run_arguments, RUN_EXAMPLES
+        "run",
+        "answer one prompt",
+        "flashllm.cli.run.command:run",
+        "flashllm.cli.run.command:add_run_arguments",
+        "flashllm.cli.run.command:RUN_EXAMPLES",
     ),
     Command(
         "sessions",
         "the conversations that are kept",
-        examples=sessions.SESSIONS_EXAMPLES,
+        examples="flashllm.cli.commands.sessions:SESSIONS_EXAMPLES",
         kinds=SESSIONS_COMMANDS,
         kinds_title="what to do",
     ),
@@ -204,8 +206,8 @@ COMMANDS = (
         "ls",
         "the models on this machine, what they need, how fast they would be",
         "flashllm.cli.commands.ls:ls",
-        add_ls_arguments,
-        LS_EXAMPLES,
+        "flashllm.cli.commands.ls:add_ls_arguments",
+        "flashllm.cli.commands.ls:LS_EXAMPLES",
     ),
     Command(
         "info",
@@ -229,29 +231,29 @@ COMMANDS = (
         "plan",
         "what a model will take, before it is converted",
         "flashllm.cli.commands.plan:plan",
-        add_plan_arguments,
-        PLAN_EXAMPLES,
+        "flashllm.cli.commands.plan:add_plan_arguments",
+        "flashllm.cli.commands.plan:PLAN_EXAMPLES",
     ),
     Command(
         "convert",
         "make a converted model from a checkpoint",
         "flashllm.cli.commands.convert:convert",
-        convert.add_convert_arguments,
-        convert.CONVERT_EXAMPLES,
+        "flashllm.cli.commands.convert:add_convert_arguments",
+        "flashllm.cli.commands.convert:CONVERT_EXAMPLES",
     ),
     Command(
         "reorder",
         "write a converted model anew, neurons that are needed together lying together",
         "flashllm.cli.commands.convert:reorder",
-        convert.add_reorder_arguments,
-        convert.REORDER_EXAMPLES,
+        "flashllm.cli.commands.convert:add_reorder_arguments",
+        "flashllm.cli.commands.convert:REORDER_EXAMPLES",
     ),
     Command(
         "eval",
         "measure what selecting neurons costs and saves",
         "flashllm.cli.commands.evaluate:evaluate",
-        add_evaluate_arguments,
-        EVAL_EXAMPLES,
+        "flashllm.cli.commands.evaluate:add_evaluate_arguments",
+        "flashllm.cli.commands.evaluate:EVAL_EXAMPLES",
     ),
     Command(
         "bench",
@@ -264,15 +266,15 @@ COMMANDS = (
         "path",
         "where files of yours lie",
         "flashllm.cli.commands.path:path",
-        add_path_arguments,
-        PATH_EXAMPLES,
+        "flashllm.cli.commands.path:add_path_arguments",
+        "flashllm.cli.commands.path:PATH_EXAMPLES",
     ),
     Command(
         "completion",
         "a script that lets a shell complete commands and options",
         "flashllm.cli.completion.command:completion",
         _add_completion_arguments,
-        COMPLETION_EXAMPLES,
+        "flashllm.cli.completion.arguments:COMPLETION_EXAMPLES",
     ),
 )
 DEFAULT_COMMAND = "chat"
@@ -300,16 +302,16 @@ def _add_command(
     commands: argparse._SubParsersAction[Parser], command: Command, *, with_arguments: bool
 ) -> None:
     parser = commands.add_parser(
-        command.name,
-        help=command.help,
-        description=f"{command.help[0].upper()}{command.help[1:]}.\n\n{command.examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        command.name, help=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if not with_arguments:
         return
+    examples = pkgutil.resolve_name(command.examples) if command.examples else ""
+    parser.description = f"{command.help[0].upper()}{command.help[1:]}.\n\n{examples}"
     if not command.kinds:
         parser.set_defaults(handler=command.handler)
-        command.add_arguments(parser)
+        add = command.add_arguments
+        (pkgutil.resolve_name(add) if isinstance(add, str) else add)(parser)
         return
     kinds = parser.add_subparsers(title=command.kinds_title, metavar="WHAT", required=True)
     for kind in command.kinds:
