@@ -107,8 +107,8 @@ class Decoder:
         """Another context, empty; `UsageError` where the plan has room for no more of them."""
         if len(self._contexts) >= self.plan.contexts:
             raise UsageError(
-                f"this model was opened with room for {self.plan.contexts} contexts at once;"
-                " drop one, or open it with more (contexts=N)"
+                f"this model was opened with contexts={self.plan.contexts}, and as many are in use;"
+                " drop one, or open it with more"
             )
         context = Context(
             self.spec,

@@ -86,12 +86,12 @@ def test_a_context_goes_on_where_it_was(sparse_model: Path, roomy: Model) -> Non
 
 def test_the_plan_has_room_for_them_and_for_no_more(sparse_model: Path, roomy: Model) -> None:
     kept = [roomy.new_context(), roomy.new_context()]
-    with pytest.raises(UsageError, match="room for 3 contexts"):
+    with pytest.raises(UsageError, match="contexts=3, and as many"):
         roomy.new_context()
     del kept[0]
     assert roomy.new_context().length == 0, "one that was dropped leaves its place"
     with flashllm.open_model(sparse_model) as single:
         more = roomy.plan.split["kv"] - single.plan.split["kv"]
         assert more > 0
-        with pytest.raises(UsageError, match="room for 1 contexts"):
+        with pytest.raises(UsageError, match="contexts=1, and as many"):
             single.new_context()
