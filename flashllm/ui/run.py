@@ -66,13 +66,13 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
     threading.excepthook = _log_thread
     with _rarely_collecting_all():
         app.run(inline=inline, inline_no_clear=inline)
-    code = app.return_code or 0
-    if app.answering.turn is not None:  # what came of it since it was saved last
-        app.saving.turn(app.conversation, app.answering.turn)
-    saved = app.saving.close(CLOSE_SECONDS)
-    if app.begun_conversions is not None:
-        app.begun_conversions.close(CONVERSION_SECONDS)
-    closed = app.engine.close(CLOSE_SECONDS)
+    code, chat = app.return_code or 0, app.chat
+    if chat.answering.turn is not None:  # what came of it since it was saved last
+        chat.saving.turn(chat.conversation, chat.answering.turn)
+    saved = chat.saving.close(CLOSE_SECONDS)
+    if chat.begun_conversions is not None:
+        chat.begun_conversions.close(CONVERSION_SECONDS)
+    closed = chat.engine.close(CLOSE_SECONDS)
     _say_where(app, saved, log_file)
     if not closed:
         # Opening, or a read that hangs: nothing that has to be saved is at stake.
@@ -100,9 +100,10 @@ def _say_where(app: ChatApp, saved: bool, log_file: Path | None) -> None:
         lines.append(f"the chat broke off: {explain(app.broke_off)}")
     if not saved:
         lines.append("what was said last could not be saved")
-    if app.session_id is not None:
+    session_id = app.chat.session_id
+    if session_id is not None:
         lines.append(
-            f"session {app.session_id} is kept; `flashllm chat --session {app.session_id}` goes on"
+            f"session {session_id} is kept; `flashllm chat --session {session_id}` goes on"
         )
     if log_file is not None:
         lines.append(f"log: {log_file}")

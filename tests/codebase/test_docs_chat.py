@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 
 from flashllm.settings.options import OPTIONS
 from flashllm.ui.commands.bindings import (
-    APP_BINDINGS,
+    EVERYWHERE_BINDINGS,
     PLACES,
     PROMPT_BINDINGS,
     TRANSCRIPT_BINDINGS,
@@ -45,7 +45,7 @@ def keys_told(heading: str) -> list[tuple[str, str]]:
 def test_keys_are_those_of_the_chat() -> None:
     for heading, bindings in (
         ("### In the prompt", PROMPT_BINDINGS),
-        ("### Everywhere", APP_BINDINGS),
+        ("### Everywhere", EVERYWHERE_BINDINGS),
         ("### With a message selected", TRANSCRIPT_BINDINGS),
     ):
         assert all(isinstance(binding, Binding) and binding.id for binding in bindings)

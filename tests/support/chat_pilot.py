@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from textual import on
 from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Static
 
 from flashllm.library.models import ModelChoice
 from flashllm.ui.app import ChatApp
+from flashllm.ui.chat import messages
+from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.chat.status import Phase, StatusLine
 from flashllm.ui.prompt.prompt import Prompt
 from flashllm.ui.transcript.answer import Answer
@@ -20,17 +23,20 @@ from tests.support.screens import until
 class CountingApp(ChatApp):
     """Remembers its phases, some of which pass in no time."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, chat: ChatScreen) -> None:
         self.entered: list[Phase] = []
-        super().__init__(*arguments, **options)
+        super().__init__(chat)
+
+    @on(messages.PhaseEntered)
+    def remember(self, event: messages.PhaseEntered) -> None:
+        self.entered.append(event.phase)
+
+
+class ClosingApp(CountingApp):
+    """Closes its engine, so that pilots, which wait until nothing computes, come to their end."""
 
     def on_unmount(self) -> None:
-        # Pilots wait until nothing computes, so no thread may go on after its test.
-        self.engine.close(0.0)
-
-    def enter(self, phase: Phase) -> None:
-        self.entered.append(phase)
-        super().enter(phase)
+        self.chat.engine.close(0.0)
 
 
 def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
@@ -40,12 +46,12 @@ def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
         model.closed = False  # a picker may open the same one again
         return model
 
-    return CountingApp(open_engine, **options)
+    return ClosingApp(ChatScreen(open_engine, **options))
 
 
 async def ready(pilot: Pilot[None]) -> ChatApp:
     app = cast("ChatApp", pilot.app)
-    await until(pilot, lambda: app.activity.phase is Phase.READY)
+    await until(pilot, lambda: app.chat.activity.phase is Phase.READY)
     return app
 
 

@@ -366,7 +366,9 @@ def words(text: str, seconds: float = 0.05) -> list[Step]:
 
 
 def _main() -> None:
+    from flashllm.library.models import ModelChoice
     from flashllm.ui.app import ChatApp
+    from flashllm.ui.chat.screen import ChatScreen
     from flashllm.ui.run import run_app
 
     long_text = (
@@ -395,7 +397,8 @@ def _main() -> None:
             )
         return model
 
-    sys.exit(run_app(ChatApp(open_engine, name="fake")))
+    chat = ChatScreen(open_engine, choice=ModelChoice(name="fake"))
+    sys.exit(run_app(ChatApp(chat)))
 
 
 if __name__ == "__main__":

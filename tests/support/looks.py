@@ -139,7 +139,7 @@ async def stop_it(pilot: Pilot[None]) -> None:
     await say(pilot, "What is an ocean?")
     await until(pilot, lambda: "water" in "".join(answers(app)))
     await pilot.press("escape")
-    await until(pilot, lambda: app.activity.phase is Phase.READY)
+    await until(pilot, lambda: app.chat.activity.phase is Phase.READY)
 
 
 async def branch(pilot: Pilot[None]) -> None:
@@ -177,7 +177,7 @@ async def long_paste(pilot: Pilot[None]) -> None:
     from textual.events import Paste
 
     app = await ready(pilot)
-    app.prompt.post_message(Paste("many waves " * 100_000))
+    app.chat.prompt.post_message(Paste("many waves " * 100_000))
     await until(pilot, lambda: "characters]" in screen_text(app))
 
 

@@ -17,6 +17,7 @@ from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, ReadFailed, Us
 from flashllm.library.models import ModelChoice
 from flashllm.ui.app import ChatApp
 from flashllm.ui.chat.engine_thread import EngineThread
+from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.prompt.prompt import Prompt
 from flashllm.ui.screens.help import HelpScreen
@@ -43,7 +44,9 @@ async def test_the_speed_of_a_complete_answer_is_that_of_its_report() -> None:
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, "hello")
         assert "2 tok | 10.0 tok/s" in status(app)
-        decode = next(turn for turn in app.conversation.path() if turn.numbers).numbers["decode"]
+        decode = next(turn for turn in app.chat.conversation.path() if turn.numbers).numbers[
+            "decode"
+        ]
         assert decode["tokens_per_second"] == pytest.approx(10.0)
 
 
@@ -54,7 +57,7 @@ async def test_a_question_is_sent_and_the_answer_streams() -> None:
         app = await ready(pilot)
         await pilot.press(*"ocean", "enter")
         await until(pilot, lambda: answers(app) == ["An ocean"])
-        assert app.activity.phase is Phase.WRITING
+        assert app.chat.activity.phase is Phase.WRITING
         assert "An ocean" in screen_text(app)
         gate.set()
         await ready(pilot)
@@ -68,7 +71,7 @@ async def test_a_question_is_sent_and_the_answer_streams() -> None:
     sent = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "ocean"}]
     assert model.tokenizer is not None
     assert model.tokenizer.conversations == [sent]
-    assert app.engine.close(WAIT_SECONDS)
+    assert app.chat.engine.close(WAIT_SECONDS)
     assert model.closed
 
 
@@ -92,7 +95,7 @@ async def test_a_key_stops_the_answer_and_keeps_what_is_there(key: str) -> None:
         await ready(pilot)
         assert answers(app) == ["begun"]
         assert notes(app) == ["stopped; Enter here, or /continue, goes on"]
-        assert [m["content"] for m in app.conversation.messages()] == ["go", "begun"]
+        assert [m["content"] for m in app.chat.conversation.messages()] == ["go", "begun"]
         await ask(pilot, "again")
 
 
@@ -101,16 +104,16 @@ async def test_the_cursor_rests_while_an_answer_is_written() -> None:
     model = FakeModel([Prefill(64, 128), read, "begun", threading.Event(), "never"])
     async with make_app(model).run_test() as pilot:
         app = await ready(pilot)
-        assert app.prompt.cursor_blink
+        assert app.chat.prompt.cursor_blink
         await say(pilot, "go")
         await until(pilot, lambda: "64 of 128 tokens" in status(app))
-        assert not app.prompt.cursor_blink
+        assert not app.chat.prompt.cursor_blink
         read.set()
         await until(pilot, lambda: answers(app) == ["begun"])
-        assert not app.prompt.cursor_blink
+        assert not app.chat.prompt.cursor_blink
         await pilot.press("escape")
         await ready(pilot)
-        assert app.prompt.cursor_blink
+        assert app.chat.prompt.cursor_blink
 
 
 async def test_stopping_before_the_first_token_gives_the_question_back() -> None:
@@ -122,7 +125,7 @@ async def test_stopping_before_the_first_token_gives_the_question_back() -> None
         await pilot.press("escape")
         await ready(pilot)
         assert app.query_one(Prompt).text == "a long question"
-        assert app.conversation.messages() == []
+        assert app.chat.conversation.messages() == []
         assert list(app.query(Question)) == []
 
 
@@ -140,7 +143,7 @@ async def test_stopping_while_the_engine_has_not_begun_is_not_lost() -> None:
     async with make_app(model).run_test() as pilot:
         app = await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.activity.phase is Phase.READING)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.READING)
         await pilot.press("escape")
         await until(pilot, lambda: "stopping" in status(app))  # a slow machine takes its time
         gate.set()
@@ -186,9 +189,9 @@ async def test_a_model_that_does_not_open_says_why_and_can_be_tried_again() -> N
             raise attempt
         return attempt
 
-    app = ChatApp(open_engine, name="big")
+    app = ChatApp(ChatScreen(open_engine, choice=ModelChoice(name="big")))
     async with app.run_test() as pilot:
-        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
         notice = texts(app, Notice)[-1]
         assert "big cannot be opened: 10 MB is too small; the smallest is 212 MiB" in notice
         await say(pilot, "typed early")
@@ -207,7 +210,7 @@ async def test_what_is_typed_while_opening_stays() -> None:
         gate.wait(WAIT_SECONDS)
         return FakeModel(["yes"])
 
-    app = ChatApp(open_engine, name="slow")
+    app = ChatApp(ChatScreen(open_engine, choice=ModelChoice(name="slow")))
     async with app.run_test() as pilot:
         await until(pilot, lambda: "opening slow" in status(app))
         await say(pilot, "early")
@@ -227,11 +230,11 @@ async def test_what_is_sent_while_opening_is_answered_then() -> None:
         gate.wait(WAIT_SECONDS)
         return FakeModel(["yes"])
 
-    app = ChatApp(open_engine, name="slow")
+    app = ChatApp(ChatScreen(open_engine, choice=ModelChoice(name="slow")))
     async with app.run_test() as pilot:
         await pilot.pause()
         await say(pilot, "early")
-        await until(pilot, lambda: app.activity.send_when_open)
+        await until(pilot, lambda: app.chat.activity.send_when_open)
         gate.set()
         await until(pilot, lambda: answers(app) == ["yes"])
         assert texts(app, Question) == ["early"]
@@ -242,7 +245,7 @@ async def test_a_model_without_a_tokenizer_is_refused() -> None:
     model.tokenizer = None
     async with make_app(model).run_test() as pilot:
         app = cast("ChatApp", pilot.app)
-        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
         assert "--ids" in texts(app, Notice)[-1]
         assert model.closed
 
@@ -318,7 +321,9 @@ async def test_pasted_escape_sequences_are_dropped() -> None:
 async def test_markup_and_html_stay_text() -> None:
     text = "[bold]b[/bold] [@click=app.quit]q[/] <b>html</b> [/wrong]"
     model = FakeModel([text])
-    async with make_app(model, name="[red]x[/red]").run_test(size=(100, 30)) as pilot:
+    async with make_app(model, choice=ModelChoice(name="[red]x[/red]")).run_test(
+        size=(100, 30)
+    ) as pilot:
         app = await ask(pilot, text)
         screen = screen_text(app)
         assert screen.count(text) == 2
@@ -389,7 +394,7 @@ async def test_a_larger_context_is_sent_what_a_smaller_one_had_no_room_for() -> 
             app = await ask(pilot, f"question {number}")
         for context, first, is_said in ((50, "question 2", False), (200, "question 0", True)):
             model.plan = dataclasses.replace(model.plan, context=context)
-            app.open_model(app.choice)
+            app.chat.open_model(app.chat.choice)
             await ask(pilot, "and now")
             assert model.tokenizer.conversations[-1][0]["content"] == first
             assert any("is sent to the model again" in t for t in texts(app, Notice)) == is_said
@@ -446,7 +451,7 @@ async def test_keys_of_the_prompt() -> None:
         await until(pilot, lambda: texts(app, Question) == ["a\nb\nc"])
         await ready(pilot)
         await pilot.press("space", "enter")
-        assert app.activity.phase is Phase.READY
+        assert app.chat.activity.phase is Phase.READY
 
 
 async def test_help_opens_and_closes() -> None:
@@ -465,7 +470,7 @@ async def test_an_answer_goes_on_behind_the_help() -> None:
     async with make_app(FakeModel(["a", gate, "b"])).run_test() as pilot:
         app = await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.activity.phase is Phase.WRITING)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.WRITING)
         await pilot.press("f1")
         gate.set()
         await ready(pilot)
@@ -505,9 +510,9 @@ async def test_quitting_in_the_middle_of_an_answer_closes_the_model() -> None:
     async with app.run_test() as pilot:
         await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.activity.phase is Phase.WRITING)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.WRITING)
         await pilot.press("ctrl+q")
-    assert await asyncio.to_thread(app.engine.close, WAIT_SECONDS)
+    assert await asyncio.to_thread(app.chat.engine.close, WAIT_SECONDS)
     assert model.closed
 
 
@@ -541,15 +546,15 @@ async def test_where_nothing_is_opened_nothing_waits_to_be_sent() -> None:
         gate.wait(WAIT_SECONDS)
         raise ModelNotFound("gone")
 
-    app = ChatApp(open_engine)
+    app = ChatApp(ChatScreen(open_engine))
     async with app.run_test() as pilot:
         await say(pilot, "early")
-        await until(pilot, lambda: app.activity.send_when_open)
+        await until(pilot, lambda: app.chat.activity.send_when_open)
         gate.set()
-        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
-        assert not app.activity.send_when_open
-        assert not app.check_action("stop", ())
-        assert app.prompt.text == "early"
+        await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
+        assert not app.chat.activity.send_when_open
+        assert not app.chat.check_action("stop", ())
+        assert app.chat.prompt.text == "early"
 
 
 async def test_a_report_that_cannot_be_had_is_an_error_and_the_chat_goes_on(
@@ -574,8 +579,8 @@ async def test_an_answer_that_ends_before_its_first_word_is_said() -> None:
         for _ in range(2):
             await ask(pilot, "anything?")
             assert "ended its answer before its first word" in status(app)
-            assert app.prompt.text == "anything?"
-            assert app.conversation.turns == {}
+            assert app.chat.prompt.text == "anything?"
+            assert app.chat.conversation.turns == {}
 
 
 async def test_characters_that_markdown_spells_out_are_made_harmless_too() -> None:

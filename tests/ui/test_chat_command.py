@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ChatApp, dict[str, An
 
     def run_app(app: ChatApp, **keywords: Any) -> int:
         seen.append((app, keywords))
-        app.saving.close(1.0)
+        app.chat.saving.close(1.0)
         return 0
 
     monkeypatch.setattr(run_module, "run_app", run_app)
@@ -59,11 +59,10 @@ def test_settings_of_the_file_reach_the_application(
     )
     assert main(["chat", "--inline"]) == 0
     app, keywords = started[0]
-    assert (app.settings.show_io, app.max_tokens) == (True, 9)
-    assert app.sampling is not None
-    assert app.sampling.temperature == 0.5
-    assert app.conversation.system == "Be brief."
-    assert (app.theme, app.settings.theme) == ("nord", "nord")
+    assert (app.chat.settings.show_io, app.chat.answer_settings.max_tokens) == (True, 9)
+    assert app.chat.answer_settings.sampling.temperature == 0.5
+    assert app.chat.conversation.system == "Be brief."
+    assert (app.theme, app.chat.settings.theme) == ("nord", "nord")
     assert keywords["inline"] is True
     assert (tmp_path / "flashllm.log").is_file()
     assert gc.isenabled()
@@ -97,11 +96,11 @@ def test_it_goes_on_with_the_conversation_and_its_model(
         kept = store.create(name="Rivers", model=str(tmp_path))
     assert main(["chat", "--continue"]) == 0
     app, _ = started[0]
-    assert app._session == kept
-    assert app.choice.path == tmp_path
+    assert app.chat.session == kept
+    assert app.chat.choice.path == tmp_path
     assert main(["chat"]) == 0
-    assert started[1][0]._session is None
-    assert started[1][0].choice.path is None
+    assert started[1][0].chat.session is None
+    assert started[1][0].chat.choice.path is None
 
 
 def test_the_model_of_a_conversation_may_have_any_name(
@@ -110,7 +109,7 @@ def test_the_model_of_a_conversation_may_have_any_name(
     with SessionStore() as store:
         store.create(model="a" * 300)
     assert main(["chat", "--continue"]) == 0
-    assert started[0][0].choice.path is None
+    assert started[0][0].chat.choice.path is None
 
 
 @pytest.mark.parametrize(("arguments", "given"), [(["-s", "Be brief."], {"system"}), ([], set())])
@@ -118,12 +117,12 @@ def test_what_the_command_line_gives_is_known(
     arguments: list[str], given: set[str], started: list[tuple[ChatApp, dict[str, Any]]]
 ) -> None:
     assert main(["chat", *arguments]) == 0
-    assert set(started[0][0].given) == given
+    assert set(started[0][0].chat.answer_settings.given) == given
 
 
 def test_no_save_keeps_nothing(
     tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
 ) -> None:
     assert main(["chat", "--no-save"]) == 0
-    assert started[0][0].saving.path is None
+    assert started[0][0].chat.saving.path is None
     assert {file.name for file in tmp_path.iterdir()} == {"flashllm.log"}

@@ -12,38 +12,41 @@ from flashllm.engine.process.client import EngineClient
 from flashllm.engine.process.launcher import EngineLauncher
 from flashllm.library.models import ModelChoice
 from flashllm.options import DEFAULT_OPTIONS
-from flashllm.ui.app import ChatApp
+from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.transcript.turn import Notice
-from tests.support.chat_pilot import answers, ask, ready, say, texts
+from tests.support.chat_pilot import CountingApp, answers, ask, ready, say, texts
 from tests.support.engine_openers import OPENER
 from tests.support.screens import WAIT_SECONDS, until
 
 
-class ProcessApp(ChatApp):
-    """Opens what the launcher opens, and remembers how far that was."""
+class ProcessScreen(ChatScreen):
+    """Remembers what the status line said."""
 
-    def __init__(self, path: str, **options: Any) -> None:
-        self.launcher = EngineLauncher(DEFAULT_OPTIONS, OPENER)
-        self.engines: list[EngineClient] = []
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         self.progress: list[str] = []
-        self.entered: list[Phase] = []
-
-        def open_engine(_choice: ModelChoice) -> EngineClient:
-            self.engines.append(
-                self.launcher.open(path, self.engine.tell_opening, self.engine.tell_lost)
-            )
-            return self.engines[-1]
-
-        super().__init__(open_engine, **options)
-
-    def enter(self, phase: Phase) -> None:
-        self.entered.append(phase)
-        super().enter(phase)
+        super().__init__(*arguments, **options)
 
     def show_status(self) -> None:
         super().show_status()
         self.progress += self.activity.parts()
+
+
+class ProcessApp(CountingApp):
+    """Opens what the launcher opens."""
+
+    def __init__(self, path: str, **options: Any) -> None:
+        self.launcher = EngineLauncher(DEFAULT_OPTIONS, OPENER)
+        self.engines: list[EngineClient] = []
+
+        def open_engine(_choice: ModelChoice) -> EngineClient:
+            self.engines.append(
+                self.launcher.open(path, screen.engine.tell_opening, screen.engine.tell_lost)
+            )
+            return self.engines[-1]
+
+        self.shown_screen = screen = ProcessScreen(open_engine, **options)
+        super().__init__(screen)
 
 
 def app_of(pilot: Pilot[None]) -> ProcessApp:
@@ -54,8 +57,8 @@ async def test_a_turn_and_how_far_opening_is() -> None:
     async with ProcessApp("plain").run_test() as pilot:
         app = await ask(pilot, "ocean?")
         assert answers(app) == ["An ocean"]
-        assert "converting 100 %" in app_of(pilot).progress
-    assert app.engine.close(WAIT_SECONDS)
+        assert "converting 100 %" in app_of(pilot).shown_screen.progress
+    assert app.chat.engine.close(WAIT_SECONDS)
     assert app_of(pilot).engines[0]._process._child.returncode == 0
 
 
@@ -65,7 +68,7 @@ async def test_an_engine_that_is_killed_is_an_error_and_can_be_opened_again() ->
         await say(pilot, "go")
         await until(pilot, lambda: bool(answers(app)) and answers(app)[0].startswith("begun"))
         os.kill(app_of(pilot).engines[0]._process.pid, signal.SIGKILL)
-        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
         assert any("/retry opens the model again" in text for text in texts(app, Notice))
         assert answers(app)[0].startswith("begun")
         await pilot.press("ctrl+r")
@@ -74,7 +77,7 @@ async def test_an_engine_that_is_killed_is_an_error_and_can_be_opened_again() ->
         await until(pilot, lambda: len(answers(app)) == 2 and answers(app)[1].startswith("begun"))
         await pilot.press("escape")
         await ready(pilot)
-    assert app.engine.close(WAIT_SECONDS)
+    assert app.chat.engine.close(WAIT_SECONDS)
     assert len(app_of(pilot).engines) == 2
 
 
@@ -82,13 +85,13 @@ async def test_an_engine_that_is_killed_while_nothing_is_asked_is_noticed() -> N
     async with ProcessApp("plain").run_test() as pilot:
         app = await ready(pilot)
         os.kill(app_of(pilot).engines[0]._process.pid, signal.SIGKILL)
-        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
         assert sum("was killed" in text for text in texts(app, Notice)) == 1
         await pilot.press("ctrl+r")
         await ready(pilot)
-        app.open_model(app.choice)  # the one that is closed for that is not lost
+        app.chat.open_model(app.chat.choice)  # the one that is closed for that is not lost
         await until(pilot, lambda: len(app_of(pilot).engines) == 3)
         await ready(pilot)
         await ask(pilot, "ocean?")
         assert sum("engine" in text for text in texts(app, Notice)) == 1
-    assert app.engine.close(WAIT_SECONDS)
+    assert app.chat.engine.close(WAIT_SECONDS)

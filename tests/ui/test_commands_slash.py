@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from flashllm.errors import UsageError
@@ -24,7 +26,8 @@ from flashllm.ui.commands.table import (
         ("/HELP", "help", ()),
         ("/exit", "quit", ()),
         ("/edit", "edit", ()),
-        ("/edit 2", "edit", ("2",)),
+        ("/edit 2", "edit", (2,)),
+        ("/branch prev", "branch", (-1,)),
         ("/set temp 0.7", "set", ("temp", "0.7")),
         ('/export md "a b.md"', "export", ("md", "a b.md")),
         ("/convert a 'b c'", "convert", ("a", "b c")),
@@ -33,7 +36,7 @@ from flashllm.ui.commands.table import (
         ("/session Bob's", "session", ("Bob's",)),
     ],
 )
-def test_a_line_is_read(text: str, name: str, arguments: tuple[str, ...]) -> None:
+def test_a_line_is_read(text: str, name: str, arguments: tuple[str | int, ...]) -> None:
     assert is_command(text)
     invocation = parse(text)
     assert invocation.command.name == name
@@ -62,6 +65,8 @@ def test_two_slashes_send_one() -> None:
         ("/edit 1 2", "/edit takes less: /edit [n]"),
         ("/stop now", "/stop takes less: /stop"),
         ("/import 'a", "/import: a quote is not closed"),
+        ("/edit two", "'two' is no number of a message; 1 is the last one"),
+        ("/branch up", "/branch: 'up' is neither next nor prev"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, words: str) -> None:
@@ -76,7 +81,8 @@ def test_names_are_different_and_everything_has_words() -> None:
     for command in COMMANDS:
         assert find_command(command.name) is command
         assert command.help
-        assert parse(f"{command.usage.replace('[', '').replace(']', '')}").command is command
+        line = re.sub(r"\bn\b", "1", command.usage.translate({91: None, 93: None}))
+        assert parse(line.replace("next|prev", "next")).command is command
 
 
 def test_completion_of_names() -> None:

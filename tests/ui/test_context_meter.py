@@ -26,9 +26,9 @@ async def test_what_is_kept_of_a_prompt_is_in_the_context_while_the_answer_is_wr
     model = FakeModel(["w"] * 10, [Prefill(1, 2), "v", Prefill(2, 2), never], context=50)
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, "one")
-        assert str(app.meter.render()) == "ctx 12/50"
+        assert str(app.chat.meter.render()) == "ctx 12/50"
         await say(pilot, "two")
-        await until(pilot, lambda: str(app.meter.render()) == "ctx 16/50")
+        await until(pilot, lambda: str(app.chat.meter.render()) == "ctx 16/50")
         await pilot.press("escape")
         await ready(pilot)
 
@@ -49,5 +49,5 @@ async def test_the_meter_warns_and_says_what_comes_before_it_does() -> None:
         assert not any("outgrew" in text for text in texts(app, Notice))
         await pilot.press("ctrl+n")
         assert str(meter.render()) == " ctx 0/50"
-        await app.run_action("context")
+        await app.chat.run_action("context")
         await until(pilot, lambda: any("0 of 50 tokens" in text for text in texts(app, Notice)))

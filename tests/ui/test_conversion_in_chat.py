@@ -33,22 +33,22 @@ def texts_of(page: Screen[Any]) -> str:
 async def converting(tmp_path: Path, script: str) -> AsyncIterator[tuple[CountingApp, Pilot[None]]]:
     """A chat that has begun a conversion, which does what the script says."""
     app = make_app(FakeModel([]))
-    app.conversions._make = scripted_job(script)
+    app.chat.conversions._make = scripted_job(script)
     async with app.run_test() as pilot:
         await ready(pilot)
-        app.conversions.start(tmp_path / "source", tmp_path / "made.flash")
+        app.chat.conversions.start(tmp_path / "source", tmp_path / "made.flash")
         yield app, pilot
 
 
 async def test_the_status_line_shows_it_and_its_end(tmp_path: Path) -> None:
     async with converting(tmp_path, "phase(5); time.sleep(60)") as (app, pilot):
         await until(pilot, lambda: "converting made.flash: bundles: 50 %, 2 s left" in line(app))
-        app.conversions.close()
+        app.chat.conversions.close()
         await until(pilot, lambda: "converting made.flash: stopped" in line(app))
-        await until(pilot, lambda: not app.activity.conversion)
+        await until(pilot, lambda: not app.chat.activity.conversion)
         assert not texts(app, Notice)[1:]  # after the welcome
-    assert isinstance(app.conversions, Conversions)
-    assert not app.conversions.is_running
+    assert isinstance(app.chat.conversions, Conversions)
+    assert not app.chat.conversions.is_running
 
 
 async def test_how_it_failed_stays_to_be_read(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ async def test_how_it_failed_stays_to_be_read(tmp_path: Path) -> None:
     async with converting(tmp_path, script) as (app, pilot):
         failed = "converting made.flash failed: no [b]space[/b]"
         await until(pilot, lambda: texts(app, Notice)[-1] == failed)
-        assert not app.activity.conversion
+        assert not app.chat.activity.conversion
 
 
 async def test_leaving_asks_while_something_is_converted(tmp_path: Path) -> None:
@@ -67,23 +67,23 @@ async def test_leaving_asks_while_something_is_converted(tmp_path: Path) -> None
             assert "made.flash is being converted" in texts_of(app.screen)
             await pilot.press(answer)
             await until(pilot, lambda: not isinstance(app.screen, ConfirmScreen))
-        assert app.conversions.is_running
+        assert app.chat.conversions.is_running
         app.push_screen(ConfirmScreen("Another question?"))
         await pilot.press("ctrl+q")
         await until(pilot, lambda: "made.flash is being converted" in texts_of(app.screen))
         assert app.is_running
         await pilot.press("ctrl+q")
         await until(pilot, lambda: not app.is_running)
-    app.conversions.close()
+    app.chat.conversions.close()
 
 
 async def test_yes_leaves_and_nothing_is_asked_where_nothing_is_converted(tmp_path: Path) -> None:
     async with converting(tmp_path, "phase(5); time.sleep(60)") as (app, pilot):
         await pilot.press("ctrl+q", "y")
         await until(pilot, lambda: not app.is_running)
-    app.conversions.close()
+    app.chat.conversions.close()
     again = make_app(FakeModel([]))
-    again.conversions = app.conversions
+    again.conversions = app.chat.conversions
     async with again.run_test() as pilot:
         await ready(pilot)
         await pilot.press("ctrl+q")

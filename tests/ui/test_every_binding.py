@@ -129,19 +129,19 @@ async def stopped_and_answered_again(_: Path) -> set[str]:
     )
     async with chat(model) as walk:
         app = walk.app
-        app.prompt.load_text("go")
+        app.chat.prompt.load_text("go")
         await walk.press("enter")
         await walk.until(lambda: answers(app) == ["one"])
         await walk.press("escape")
         await walk.answer("one")
         await walk.press("tab")
-        assert app.shown.transcript.selected == 2
+        assert app.chat.shown.transcript.selected == 2
         await walk.press("enter")
         await walk.until(lambda: answers(app) == ["one two"])
         await walk.press("ctrl+c")
         await walk.answer("one two")
         await walk.press("escape")
-        assert app.focused is app.prompt
+        assert app.focused is app.chat.prompt
         await walk.say("/continue")
         await walk.until(lambda: answers(app) == ["one two three"])
         await walk.say("/stop")
@@ -153,7 +153,7 @@ async def stopped_and_answered_again(_: Path) -> set[str]:
         await walk.press("right")
         await walk.answer("four")
         await walk.press("tab")
-        assert app.focused is app.prompt
+        assert app.focused is app.chat.prompt
         await walk.say("/regenerate")
         await walk.answer("five")
         await walk.say("/branch prev")
@@ -173,21 +173,21 @@ async def in_the_prompt(tmp_path: Path) -> set[str]:
         await walk.ask("second")
         for key, text in (("up", "second"), ("up", "first"), ("down", "second")):
             await walk.press(key)
-            assert app.prompt.text == text
+            assert app.chat.prompt.text == text
         for key, text in (("ctrl+j", "second\n"), ("shift+enter", "second\n\n")):
             await walk.press(key)
-            assert app.prompt.text == text
-        bottom = app.shown.transcript.scroll_y
+            assert app.chat.prompt.text == text
+        bottom = app.chat.shown.transcript.scroll_y
         await walk.press("pageup")
-        await walk.until(lambda: app.shown.transcript.scroll_y < bottom)
-        await walk.until(lambda: not app.shown.transcript.is_scrolling)
-        top = app.shown.transcript.scroll_y
+        await walk.until(lambda: app.chat.shown.transcript.scroll_y < bottom)
+        await walk.until(lambda: not app.chat.shown.transcript.is_scrolling)
+        top = app.chat.shown.transcript.scroll_y
         await walk.press("pagedown")
-        await walk.until(lambda: app.shown.transcript.scroll_y > top)
+        await walk.until(lambda: app.chat.shown.transcript.scroll_y > top)
         app.suspend = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         await walk.press("ctrl+g")
-        await walk.until(lambda: app.prompt.text == "edited")
-        app.prompt.select_all()
+        await walk.until(lambda: app.chat.prompt.text == "edited")
+        app.chat.prompt.select_all()
         await walk.press("ctrl+c")
         assert app.clipboard == "edited"
         await walk.press("ctrl+n")
@@ -202,9 +202,9 @@ async def in_the_prompt(tmp_path: Path) -> set[str]:
         await walk.say("/theme nord")
         await walk.until(lambda: app.theme == "nord")
         await walk.say("/set temp 0.7")
-        await walk.until(lambda: app.sampling == Sampling(0.7))
+        await walk.until(lambda: app.chat.answer_settings.sampling == Sampling(0.7))
         await walk.say("/system Be brief.")
-        await walk.until(lambda: app.conversation.system == "Be brief.")
+        await walk.until(lambda: app.chat.conversation.system == "Be brief.")
         await walk.say("/show")
         await walk.tells("Be brief.")
         return walk.done
@@ -212,7 +212,7 @@ async def in_the_prompt(tmp_path: Path) -> set[str]:
 
 async def with_a_message_selected(_: Path) -> set[str]:
     async with chat(FakeModel(["```\na = 1\n```\n\n```\nb = 2\n```"], ["two"])) as walk:
-        app, transcript = walk.app, walk.app.shown.transcript
+        app, transcript = walk.app, walk.app.chat.shown.transcript
         await walk.ask("first")
         await walk.ask("second")
         for key, turn in (("tab", 4), ("up", 3), ("k", 2), ("down", 3), ("j", 4)):
@@ -223,9 +223,9 @@ async def with_a_message_selected(_: Path) -> set[str]:
         await walk.press("up", "up", "b")
         assert app.clipboard == "a = 1\n"
         await walk.press("e")
-        assert app.prompt.text == "first"
+        assert app.chat.prompt.text == "first"
         await walk.press("escape")
-        assert app.turns.editing is None
+        assert app.chat.prompt.editing is None
         await walk.press("shift+tab", "d")
         question = app.screen
         assert isinstance(question, ConfirmScreen)
@@ -237,25 +237,25 @@ async def with_a_message_selected(_: Path) -> set[str]:
         for key in ("n", "escape"):
             await walk.press(key)
             await walk.closes()
-            assert len(app.conversation.turns) == 4
+            assert len(app.chat.conversation.turns) == 4
             await walk.press("d")
         await walk.press("escape", "shift+tab")
-        assert app.focused is app.prompt
+        assert app.focused is app.chat.prompt
         await walk.say("/copy 2")
         await walk.until(lambda: app.clipboard.startswith("```"))
         await walk.say("/branch next")
         await walk.hints("one version only")
         await walk.say("/edit 2")
-        await walk.until(lambda: app.prompt.text == "first")
+        await walk.until(lambda: app.chat.prompt.text == "first")
         await walk.press("escape", "tab", "d", "y", "escape")
-        await walk.until(lambda: len(app.conversation.turns) == 3)
+        await walk.until(lambda: len(app.chat.conversation.turns) == 3)
         await walk.say("/code 2")
         await walk.until(lambda: app.clipboard == "b = 2\n")
-        assert app.shown.transcript.selected is None
+        assert app.chat.shown.transcript.selected is None
         await walk.say("/delete 3")
         await walk.opens(ConfirmScreen)
         await walk.press("y")
-        await walk.until(lambda: app.conversation.turns == {})
+        await walk.until(lambda: app.chat.conversation.turns == {})
         return walk.done
 
 
@@ -263,7 +263,10 @@ async def panels_and_pages(_: Path) -> set[str]:
     async with chat(FakeModel(["one", " two", " three"])) as walk:
         app = walk.app
         await walk.ask("go")
-        for panel, key, line in ((app.panels.io, "f2", "/io"), (app.panels.map, "f3", "/map")):
+        for panel, key, line in (
+            (app.chat.panels.io, "f2", "/io"),
+            (app.chat.panels.map, "f3", "/map"),
+        ):
             await walk.press(key)
             assert panel.display
             await walk.say(line)
@@ -289,7 +292,7 @@ async def panels_and_pages(_: Path) -> set[str]:
             await walk.press(close)
             await walk.closes()
             if close == "q":
-                app.action_focus_prompt()
+                app.chat.action_focus_prompt()
         return walk.done
 
 
@@ -305,8 +308,8 @@ async def settings_page(_: Path) -> set[str]:
             if begin != "f6":
                 await walk.press("escape")
                 await walk.closes()
-                assert app.conversation.system == ""
-                assert app.sampling is None
+                assert app.chat.conversation.system == ""
+                assert app.chat.answer_settings.sampling == Sampling()
         fields = [app.screen.focused]
         for key in ("tab", "down", "shift+tab", "up"):
             await walk.press(key)
@@ -316,8 +319,8 @@ async def settings_page(_: Path) -> set[str]:
         assert len(set(fields)) == 3
         await walk.press("ctrl+s")
         await walk.closes()
-        assert app.conversation.system == "Hi"
-        assert app.sampling == Sampling(0.5)
+        assert app.chat.conversation.system == "Hi"
+        assert app.chat.answer_settings.sampling == Sampling(0.5)
         return walk.done
 
 
@@ -333,14 +336,14 @@ async def conversations(tmp_path: Path) -> set[str]:
             await walk.tells(f"Written: {file}")
             assert "a river" in file.read_text()
         await walk.say(f"/import '{file}'")
-        await walk.until(lambda: app.session_id == 2)
+        await walk.until(lambda: app.chat.session_id == 2)
         assert texts(app, Question) == ["a river"]
         await walk.say("/session 1")
-        await walk.until(lambda: app.session_id == 1)
+        await walk.until(lambda: app.chat.session_id == 1)
         await walk.say("/rename By the sea")
         await walk.hints("is called “By the sea” now")
         await walk.say("/session long rivers")
-        await walk.until(lambda: app.session_id == 2)
+        await walk.until(lambda: app.chat.session_id == 2)
         await walk.say("/session nothing")
         await walk.tells("there is no conversation")
         with SessionStore(tmp_path / "s.db") as store:
@@ -400,12 +403,12 @@ async def models_and_conversions(tmp_path: Path) -> set[str]:
     script = "phase(5); time.sleep(60) if destination.name == 'slow' else make()"
     async with chat(FakeModel(["one"]), library=lambda: library) as walk:
         app = walk.app
-        app.conversions._make = scripted_job(script)
+        app.chat.conversions._make = scripted_job(script)
         await walk.press("f5")
         await _picker(walk, library)
         await walk.press("c")
         await _convert_screen(walk, tmp_path)
-        await walk.until(lambda: app.choice.path == tmp_path / "made")
+        await walk.until(lambda: app.chat.choice.path == tmp_path / "made")
         await walk.closes()
         await ready(walk.pilot)
         await walk.say("/convert /some/where")
@@ -416,10 +419,10 @@ async def models_and_conversions(tmp_path: Path) -> set[str]:
         await walk.opens(ModelPicker)
         await walk.until(lambda: app.screen.query_one(DataTable).row_count == 4)
         await walk.press("down", "enter")
-        await walk.until(lambda: app.choice == library.models[1].choice)
+        await walk.until(lambda: app.chat.choice == library.models[1].choice)
         await ready(walk.pilot)
         await walk.say(f"/model {tmp_path}")
-        await walk.until(lambda: app.choice.path == tmp_path)
+        await walk.until(lambda: app.chat.choice.path == tmp_path)
         await ready(walk.pilot)
         return walk.done
 
@@ -454,10 +457,10 @@ async def _convert_screen(walk: Walk, tmp_path: Path) -> None:
         return key in app.screen.active_bindings
 
     await start("slow")
-    await walk.until(lambda: app.conversions.is_running)
+    await walk.until(lambda: app.chat.conversions.is_running)
     await walk.until(lambda: possible("ctrl+x"))
     await walk.press("ctrl+x")
-    await walk.until(lambda: not app.conversions.is_running and possible("ctrl+b"))
+    await walk.until(lambda: not app.chat.conversions.is_running and possible("ctrl+b"))
     await walk.press("ctrl+b")
     await start("made")
     await walk.until(lambda: possible("ctrl+o"))
@@ -474,12 +477,12 @@ async def a_closed_model(_: Path) -> set[str]:
             raise failures.pop()
         return model
 
-    app.engine._open_engine = open_engine
+    app.chat.engine._open_engine = open_engine
     async with app.run_test() as pilot:
         walk = Walk(pilot)
-        await walk.until(lambda: app.activity.phase is Phase.CLOSED)
+        await walk.until(lambda: app.chat.activity.phase is Phase.CLOSED)
         await walk.press("ctrl+r")
-        await walk.until(lambda: not failures and app.activity.phase is Phase.CLOSED)
+        await walk.until(lambda: not failures and app.chat.activity.phase is Phase.CLOSED)
         await walk.say("/retry")
         await ready(pilot)
         return walk.done

@@ -97,10 +97,10 @@ async def test_a_conversation_that_is_opened_again_is_light_too() -> None:
     async with make_app(FakeModel(["x"])).run_test(size=(100, 24)) as pilot:
         app = await ready(pilot)
         for number in range(3):
-            app.conversation.ask(f"question {number}")
-            answer = app.conversation.begin_answer()
+            app.chat.conversation.ask(f"question {number}")
+            answer = app.chat.conversation.begin_answer()
             answer.text, answer.finish_reason = "".join(PIECES), "stop"
-        await app.shown.refresh()
+        await app.chat.shown.refresh()
         await until(pilot, lambda: LAST in screen_text(app))
         await until(pilot, lambda: not taking_part(documents(app)[0]))
         kept = heights(app)

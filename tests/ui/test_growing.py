@@ -54,7 +54,7 @@ async def test_one_layout_for_what_is_added(
 ) -> None:
     async with make_app(FakeModel([])).run_test(size=(60, 20)) as pilot:
         app = await ready(pilot)
-        transcript = app.shown.transcript
+        transcript = app.chat.shown.transcript
         answer = Answer(before, 1)
         await transcript.add(answer)
         await until(pilot, lambda: answer.size.height > transcript.size.height)
@@ -77,16 +77,16 @@ async def test_no_layout_for_the_first_words(monkeypatch: pytest.MonkeyPatch) ->
     async with make_app(model).run_test() as pilot:
         app = await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.activity.phase is Phase.READING)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.READING)
         await pilot.pause(0.5)
-        answer = app.shown.answer(app.conversation.path()[-1].id)
+        answer = app.chat.shown.answer(app.chat.conversation.path()[-1].id)
         height = answer.size.height
         layouts = count_layouts(monkeypatch)
         read.set()
         await until(pilot, lambda: answer.shown_text == "An answer")
         await pilot.pause(0.3)
         assert not layouts, "room was made for them"
-        assert str(app.meter.render()).endswith("/5000")
+        assert str(app.chat.meter.render()).endswith("/5000")
         assert answer.size.height == height
         assert str(answer.query_one(Paragraph).render()) == "An answer"
         written.set()
@@ -96,7 +96,7 @@ async def test_no_layout_for_the_first_words(monkeypatch: pytest.MonkeyPatch) ->
 async def test_words_that_are_no_paragraph_take_its_place() -> None:
     async with make_app(FakeModel(["# A", " title"])).run_test() as pilot:
         app = await ask(pilot, "go")
-        answer = app.shown.answer(app.conversation.path()[-1].id)
+        answer = app.chat.shown.answer(app.chat.conversation.path()[-1].id)
         await until(pilot, lambda: bool(answer.query(MarkdownHeader)))
         await until(pilot, lambda: str(answer.query_one(MarkdownHeader).render()) == "A title")
         assert not answer.query(Paragraph)
@@ -106,7 +106,7 @@ async def test_what_comes_last_is_in_the_height_that_is_kept() -> None:
     async with make_app(FakeModel([])).run_test() as pilot:
         app = await ready(pilot)
         answer = Answer("", 1)
-        await app.shown.transcript.add(answer)
+        await app.chat.shown.transcript.add(answer)
         await answer.expect()
         await pilot.pause(0.2)
         await answer.add("| head |\n| --- |\n| cell |\n")
@@ -120,18 +120,21 @@ async def test_what_comes_last_is_in_the_height_that_is_kept() -> None:
 
 async def test_text_that_is_not_due_yet_follows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RefreshRate, "wait_seconds", lambda _: WAIT_SECONDS)
-    gate, typed_by_then = threading.Event(), []
+    first, gate, typed_by_then = threading.Event(), threading.Event(), []
     show = Answer.add
-    async with make_app(FakeModel(["An", " answer", gate])).run_test() as pilot:
+    async with make_app(FakeModel(["An", first, " answer", gate])).run_test() as pilot:
         app = await ready(pilot)
 
         async def add(self: Answer, text: str) -> None:
-            typed_by_then.append(app.prompt.text)
+            typed_by_then.append(app.chat.prompt.text)
             await show(self, text)
 
         monkeypatch.setattr(Answer, "add", add)
         await say(pilot, "go")
-        await until(pilot, lambda: len(app.engine._tokens) == 2)
+        await until(pilot, lambda: typed_by_then == [""])  # the first token does not wait
+        typed_by_then.clear()
+        first.set()
+        await until(pilot, lambda: len(app.chat.engine._progress.tokens) == 1)
         monkeypatch.setattr(RefreshRate, "fits_behind_key", lambda _: False)
         await pilot.press("x")
         await pilot.pause(0.1)
@@ -140,7 +143,7 @@ async def test_text_that_is_not_due_yet_follows_a_key(monkeypatch: pytest.Monkey
         await pilot.press("y")
         await until(pilot, lambda: bool(typed_by_then))
         assert typed_by_then == ["xy"]
-        assert app.shown.answer(app.conversation.path()[-1].id).shown_text == "An answer"
+        assert app.chat.shown.answer(app.chat.conversation.path()[-1].id).shown_text == "An answer"
         gate.set()
         await ready(pilot)
 
@@ -158,7 +161,7 @@ async def test_garbage_is_collected_when_nobody_waits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(answering.gc, "collect", lambda: collected.append(since_typed))
     async with make_app(FakeModel(["An", "answer"])).run_test() as pilot:
         app = await ask(pilot, "go")
-        await until(pilot, lambda: app.conversation.path()[-1].finish_reason is not None)
+        await until(pilot, lambda: app.chat.conversation.path()[-1].finish_reason is not None)
         asked.clear()
         await until(pilot, lambda: len(asked) > 3)
         assert not collected
@@ -172,15 +175,15 @@ async def test_after_several_answers_it_is_collected_once(monkeypatch: pytest.Mo
     begun: list[Timer] = []
     async with make_app(FakeModel(["An", "answer"])).run_test() as pilot:
         app = await ready(pilot)
-        set_timer = app.set_timer
+        set_timer = app.chat.set_timer
 
         def remember(seconds: float, callback: Any) -> Timer:
             timer = set_timer(seconds, callback)
-            if callback == app.answering._collect_garbage:
+            if callback == app.chat.answering._collect_garbage:
                 begun.append(timer)
             return timer
 
-        monkeypatch.setattr(app, "set_timer", remember)
+        monkeypatch.setattr(app.chat, "set_timer", remember)
         monkeypatch.setattr(answering, "QUIET_SECONDS", WAIT_SECONDS)  # none is over meanwhile
         for _ in range(3):
             await ask(pilot, "go")

@@ -12,7 +12,7 @@ from textual.widgets import Footer, TextArea
 
 from flashllm.errors import ConfigError
 from flashllm.settings.file import Said
-from flashllm.ui.commands.bindings import APP_BINDINGS, PLACES
+from flashllm.ui.commands.bindings import EVERYWHERE_BINDINGS, PLACES
 from flashllm.ui.commands.keys import (
     bindings_in,
     format_key,
@@ -127,14 +127,16 @@ def test_what_is_wrong_is_refused_with_the_line_and_the_key(
 
 
 def test_help_has_the_changed_keys() -> None:
-    section = key_section("Keys", with_keys(bindings_in(APP_BINDINGS), {"chat.help": "ctrl+l,f12"}))
+    section = key_section(
+        "Keys", with_keys(bindings_in(EVERYWHERE_BINDINGS), {"chat.help": "ctrl+l,f12"})
+    )
     rows = {words: keys for keys, words in section.rows}
     assert rows["help"] == "Ctrl+L or F12"
     assert rows["quit"] == "Ctrl+Q"
 
 
 def test_sentences_name_the_changed_keys() -> None:
-    bindings = bindings_in(APP_BINDINGS)
+    bindings = bindings_in(EVERYWHERE_BINDINGS)
     keymap = {"chat.quit": "ctrl+x", "chat.stop": "f9,f10"}
     text = "Esc stops; Ctrl+Q leaves, not Ctrl+QQ; F1 helps; Escape"
     expected = "F9 or F10 stops; Ctrl+X leaves, not Ctrl+QQ; F1 helps; Escape"

@@ -71,12 +71,12 @@ async def test_a_token_that_came_with_a_prompt_is_known_where_an_answer_went_on(
         await say(pilot, "go")
         await until(pilot, lambda: answers(app) == ["aaa"])
         await pilot.press("escape")
-        await until(pilot, lambda: app.activity.phase is Phase.READY)
-        (turn,) = [turn for turn in app.conversation.path() if turn.role == "assistant"]
-        await app.answering.go_on(turn)
-        await until(pilot, lambda: len(app.answering.tokens[turn.id]) == 5)
-        await until(pilot, lambda: app.activity.phase is Phase.READY)
-        prompts = [token.index for token in app.panels.numbers(turn.id) if token.prompt]
+        await until(pilot, lambda: app.chat.activity.phase is Phase.READY)
+        (turn,) = [turn for turn in app.chat.conversation.path() if turn.role == "assistant"]
+        await app.chat.answering.go_on(turn)
+        await until(pilot, lambda: len(app.chat.panels.tokens.of(turn.id)) == 5)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.READY)
+        prompts = [token.index for token in app.chat.panels.numbers(turn.id) if token.prompt]
         assert prompts == [0, 3]
 
 
@@ -111,7 +111,7 @@ async def test_a_map_that_comes_later_is_shown_when_it_is_there() -> None:
 async def test_the_tokens_of_an_answer_and_their_numbers() -> None:
     async with make_app(FakeModel(["one", " two"])).run_test(size=(100, 40)) as pilot:
         app = await ready(pilot)
-        app.action_tokens()
+        app.chat.action_tokens()
         assert "of the answers of this run only" in status(app)
         await ask(pilot, "go")
         await pilot.press("tab", "t")
@@ -126,7 +126,7 @@ async def test_numbers_are_there_after_the_engine_has_gone() -> None:
     async with make_app(model).run_test(size=(100, 40)) as pilot:
         app = await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
         await pilot.press("tab", "t")
         await until(pilot, lambda: "token 2 of 2" in screen_text(app))
 
@@ -141,18 +141,18 @@ async def test_an_answer_has_its_own_numbers_and_no_others(tmp_path: Path) -> No
     model = FakeModel(["a", "b", "c"])
     async with make_app(model, store=tmp_path / "s.db").run_test(size=(100, 40)) as pilot:
         app = await ask(pilot, "first")
-        assert [token.text for token in app.panels.numbers(2)] == ["a", "b", "c"]
-        await app.open_session(kept)
+        assert [token.text for token in app.chat.panels.numbers(2)] == ["a", "b", "c"]
+        await app.chat.open_session(kept)
         assert answers(app) == ["an answer"]
-        assert app.panels.numbers(2) == []
+        assert app.chat.panels.numbers(2) == []
 
 
 async def test_each_answer_is_beside_its_own_prompt() -> None:
     async with make_app(FakeModel(["a"] * 3, ["b"] * 3)).run_test(size=(100, 40)) as pilot:
         app = await ask(pilot, "one two")
         await ask(pilot, "three")
-        first, second = app.answering.tokens
-        assert app.panels._prompts == {first: {0: 3}, second: {0: 3 + 4 + 2}}
+        first, second = app.chat.panels.tokens.turns
+        assert app.chat.panels._prompts == {first: {0: 3}, second: {0: 3 + 4 + 2}}
 
 
 @pytest.mark.parametrize("size", [(40, 12), (40, 18), (80, 20), (80, 24), (120, 40)], ids=str)
@@ -162,15 +162,17 @@ async def test_both_panels_leave_room_for_the_conversation(size: tuple[int, int]
     async with make_app(model).run_test(size=size) as pilot:
         app = await ask(pilot, "go")
         await pilot.press("f2")
-        alone = app.panels.io.size.height
+        alone = app.chat.panels.io.size.height
         await pilot.press("f3")
-        await until(pilot, lambda: "DRAM" in screen_text(app) and app.panels.map.size.height < 20)
+        await until(
+            pilot, lambda: "DRAM" in screen_text(app) and app.chat.panels.map.size.height < 20
+        )
         await pilot.pause()
-        assert app.shown.transcript.size.height >= 3
+        assert app.chat.shown.transcript.size.height >= 3
         assert "used" in screen_text(app)
         assert "flash" in screen_text(app)
         await pilot.press("f3")
-        assert app.panels.io.size.height == alone
+        assert app.chat.panels.io.size.height == alone
 
 
 class NoModels:
@@ -191,13 +193,13 @@ class NoModels:
 async def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) -> None:
     models = {None: FakeModel(["one"]), tmp_path: FakeModel(["two"])}
     app = make_app(FakeModel([]), library=NoModels)
-    app.engine._open_engine = lambda choice: models[choice.path]  # type: ignore[assignment,return-value]
+    app.chat.engine._open_engine = lambda choice: models[choice.path]  # type: ignore[assignment,return-value]
     async with app.run_test() as pilot:
         await ask(pilot, "first")
         await pilot.press("f5")
         assert isinstance(app.screen, ModelPicker)
         app.screen.dismiss(ModelChoice(tmp_path, "other"))
-        await until(pilot, lambda: app.choice.path == tmp_path)
+        await until(pilot, lambda: app.chat.choice.path == tmp_path)
         await ready(pilot)
         assert models[None].closed
         await ask(pilot, "second")
@@ -209,31 +211,31 @@ async def test_the_model_that_is_open_is_not_opened_again(tmp_path: Path) -> Non
     app = make_app(model, choice=ModelChoice(tmp_path, "as it was typed"), library=NoModels)
     async with app.run_test() as pilot:
         await ready(pilot)
-        app.take_model(ModelChoice(tmp_path, "as it is called"))
-        assert app.activity.phase is Phase.READY
+        app.chat.take_model(ModelChoice(tmp_path, "as it is called"))
+        assert app.chat.activity.phase is Phase.READY
         assert not model.closed
 
 
 async def test_converting_is_offered() -> None:
     async with make_app(FakeModel(["one"]), library=NoModels).run_test() as pilot:
         app = await ready(pilot)
-        app.action_convert()
+        app.chat.action_convert()
         await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
 
 
 async def test_an_engine_that_is_gone_can_be_opened_again() -> None:
     models = [FakeModel(["half", EngineLost("the engine was killed")]), FakeModel(["whole"])]
     app = make_app(models[0])
-    app.engine._open_engine = lambda _choice: models.pop(0)  # type: ignore[assignment,return-value]
+    app.chat.engine._open_engine = lambda _choice: models.pop(0)  # type: ignore[assignment,return-value]
     async with app.run_test() as pilot:
         await ready(pilot)
         await say(pilot, "go")
-        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
         assert any("the engine was killed" in text for text in texts(app, Notice))
         assert answers(app) == ["half"]
         await say(pilot, "again")
-        assert app.prompt.text == "again"
-        await app.run_action("retry")
+        assert app.chat.prompt.text == "again"
+        await app.chat.run_action("retry")
         await ready(pilot)
         await pilot.press("enter")
         await until(pilot, lambda: answers(app) == ["half", "whole"])

@@ -38,17 +38,17 @@ async def test_what_was_sent_comes_back_also_in_the_next_chat(tmp_path: Path) ->
     assert file.stat().st_mode & 0o077 == 0
     async with make_app(FakeModel(["x"]), history=file).run_test() as pilot:
         app = await ready(pilot)
-        app.prompt.put_text("a draft")
+        app.chat.prompt.put_text("a draft")
         await pilot.press("up")
-        assert app.prompt.text == "second\nof two lines"
+        assert app.chat.prompt.text == "second\nof two lines"
         await pilot.press("up")
-        assert app.prompt.text == "second\nof two lines"  # a line up, no more
+        assert app.chat.prompt.text == "second\nof two lines"  # a line up, no more
         await pilot.press("up")
-        assert app.prompt.text == "first"
+        assert app.chat.prompt.text == "first"
         await pilot.press("up")
-        assert app.prompt.text == "first"
+        assert app.chat.prompt.text == "first"
         await pilot.press("down", "down", "down")
-        assert app.prompt.text == "a draft"
+        assert app.chat.prompt.text == "a draft"
 
 
 def test_a_history_that_cannot_be_kept_is_no_loss(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ async def test_a_megabyte_is_pasted_behind_a_few_words_and_sent_whole() -> None:
     async with make_app(model).run_test() as pilot:
         app = await ready(pilot)
         await pilot.press(*"see ")
-        app.prompt.post_message(events.Paste(text))
-        await until(pilot, lambda: "[text 1: 840,000 characters]" in app.prompt.text)
+        app.chat.prompt.post_message(events.Paste(text))
+        await until(pilot, lambda: "[text 1: 840,000 characters]" in app.chat.prompt.text)
         await pilot.press(*"end")
-        assert app.prompt.text == "see [text 1: 840,000 characters]end"
+        assert app.chat.prompt.text == "see [text 1: 840,000 characters]end"
         await pilot.press("enter")
         await until(pilot, lambda: model.requests != [])
         await ready(pilot)
@@ -84,7 +84,7 @@ async def test_a_megabyte_is_pasted_behind_a_few_words_and_sent_whole() -> None:
         assert len(texts(app, Question)[0]) < 5000
         assert "characters more" in screen_text(app)
         await pilot.press("up")
-        assert app.prompt.text == "[text 1: 840,007 characters]"
+        assert app.chat.prompt.text == "[text 1: 840,007 characters]"
 
 
 async def test_words_for_what_is_held_back_go_as_one() -> None:
@@ -92,7 +92,7 @@ async def test_words_for_what_is_held_back_go_as_one() -> None:
     words = "[text 1: 15,000 characters]"
     async with make_app(FakeModel(["x"])).run_test() as pilot:
         app = await ready(pilot)
-        prompt = app.prompt
+        prompt = app.chat.prompt
         await pilot.press(*"see ")
         prompt.post_message(events.Paste(text))
         await until(pilot, lambda: prompt.text == f"see {words}")
@@ -126,11 +126,11 @@ async def test_the_editor_gets_the_text_and_gives_it_back(
         app = await ready(pilot)
         monkeypatch.setattr(app, "suspend", suspended)
         await pilot.press(*"text", "ctrl+g")
-        assert app.prompt.text == "text and more"
+        assert app.chat.prompt.text == "text and more"
         monkeypatch.setenv("VISUAL", "/nonexistent/editor")
         await pilot.press("ctrl+g")
         assert any("set $EDITOR" in text for text in texts(app, Notice))
-        assert app.prompt.text == "text and more"
+        assert app.chat.prompt.text == "text and more"
 
 
 async def test_where_the_terminal_cannot_be_lent_that_is_said() -> None:

@@ -29,6 +29,7 @@ COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0
 CRASHING = """
 import sys
 from flashllm.ui.app import ChatApp
+from flashllm.ui.chat.screen import ChatScreen
 from flashllm.cli.main import main
 from flashllm.cli.shared import open_model as opening
 from tests.support.fake_engine import FakeLauncher, FakeModel
@@ -36,7 +37,7 @@ opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(["x"]))
 def broken(self):
     secret = "what was typed"
     raise RuntimeError("a bug in the chat")
-ChatApp.action_help = broken
+ChatScreen.action_help = broken
 sys.exit(main(["chat", "m"]))
 """
 
@@ -179,10 +180,10 @@ async def test_keys_typed_fast_stay_in_order() -> None:
     async with make_app(FakeModel(["x"])).run_test() as pilot:
         app = await ready(pilot)
         for key, character in (("a", "a"), ("b", "b"), ("backspace", "\x7f"), ("c", "c")):
-            app.prompt.post_message(events.Key(key, character))
-        await until(pilot, lambda: "c" in app.prompt.text)
+            app.chat.prompt.post_message(events.Key(key, character))
+        await until(pilot, lambda: "c" in app.chat.prompt.text)
         await asyncio.sleep(0.05)
-        assert app.prompt.text == "ac"
+        assert app.chat.prompt.text == "ac"
 
 
 def test_what_could_not_be_saved_is_said_at_the_end(home: Path) -> None:

@@ -25,8 +25,8 @@ async def test_questions_and_answers_are_kept_and_shown_again(tmp_path: Path) ->
     path = tmp_path / "sessions.db"
     async with make_app(FakeModel(["one"]), store=path, system="Be brief.").run_test() as pilot:
         app = await ask(pilot, "first")
-        assert app.saving.flush(10)
-        assert app.session_id == 1
+        assert app.chat.saving.flush(10)
+        assert app.chat.session_id == 1
     expected = [("user", "first", None), ("assistant", "one", "stop")]
     assert kept(path) == expected
     model = FakeModel(["two"])
@@ -34,9 +34,9 @@ async def test_questions_and_answers_are_kept_and_shown_again(tmp_path: Path) ->
         app = await ready(pilot)
         assert texts(app, Question) == ["first"]
         assert answers(app) == ["one"]
-        assert app.conversation.system == "Be brief."
+        assert app.chat.conversation.system == "Be brief."
         await ask(pilot, "second")
-        assert app.saving.flush(10)
+        assert app.chat.saving.flush(10)
     assert kept(path) == [*expected, ("user", "second", None), ("assistant", "two", "stop")]
     assert model.tokenizer is not None
     assert [m["content"] for m in model.tokenizer.conversations[0]] == [
@@ -70,7 +70,7 @@ async def test_an_answer_is_kept_while_it_is_written_and_can_go_on_afterwards(
         await say(pilot, "go")
         await until(pilot, lambda: answers(app) == ["begun"])
         # As it would be found after kill -9.
-        await until(pilot, lambda: app.session_id is not None and len(kept(path)) == 2)
+        await until(pilot, lambda: app.chat.session_id is not None and len(kept(path)) == 2)
         await until(pilot, lambda: kept(path)[-1] == ("assistant", "begun", None))
     async with make_app(FakeModel([" and done"]), store=path, session=1).run_test() as pilot:
         app = await ready(pilot)
@@ -78,7 +78,7 @@ async def test_an_answer_is_kept_while_it_is_written_and_can_go_on_afterwards(
         await pilot.press("tab", "enter")
         await until(pilot, lambda: answers(app) == ["begun and done"])
         await ready(pilot)
-        assert app.saving.flush(10)
+        assert app.chat.saving.flush(10)
     assert kept(path)[-1] == ("assistant", "begun and done", "stop")
 
 
@@ -88,11 +88,11 @@ async def test_what_was_held_back_for_a_stop_string_is_part_of_the_answer(tmp_pa
     async with make_app(model, store=path, max_tokens=2).run_test() as pilot:
         app = await ask(pilot, "go")
         assert answers(app) == ["1 <"]
-        app.conversation.turns[2].finish_reason = "length"
+        app.chat.conversation.turns[2].finish_reason = "length"
         await pilot.press("tab", "enter")
         await until(pilot, lambda: answers(app) == ["1 <2 3 <"])
         await ready(pilot)
-        assert app.saving.flush(10)
+        assert app.chat.saving.flush(10)
     assert kept(path)[-1] == ("assistant", "1 <2 3 <", "stop")
 
 
@@ -102,15 +102,15 @@ async def test_what_is_taken_back_or_deleted_is_not_kept(tmp_path: Path) -> None
     async with make_app(model, store=path).run_test() as pilot:
         app = await ask(pilot, "first")
         await say(pilot, "second")
-        await until(pilot, lambda: app.activity.phase is Phase.READING)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.READING)
         await pilot.press("escape")
         await ready(pilot)
-        assert app.saving.flush(10)
+        assert app.chat.saving.flush(10)
         assert len(kept(path)) == 2
-        app.prompt.put_text("")
+        app.chat.prompt.put_text("")
         await pilot.press("tab", "d", "y")
         await until(pilot, lambda: answers(app) == [])
-        assert app.saving.flush(10)
+        assert app.chat.saving.flush(10)
     assert kept(path) == [("user", "first", None)]
 
 
@@ -120,8 +120,8 @@ async def test_a_new_conversation_is_another_one(tmp_path: Path) -> None:
         await ask(pilot, "first")
         await pilot.press("ctrl+n")
         app = await ask(pilot, "second")
-        assert app.saving.flush(10)
-        assert app.session_id == 2
+        assert app.chat.saving.flush(10)
+        assert app.chat.session_id == 2
     assert [turn[1] for turn in kept(path, 1)] == ["first", "one"]
     assert [turn[1] for turn in kept(path, 2)] == ["second", "two"]
 
@@ -132,21 +132,21 @@ async def test_a_database_that_took_the_place_of_the_chats_own_is_left_alone(
     path = tmp_path / "sessions.db"
     async with make_app(FakeModel(["one"], ["two"]), store=path).run_test() as pilot:
         app = await ask(pilot, "first")
-        assert app.saving.flush(10)
+        assert app.chat.saving.flush(10)
         set_aside(path)
         with SessionStore(path) as store:
-            assert store.create(name="another") == app.session_id
+            assert store.create(name="another") == app.chat.session_id
         await ask(pilot, "second")
-        assert app.saving.flush(10)
+        assert app.chat.saving.flush(10)
         await until(
             pilot, lambda: any("which is left alone" in text for text in texts(app, Notice))
         )
         assert answers(app) == ["one", "two"]
-        assert app.session_id is None
+        assert app.chat.session_id is None
         await pilot.press("ctrl+n")
         await ask(pilot, "third")
-        assert app.saving.flush(10)
-        assert app.session_id == 2
+        assert app.chat.saving.flush(10)
+        assert app.chat.session_id == 2
     assert kept(path, 1) == []
     assert [turn[1] for turn in kept(path, 2)] == ["third", "two"]
 
@@ -176,7 +176,7 @@ async def test_a_conversation_that_cannot_be_opened_leaves_the_one_that_is_shown
     async with make_app(FakeModel(["one"]), store=tmp_path / "sessions.db").run_test() as pilot:
         app = await ask(pilot, "first")
         await pilot.press("tab", "e")
-        await app.open_session(7)
+        await app.chat.open_session(7)
         assert any("there is no conversation 7" in text for text in texts(app, Notice))
-        assert app.turns.editing == 1
-        assert len(app.panels.numbers(2)) == 1
+        assert app.chat.prompt.editing == 1
+        assert len(app.chat.panels.numbers(2)) == 1

@@ -55,8 +55,8 @@ async def test_an_unknown_command_says_so_and_stays() -> None:
         ):
             await say(pilot, line)
             await until(pilot, lambda words=words: any(words in t for t in texts(app, Notice)))
-            assert app.prompt.text == line
-        assert app.conversation.turns == {}
+            assert app.chat.prompt.text == line
+        assert app.chat.conversation.turns == {}
 
 
 async def test_two_slashes_and_paths_are_sent() -> None:
@@ -73,7 +73,7 @@ async def test_settings_are_changed_shown_and_used() -> None:
         app = await ready(pilot)
         for line in ("/set temp 0.7", "/set n 9", "/set seed 3", "/system Be brief."):
             await say(pilot, line)
-            await until(pilot, lambda: app.prompt.text == "")
+            await until(pilot, lambda: app.chat.prompt.text == "")
         await say(pilot, "/show")
         await until(pilot, lambda: any("seed" in text for text in texts(app, Notice)))
         rows = dict(
@@ -94,20 +94,20 @@ async def test_a_conversation_goes_on_with_its_own_settings(tmp_path: Path) -> N
         app = await ready(pilot)
         for line in ("/set temp 0.7", "/set seed 3"):
             await say(pilot, line)
-            await until(pilot, lambda: app.prompt.text == "")
+            await until(pilot, lambda: app.chat.prompt.text == "")
         await ask(pilot, "go")
         await say(pilot, "/set temp 0")
-        await until(pilot, lambda: app.prompt.text == "")
+        await until(pilot, lambda: app.chat.prompt.text == "")
         await say(pilot, "/new")
         await until(pilot, lambda: texts(app, Question) == [])
         await ask(pilot, "other")
         assert model.requests[-1]["sampling"] == Sampling(seed=3)
         await say(pilot, "/set temp 1")
         await say(pilot, "/set seed 5")
-        await until(pilot, lambda: app.sampling == Sampling(1.0, seed=5))
+        await until(pilot, lambda: app.chat.answer_settings.sampling == Sampling(1.0, seed=5))
         await say(pilot, "/session 1")
         await until(pilot, lambda: texts(app, Question) == ["go"])
-        assert app.sampling == Sampling(0.0, seed=5)
+        assert app.chat.answer_settings.sampling == Sampling(0.0, seed=5)
 
 
 @pytest.mark.parametrize(("given", "system"), [(["system"], "Be brief."), ([], "Rhyme.")])
@@ -119,12 +119,12 @@ async def test_a_system_prompt_that_was_given_is_that_of_the_conversation_that_w
     options = {"store": tmp_path / "s.db", "session": asked, "system": "Be brief.", "given": given}
     async with make_app(FakeModel(["fine"]), **options).run_test() as pilot:
         app = await ready(pilot)
-        assert app.conversation.system == system
-        assert app.saving.flush(5.0)
+        assert app.chat.conversation.system == system
+        assert app.chat.saving.flush(5.0)
         with SessionStore(tmp_path / "s.db") as store:
             assert store.summary(asked).system == system
         await say(pilot, f"/session {other}")
-        await until(pilot, lambda: app.conversation.system == "Sing.")
+        await until(pilot, lambda: app.chat.conversation.system == "Sing.")
 
 
 async def test_what_is_not_kept_can_be_exported_and_what_is_not_there_is_said(
@@ -161,7 +161,7 @@ async def test_what_cannot_be_saved_can_be_exported(tmp_path: Path) -> None:
     async with make_app(model, store=tmp_path / "s.db").run_test() as pilot:
         app = await ask(pilot, "What is a river?")
         await say(pilot, "/rename Waters")
-        app.saving.flush(5.0)
+        app.chat.saving.flush(5.0)
         with sqlite3.connect(tmp_path / "s.db", isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")  # as if another program wrote for ever
             await ask(pilot, "What is a sea?")
@@ -199,7 +199,7 @@ async def test_nothing_is_imported_while_an_answer_is_on_its_way(tmp_path: Path)
         await say(pilot, f"/export json {tmp_path}/a.json")
         await until(pilot, lambda: (tmp_path / "a.json").exists())
         await say(pilot, "What is a sea?")
-        await until(pilot, lambda: app.activity.is_answering)
+        await until(pilot, lambda: app.chat.activity.is_answering)
         await say(pilot, f"/import {tmp_path}/a.json")
         await until(pilot, lambda: any("/stop first" in text for text in texts(app, Notice)))
         with SessionStore(tmp_path / "s.db") as store:
@@ -229,10 +229,10 @@ async def test_another_of_the_same_number_is_not_the_one_that_is_shown(tmp_path:
     path = tmp_path / "s.db"
     async with make_app(FakeModel(["fine"]), store=path).run_test() as pilot:
         app = await ask(pilot, "the first")
-        assert app.saving.flush(10)
+        assert app.chat.saving.flush(10)
         set_aside(path)
         with SessionStore(path) as store:
-            assert store.create(name="another") == app.session_id
+            assert store.create(name="another") == app.chat.session_id
         await pilot.press("f4")
         await until(pilot, lambda: "1 session" in shown(app))
         assert "● another" not in shown(app)
@@ -250,9 +250,9 @@ async def test_what_is_typed_is_completed() -> None:
         await pilot.press(*"the")
         await until(pilot, lambda: suggestions(app) == ["/theme NAME"])
         await pilot.press("tab")
-        assert app.prompt.text == "/theme "
+        assert app.chat.prompt.text == "/theme "
         await pilot.press(*"nor", "tab")
-        assert app.prompt.text == "/theme nord"
+        assert app.chat.prompt.text == "/theme nord"
         await pilot.press("enter")
         await until(pilot, lambda: app.theme == "nord")
         await until(pilot, lambda: suggestions(app) == [])
@@ -263,7 +263,7 @@ async def test_what_is_typed_is_completed() -> None:
 async def test_the_palette_runs_and_begins_commands() -> None:
     async with make_app(FakeModel(["x"])).run_test(size=(100, 30)) as pilot:
         app = await ready(pilot)
-        app.prompt.put_text("a draft")
+        app.chat.prompt.put_text("a draft")
         await pilot.press("ctrl+p")
         await until(pilot, lambda: isinstance(app.screen, CommandPalette))
         await until(pilot, lambda: "/regenerate" in shown(app))
@@ -271,15 +271,15 @@ async def test_the_palette_runs_and_begins_commands() -> None:
         await until(pilot, lambda: "/theme nord" in shown(app))
         await pilot.press("enter")
         await until(pilot, lambda: app.theme == "nord")
-        assert app.prompt.text == "a draft"
+        assert app.chat.prompt.text == "a draft"
         await pilot.press("ctrl+p")
         await until(pilot, lambda: isinstance(app.screen, CommandPalette))
         app.screen.query_one(Input).value = "rename"
         await until(pilot, lambda: "/rename NAME" in shown(app))
         await pilot.press("enter")
-        await until(pilot, lambda: app.prompt.text == "/rename ")
+        await until(pilot, lambda: app.chat.prompt.text == "/rename ")
         await pilot.press("up")
-        await until(pilot, lambda: app.prompt.text == "a draft")
+        await until(pilot, lambda: app.chat.prompt.text == "a draft")
 
 
 async def test_what_is_pasted_into_the_palette_does_not_act_on_the_terminal() -> None:

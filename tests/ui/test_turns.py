@@ -63,8 +63,8 @@ def open_later(app: ChatApp, outcome: FakeModel | Exception) -> threading.Event:
             raise outcome
         return outcome
 
-    app.engine._open_engine = open_engine
-    app.open_model(app.choice)
+    app.chat.engine._open_engine = open_engine
+    app.chat.open_model(app.chat.choice)
     return gate
 
 
@@ -72,10 +72,10 @@ async def talked(pilot: Pilot[None], questions: int, answer: str) -> Transcript:
     """A conversation as it was kept, shown."""
     app = await ready(pilot)
     for number in range(questions):
-        app.conversation.ask(f"question {number}")
-        turn = app.conversation.begin_answer()
+        app.chat.conversation.ask(f"question {number}")
+        turn = app.chat.conversation.begin_answer()
         turn.text, turn.finish_reason = answer.format(number), "stop"
-    await app.shown.refresh()
+    await app.chat.shown.refresh()
     return app.query_one(Transcript)
 
 
@@ -100,7 +100,7 @@ async def test_answering_again_keeps_the_first_answer_as_a_branch() -> None:
         assert answers(app) == ["two."]
         await pilot.press("right")
         assert answers(app) == ["one."]
-        assert [turn.text for turn in app.conversation.path()] == ["a", "one."]
+        assert [turn.text for turn in app.chat.conversation.path()] == ["a", "one."]
 
 
 async def test_editing_a_question_makes_a_branch_and_what_followed_is_kept() -> None:
@@ -108,13 +108,13 @@ async def test_editing_a_question_makes_a_branch_and_what_followed_is_kept() -> 
     async with make_app(model).run_test() as pilot:
         await ask(pilot, "first")
         app = await ask(pilot, "second")
-        app.prompt.put_text("a draft")
+        app.chat.prompt.put_text("a draft")
         await pilot.press("tab", "up", "up", "up", "e")
-        assert app.prompt.text == "first"
-        assert app.focused is app.prompt
+        assert app.chat.prompt.text == "first"
+        assert app.focused is app.chat.prompt
         await pilot.press("escape")
-        assert app.prompt.text == "a draft"
-        app.prompt.put_text("")
+        assert app.chat.prompt.text == "a draft"
+        app.chat.prompt.put_text("")
         await pilot.press("tab", "up", "up", "up", "e", "s", "t", "enter")
         await until(pilot, lambda: answers(app) == ["three"])
         await ready(pilot)
@@ -123,14 +123,14 @@ async def test_editing_a_question_makes_a_branch_and_what_followed_is_kept() -> 
         await pilot.press("tab", "up", "left")
         assert [view.turn_id for view in app.query_one(Transcript).views()] == [1, 2, 3, 4]
         assert answers(app) == ["one", "two"]
-        assert app.prompt.border_title is None
+        assert app.chat.prompt.border_title is None
 
 
 async def test_editing_an_answer_edits_its_question() -> None:
     async with make_app(FakeModel(["one"])).run_test() as pilot:
         app = await ask(pilot, "first")
         await pilot.press("tab", "e")
-        assert app.prompt.text == "first"
+        assert app.chat.prompt.text == "first"
 
 
 async def test_an_edit_that_fails_shows_the_old_branch_again() -> None:
@@ -140,9 +140,9 @@ async def test_an_edit_that_fails_shows_the_old_branch_again() -> None:
         await pilot.press("tab", "e", "!", "enter")
         await until(pilot, lambda: any("offset 1: gone" in text for text in texts(app, Notice)))
         assert answers(app) == ["one"]
-        assert app.prompt.text == "first!"
-        assert app.turns.editing == 1
-        assert len(app.conversation.turns) == 2
+        assert app.chat.prompt.text == "first!"
+        assert app.chat.prompt.editing == 1
+        assert len(app.chat.conversation.turns) == 2
 
 
 async def test_an_answer_that_was_stopped_goes_on() -> None:
@@ -154,7 +154,7 @@ async def test_an_answer_that_was_stopped_goes_on() -> None:
         await ready(pilot)
         assert notes(app) == []
         assert "An ocean is water." in screen_text(app)
-        turn = app.conversation.path()[-1]
+        turn = app.chat.conversation.path()[-1]
         assert turn.text == "An ocean is water."
         assert turn.finish_reason == "stop"
         assert model.requests[1]["answer"] == 1
@@ -170,11 +170,11 @@ async def test_deleting_asks_first() -> None:
         await pilot.press("tab", "up", "d")
         assert isinstance(app.screen, ConfirmScreen)
         await pilot.press("n")
-        assert len(app.conversation.turns) == 4
+        assert len(app.chat.conversation.turns) == 4
         await pilot.press("d", "y")
         await until(pilot, lambda: answers(app) == ["one"])
         assert texts(app, Question) == ["first"]
-        assert [turn.text for turn in app.conversation.turns.values()] == ["first", "one"]
+        assert [turn.text for turn in app.chat.conversation.turns.values()] == ["first", "one"]
 
 
 async def test_a_message_and_its_code_are_copied() -> None:
@@ -190,10 +190,10 @@ async def test_a_message_and_its_code_are_copied() -> None:
         assert app.clipboard == "two\n"
         await pilot.press("b")
         assert app.clipboard == "print(1)\n"
-        app.action_code(2)
-        assert app.clipboard == "two\n"
-        app.action_code(3)
-        assert "no such code" in status(app)
+        app.chat.action_code(2)
+        await until(pilot, lambda: app.clipboard == "two\n")
+        app.chat.action_code(3)
+        await until(pilot, lambda: "no such code" in status(app))
         await pilot.press("up", "c")
         assert app.clipboard == "code"
 
@@ -230,10 +230,10 @@ async def test_escape_stops_an_answer_from_among_the_messages_too() -> None:
         await pilot.press("tab", "r", "d", "e")
         assert "an answer is on its way" in status(app)
         await pilot.press("tab", "tab")
-        assert app.activity.is_answering
+        assert app.chat.activity.is_answering
         await pilot.press("escape")
         await ready(pilot)
-        assert app.conversation.path()[-1].finish_reason == "cancelled"
+        assert app.chat.conversation.path()[-1].finish_reason == "cancelled"
 
 
 async def test_of_a_long_conversation_the_end_is_mounted_first(
@@ -257,47 +257,47 @@ async def test_of_a_long_conversation_the_end_is_mounted_first(
 async def test_an_edit_ends_with_its_conversation() -> None:
     async with make_app(FakeModel(["one"], ["two"])).run_test() as pilot:
         app = await ask(pilot, "first")
-        app.prompt.put_text("a draft")
+        app.chat.prompt.put_text("a draft")
         await pilot.press("tab", "e", "x", "ctrl+n")
         await until(pilot, lambda: texts(app, Question) == [])
-        assert app.turns.editing is None
-        assert app.prompt.border_title is None
-        assert app.prompt.text == "a draft"
+        assert app.chat.prompt.editing is None
+        assert app.chat.prompt.border_title is None
+        assert app.chat.prompt.text == "a draft"
         await ask(pilot, "second")
-        assert [turn.text for turn in app.conversation.path()] == ["second", "two"]
+        assert [turn.text for turn in app.chat.conversation.path()] == ["second", "two"]
 
 
 async def test_an_edit_ends_with_its_question() -> None:
     async with make_app(FakeModel(["one"], ["two"])).run_test() as pilot:
         app = await ask(pilot, "first")
         await pilot.press("tab", "up", "e")
-        assert app.turns.editing == 1
+        assert app.chat.prompt.editing == 1
         await pilot.press("tab", "up", "d", "y")
-        await until(pilot, lambda: app.conversation.turns == {})
-        await until(pilot, lambda: app.turns.editing is None)
+        await until(pilot, lambda: app.chat.conversation.turns == {})
+        await until(pilot, lambda: app.chat.prompt.editing is None)
         await pilot.press("escape")
         await ask(pilot, "second")
-        assert [turn.text for turn in app.conversation.path()] == ["second", "two"]
+        assert [turn.text for turn in app.chat.conversation.path()] == ["second", "two"]
 
 
 async def test_what_was_typed_before_an_edit_comes_back_when_it_is_sent() -> None:
     async with make_app(FakeModel(["one"], ["two"])).run_test() as pilot:
         app = await ask(pilot, "first")
-        app.prompt.put_text("a draft")
+        app.chat.prompt.put_text("a draft")
         await pilot.press("tab", "e", "!", "enter")
         await until(pilot, lambda: answers(app) == ["two"])
         await ready(pilot)
         assert texts(app, Question) == ["first!\n‹ 2/2 ›"]
-        assert app.prompt.text == "a draft"
+        assert app.chat.prompt.text == "a draft"
 
 
 async def test_a_question_from_outside_is_edited_without_escape_sequences() -> None:
     async with make_app(FakeModel(["x"])).run_test() as pilot:
         app = await ready(pilot)
-        app.conversation.ask("a\x1b]52;c;ZXZpbA==\x07b\u202ec")
-        await app.shown.refresh()
+        app.chat.conversation.ask("a\x1b]52;c;ZXZpbA==\x07b\u202ec")
+        await app.chat.shown.refresh()
         await pilot.press("tab", "e")
-        assert app.prompt.text == "abc"
+        assert app.chat.prompt.text == "abc"
 
 
 @pytest.mark.parametrize("key", ["r", "enter"])
@@ -308,13 +308,13 @@ async def test_nothing_is_asked_of_a_model_that_is_not_open(key: str) -> None:
         gate = open_later(app, ModelNotFound("there is no model any more"))
         await pilot.press("tab", key)
         assert "the model is being opened" in status(app)
-        assert app.activity.phase is Phase.OPENING
+        assert app.chat.activity.phase is Phase.OPENING
         gate.set()
-        await until(pilot, lambda: app.activity.phase is Phase.CLOSED)
+        await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
         await pilot.press(key)
         assert "Ctrl+R tries again" in status(app)
-        assert app.activity.phase is Phase.CLOSED
-        assert len(app.conversation.turns) == 2
+        assert app.chat.activity.phase is Phase.CLOSED
+        assert len(app.chat.conversation.turns) == 2
         assert len(model.requests) == 1
 
 
@@ -324,7 +324,7 @@ async def test_what_is_being_answered_by_now_is_not_deleted() -> None:
         app = await ask(pilot, "first")
         gate = open_later(app, FakeModel(["two", more, "."]))
         await say(pilot, "second")
-        await until(pilot, lambda: app.activity.send_when_open)
+        await until(pilot, lambda: app.chat.activity.send_when_open)
         await pilot.press("tab", "d")
         assert isinstance(app.screen, ConfirmScreen)
         gate.set()
@@ -358,7 +358,7 @@ async def test_a_command_that_is_typed_is_not_about_a_message_chosen_before() ->
 async def test_the_numbers_of_an_answer_that_goes_on_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flashllm.ui.chat.answering.TOKENS_KEPT", 3)
+    monkeypatch.setattr("flashllm.ui.panels.answer_tokens.TOKENS_KEPT", 3)
     model = FakeModel(["a", "b", threading.Event()], ["c"], ["d", "e"])
     async with make_app(model).run_test() as pilot:
         app = await stopped(pilot, "ab")
@@ -368,16 +368,16 @@ async def test_the_numbers_of_an_answer_that_goes_on_are_kept(
         await pilot.press("left", "enter")
         await until(pilot, lambda: answers(app) == ["abde"])
         await ready(pilot)
-        assert [token.text for token in app.panels.numbers(2)] == ["a", "b", "d", "e"]
-        assert app.panels.numbers(3) == []
+        assert [token.text for token in app.chat.panels.numbers(2)] == ["a", "b", "d", "e"]
+        assert app.chat.panels.numbers(3) == []
 
 
 async def test_one_answer_is_asked_for_at_a_time() -> None:
     model = FakeModel(["one"], ["two"], ["three"])
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, "a")
-        await asyncio.gather(app.turns.regenerate(), app.turns.regenerate())
+        await asyncio.gather(app.chat.turns.regenerate(), app.chat.turns.regenerate())
         await until(pilot, lambda: answers(app) == ["two"])
         await ready(pilot)
-        assert len(app.conversation.turns) == 3
+        assert len(app.chat.conversation.turns) == 3
         assert len(model.requests) == 2

@@ -47,6 +47,7 @@ def chat(arguments: argparse.Namespace) -> int:
     with gc_paused():
         from flashllm.library.models import ModelChoice
         from flashllm.ui.app import ChatApp
+        from flashllm.ui.chat.screen import ChatScreen
         from flashllm.ui.chat.status import Phase
         from flashllm.ui.run import look_around, run_app
 
@@ -58,13 +59,13 @@ def chat(arguments: argparse.Namespace) -> int:
 
     def open_engine(choice: ModelChoice) -> Engine:
         path = None if choice.path is None else str(choice.path)
-        return launcher().open(path, app.engine.tell_opening, app.engine.tell_lost)
+        return launcher().open(path, screen.engine.tell_opening, screen.engine.tell_lost)
 
     def library() -> Library:
         from flashllm.engine.process.launcher import GROWTH_BYTES
         from flashllm.library.library import usual_library
 
-        plan = app.activity.plan if app.activity.phase is not Phase.CLOSED else None
+        plan = screen.activity.plan if screen.activity.phase is not Phase.CLOSED else None
         return usual_library(
             arguments.settings,
             used=used_models,
@@ -81,7 +82,7 @@ def chat(arguments: argparse.Namespace) -> int:
         return arguments.settings.origin(name) in ("flag", "env")
 
     model = model_of(arguments, session)
-    app = ChatApp(
+    screen = ChatScreen(
         open_engine,
         choice=ModelChoice(Path(model), model) if model else ModelChoice(),
         store=None if arguments.no_save else paths.database_file(),
@@ -96,8 +97,8 @@ def chat(arguments: argparse.Namespace) -> int:
         keymap=keymap,
         given=[name for name in ("system", *SAMPLING_NAMES) if is_given(name)],
     )
-    app.engine.abandon = lambda: launcher().close()
-    return run_app(app, inline=arguments.inline, log_file=paths.log_file())
+    screen.engine.abandon = lambda: launcher().close()
+    return run_app(ChatApp(screen), inline=arguments.inline, log_file=paths.log_file())
 
 
 CHAT_EXAMPLES = """\

@@ -3,38 +3,70 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashllm.conversations.tree import BROKEN_OFF
 from flashllm.engine.answer import Request, kept_numbers
-from flashllm.errors import EngineLost, FlashllmError
+from flashllm.errors import FlashllmError
+from flashllm.ui.chat import messages
 from flashllm.ui.chat.refresh_rate import RefreshRate
-from flashllm.ui.chat.status import BUSY_HINT, CLOSED_HINT, OPENING_HINT, Phase
+from flashllm.ui.chat.status import Phase
 
 if TYPE_CHECKING:
     from textual.timer import Timer
 
     from flashllm.conversations.tree import Turn
-    from flashllm.planning.plan import Plan
-    from flashllm.telemetry.token_record import EngineToken
-    from flashllm.ui.app import ChatApp
-    from flashllm.ui.chat import messages
+    from flashllm.ui.chat.answer_settings import AnswerSettings
+    from flashllm.ui.chat.conversation_view import ConversationView
+    from flashllm.ui.chat.engine_thread import EngineThread
+    from flashllm.ui.chat.status import Activity
     from flashllm.ui.transcript.answer import Answer
+    from flashllm.ui.widgets.owner import Owner
 
+AT_ONCE_SECONDS = 0.001
 QUIET_SECONDS = 1.0
 """Without an answer and without a key: nobody waits for the screen."""
-EMPTY_HINT = "the model ended its answer before its first word"
-TOKENS_KEPT = 4_000
-"""Tokens whose numbers can be looked at; those of the oldest answers go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """An answer that ended before its first word; its turn is still shown."""
+
+    turn: Turn
+    question: Turn | None
+    """What was asked for it, and can be asked again."""
+    shown_before: int | None
+    """The version that was shown before."""
+    reason: str
+
+    @property
+    def is_unexpected(self) -> bool:
+        """Whether nobody stopped it, and nothing broke."""
+        return self.reason not in ("cancelled", BROKEN_OFF)
 
 
 class Answering:
-    """One answer at a time; the engine's thread does the work."""
+    """One answer at a time; the engine's thread does the work.
 
-    def __init__(self, app: ChatApp) -> None:
-        self._app = app
-        self._pace = RefreshRate()
+    The one place that decides when what the engine made is shown. `owner` gets `PhaseEntered` and
+    `ProgressShown`.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        engine: EngineThread,
+        view: ConversationView,
+        activity: Activity,
+        settings: AnswerSettings,
+    ) -> None:
+        self._owner = owner
+        self._engine = engine
+        self._shown = view
+        self._activity = activity
+        self._settings = settings
+        self._rate = RefreshRate()
         self._turn: Turn | None = None
         self._view: Answer | None = None
         self._asked: Turn | None = None
@@ -47,10 +79,8 @@ class Answering:
         """Of the answer's text, what was there before."""
         self._saving_later = False
         self._due: Timer | None = None
-        """Shows the tokens that have come."""
+        """Shows the progress that has come."""
         self._collecting: Timer | None = None
-        self.tokens: dict[int, list[EngineToken]] = {}
-        """Of the answers of this run to this conversation, by turn; the last written one last."""
 
     @property
     def turn(self) -> Turn | None:
@@ -59,41 +89,20 @@ class Answering:
 
     def typed(self) -> None:
         """A key was pressed: its echo should not wait, and behind it is a good time for text."""
-        self._pace.typed()
-        if self._due is not None and self._pace.fits_behind_key():
-            self._app.call_after_refresh(self._show_now)
-
-    def reason_not_ready(self) -> str:
-        """Why nothing can be asked now; empty if it can."""
-        phase = self._app.activity.phase
-        if phase is Phase.READY:
-            return ""
-        if phase is Phase.OPENING:
-            return OPENING_HINT
-        return BUSY_HINT if self._app.activity.is_answering else CLOSED_HINT
-
-    async def take_context(self, plan: Plan) -> None:
-        """A model is open: a larger context may hold what was left out of the one before."""
-        before, conversation = self._app.activity.plan, self._app.conversation
-        if before is None or plan.context <= before.context:
-            return
-        was_left_out = conversation.dropped
-        conversation.leave_nothing_out()
-        if was_left_out:
-            words = "All of the conversation is sent to the model again, as far as it fits."
-            await self._app.tell(words)
+        self._rate.typed()
+        if self._due is not None and self._rate.fits_behind_key():
+            self._owner.call_after_refresh(self._show_now)
 
     async def ask(self, text: str, edited: int | None = None) -> None:
         """Sends a question: at the end, or as another version of an earlier one."""
-        shown = self._app.shown
-        conversation = shown.conversation
+        conversation = self._shown.conversation
         self._before = edited
         self._asked = conversation.ask(text) if edited is None else conversation.edit(edited, text)
         await self._begin(conversation.begin_answer(), self._asked)
 
     async def regenerate(self) -> None:
         """Answers the last question once more."""
-        conversation = self._app.shown.conversation
+        conversation = self._shown.conversation
         self._before, self._asked = conversation.leaf, None
         turn = conversation.regenerate()
         if self._before == turn.parent:
@@ -103,7 +112,7 @@ class Answering:
     async def go_on(self, turn: Turn) -> None:
         """Continues the last answer, which was stopped."""
         self._before, self._asked = None, None
-        shown = self._app.shown
+        shown = self._shown
         shown.writing, turn.finish_reason = turn.id, None
         view = shown.answer(turn.id)
         view.show_note(shown.note(turn))
@@ -111,148 +120,140 @@ class Answering:
         self._start(turn, view, continues=True)
 
     async def _begin(self, turn: Turn, *before: Turn) -> None:
-        shown = self._app.shown
-        self._app.enter(Phase.READING)  # at once: the palette and keys do not wait for each other
-        shown.writing = turn.id
-        await shown.add(*before, turn)
-        view = shown.answer(turn.id)
+        self._enter(Phase.READING)  # at once: the palette and keys do not wait for each other
+        self._shown.writing = turn.id
+        await self._shown.add(*before, turn)
+        view = self._shown.answer(turn.id)
         self._start(turn, view)
         await view.expect()
 
     def _start(self, turn: Turn, view: Answer, *, continues: bool = False) -> None:
-        app, conversation = self._app, self._app.shown.conversation
+        conversation = self._shown.conversation
         self._turn, self._view = turn, view
         self._begun_characters = len(turn.text)
         self._ids_known = bool(turn.ids) or not turn.text
-        app.enter(Phase.READING)
-        # A cursor that blinks is a picture twice a second, a quarter of what a slow token costs.
-        app.prompt.cursor_blink = False
-        app.engine.ask(
+        self._enter(Phase.READING)
+        self._engine.ask(
             Request(
                 conversation.messages(),
                 conversation.system,
                 conversation.known(),
-                app.max_tokens,
-                app.sampling,
+                self._settings.max_tokens,
+                self._settings.sampling,
                 continues=continues,
             )
         )
 
+    def _enter(self, phase: Phase) -> None:
+        self._activity.enter(phase)
+        self._owner.post_message(messages.PhaseEntered(phase))
+
     # What the engine says
 
-    def expect_tokens(self) -> None:
-        """Tokens are shown in batches, as often as that is worth what it costs."""
-        self._due = self._app.set_timer(self._pace.wait_seconds(), self._show_due)
+    def expect_progress(self, *, at_once: bool) -> None:
+        """Progress is shown as often as that is worth what it costs."""
+        if at_once and self._due is not None:
+            self._show_now()
+        else:
+            seconds = AT_ONCE_SECONDS if at_once else self._rate.wait_seconds()
+            self._due = self._owner.set_timer(seconds, self._show_due)
 
     async def _show_due(self) -> None:
         self._due = None
-        await self.show_tokens()
+        await self.show_progress()
 
     def _show_now(self) -> None:
         if self._due is not None:
             self._due.stop()
-            self._due = self._app.set_timer(0.001, self._show_due)
+            self._due = self._owner.set_timer(AT_ONCE_SECONDS, self._show_due)
 
-    async def show_tokens(self) -> None:
-        """Shows the tokens that have come."""
-        app, turn, view = self._app, self._turn, self._view
-        tokens = app.engine.take()
-        if not tokens or turn is None or view is None:
+    async def show_progress(self) -> None:
+        """Shows what has come since it was shown last: the prompt's progress, and tokens."""
+        progress, turn, view = self._engine.take(), self._turn, self._view
+        if turn is None or view is None:
             return
-        if app.activity.phase is Phase.READING:
-            app.enter(Phase.WRITING)
-        app.activity.count(tokens)
-        self._keep(turn, tokens)
-        text = "".join([token.text for token in tokens])
-        turn.text += text
-        if self._ids_known:
-            turn.ids += tuple(token.id for token in tokens)
-        await view.add(text)
-        self._pace.shown()
-        app.show_numbers(tokens)
-        self._save()
+        if progress.prompt is not None:
+            self._activity.prefill(*progress.prompt)
+        tokens = progress.tokens
+        if tokens:
+            if self._activity.phase is Phase.READING:
+                self._enter(Phase.WRITING)
+            self._activity.count(tokens)
+            text = "".join([token.text for token in tokens])
+            turn.text += text
+            if self._ids_known:
+                turn.ids += tuple(token.id for token in tokens)
+            await view.add(text)
+            self._save()
+        self._rate.shown()
+        self._owner.post_message(messages.ProgressShown(turn.id, tokens))
 
-    async def finish(self, event: messages.Answered) -> None:
-        """The answer is complete, or as complete as it will be."""
-        await self.show_tokens()
+    async def finish(self, event: messages.Answered) -> Unanswered | None:
+        """The answer is complete, or as complete as it will be; what is returned has no text."""
+        await self.show_progress()
         if self._turn is not None and self._view is not None:
             self._turn.numbers = kept_numbers(event.report)
-            self._app.activity.statistics.end(event.report["decode"])
+            self._activity.statistics.end(event.report["decode"])
             # What was held back for a stop string that did not come has no token of its own.
             held = event.report["text"][len(self._turn.text) - self._begun_characters :]
             if held:
                 self._turn.text += held
                 await self._view.add(held)
-        await self._end(event.finish_reason)
+        return await self._end(event.finish_reason)
 
-    async def fail(self, error: BaseException) -> None:
-        """The answer broke off; what was typed comes back if nothing was answered."""
-        await self.show_tokens()
-        await self._end(BROKEN_OFF)
-        await self._app.tell(explain(error), "error")
-        if isinstance(error, EngineLost):
-            self._app.show_lost()
+    async def break_off(self) -> Unanswered | None:
+        """The answer ended in an error; what is returned has no text."""
+        await self.show_progress()
+        return await self._end(BROKEN_OFF)
 
-    async def _end(self, reason: str) -> None:
-        app, shown = self._app, self._app.shown
-        turn, view = self._turn, self._view
+    async def take_back(self, unanswered: Unanswered, *, with_question: bool) -> None:
+        """Removes an answer without text, and its question if that is asked anew.
+
+        The version that was shown before is shown again.
+        """
+        if unanswered.question is None:
+            await self._shown.remove(unanswered.turn.id, unanswered.shown_before)
+        elif with_question:
+            await self._shown.remove(unanswered.question.id, unanswered.shown_before)
+        else:
+            await self._shown.remove(unanswered.turn.id)
+
+    async def _end(self, reason: str) -> Unanswered | None:
+        shown, turn, view = self._shown, self._turn, self._view
         self._turn = self._view = shown.writing = None
         self._collect_later()
-        app.prompt.cursor_blink = True
-        app.enter(Phase.READY)
+        self._enter(Phase.READY)
         if turn is None or view is None:
-            return
+            return None
         await view.finish()
-        if turn.text.strip():
-            turn.finish_reason = reason
-            shown.saving.turn(shown.conversation, turn)
-            view.show_note(shown.note(turn))
-        else:
-            await self._take_back(turn)
-            if reason not in ("cancelled", BROKEN_OFF):
-                app.show_hint(EMPTY_HINT)
-        app.check_context()
-
-    async def _take_back(self, turn: Turn) -> None:
-        """What was asked in vain can be sent again, unless something else was typed meanwhile."""
-        app, shown, asked = self._app, self._app.shown, self._asked
-        if asked is None:
-            await shown.remove(turn.id, self._before)
-        elif app.prompt.text:
-            await shown.remove(turn.id)
-        else:
-            await shown.remove(asked.id, self._before)
-            app.prompt.put_text(asked.text)
-            if self._before is not None:
-                app.turns.begin_edit(self._before, asked.text)
+        if not turn.text.strip():
+            return Unanswered(turn, self._asked, self._before, reason)
+        turn.finish_reason = reason
+        shown.saving.turn(shown.conversation, turn)
+        view.show_note(shown.note(turn))
+        return None
 
     def _collect_later(self) -> None:
         if self._collecting is not None:
             self._collecting.stop()  # several short answers are followed by one collection
-        self._collecting = self._app.set_timer(QUIET_SECONDS, self._collect_garbage)
+        self._collecting = self._owner.set_timer(QUIET_SECONDS, self._collect_garbage)
 
     def _collect_garbage(self) -> None:
         if self._turn is not None:
             return  # the end of that answer asks for it again
-        if self._pace.seconds_since_typed() < QUIET_SECONDS:
+        if self._rate.seconds_since_typed() < QUIET_SECONDS:
             self._collect_later()
         else:
             gc.collect()
 
-    def _keep(self, turn: Turn, tokens: Sequence[EngineToken]) -> None:
-        self.tokens[turn.id] = kept = self.tokens.pop(turn.id, [])
-        kept.extend(tokens)
-        while len(self.tokens) > 1 and sum(map(len, self.tokens.values())) > TOKENS_KEPT:
-            del self.tokens[next(iter(self.tokens))]
-
     def _save(self) -> None:
-        turn, shown = self._turn, self._app.shown
+        turn, shown = self._turn, self._shown
         if turn is None or self._saving_later:
             return
         due = shown.saving.growing(shown.conversation, turn)
         if due > 0:
             self._saving_later = True
-            self._app.set_timer(due, self._save_now)
+            self._owner.set_timer(due, self._save_now)
 
     def _save_now(self) -> None:
         self._saving_later = False
@@ -260,7 +261,7 @@ class Answering:
 
 
 def explain(error: BaseException) -> str:
-    """An error in words for users."""
+    """An error as a sentence for users."""
     if isinstance(error, FlashllmError):
         return str(error)
     if isinstance(error, MemoryError):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flashllm.engine.answer import Request, start
@@ -25,11 +25,18 @@ if TYPE_CHECKING:
     from flashllm.telemetry.costs import PrefillCost
     from flashllm.telemetry.token_record import EngineToken
 
-PREFILL_REPORT_SECONDS = 0.03
+
+@dataclass(slots=True)
+class Progress:
+    """What an answer made since it was looked at last."""
+
+    tokens: list[EngineToken] = field(default_factory=list)
+    prompt: tuple[float, int] | None = None
+    """Tokens of the prompt that were read, and how many there are to be read."""
 
 
 class EngineThread:
-    """Owns the model. Tokens are kept until `take`, all else is posted as it happens."""
+    """Owns the model. Progress is kept until `take`, all else is posted as it happens."""
 
     def __init__(
         self,
@@ -46,7 +53,7 @@ class EngineThread:
         self.abandon: Callable[[], None] | None = None
         """Ends an opening that is under way, where whoever opens models can do that."""
         self._lock = threading.Lock()
-        self._tokens: list[EngineToken] = []
+        self._progress = Progress()
         self._announced = False
         self.prompt_tokens = 0
         """Of the request that is being answered, or was last; those that were kept among them."""
@@ -71,12 +78,12 @@ class EngineThread:
             if self._model is not None:
                 self._model.cancel()
 
-    def take(self) -> list[EngineToken]:
-        """The tokens that came since the last call."""
+    def take(self) -> Progress:
+        """The progress since the last call."""
         with self._lock:
-            tokens, self._tokens = self._tokens, []
+            progress, self._progress = self._progress, Progress()
             self._announced = False
-        return tokens
+        return progress
 
     def close(self, seconds: float) -> bool:
         """Stops and closes; False if that takes longer than one wants to wait."""
@@ -131,9 +138,9 @@ class EngineThread:
     def _serve(self, request: Request) -> None:
         try:
             generation = self._start(request)
-            for token in generation:
+            for number, token in enumerate(generation):
                 self.prefill = generation.prefill
-                self._push(token)
+                self._keep(token, at_once=number == 0)
             reason, report = generation.finish_reason or "stop", generation.report()
         except BaseException as error:  # noqa: BLE001  shown in the application
             self._post(messages.Failed(error))
@@ -143,7 +150,7 @@ class EngineThread:
     def _start(self, request: Request) -> EngineGeneration:
         model = self._model
         assert model is not None
-        started = start(model, request, self._report_prefill())
+        started = start(model, request, self._keep_prompt)
         self.prompt_tokens = started.generation.prompt_tokens
         if started.dropped:
             self._post(messages.Shortened(started.dropped))
@@ -151,22 +158,18 @@ class EngineThread:
             model.cancel()
         return started.generation
 
-    def _report_prefill(self) -> Callable[[float, int], None]:
-        last = 0.0
-
-        def report(done: float, total: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= PREFILL_REPORT_SECONDS or done == total:
-                last = now
-                self._post(messages.Prefilling(done, total))
-
-        return report
-
-    def _push(self, token: EngineToken) -> None:
+    def _keep_prompt(self, done: float, total: int) -> None:
         with self._lock:
-            self._tokens.append(token)
-            announce = not self._announced
-            self._announced = True
+            self._progress.prompt = (done, total)
+        self._announce()
+
+    def _keep(self, token: EngineToken, *, at_once: bool) -> None:
+        with self._lock:
+            self._progress.tokens.append(token)
+        self._announce(at_once=at_once)
+
+    def _announce(self, *, at_once: bool = False) -> None:
+        with self._lock:
+            announce, self._announced = at_once or not self._announced, True
         if announce:
-            self._post(messages.TokensReady())
+            self._post(messages.ProgressReady(at_once=at_once))

@@ -1,7 +1,8 @@
-"""What the engine's thread, and that of saving, tell the application."""
+"""What comes up to the chat's screen: from the engine's thread, that of saving, and its parts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from flashllm.engine.protocol import Engine, OpeningProgress
     from flashllm.errors import FlashllmError
     from flashllm.library.conversion_job import JobStatus
+    from flashllm.library.models import ModelChoice
+    from flashllm.telemetry.token_record import EngineToken
+    from flashllm.ui.chat.status import Phase
 
 
 class Opening(Message):
@@ -52,17 +56,15 @@ class Shortened(Message):
         self.dropped = dropped
 
 
-class Prefilling(Message):
-    """Of the tokens of the prompt that the context lacks, so many have been read."""
+class ProgressReady(Message):
+    """Tokens, or how far the prompt is, wait to be taken; posted once until they are.
 
-    def __init__(self, done: float, total: int) -> None:
+    An answer's first token is not kept waiting: it is posted once more, `at_once`.
+    """
+
+    def __init__(self, *, at_once: bool) -> None:
         super().__init__()
-        self.done = done
-        self.total = total
-
-
-class TokensReady(Message):
-    """Tokens wait to be taken; posted once for all that come until they are."""
+        self.at_once = at_once
 
 
 class Answered(Message):
@@ -101,3 +103,86 @@ class SavingFailed(Message):
 
 class SavingRecovered(Message):
     """Everything is saved again."""
+
+
+class PhaseEntered(Message):
+    """The engine begins to do something else."""
+
+    def __init__(self, phase: Phase) -> None:
+        super().__init__()
+        self.phase = phase
+
+
+class ProgressShown(Message):
+    """More of the answer `turn_id` is on the screen: these tokens, or the prompt is further."""
+
+    def __init__(self, turn_id: int, tokens: Sequence[EngineToken]) -> None:
+        super().__init__()
+        self.turn_id = turn_id
+        self.tokens = tokens
+
+
+class PathChanged(Message):
+    """Another branch of the conversation is shown, or less of it."""
+
+
+class SettingsChanged(Message):
+    """The next answer is made with other settings, or the theme is another."""
+
+
+class SessionChosen(Message):
+    """A conversation that was kept is to be opened."""
+
+    def __init__(self, session_id: int) -> None:
+        super().__init__()
+        self.session_id = session_id
+
+
+class ModelChosen(Message):
+    """Another model is to be opened."""
+
+    def __init__(self, choice: ModelChoice) -> None:
+        super().__init__()
+        self.choice = choice
+
+
+class Remarked(Message):
+    """A remark for the transcript."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class Hinted(Message):
+    """A remark for the status line, for a while."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class CopyAsked(Message):
+    """This text belongs on the clipboard."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class DeleteAsked(Message):
+    """A message is to be deleted with all that follows it, if the user says yes to `question`."""
+
+    def __init__(self, turn_id: int, question: str) -> None:
+        super().__init__()
+        self.turn_id = turn_id
+        self.question = question
+
+
+class CommandChosen(Message):
+    """A command of the palette: to be run, or only begun in the prompt."""
+
+    def __init__(self, line: str, *, only_begun: bool = False) -> None:
+        super().__init__()
+        self.line = line
+        self.only_begun = only_begun

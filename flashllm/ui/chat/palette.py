@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
 
 from textual.app import ComposeResult
 from textual.command import (
@@ -17,12 +16,9 @@ from textual.command import (
 )
 from textual.content import Content
 
-from flashllm.ui.commands.table import COMMANDS, SlashCommand
+from flashllm.ui.chat.messages import CommandChosen
+from flashllm.ui.commands.table import COMMANDS, SlashCommand, example_lines
 from flashllm.ui.widgets.line_input import LineInput
-
-if TYPE_CHECKING:
-    from flashllm.ui.app import ChatApp
-    from flashllm.ui.chat.slash_commands import SlashActions
 
 
 class _PaletteInput(CommandInput, LineInput):
@@ -58,16 +54,15 @@ class CommandPaletteProvider(Provider):
             if score > 0:
                 shown = matcher.highlight(command.usage)
                 yield Hit(score, shown, self._choose(command), command.usage, command.help)
-        for line, explained in self._slash.lines():
+        for line, explained in example_lines(sorted(self.app.available_themes)):
             if (score := matcher.match(line)) > 0:
-                run = partial(self._slash.start, line)
+                run = partial(self._post, CommandChosen(line))
                 yield Hit(score, matcher.highlight(line), run, line, explained)
-
-    @property
-    def _slash(self) -> SlashActions:
-        return cast("ChatApp", self.app).slash
 
     def _choose(self, command: SlashCommand) -> Callable[[], None]:
         if command.needed:
-            return partial(self._slash.begin, f"/{command.name} ")
-        return partial(self._slash.start, f"/{command.name}")
+            return partial(self._post, CommandChosen(f"/{command.name} ", only_begun=True))
+        return partial(self._post, CommandChosen(f"/{command.name}"))
+
+    def _post(self, message: CommandChosen) -> None:
+        self.screen.post_message(message)

@@ -1,257 +1,527 @@
-"""What keys, slash commands and the palette can ask for: each action by its name.
+"""The chat: its screen owns transcript, prompt, status, panels and the engine's thread.
 
-Pages are imported where they are opened, since the first frame would wait for them.
+What its parts and threads have to say comes up as messages (`messages`); what they show goes down
+as values. Each key, slash command and line of the palette is one of the actions here. Pages are
+imported where they are opened, since the first frame would wait for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
-from textual.app import SuspendNotSupported
+from textual.app import ComposeResult, SuspendNotSupported
+from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Static
 
-from flashllm.errors import UsageError
+from flashllm.conversations.tree import Conversation
+from flashllm.errors import EngineLost, FlashllmError, UsageError
 from flashllm.library.models import ModelChoice
-from flashllm.ui.base_app import RestoringApp
+from flashllm.settings.resolve import ChatSettings
 from flashllm.ui.chat import messages
-from flashllm.ui.chat.status import Phase
-from flashllm.ui.commands.bindings import APP_BINDINGS
+from flashllm.ui.chat.answer_settings import AnswerSettings
+from flashllm.ui.chat.answering import Answering, Unanswered, explain
+from flashllm.ui.chat.autosave import Autosave
+from flashllm.ui.chat.context_meter import TELLS_AT, ContextMeter, Fill
+from flashllm.ui.chat.conversation_view import ConversationView
+from flashllm.ui.chat.engine_thread import EngineThread
+from flashllm.ui.chat.kept_conversations import NOTHING_KEPT, KeptConversations
+from flashllm.ui.chat.slash_commands import SlashCommands
+from flashllm.ui.chat.status import HINT_SECONDS, Activity, Phase, StatusLine
+from flashllm.ui.chat.turn_actions import TurnActions
+from flashllm.ui.commands.bindings import CHAT_BINDINGS, EVERYWHERE_BINDINGS, QUIT
 from flashllm.ui.commands.keys import bindings_in, give_way, reworded, with_keys
-from flashllm.ui.transcript.turn import TurnView
+from flashllm.ui.commands.table import is_command, parse, unescaped
+from flashllm.ui.panels.panels import SidePanels
+from flashllm.ui.prompt.history import InputHistory
+from flashllm.ui.prompt.prompt import Prompt
+from flashllm.ui.prompt.suggestions import Suggestions
+from flashllm.ui.transcript.transcript import Transcript
+from flashllm.ui.transcript.turn import Notice, TurnView
+from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
-    from flashllm.library.conversion_job import Conversions
-    from flashllm.settings.resolve import ChatSettings
-    from flashllm.ui.chat.answering import Answering
-    from flashllm.ui.chat.context_meter import ContextMeter
-    from flashllm.ui.chat.conversation_view import ConversationView
-    from flashllm.ui.chat.engine_thread import EngineThread
-    from flashllm.ui.chat.slash_commands import SlashActions
-    from flashllm.ui.chat.status import Activity
-    from flashllm.ui.chat.turn_actions import TurnActions
-    from flashllm.ui.panels.panels import SidePanels
-    from flashllm.ui.prompt.prompt import Prompt
-    from flashllm.ui.screens.confirm import ConfirmScreen
+    from textual.widgets import Markdown
+
+    from flashllm.engine.protocol import Engine
+    from flashllm.engine.sampling import Sampling
+    from flashllm.library.conversion_job import Conversions, ConvertJob
+    from flashllm.ui.commands.setting_values import ChatValues
     from flashllm.ui.screens.models import Models
+    from flashllm.ui.screens.sessions import SessionChoice
+
+TICK_SECONDS = 0.5
+EMPTY_HINT = "the model ended its answer before its first word"
 
 
-class Actions(RestoringApp):
-    """The actions of `ChatApp`, which has what they need."""
+class ChatScreen(Screen[None]):
+    """A conversation with one model; `open_engine` gives the model and may take its time.
 
-    activity: Activity
-    answering: Answering
-    choice: ModelChoice
-    engine: EngineThread
-    library: Callable[[], Models] | None
-    meter: ContextMeter
-    panels: SidePanels
-    keymap: dict[str, str]
-    prompt: Prompt
-    settings: ChatSettings
-    shown: ConversationView
-    slash: SlashActions
-    turns: TurnActions
-    _asks_to_leave: ConfirmScreen | None = None
+    `store` is the file of conversations, None keeps nothing; `session` the one to go on with;
+    `given` names the settings of the command line, which no conversation that is opened changes.
+    """
 
-    if TYPE_CHECKING:
+    BINDINGS: ClassVar[list[BindingType]] = [QUIT, *CHAT_BINDINGS]  # in the footer it comes first
 
-        @property
-        def conversions(self) -> Conversions:
-            """What is converted beside the chat."""
+    def __init__(
+        self,
+        open_engine: Callable[[ModelChoice], Engine],
+        *,
+        choice: ModelChoice | None = None,
+        store: Path | str | None = None,
+        session: int | None = None,
+        history: Path | None = None,
+        library: Callable[[], Models] | None = None,
+        settings: ChatSettings | None = None,
+        sampling: Sampling | None = None,
+        max_tokens: int = 512,
+        system: str = "",
+        welcome: str = "Ask something below. F1 explains keys and numbers.",
+        keymap: Mapping[str, str] | None = None,
+        given: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self.choice = choice or ModelChoice(name="the model")
+        self.settings = settings or ChatSettings()
+        self.keymap = dict(keymap or {})
+        self.library = library
+        self.engine = EngineThread(open_engine, self._post)
+        self.activity = Activity(sanitize_line(self.choice.name))
+        self.saving = Autosave(
+            store,
+            lambda error: self._post(messages.SavingFailed(error)),
+            lambda: self._post(messages.SavingRecovered()),
+        )
+        self.shown = ConversationView(Conversation(system), self.saving)
+        self.shown.transcript = Transcript(self.shown.make_view)
+        self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
+        # Held, since to look for them goes through all that a long answer is made of.
+        self.status_line, self.meter = StatusLine(), ContextMeter()
+        self.suggestions = Suggestions({"theme": self._themes})
+        self.panels = SidePanels(self.settings.show_io)
+        self.answer_settings = AnswerSettings(self, self.shown, sampling, max_tokens, given)
+        self.answering = Answering(
+            self, self.engine, self.shown, self.activity, self.answer_settings
+        )
+        self.turns = TurnActions(self, self.shown, self.prompt, self.activity, self.answering)
+        self.kept = KeptConversations(self.shown)
+        self.slash = SlashCommands(
+            self, self._run_action, self.activity, self.answer_settings, self.kept, self._themes
+        )
+        self.session = session
+        """The conversation that is opened first."""
+        self._welcome = welcome
+        self._told_full = False
 
-        async def tell(self, text: str, kind: str = "info", *, above_answer: bool = False) -> None:
-            """A remark in the transcript."""
+    @property
+    def conversation(self) -> Conversation:
+        """The one that is shown."""
+        return self.shown.conversation
 
-        def show_hint(self, text: str) -> None:
-            """A remark on the status line, for a while."""
+    @property
+    def session_id(self) -> int | None:
+        """Under which the conversation is kept, once it is."""
+        return self.saving.session_id
 
-        def show_status(self) -> None:
-            """The status line as it is now."""
+    def compose(self) -> ComposeResult:
+        """Title, transcript, prompt, status, keys."""
+        yield Static(f"flashllm  {self.activity.model_name}", id="title", markup=False)
+        yield self.shown.transcript
+        yield from (self.panels.map, self.panels.io)
+        yield self.suggestions
+        yield self.prompt
+        with Horizontal(id="bottom"):
+            yield self.status_line
+            yield self.meter
+        yield KeyFooter()
 
-        def open_model(self, choice: ModelChoice) -> None:
-            """Closes the model that is open, and opens this one."""
+    async def on_mount(self) -> None:
+        """Starts to open the model; the prompt can be written meanwhile."""
+        self.prompt.focus()
+        self.answer_settings.theme = self.app.theme
+        self._ticker = self.set_interval(TICK_SECONDS, self.show_status)
+        # Actions get the keys of the configuration before the text's own ones.
+        give_way(self.prompt, with_keys(bindings_in(EVERYWHERE_BINDINGS), self.keymap))
+        await self.tell(self._welcome)
+        if self.session is not None:
+            system = self.conversation.system
+            await self.open_session(self.session)
+            self.answer_settings.keep_given(system)
+        self.open_model(self.choice)
+        self.call_after_refresh(self.shown.load_answers)
 
-        async def begin_conversation(self) -> None:
-            """A new conversation; the one before is kept."""
+    # What the user types
 
-        def stop(self) -> None:
-            """Stops the answer, or what else waits or is begun."""
+    @on(Prompt.Submitted)
+    async def send(self, event: Prompt.Submitted) -> None:
+        """Sends the message, if it can be answered now; otherwise it stays where it is."""
+        text = event.text.strip()
+        if not text:
+            return
+        if is_command(text):
+            # It is typed where no message is chosen, though a click may have left one behind.
+            self.shown.transcript.select(None)
+            await self._run_typed(text)
+        elif self.activity.phase is Phase.OPENING:
+            self._wait_to_send(True)
+        elif reason_not_ready := self.activity.reason_not_ready:
+            self.show_hint(reason_not_ready)
+        else:
+            self.prompt.take()
+            await self.answering.ask(unescaped(text), self.prompt.end_edit())
+
+    @on(Prompt.Changed)
+    def follow_prompt(self) -> None:
+        """Shows what a command that is being typed could become; answers give way to keys."""
+        self.answering.typed()
+        if self.suggestions.is_attached:
+            self.suggestions.follow(self.prompt.text)
+
+    async def _run_typed(self, line: str) -> None:
+        """Runs a command, and takes it out of the prompt unless it is wrong."""
+        try:
+            invocation = parse(line)
+            self.prompt.take()
+            await self.slash.run(invocation)
+        except FlashllmError as error:
+            if not self.prompt.text:
+                self.prompt.put_text(line)
+            await self.tell(str(error), "error")
+
+    async def _run_chosen(self, line: str) -> None:
+        """Runs a command of the palette; the prompt stays as it is."""
+        try:
+            await self.slash.run(parse(line))
+        except FlashllmError as error:
+            await self.tell(str(error), "error")
+
+    async def _run_action(self, action: str, arguments: tuple[str | int, ...]) -> bool:
+        namespace, _, name = action.rpartition(".")
+        return await self.app.run_action((namespace, name, arguments), self)
+
+    @on(messages.CommandChosen)
+    def run_chosen(self, event: messages.CommandChosen) -> None:
+        """Runs what was chosen in the palette, or puts its beginning into the prompt."""
+        if not event.only_begun:
+            self.run_worker(self._run_chosen(event.line))
+            return
+        if self.prompt.text.strip():
+            self.prompt.take()  # it is in the prompt's history
+        self.prompt.put_text(event.line)
+        self.prompt.focus()
+
+    # The model
+
+    def open_model(self, choice: ModelChoice) -> None:
+        """Closes the model that is open, and opens this one; the conversation stays."""
+        if choice != self.choice:
+            self.choice = choice
+            self.activity.model_name = sanitize_line(choice.name)
+        self.activity.send_when_open = False
+        self.panels.show_closed()
+        self._enter(Phase.OPENING)
+        self.engine.open(choice)
+
+    def take_model(self, choice: ModelChoice | None) -> None:
+        """Opens the model that was chosen on a page, if one was."""
+        if choice is None or (choice == self.choice and self.activity.phase is not Phase.CLOSED):
+            return
+        if not self._is_busy():
+            self.open_model(choice)
+
+    @on(messages.ModelChosen)
+    def open_chosen(self, event: messages.ModelChosen) -> None:
+        """Opens a model that was named."""
+        self.open_model(event.choice)
+
+    @on(messages.Opening)
+    def show_opening(self, event: messages.Opening) -> None:
+        """The model is being opened."""
+        self.activity.opening(event.progress)
+        self.show_status()
+
+    @on(messages.Opened)
+    async def show_opened(self, event: messages.Opened) -> None:
+        """The model is there."""
+        plan, described, before = event.model.plan, event.model.info, self.activity.plan
+        if before is not None and plan.context > before.context and self.conversation.dropped:
+            self.conversation.leave_nothing_out()
+            await self.tell(
+                "All of the conversation is sent to the model again, as far as it fits."
+            )
+        self.activity.plan = plan
+        self.activity.model_name = sanitize_line(described.name)
+        self.saving.model = str(Path(described.directory).absolute())
+        self.saving.head(model=self.saving.model)
+        select = f"{plan.select} (lossy)" if plan.lossy else plan.select
+        title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_label}, {select}, "
+        self.query_one("#title", Static).update(f"{title}context {plan.context}")
+        self.panels.show_opened(event.model)
+        self._enter(Phase.READY)
+        self.check_context()
+        for caution in event.model.cautions():
+            await self.tell(sanitize_line(caution), "error")
+        if self.activity.send_when_open:
+            self._wait_to_send(False)
+            self.prompt.action_submit()
+
+    @on(messages.OpenFailed)
+    async def show_open_failed(self, event: messages.OpenFailed) -> None:
+        """The model is not there, and why."""
+        self.activity.send_when_open = False
+        self._enter(Phase.CLOSED)
+        text = f"{self.activity.model_name} cannot be opened: {explain(event.error)}"
+        await self.tell(f"{text}\nCtrl+R tries again, Ctrl+Q leaves.", "error")
+
+    @on(messages.Lost)
+    async def show_lost(self, event: messages.Lost) -> None:
+        """The engine has gone; an answer that it was writing breaks off by itself."""
+        if self.activity.phase is Phase.READY:
+            self._show_closed()
+            await self.tell(explain(event.error), "error")
+
+    def _show_closed(self) -> None:
+        """No model is open; `/retry` or Ctrl+R opens it again."""
+        self.panels.show_closed()
+        self._enter(Phase.CLOSED)
+
+    # The answer
+
+    @on(messages.ProgressReady)
+    def expect_progress(self, event: messages.ProgressReady) -> None:
+        """Tokens have come, or the prompt is further."""
+        self.answering.expect_progress(at_once=event.at_once)
+
+    @on(messages.ProgressShown)
+    def show_progress(self, event: messages.ProgressShown) -> None:
+        """More of the answer is on the screen."""
+        if event.tokens:
+            self.panels.show_tokens(event.turn_id, event.tokens, self.engine.prefill)
+        self.show_status()
+        if self.answering.turn is not None:  # once it is over, its report counts
+            self._show_fill(self.engine.prompt_tokens + self.activity.statistics.tokens)
+
+    @on(messages.Answered)
+    async def finish_answer(self, event: messages.Answered) -> None:
+        """The answer is complete, or as complete as it will be."""
+        await self._after_answer(await self.answering.finish(event))
+
+    @on(messages.Failed)
+    async def show_failed(self, event: messages.Failed) -> None:
+        """The answer broke off; what was typed comes back if nothing was answered."""
+        await self._after_answer(await self.answering.break_off())
+        await self.tell(explain(event.error), "error")
+        if isinstance(event.error, EngineLost):
+            self._show_closed()
+
+    async def _after_answer(self, unanswered: Unanswered | None) -> None:
+        if unanswered is not None:
+            # What was asked in vain can be sent again, unless something else is typed already.
+            question = unanswered.question if not self.prompt.text else None
+            await self.answering.take_back(unanswered, with_question=question is not None)
+            if question is not None:
+                self.prompt.put_text(question.text)
+                if unanswered.shown_before is not None:
+                    self.turns.begin_edit(unanswered.shown_before, question.text)
+            if unanswered.is_unexpected:
+                self.show_hint(EMPTY_HINT)
+        self.check_context()
+
+    @on(messages.Shortened)
+    async def show_shortened(self, event: messages.Shortened) -> None:
+        """Old messages are left out from now on."""
+        self.conversation.dropped += event.dropped
+        await self.tell(
+            f"The conversation outgrew the context: its first {self.conversation.dropped} messages "
+            "are no longer sent to the model.",
+            above_answer=True,
+        )
+
+    @on(messages.PhaseEntered)
+    def follow_phase(self) -> None:
+        """The engine does something else now."""
+        answering = self.activity.is_answering
+        # A cursor that blinks is a picture twice a second, a quarter of what a slow token costs.
+        self.prompt.cursor_blink = not answering
+        self.panels.is_answering = answering
+        self.refresh_bindings()
+        self.show_status()
+
+    def _enter(self, phase: Phase) -> None:
+        self.activity.enter(phase)
+        self.post_message(messages.PhaseEntered(phase))
+
+    # The conversation
+
+    async def open_session(self, session_id: int) -> None:
+        """Shows a conversation that was kept, and goes on with it."""
+        if self._is_busy():
+            return
+        try:
+            await self.shown.restore(session_id)
+        except FlashllmError as error:
+            await self.tell(explain(error), "error")
+            return
+        self._leave_conversation()
+        self.answer_settings.adopt()
+        self.check_context()
+        self.show_status()
+
+    @on(messages.SessionChosen)
+    async def open_chosen_session(self, event: messages.SessionChosen) -> None:
+        """Opens a conversation that was named, or read from a file."""
+        await self.open_session(event.session_id)
+
+    @on(messages.SettingsChanged)
+    def follow_settings(self) -> None:
+        """The theme may be another, and the room that an answer needs."""
+        self.app.theme = self.answer_settings.theme
+        self.check_context()
+
+    def _leave_conversation(self) -> None:
+        """Turns of another one have the same numbers, so nothing may be left of those before."""
+        self.prompt.end_edit()
+        self.panels.tokens.clear()
+        self.activity.forget()
+
+    @on(messages.SavingFailed)
+    async def show_saving_failed(self, event: messages.SavingFailed) -> None:
+        """The conversation goes on, but is not kept at the moment."""
+        await self.tell(f"This conversation is not being saved: {event.error}", "error")
+
+    @on(messages.SavingRecovered)
+    async def show_saving_recovered(self) -> None:
+        """All is well again."""
+        await self.tell("The conversation is saved again.")
+
+    @on(messages.DeleteAsked)
+    def ask_to_delete(self, event: messages.DeleteAsked) -> None:
+        """Deletes a message if the user says yes."""
+        from flashllm.ui.screens.confirm import ConfirmScreen
+
+        async def delete(yes: bool | None) -> None:
+            if yes:
+                await self.turns.delete(event.turn_id)
+
+        self.app.push_screen(ConfirmScreen(event.question), delete)
+
+    @on(TurnView.Chosen)
+    def choose_turn(self, event: TurnView.Chosen) -> None:
+        """A click selects a message."""
+        self.shown.transcript.focus()
+        self.shown.transcript.select(event.turn_id)
+
+    # Remarks, status, context
+
+    async def tell(self, text: str, kind: str = "info", *, above_answer: bool = False) -> None:
+        """A remark in the transcript; `kind` is info or error."""
+        transcript, turn = self.shown.transcript, self.answering.turn
+        view = transcript.view(turn.id) if turn is not None and above_answer else None
+        notice = Notice(self.with_keys(text), kind)
+        if view is None:
+            await transcript.add(notice)
+        else:
+            await transcript.mount(notice, before=view)
+
+    def with_keys(self, text: str) -> str:
+        """A sentence with the keys as they are now."""
+        if not self.keymap:
+            return text
+        return reworded(text, bindings_in(EVERYWHERE_BINDINGS), self.keymap)
+
+    def show_hint(self, text: str) -> None:
+        """A remark on the status line, for a while."""
+        self.activity.hint(text)
+        self.show_status()
+        self.set_timer(HINT_SECONDS + 0.05, self.show_status)
+
+    @on(messages.Remarked)
+    async def show_remark(self, event: messages.Remarked) -> None:
+        """A part of the chat has a remark that stays."""
+        await self.tell(event.text)
+
+    @on(messages.Hinted)
+    def show_hinted(self, event: messages.Hinted) -> None:
+        """A part of the chat has a remark."""
+        self.show_hint(event.text)
+
+    @on(messages.CopyAsked)
+    def copy_text(self, event: messages.CopyAsked) -> None:
+        """Through the terminal."""
+        self.app.copy_to_clipboard(event.text)
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        """Links are shown and never opened: a model may have made them up."""
+        self.show_hint(f"not opened: {sanitize_line(event.href)}")
+
+    def show_status(self) -> None:
+        """The status line as it is now; it ticks only while something is waited for."""
+        if self.status_line.is_attached:
+            self.status_line.parts = tuple(map(self.with_keys, self.activity.parts()))
+        waits = self.activity.phase in (Phase.OPENING, Phase.READING)
+        (self._ticker.resume if waits else self._ticker.pause)()
+
+    @on(messages.PathChanged)
+    def check_context(self) -> None:
+        """After an answer, or where another branch is shown: says how full the context is."""
+        used = 0
+        for turn in self.conversation.path():
+            if turn.role == "assistant" and turn.numbers:
+                used = turn.numbers.get("prompt_tokens", 0) + turn.numbers.get("tokens", 0)
+        fill = self._show_fill(used)
+        if fill.share < TELLS_AT:
+            self._told_full = False
+        elif not self._told_full:
+            self._told_full = True
+            self.run_worker(self.tell(fill.words()), exit_on_error=False)
+
+    def _show_fill(self, used: int) -> Fill:
+        plan, most = self.activity.plan, self.answer_settings.max_tokens
+        fill = Fill.of(used, plan.context, most) if plan is not None else Fill()
+        if self.meter.is_attached:
+            self.meter.fill = fill
+        return fill
+
+    def _wait_to_send(self, wait: bool) -> None:
+        self.activity.send_when_open = wait
+        self.refresh_bindings()
+        self.show_status()
+
+    def _is_busy(self) -> bool:
+        """Whether an answer is being written, which is said then."""
+        if self.activity.is_answering:
+            self.show_hint(self.activity.reason_not_ready)
+        return self.activity.is_answering
+
+    # Conversions beside the chat
+
+    @cached_property
+    def conversions(self) -> Conversions:
+        """What is converted beside the chat; loaded when something is, or might be."""
+        from flashllm.library.conversion_formatting import format_job
+        from flashllm.library.conversion_job import Conversions
+
+        def follow(job: ConvertJob) -> None:
+            status = job.status  # of one moment: it changes on a thread
+            self._post(messages.Converting(format_job(job, status), status))
+
+        conversions = Conversions()
+        conversions.listen(follow)
+        return conversions
 
     @property
     def begun_conversions(self) -> Conversions | None:
         """None where nothing was to be converted: the code is not loaded to find that."""
         begun: Conversions | None = vars(self).get("conversions")  # a cached property
         return begun
-
-    def take_keys(self) -> None:
-        """Gives actions the keys of the configuration, before the text's own ones."""
-        self.set_keymap(self.keymap)
-        give_way(self.prompt, with_keys(bindings_in(APP_BINDINGS), self.keymap))
-
-    def in_words(self, text: str) -> str:
-        """A sentence with the keys as they are now."""
-        return reworded(text, bindings_in(APP_BINDINGS), self.keymap) if self.keymap else text
-
-    def action_stop(self) -> None:
-        """Stops the answer, or keeps what waits for the model from being sent."""
-        self.stop()
-
-    def action_copy_or_stop(self) -> None:
-        """Ctrl+C stops an answer; otherwise it copies, and says how to leave."""
-        selected = self.screen.get_selected_text() or self.prompt.selected_text
-        if self.activity.is_answering:
-            self.action_stop()
-        elif selected:
-            self.copy_to_clipboard(selected)
-            self.show_hint("copied")
-        else:
-            self.show_hint("Ctrl+Q leaves")
-
-    async def action_quit(self) -> None:
-        """Leaves; where that ends a conversion it is asked first, and a second time not."""
-        begun = self.begun_conversions
-        job = None if begun is None else begun.job
-        if job is None or job.status.is_over or self.screen is self._asks_to_leave:
-            await super().action_quit()
-            return
-
-        def leave(yes: bool | None) -> None:
-            if yes:
-                self.exit()
-
-        from flashllm.library.formatting import clean
-        from flashllm.ui.screens.confirm import ConfirmScreen
-
-        name = clean(job.destination.name)
-        words = f"{name} is being converted, which ends with the chat. Leave? Ctrl+Q again does."
-        self._asks_to_leave = ConfirmScreen(self.in_words(words))
-        self.push_screen(self._asks_to_leave, leave)
-
-    async def action_new_conversation(self) -> None:
-        """Begins a new conversation; the one before is kept."""
-        await self.begin_conversation()
-
-    def action_reopen(self) -> None:
-        """Tries again to open the model."""
-        if self.activity.phase is Phase.CLOSED:
-            self.open_model(self.choice)
-
-    async def action_retry(self) -> None:
-        """Opens the model again; if it is open, the last question is asked again."""
-        if self.activity.phase is Phase.CLOSED:
-            self.open_model(self.choice)
-        else:
-            await self.turns.regenerate()
-
-    def action_help(self) -> None:
-        """Shows the page of help."""
-        from flashllm.ui.screens.help import HelpScreen
-
-        self.push_screen(HelpScreen(self.keymap))
-
-    def action_io_panel(self) -> None:
-        """Shows or hides where the time and the bytes go."""
-        self.panels.toggle_io()
-
-    def action_neuron_map(self) -> None:
-        """Shows or hides the map of neurons."""
-        self.panels.toggle_map()
-
-    def action_sessions(self) -> None:
-        """Shows the conversations that were kept."""
-        self.slash.open_sessions()
-
-    def action_models(self) -> None:
-        """Shows the models on this machine."""
-        if self.activity.is_answering:
-            self.show_hint(self.answering.reason_not_ready())
-        elif self.library is None:
-            self.show_hint("no models are looked for here")
-        else:
-            from flashllm.ui.screens.models import ModelPicker
-
-            picker = ModelPicker(self.library(), self.choice, self.conversions)
-            self.push_screen(picker, self.take_model)
-
-    def action_convert(self, source: str = "", destination: str = "") -> None:
-        """Makes a converted model of a checkpoint."""
-        if self.library is None:
-            self.show_hint("nothing can be converted here")
-            return
-        from flashllm.ui.screens.convert import ConvertScreen
-
-        def opened(made: Path | None) -> None:
-            self.take_model(None if made is None else ModelChoice(made, sanitize_line(made.name)))
-
-        page = ConvertScreen(self.conversions, self.library(), source, destination)
-        self.push_screen(page, opened)
-
-    def take_model(self, choice: ModelChoice | None) -> None:
-        """Opens the model that was chosen, if one was."""
-        if choice is None or (choice == self.choice and self.activity.phase is not Phase.CLOSED):
-            return
-        if self.activity.is_answering:
-            self.show_hint(self.answering.reason_not_ready())
-        else:
-            self.open_model(choice)
-
-    def action_settings(self) -> None:
-        """Shows the system prompt and the sampling."""
-        self.slash.open_settings()
-
-    def action_palette(self) -> None:
-        """Shows every command."""
-        from flashllm.ui.chat.palette import CommandPaletteProvider, Palette
-
-        words = "What to do? Type to search"
-        self.push_screen(Palette([CommandPaletteProvider], placeholder=words))
-
-    def action_tokens(self) -> None:
-        """Shows the tokens of an answer, each with its numbers."""
-        turn = self.turns.chosen(0, "assistant")
-        numbers = self.panels.numbers(turn.id) if turn is not None else []
-        if numbers:
-            from flashllm.ui.screens.token_details import TokenView
-
-            self.push_screen(TokenView(numbers))
-        else:
-            words = "numbers are kept of the answers of this run only"
-            self.show_hint(f"{words}, while their conversation is open")
-
-    async def action_editor(self) -> None:
-        """Opens what was typed in $EDITOR."""
-        from flashllm.ui.prompt.external_editor import edited
-
-        try:
-            with self.suspend():
-                text = edited(self.prompt.whole_text, self.settings.editor)
-        except UsageError as error:
-            await self.tell(str(error), "error")
-        except SuspendNotSupported:
-            self.show_hint("this terminal cannot be given to an editor")
-        else:
-            self.prompt.put_text(text)
-
-    async def action_focus_transcript(self) -> None:
-        """Goes to the messages; the last one is selected. A command is completed instead."""
-        if self.slash.complete():
-            return
-        self.shown.transcript.focus()
-        await self.shown.transcript.step(-1)
-
-    def action_focus_prompt(self, stop: bool = False) -> None:
-        """Goes back to the prompt; nothing is selected. `stop`: an answer on its way is stopped."""
-        if stop and self.activity.is_answering:
-            self.action_stop()
-        self.shown.transcript.select(None)
-        self.prompt.focus()
-
-    async def action_select(self, step: int) -> None:
-        """Selects the message before or after."""
-        await self.shown.transcript.step(step)
 
     @on(messages.Converting)
     async def show_conversion(self, event: messages.Converting) -> None:
@@ -266,23 +536,56 @@ class Actions(RestoringApp):
             self.show_hint(event.words)
         self.show_status()
 
-    @on(TurnView.Chosen)
-    def choose_turn(self, event: TurnView.Chosen) -> None:
-        """A click selects a message."""
-        self.shown.transcript.focus()
-        self.shown.transcript.select(event.turn_id)
+    # Actions: answers
 
-    def action_edit(self, number: int = 0) -> None:
-        """Takes a question into the prompt; what is sent then is a branch. 0: the selected one."""
-        self.turns.edit(number)
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys that would do nothing now are not shown."""
+        if action == "stop":
+            waits = self.activity.send_when_open or self.prompt.editing is not None
+            return self.activity.is_answering or waits
+        if action == "reopen":
+            return self.activity.phase is Phase.CLOSED
+        return super().check_action(action, parameters)
+
+    def action_stop(self) -> None:
+        """Stops the answer, or keeps what waits for the model from being sent, or ends an edit."""
+        if self.activity.send_when_open:
+            self._wait_to_send(False)
+        elif self.activity.is_answering:
+            self.engine.stop()
+            self.show_hint("stopping")
+        else:
+            self.prompt.end_edit()
+
+    def action_reopen(self) -> None:
+        """Tries again to open the model."""
+        if self.activity.phase is Phase.CLOSED:
+            self.open_model(self.choice)
+
+    async def action_retry(self) -> None:
+        """Opens the model again; if it is open, the last question is asked again."""
+        if self.activity.phase is Phase.CLOSED:
+            self.open_model(self.choice)
+        else:
+            await self.turns.regenerate()
 
     async def action_regenerate(self) -> None:
         """Answers the last question anew; the answer before stays as a branch."""
         await self.turns.regenerate()
 
+    async def action_continue(self) -> None:
+        """Goes on with an answer that was stopped."""
+        await self.turns.go_on()
+
+    # Actions: messages
+
+    def action_edit(self, number: int = 0) -> None:
+        """Takes a question into the prompt; what is sent then is a branch. 0: the selected one."""
+        self.turns.edit(number)
+
     def action_delete(self, number: int = 0) -> None:
         """Deletes a message and what follows it, after asking. 0: the selected one."""
-        self.turns.delete(number)
+        self.turns.ask_to_delete(number)
 
     def action_copy(self, number: int = 0) -> None:
         """Copies a message. 0: the selected one, or the last answer."""
@@ -296,17 +599,37 @@ class Actions(RestoringApp):
         """Shows the branch before or after."""
         await self.turns.branch(step)
 
-    async def action_continue(self) -> None:
-        """Goes on with an answer that was stopped."""
-        await self.turns.go_on()
+    def action_tokens(self) -> None:
+        """Shows the tokens of an answer, each with its numbers."""
+        turn = self.turns.chosen(0, "assistant")
+        numbers = self.panels.numbers(turn.id) if turn is not None else []
+        if numbers:
+            from flashllm.ui.screens.token_details import TokenView
 
-    async def action_context(self) -> None:
-        """Says how full the context is."""
-        await self.tell(self.meter.fill.words())
+            self.app.push_screen(TokenView(numbers))
+        else:
+            words = "numbers are kept of the answers of this run only"
+            self.show_hint(f"{words}, while their conversation is open")
 
-    async def action_clear(self) -> None:
-        """Takes remarks off the screen."""
-        await self.shown.transcript.clear_notices()
+    async def action_select(self, step: int) -> None:
+        """Selects the message before or after."""
+        await self.shown.transcript.step(step)
+
+    async def action_focus_transcript(self) -> None:
+        """Goes to the messages; the last one is selected. A command is completed instead."""
+        line = self.suggestions.completed(self.prompt.text)
+        if self.prompt.has_focus and line != self.prompt.text:
+            self.prompt.put_text(line)
+            return
+        self.shown.transcript.focus()
+        await self.shown.transcript.step(-1)
+
+    def action_focus_prompt(self, stop: bool = False) -> None:
+        """Goes back to the prompt; nothing is selected. `stop`: an answer on its way is stopped."""
+        if stop and self.activity.is_answering:
+            self.action_stop()
+        self.shown.transcript.select(None)
+        self.prompt.focus()
 
     def action_scroll_transcript(self, pages: int) -> None:
         """Scrolls by pages, wherever the cursor is."""
@@ -314,11 +637,131 @@ class Actions(RestoringApp):
         scroll = transcript.action_page_up if pages < 0 else transcript.action_page_down
         scroll()
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Keys that would do nothing now are not shown."""
-        if action == "stop":
-            waits = self.activity.send_when_open or self.turns.editing is not None
-            return self.activity.is_answering or waits
-        if action == "reopen":
-            return self.activity.phase is Phase.CLOSED
-        return True
+    async def action_clear(self) -> None:
+        """Takes remarks off the screen."""
+        await self.shown.transcript.clear_notices()
+
+    async def action_context(self) -> None:
+        """Says how full the context is."""
+        await self.tell(self.meter.fill.words())
+
+    async def action_editor(self) -> None:
+        """Opens what was typed in $EDITOR."""
+        from flashllm.ui.prompt.external_editor import edited
+
+        try:
+            with self.app.suspend():
+                text = edited(self.prompt.whole_text, self.settings.editor)
+        except UsageError as error:
+            await self.tell(str(error), "error")
+        except SuspendNotSupported:
+            self.show_hint("this terminal cannot be given to an editor")
+        else:
+            self.prompt.put_text(text)
+
+    # Actions: settings
+
+    def _themes(self) -> list[str]:
+        return sorted(self.app.available_themes)
+
+    def action_settings(self, first: str = "system") -> None:
+        """Shows the system prompt and the sampling; the cursor is on `first`."""
+        from flashllm.ui.screens.settings import SettingsScreen
+
+        def take(values: ChatValues | None) -> None:
+            if values is not None:
+                self.answer_settings.apply(values)
+                self.show_hint("the next answer is made with these settings")
+
+        self.app.push_screen(
+            SettingsScreen(self.answer_settings.values, self._themes(), first), take
+        )
+
+    # Actions: conversations
+
+    async def action_new_conversation(self) -> None:
+        """Begins a new conversation; the one before is kept."""
+        if self._is_busy():
+            return
+        self._leave_conversation()
+        await self.shown.begin()
+        await self.tell(self._welcome)
+        self.check_context()
+        self.show_status()
+
+    def action_sessions(self) -> None:
+        """Shows the conversations that were kept."""
+        if self.saving.path is None:
+            self.show_hint(NOTHING_KEPT)
+            return
+        from flashllm.ui.screens.sessions import SessionsScreen
+
+        def take(choice: SessionChoice | None) -> None:
+            if choice is not None:
+                self.run_worker(self._take_session(choice), exit_on_error=False)
+
+        page = SessionsScreen(self.kept.open_store, self.session_id, began=self.saving.began)
+        self.app.push_screen(page, take)
+
+    async def _take_session(self, choice: SessionChoice) -> None:
+        try:
+            if choice.action == "open" and choice.id is not None:
+                await self.open_session(choice.id)
+            elif not self._is_busy():
+                await self.action_new_conversation()
+                if choice.action == "delete" and choice.id is not None:
+                    await self.kept.delete(choice.id, choice.created)
+        except FlashllmError as error:
+            await self.tell(str(error), "error")
+
+    # Actions: models, panels, pages
+
+    def action_models(self) -> None:
+        """Shows the models on this machine."""
+        if self._is_busy():
+            return
+        if self.library is None:
+            self.show_hint("no models are looked for here")
+            return
+        from flashllm.ui.screens.models import ModelPicker
+
+        picker = ModelPicker(self.library(), self.choice, self.conversions)
+        self.app.push_screen(picker, self.take_model)
+
+    def action_convert(self, source: str = "", destination: str = "") -> None:
+        """Makes a converted model of a checkpoint."""
+        if self.library is None:
+            self.show_hint("nothing can be converted here")
+            return
+        from flashllm.ui.screens.convert import ConvertScreen
+
+        def opened(made: Path | None) -> None:
+            self.take_model(None if made is None else ModelChoice(made, sanitize_line(made.name)))
+
+        page = ConvertScreen(self.conversions, self.library(), source, destination)
+        self.app.push_screen(page, opened)
+
+    def action_io_panel(self) -> None:
+        """Shows or hides where the time and the bytes go."""
+        self.panels.toggle_io()
+
+    def action_neuron_map(self) -> None:
+        """Shows or hides the map of neurons."""
+        self.panels.toggle_map()
+
+    def action_help(self) -> None:
+        """Shows the page of help."""
+        from flashllm.ui.screens.help import HelpScreen
+
+        self.app.push_screen(HelpScreen(self.keymap))
+
+    def action_palette(self) -> None:
+        """Shows every command."""
+        from flashllm.ui.chat.palette import CommandPaletteProvider, Palette
+
+        words = "What to do? Type to search"
+        self.app.push_screen(Palette([CommandPaletteProvider], placeholder=words))
+
+    def _post(self, message: Message) -> None:
+        with contextlib.suppress(RuntimeError):  # the application has gone
+            self.post_message(message)

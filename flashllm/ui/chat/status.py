@@ -129,6 +129,15 @@ class Activity:
         """Whether there is an answer that could be stopped."""
         return self.phase in (Phase.READING, Phase.WRITING)
 
+    @property
+    def reason_not_ready(self) -> str:
+        """Why nothing can be asked now; empty if it can."""
+        if self.phase is Phase.READY:
+            return ""
+        if self.phase is Phase.OPENING:
+            return OPENING_HINT
+        return BUSY_HINT if self.is_answering else CLOSED_HINT
+
     def enter(self, phase: Phase) -> None:
         """A phase begins."""
         self.phase = phase

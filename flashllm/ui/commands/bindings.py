@@ -1,7 +1,7 @@
 """Every key of the chat: its binding has an id, by which `[keys]` in config.toml gives it another.
 
-The action of `chat.NAME` is `ChatApp.action_NAME`; slash commands and the palette use the same
-names. Pages have keys of their own.
+The action of `chat.NAME` is `ChatScreen.action_NAME`, for two of them `ChatApp.action_NAME`; slash
+commands and the palette use the same names. Pages have keys of their own.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from textual.binding import Binding, BindingType
 from flashllm.ui.commands.keys import Place, bindings_in
 
 
-def _binding(
-    keys: str, action: str, words: str, *, name: str = "", show: bool = False, first: bool = False
-) -> Binding:
-    # `first`: before whatever has the focus, a screen on top of the chat included.
-    name = name or action
-    return Binding(keys, f"app.{action}", words, show=show, priority=first, id=f"chat.{name}")
+def _binding(keys: str, action: str, words: str, *, name: str = "", show: bool = False) -> Binding:
+    """A binding of the chat's screen."""
+    return Binding(keys, action, words, show=show, id=f"chat.{name or action}")
 
 
-APP_BINDINGS: list[BindingType] = [
+def _part(keys: str, action: str, words: str, *, name: str = "", show: bool = False) -> Binding:
+    """A binding of a part of it, which leaves the action to the screen."""
+    return Binding(keys, f"screen.{action}", words, show=show, id=f"chat.{name or action}")
+
+
+CHAT_BINDINGS: list[BindingType] = [
     _binding("escape", "stop", "Stop", show=True),
     _binding("ctrl+r", "reopen", "Open again", show=True),
     _binding("f1", "help", "Help", show=True),
@@ -31,34 +33,42 @@ APP_BINDINGS: list[BindingType] = [
     _binding("f6", "settings", "Settings"),
     _binding("ctrl+p", "palette", "Palette"),
     _binding("ctrl+g", "editor", "Editor"),
-    _binding("ctrl+c", "copy_or_stop", "Copy or stop", first=True),
-    _binding("ctrl+q", "quit", "Quit", show=True, first=True),
 ]
+
+QUIT = Binding("ctrl+q", "app.quit", "Quit", priority=True, id="chat.quit")
+APP_BINDINGS: list[BindingType] = [
+    # Before whatever has the focus, a page on top of the chat included.
+    Binding("ctrl+c", "app.copy_or_stop", "Copy or stop", show=False, priority=True,
+            id="chat.copy_or_stop"),
+    QUIT,
+]  # fmt: skip
+EVERYWHERE_BINDINGS: list[BindingType] = [*CHAT_BINDINGS, *APP_BINDINGS]
+"""Those of the chat wherever the focus is."""
 
 PROMPT_BINDINGS: list[BindingType] = [
     Binding("enter", "submit", "Send", id="chat.send"),
     Binding("ctrl+j,shift+enter", "break_line", "Line break", show=False, id="chat.break_line"),
     Binding("up", "earlier", "Earlier input", show=False, id="chat.history_earlier"),
     Binding("down", "later", "Later input", show=False, id="chat.history_later"),
-    _binding("tab,shift+tab", "focus_transcript", "Messages", show=True),
-    _binding("pageup", "scroll_transcript(-1)", "Page up", name="page_up"),
-    _binding("pagedown", "scroll_transcript(1)", "Page down", name="page_down"),
+    _part("tab,shift+tab", "focus_transcript", "Messages", show=True),
+    _part("pageup", "scroll_transcript(-1)", "Page up", name="page_up"),
+    _part("pagedown", "scroll_transcript(1)", "Page down", name="page_down"),
 ]
 
 TRANSCRIPT_BINDINGS: list[BindingType] = [
-    _binding("up,k", "select(-1)", "Earlier", name="select_earlier"),
-    _binding("down,j", "select(1)", "Later", name="select_later"),
-    _binding("e", "edit", "Edit", show=True),
-    _binding("r", "regenerate", "Regenerate", show=True),
-    _binding("d", "delete", "Delete", show=True),
-    _binding("c", "copy", "Copy", show=True),
-    _binding("b", "code", "Copy code", show=True),
-    _binding("left", "branch(-1)", "Branch before", name="branch_previous"),
-    _binding("right", "branch(1)", "Branch after", name="branch_next"),
-    _binding("t", "tokens", "Tokens"),
-    _binding("enter", "continue", "Continue", show=True),
-    _binding("escape", "focus_prompt(True)", "Back", name="focus_prompt", show=True),
-    _binding("tab,shift+tab", "focus_prompt", "Back", name="focus_prompt_tab"),
+    _part("up,k", "select(-1)", "Earlier", name="select_earlier"),
+    _part("down,j", "select(1)", "Later", name="select_later"),
+    _part("e", "edit", "Edit", show=True),
+    _part("r", "regenerate", "Regenerate", show=True),
+    _part("d", "delete", "Delete", show=True),
+    _part("c", "copy", "Copy", show=True),
+    _part("b", "code", "Copy code", show=True),
+    _part("left", "branch(-1)", "Branch before", name="branch_previous"),
+    _part("right", "branch(1)", "Branch after", name="branch_next"),
+    _part("t", "tokens", "Tokens"),
+    _part("enter", "continue", "Continue", show=True),
+    _part("escape", "focus_prompt(True)", "Back", name="focus_prompt", show=True),
+    _part("tab,shift+tab", "focus_prompt", "Back", name="focus_prompt_tab"),
 ]
 
 SESSIONS_BINDINGS: list[BindingType] = [
@@ -121,10 +131,10 @@ TOKEN_BINDINGS: list[BindingType] = [
     Binding("escape,t,q", "dismiss", "Close", id="tokens.close"),
 ]
 
-_FIRST = [binding for binding in bindings_in(APP_BINDINGS) if binding.priority]
+_FIRST = bindings_in(APP_BINDINGS)
 
 PLACES = (
-    Place(bindings_in(APP_BINDINGS, PROMPT_BINDINGS), typed=True),
+    Place(bindings_in(EVERYWHERE_BINDINGS, PROMPT_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, TRANSCRIPT_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, SESSIONS_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, SETTINGS_BINDINGS), typed=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flashllm.errors import UsageError
@@ -18,10 +18,11 @@ SUGGESTIONS_MOST = 6
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A command. `action` names what it does: an action of the application or of `slash_commands`.
+    """A command; `action` names what does it.
 
-    `arguments` reads `NAME VALUE`, `[n]` or `md|json [file]`; `whole` takes the rest of the line as
-    it stands, without quotes; `others` are further names.
+    That is an action of the chat's screen, one of the application where it begins with `app.`, or a
+    method of `SlashCommands`. `arguments` reads `NAME VALUE`, `[n]` or `md|json [file]`; `whole`
+    takes the rest of the line as it stands, without quotes; `others` are further names.
     """
 
     name: str
@@ -85,17 +86,34 @@ COMMANDS = (
     SlashCommand("context", "", "how full the context is, and what comes then", "context"),
     SlashCommand("retry", "", "open the model again, or ask again what failed", "retry"),
     SlashCommand("clear", "", "empty the screen of remarks", "clear"),
-    SlashCommand("quit", "", "leave; the conversation is kept", "quit", others=("exit", "bye")),
+    SlashCommand("quit", "", "leave; the conversation is kept", "app.quit", others=("exit", "bye")),
 )
+
+
+def _read_count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) < 1 << 31:
+        raise UsageError(f"{text!r} is no number of a message; 1 is the last one")
+    return int(text)
+
+
+def _read_step(text: str) -> int:
+    if text not in _STEPS:
+        raise UsageError(f"/branch: {text!r} is neither next nor prev")
+    return _STEPS[text]
+
+
+_STEPS = {"next": 1, "prev": -1, "previous": -1}
+_READERS: dict[str, Callable[[str], str | int]] = {"[n]": _read_count, "next|prev": _read_step}
+"""By how a command's arguments are written, what makes values of them."""
 _BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.others)}
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A command with its arguments."""
+    """A command with its arguments, as the command's action takes them."""
 
     command: SlashCommand
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +154,8 @@ def parse(text: str) -> Invocation:
         raise UsageError(f"/{command.name} needs more: {command.usage}")
     if not command.whole and len(arguments) > command.most:
         raise UsageError(f"/{command.name} takes less: {command.usage}")
-    return Invocation(command, tuple(arguments))
+    read = _READERS.get(command.arguments, str)
+    return Invocation(command, tuple(read(argument) for argument in arguments))
 
 
 def find_command(name: str) -> SlashCommand:
@@ -178,6 +197,16 @@ def completed(text: str, suggestions: Sequence[Suggestion]) -> str:
         while not suggestion.line.startswith(common):
             common = common[:-1]
     return common if len(common) > len(text) else suggestions[0].line
+
+
+def example_lines(themes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Lines with arguments that the palette offers, and what they do."""
+    for theme in themes:
+        yield f"/theme {theme}", "other colours"
+    yield "/export md", "this conversation, to be read"
+    yield "/export json", "this conversation, to be imported"
+    yield "/branch next", "the next version of a message"
+    yield "/branch prev", "the version before"
 
 
 def _first_arguments(command: SlashCommand, choices: Choices) -> list[tuple[str, str]]:

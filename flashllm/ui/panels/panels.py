@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from textual.timer import Timer
 
+from flashllm.ui.panels.answer_tokens import AnswerTokens
 from flashllm.ui.panels.io_panel import IoPanel
 from flashllm.ui.panels.neuron_map import NeuronMapView
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from flashllm.telemetry.device_rates import DeviceRates
     from flashllm.telemetry.token_record import EngineToken
     from flashllm.telemetry.token_report import TokenNumbers
-    from flashllm.ui.app import ChatApp
 
 MAP_SECONDS = 0.25
 TOKENS_SHOWN = 60
@@ -27,11 +27,13 @@ TOKENS_SHOWN = 60
 class SidePanels:
     """What is hidden costs nothing: no numbers are worked out, no map is asked for."""
 
-    def __init__(self, app: ChatApp) -> None:
-        self._app = app
+    def __init__(self, show_io: bool) -> None:
         self.io = IoPanel(id="io")
         self.map = NeuronMapView(id="map")
-        self.io.display = app.settings.show_io
+        self.tokens = AnswerTokens()
+        self.is_answering = False
+        """Whether the map may change; the screen sets it."""
+        self.io.display = show_io
         self.map.display = False
         self._engine: Engine | None = None
         self._opened: tuple[str, Plan, DeviceRates] | None = None
@@ -45,7 +47,7 @@ class SidePanels:
         """Another model is open; the numbers of the one before are beside its own rates alone."""
         directory = engine.info.directory
         if self._opened is not None and self._opened[0] != directory:
-            self._app.answering.tokens.clear()
+            self.tokens.clear()
         self._engine, self._opened = engine, (directory, engine.plan, engine.rates())
         self.io.show_plan(*self._opened[1:])
         if self._timer is None:
@@ -56,22 +58,25 @@ class SidePanels:
         self._engine = None
         self.map.show(None)
 
-    def show_tokens(self, turn_id: int, tokens: Sequence[EngineToken]) -> None:
-        """Tokens of the answer `turn_id` have come, the last ones of those that are kept."""
-        self._note_prompt(turn_id, len(tokens))
+    def show_tokens(
+        self, turn_id: int, tokens: Sequence[EngineToken], prefill: PrefillCost | None
+    ) -> None:
+        """Tokens of the answer `turn_id` have come; `prefill`: what its last prompt cost."""
+        self.tokens.add(turn_id, tokens)
+        self._note_prompt(turn_id, len(tokens), prefill)
         if self.io.display:
             self._feed(turn_id, len(tokens))
         if self.map.display and self._timer is None:
-            self._timer = self._app.set_timer(MAP_SECONDS, self._look)
+            self._timer = self.map.set_timer(MAP_SECONDS, self._look)
 
     def toggle_io(self) -> None:
         """Shows or hides where the time and the bytes go."""
         self.io.display = not self.io.display
         self._share_room()
-        tokens = self._app.answering.tokens
-        if self.io.display and tokens and self._opened is not None:
+        turns = self.tokens.turns
+        if self.io.display and turns and self._opened is not None:
             self.io.show_plan(*self._opened[1:])
-            self._feed(next(reversed(tokens)), TOKENS_SHOWN)
+            self._feed(turns[-1], TOKENS_SHOWN)
 
     def toggle_map(self) -> None:
         """Shows or hides the map of neurons."""
@@ -82,14 +87,13 @@ class SidePanels:
 
     def numbers(self, turn_id: int) -> list[TokenNumbers]:
         """Of the tokens of an answer, as far as they are kept."""
-        return self._numbers(turn_id, len(self._app.answering.tokens.get(turn_id, ())))
+        return self._numbers(turn_id, len(self.tokens.of(turn_id)))
 
-    def _note_prompt(self, turn_id: int, count: int) -> None:
+    def _note_prompt(self, turn_id: int, count: int, prefill: PrefillCost | None) -> None:
         """Whether the first of the last `count` tokens of an answer came with a prompt."""
-        prefill = self._app.engine.prefill
         if count and prefill is not None and prefill is not self._prefill:
             self._prefill = prefill
-            place = len(self._app.answering.tokens.get(turn_id, ())) - count
+            place = len(self.tokens.of(turn_id)) - count
             before = self._prompts.get(turn_id, {}) if place else {}
             self._prompts[turn_id] = {**before, place: prefill.tokens}
 
@@ -113,7 +117,7 @@ class SidePanels:
         if self._opened is None:
             return []
         _, plan, rates = self._opened
-        tokens = self._app.answering.tokens.get(turn_id, [])
+        tokens = self.tokens.of(turn_id)
         begin = max(len(tokens) - count, 0)
         return answer_numbers(tokens, rates, plan, self._prompts.get(turn_id, {0: 0}), begin)
 
@@ -124,7 +128,7 @@ class SidePanels:
             return
         found = self._engine.neuron_map()
         self.map.show(found)
-        changes = found is None or self._app.activity.is_answering
+        changes = found is None or self.is_answering
         if changes or again:
             left = 1 if changes else again - 1
-            self._timer = self._app.set_timer(MAP_SECONDS, lambda: self._look(left))
+            self._timer = self.map.set_timer(MAP_SECONDS, lambda: self._look(left))

@@ -21,6 +21,7 @@ SHOWN_LINES = 200
 """What is longer is held back behind a few words: the widget wraps its whole text at each key."""
 AT_ONCE_CHARACTERS = 50_000
 """A longer paste is made harmless on another thread."""
+EDITING = "another version of an earlier message; Esc: leave it as it was"
 
 
 class Prompt(TextArea):
@@ -38,6 +39,9 @@ class Prompt(TextArea):
     def __init__(self, inputs: InputHistory | None = None, placeholder: str = "") -> None:
         super().__init__(compact=False, highlight_cursor_line=False, placeholder=placeholder)
         self.inputs = inputs or InputHistory()
+        self.editing: int | None = None
+        """The question of which another version is being written."""
+        self._draft = ""
         self._held_back: dict[str, str] = {}
         self._pasting = asyncio.Lock()
 
@@ -78,6 +82,24 @@ class Prompt(TextArea):
         self._held_back.clear()
         self.clear()
         return text
+
+    def begin_edit(self, turn_id: int, text: str) -> None:
+        """Another version of a question is written; what was here before comes back after it."""
+        if self.editing is None:
+            self._draft = self.whole_text if self.whole_text != text else ""
+        self.editing = turn_id
+        self.put_text(text)
+        self.border_title = EDITING
+        self.refresh_bindings()
+
+    def end_edit(self) -> int | None:
+        """Which question was edited, if one was; the field holds again what it held before."""
+        turn_id, self.editing = self.editing, None
+        if turn_id is not None:
+            self.border_title = None
+            self.put_text(self._draft)
+            self.refresh_bindings()
+        return turn_id
 
     def action_break_line(self) -> None:
         """Breaks the line at the cursor."""

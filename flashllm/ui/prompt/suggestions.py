@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from flashllm.ui.commands.table import SUGGESTIONS_MOST, Suggestion
+from flashllm.ui.commands.table import SUGGESTIONS_MOST, Choices, Suggestion, completed, suggest
 from flashllm.untrusted.terminal import sanitize_line
 
 HINT = "Tab completes"
@@ -31,9 +29,21 @@ class Suggestions(Widget):
     """
     suggestions: reactive[tuple[Suggestion, ...]] = reactive((), layout=True)
 
-    def show(self, suggestions: Sequence[Suggestion]) -> None:
-        """Shows these, or nothing."""
-        self.suggestions = tuple(suggestions)
+    def __init__(self, choices: Choices) -> None:
+        super().__init__()
+        self._choices = choices
+
+    def follow(self, text: str) -> None:
+        """Shows what a text that is being typed could become, if it is a command."""
+        is_line = text.startswith("/") and "\n" not in text
+        self.suggestions = tuple(suggest(text, self._choices)) if is_line else ()
+
+    def completed(self, text: str) -> str:
+        """The text as far as it can be completed."""
+        return completed(text, self.suggestions)
+
+    def watch_suggestions(self, suggestions: tuple[Suggestion, ...]) -> None:
+        """Takes no room where there is nothing to show."""
         self.set_class(bool(suggestions), "-shown")
 
     def render(self) -> Content:

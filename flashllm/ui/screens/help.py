@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from flashllm.ui.commands.bindings import (
-    APP_BINDINGS,
+    EVERYWHERE_BINDINGS,
     HELP_BINDINGS,
     PROMPT_BINDINGS,
     TRANSCRIPT_BINDINGS,
@@ -131,7 +131,7 @@ def help_sections(keymap: Mapping[str, str]) -> list[HelpSection]:
     commands = tuple((command.usage, command.help) for command in COMMANDS)
     return [
         keys("In the prompt", PROMPT_BINDINGS),
-        keys("Everywhere", APP_BINDINGS),
+        keys("Everywhere", EVERYWHERE_BINDINGS),
         keys("With a message selected", TRANSCRIPT_BINDINGS),
         HelpSection("Commands, typed into the prompt (// sends a slash)", commands),
         HelpSection("The line below the prompt", NUMBERS),

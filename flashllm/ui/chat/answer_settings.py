@@ -1,0 +1,65 @@
+"""What can be changed while one chats: system prompt, sampling, length of an answer, theme."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from flashllm.engine.sampling import Sampling
+from flashllm.ui.chat import messages
+from flashllm.ui.commands.setting_values import ChatValues
+
+if TYPE_CHECKING:
+    from flashllm.ui.chat.conversation_view import ConversationView
+    from flashllm.ui.widgets.owner import Owner
+
+
+class AnswerSettings:
+    """The settings of the next answer, and the theme; `owner` gets `SettingsChanged`.
+
+    `given` names those of the command line, which no conversation that is opened changes.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        view: ConversationView,
+        sampling: Sampling | None,
+        max_tokens: int,
+        given: Collection[str] = (),
+    ) -> None:
+        self.sampling = sampling or Sampling()
+        self.max_tokens = max_tokens
+        self.theme = ""
+        """Not kept with a conversation: the terminal decides what can be read."""
+        self.given = given
+        self._owner = owner
+        self._view = view
+        view.saving.settings = self.values.kept()
+
+    @property
+    def values(self) -> ChatValues:
+        """All of them, as they are."""
+        system = self._view.conversation.system
+        return ChatValues(system, self.sampling, self.max_tokens, self.theme)
+
+    def apply(self, values: ChatValues) -> None:
+        """The next answer is made with these; they are kept with the conversation."""
+        self.sampling, self.max_tokens = values.sampling, values.max_tokens
+        self.theme = values.theme
+        self._view.conversation.system = values.system
+        self._view.saving.settings = values.kept()
+        self._view.saving.head(system=values.system)
+        self._owner.post_message(messages.SettingsChanged())
+
+    def adopt(self) -> None:
+        """A conversation that was opened goes on with its own settings, but for those given."""
+        saving = self._view.saving
+        values = self.values.adopting(saving.settings, self.given)
+        self.sampling, self.max_tokens = values.sampling, values.max_tokens
+        saving.settings = values.kept()
+
+    def keep_given(self, system: str) -> None:
+        """The conversation that was asked for gets the system prompt that was given with it."""
+        if "system" in self.given:
+            self.apply(self.values.with_text("system", system))
