@@ -22,13 +22,16 @@ class Context:
         kernels: core.Kernels,
         chunk_tokens: int,
         scratch: Tensor | None = None,
+        *,
+        cut_anywhere: bool = False,
     ) -> None:
         """`capacity` in tokens; a prompt is computed in chunks of `chunk_tokens`.
 
-        `scratch` holds keys and values that are decoded for a moment, of whichever context.
+        `scratch` holds keys and values that are decoded for a moment, of whichever context;
+        `cut_anywhere`: the bits of a token do not depend on its chunk.
         """
         self.keys_values = KvCache(spec, capacity, kv_dtype, kernels, scratch)
-        self.tokens = ContextTokens(chunk_tokens)
+        self.tokens = ContextTokens(chunk_tokens, cut_anywhere)
 
     @property
     def length(self) -> int:

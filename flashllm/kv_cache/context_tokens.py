@@ -3,7 +3,8 @@
 A prompt goes through in chunks, an answer token by token, and what comes out depends, in its last
 bits, on where a chunk began and ended. So the context is cut only where a context that never went
 further would end: behind a whole chunk, behind a token of an answer, and behind a prompt that was
-answered, where the answer goes on as it was drawn. Pure: no tensors are touched here.
+answered, where the answer goes on as it was drawn. Where the bits of a token do not depend on the
+others of its chunk, the context may be cut anywhere. Pure: no tensors are touched here.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Sequence
 class ContextTokens:
     """The ids of a context's tokens, in the pieces in which they were computed."""
 
-    def __init__(self, chunk_tokens: int) -> None:
+    def __init__(self, chunk_tokens: int, cut_anywhere: bool = False) -> None:
         self.ids: list[int] = []
         self.chunk_tokens = chunk_tokens
+        self.cut_anywhere = cut_anywhere
         self._starts: list[int] = []  # of the pieces, ascending
         self._decoded: list[bool] = []  # of each piece: whether it is one token of an answer
         self._sampled: list[int] = []  # the token that was drawn behind the last, if one was
@@ -37,7 +39,7 @@ class ContextTokens:
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`, which `cached_prefix` gave."""
         pieces = bisect_right(self._starts, length - 1)
-        assert length in (self._end(pieces - 1), len(self.ids))
+        assert self.cut_anywhere or length in (self._end(pieces - 1), len(self.ids))
         # Where an answer began it may begin again, also if the prompt now to come is given up.
         self._sampled = [*self.ids, *self._sampled][length : length + 1]
         del self.ids[length:], self._starts[pieces:], self._decoded[pieces:]
@@ -69,6 +71,8 @@ class ContextTokens:
 
         `goes_on` says that what follows there is what was drawn there.
         """
+        if self.cut_anywhere:
+            return length
         piece = bisect_right(self._starts, length - 1) - 1
         if piece < 0:
             return 0

@@ -23,6 +23,7 @@ from flashllm.model.ffn_decode import FeedForwardDecode
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
 from flashllm.model.neurons import Neurons
 from flashllm.model.prefetchers import prefetchers_for
+from flashllm.model.products import Products, TokenOrChunkProducts
 from flashllm.model.schedule import Mode, Pass, Progress, PromptSchedule, TokenSchedule
 from flashllm.model.tile_decoder import TileDecoder
 from flashllm.model.transformer import Transformer
@@ -67,14 +68,18 @@ class Decoder:
         self._cancelled = threading.Event()
         shape = plan.prefill
         self.pool = pool = _make_pool(store, plan, clock)
-        transformer = Transformer(spec, resident, kernels, shape.linear_rows, clock)
+        self._products: Products = TokenOrChunkProducts(kernels, shape.linear_rows)
+        products = self._products
+        transformer = Transformer(spec, resident, kernels, products, clock)
         weights = transformer.feed_forward_weights
         neurons = Neurons(spec, store.header.stride, kernels, weights)
         self._transformer = transformer
         self._norms = [layer.norm for layer in weights]
         self._decode = FeedForwardDecode(spec, pool, neurons, weights, clock)
         tiles = TileDecoder(store, kernels, shape.tile)
-        self._prefill = FeedForwardPrefill(spec, pool, neurons, weights, tiles, kernels, clock)
+        self._prefill = FeedForwardPrefill(
+            spec, pool, neurons, weights, tiles, products, kernels, clock
+        )
         self._tokens = TokenSchedule(transformer, self._decode, pool, self._announce)
         self._prompts = PromptSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, kernels.threads,
@@ -117,6 +122,7 @@ class Decoder:
             self._kernels,
             self.plan.prefill.tokens,
             self._scratch,
+            cut_anywhere=self._products.batch_invariant,
         )
         self._contexts.add(context)
         return context

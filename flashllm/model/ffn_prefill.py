@@ -14,6 +14,7 @@ from flashllm.arrays import Ids
 from flashllm.model.activations import activate, combine, margin
 from flashllm.model.active_set_selectors import ActiveSet, Selector
 from flashllm.model.neurons import FeedForwardWeights, Neurons
+from flashllm.model.products import Products
 from flashllm.model.tile_decoder import TileDecoder
 from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
 from flashllm.spec import ModelSpec
@@ -40,6 +41,7 @@ class FeedForwardPrefill:
         neurons: Neurons,
         weights: Sequence[FeedForwardWeights],
         decode: TileDecoder,
+        products: Products,
         kernels: core.Kernels,
         clock: PartClock,
     ) -> None:
@@ -48,6 +50,7 @@ class FeedForwardPrefill:
         self._neurons = neurons
         self._weights = weights
         self._decode = decode
+        self._products = products
         self._kernels = kernels
         self._clock = clock
         self.selector: Selector | None = None
@@ -142,19 +145,24 @@ class FeedForwardPrefill:
         spec, weights = self._spec, self._weights[layer]
         rows = self._decode(tile)  # [bundles, rows of a neuron, d_model]
         where = slice(tile.first, tile.first + len(rows))
-        up = _project(x, rows[:, -2], weights.up_bias, where)
+        up = self._project(x, rows[:, -2], weights.up_bias, where)
         deciding = up
         if gate is not None:
             deciding = gate[:, where]
         elif spec.gate == "bundled":
-            deciding = _project(x, rows[:, 0], weights.gate_bias, where)
+            deciding = self._project(x, rows[:, 0], weights.gate_bias, where)
         if margins is not None:
             margins.append(margin(spec, deciding, up))
         hidden = activate(spec, deciding)
         if spec.gated:
             hidden = combine(spec, hidden, up)
-        out.addmm_(hidden, rows[:, -1])
+        self._products.add_down(rows[:, -1], hidden, out)
         return hidden
+
+    def _project(self, x: Tensor, rows: Tensor, bias: Tensor | None, where: slice) -> Tensor:
+        """[tokens, d_model] to [tokens, bundles] by rows [bundles, d_model] and their bias."""
+        out = self._products.with_tile(rows, x)
+        return out if bias is None else out.add_(bias[where])
 
     def _gates(self, layer: int, x: Tensor) -> _Floats | None:
         """A resident gate's outputs for several tokens, [tokens, d_ffn], bit for bit as for one."""
@@ -177,9 +185,3 @@ class FeedForwardPrefill:
             rows, sources = block.raw.reshape(-1), used[kept].astype(np.int32)
             stride = block.raw.shape[1]
             self._kernels.copy_rows(rows, sources, stride, pool_rows, positions)
-
-
-def _project(x: Tensor, rows: Tensor, bias: Tensor | None, where: slice) -> Tensor:
-    """[tokens, d_model] to [tokens, bundles] by rows [bundles, d_model] and a part of the bias."""
-    out = x @ rows.T
-    return out if bias is None else out.add_(bias[where])

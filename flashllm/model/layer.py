@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.attention import Attention
-from flashllm.model.linear import Linear, Norm, vector
+from flashllm.model.encoded_rows import vector
+from flashllm.model.linear import Linear, Norm
 from flashllm.model.neurons import FeedForwardWeights
+from flashllm.model.products import Products
 from flashllm.spec import ModelSpec
 
 
@@ -27,12 +28,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ResidentParts:
-    """Finds weights by their names; `linear_rows` of a matrix are decoded at a time for a chunk."""
+    """Finds weights by their names."""
 
     spec: ModelSpec
     tensors: Mapping[str, RawTensor]
-    kernels: core.Kernels
-    linear_rows: int
+    products: Products
 
     def layer(self, index: int) -> Layer:
         """A layer without its feed-forward part."""
@@ -70,7 +70,7 @@ class ResidentParts:
         """A matrix and the bias that goes with it, or with `bias_of`."""
         weight = self.tensors[f"{name}.weight"]
         bias = self.tensors.get(f"{bias_of or name}.bias")
-        return Linear.of(weight, bias, self.kernels, self.linear_rows)
+        return Linear.of(weight, bias, self.products)
 
     def norm(self, name: str) -> Norm:
         """A norm of the stream."""

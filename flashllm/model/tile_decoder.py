@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.flash.store import Store
-from flashllm.model.linear import TORCH_DTYPES
+from flashllm.model.encoded_rows import TORCH_DTYPES
 from flashllm.weight_cache.block_stream import Block
 
 

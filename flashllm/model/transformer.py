@@ -20,8 +20,9 @@ from flashllm import core
 from flashllm.errors import ModelError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.kv_cache.context import Context
+from flashllm.model.encoded_rows import Table, torch_view
 from flashllm.model.layer import ResidentParts
-from flashllm.model.linear import Table, torch_view
+from flashllm.model.products import Products
 from flashllm.model.rope import Rotary, Rotation
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
@@ -40,13 +41,12 @@ class Transformer:
         spec: ModelSpec,
         resident: Mapping[str, RawTensor],
         kernels: core.Kernels,
-        linear_rows: int,
+        products: Products,
         clock: PartClock,
     ) -> None:
-        """`linear_rows` of a matrix are decoded at a time."""
         self.spec = spec
         self._clock = clock
-        parts = ResidentParts(spec, resident, kernels, linear_rows)
+        parts = ResidentParts(spec, resident, products)
         self.feed_forward_weights = [parts.feed_forward(index) for index in range(spec.n_layers)]
         self._embedding = Table(resident["embed.weight"], kernels)
         positions = resident.get("embed.positions")

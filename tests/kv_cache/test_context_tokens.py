@@ -178,3 +178,17 @@ def test_an_answer_that_was_read_as_a_prompt_is_decoded_anew() -> None:
     running.append_decoded(6)
     assert running.cached_prefix([1, 2, 3, 4, 5, 6], 2) == 5
     assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7], 3) == 6
+
+
+def test_where_bits_do_not_follow_the_chunk_it_is_cut_anywhere() -> None:
+    running = ContextTokens(CHUNK, cut_anywhere=True)
+    running.append_prefilled([1, 2, 3, 4])
+    running.append_prefilled([5, 6, 7])
+    running.append_sampled(8)
+    assert running.cached_prefix([1, 2, 9]) == 2
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7]) == 6  # one token at least is computed
+    running.truncate(6)
+    assert running.ids == [1, 2, 3, 4, 5, 6]
+    running.append_prefilled([10, 11])
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 10, 12]) == 7
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 10, 11], 3) == 5  # an answer is decoded anew

@@ -17,6 +17,7 @@ from flashllm.kv_cache.dram import KvCache
 from flashllm.model.attention import Attention
 from flashllm.model.decoder import Decoder
 from flashllm.model.linear import Linear
+from flashllm.model.products import TokenOrChunkProducts
 from flashllm.options import KV_DTYPES, KvDType
 from flashllm.planning.plan import Plan
 from tests.support.specs import SPEC
@@ -100,11 +101,12 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
     """Torch's attention over decoded rows, and the kernel's over encoded ones, token by token."""
     generator = torch.Generator().manual_seed(4)
     kernels = core.Kernels()
+    products = TokenOrChunkProducts(kernels, 64)
 
     def linear(outputs: int) -> Linear:
         weight = torch.randn(outputs, 960, generator=generator) / 31
         raw = weight.view(-1).view(torch.uint8).numpy()
-        return Linear(RawTensor(raw, "f32", (outputs, 960)), None, kernels, 64)
+        return Linear(RawTensor(raw, "f32", (outputs, 960)), None, products)
 
     query, key, value, output = (linear(width) for width in (960, 480, 480, 960))
     attention = Attention(query, key, value, output, None, None, 80, window)

@@ -26,7 +26,7 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.hardware.curves import MachineRates
 from flashllm.model.decoder import Decoder
-from flashllm.model.linear import Linear
+from flashllm.model.products import Products, TokenOrChunkProducts
 from flashllm.planning.cost_model import (
     CHUNK,
     CHUNK_ONE_THREAD,
@@ -167,16 +167,16 @@ def chunk_rate(dtype: str, threads: int) -> float:
     x = torch.ones(CHUNK_TOKENS, width)
     kernels = core.open_kernels(threads)
     try:
-        product = Linear.of(RawTensor(raw, dtype, shape), None, kernels, block_rows=shape[0])
+        products, weight = TokenOrChunkProducts(kernels, shape[0]), RawTensor(raw, dtype, shape)
         with _torch_threads(threads):
-            seconds = _median_seconds(lambda: _product(product, x))
+            seconds = _median_seconds(lambda: _multiply(products, weight, x))
     finally:
         kernels.close()
     return len(raw) * CHUNK_TOKENS / seconds
 
 
-def _product(product: Linear, x: torch.Tensor) -> None:
-    product(x)
+def _multiply(products: Products, weight: RawTensor, x: torch.Tensor) -> None:
+    products.with_matrix(weight, x)
 
 
 def _row(dtype: str, row_bytes: int) -> tuple[int, int]:
