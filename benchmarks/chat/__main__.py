@@ -51,7 +51,7 @@ from flashllm.flash.manifest import read_manifest
 from flashllm.settings.values import parse_positive, parse_size
 
 NAME = "chat"
-READY, FIELD, STOPPED = "ready", "Ask something", "stopped"
+READY, FIELD, STOPPED = "ready", "something; / for commands", "stopped"  # behind the cursor
 KEYS = "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖØÙÚÛÜÝÞßàáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿ"
 """Each is typed once, and none is in what the scripted engine says."""
 KEY_SECONDS = (0.08, 0.14, 0.23, 0.11, 0.42, 0.17)
