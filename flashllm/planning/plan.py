@@ -29,7 +29,7 @@ from flashllm.planning.activation_stats import Activity
 from flashllm.planning.slot_allocation import (
     DEFAULT_WINDOW,
     LEAST_BLOCKS,
-    Divider,
+    SlotAllocator,
     least_slots,
 )
 from flashllm.spec import ModelSpec
@@ -215,23 +215,23 @@ def make_plan(
             _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
         )
     activity, bundles = sizes.activity, shape.bundles
-    divider = Divider(spec, sizes.stride, activity, select, policy, window, bundles)
-    division = divider.divide(ceiling_bytes - sum(split.values()))
-    split["prefill"] += (division.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
-    split["slots"] = sum(division.slots) * sizes.stride
+    allocator = SlotAllocator(spec, sizes.stride, activity, select, policy, window, bundles)
+    allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
+    split["prefill"] += (allocation.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
+    split["slots"] = sum(allocation.slots) * sizes.stride
     return Plan(
         ceiling_bytes=ceiling_bytes,
         smallest_bytes=smallest_bytes,
         split=split,
-        window=division.window,
-        slots_per_layer=tuple(division.slots),
-        slots_wanted=sum(division.wanted),
+        window=allocation.window,
+        slots_per_layer=tuple(allocation.slots),
+        slots_wanted=sum(allocation.wanted),
         io_threads=fitting[0].threads,
         context=context,
         select=select,
         prefill=shape,
-        prefill_blocks=division.own_blocks + sum(division.lent_blocks),
-        lent_blocks=tuple(division.lent_blocks),
+        prefill_blocks=allocation.own_blocks + sum(allocation.lent_blocks),
+        lent_blocks=tuple(allocation.lent_blocks),
         gap_bytes=fitting[0].gap_bytes,
         overlap=_overlap(options.overlap),
         policy=policy,

@@ -1,8 +1,8 @@
-"""How what a ceiling leaves over is divided: slots of each layer, and the ring of a prompt. Pure.
+"""Allocates what a ceiling leaves over: slots for each layer, and blocks for a prompt's ring. Pure.
 
-A prompt's weights pass through a ring of blocks, which tokens have no use for, and while a prompt
-is read few slots are needed. So where slots are short, blocks of the ring lie in slots: what these
-hold is given up when a prompt comes, and the tokens after it fill them again.
+A prompt's weights pass through a ring of blocks. Decoding does not use the ring, and reading a
+prompt needs few slots. So where slots are short, blocks of the ring lie in slots: the bundles there
+are evicted when a prompt comes, and the tokens after it fill the slots again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from flashllm.spec import ModelSpec
 from flashllm.weight_cache.blocks import smallest_slots
 
 Point = tuple[float, float]
-"""Slots, and bundles that a token loads with them."""
+"""(slots, bundles that a token loads with these slots)."""
 _STEP = 1.15
-"""From one length of a window to the next: pieces so short that layers alike get alike."""
+"""Factor from one window length to the next; so small that equal layers get equal slots."""
 
 
-def load_curve(activity: Activity, layer: int, least: int, n_bundles: int) -> list[Point]:
-    """Loads of a layer from `least` slots to all, as of a window as long as the slots allow."""
+def miss_curve(activity: Activity, layer: int, least: int, n_bundles: int) -> list[Point]:
+    """Bundles that a token loads of a layer, from `least` slots to all.
+
+    The window is taken as long as the slots allow.
+    """
     longest = max(activity.windows[-1] - 1.0, 1.0)
     points = [(float(least), max(activity.used(layer), activity.increment(layer, 1.0)))]
     window = 1.0
@@ -38,8 +41,11 @@ def load_curve(activity: Activity, layer: int, least: int, n_bundles: int) -> li
     return [*points, (float(n_bundles), 0.0)]
 
 
-def divide(curves: Sequence[Sequence[Point]], slots: int, least: int) -> list[int]:
-    """Slots of each layer, `least` at least and at most `slots` in sum; alike where curves are."""
+def allocate(curves: Sequence[Sequence[Point]], slots: int, least: int) -> list[int]:
+    """Slots for each layer: `least` or more each, `slots` at most in sum; equal curves get equal.
+
+    The next slots go where they save the most loads (greedy on the convex hulls of the curves).
+    """
     given = [float(least)] * len(curves)
     left = float(slots - least * len(curves))
     assert left >= 0
@@ -77,37 +83,37 @@ def _above(first: Point, middle: Point, last: Point) -> bool:
 
 
 DEFAULT_WINDOW = 5
-"""The paper's window for its first model; used where no recording says what fits."""
+"""The paper's window for its first model; used where no activity was recorded."""
 SLACK = 1.1
 """Slots beyond what the calibration text needed, since other texts may need a little more."""
 LEAST_BLOCKS = 2
-"""Of a ring: one that is computed with, and one that is read meanwhile."""
+"""The smallest ring: one block is computed while the other is read."""
 _MOST_BLOCKS = 24
-"""With as many the disk has work while attention is computed."""
+"""So many keep the disk busy while attention is computed."""
 _RING_SHARE = 12
-"""One part in so many of what is left for slots may go to further blocks of the prefill's ring."""
+"""At most 1/12 of the slot bytes may become extra blocks of the prompt's ring."""
 _LENDING = ("predicted", "gate")
-"""Selectors whose tokens read no layer whole, and so need no ring."""
+"""Selectors with which decoding reads no layer whole, and so needs no ring."""
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
-    """Slots, and blocks of a prefill's ring."""
+class SlotAllocation:
+    """The slots of each layer, and the blocks of a prompt's ring."""
 
     window: int
     wanted: list[int]
-    """Slots of each layer that the window would need."""
+    """Slots that the window needs in each layer."""
     slots: list[int]
     """Slots of each layer; where all are needed, bundles to pin."""
     own_blocks: int
-    """Blocks of the ring that lie in memory of their own."""
+    """Blocks of the ring that have memory of their own."""
     lent_blocks: list[int]
-    """Blocks of the ring that lie in slots of each layer."""
+    """How many blocks of the ring lie in the slots of each layer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Divider:
-    """Divides what is left over for a model and its settings."""
+class SlotAllocator:
+    """Allocates spare bytes for one model and its settings."""
 
     spec: ModelSpec
     stride: int
@@ -116,38 +122,38 @@ class Divider:
     policy: str
     window: int | None
     block_bundles: int
-    """Bundles of a block of the prefill's ring."""
+    """Bundles in one block of the prompt's ring."""
 
-    def divide(self, spare_bytes: int) -> Division:
-        """All of `spare_bytes`, beside which there is a ring of the least blocks already."""
+    def allocate(self, spare_bytes: int) -> SlotAllocation:
+        """Allocates all of `spare_bytes`; a ring of `LEAST_BLOCKS` is already paid for."""
         least_bytes = self.spec.n_layers * least_slots(self.spec, self.select) * self.stride
         # What the least slots take is not left over: at the smallest ceiling nothing is.
         blocks = _ring_blocks(spare_bytes - least_bytes, self.block_bundles * self.stride)
         slots = spare_bytes // self.stride
-        if self.select not in _LENDING or not self._short(self._beside(slots, blocks)):
-            return self._division(slots, blocks, blocks)
-        division = self._division(slots, LEAST_BLOCKS, blocks)
-        if division.own_blocks + sum(division.lent_blocks) < blocks:
+        if self.select not in _LENDING or not self._are_short(self._slots_left(slots, blocks)):
+            return self._allocation(slots, blocks, blocks)
+        allocation = self._allocation(slots, LEAST_BLOCKS, blocks)
+        if allocation.own_blocks + sum(allocation.lent_blocks) < blocks:
             # Layers of few slots lend few blocks.
-            own_blocks = blocks - sum(division.lent_blocks)
-            division = self._division(slots, own_blocks, blocks)
-        return division
+            own_blocks = blocks - sum(allocation.lent_blocks)
+            allocation = self._allocation(slots, own_blocks, blocks)
+        return allocation
 
-    def _beside(self, slots: int, own_blocks: int) -> int:
-        """Of so many slots those that a ring with blocks of its own leaves."""
+    def _slots_left(self, slots: int, own_blocks: int) -> int:
+        """Slots that remain of `slots` when the ring has `own_blocks` blocks of its own."""
         return slots - (own_blocks - LEAST_BLOCKS) * self.block_bundles
 
-    def _short(self, slots: int) -> bool:
+    def _are_short(self, slots: int) -> bool:
         """Whether a token could make use of more slots."""
         return slots < sum(self._limits(self._choose_window(slots)[1]))
 
-    def _division(self, slots: int, own_blocks: int, blocks: int) -> Division:
-        affordable = self._beside(slots, own_blocks)
+    def _allocation(self, slots: int, own_blocks: int, blocks: int) -> SlotAllocation:
+        affordable = self._slots_left(slots, own_blocks)
         window, wanted = self._choose_window(affordable)
         given = self._slots(wanted, affordable)
         least = least_slots(self.spec, self.select)
         lent = lend(given, self.block_bundles, least, blocks - own_blocks)
-        return Division(window, wanted, given, own_blocks, lent)
+        return SlotAllocation(window, wanted, given, own_blocks, lent)
 
     def _choose_window(self, affordable: int) -> tuple[int, list[int]]:
         """The window, and the slots that each layer wants for it."""
@@ -177,7 +183,7 @@ class Divider:
         return [self.spec.bundles_per_layer] * self.spec.n_layers
 
     def _slots(self, wanted: list[int], affordable: int) -> list[int]:
-        """Slots a layer, of as many as there is room for; where all are needed, bundles to pin."""
+        """Slots of each layer, `affordable` in sum; where all are needed, bundles to pin."""
         if self.select == "all":
             return self._pin(affordable)
         limits, least = self._limits(wanted), least_slots(self.spec, self.select)
@@ -188,18 +194,18 @@ class Divider:
         n_bundles, n_layers = self.spec.bundles_per_layer, self.spec.n_layers
         if self.activity is None:
             return [affordable // n_layers] * n_layers
-        curves = [load_curve(self.activity, at, least, n_bundles) for at in range(n_layers)]
-        return divide(curves, affordable, least)
+        curves = [miss_curve(self.activity, at, least, n_bundles) for at in range(n_layers)]
+        return allocate(curves, affordable, least)
 
     def _pin(self, affordable: int) -> list[int]:
-        """Bundles a layer that stay where all are needed: whole blocks, spread over the layers."""
+        """Bundles to pin in each layer: whole blocks, spread evenly over the layers."""
         spec = self.spec
         pinned = [0] * spec.n_layers
         for first in range(0, spec.bundles_per_layer, self.block_bundles):
             size = min(self.block_bundles, spec.bundles_per_layer - first)
             more = min(affordable // size, spec.n_layers)
             for layer in range(more):
-                # Only behind the blocks before it: what is pinned is the beginning of a layer.
+                # Only after the blocks before it: the pinned part is the beginning of a layer.
                 if pinned[layer] == first:
                     pinned[layer] += size
                     affordable -= size
@@ -207,15 +213,15 @@ class Divider:
 
 
 def least_slots(spec: ModelSpec, select: str) -> int:
-    """Slots that a layer needs at least."""
-    # Where every neuron is needed they pass through the prefill's buffers; none need stay.
+    """The fewest slots that a layer can work with."""
+    # Where every neuron is needed, bundles pass through the prompt's buffers; none need stay.
     return 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
 
 
 def lend(slots: Sequence[int], block: int, least: int, count: int) -> list[int]:
-    """How many blocks of so many slots each layer lends, `count` at most; `least` slots stay.
+    """How many blocks of `block` slots each layer lends: `count` at most, keeping `least` slots.
 
-    Always the layer that has most left lends, the first one among equals.
+    The layer with the most slots left lends next, the first one among equals.
     """
     lent = [0] * len(slots)
     left = [(-n, layer) for layer, n in enumerate(slots)]
@@ -230,7 +236,7 @@ def lend(slots: Sequence[int], block: int, least: int, count: int) -> list[int]:
 
 
 def _ring_blocks(spare_bytes: int, block_bytes: int) -> int:
-    """Blocks of the prefill's ring, where so much is left over a ring of the least."""
+    """Blocks of the prompt's ring; `spare_bytes` is what remains beyond the smallest ring."""
     return min(LEAST_BLOCKS + spare_bytes // _RING_SHARE // block_bytes, _MOST_BLOCKS)
 
 

@@ -19,7 +19,7 @@ from flashllm.bench.cache.traces import Trace
 from flashllm.errors import UsageError
 from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.planning.activation_stats import Activity
-from flashllm.planning.slot_allocation import DEFAULT_WINDOW, divide, load_curve
+from flashllm.planning.slot_allocation import DEFAULT_WINDOW, allocate, miss_curve
 from flashllm.text_table import columns
 from flashllm.weight_cache.blocks import smallest_slots, split_rounds
 from flashllm.weight_cache.layer_cache import LayerCache
@@ -108,8 +108,8 @@ class Replay:
         slots = max(int(share * n_layers * n_bundles), least * n_layers)
         if self._activity is None:
             return [slots // n_layers] * n_layers
-        curves = [load_curve(self._activity, i, least, n_bundles) for i in range(n_layers)]
-        return divide(curves, slots, least)
+        curves = [miss_curve(self._activity, i, least, n_bundles) for i in range(n_layers)]
+        return allocate(curves, slots, least)
 
     def run(self, slots_per_layer: Sequence[int], on_row: Callable[[str], None]) -> Budget:
         """Every policy with these slots; `on_row` is called with the name of each before it."""

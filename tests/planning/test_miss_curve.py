@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.plan import make_plan
-from flashllm.planning.slot_allocation import convex_hull, divide, load_curve
+from flashllm.planning.slot_allocation import allocate, convex_hull, miss_curve
 from tests.planning.test_plan import SIZES, smallest
 from tests.support.specs import SPEC
 
@@ -26,7 +26,7 @@ falling = st.lists(st.integers(0, 40), min_size=SLOTS, max_size=SLOTS).map(
 @given(st.lists(falling, min_size=1, max_size=4), st.integers(0, 32))
 def test_no_other_way_loads_less(curves: list[list[int]], slots: int) -> None:
     points = [[(float(x), float(y)) for x, y in enumerate(curve)] for curve in curves]
-    found = divide(points, slots, 0)
+    found = allocate(points, slots, 0)
     assert sum(found) <= slots
     ways = itertools.product(range(SLOTS + 1), repeat=len(curves))
     best = min(
@@ -42,9 +42,9 @@ def test_no_other_way_loads_less(curves: list[list[int]], slots: int) -> None:
 
 def test_layers_alike_get_alike_and_the_steepest_first() -> None:
     steep, flat = [(64.0, 90.0), (100.0, 10.0)], [(64.0, 90.0), (100.0, 80.0)]
-    assert divide([flat, flat], 164, 64) == [82, 82]
-    assert divide([flat, steep], 164, 64) == [64, 100]
-    assert divide([flat, steep, flat], 238, 64) == [69, 100, 69]
+    assert allocate([flat, flat], 164, 64) == [82, 82]
+    assert allocate([flat, steep], 164, 64) == [64, 100]
+    assert allocate([flat, steep, flat], 238, 64) == [69, 100, 69]
 
 
 def test_only_the_hull_counts() -> None:
@@ -54,7 +54,7 @@ def test_only_the_hull_counts() -> None:
 
 def test_a_curve_is_that_of_longer_and_longer_windows() -> None:
     activity = Activity((1, 2, 4), ((50.0,), (80.0,), (110.0,)), ((60,), (90,), (130,)), (50.0,))
-    curve = load_curve(activity, 0, 20, 1000)
+    curve = miss_curve(activity, 0, 20, 1000)
     assert curve[0] == (20.0, 50.0)
     assert (50.0, 30.0) in curve
     assert curve[-1] == (1000.0, 0.0)
@@ -63,7 +63,7 @@ def test_a_curve_is_that_of_longer_and_longer_windows() -> None:
     assert list(loads) == sorted(loads, reverse=True)
     # Of one window nothing is known to return, so slots below all of them save nothing.
     alone = Activity((1,), ((50.0,),), ((60,),), (50.0,))
-    assert load_curve(alone, 0, 20, 1000)[1:] == [(50.0, 50.0), (1000.0, 0.0)]
+    assert miss_curve(alone, 0, 20, 1000)[1:] == [(50.0, 50.0), (1000.0, 0.0)]
 
 
 @pytest.mark.parametrize("spare", [0, 100, 900, 3000, 1 << 20])

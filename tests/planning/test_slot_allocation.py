@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashllm.planning.slot_allocation import LEAST_BLOCKS, Divider, Division, lend
+from flashllm.planning.slot_allocation import LEAST_BLOCKS, SlotAllocation, SlotAllocator, lend
 from tests.planning.test_plan import SIZES
 from tests.support.specs import SPEC
 
@@ -17,12 +17,14 @@ BLOCK = 64
 EVERYTHING = SPEC.n_layers * SPEC.bundles_per_layer
 
 
-def divider(select: str = "predicted", policy: str = "blend", block: int = BLOCK) -> Divider:
-    return Divider(SPEC, STRIDE, SIZES.activity, select, policy, None, block)
+def allocator(
+    select: str = "predicted", policy: str = "blend", block: int = BLOCK
+) -> SlotAllocator:
+    return SlotAllocator(SPEC, STRIDE, SIZES.activity, select, policy, None, block)
 
 
-def ring(division: Division) -> int:
-    return division.own_blocks + sum(division.lent_blocks)
+def ring(allocation: SlotAllocation) -> int:
+    return allocation.own_blocks + sum(allocation.lent_blocks)
 
 
 @settings(deadline=None)
@@ -37,7 +39,7 @@ def test_slots_and_own_blocks_take_what_there_is_and_lent_ones_leave_the_least(
 ) -> None:
     least = 0 if select == "all" else 64
     slots = SPEC.n_layers * least + spare
-    found = divider(select, policy, block).divide(slots * STRIDE)
+    found = allocator(select, policy, block).allocate(slots * STRIDE)
     own_slots = (found.own_blocks - LEAST_BLOCKS) * block
     assert sum(found.slots) + own_slots <= slots
     assert LEAST_BLOCKS <= found.own_blocks <= ring(found) <= 24
@@ -51,7 +53,7 @@ def test_slots_and_own_blocks_take_what_there_is_and_lent_ones_leave_the_least(
 @pytest.mark.parametrize("select", ["predicted", "gate"])
 def test_a_ring_takes_no_slots_where_slots_are_short(select: str) -> None:
     slots = EVERYTHING - 10 * BLOCK
-    found = divider(select).divide(slots * STRIDE)
+    found = allocator(select).allocate(slots * STRIDE)
     assert found.own_blocks == LEAST_BLOCKS
     assert slots - SPEC.n_layers <= sum(found.slots) <= slots
     spare = slots - SPEC.n_layers * 64
@@ -60,14 +62,14 @@ def test_a_ring_takes_no_slots_where_slots_are_short(select: str) -> None:
 
 def test_a_ring_is_as_long_as_where_a_token_needs_one_for_itself() -> None:
     for slots in range(SPEC.n_layers * 64, 2 * EVERYTHING, 37):
-        asked = divider("oracle").divide(slots * STRIDE)
-        found = divider("predicted").divide(slots * STRIDE)
+        asked = allocator("oracle").allocate(slots * STRIDE)
+        found = allocator("predicted").allocate(slots * STRIDE)
         assert ring(found) == asked.own_blocks
         assert sum(found.slots) >= sum(asked.slots)
 
 
 def test_nothing_is_lent_where_there_is_room_for_all() -> None:
-    found = divider().divide(2 * EVERYTHING * STRIDE)
+    found = allocator().allocate(2 * EVERYTHING * STRIDE)
     assert sum(found.slots) == EVERYTHING
     assert found.own_blocks > LEAST_BLOCKS
     assert not any(found.lent_blocks)
@@ -76,8 +78,8 @@ def test_nothing_is_lent_where_there_is_room_for_all() -> None:
 def test_layers_that_could_lend_no_block_leave_the_ring_its_own() -> None:
     whole = SPEC.bundles_per_layer
     spec = dataclasses.replace(SPEC, n_layers=32)
-    given_divider = Divider(spec, STRIDE, None, "predicted", "blend", None, whole)
-    found = given_divider.divide(32 * (whole - 1) * STRIDE)
+    given_allocator = SlotAllocator(spec, STRIDE, None, "predicted", "blend", None, whole)
+    found = given_allocator.allocate(32 * (whole - 1) * STRIDE)
     assert not any(found.lent_blocks)
     assert found.own_blocks == LEAST_BLOCKS + 32 * (whole - 1 - 64) // 12 // whole > LEAST_BLOCKS
     assert set(found.slots) == {
