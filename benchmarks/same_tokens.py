@@ -141,7 +141,7 @@ def answer(task: dict[str, Any]) -> Answers:
             window=model.plan.window,
             slots=sum(model.plan.slots_per_layer),
             io_threads=int(model.io_report()["threads"]),
-            passes=sum(cost.passes for cost in costs),
+            passes=sum(cost.extra_rounds for cost in costs),
             hit_rate=sum(cost.hits for cost in costs) / max(needed, 1),
         )
 

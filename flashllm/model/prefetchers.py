@@ -18,22 +18,23 @@ from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.pool import BundlePool, ReadCounts
 
-WORTH = 0.5
-"""Share of guesses that must turn out right for as many to be made again: a wrong one costs a read,
-a right one hides one."""
+PRECISION_MIN = 0.5
+"""Share of prefetched bundles that must turn out to be needed for as many to be prefetched again:
+a wrong one costs a read, a right one hides one."""
 GROW, SHRINK = 1.15, 0.8
 LEAST_SHARE = 0.02
 FEW = 8
-"""Guesses that are too few to judge by, and bundles that are too few to be guessed."""
+"""Fewer prefetched bundles say nothing yet, and fewer loaded ones are not worth prefetching."""
 
 
 class Prefetcher(Protocol):
-    """Told of the places of a token at which reads may begin."""
+    """Is called at the points of a token at which reads may begin."""
 
     def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:
-        """Attention of a layer comes next; `ffn_input` is what its feed-forward layer will read.
+        """A layer's attention comes next.
 
-        That is known in a parallel block; in a sequential one there is only the residual `stream`
+        `ffn_input` is the input of its feed-forward layer, which is already known in a parallel
+        block. In a sequential block it is None, and there is only the residual `stream`
         [1, d_model].
         """
 
@@ -43,22 +44,22 @@ class Prefetcher(Protocol):
 
 @runtime_checkable
 class RankingSelector(Selector, Protocol):
-    """A selector that can say which bundles are the likeliest."""
+    """A selector that can order bundles by how likely they are needed."""
 
     def ranked(self, layer: int, x: Vector) -> Ids:
-        """The ids of `select`, the likeliest first."""
+        """The ids of `select`, most likely first."""
 
 
 class PrefetchShares:
-    """How many of the ids that a predictor ranks are worth reading ahead, layer by layer.
+    """The share of a predictor's ranked ids to prefetch in each layer.
 
-    Learnt from how many turned out to be needed.
+    Learnt from how many prefetched bundles turned out to be needed.
     """
 
     def __init__(self, n_layers: int) -> None:
         self._shares = [1.0] * n_layers
         self._loaded = [FEW] * n_layers
-        # Of the prefetched bundles that have not been judged yet.
+        # Bundles prefetched since the last judgement, and how many of them were needed.
         self._made = [0] * n_layers
         self._used = [0] * n_layers
 
@@ -67,27 +68,27 @@ class PrefetchShares:
         return self._loaded[layer] >= FEW
 
     def cut(self, layer: int, ranked: Ids) -> Ids:
-        """The share of ranked ids to prefetch, the likeliest."""
+        """The most likely of the ranked ids, as many as should be prefetched."""
         return ranked[: round(self._shares[layer] * len(ranked))]
 
     def learn(self, layer: int, reads: ReadCounts) -> None:
-        """From what a token read of a layer: prefetch more of it next time, or less, or nothing."""
+        """Adapts a layer's share to what a token read of it."""
         self._loaded[layer] = reads.loaded
         self._made[layer] += reads.prefetched
         self._used[layer] += reads.prefetched_used
         if self._made[layer] >= FEW:
-            right = self._used[layer] >= WORTH * self._made[layer]
+            right = self._used[layer] >= PRECISION_MIN * self._made[layer]
             share = self._shares[layer] * (GROW if right else SHRINK)
             self._shares[layer] = min(max(share, LEAST_SHARE), 1.0)
             self._made[layer] = self._used[layer] = 0
 
 
 class PredictorPrefetcher:
-    """Asks a layer's predictor about a residual stream of an earlier place.
+    """Runs a layer's predictor on an earlier residual stream.
 
-    That place is before the layer's attention, or before that and the feed-forward layer in front
-    of it. Deja Vu (arXiv 2310.17157) predicts from the layer before, and computes what it
-    predicted; LLM in a flash (arXiv 2312.11514) leaves its reads exposed.
+    The stream is taken before the layer's attention, or before the feed-forward layer of the
+    previous layer. Deja Vu (arXiv 2310.17157) predicts from the previous layer and computes what
+    it predicted; LLM in a flash (arXiv 2312.11514) leaves its reads exposed.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class PredictorPrefetcher:
         overlap: Overlap,
         clock: PartClock,
     ) -> None:
-        """`norms` are those in front of each feed-forward layer."""
+        """`norms` are the norms before each feed-forward layer."""
         self._selector = selector
         self._pool = pool
         self._norms = norms
@@ -107,12 +108,12 @@ class PredictorPrefetcher:
         self.shares = PrefetchShares(len(norms))
 
     def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:  # noqa: ARG002
-        """The first layer has none before it to ask from."""
+        """Prefetches for this layer, by `overlap`; always for layer 0, which has no predecessor."""
         if self._overlap == "attention" or layer == 0:
             self._prefetch(layer, stream)
 
     def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
-        """Judge what was prefetched, and ask for the next layer."""
+        """Learns how good this layer's prefetch was, and prefetches for the next layer."""
         self.shares.learn(layer, reads)
         if self._overlap == "layer" and layer + 1 < len(self._norms):
             self._prefetch(layer + 1, stream)
@@ -127,22 +128,22 @@ class PredictorPrefetcher:
 
 
 class ExactPrefetcher:
-    """Reads what a parallel block's feed-forward layer needs, whose input is known early."""
+    """Starts reads for a parallel block, whose feed-forward input is known before attention."""
 
     def __init__(
         self, choose_early: Callable[[int, Tensor, Tensor], Ids], pool: BundlePool
     ) -> None:
-        """`choose_early` (layer, input, stream) keeps the active set for the layer's turn."""
+        """`choose_early(layer, input, stream)` keeps the active set until the layer's turn."""
         self._choose_early = choose_early
         self._pool = pool
 
     def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:
-        """Choose now, and begin to read all of it."""
+        """Selects the active set now, and begins to read all of it."""
         assert ffn_input is not None
         self._pool.prefetch(layer, self._choose_early(layer, ffn_input, stream))
 
     def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
-        """Nothing is left to be done."""
+        """Does nothing: everything has been read already."""
 
 
 def prefetchers_for(
@@ -154,7 +155,7 @@ def prefetchers_for(
     clock: PartClock,
     choose_early: Callable[[int, Tensor, Tensor], Ids],
 ) -> list[Prefetcher]:
-    """Those that a model's blocks, its selector and `overlap` allow."""
+    """The prefetchers that the model's blocks, its selector and `overlap` allow."""
     if overlap not in ("attention", "layer") or not pool.prefetches:
         return []
     if spec.block == "parallel":

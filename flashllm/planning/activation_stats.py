@@ -1,8 +1,8 @@
-"""How many bundles tokens use: what a recording says of a model, or what is assumed of its kind.
+"""How many bundles tokens use: recorded for this model, or assumed for models of its kind.
 
 `s_agg(k)` is the mean number of distinct bundles that k tokens in a row use (LLM in a flash,
-section 3.1); before a token the window holds what the last k used, so it loads
-`s_agg(k + 1) - s_agg(k)` of them.
+section 3.1). Before a token, a window of k holds what the last k tokens used, so the token loads
+`s_agg(k + 1) - s_agg(k)` bundles.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FALSE_NEGATIVES, FALSE_POSITIVES = 0.05, 0.07
 """Errors of the paper's predictors, per active and per inactive neuron."""
 ASSUMED_WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 50, 64)
 MOST_OVER_MEAN = 1.25
-"""Assumed: the slots that a text needs at most, over what it needs on average."""
+"""Assumed ratio of the most slots that a text needs to the slots that it needs on average."""
 DEVIATIONS_TO_MOST = 4
-"""The most of some ten thousand values lies about so many standard deviations from their mean."""
+"""The maximum of some 10 000 values lies about 4 standard deviations above their mean."""
 _QUANTILES = [NormalDist().inv_cdf((i + 0.5) / 32) for i in range(32)]
 # ln of s_agg(k) over s_agg(1) is a parabola in ln k through the paper's s_agg(1) = 9.6 %,
 # s_agg(5) = 24 % and s_agg(6) = 26.4 %.
@@ -42,20 +42,20 @@ class Activity:
     windows: tuple[int, ...]
     """Ascending, from 1 on."""
     s_agg: tuple[tuple[float, ...], ...]
-    """For each window, distinct bundles of each layer on average."""
+    """For each window, the mean number of distinct bundles used in each layer."""
     slots_needed: tuple[tuple[int, ...], ...]
-    """The same at most."""
+    """For each window, the largest number of distinct bundles used in each layer."""
     active: tuple[float, ...]
-    """Of the bundles that one token uses, those of each layer that turn out not to be zero."""
+    """Bundles of each layer that one token uses and whose output is not zero."""
     assumed: str = ""
-    """Where nothing was recorded, what is assumed instead, in words."""
+    """A sentence about what is assumed where nothing was recorded; else empty."""
 
     def used(self, layer: int) -> float:
         """Bundles of a layer that a token uses on average."""
         return self.s_agg[0][layer]
 
     def aggregate(self, layer: int, window: float) -> float:
-        """`s_agg` of a layer at any window: a power of it between those that were counted."""
+        """`s_agg` of a layer for any window, interpolated by a power law between counted ones."""
         if window <= self.windows[0]:
             return self.s_agg[0][layer] * max(window, 0.0) / self.windows[0]
         for index in range(1, len(self.windows)):
@@ -69,7 +69,7 @@ class Activity:
         return self.s_agg[-1][layer]
 
     def increment(self, layer: int, window: float) -> float:
-        """Bundles of a layer that a token uses and none of the `window` tokens before it."""
+        """Bundles of a layer that a token uses and that the `window` tokens before it did not."""
         last = self.windows[-1]
         if window + 1 > last:
             if len(self.windows) == 1:
@@ -79,7 +79,7 @@ class Activity:
         return max(0.0, self.aggregate(layer, window + 1) - self.aggregate(layer, window))
 
     def tokens_held(self, layer: int, slots: int, window: int) -> float:
-        """Tokens whose bundles so many slots of a layer hold; at most the window."""
+        """The number of last tokens whose bundles fit into `slots`; at most `window`."""
         if self.aggregate(layer, window) <= slots:
             return window
         low, high = 0.0, float(window)
@@ -89,21 +89,21 @@ class Activity:
         return low
 
     def loads(self, layer: int, slots: int, window: int) -> float:
-        """Bundles of a layer that a token loads on average, with so many slots for that window."""
+        """Bundles of a layer that a token loads on average, with `slots` slots for `window`."""
         used = self.used(layer)
         if used <= 0:
             return 0.0
         held = max(self.tokens_held(layer, slots, window), 1.0)
         renewed = min(self.increment(layer, held) / used, 1.0)
-        # What returns of the token before, where it filled the slots.
+        # The share of the previous token's bundles that this token uses again.
         returning = 1 - min(self.increment(layer, 1) / used, 1.0)
         sizes = self._sizes(layer)
         return sum(_loaded(size, slots, renewed, returning) for size in sizes) / len(sizes)
 
     def loads_of_slots(self, layer: int, slots: int, n_bundles: int) -> float:
-        """The same where bundles are only given up when slots are needed, as the default policy.
+        """Like `loads`, for policies that evict a bundle only when its slot is needed.
 
-        With recency alone; that frequency counts too saves some percent more.
+        Computed for recency alone; counting frequency too saves some percent more.
         """
         most = self.s_agg[-1][layer]
         loads = self.loads(layer, min(slots, math.floor(most)), self.windows[-1])
@@ -112,26 +112,26 @@ class Activity:
         # Beyond the longest window that was counted; with all slots nothing is loaded.
         return loads * (n_bundles - slots) / (n_bundles - most)
 
-    def passes(self, layer: int, slots: int) -> float:
-        """Extra passes that a token makes over a layer on average."""
+    def extra_rounds(self, layer: int, slots: int) -> float:
+        """Rounds beyond the first that a token needs in a layer, on average."""
         sizes = self._sizes(layer)
         return sum(max(math.ceil(size / max(slots, 1)) - 1, 0) for size in sizes) / len(sizes)
 
     def _sizes(self, layer: int) -> list[float]:
-        """Bundles that tokens use, as equally likely ones: a bell from the mean and the most."""
+        """Equally likely numbers of bundles per token: a normal distribution."""
         used, most = self.used(layer), self.slots_needed[0][layer]
         deviation = max(most - used, 0.0) / DEVIATIONS_TO_MOST
         sizes = [max(used + z * deviation, 0.0) for z in _QUANTILES]
-        # A wide bell is cut off at nothing, which would raise its mean.
+        # A wide distribution is cut off at zero, which would raise its mean.
         mean = sum(sizes) / len(sizes)
         return [size * used / mean for size in sizes] if mean else sizes
 
 
 def _loaded(size: float, slots: int, renewed: float, returning: float) -> float:
-    """Loads of a token of that many bundles.
+    """Bundles that a token of `size` bundles loads.
 
-    A token that fits loads what is new. Of one that does not, a first pass finds what the last
-    pass of the token before left of its own first; for the passes after it nothing is left.
+    If they fit into the slots, it loads only the new ones. If not, its first round finds what the
+    previous token's last round left there, and its other rounds find nothing.
     """
     if size <= slots:
         return size * renewed
@@ -139,7 +139,7 @@ def _loaded(size: float, slots: int, renewed: float, returning: float) -> float:
 
 
 def recorded(values: dict[str, Any], select: str, spec: ModelSpec, where: str) -> Activity:
-    """What `activity.json` says of a selector; `LayoutError` where it does not fit the model."""
+    """The activity of a selector in `activity.json`; `LayoutError` if it does not fit the model."""
     try:
         windows = tuple(int(window) for window in values["windows"])
         found = values[select if select in values else "oracle"]
@@ -163,10 +163,10 @@ def recorded(values: dict[str, Any], select: str, spec: ModelSpec, where: str) -
 
 
 def assumed(spec: ModelSpec, select: str, share: float | None = None) -> Activity:
-    """What is taken for a sparse model that nothing was recorded of.
+    """The activity assumed for a sparse model without a recording.
 
-    `share` of the neurons, if given, is what a token uses; all else follows from the paper's
-    curve, whose neurons return as those of its first model do.
+    A token uses `share` of the neurons if that is given, else what models of this kind use. How
+    use grows with the window is taken from the paper's first model.
     """
     n_bundles = spec.bundles_per_layer
     active, source = _assumed_active(spec)
@@ -186,7 +186,7 @@ def assumed(spec: ModelSpec, select: str, share: float | None = None) -> Activit
 
 
 def paper_growth(window: int) -> float:
-    """s_agg of a window over that of one token, for the paper's first model."""
+    """`s_agg(window) / s_agg(1)` of the paper's first model."""
     logarithm = math.log(window)
     return math.exp(_RISE * logarithm + _BEND * logarithm * logarithm)
 

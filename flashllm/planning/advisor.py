@@ -1,6 +1,6 @@
-"""What would make a plan's tokens faster, by the same model, and the ceilings that matter.
+"""Changes that would make a plan's tokens faster, and the ceilings at which something changes.
 
-Nothing is guessed: every alternative is planned and expected as the plan itself was.
+Every alternative is planned and estimated by the same code as the plan itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flashllm.planning.slot_allocation import SLACK
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.blocks import smallest_slots
 
-WORTH = 0.97
-"""An alternative is named where it leaves at most this part of a token's time."""
+TIME_SHARE_MAX = 0.97
+"""An alternative is listed if a token then takes at most this share of its time."""
 GIBIBYTE = 1 << 30
 SHORT_CONTEXT = 512
 _NARROWER: dict[str, tuple[str, DType]] = {
@@ -33,7 +33,7 @@ _NARROWER: dict[str, tuple[str, DType]] = {
     "bf16": ("weights in 8 bits, which are rounded", "int8"),
     "int8": ("weights in 4 bits, which are rounded much", "int4"),
 }
-"""What can be had for half the bytes."""
+"""For each encoding: a description of one with half the bytes, and its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Scenario:
     converted: bool = False
 
     def plan(self) -> Plan:
-        """The plan; errors as of `make_plan`.
+        """The plan; raises what `make_plan` raises.
 
-        Of a converted model it is the one that it will be run with, which goes by what was
-        recorded and assumes nothing.
+        A converted model is planned as it will be run, from what was recorded. Only for others
+        are assumptions used.
         """
         sizes = self.sizes
         if self.activity is not None and not self.converted:
@@ -64,7 +64,7 @@ class Scenario:
         return dataclasses.replace(self, options=self.options.having(**overrides))
 
     def expect(self, plan: Plan, flash_speed: float = 1.0) -> TokenEstimate:
-        """What is expected of a plan of this case."""
+        """The estimate for a plan of this scenario."""
         sizes = self.sizes
         model = Model(
             self.spec, sizes.stride, sizes.predictors, self.activity, sizes.predictor_dtype
@@ -74,7 +74,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change, and the seconds of a token that it leaves."""
+    """A change, and the seconds that a token takes with it."""
 
     change: str
     token_seconds: float
@@ -86,10 +86,10 @@ class Ceilings:
 
     smallest: int
     cliff: int | None
-    """Below it the slots do not hold what one token uses, so nothing stays for the next; None
-    where every neuron is used."""
+    """Below it the slots do not hold what one token uses, so no bundle stays for the next token;
+    None where every neuron is used."""
     whole: int
-    """From it on everything is in memory, and nothing is read."""
+    """From it on, everything is in memory and nothing is read."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -97,7 +97,7 @@ class Ceilings:
 
 
 def ceilings(case: Scenario, plan: Plan) -> Ceilings:
-    """Those of a plan's settings, its ceiling apart."""
+    """The ceilings for a plan's settings, whatever ceiling the plan itself has."""
     spec, stride = case.spec, case.sizes.stride
     fixed = sum(plan.split.values()) - plan.split["slots"]
     whole = fixed + spec.n_layers * spec.bundles_per_layer * stride
@@ -110,7 +110,7 @@ def ceilings(case: Scenario, plan: Plan) -> Ceilings:
 
 
 def advise(case: Scenario, plan: Plan, expected: TokenEstimate) -> list[Advice]:
-    """What helps, the most first; nothing without a profile."""
+    """What helps, most first; an empty list without a profile."""
     if expected.token is None:
         return []
     found = []
@@ -119,13 +119,13 @@ def advise(case: Scenario, plan: Plan, expected: TokenEstimate) -> list[Advice]:
             token = other.expect(other.plan(), speed).token
         except FlashllmError:
             continue
-        if token is not None and token.total <= WORTH * expected.token.total:
+        if token is not None and token.total <= TIME_SHARE_MAX * expected.token.total:
             found.append(Advice(change, token.total))
     return sorted(found, key=lambda advice: advice.token_seconds)
 
 
 def _alternatives(case: Scenario, plan: Plan) -> Iterator[tuple[str, Scenario, float]]:
-    """Changes that there are today: words, the changed case, how much faster the disk is."""
+    """(description, changed scenario, how many times faster the disk is) of each alternative."""
     spec = case.spec
     larger = plan.ceiling_bytes + GIBIBYTE
     yield f"1 GiB more memory: --memory {larger >> 20}MiB", case.having(memory=larger), 1.0
@@ -161,7 +161,7 @@ def _alternatives(case: Scenario, plan: Plan) -> Iterator[tuple[str, Scenario, f
 
 
 def _resized(spec: ModelSpec, sizes: Sizes) -> Sizes:
-    """Sizes of another encoding; what is the same is the predictors', and what was recorded."""
+    """Sizes for another encoding; those of the predictors and the recording stay the same."""
     return dataclasses.replace(
         sizes_of_shape(spec, sizes.interpreter),
         predictors=sizes.predictors,

@@ -1,15 +1,15 @@
 """How long a token will take, from a shape, a plan, a profile and what tokens use. Pure.
 
-What of a token is computed while its reads are under way is the plan's `overlap`: reads that were
-guessed early go beside attention, or beside everything up to the next layer. Where every neuron is
-needed, and in a prompt, the next block is read while one is computed.
+The plan's `overlap` says what is computed while reads are under way: prefetches overlap with
+attention, or with everything up to the next layer. Where every neuron is needed, and in a prompt,
+the next block is read while one is computed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from flashllm.hardware.curves import MachineRates
@@ -33,34 +33,35 @@ ONE_THREAD_WEIGHTS = 1 << 22
 """Weights of a feed-forward matrix up to which one thread computes a chunk of a prompt. Two gain
 little there, and where other programs keep the cores busy they wait for each other (measured: ten
 times as long, and more)."""
+_JSON_NAMES = {"extra_rounds": "passes", "wasted": "in_vain", "prefetch": "guesses"}
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchAccuracy:
-    """How good guesses at what a layer will load are; assumed, as no recording counts them."""
+    """How good speculative prefetches are; assumed, since no recording counts them."""
 
     recall: float = 0.95
-    """Of what is loaded, the part that was guessed."""
+    """Share of the loaded bundles that were prefetched."""
     precision: float = 0.95
-    """Of what was guessed, the part that was needed."""
+    """Share of the prefetched bundles that were needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTraffic:
-    """What one decoded token uses, and what it reads of that from flash."""
+    """What one decoded token uses, in all layers, and what of it is read from flash."""
 
     used: float
-    """Bundles of all layers."""
+    """Bundles that are computed with."""
     active: float
-    """Those of them that are not zero."""
+    """Bundles used whose output is not zero."""
     loaded: float
     reads: float
     bytes_read: float
     """Gaps and padding included."""
-    passes: float
-    """Extra ones, over layers whose slots do not hold what one token uses."""
-    in_vain: float = 0.0
-    """Bundles read besides, since they were guessed and not needed."""
+    extra_rounds: float
+    """Rounds beyond the first, in layers whose slots do not hold what one token uses."""
+    wasted: float = 0.0
+    """Prefetched bundles that were not needed."""
 
     @property
     def hit_rate(self) -> float:
@@ -70,7 +71,7 @@ class TokenTraffic:
 
 @dataclass(frozen=True, slots=True)
 class TokenSeconds:
-    """Where the time of a decoded token goes; in sum the token, unless reading overlaps."""
+    """Where the time of a decoded token goes. The parts add up to `total` plus `overlap`."""
 
     flash: float
     dram: float
@@ -79,7 +80,7 @@ class TokenSeconds:
 
     @property
     def overlap(self) -> float:
-        """What reading and computing have in common."""
+        """Time in which reading and computing go on at once."""
         return self.flash + self.dram + self.overhead - self.total
 
     @property
@@ -91,24 +92,27 @@ class TokenSeconds:
 
 @dataclass(frozen=True, slots=True)
 class TokenEstimate:
-    """What is expected of a plan; seconds are None where no profile knows enough of the machine."""
+    """What a plan is expected to cost; seconds are None where the profile lacks the rates."""
 
     traffic: TokenTraffic
     dram: DramBytes
     context_tokens: int
-    """Tokens in the context of the token that is meant."""
+    """Tokens in the context when the estimated token is decoded."""
     prompt_tokens: int
     token: TokenSeconds | None
     first_token_seconds: float | None
     assumed: str
-    """What of the activity was assumed, or "" where it was recorded."""
-    guesses: PrefetchAccuracy | None
-    """What was assumed of guesses, where the plan makes any."""
+    """What was assumed about the activity, or "" where it was recorded."""
+    prefetch: PrefetchAccuracy | None
+    """The assumed accuracy, where the plan prefetches by predictors."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values, under the stored names of `plan --json`."""
         token = self.token
-        return dataclasses.asdict(self) | {
+        values = {_JSON_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        traffic = values["traffic"]
+        values["traffic"] = {_JSON_NAMES.get(name, name): n for name, n in traffic.items()}
+        return values | {
             "hit_rate": self.traffic.hit_rate,
             "dram_bytes": self.dram.total,
             "bound": token.bound if token else None,
@@ -118,7 +122,7 @@ class TokenEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of a model: its shape, the bytes of a bundle on flash, what tokens use."""
+    """The facts that an estimate needs: shape, bytes of a bundle on flash, what tokens use."""
 
     spec: ModelSpec
     stride: int
@@ -126,7 +130,7 @@ class Model:
     activity: Activity | None
     """None where every neuron is used."""
     predictor_dtype: str = "f16"
-    guesses: PrefetchAccuracy = PrefetchAccuracy()
+    prefetch: PrefetchAccuracy = PrefetchAccuracy()
 
     @property
     def encodings(self) -> Encodings:
@@ -142,7 +146,7 @@ def expect(
     prompt_tokens: int = PROMPT_TOKENS,
     flash_speed: float = 1.0,
 ) -> TokenEstimate:
-    """What the tokens after a prompt will cost; `flash_speed` is for a disk that much faster."""
+    """What the tokens after a prompt will cost, on a disk `flash_speed` times as fast."""
     spec, activity = model.spec, model.activity
     prompt_tokens = min(prompt_tokens, plan.context)
     layers = [_layer_reads(model, plan, layer) for layer in range(spec.n_layers)]
@@ -152,10 +156,10 @@ def expect(
             for f in dataclasses.fields(TokenTraffic)
         )
     )
-    guessing = _guesses(spec, plan)
+    speculative = _prefetches(spec, plan)
     predictors = model.predictors if plan.select == "predicted" else 0
-    # To guess is to ask the predictor once more.
-    predictors *= 2 if guessing else 1
+    # A speculative prefetch asks the predictor once more.
+    predictors *= 2 if speculative else 1
     moved = dram_bytes_a_token(
         spec,
         ResidentBytes.of(spec, predictors),
@@ -173,17 +177,19 @@ def expect(
         token = clock.token(layers, traffic, moved)
         first = clock.first_token(prompt_tokens, moved)
     words = activity.assumed if activity is not None else ""
-    guesses = model.guesses if guessing else None
-    return TokenEstimate(traffic, moved, prompt_tokens, prompt_tokens, token, first, words, guesses)
+    prefetch = model.prefetch if speculative else None
+    return TokenEstimate(
+        traffic, moved, prompt_tokens, prompt_tokens, token, first, words, prefetch
+    )
 
 
 def _begins_early(plan: Plan) -> bool:
-    """Whether reads may begin before it is a layer's turn."""
+    """Whether reads may begin before the layer's turn."""
     return plan.overlap in ("attention", "layer") and plan.select != "all"
 
 
-def _guesses(spec: ModelSpec, plan: Plan) -> bool:
-    """Whether reads are guessed: in a parallel block they are known, and only predictors guess."""
+def _prefetches(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether prefetches are speculative: by predictors, in a block whose input is not known."""
     return _begins_early(plan) and plan.select == "predicted" and spec.block == "sequential"
 
 
@@ -200,35 +206,35 @@ class _LayerReads:
 
     traffic: TokenTraffic
     early: _Reads
-    """Before the layer's turn, by guesses or since the input was known."""
+    """Begun before the layer's turn: prefetched, or since the input was known."""
     late: _Reads
-    """When it is known what is needed."""
+    """Begun when the active set is known."""
 
 
 def _layer_reads(model: Model, plan: Plan, layer: int) -> _LayerReads:
     traffic, n_bundles = _layer_traffic(model, plan, layer), model.spec.bundles_per_layer
     if plan.select in ("all", "oracle") or model.activity is None:
         return _LayerReads(traffic, _Reads(), _Reads(traffic.reads, traffic.bytes_read))
-    early = in_vain = 0.0
-    if _guesses(model.spec, plan):
-        # Where slots are short, guesses have no place either.
-        fits = 1 - min(traffic.passes, 1.0)
-        early = traffic.loaded * model.guesses.recall * fits
-        in_vain = early * (1 / model.guesses.precision - 1)
+    early = wasted = 0.0
+    if _prefetches(model.spec, plan):
+        # Where slots are short, there are none for prefetches either.
+        fits = 1 - min(traffic.extra_rounds, 1.0)
+        early = traffic.loaded * model.prefetch.recall * fits
+        wasted = early * (1 / model.prefetch.precision - 1)
     elif _begins_early(plan):
         early = traffic.loaded
 
     def merged(loaded: float) -> _Reads:
         return _Reads(*merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes))
 
-    first, second = merged(early + in_vain), merged(traffic.loaded - early)
+    first, second = merged(early + wasted), merged(traffic.loaded - early)
     reads, nbytes = first.reads + second.reads, first.nbytes + second.nbytes
-    made = dataclasses.replace(traffic, reads=reads, bytes_read=nbytes, in_vain=in_vain)
+    made = dataclasses.replace(traffic, reads=reads, bytes_read=nbytes, wasted=wasted)
     return _LayerReads(made, first, second)
 
 
 def _layer_traffic(model: Model, plan: Plan, layer: int) -> TokenTraffic:
-    """What a layer uses and loads, were all of it read in its turn."""
+    """What a layer uses and loads, if all of it is read in the layer's turn."""
     spec, activity = model.spec, model.activity
     n_bundles, slots = spec.bundles_per_layer, plan.slots_per_layer[layer]
     if plan.select in ("all", "oracle") or activity is None:
@@ -242,14 +248,16 @@ def _layer_traffic(model: Model, plan: Plan, layer: int) -> TokenTraffic:
     else:
         loaded = activity.loads_of_slots(layer, slots, n_bundles)
     reads, bytes_read = merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes)
-    passes = activity.passes(layer, slots)
-    return TokenTraffic(used, min(activity.active[layer], used), loaded, reads, bytes_read, passes)
+    extra_rounds = activity.extra_rounds(layer, slots)
+    return TokenTraffic(
+        used, min(activity.active[layer], used), loaded, reads, bytes_read, extra_rounds
+    )
 
 
 def merged_reads(loaded: float, n_bundles: int, stride: int, gap_bytes: int) -> tuple[float, float]:
-    """Reads, and their bytes, for so many bundles of a layer that lie anywhere in it.
+    """(reads, bytes) for `loaded` bundles that lie at random places of a layer.
 
-    Neighbours within the gap are one read, and what lies in the gap is read too.
+    Bundles at most a gap apart share one read, which reads the gap too.
     """
     density = min(loaded / n_bundles, 1.0)
     if loaded <= 1 or density >= 1:
@@ -293,25 +301,25 @@ class _Clock:
     def _hidden(
         self, early: float, late: float, traffic: TokenTraffic, seconds: DramSeconds
     ) -> float:
-        """Of the reads, what goes on while something is computed."""
+        """Seconds of reading that pass while something is computed."""
         spec, plan = self.model.spec, self.plan
         if plan.overlap == "none":
             return 0.0
-        if plan.overlap == "layer" and _guesses(spec, plan):
-            # From one layer's turn to the next one's; while the head is computed nothing is read.
+        if plan.overlap == "layer" and _prefetches(spec, plan):
+            # From one layer's turn to the next; nothing is read while the head is computed.
             return min(early, seconds.total - seconds.head)
-        # Of neurons that are there all rows but the down one are multiplied meanwhile.
+        # Meanwhile all rows but the down rows are multiplied for neurons that are in DRAM.
         before_down = (spec.rows_per_neuron - 1) * traffic.used
         dots = seconds.ffn * before_down / max(before_down + traffic.active, 1.0)
         hits = dots * traffic.hit_rate
         attention = seconds.attention + seconds.kv
-        if _guesses(spec, plan):
-            # The predictor's time is that of two: the guess, and what is asked behind attention.
+        if _prefetches(spec, plan):
+            # The predictor is asked twice: for the prefetch, and again after attention.
             return min(early, attention + seconds.predictors / 2) + min(late, hits)
         return min(early, attention + hits) + min(late, hits)
 
     def first_token(self, prompt_tokens: int, moved: DramBytes) -> float | None:
-        """A prompt, chunk by chunk: all weights are read, and go through a matrix product."""
+        """Seconds to read a prompt, chunk by chunk, where each chunk reads all weights."""
         spec, shape = self.model.spec, self.plan.prefill
         resident = moved.attention + moved.gate
         small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
@@ -329,7 +337,7 @@ class _Clock:
         return seconds + head + self.rates.token_overhead_ns / 1e9
 
     def _streamed(self, dram: float, ffn: float, overhead: float) -> TokenSeconds:
-        """A token that needs every neuron: those in memory, then block after block."""
+        """A token that needs every neuron: first those in memory, then block after block."""
         spec, plan = self.model.spec, self.plan
         share = plan.prefill.bundles / (spec.n_layers * spec.bundles_per_layer)
         beside = (dram - ffn + overhead) / spec.n_layers
@@ -341,7 +349,10 @@ class _Clock:
         return TokenSeconds(flash, dram, overhead, total)
 
     def _blocks(self, beside: float, block: float) -> float:
-        """All layers, each with something `beside` it, block after block, a ring read ahead."""
+        """Seconds of all layers, block by block, with a ring read ahead.
+
+        `beside` is what each layer computes besides its blocks, `block` the seconds of one block.
+        """
         spec, plan = self.model.spec, self.plan
         read = self._block_seconds()
         total = last = 0.0
@@ -349,14 +360,14 @@ class _Clock:
             kept = pinned if plan.select == "all" else 0
             blocks = (spec.bundles_per_layer - kept) / plan.prefill.bundles
             before = beside + kept / plan.prefill.bundles * block
-            # Once the ring is full the device waits for what lies beside.
+            # Once the ring is full, the device waits for the rest of the layer.
             idle = max(before - min(plan.prefill_blocks, blocks) * read, 0) if blocks > 0 else 0
             total += max(before + blocks * block, blocks * read + idle)
             last = min(blocks, 1) * block if blocks > 0 else 0.0
         return total + last
 
     def _block_seconds(self) -> float:
-        """Reading one block of a layer, cut into the largest reads."""
+        """Seconds to read one block of a layer, cut into the largest reads."""
         nbytes = self.plan.prefill.bundles * self.model.stride
         reads = math.ceil(nbytes / MAX_READ_BYTES)
         return self._read_seconds(reads, nbytes)

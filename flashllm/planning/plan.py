@@ -1,7 +1,7 @@
 """How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan.
 
-What follows from the shape alone (the prefill's chunk, block and tile) never depends on the
-ceiling, since the rounding of a matrix product depends on its shape and the answer must not.
+A prompt's chunk, block and tile follow from the model's shape alone, never from the ceiling: the
+rounding of a matrix product depends on its shape, and the answer must not depend on the ceiling.
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ from flashllm.weight_cache.policies import choose_policy
 
 MIB = 1 << 20
 GAP_BYTES = 4096
-"""Neighbours on flash that are at most this far apart are read at once, where no profile says how
-far apart they may be."""
+"""Bundles on flash at most this far apart share one read, unless the profile says otherwise."""
 MAX_READ_BYTES = 512 << 10
-"""The largest single read of the core: what runs of neighbours are cut into."""
+"""The core's largest single read; longer runs of neighbours are cut."""
 
 _PREFILL_ACTIVATION_BYTES = 2 * MIB
 _PREFILL_BLOCK_BYTES = 4 * MIB
 _TILE_BYTES = 4 * MIB
-"""Of decoded bundles that are computed with together: smaller ones, which fit better into caches,
-spend more on beginning and ending products than they gain (docs/log/)."""
+"""Size of a tile of decoded bundles. Smaller tiles fit better into caches, but starting and ending
+their products costs more than that gains (docs/log/)."""
 _LINEAR_BYTES = 2 * MIB
-"""Of decoded rows of a resident matrix."""
+"""Decoded rows of a resident matrix."""
 _RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
-"""Of a thread that reads: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
+"""Memory of a reading thread: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
 _MAX_THREADS = 1024
 _MAX_CONTEXTS = 1024
 _SEED_TOKENS = 64
@@ -60,14 +59,14 @@ _SEED_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class PrefillShape:
-    """Sizes of the prefill's pieces, from the model's shape alone."""
+    """Sizes of the pieces in which a prompt is computed, from the model's shape alone."""
 
     tokens: int
     """Tokens that go through the model together."""
     bundles: int
-    """Bundles that are read together, a block: whole blocks of summation, some 4 MiB of them."""
+    """Bundles of a block, which is read as one: whole blocks of summation, about 4 MiB."""
     tile: int
-    """Bundles of a block that are decoded and computed with together."""
+    """Bundles of a block that are decoded and multiplied together."""
     linear_rows: int
     """Rows of a resident matrix that are decoded together."""
 
@@ -89,7 +88,7 @@ class PrefillShape:
         )
 
     def bytes(self, spec: ModelSpec, stride: int, context: int, blocks: int = LEAST_BLOCKS) -> int:
-        """Memory of a prefill at its peak: so many blocks, decoded rows, activations."""
+        """Peak memory of a prefill: a ring of `blocks` blocks, decoded rows, activations."""
         widest = max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
         ring = blocks * self.bundles * stride
         decoded = self.tile * spec.rows_per_neuron * spec.d_model * 4
@@ -103,13 +102,13 @@ class PrefillShape:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes that a model needs apart from slots, and what its recording said about slots."""
+    """Bytes that a model needs besides its slots, and its recorded activity."""
 
     interpreter: int
     """Resident memory of the process before the model is loaded."""
     embeddings: int
     attention: int
-    """All resident tensors that are no embeddings: attention, norms, biases, head, gates."""
+    """All resident tensors except embeddings: attention, norms, biases, head, gates."""
     predictors: int
     stride: int
     predictor_dtype: str = "f16"
@@ -117,21 +116,21 @@ class Sizes:
     activity: Activity | None = None
     """What tokens use, where it was recorded."""
     application: int = 0
-    """Of the ceiling, what a process beside this one may take: the terminal application."""
+    """The part of the ceiling that another process may take: the terminal application."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a ceiling leads to. Bytes by component in `split`, at most the ceiling in sum."""
+    """How a model is run under a ceiling. `split` has bytes by component, within the ceiling."""
 
     ceiling_bytes: int
     smallest_bytes: int
     """The smallest ceiling that these settings accept."""
     split: dict[str, int]
     window: int
-    """Tokens: the paper's window; with other policies, how long a one the slots would hold."""
+    """The paper's window, in tokens; with other policies, the longest that the slots would hold."""
     slots_per_layer: tuple[int, ...]
-    """Places for bundles; where every neuron is needed, the bundles that stay for good."""
+    """Slots of each layer; where every neuron is needed, the bundles that are pinned."""
     slots_wanted: int
     """Slots that the window needs on the calibration text."""
     io_threads: int
@@ -139,14 +138,15 @@ class Plan:
     select: Select
     prefill: PrefillShape
     prefill_blocks: int = LEAST_BLOCKS
-    """Blocks that a prefill holds at once: one that is computed with, the others being read."""
+    """Blocks of a prompt's ring: one is computed while the others are read."""
     lent_blocks: tuple[int, ...] = ()
-    """Of these, how many lie in slots of each layer, whose bundles are given up for a prompt."""
+    """How many of these blocks borrow each layer's slots while a prompt is read; the bundles there
+    are evicted."""
     gap_bytes: int = GAP_BYTES
-    """Neighbours on flash that are at most this far apart are read at once."""
+    """Bundles on flash at most this far apart share one read."""
     overlap: Overlap = DEFAULT_OVERLAP
     policy: Policy = "window"
-    """Which bundles stay; one of POLICIES."""
+    """Which bundles stay in slots; one of POLICIES."""
     kv_dtype: KvDType = DEFAULT_KV_DTYPE
     """Encoding of keys and values."""
     contexts: int = 1
@@ -154,12 +154,12 @@ class Plan:
 
     @property
     def seed_tokens(self) -> int:
-        """The last tokens of a prompt whose bundles stay."""
+        """How many of a prompt's last tokens seed the slots with their bundles."""
         return self.window if self.policy == "window" else max(self.window, _SEED_TOKENS)
 
     @property
     def own_blocks(self) -> int:
-        """Blocks of a prefill that lie in memory of their own."""
+        """Blocks of a prompt's ring that have memory of their own."""
         return self.prefill_blocks - sum(self.lent_blocks)
 
     @property
@@ -183,13 +183,13 @@ def make_plan(
     options: ModelOptions,
     profile: Profile | None = None,
 ) -> Plan:
-    """Split the ceiling `options.memory`, or with None the smallest that will do.
+    """Splits the ceiling `options.memory`; None means the smallest ceiling that works.
 
-    `options.select` is chosen already (`model_facts.choose_selector`). A `profile` chooses the
-    threads that were not asked for, and the gap, where there is room for what they take. A window
-    is for the paper's policy, which it then is without a policy; the others use all slots there is
-    room for. `MemoryCeilingTooSmall` names the smallest ceiling, `UsageError` an option out of its
-    range.
+    `options.select` must be chosen already (`model_facts.choose_selector`). A `profile` sets the
+    gap, and the threads unless `options` does, if their memory fits. A window belongs to the
+    paper's policy, and selects it if no policy is given; other policies use all slots that fit.
+    Raises `MemoryCeilingTooSmall`, which names the smallest ceiling, or `UsageError` for an option
+    out of range.
     """
     select, window, ceiling_bytes = options.select, options.window, options.memory
     assert select is not None
@@ -248,7 +248,7 @@ def _fixed_bytes(
     encoding: KvDType,
     contexts: int,
 ) -> dict[str, int]:
-    """What is needed whatever the ceiling is, by component; the prefill with its smallest ring."""
+    """Bytes by component that any ceiling must hold; the prefill with its smallest ring."""
     prefill = PrefillShape.of(spec, sizes.stride).bytes(spec, sizes.stride, context)
     beside = {"application": sizes.application} if sizes.application else {}
     return {
@@ -270,15 +270,15 @@ def _overlap(name: Overlap | None) -> Overlap:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Threads that read, and the gap that they read over."""
+    """How to read: the number of threads, and the largest gap that a read may span."""
 
     threads: int
     gap_bytes: int
 
     @property
     def reserve_bytes(self) -> int:
-        """What is set aside for them, and for everything that no other part names."""
-        # What lies in a gap is read into a scratch of each thread's.
+        """Bytes reserved for the threads, and for everything that no other component names."""
+        # Each thread reads gaps into a scratch buffer of its own.
         gap_bytes = max(self.gap_bytes - GAP_BYTES, 0)
         return _RESERVE_BYTES + self.threads * (_THREAD_BYTES + gap_bytes)
 
@@ -286,7 +286,7 @@ class _Reading:
 def _ways_to_read(
     sizes: Sizes, select: str, io_threads: int | None, profile: Profile | None
 ) -> list[_Reading]:
-    """How to read, the best first: by the profile, and as without one."""
+    """Ways to read, the best first: as the profile says, then as without a profile."""
     threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, _MAX_THREADS)
     usual = _Reading(threads, GAP_BYTES)
     # One that was ended early may know nothing of many threads, and would choose too few.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashllm.system.clock import PARTS
+
+_JSON_NAMES = {
+    "extra_rounds": "passes",
+    "evicted_early": "spilled",
+    "prefetched": "guessed",
+    "prefetched_used": "guesses_used",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +23,11 @@ class TokenCost:
     wall_ns: int
     parts_ns: dict[str, int]
     bytes_read: int
-    """Asked from the device: gaps between bundles and rounding included."""
+    """Bytes asked of the device, gaps between bundles and rounding included."""
     bytes_useful: int
     reads: int
     io_busy_ns: int
-    """Time in which at least one read was under way."""
+    """Time with at least one read under way."""
     depth_ns: int
     """Reads under way, summed over time: divided by io_busy_ns, the mean queue depth."""
     depth_max: int
@@ -30,16 +36,16 @@ class TokenCost:
     """Reads by size; entry i counts those of 2**i to 2**(i+1) - 1 bytes."""
     hits: int
     misses: int
-    passes: int
-    spilled: int
-    guessed: int
-    """Bundles read before it was known that they are needed; `guesses_used` of them were."""
-    guesses_used: int
+    extra_rounds: int
+    evicted_early: int
+    prefetched: int
+    """Bundles whose reads began early, by prediction; `prefetched_used` of them were needed."""
+    prefetched_used: int
     rss_bytes: int
 
     @property
     def io_hidden_ns(self) -> int:
-        """Time in which reads were under way while something else was done."""
+        """Time in which reads were under way while something else was computed."""
         return max(self.io_busy_ns - self.parts_ns.get("io_exposed", 0), 0)
 
     @property
@@ -48,9 +54,12 @@ class TokenCost:
         return ratio(self.hits, self.hits + self.misses, empty=1.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, the derived ones included."""
+        """Plain values, derived ones included, under the stored names of `--json`.
+
+        There a round is a pass, an early eviction a spill and a prefetch a guess.
+        """
         return {
-            **dataclasses.asdict(self),
+            **{_JSON_NAMES.get(name, name): value for name, value in asdict(self).items()},
             "io_hidden_ns": self.io_hidden_ns,
             "hit_rate": self.hit_rate,
             "queue_depth_mean": ratio(self.depth_ns, self.io_busy_ns),
@@ -59,28 +68,28 @@ class TokenCost:
 
 
 NO_COST = TokenCost(0, dict.fromkeys(PARTS, 0), 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0, 0, 0)
-"""Of a token about which nothing was measured."""
+"""The cost of a token for which nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """What reading the prompt cost, the first token's draw included."""
+    """What reading the prompt cost, sampling the first token included."""
 
     tokens: int = 0
-    """Of the whole prompt, those that did not have to be read among them."""
+    """Tokens of the whole prompt, `reused` ones included."""
     wall_ns: int = 0
     bytes_read: int = 0
     reused: int = 0
-    """Tokens that the context held already, from the turns before."""
+    """Tokens that the context already held, from earlier turns."""
 
     @classmethod
     def of(cls, cost: TokenCost, tokens: int, reused: int = 0) -> PrefillCost:
-        """The cost of a first step, as that of its prompt."""
+        """The cost of a prompt, from the cost of the first step."""
         return cls(tokens=tokens, wall_ns=cost.wall_ns, bytes_read=cost.bytes_read, reused=reused)
 
 
 def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
-    """The `decode` object of a report: sums over the decoded tokens, and the rates they give."""
+    """The `decode` object of a report: sums over the decoded tokens, and their rates."""
     wall_ns = sum(cost.wall_ns for cost in costs)
     hits = sum(cost.hits for cost in costs)
     misses = sum(cost.misses for cost in costs)
@@ -98,10 +107,10 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
         "hit_rate": ratio(hits, hits + misses, empty=1.0),
         "hits": hits,
         "misses": misses,
-        "passes": sum(cost.passes for cost in costs),
-        "spilled": sum(cost.spilled for cost in costs),
-        "guessed": sum(cost.guessed for cost in costs),
-        "guesses_used": sum(cost.guesses_used for cost in costs),
+        "passes": sum(cost.extra_rounds for cost in costs),
+        "spilled": sum(cost.evicted_early for cost in costs),
+        "guessed": sum(cost.prefetched for cost in costs),
+        "guesses_used": sum(cost.prefetched_used for cost in costs),
         "io_busy_ns": io_busy_ns,
         "io_bytes_per_second": ratio(bytes_read * 1e9, io_busy_ns),
         "queue_depth_mean": ratio(sum(cost.depth_ns for cost in costs), io_busy_ns),

@@ -1,4 +1,4 @@
-"""What is counted of the slot pool; alone here, so that numbers can be shown without numpy."""
+"""The slot pool's counters, in a module without numpy, so that the chat can show them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class StreamCounters:
 
     hits: int = 0
     misses: int = 0
-    passes: int = 0
-    """Extra passes, over layers whose active set did not fit into their slots."""
-    spilled: int = 0
+    extra_rounds: int = 0
+    """Rounds beyond the first, in layers whose active set did not fit into their slots."""
+    evicted_early: int = 0
     """Bundles evicted only because others needed their slots."""
-    guessed: int = 0
-    """Bundles begun to be read before it was known that they are needed."""
-    guesses_used: int = 0
-    """Those of them that were needed; they count as misses too."""
+    prefetched: int = 0
+    """Bundles whose reads began before it was known that they are needed."""
+    prefetched_used: int = 0
+    """Prefetched bundles that were needed; they count as misses too."""

@@ -196,7 +196,7 @@ class SlotPool:
     def _split(self, layer: int, ids: Ids) -> list[Ids]:
         """The active set, cut into pieces that fit; more than one is counted."""
         pieces = split_rounds(ids, self._layers[layer].n_slots)
-        self.counters.passes += len(pieces) - 1
+        self.counters.extra_rounds += len(pieces) - 1
         return pieces
 
     def plan_prefetch(self, layer: int, ids: Ids) -> None:
@@ -205,7 +205,7 @@ class SlotPool:
         found, slots = self._layers[layer].prefetch(ids, self.token)
         if len(found):
             self._prefetches[layer] = Prefetch(found, slots, [])
-            self.counters.guessed += len(found)
+            self.counters.prefetched += len(found)
 
     def start_prefetch(self, layer: int) -> None:
         """Begin to read what `plan_prefetch` gave slots to."""
@@ -245,9 +245,9 @@ class SlotPool:
         )
         counters = self.counters
         counters.misses += missing + used
-        counters.guesses_used += used
+        counters.prefetched_used += used
         counters.hits += len(ids) - missing - used
-        counters.spilled += acquired.evicted_early
+        counters.evicted_early += acquired.evicted_early
         return Fetch(acquired, made, used)
 
     def begin(self, layer: int, fetch: Fetch) -> None:

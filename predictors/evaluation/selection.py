@@ -85,10 +85,10 @@ class SelectionMeter:
         found: dict[str, Any] = {"active": self.active / max(1, self.neurons)}
         if has_selector:
             inactive = self.neurons - self.active
-            in_vain = self.chosen - (self.active - self.missed)
+            wasted = self.chosen - (self.active - self.missed)
             found |= {
                 "false_negatives": self.missed / max(1, self.active),
-                "false_positives": in_vain / max(1, inactive),
+                "false_positives": wasted / max(1, inactive),
                 "chosen": self.chosen / max(1, self.neurons),
                 "missed_mass": self.missed_margins.total / (self.margins.total or 1.0),
             }

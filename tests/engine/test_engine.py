@@ -68,7 +68,7 @@ def test_a_layer_that_needs_more_slots_than_it_has_is_done_in_passes(sparse_mode
         for _ in range(20):
             found.append(int(np.argmax(logits)))
             logits = decoder.decode(found[-1])
-        assert decoder.pool.counters.passes > 0
+        assert decoder.pool.counters.extra_rounds > 0
         assert decoder.pool.counters.hits < decoder.pool.counters.misses
     assert found == expected
 
@@ -103,7 +103,7 @@ def test_window_loads_follow_the_active_sets(sparse_model: Path) -> None:
                 misses += len(sets[step] - set().union(*sets[step - 3 : step]))
             assert costs[step].misses == misses
             assert costs[step].bytes_useful == misses * model.info.bundle_stride_bytes
-            assert costs[step].passes == 0
+            assert costs[step].extra_rounds == 0
 
 
 def test_accounts_close(model: Model) -> None:

@@ -82,8 +82,8 @@ def test_nothing_stays_below_the_cliff() -> None:
     activity = counted(sets())
     used = activity.used(0)
     assert activity.loads(0, int(used / 3), 16) == pytest.approx(used)
-    assert activity.passes(0, int(used / 3)) >= 2
-    assert activity.passes(0, int(used * 2)) == 0
+    assert activity.extra_rounds(0, int(used / 3)) >= 2
+    assert activity.extra_rounds(0, int(used * 2)) == 0
     assert activity.loads(0, N_BUNDLES, 16) < used / 4
 
 

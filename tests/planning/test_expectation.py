@@ -119,7 +119,7 @@ def overlapped(overlap: str, speed: float = 4e9, **changes: Any) -> tuple[Plan, 
     plan = given.plan()
     assert given.activity is not None
     model = Model(given.spec, given.sizes.stride, given.sizes.predictors, given.activity)
-    perfect = dataclasses.replace(model, guesses=PrefetchAccuracy(1.0, 1.0))
+    perfect = dataclasses.replace(model, prefetch=PrefetchAccuracy(1.0, 1.0))
     return plan, expect(perfect, plan, given.profile)
 
 
@@ -137,7 +137,7 @@ def test_hits_are_multiplied_by_all_but_their_down_rows_while_the_rest_is_read()
     traffic = found.traffic
     up_rows_of_hits = (traffic.used - traffic.loaded) * 4096 * 2
     assert together(found) == pytest.approx(up_rows_of_hits / 8e9)
-    assert found.guesses is None
+    assert found.prefetch is None
     # A disk so fast that there is less to hide.
     fast = overlapped("hits", 4e13)[1]
     assert fast.token is not None
@@ -171,10 +171,10 @@ def test_wrong_guesses_are_read_too_and_missed_ones_when_it_is_their_turn() -> N
     given = case(overlap="layer", profile=law(1e-7, 1e8))
     plan, found = planned(given)
     perfect = overlapped("layer", 1e8)[1]
-    assert found.guesses == PrefetchAccuracy()
+    assert found.prefetch == PrefetchAccuracy()
     assert found.traffic.loaded == perfect.traffic.loaded
-    assert found.traffic.in_vain == pytest.approx(0.05 * found.traffic.loaded)
-    assert perfect.traffic.in_vain == 0
+    assert found.traffic.wasted == pytest.approx(0.05 * found.traffic.loaded)
+    assert perfect.traffic.wasted == 0
     assert found.traffic.bytes_read == pytest.approx(1.05 * perfect.traffic.bytes_read)
     # Of a fast disk's reads only the missed ones are waited for.
     fast = case(overlap="layer", profile=law(1e-12, 1e13))
@@ -189,8 +189,8 @@ def test_where_slots_are_short_nothing_is_guessed() -> None:
     given = case(memory=None, profile=law(1e-7, 1e8))
     found = planned(given)[1]
     none = planned(given.having(overlap="none"))[1]
-    assert found.traffic.passes >= given.spec.n_layers
-    assert found.traffic.in_vain == 0
+    assert found.traffic.extra_rounds >= given.spec.n_layers
+    assert found.traffic.wasted == 0
     assert found.traffic.bytes_read == none.traffic.bytes_read
 
 
@@ -198,7 +198,7 @@ def test_in_parallel_blocks_reads_are_known_and_not_guessed() -> None:
     parallel = dataclasses.replace(OPT_6_7B, block="parallel")
     found = planned(case(parallel, overlap="layer", profile=law(1e-7, 1e8)))[1]
     hits = planned(case(parallel, overlap="hits", profile=law(1e-7, 1e8)))[1]
-    assert found.guesses is None
+    assert found.prefetch is None
     assert found.traffic == hits.traffic
     attention = (found.dram.attention + found.dram.kv) / 8e9
     assert together(found) == pytest.approx(attention + together(hits))
@@ -259,7 +259,7 @@ def test_the_cliff_is_where_one_tokens_neurons_fit() -> None:
     below = planned(case(memory=(plan.smallest_bytes + cliff) // 2))[1].traffic
     above = planned(case(memory=cliff + (64 << 20)))[1].traffic
     assert below.hit_rate < above.hit_rate / 2
-    assert (below.passes > 16, above.passes) == (True, 0)
+    assert (below.extra_rounds > 16, above.extra_rounds) == (True, 0)
 
 
 def test_without_a_profile_there_are_bytes_and_no_seconds() -> None:

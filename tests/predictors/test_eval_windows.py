@@ -70,7 +70,7 @@ def decoded_bytes(directory: Path, ids: list[int], window: int) -> float:
             decoder.decode(token)
             cost = meter.token()
             # What did not fit would be read again, and is no matter of the window.
-            assert cost.spilled == cost.passes == 0
+            assert cost.evicted_early == cost.extra_rounds == 0
             assert cost.bytes_useful == cost.misses * store.header.stride
             useful += cost.bytes_useful
     return useful / (TOKENS - PROMPT_TOKENS)

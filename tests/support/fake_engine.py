@@ -76,7 +76,7 @@ def fake_cost(
         size_histogram=(0,) * 14 + (10, 2),
         hits=hits,
         misses=misses,
-        passes=4,
+        extra_rounds=4,
         rss_bytes=rss_bytes,
     )
     return dataclasses.replace(cost, **changes)

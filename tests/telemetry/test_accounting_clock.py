@@ -87,7 +87,7 @@ def test_steps_are_told_apart(times: Times, monkeypatch: pytest.MonkeyPatch) -> 
         counters.misses += step
         cost = meter.token()
         assert (cost.bytes_read, cost.reads, cost.size_histogram[12]) == (4096 * step, step, step)
-        assert (cost.hits, cost.misses, cost.spilled) == (2 * step, step, 0)
+        assert (cost.hits, cost.misses, cost.evicted_early) == (2 * step, step, 0)
         assert cost.parts_ns["ffn"] == cost.wall_ns == 10 * step
         assert cost.rss_bytes == 123
         times.now_ns += 1000  # what the caller does is no part of a step

@@ -112,21 +112,21 @@ def test_every_bundle_is_right_whatever_was_guessed(
 ) -> None:
     store = FakeStore()
     pool = pool_of(store, slots, policy, window)
-    for active, guessed, ahead in tokens:
+    for active, prefetched, ahead in tokens:
         # A layer ahead: the guess for layer 1 is under way while layer 0 is claimed.
-        if guessed:
-            pool.plan_prefetch(0, np.array(list(guessed), dtype=np.int32))
+        if prefetched:
+            pool.plan_prefetch(0, np.array(list(prefetched), dtype=np.int32))
             pool.start_prefetch(0)
         if ahead:
             pool.plan_prefetch(1, sorted_ids(active))
             pool.start_prefetch(1)
         use(pool, 0, sorted_ids(active))
-        use(pool, 1, sorted_ids(active), early=not ahead or bool(guessed))
+        use(pool, 1, sorted_ids(active), early=not ahead or bool(prefetched))
         pool.advance()
         assert not store.under_way
     counters = pool.counters
     assert counters.hits + counters.misses == 2 * sum(len(active) for active, _, _ in tokens)
-    assert counters.guesses_used <= counters.guessed
+    assert counters.prefetched_used <= counters.prefetched
 
 
 def test_a_right_guess_is_not_read_again(store: FakeStore) -> None:
@@ -140,7 +140,12 @@ def test_a_right_guess_is_not_read_again(store: FakeStore) -> None:
     assert masks == [[True, True, False], [False, False, True]]
     assert (fetch.prefetched, fetch.prefetched_used) == (3, 2)
     counters = pool.counters
-    assert (counters.hits, counters.misses, counters.guessed, counters.guesses_used) == (0, 3, 3, 2)
+    assert (counters.hits, counters.misses, counters.prefetched, counters.prefetched_used) == (
+        0,
+        3,
+        3,
+        2,
+    )
 
 
 def test_guesses_that_a_claim_needs_the_slots_of_are_waited_for(store: FakeStore) -> None:
@@ -155,7 +160,7 @@ def test_guesses_that_a_claim_needs_the_slots_of_are_waited_for(store: FakeStore
     assert (fetch.prefetched, fetch.prefetched_used) == (n_slots, n_slots - 2)
     assert pool.counters.hits == 0
     assert pool.counters.misses == n_slots
-    assert pool.counters.guesses_used == n_slots - 2
+    assert pool.counters.prefetched_used == n_slots - 2
 
 
 def test_what_a_guess_could_not_read_is_read_when_it_is_needed(store: FakeStore) -> None:

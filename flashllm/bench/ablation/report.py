@@ -101,8 +101,8 @@ def _row(result: RowResult) -> dict[str, Any]:
         ).to_json(),
         "io_seconds": io.to_json(),
         "token_seconds": Spread.of([run.seconds for run in runs]).to_json(),
-        "passes": sum(cost.passes for run in runs for cost in run.costs),
-        "spilled": sum(cost.spilled for run in runs for cost in run.costs),
+        "passes": sum(cost.extra_rounds for run in runs for cost in run.costs),
+        "spilled": sum(cost.evicted_early for run in runs for cost in run.costs),
         "paper": None if paper is None else asdict(paper),
         "answers": sorted({run.answers for run in runs}),
     }

@@ -132,14 +132,14 @@ def _flash(runs: Sequence[RunSample]) -> dict[str, Any]:
     costs = _costs(runs)
     sums = decode_summary(costs)
     hidden_ns = sum(cost.io_hidden_ns for cost in costs)
-    in_vain = sums["guessed"] - sums["guesses_used"]
+    wasted = sums["guessed"] - sums["guesses_used"]
     return {
         "bytes_read_per_token": ratio(sums["bytes_read"], len(costs)),
         "bytes_useful_per_token": ratio(sums["bytes_useful"], len(costs)),
         "amplification": ratio(sums["bytes_read"], sums["bytes_useful"], empty=1.0),
         "reads_per_token": ratio(sums["reads"], len(costs)),
         "read_bytes_mean": ratio(sums["bytes_read"], sums["reads"]),
-        "bundles_per_read": ratio(sums["misses"] + in_vain, sums["reads"]),
+        "bundles_per_read": ratio(sums["misses"] + wasted, sums["reads"]),
         "read_sizes": sums["read_sizes"],
         "queue_depth_mean": sums["queue_depth_mean"],
         "queue_depth_max": sums["queue_depth_max"],

@@ -94,10 +94,10 @@ def verdict(
             f"Assumed: {expected.assumed}; --active SHARE plans for another share, and `flashllm"
             " eval` counts it once the model is converted."
         )
-    if (guesses := expected.guesses) is not None:
+    if (prefetch := expected.prefetch) is not None:
         sentences.append(
-            f"Also assumed: {guesses.recall:.0%} of what a token reads is guessed early, and"
-            f" {guesses.precision:.0%} of the guesses are right; `flashllm bench tokens` counts"
+            f"Also assumed: {prefetch.recall:.0%} of what a token reads is guessed early, and"
+            f" {prefetch.precision:.0%} of the guesses are right; `flashllm bench tokens` counts"
             " them."
         )
     if expected.token is None:
