@@ -179,7 +179,7 @@ def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def in_words(path: Path) -> Iterator[None]:
+def session_errors(path: Path) -> Iterator[None]:
     """Turns what SQLite and the file system raise into errors that say what to do."""
     try:
         yield
@@ -198,7 +198,7 @@ def set_aside(path: Path) -> list[Path]:
     while path.with_name(path.name + ending).exists():
         ending += "-again"
     moved = []
-    with in_words(path):
+    with session_errors(path):
         for side in SIDE_FILES:
             source = path.with_name(path.name + side)
             # SQLite finds the log by the database's name, so both keep belonging together.

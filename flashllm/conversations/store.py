@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from flashllm.conversations import database, exchange, markdown, rows
-from flashllm.conversations.database import connect, in_words
+from flashllm.conversations.database import connect, session_errors
 from flashllm.conversations.records import Session, SessionSummary
 from flashllm.errors import NotASession, SessionNotFound, SessionStoreBroken, UsageError
 
@@ -44,7 +44,7 @@ class SessionStore:
             path = database_file()
         self.path = Path(path)
         self._lock = threading.RLock()
-        with in_words(self.path):
+        with session_errors(self.path):
             self._connection = connect(self.path, busy_seconds)
         self._file = _file_at(self.path)
 
@@ -61,7 +61,7 @@ class SessionStore:
 
     def close(self) -> None:
         """Lets go of the file; may be called again."""
-        with self._lock, in_words(self.path):
+        with self._lock, session_errors(self.path):
             self._connection.close()
 
     @property
@@ -248,14 +248,14 @@ class SessionStore:
 
     def check(self) -> str:
         """Reads all of the database; what is wrong with it, empty where all is well."""
-        with self._lock, in_words(self.path):
+        with self._lock, session_errors(self.path):
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         return "" if found == "ok" else f"{self.path}: is damaged: {found}"
 
     @contextlib.contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
         """All or nothing; what only reads begins without the lock of the writers."""
-        with self._lock, in_words(self.path):
+        with self._lock, session_errors(self.path):
             connection = self._connection
             connection.execute(begin)
             try:

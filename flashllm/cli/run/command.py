@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
 from flashllm.cli.run.prompt import check_prompt, is_chat, read_prompt
-from flashllm.cli.run.session import SavedExchange, open_kept
+from flashllm.cli.run.session import SavedExchange, open_saved
 from flashllm.cli.shared import open_model
-from flashllm.cli.shared.conversation_choice import begin_anew
+from flashllm.cli.shared.conversation_choice import ignore_named_conversation
 from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.output import Output, Ticker, remark
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Answers the prompt; returns the exit code."""
     open_model.sampling_of(arguments)  # what makes no sense is said before anything is read
     if arguments.save or arguments.raw or arguments.ids is not None:
-        begin_anew(arguments)
+        ignore_named_conversation(arguments)
     check_prompt(arguments)
     text = read_prompt(arguments) if arguments.ids is None else ""
-    kept = open_kept(text, arguments)
+    kept = open_saved(text, arguments)
     sampling = open_model.sampling_of(arguments)
     directory = open_model.model_directory(kept.model(arguments))
     running = RunningModel()

@@ -36,7 +36,7 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     if text not in (None, "-"):
         parts.append(text)
     if not parts or (text is None and file is None and not parts[0]):
-        if asks_to_go_on(arguments):
+        if wants_continuing(arguments):
             return ""
         raise UsageError('there is no prompt; give -p "TEXT", -f FILE, or pipe text in')
     return _not_empty("\n\n".join(part for part in parts if part))
@@ -50,15 +50,15 @@ def is_chat(tokenizer: EngineTokenizer | None, arguments: argparse.Namespace) ->
     """
     if tokenizer is None or arguments.raw or arguments.ids is not None:
         return False
-    return tokenizer.has_chat_template or bool(arguments.system) or asks_to_keep(arguments)
+    return tokenizer.has_chat_template or bool(arguments.system) or wants_saving(arguments)
 
 
-def asks_to_keep(arguments: argparse.Namespace) -> bool:
+def wants_saving(arguments: argparse.Namespace) -> bool:
     """Whether the exchange belongs to a conversation that is kept."""
-    return bool(arguments.save) or asks_to_go_on(arguments)
+    return bool(arguments.save) or wants_continuing(arguments)
 
 
-def asks_to_go_on(arguments: argparse.Namespace) -> bool:
+def wants_continuing(arguments: argparse.Namespace) -> bool:
     """Whether the exchange belongs to a conversation that is there."""
     return bool(arguments.session or getattr(arguments, "continue"))
 
@@ -71,7 +71,7 @@ def check_prompt(arguments: argparse.Namespace) -> None:
         raise UsageError("--ids is empty; give at least one token id")
     if arguments.raw and arguments.system:
         raise UsageError("--system needs a chat template, which --raw turns off")
-    if (arguments.raw or arguments.ids is not None) and asks_to_keep(arguments):
+    if (arguments.raw or arguments.ids is not None) and wants_saving(arguments):
         raise UsageError(
             "--continue, --session and --save are for conversations; --raw and --ids are none"
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashllm.cli.run.prompt import asks_to_keep
+from flashllm.cli.run.prompt import wants_saving
 from flashllm.cli.shared.conversation_choice import asked_session, model_of
 from flashllm.cli.shared.open_model import sampling_of
 from flashllm.cli.shared.output import remark
@@ -150,7 +150,7 @@ class SavedExchange:
         self.error = None
 
 
-def open_kept(text: str, arguments: argparse.Namespace) -> SavedExchange:
+def open_saved(text: str, arguments: argparse.Namespace) -> SavedExchange:
     """The question in the conversation that the arguments name; nothing is saved yet.
 
     The arguments get the settings that the conversation goes on with.
@@ -173,7 +173,7 @@ def open_kept(text: str, arguments: argparse.Namespace) -> SavedExchange:
         if latest:
             title = sanitize_line(session.meta.name or session.meta.preview)
             remark(f"going on with conversation {chosen}: {title}")
-    return SavedExchange(text, arguments.system, session, asks_to_keep(arguments))
+    return SavedExchange(text, arguments.system, session, wants_saving(arguments))
 
 
 def _unfinished(conversation: Conversation) -> Turn:

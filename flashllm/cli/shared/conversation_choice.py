@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flashllm.conversations.records import SessionSummary
 
 
-def begin_anew(arguments: argparse.Namespace) -> None:
+def ignore_named_conversation(arguments: argparse.Namespace) -> None:
     """Leaves out the conversation that a variable alone names: a flag asks for something else."""
     for option in SESSION_OPTIONS:
         if arguments.settings.origin(option.name) == "env":
@@ -40,7 +40,7 @@ def chosen_session(arguments: argparse.Namespace) -> SessionSummary | None:
     that cannot be read.
     """
     if arguments.no_save and arguments.settings.origin("no_save") == "flag":
-        begin_anew(arguments)
+        ignore_named_conversation(arguments)
     name, latest = asked_session(arguments)
     if not (name or latest):
         return None
