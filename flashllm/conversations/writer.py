@@ -67,7 +67,7 @@ class SessionWriter:
         self._retry_seconds = retry_seconds
         self._busy_seconds = busy_seconds
         self._store: SessionStore | None = None
-        self._told = ""
+        self._reported = ""
         self._is_failing = False
         self._places: dict[tuple[SessionKey, int], int] = {}
         """Where turns are kept whose ids another program took; only the thread looks at it."""
@@ -235,9 +235,9 @@ class SessionWriter:
         while (operation := self._next()) is not None:
             if self._attempt(operation):
                 self._done(operation)
-            elif self._rest():
+            elif self._wait_for_retry():
                 break
-        self._let_go()
+        self._close_store()
 
     def _next(self) -> _Operation | None:
         """Waits for the next operation; None when there will be no more."""
@@ -253,24 +253,26 @@ class SessionWriter:
         """Whether there is nothing left to do for it."""
         try:
             if self._store is not None and not self._store.is_in_place:
-                self._let_go()
+                self._close_store()
             if self._store is None:
                 self._store = SessionStore(self._path, self._busy_seconds)
             operation.write(self._store)
         except SessionNotFound as error:
             self._look_again(operation.session)
-            self._tell(error)
+            self._report(error)
             return True
         except FlashllmError as error:
-            self._let_go()  # the file may have been moved, or be on a disk that comes back
+            self._close_store()  # the file may have been moved, or be on a disk that comes back
             self._is_failing = True
-            self._tell(error)
+            self._report(error)
             return False
         except Exception as error:  # noqa: BLE001  the others must still be saved
-            self._tell(SessionError(f"a message cannot be saved: {type(error).__name__}: {error}"))
+            self._report(
+                SessionError(f"a message cannot be saved: {type(error).__name__}: {error}")
+            )
             return True
         if self._is_failing:
-            self._is_failing, self._told = False, ""
+            self._is_failing, self._reported = False, ""
             self._on_recovered()
         return True
 
@@ -288,19 +290,19 @@ class SessionWriter:
             self._last, self._last_at = operation.renews, time.monotonic()
             self._changed.notify_all()
 
-    def _rest(self) -> bool:
+    def _wait_for_retry(self) -> bool:
         """Waits until it is time to try again, the last time when closing; True after that."""
         with self._changed:
             was_last = self._closing
             self._changed.wait_for(lambda: self._closing, self._retry_seconds)
             return was_last
 
-    def _tell(self, error: FlashllmError) -> None:
-        if str(error) != self._told:
-            self._told = str(error)
+    def _report(self, error: FlashllmError) -> None:
+        if str(error) != self._reported:
+            self._reported = str(error)
             self._on_error(error)
 
-    def _let_go(self) -> None:
+    def _close_store(self) -> None:
         store, self._store = self._store, None
         self._known.clear()
         if store is not None:

@@ -192,17 +192,17 @@ class Generation:
         unread, to_decode = prompt[cached:], said[max(cached - len(prompt), 0) :]
         total = len(unread) + len(to_decode)
 
-        def tell(done: float, _: int) -> None:
+        def report(done: float, _: int) -> None:
             if on_prefill is not None:
                 on_prefill(done, total)
 
         if unread:
-            logits = decoder.prefill(unread, progress=tell, cached=cached, context=self._context)
+            logits = decoder.prefill(unread, progress=report, cached=cached, context=self._context)
         else:
             decoder.truncate(cached, self._context)
         for done, token in enumerate(to_decode, len(unread) + 1):
             logits = decoder.decode(token, self._context)
-            tell(done, total)
+            report(done, total)
         return logits
 
     def _accept(self, token: int, last: bool) -> str:

@@ -280,7 +280,7 @@ class Conversions:
                 f"{self.job.source.name} is being converted; wait for it, or stop it first"
             )
         job = self._make(source, destination, options)
-        job.start(self._tell)
+        job.start(self._notify)
         self.job = job  # not before: one that cannot begin is never over
         return job
 
@@ -289,6 +289,6 @@ class Conversions:
         if self.job is not None:
             self.job.close(seconds)
 
-    def _tell(self, job: ConvertJob) -> None:
+    def _notify(self, job: ConvertJob) -> None:
         for listener in list(self._listeners):
             listener(job)

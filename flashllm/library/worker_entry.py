@@ -15,29 +15,29 @@ from flashllm.untrusted.terminal import sanitize_line
 if TYPE_CHECKING:
     from flashllm.engine.protocol import Engine
 
-_TELL_SECONDS = 0.1
+_SEND_SECONDS = 0.1
 
 
-class _Told:
+class _OpeningProgress:
     """The converter's progress, as the progress of opening."""
 
-    def __init__(self, tell: OnOpening) -> None:
-        self._tell = tell
+    def __init__(self, on_opening: OnOpening) -> None:
+        self._on_opening = on_opening
         self._phase, self._done, self._total = "", 0, 0
-        self._told_at = 0.0
+        self._sent_at = 0.0
 
     def start(self, phase: str, total_bytes: int) -> None:
         """A phase begins."""
         self._phase, self._done, self._total = sanitize_line(phase), 0, total_bytes
-        self._told_at = 0.0
+        self._sent_at = 0.0
         self.advance(0)
 
     def advance(self, nbytes: int) -> None:
         """So many bytes more are done."""
         self._done += nbytes
-        if time.monotonic() - self._told_at >= _TELL_SECONDS:
-            self._told_at = time.monotonic()
-            self._tell(OpeningProgress(self._phase, self._done, self._total))
+        if time.monotonic() - self._sent_at >= _SEND_SECONDS:
+            self._sent_at = time.monotonic()
+            self._on_opening(OpeningProgress(self._phase, self._done, self._total))
 
     def warn(self, text: str) -> None:
         """Something that the user should know: it goes to the log."""
@@ -47,8 +47,8 @@ class _Told:
         """Everything is over."""
 
 
-def open_engine(path: str | None, options: ModelOptions, tell: OnOpening) -> Engine:
+def open_engine(path: str | None, options: ModelOptions, on_opening: OnOpening) -> Engine:
     """Opens a model; the demo is converted at its first use."""
-    directory = model_directory(path, _Told(tell))
-    tell(OpeningProgress("loading"))
+    directory = model_directory(path, _OpeningProgress(on_opening))
+    on_opening(OpeningProgress("loading"))
     return open_model(directory, options)

@@ -205,11 +205,11 @@ def _cancel(model: Model, _: pytest.MonkeyPatch, layer: int) -> Tell:
     """After so many layers of the second chunk."""
     done_at = CHUNK * (1 + layer / model.info.spec.n_layers)
 
-    def tell(done: float, _total: int) -> None:
+    def report(done: float, _total: int) -> None:
         if done >= done_at:
             model.cancel()
 
-    return tell
+    return report
 
 
 def _fail(model: Model, patch: pytest.MonkeyPatch, layer: int) -> Tell:

@@ -45,7 +45,7 @@ ANSWERS: dict[str, list[list[Step]]] = {
 }
 
 
-def open_engine(path: str | None, options: ModelOptions, tell: OnOpening) -> Any:
+def open_engine(path: str | None, options: ModelOptions, on_opening: OnOpening) -> Any:
     """The engine that the path names; or what happens instead."""
     name = path or "plain"
     if name == "too small":
@@ -58,6 +58,6 @@ def open_engine(path: str | None, options: ModelOptions, tell: OnOpening) -> Any
     if name == "hangs":
         time.sleep(600)
     for done in range(3):
-        tell(OpeningProgress("converting", done, 2))
+        on_opening(OpeningProgress("converting", done, 2))
         time.sleep(0.05)
     return FakeModel(*ANSWERS[name])

@@ -98,8 +98,8 @@ class Sweep:
         return tuple(found)
 
 
-def run_sweep(target: Target, settings: Settings, tell: Callable[[str], None]) -> Sweep:
-    """All passes, or those until an interruption; `tell` is told what is being measured.
+def run_sweep(target: Target, settings: Settings, report: Callable[[str], None]) -> Sweep:
+    """All passes, or those until an interruption; `report` is told what is being measured.
 
     `BenchmarkInvalid` where a reading did not come from the device.
     """
@@ -110,7 +110,9 @@ def run_sweep(target: Target, settings: Settings, tell: Callable[[str], None]) -
     try:
         for number in range(settings.runs):
             for size, threads in settings.places:
-                tell(f"pass {number + 1} of {settings.runs}: {size >> 10} KiB x {threads} threads")
+                report(
+                    f"pass {number + 1} of {settings.runs}: {size >> 10} KiB x {threads} threads"
+                )
                 result = probe.measure(target.path, size, threads, settings.seconds, buffer)
                 if result.reads > 0:
                     sweep.ours.setdefault((size, threads), []).append(result)

@@ -70,11 +70,11 @@ def _run(ablation: Ablation, runs: int) -> tuple[list[RowResult], bool]:
     """What was measured, and whether that is all."""
     ticker, results = Ticker(), []
 
-    def tell(row: Row, number: int) -> None:
+    def report(row: Row, number: int) -> None:
         ticker.show(f"run {number + 1} of {runs}: {row.title}")
 
     try:
-        for results in ablation.run(tell):  # noqa: B007
+        for results in ablation.run(report):  # noqa: B007
             pass
     except KeyboardInterrupt:
         remark("interrupted")

@@ -94,13 +94,13 @@ def _trace(arguments: argparse.Namespace, directory: Path) -> Trace:
     passages = _passages(arguments, directory)
     total, done, ticker = sum(map(len, passages)), 0, Ticker()
 
-    def tell(tokens: int) -> None:
+    def report(tokens: int) -> None:
         nonlocal done
         done += tokens
         ticker.show(f"recording: {done:,} of {total:,} tokens")
 
     try:
-        trace = traces.record(directory, passages, arguments.select, tell)
+        trace = traces.record(directory, passages, arguments.select, report)
     finally:
         ticker.clear()
     if path is not None:

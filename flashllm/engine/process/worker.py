@@ -56,7 +56,7 @@ class Worker:
         """Until the application goes; `opener` is module:function, which gives the engine."""
         self._channel.start()
         threading.Thread(target=self._answer_calls, name="engine-calls", daemon=True).start()
-        with self._telling(messages.OPENING):
+        with self._sending_errors(messages.OPENING):
             with gc_paused():
                 opens: Opener = pkgutil.resolve_name(opener)
             self._channel.send(messages.Ready())
@@ -100,7 +100,7 @@ class Worker:
         def report(progress: OpeningProgress) -> None:
             self._channel.send(messages.Opening(progress))
 
-        with self._telling(messages.OPENING):
+        with self._sending_errors(messages.OPENING):
             model = opens(command.path, command.options, report)
             tokenizer = model.tokenizer
             opened = messages.Opened(
@@ -118,7 +118,7 @@ class Worker:
     def _generate(self, command: messages.Generate) -> None:
         number, model = command.number, self._model
         assert model is not None, "an answer before the model is open"
-        with self._telling(number):
+        with self._sending_errors(number):
             with self._lock:
                 generation = model.generate(
                     command.ids,
@@ -144,13 +144,13 @@ class Worker:
         is_first = True
         for token in generation:
             if is_first:
-                self._tell_prefilled(number, generation)
+                self._send_prefilled(number, generation)
                 is_first = False
             self._channel.send(
                 messages.Token(number, token.id, token.text, token.cost), urgent=False
             )
         if is_first:
-            self._tell_prefilled(number, generation)
+            self._send_prefilled(number, generation)
         reason = generation.finish_reason or "stop"
         self._channel.send(
             messages.Finished(
@@ -158,14 +158,14 @@ class Worker:
             )
         )
 
-    def _tell_prefilled(self, number: int, generation: EngineGeneration) -> None:
+    def _send_prefilled(self, number: int, generation: EngineGeneration) -> None:
         prefilled = messages.Prefilled(number, generation.prefill, generation.reused_tokens)
         self._channel.send(prefilled, urgent=False)
 
     def _answer_calls(self) -> None:
         while True:
             call = self._calls.get()
-            with self._telling(call.number):
+            with self._sending_errors(call.number):
                 self._channel.send(messages.Returned(call.number, self._answer(call)))
 
     def _answer(self, call: messages.Call) -> Any:
@@ -180,7 +180,7 @@ class Worker:
         return value(*call.arguments) if callable(value) else value
 
     @contextlib.contextmanager
-    def _telling(self, number: int) -> Any:
+    def _sending_errors(self, number: int) -> Any:
         """Sends the errors of what is done within, instead of raising them."""
         try:
             yield
