@@ -1,8 +1,8 @@
-"""Saving without waiting: a thread of its own writes, what cannot be written is kept and retried.
+"""Saves without waiting: a thread of its own writes, and retries what could not be written.
 
-Calls are carried out in order. A turn that is saved again before the last time was written is
-written once, as it is now: a slow disk gets fewer writes, not more that wait. So a growing answer
-may be given at every token; it is written at once, and then as often as `PAUSE_SECONDS` says.
+Operations run in order. If a turn is saved again before it was written, only the newer version is
+written, so a slow disk gets fewer writes and no queue builds up. A growing answer may therefore be
+saved at every token; it is written at once, and then every `PAUSE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class _Operation:
     session: SessionKey
     write: Callable[[SessionStore], None]
     renews: tuple[SessionKey, int] | None = None
-    """Session and turn, where a later one of the same makes this one needless."""
+    """(session, turn); a later operation with the same value replaces this one."""
 
 
 class SessionWriter:
-    """Writes to the store at `path` (that of the user, if None); no call waits for the disk.
+    """Writes to the store at `path` (None: the user's); no call waits for the disk.
 
-    `on_error` is called from the writing thread when something cannot be saved, once for each
-    kind of trouble; it is tried again until it can be, and then `on_recovered` is called. What was
-    meant for a conversation or a message that is gone (`SessionNotFound`) is given up.
+    When something cannot be saved, the writing thread calls `on_error`, once for each kind of
+    error. It retries until it succeeds and then calls `on_recovered`. Changes of a conversation or
+    message that no longer exists (`SessionNotFound`) are dropped.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class SessionWriter:
         self._reported = ""
         self._is_failing = False
         self._places: dict[tuple[SessionKey, int], int] = {}
-        """Where turns are kept whose ids another program took; only the thread looks at it."""
+        """Stored ids of turns whose own ids another program took; used by the thread only."""
         self._created: dict[SessionKey, float] = {}
-        """When conversations began: in another database their ids may mean others."""
+        """When conversations began: another database may use the same ids for others."""
         self._known: set[SessionKey] = set()
-        """Those that were found to be in the database that is open."""
+        """Conversations that are known to be in the open database."""
         self.lost: set[SessionKey] = set()
-        """Those that were looked for there and not found; what is meant for them is given up."""
+        """Conversations that were not found there; their changes are dropped."""
         self._pending: list[_Operation] = []
         self._changed = threading.Condition()
         self._closing = False
         self._flushing = 0
         self._last: tuple[SessionKey, int] | None = None
-        """The turn that was written last, if that was a turn, at `_last_at`."""
+        """The turn that was written last, at `_last_at`; None if the last write was no turn."""
         self._last_at = 0.0
         self._thread = threading.Thread(target=self._run, name="sessions", daemon=True)
         self._thread.start()
@@ -95,7 +95,7 @@ class SessionWriter:
         system: str = "",
         settings: Mapping[str, Any] | None = None,
     ) -> NewSession:
-        """A new conversation, which the other calls take as they take an id."""
+        """Begins a conversation; the other calls accept the result like an id."""
         session = NewSession()
         kept = dict(settings or {})
 
@@ -108,7 +108,7 @@ class SessionWriter:
         return session
 
     def save_turn(self, session: SessionKey, turn: Turn) -> None:
-        """Keeps the turn as it is now; it may change afterwards."""
+        """Saves the turn as it is now; later changes of `turn` do not matter."""
         copy = replace(turn, numbers=dict(turn.numbers))
 
         def write(store: SessionStore) -> None:
@@ -131,9 +131,9 @@ class SessionWriter:
         self._put(_Operation(session, write))
 
     def reopened(self, session: SessionKey, created: float) -> None:
-        """The conversation was loaded anew, so its turns have the ids that the store gave them.
+        """The conversation was loaded again, so its turns have the ids of the store.
 
-        `created` is when it began, which tells it from others of its id in other databases.
+        `created` is when it began; other databases may use its id for other conversations.
         """
 
         def forget(_store: SessionStore) -> None:
@@ -174,11 +174,14 @@ class SessionWriter:
         self._put(_Operation(session, write))
 
     def began(self, session: SessionKey) -> float | None:
-        """When it did, once that is known: its id alone may be that of another one."""
+        """When the conversation began, or None while that is not known.
+
+        Its id alone does not identify it: another database may use the same id.
+        """
         return self._created.get(session)
 
     def flush(self, seconds: float) -> bool:
-        """Waits until all is saved, so long at most; False if it is not."""
+        """Waits up to `seconds` until everything is saved; False if something is not."""
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
@@ -188,7 +191,7 @@ class SessionWriter:
                 self._flushing -= 1
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
-        """Saves what is left, so long at most, and ends; False if something was not saved."""
+        """Saves the rest within `seconds` and ends; False if something was not saved."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -196,7 +199,7 @@ class SessionWriter:
         return not self._pending
 
     def _id(self, store: SessionStore, session: SessionKey) -> int:
-        """Its id; `SessionNotFound` where the database is another one than it began in."""
+        """The conversation's id; `SessionNotFound` if it began in another database."""
         number = session.id if isinstance(session, NewSession) else session
         assert number is not None  # made by an earlier operation, and these keep their order
         if session in self._known:
@@ -250,7 +253,7 @@ class SessionWriter:
             return self._pending[0] if self._pending else None
 
     def _attempt(self, operation: _Operation) -> bool:
-        """Whether there is nothing left to do for it."""
+        """Carries out an operation; whether it is finished, so that it need not be retried."""
         try:
             if self._store is not None and not self._store.is_in_place:
                 self._close_store()
@@ -277,7 +280,7 @@ class SessionWriter:
         return True
 
     def _look_again(self, session: SessionKey) -> None:
-        """Whether it is the conversation that is gone, which was there, or a message of it."""
+        """Finds out whether the conversation is gone, or only one of its messages."""
         self._known.discard(session)
         if self._store is not None:
             with contextlib.suppress(FlashllmError):
@@ -291,7 +294,7 @@ class SessionWriter:
             self._changed.notify_all()
 
     def _wait_for_retry(self) -> bool:
-        """Waits until it is time to try again, the last time when closing; True after that."""
+        """Waits until the next retry; True if that was the last one, since `close` was called."""
         with self._changed:
             was_last = self._closing
             self._changed.wait_for(lambda: self._closing, self._retry_seconds)

@@ -78,7 +78,7 @@ def convert(
         config = read_config(source)
         family = family_of(config)
         spec = spec_of(config, family, overrides, predicted=train_or_import.imports(predictors))
-        train_or_import.check_wish(predictors, spec, calibration, predictor_dtype)
+        train_or_import.check_origin(predictors, spec, calibration, predictor_dtype)
         train_or_import.check_order(order, spec, predictors, calibration)
         tokens = 0
         if predictors == train_or_import.TRAIN or calibration is not None:
@@ -127,7 +127,7 @@ def _needed_bytes(job: Job) -> int:
 
 
 def _write(
-    job: Job, directory: Path, predictors: train_or_import.Wish, progress: Progress
+    job: Job, directory: Path, predictors: train_or_import.PredictorOrigin, progress: Progress
 ) -> Manifest:
     """All files of the converted model, its manifest last."""
     files = {name: _copy(job, name, directory) for name in job.tokenizer_files}

@@ -99,7 +99,7 @@ class Sweep:
 
 
 def run_sweep(target: Target, settings: Settings, report: Callable[[str], None]) -> Sweep:
-    """All passes, or those until an interruption; `report` is told what is being measured.
+    """All passes, or those before an interruption; `report` gets a line before each measurement.
 
     `BenchmarkInvalid` where a reading did not come from the device.
     """

@@ -25,11 +25,11 @@ from ..source.files import sha256_of
 from ..source.tensor import SourceTensor
 from .published import import_published, write_published
 
-Wish = str | Path
-"""What --predictors says: one of the words below, or the path of what others made."""
+PredictorOrigin = str | Path
+"""The value of --predictors: one of the words below, or the path of published predictors."""
 NONE, TRAIN, INSIDE = "none", "train", "checkpoint"
 COACTIVATION = "coactivation"
-"""What --order says where neurons that are loaded together are to lie together."""
+"""The value of --order that places neurons next to each other that are loaded together."""
 ORDERS = (NONE, COACTIVATION)
 # Room kept for predictors that are yet to be trained, as if each were of this rank.
 _RANK = 256
@@ -37,24 +37,24 @@ _RANK = 256
 Matrix = NDArray[np.float32]
 
 
-def imports(wish: Wish) -> bool:
-    """Whether predictors exist already and are to be taken over."""
-    return wish not in (NONE, TRAIN)
+def imports(origin: PredictorOrigin) -> bool:
+    """Whether existing predictors are taken over."""
+    return origin not in (NONE, TRAIN)
 
 
-def check_wish(
-    wish: Wish, spec: ModelSpec, calibration: Path | None, dtype: str | None = None
+def check_origin(
+    origin: PredictorOrigin, spec: ModelSpec, calibration: Path | None, dtype: str | None = None
 ) -> None:
-    """`UsageError` where predictors can do nothing for the model, or none need be trained.
+    """`UsageError` where predictors are of no use for the model, or need not be trained.
 
-    A calibration text trains predictors, and says of others and of gates how many neurons they let
-    through; without either of them it is of no use.
+    A calibration text is for training predictors, or for counting how many neurons other
+    predictors or a gate let through; it is an error where there are neither.
     """
-    if wish == NONE and dtype is not None:
+    if origin == NONE and dtype is not None:
         raise UsageError(
             f"--predictor-dtype {dtype}: there are to be no predictors; say which with --predictors"
         )
-    if wish == NONE:
+    if origin == NONE:
         if calibration is not None and not (spec.sparse and spec.gated):
             raise UsageError(
                 f"--calibration {calibration}: there is nothing to measure or train with it; "
@@ -68,46 +68,49 @@ def check_wish(
         return
     if not spec.sparse:
         raise UsageError(
-            f"--predictors {wish}: the activation of this model, {spec.activation}, is never zero, "
-            "so there is nothing to predict; convert it without, or say --act where it is wrong"
+            f"--predictors {origin}: the activation of this model, {spec.activation}, is never "
+            "zero, so there is nothing to predict; convert it without, or say --act where it is "
+            "wrong"
         )
-    if wish == TRAIN and spec.gated:
+    if origin == TRAIN and spec.gated:
         raise UsageError(
-            f"--predictors {wish}: this model has a gate that says exactly which neurons are "
+            f"--predictors {origin}: this model has a gate that says exactly which neurons are "
             "active; it stays in memory and needs no predictors; convert it without"
         )
 
 
-def check_order(order: str, spec: ModelSpec, wish: Wish, calibration: Path | None) -> None:
-    """`UsageError` for an order that cannot be learnt, or would be of no use."""
+def check_order(
+    order: str, spec: ModelSpec, origin: PredictorOrigin, calibration: Path | None
+) -> None:
+    """`UsageError` for an order that cannot be learnt or would be of no use."""
     if order not in ORDERS:
         raise UsageError(f"--order {order}: expected one of {', '.join(ORDERS)}")
     if order == NONE:
         return
-    chooses = imports(wish) or wish == TRAIN or (spec.sparse and spec.gate == "resident")
+    chooses = imports(origin) or origin == TRAIN or (spec.sparse and spec.gate == "resident")
     if not chooses:
         raise UsageError(
             f"--order {order}: nothing would choose among the neurons of this model, so all are "
             "read whatever their order; "
             + ("give it --predictors" if spec.sparse else "convert it without")
         )
-    if calibration is None and wish != TRAIN:
+    if calibration is None and origin != TRAIN:
         raise UsageError(
             f"--order {order}: it is learnt from a text; give one with --calibration FILE"
         )
 
 
-def needed_bytes(job: Job, wish: Wish, destination: Path, tokens: int) -> int:
-    """Bytes that predictors will take at most, and to train them what so many tokens record."""
+def needed_bytes(job: Job, origin: PredictorOrigin, destination: Path, tokens: int) -> int:
+    """An upper bound of the predictors' bytes, and of the recording of `tokens` to train them."""
     spec = job.spec
-    if wish == TRAIN:
+    if origin == TRAIN:
         trained = 2 * _RANK * spec.n_layers * (spec.d_model + spec.d_ffn)
         return trained + _recording_bytes(spec, destination, tokens)
-    if wish == INSIDE:
+    if origin == INSIDE:
         tensors = [tensor for pair in job.assignment.predictors for tensor in pair]
         values = sum(tensor.nbytes // DTYPE_BYTES.get(tensor.dtype, 1) for tensor in tensors)
         return 4 * (values + spec.n_layers * spec.d_ffn)
-    path = Path(wish)
+    path = Path(origin)
     if path.is_file():
         return path.stat().st_size
     if not path.is_dir():
@@ -119,7 +122,7 @@ def needed_bytes(job: Job, wish: Wish, destination: Path, tokens: int) -> int:
 
 
 def _recording_bytes(spec: ModelSpec, destination: Path, tokens: int) -> int:
-    """Free bytes to record one layer, the least that training goes on with."""
+    """Free bytes needed to record one layer, the least that training can work with."""
     from flashllm.predictors.calibration_texts import TOKENS_MAX
     from flashllm.predictors.recorded_rows import RowShape
     from flashllm.predictors.resumable import default_work, space_for
@@ -129,43 +132,43 @@ def _recording_bytes(spec: ModelSpec, destination: Path, tokens: int) -> int:
     return needed
 
 
-def take_predictors(job: Job, wish: Wish, directory: Path) -> dict[str, FileRecord]:
-    """Writes the predictors that exist already to `directory`."""
-    if wish == INSIDE:
+def take_predictors(job: Job, origin: PredictorOrigin, directory: Path) -> dict[str, FileRecord]:
+    """Writes existing predictors to `directory`."""
+    if origin == INSIDE:
         if not job.assignment.predictors:
-            raise UsageError(f"--predictors {wish}: there are none in {job.source}")
+            raise UsageError(f"--predictors {origin}: there are none in {job.source}")
         write_published(_inside(job), 0.0, job.spec, directory)
-    elif Path(wish).is_dir():
-        import_published(Path(wish), job.spec, directory)
+    elif Path(origin).is_dir():
+        import_published(Path(origin), job.spec, directory)
     else:
-        copy_predictors(Path(wish), directory, job.spec)
+        copy_predictors(Path(origin), directory, job.spec)
     if job.overrides.predictor_dtype is not None:
         encode_predictors(directory / PREDICTORS_FILE, job.spec, job.overrides.predictor_dtype)
     return records(directory)
 
 
 def learn(
-    wish: Wish,
+    origin: PredictorOrigin,
     directory: Path,
     destination: Path,
     calibration: Path | None,
     overrides: Overrides,
     progress: Progress,
 ) -> dict[str, FileRecord]:
-    """What a text teaches of the model that is complete in `directory`, written into it.
+    """Trains predictors on a text, or measures what existing predictors or the gate let through.
 
-    Trains predictors, or measures what others or the gate let through. `destination` is where the
-    model will be: training continues from what lies beside it.
+    The model is complete in `directory`, and the result is written there. `destination` is where
+    the model will be: an interrupted training is kept next to it and continues from there.
     """
     from flashllm.predictors import measure_activity, measure_predictors, train_predictors
     from flashllm.predictors.resumable import default_work
 
-    if wish == TRAIN:
+    if origin == TRAIN:
         # The partial directory vanishes on an interruption; what was trained must not.
         work = default_work(destination)
         dtype = overrides.predictor_dtype or "f16"
         train_predictors(directory, directory, calibration, progress, work=work, dtype=dtype)
-    elif imports(wish):
+    elif imports(origin):
         measure_predictors(directory, calibration, progress)
     else:
         measure_activity(directory, calibration, progress)
@@ -173,7 +176,7 @@ def learn(
 
 
 def records(directory: Path) -> dict[str, FileRecord]:
-    """Size and hash of those of the predictors' files that exist, which are made durable."""
+    """Size and hash of the predictors' files that exist; the files are synced to disk."""
     found = {}
     for name in (PREDICTORS_FILE, ACTIVITY_FILE):
         path = directory / name
@@ -184,7 +187,7 @@ def records(directory: Path) -> dict[str, FileRecord]:
 
 
 def _inside(job: Job) -> Iterator[tuple[Matrix, Matrix]]:
-    """fc1 [rank, d_model] and fc2 [d_ffn, rank] of each layer, as the checkpoint has them."""
+    """fc1 [rank, d_model] and fc2 [d_ffn, rank] of each layer, from the checkpoint."""
     for first, second in job.assignment.predictors:
         yield _matrix(job.checkpoint, first), _matrix(job.checkpoint, second)
 
