@@ -140,7 +140,7 @@ class DecodeReads:
         return ticket[1]
 
 
-def by_turns(
+def interleaved(
     rounds: int, fio: Callable[[], float], ours: Mapping[str, Callable[[], float]]
 ) -> tuple[list[float], dict[str, list[float]]]:
     """fio, ours, fio, ...: rates of both, one of fio's more."""
@@ -183,7 +183,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             name: functools.partial(reads.run, options.seconds, ahead)
             for name, ahead in AHEAD.items()
         }
-        rates, found = by_turns(options.rounds, theirs, ours)
+        rates, found = interleaved(options.rounds, theirs, ours)
     return {
         "read_bytes": reads.stride,
         "threads": pattern.threads,

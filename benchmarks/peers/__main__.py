@@ -52,7 +52,7 @@ from benchmarks.peers.files import (
     read_checkpoint,
     read_model,
 )
-from benchmarks.peers.runs import Outcome, in_turns
+from benchmarks.peers.runs import Outcome, interleaved
 from benchmarks.peers.table import report, rows_of, table
 from benchmarks.peers.worker import Task, physical_cores
 from flashllm import __version__
@@ -260,7 +260,7 @@ def run_all(
     """
     try:
         for limit_bytes in under:
-            for outcome in in_turns(contenders, options.rounds, limit_bytes):
+            for outcome in interleaved(contenders, options.rounds, limit_bytes):
                 outcomes.append(outcome)
                 remark(progress_line(outcome))
                 keep(options.json, made(False))

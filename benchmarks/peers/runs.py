@@ -67,7 +67,7 @@ class Outcome:
         return asdict(self) | derived
 
 
-def in_turns(
+def interleaved(
     contenders: Sequence[Contender], rounds: int, limit_bytes: int | None
 ) -> Iterator[Outcome]:
     """All runs under one limit, the first contender also once after the last round.

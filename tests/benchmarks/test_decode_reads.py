@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import decode_reads
-from benchmarks.decode_reads import BACK_TO_BACK, WAITED, DecodeReads, Pattern, by_turns, ratios
+from benchmarks.decode_reads import BACK_TO_BACK, WAITED, DecodeReads, Pattern, interleaved, ratios
 from flashllm.bench.disk import probe
 from flashllm.bench.disk.fio import FioResult
 from flashllm.errors import BenchmarkInvalid, UsageError
@@ -63,7 +63,7 @@ def test_ours_stand_between_two_of_fio() -> None:
         return float(next(clock))
 
     ours = {name: (lambda name=name: taking(name)) for name in ("a", "b")}
-    fio, found = by_turns(2, lambda: taking("fio"), ours)
+    fio, found = interleaved(2, lambda: taking("fio"), ours)
     assert order == ["fio", "a", "b", "fio", "b", "a", "fio"]
     assert fio == [1, 4, 7]
     assert found == {"a": [2, 6], "b": [3, 5]}

@@ -25,7 +25,7 @@ from benchmarks.peers.contenders import (
     parse_ours,
     parse_worker,
 )
-from benchmarks.peers.runs import Outcome, in_turns, run_once
+from benchmarks.peers.runs import Outcome, interleaved, run_once
 from benchmarks.peers.table import report, rows_of, table
 from benchmarks.peers.worker import Task, arguments_of
 from flashllm.units import MIB
@@ -59,7 +59,7 @@ def outcome(name: str, number: int, seconds: float, limit_bytes: int | None = No
 
 def test_runs_go_in_turns_and_end_with_the_first() -> None:
     contenders = [fake(name, answering([1] * 4)) for name in ("flashllm", "b", "c")]
-    found = [(o.contender, o.round) for o in in_turns(contenders, 2, None)]
+    found = [(o.contender, o.round) for o in interleaved(contenders, 2, None)]
     assert found == [
         ("flashllm", 0), ("b", 0), ("c", 0), ("flashllm", 1), ("b", 1), ("c", 1), ("flashllm", 2),
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_ours_under_a_limit_is_laid_beside_the_others_without() -> None:
 
 def test_the_table_holds_medians_and_ratios() -> None:
     contenders = [fake("flashllm", answering([10, 10, 10, 30])), fake("b", answering([60] * 4))]
-    outcomes = list(in_turns(contenders, 3, None))
+    outcomes = list(interleaved(contenders, 3, None))
     ours, other = rows_of(contenders, outcomes)
     assert ours.token_seconds is not None
     assert other.token_seconds is not None
@@ -102,7 +102,7 @@ def test_a_run_says_how_much_of_the_machine_was_taken_away(
 ) -> None:
     take_away(monkeypatch, [0.9, 0.02, 0.04])
     contenders = [fake("flashllm", answering([1] * 4)), fake("b", "pass")]
-    outcomes = list(in_turns(contenders, 2, None))
+    outcomes = list(interleaved(contenders, 2, None))
     assert [o.stolen_share for o in outcomes] == pytest.approx([0.9, 0.02, 0.04, 0.0])
     ours, other = rows_of(contenders, outcomes)
     assert ours.token_seconds is not None
@@ -151,7 +151,7 @@ def test_what_goes_wrong_is_a_result_and_is_not_repeated(
     script: str, status: str, message: str
 ) -> None:
     contenders = [fake("flashllm", answering([1] * 4)), fake("b", script)]
-    outcomes = list(in_turns(contenders, 3, None))
+    outcomes = list(interleaved(contenders, 3, None))
     bad = [o for o in outcomes if o.contender == "b"]
     assert [o.status for o in bad] == [status]
     assert message in bad[0].message
@@ -170,7 +170,7 @@ def test_one_that_crashed_goes_on_with_what_it_can_do() -> None:
     crashing = replace(fake("b", ""), command=command)
     capable = replace(crashing, fallback=replace(TASK, as_stored=True))
     ours = fake("flashllm", answering([1] * 4))
-    outcomes = list(in_turns([ours, capable], 2, None))
+    outcomes = list(interleaved([ours, capable], 2, None))
     assert [(o.contender, o.round, o.status) for o in outcomes] == [
         ("flashllm", 0, "ok"), ("b", 0, "killed"), ("b", 0, "ok"),
         ("flashllm", 1, "ok"), ("b", 1, "ok"), ("flashllm", 2, "ok"),
@@ -179,7 +179,7 @@ def test_one_that_crashed_goes_on_with_what_it_can_do() -> None:
     assert row.ratio == pytest.approx(2.0)
     assert "0.002 (0.002 to 0.002, 2); once killed: by signal SIGSEGV |" in table([row], [])
     hopeless = replace(crashing, fallback=TASK)
-    statuses = [o.status for o in in_turns([ours, hopeless], 3, None) if o.contender == "b"]
+    statuses = [o.status for o in interleaved([ours, hopeless], 3, None) if o.contender == "b"]
     assert statuses == ["killed", "killed"]
 
 
