@@ -13,7 +13,7 @@ import pytest
 from flashllm.bench.disk import fio, plots, probe, report, target
 from flashllm.bench.disk import sweep as io_sweep
 from flashllm.bench.disk.fio import FioResult, fio_command, parse_report, run_fio
-from flashllm.bench.disk.fit import doubt, fit_points, tells_rate
+from flashllm.bench.disk.fit import fit_points, has_rate, reason_to_doubt
 from flashllm.bench.disk.probe import ProbeResult
 from flashllm.bench.disk.sweep import Settings, Sweep, make_profile, run_sweep
 from flashllm.bench.disk.target import Target, choose_sizes, choose_threads, find_target
@@ -82,9 +82,9 @@ def test_where_bytes_cost_nothing_there_is_no_rate() -> None:
     free[2] = IoPoint(SIZES[2], 8, SIZES[2] / 3.9e-3, (1.0,), {"p50": 1, "p99": 1})
     (fit,) = fit_points(free)
     assert fit.per_read_ns == pytest.approx(4e6, rel=0.03)
-    assert not tells_rate(fit, free)
+    assert not has_rate(fit, free)
     known = points(2500.0, 3e9)
-    assert tells_rate(fit_points(known)[0], known)
+    assert has_rate(fit_points(known)[0], known)
     sweep = Sweep(complete=True)
     sweep.ours = {
         (p.read_bytes, 8): [make_result(p.read_bytes, 8, p.bytes_per_second)] for p in free
@@ -113,7 +113,7 @@ def test_a_busy_machine_is_told_from_a_disk_of_another_law(
             make_result(point.read_bytes, 32, point.bytes_per_second * share * factor)
             for factor in passes
         ]
-    found = doubt(make_profile(make_target(), sweep, None))
+    found = reason_to_doubt(make_profile(make_target(), sweep, None))
     if expected:
         assert expected in found
         assert "the fit of 32 threads is " in found
@@ -126,7 +126,7 @@ def test_what_was_measured_on_a_quiet_machine_is_believed() -> None:
     known = json.loads(kept.read_text("utf-8"))["report"]["profile"]
     quiet = Profile.from_json(known, "io-vda.json")
     assert len(quiet.fits) == 8
-    assert doubt(quiet) == ""
+    assert reason_to_doubt(quiet) == ""
 
 
 def test_sizes_are_those_that_the_file_has_room_for() -> None:

@@ -20,7 +20,7 @@ from flashllm.errors import FlashllmError
 from flashllm.hardware import machine_profile as profiles
 from flashllm.hardware.staleness import staleness
 
-REAL_DOUBT = fit.doubt
+REAL_DOUBT = fit.reason_to_doubt
 FAST = ["--sizes", "4KiB,16KiB", "--threads", "1,32", "--seconds", "0.02", "--runs", "2"]
 
 pytestmark = pytest.mark.skipif(core.NAME != "native", reason="the twin reads one at a time")
@@ -37,7 +37,7 @@ def disk_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     except FlashllmError:
         pytest.skip("temporary files lie where nothing can be measured")
     # So short a sweep may look busy, and is here for other things.
-    monkeypatch.setattr(fit, "doubt", lambda profile: "")
+    monkeypatch.setattr(fit, "reason_to_doubt", lambda profile: "")
     return path
 
 
@@ -52,7 +52,7 @@ def busy_file(disk_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         latencies = Latencies(np.ones(BINS, np.uint64))
         return probe.ProbeResult(size, threads, 100, 10**6, rate, 1.0, latencies, True)
 
-    monkeypatch.setattr(fit, "doubt", REAL_DOUBT)
+    monkeypatch.setattr(fit, "reason_to_doubt", REAL_DOUBT)
     monkeypatch.setattr(probe, "measure", measure)
     return disk_file
 
@@ -175,7 +175,7 @@ def test_the_profile_before_a_busy_machine_stays(
     assert known is not None
     known = dataclasses.replace(known, date="2020-02-03")  # so old that any good one replaces it
     profiles.save(known)
-    monkeypatch.setattr(fit, "doubt", lambda profile: "passes differ")
+    monkeypatch.setattr(fit, "reason_to_doubt", lambda profile: "passes differ")
     assert bench(busy_file, *FAST, "--no-fio") == 74
     assert "plans and reads go by the one of 2020-02-03 as before" in capsys.readouterr().err
     assert profiles.find(busy_file) == known

@@ -23,7 +23,13 @@ from flashllm.progress import Progress, SilentProgress
 
 from .families.config import CONFIG_FILE, read_config
 from .families.families import family_of
-from .families.spec_from_config import Overrides, check_source, doubt, model_name, spec_of
+from .families.spec_from_config import (
+    Overrides,
+    check_source,
+    doubtful_activation,
+    model_name,
+    spec_of,
+)
 from .output.destination import OutputFile, check_space, partial_directory, whole_or_absent
 from .output.inspection import Job, look
 from .output.reorder import model_bytes, write_reordered
@@ -87,7 +93,7 @@ def convert(
 
             calibration = find_calibration(source, calibration)
             tokens = check_calibration(calibration, spec.vocab_size, _has_tokenizer(source))
-        if (warning := doubt(model_name(source), spec, overrides)) is not None:
+        if (warning := doubtful_activation(model_name(source), spec, overrides)) is not None:
             progress.warn(warning)
         with open_checkpoint(source) as checkpoint:
             job = look(config, family, spec, checkpoint, overrides)

@@ -144,7 +144,7 @@ def predictors_of(directory: Path) -> Addition:
     return Addition(f"predictors:{directory}", f"predictors of {name}", lambda _: change)
 
 
-def check_beside(directory: Path, other: Path) -> None:
+def check_same_weights(directory: Path, other: Path) -> None:
     """`UsageError` where two conversions differ in more than their predictors."""
     ours, theirs = read_manifest(directory), read_manifest(other)
     if ours.spec != theirs.spec or ours.files[RESIDENT_FILE] != theirs.files[RESIDENT_FILE]:

@@ -25,7 +25,7 @@ from flashllm.bench.ablation.rows import (
     ADDITIONS,
     Row,
     added_rows,
-    check_beside,
+    check_same_weights,
     predictors_of,
     table_rows,
 )
@@ -141,7 +141,7 @@ class Ablation:
         self._sets: dict[Path, ActiveSets] = {}
         """By the directory that the predictors are taken from."""
         for other in settings.beside:
-            check_beside(directory, other)
+            check_same_weights(directory, other)
 
     @property
     def sparse(self) -> bool:

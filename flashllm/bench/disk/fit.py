@@ -21,13 +21,13 @@ DIFFER_MOST = 1.5
 _FREE_FACTOR = 1000.0
 
 
-def tells_rate(fit: Fit, points: Sequence[IoPoint]) -> bool:
+def has_rate(fit: Fit, points: Sequence[IoPoint]) -> bool:
     """Whether the fit's B is a rate: False where bytes cost nothing beside the reads."""
     rates = [point.bytes_per_second for point in points if point.threads == fit.threads]
     return fit.bytes_per_second < _FREE_FACTOR / 2 * max(rates, default=math.inf)
 
 
-def doubt(profile: Profile) -> str:
+def reason_to_doubt(profile: Profile) -> str:
     """What says that the machine was busy with something else, in words; "" where nothing does.
 
     A disk may break the law by itself, but then each pass finds the same: what fits badly is

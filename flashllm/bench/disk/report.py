@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from flashllm.bench.disk.fit import tells_rate
+from flashllm.bench.disk.fit import has_rate
 from flashllm.bench.disk.plots import size_name
 from flashllm.bench.disk.sweep import Sweep
 from flashllm.bench.disk.target import Target
@@ -121,7 +121,7 @@ def _fits(profile: Profile) -> str:
         return ""
     rows = [["t = a + S/B", "a µs", "B MB/s", "error %"]]
     for fit in profile.fits:
-        rate = f"{fit.bytes_per_second / 1e6:.1f}" if tells_rate(fit, profile.points) else "-"
+        rate = f"{fit.bytes_per_second / 1e6:.1f}" if has_rate(fit, profile.points) else "-"
         cells = f"{fit.per_read_ns / 1e3:.1f}", rate, f"{100 * fit.error:.1f}"
         rows.append([f"x{fit.threads}", *cells])
     return columns(rows)

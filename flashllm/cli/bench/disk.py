@@ -24,7 +24,7 @@ def bench_io(arguments: argparse.Namespace) -> int:
 
     74 where the machine was too busy for the profile to be kept: scripts may try again.
     """
-    from flashllm.bench.disk.fit import doubt
+    from flashllm.bench.disk.fit import reason_to_doubt
     from flashllm.bench.disk.sweep import make_profile
 
     target, settings = _prepare(arguments)
@@ -35,7 +35,7 @@ def bench_io(arguments: argparse.Namespace) -> int:
         rates, interrupted = _rates()
     profile = make_profile(target, sweep, rates)
     remarks = [*target.remarks, *_remarks(sweep, settings, arguments.no_fio, interrupted)]
-    doubtful = doubt(profile)
+    doubtful = reason_to_doubt(profile)
     is_refused = bool(doubtful) and not (arguments.profile_file or arguments.keep_doubtful)
     if doubtful:
         remarks.append(doubtful + (_why_refused(profile.device) if is_refused else ""))

@@ -144,7 +144,7 @@ def _spec_of(config: Config, family: Family, overrides: Overrides, predicted: bo
     return ModelSpec(**features, **ids, dtype="f32")
 
 
-def doubt(name: str, spec: ModelSpec, overrides: Overrides) -> str | None:
+def doubtful_activation(name: str, spec: ModelSpec, overrides: Overrides) -> str | None:
     """What to know before a model is converted whose neurons are never zero, or are said not to be.
 
     A name that says relu may be right where the configuration says another activation.
