@@ -29,7 +29,7 @@ _EVERYTHING = ("all", "oracle")
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MeasuredTraffic:
     """What tokens did together, or one of them: the bytes that took `wall_ns`."""
 
     wall_ns: float
@@ -116,7 +116,7 @@ class DeviceRates:
             return self.flash_bytes_per_second
         return self.flash.throughput(read_bytes)
 
-    def bound(self, plan: Plan, moved: Moved) -> Bound | None:
+    def bound(self, plan: Plan, moved: MeasuredTraffic) -> Bound | None:
         """The least time for one token's bytes; None where a rate that it needs is unknown."""
         flash, dram = (
             self.flash_at(ratio(moved.bytes_read, moved.reads)),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import TokenCost, ratio
-from flashllm.telemetry.device_rates import DRAM_UNKNOWN, DeviceRates, Moved
+from flashllm.telemetry.device_rates import DRAM_UNKNOWN, DeviceRates, MeasuredTraffic
 from flashllm.telemetry.formatting import format_parts, format_share_of_profile, format_split
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.units import (
@@ -90,7 +90,7 @@ class TokenNumbers:
         allowed = rates.flash_at(ratio(cost.bytes_read, cost.reads))
         bound = None
         if not prompt:
-            moved = Moved(
+            moved = MeasuredTraffic(
                 cost.wall_ns, cost.bytes_read, cost.reads, cost.hits, cost.misses, context_tokens
             )
             bound = rates.bound(plan, moved)
@@ -192,7 +192,7 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
         ]
         rate = rates.hit_rate(plan, decode["hit_rate"])
         rows.append(("in DRAM", f"{100 * rate:.1f} % of the neurons that tokens needed"))
-        moved = Moved(
+        moved = MeasuredTraffic(
             decode["wall_ns"],
             decode["bytes_read"],
             reads,
@@ -224,7 +224,7 @@ def format_prompt_cost(tokens: int, prefill: Mapping[str, Any]) -> str:
     return f"{text}; {format_count(reused)} of them were in the cache" if reused else text
 
 
-def format_bound(rates: DeviceRates, plan: Plan, moved: Moved) -> str:
+def format_bound(rates: DeviceRates, plan: Plan, moved: MeasuredTraffic) -> str:
     """`54 % of what this machine allows: 98 ms a token, by flash`."""
     bound = rates.bound(plan, moved)
     if bound is None:
