@@ -34,7 +34,7 @@ class TextSpan:
     raw: bytes
     at: dict[int, int]
     """The id that begins at a byte."""
-    shift: int
+    added_space: int
     """How many more bytes of white space it begins with than the text that was encoded."""
 
 
@@ -69,22 +69,22 @@ class TokenReuse:
         return out if position == len(ids) else list(ids)
 
     def _replaced(self, ids: list[int], text: str, places: Sequence[AnswerSpan]) -> list[int]:
-        stretch = self._stretch(ids, text) if places else None
-        if stretch is None:
+        span = self._text_span(ids, text) if places else None
+        if span is None:
             return ids
         out: list[int] = []
         done = 0
         for place in places:
-            start = self._start(stretch, place)
-            first = stretch.at.get(start)
+            start = self._start(span, place)
+            first = span.at.get(start)
             if first is None or first < done:
                 continue
-            count, end = self._matching(stretch, start, place.ids)
+            count, end = self._matching(span, start, place.ids)
             out += [*ids[done:first], *place.ids[:count]]
-            done = stretch.at[end]
+            done = span.at[end]
         return [*out, *ids[done:]]
 
-    def _stretch(self, ids: list[int], text: str) -> TextSpan | None:
+    def _text_span(self, ids: list[int], text: str) -> TextSpan | None:
         """None where the ids are not those of the text, but for white space at its ends."""
         pieces = [self._piece_bytes(token) for token in ids]
         raw, wanted = b"".join(pieces), _utf8(text)
@@ -95,22 +95,22 @@ class TokenReuse:
             at.setdefault(byte, number)
         return TextSpan(ids, raw, at, _lead(raw) - _lead(wanted))
 
-    def _start(self, stretch: TextSpan, place: AnswerSpan) -> int:
+    def _start(self, span: TextSpan, place: AnswerSpan) -> int:
         """The byte of the stretch at which the answer's ids begin; -1 if there is no such place."""
         own = b"".join([self._piece_bytes(token) for token in place.ids])
-        text_at = len(_utf8(place.before)) + stretch.shift
-        is_there = stretch.raw.startswith(_utf8(place.text), max(text_at, 0))
+        text_at = len(_utf8(place.before)) + span.added_space
+        is_there = span.raw.startswith(_utf8(place.text), max(text_at, 0))
         return text_at - _lead(own) if text_at >= 0 and is_there else -1
 
-    def _matching(self, stretch: TextSpan, start: int, ids: Sequence[int]) -> tuple[int, int]:
+    def _matching(self, span: TextSpan, start: int, ids: Sequence[int]) -> tuple[int, int]:
         """How many ids spell what is there, as far as they end where one of the others ends."""
         found, byte = (0, start), start
         for count, token in enumerate(ids, 1):
             piece = self._piece_bytes(token)
-            if not piece or token in self._controls or not stretch.raw.startswith(piece, byte):
+            if not piece or token in self._controls or not span.raw.startswith(piece, byte):
                 break
             byte += len(piece)
-            if byte in stretch.at:
+            if byte in span.at:
                 found = (count, byte)
         return found
 
