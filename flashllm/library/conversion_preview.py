@@ -76,14 +76,14 @@ def _expected(
     if conditions.interpreter_bytes is None:
         return None, None, ""
     select = _selector(spec, options, conditions.options.select)
-    case = conditions.case(
+    scenario = conditions.scenario(
         spec,
         sizes_of_shape(spec, conditions.interpreter_bytes),
         known_activity(spec, select, None),
         select,
         place,
     )
-    return expected(case, conditions.ceiling_bytes)
+    return expected(scenario, conditions.ceiling_bytes)
 
 
 def _selector(spec: ModelSpec, options: ConvertOptions, asked: Select | None) -> Select:

@@ -58,7 +58,7 @@ class Conditions:
             return self.options.memory
         return usual_ceiling(self.interpreter_bytes) + self.options.application_bytes
 
-    def case(
+    def scenario(
         self,
         spec: ModelSpec,
         sizes: Sizes,
@@ -186,7 +186,7 @@ def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundMo
     if conditions.interpreter_bytes is None:
         return found
     recording = recorded_activity(store, select)
-    case = conditions.case(
+    scenario = conditions.scenario(
         store.spec,
         converted_sizes(store, select, conditions.interpreter_bytes),
         known_activity(store.spec, select, recording),
@@ -194,7 +194,7 @@ def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundMo
         store.directory,
         converted=True,
     )
-    smallest, speed, assumption = expected(case, conditions.ceiling_bytes)
+    smallest, speed, assumption = expected(scenario, conditions.ceiling_bytes)
     return replace(
         found,
         smallest_ceiling_bytes=smallest,
@@ -212,17 +212,17 @@ def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> 
     return recording or assumed(spec, select)
 
 
-def expected(case: Scenario, ceiling_bytes: int | None) -> tuple[int, float | None, str]:
+def expected(scenario: Scenario, ceiling_bytes: int | None) -> tuple[int, float | None, str]:
     """The smallest ceiling, tokens a second in the given one, and what these assume.
 
     The speed is None without a ceiling, in one that is too small, and where the rates of disk and
     machine were not measured.
     """
-    smallest = case.plan().smallest_bytes
+    smallest = scenario.plan().smallest_bytes
     if ceiling_bytes is None or ceiling_bytes < smallest:
         return smallest, None, ""
-    case = case.having(memory=ceiling_bytes)
-    found = case.expect(case.plan())
+    scenario = scenario.having(memory=ceiling_bytes)
+    found = scenario.expect(scenario.plan())
     if found.token is None:
         return smallest, None, ""
     return smallest, 1 / found.token.total, found.assumed

@@ -96,25 +96,25 @@ class Ceilings:
         return dataclasses.asdict(self)
 
 
-def ceilings(case: Scenario, plan: Plan) -> Ceilings:
+def ceilings(scenario: Scenario, plan: Plan) -> Ceilings:
     """The ceilings for a plan's settings, whatever ceiling the plan itself has."""
-    spec, stride = case.spec, case.sizes.stride
+    spec, stride = scenario.spec, scenario.sizes.stride
     fixed = sum(plan.split.values()) - plan.split["slots"]
     whole = fixed + spec.n_layers * spec.bundles_per_layer * stride
-    if plan.select == "all" or case.activity is None:
+    if plan.select == "all" or scenario.activity is None:
         return Ceilings(plan.smallest_bytes, None, whole)
     least = smallest_slots(spec.bundles_per_layer)
-    needed = (int(n * SLACK) + 1 for n in case.activity.slots_needed[0])
+    needed = (int(n * SLACK) + 1 for n in scenario.activity.slots_needed[0])
     slots = sum(max(least, min(n, spec.bundles_per_layer)) for n in needed)
     return Ceilings(plan.smallest_bytes, fixed + slots * stride, whole)
 
 
-def advise(case: Scenario, plan: Plan, expected: TokenEstimate) -> list[Advice]:
+def advise(scenario: Scenario, plan: Plan, expected: TokenEstimate) -> list[Advice]:
     """What helps, most first; an empty list without a profile."""
     if expected.token is None:
         return []
     found = []
-    for change, other, speed in _alternatives(case, plan):
+    for change, other, speed in _alternatives(scenario, plan):
         try:
             token = other.expect(other.plan(), speed).token
         except FlashllmError:
@@ -124,38 +124,38 @@ def advise(case: Scenario, plan: Plan, expected: TokenEstimate) -> list[Advice]:
     return sorted(found, key=lambda advice: advice.token_seconds)
 
 
-def _alternatives(case: Scenario, plan: Plan) -> Iterator[tuple[str, Scenario, float]]:
+def _alternatives(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, Scenario, float]]:
     """(description, changed scenario, how many times faster the disk is) of each alternative."""
-    spec = case.spec
+    spec = scenario.spec
     larger = plan.ceiling_bytes + GIBIBYTE
-    yield f"1 GiB more memory: --memory {larger >> 20}MiB", case.having(memory=larger), 1.0
-    yield "a disk twice as fast", case, 2.0
-    if case.options.window is not None:
-        usual = case.having(window=None, policy=None)
+    yield f"1 GiB more memory: --memory {larger >> 20}MiB", scenario.having(memory=larger), 1.0
+    yield "a disk twice as fast", scenario, 2.0
+    if scenario.options.window is not None:
+        usual = scenario.having(window=None, policy=None)
         yield "the usual policy in all slots that there is room for: no --window", usual, 1.0
-    if case.options.overlap is not None:
+    if scenario.options.overlap is not None:
         words = "more computed while neurons are read: no --overlap"
-        yield words, case.having(overlap=None), 1.0
+        yield words, scenario.having(overlap=None), 1.0
     if plan.context > SHORT_CONTEXT:
-        shorter = case.having(context=SHORT_CONTEXT)
+        shorter = scenario.having(context=SHORT_CONTEXT)
         yield f"a shorter context: --ctx-size {SHORT_CONTEXT}", shorter, 1.0
     for kv_dtype in KV_DTYPES:
         # Fewer bytes to move, and room for slots; int8 rounds more, and says so.
         if kv_bytes(spec, plan.context, kv_dtype) < kv_bytes(spec, plan.context, plan.kv_dtype):
             rounded = ", which rounds them" if kv_dtype == "int8" else ""
             words = f"keys and values in {kv_dtype}{rounded}: --kv-dtype {kv_dtype}"
-            yield words, case.having(kv_dtype=kv_dtype), 1.0
+            yield words, scenario.having(kv_dtype=kv_dtype), 1.0
     if (narrower := _NARROWER.get(spec.dtype)) is not None and spec.resident_dtype is None:
         words, dtype = narrower
         half = dataclasses.replace(spec, dtype=dtype)
-        sizes = _resized(half, case.sizes)
-        how = f"convert it with --dtype {dtype}" if case.converted else f"--dtype {dtype}"
-        yield f"{words}: {how}", dataclasses.replace(case, spec=half, sizes=sizes), 1.0
-    if spec.sparse and not spec.gated and case.options.select != "predicted":
-        sizes = dataclasses.replace(case.sizes, predictors=predictor_bytes(spec))
+        sizes = _resized(half, scenario.sizes)
+        how = f"convert it with --dtype {dtype}" if scenario.converted else f"--dtype {dtype}"
+        yield f"{words}: {how}", dataclasses.replace(scenario, spec=half, sizes=sizes), 1.0
+    if spec.sparse and not spec.gated and scenario.options.select != "predicted":
+        sizes = dataclasses.replace(scenario.sizes, predictors=predictor_bytes(spec))
         activity = assumed(spec, "predicted")
         other = dataclasses.replace(
-            case.having(select="predicted"), sizes=sizes, activity=activity, converted=False
+            scenario.having(select="predicted"), sizes=sizes, activity=activity, converted=False
         )
         yield "predictors, which are lossy: convert it with --predictors train", other, 1.0
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flashllm.planning.model_info import ModelInfo
     from flashllm.planning.plan import Plan
 
-SELECTOR_WORDS = {
+SELECTOR_LABELS = {
     "predicted": "predicted (lossy: may miss active neurons)",
     "gate": "gate (exact)",
     "all": "all (exact)",
@@ -88,7 +88,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("ceiling", format_bytes(plan.ceiling_bytes)),
         *((f"  {name}", format_bytes(nbytes)) for name, nbytes in plan.split.items()),
         ("smallest", format_bytes(plan.smallest_bytes)),
-        ("select", SELECTOR_WORDS[plan.select]),
+        ("select", SELECTOR_LABELS[plan.select]),
         ("kept", _format_kept(plan)),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
         ("context", f"{plan.context} tokens, keys and values in {plan.kv_dtype}"),

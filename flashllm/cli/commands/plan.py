@@ -29,21 +29,21 @@ def plan(arguments: argparse.Namespace) -> int:
     from flashllm.planning.advisor import advise, ceilings
 
     profile = _profile(arguments)
-    case = _case(arguments, profile)
-    made = case.plan()
-    expected = case.expect(made)
-    limits = ceilings(case, made)
-    advice = advise(case, made, expected)
+    scenario = _scenario(arguments, profile)
+    made = scenario.plan()
+    expected = scenario.expect(made)
+    limits = ceilings(scenario, made)
+    advice = advise(scenario, made, expected)
     output = Output()
     if arguments.json:
-        output.json(plan_report.to_json(case, made, expected, limits, advice))
+        output.json(plan_report.to_json(scenario, made, expected, limits, advice))
         return 0
-    output.write(table(plan_report.weight_rows(case.spec, case.sizes.stride)))
+    output.write(table(plan_report.weight_rows(scenario.spec, scenario.sizes.stride)))
     output.write("\n" + table(plan_rows(made)))
     if arguments.memory is None:
         output.write("\nThis is the smallest ceiling; --memory SIZE plans for another.\n")
-    output.write("\n" + table(plan_report.expected_rows(case, made, expected, limits)))
-    output.write("\n" + plan_report.verdict(case, made, expected, limits, advice))
+    output.write("\n" + table(plan_report.expected_rows(scenario, made, expected, limits)))
+    output.write("\n" + plan_report.verdict(scenario, made, expected, limits, advice))
     return 0
 
 
@@ -63,7 +63,7 @@ def _profile(arguments: argparse.Namespace) -> Profile | None:
     return found
 
 
-def _case(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
+def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
     """Everything that the plan is made of, for what the argument names."""
     from flashllm.flash.manifest import MANIFEST_FILE
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH = 79
 ADVICE_MOST = 4
-BOUND_WORDS = {
+BOUND_LABELS = {
     "flash": "reading from flash",
     "dram": "moving weights through memory",
     "overhead": "what a layer costs whatever its size",
@@ -45,7 +45,7 @@ def weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
 
 
 def expected_rows(
-    case: Scenario, made: Plan, expected: TokenEstimate, limits: Ceilings
+    scenario: Scenario, made: Plan, expected: TokenEstimate, limits: Ceilings
 ) -> list[tuple[str, Any]]:
     """What a token will cost, and the ceilings that matter."""
     traffic, token = expected.traffic, expected.token
@@ -55,7 +55,7 @@ def expected_rows(
         rows += [
             ("a token", f"{_seconds(token.total)} ({1 / token.total:.2g} tokens a second)"),
             ("  of it", f"{parts} {_seconds(token.overhead)}"),
-            ("  bound by", BOUND_WORDS[token.bound]),
+            ("  bound by", BOUND_LABELS[token.bound]),
         ]
         # Below a thousandth it is what sums of floats leave.
         if token.overlap > 1e-3 * token.total:
@@ -63,7 +63,7 @@ def expected_rows(
     if expected.first_token_seconds is not None:
         prompt = f"after a prompt of {expected.prompt_tokens} tokens"
         rows.append(("first token", f"{_seconds(expected.first_token_seconds)} {prompt}"))
-    neurons = case.spec.n_layers * case.spec.bundles_per_layer
+    neurons = scenario.spec.n_layers * scenario.spec.bundles_per_layer
     rows += [
         ("neurons a token", f"{traffic.used / neurons:.2%}, {traffic.hit_rate:.1%} in memory"),
         ("  from flash", f"{format_bytes(traffic.bytes_read)} in {traffic.reads:.0f} reads"),
@@ -79,10 +79,14 @@ def expected_rows(
 
 
 def verdict(
-    case: Scenario, made: Plan, expected: TokenEstimate, limits: Ceilings, advice: Sequence[Advice]
+    scenario: Scenario,
+    made: Plan,
+    expected: TokenEstimate,
+    limits: Ceilings,
+    advice: Sequence[Advice],
 ) -> str:
     """Whether it fits, what a token waits for, what helps, what was assumed: in sentences."""
-    sentences = [_fits(case, made, expected)]
+    sentences = [_fits(scenario, made, expected)]
     if limits.cliff is not None and made.ceiling_bytes < limits.cliff:
         sentences.append(
             "This ceiling is below the cliff: the slots do not hold what one token uses, so layers"
@@ -101,8 +105,8 @@ def verdict(
             " them."
         )
     if expected.token is None:
-        sentences.append(_seconds_missing(case))
-    elif case.profile is not None and not case.profile.complete:
+        sentences.append(_seconds_missing(scenario))
+    elif scenario.profile is not None and not scenario.profile.complete:
         sentences.append(
             "The profile was ended early, so times are rougher; `flashllm bench io` measures again."
         )
@@ -113,8 +117,8 @@ def verdict(
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _seconds_missing(case: Scenario) -> str:
-    if case.profile is not None:
+def _seconds_missing(scenario: Scenario) -> str:
+    if scenario.profile is not None:
         return (
             "The profile knows the disk and not enough of this machine, so there are no seconds:"
             " measure without --no-machine."
@@ -125,8 +129,8 @@ def _seconds_missing(case: Scenario) -> str:
     )
 
 
-def _fits(case: Scenario, made: Plan, expected: TokenEstimate) -> str:
-    spec = case.spec
+def _fits(scenario: Scenario, made: Plan, expected: TokenEstimate) -> str:
+    spec = scenario.spec
     fits = f"It fits into {format_ceiling(made.ceiling_bytes)}."
     if made.select == "oracle":
         return f"{fits} A token reads every neuron, to know which of them are not zero."
@@ -147,15 +151,19 @@ def _fits(case: Scenario, made: Plan, expected: TokenEstimate) -> str:
 
 
 def to_json(
-    case: Scenario, made: Plan, expected: TokenEstimate, limits: Ceilings, advice: Sequence[Advice]
+    scenario: Scenario,
+    made: Plan,
+    expected: TokenEstimate,
+    limits: Ceilings,
+    advice: Sequence[Advice],
 ) -> dict[str, Any]:
     """Everything, as plain values."""
     import dataclasses
 
     from flashllm.planning import shape_estimate
 
-    profile = case.profile
-    return shape_estimate.to_json(case.spec, made, case.sizes.stride) | {
+    profile = scenario.profile
+    return shape_estimate.to_json(scenario.spec, made, scenario.sizes.stride) | {
         "profile": None
         if profile is None
         else {
