@@ -12,7 +12,7 @@ from flashllm.spec import ModelSpec
 
 
 class Context:
-    """What one sequence has of a model; several may live at once, each of its own length."""
+    """The state of one sequence; several may live at once, each of its own length."""
 
     def __init__(
         self,
@@ -27,24 +27,24 @@ class Context:
     ) -> None:
         """`capacity` in tokens; a prompt is computed in chunks of `chunk_tokens`.
 
-        `scratch` holds keys and values that are decoded for a moment, of whichever context;
-        `cut_anywhere`: the bits of a token do not depend on its chunk.
+        `scratch` is memory for decoded keys and values, shared by all contexts; `cut_anywhere`: the
+        bits of a token do not depend on its chunk.
         """
         self.keys_values = KvCache(spec, capacity, kv_dtype, kernels, scratch)
         self.tokens = ContextTokens(chunk_tokens, cut_anywhere)
 
     @property
     def length(self) -> int:
-        """Tokens in it."""
+        """Tokens in the context."""
         return self.keys_values.length
 
     @property
     def capacity(self) -> int:
-        """Tokens that it may hold."""
+        """The most tokens that the context can hold."""
         return self.keys_values.context
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens but the first `length`, which `tokens.cached_prefix` has given."""
+        """Forget all tokens but the first `length`, a result of `tokens.cached_prefix`."""
         self.keys_values.truncate(length)
         self.tokens.truncate(length)
 

@@ -1,9 +1,9 @@
 """Which tokens a context holds, and how much of it may stay when the next prompt comes.
 
-A prompt goes through in chunks, an answer token by token, and what comes out depends, in its last
-bits, on where a chunk began and ended. So the context is cut only where a context that never went
-further would end: behind a whole chunk, behind a token of an answer, and behind a prompt that was
-answered, where the answer goes on as it was drawn. Where the bits of a token do not depend on the
+A prompt is computed in chunks, an answer token by token, and the last bits of the result depend on
+where a chunk began and ended. So a context is cut only where a context that never went further
+would end: after a whole chunk, after a token of an answer, or after a prompt that was answered, if
+the answer goes on with the token that was sampled there. If a token's bits do not depend on the
 others of its chunk, the context may be cut anywhere. Pure: no tensors are touched here.
 """
 
@@ -25,30 +25,30 @@ class ContextTokens:
         self._sampled: list[int] = []  # the token that was drawn behind the last, if one was
 
     def append_prefilled(self, ids: Sequence[int]) -> None:
-        """A chunk of a prompt is in the context now."""
+        """Records a chunk of a prompt that is in the context now."""
         self._add(ids, is_decoded=False)
 
     def append_decoded(self, token: int) -> None:
-        """A token of an answer is in the context now."""
+        """Records a token of an answer that is in the context now."""
         self._add([token], is_decoded=True)
 
     def append_sampled(self, token: int) -> None:
-        """This token was sampled; it follows the last one and is not in the context yet."""
+        """Records the token that was sampled after the last one; it is not in the context yet."""
         self._sampled = [token]
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens but the first `length`, which `cached_prefix` gave."""
+        """Forget all tokens but the first `length`, a result of `cached_prefix`."""
         pieces = bisect_right(self._starts, length - 1)
         assert self.cut_anywhere or length in (self._end(pieces - 1), len(self.ids))
-        # Where an answer began it may begin again, also if the prompt now to come is given up.
+        # Where an answer began it may begin again, even if the next prompt is cancelled.
         self._sampled = [*self.ids, *self._sampled][length : length + 1]
         del self.ids[length:], self._starts[pieces:], self._decoded[pieces:]
 
     def cached_prefix(self, ids: Sequence[int], answer: int = 0) -> int:
-        """How many of the first `ids` may stay: at least one is left to compute the logits from.
+        """How many of the first `ids` may stay; at least one is left, to compute the logits from.
 
-        The last `answer` of them are an answer's, of which only tokens that were decoded one by one
-        may stay.
+        The last `answer` ids belong to an answer; of these, only tokens that were decoded one by
+        one may stay.
         """
         known = [*self.ids, *self._sampled]
         shared = _shared(ids, known)
@@ -69,7 +69,7 @@ class ContextTokens:
     def _boundary(self, length: int, goes_on: bool) -> int:
         """The last place up to `length` where the context may be cut.
 
-        `goes_on` says that what follows there is what was drawn there.
+        `goes_on`: the token that follows there is the one that was sampled there.
         """
         if self.cut_anywhere:
             return length
@@ -81,7 +81,7 @@ class ContextTokens:
         return length if length == end and (is_whole or goes_on) else start
 
     def _decoded_from(self, start: int, end: int) -> int:
-        """How many tokens from the piece that begins at `start` up to `end` were decoded."""
+        """How many tokens were decoded one by one, from the piece at `start` up to `end`."""
         first = bisect_right(self._starts, start - 1)
         count = 0
         while count < end - start and self._decoded[first + count]:
@@ -93,7 +93,7 @@ class ContextTokens:
 
 
 def _shared(some: Sequence[int], others: Sequence[int]) -> int:
-    """How many ids both begin with."""
+    """Length of the common prefix."""
     count = 0
     for one, other in zip(some, others, strict=False):
         if one != other:

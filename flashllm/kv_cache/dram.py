@@ -1,11 +1,11 @@
 """Keys and values of one context, encoded, in memory that is allocated once.
 
-What attends goes through `append`, `attend` and `blocks` alone, so that another cache may keep
-its rows elsewhere. Rows lie as [layers, keys or values, kv_heads, context, row]: what one head of
-a layer reads for a token is one stretch of memory.
+Attention uses `append`, `attend` and `blocks` only, so that another cache may keep its rows
+elsewhere. Rows lie as [layers, keys or values, kv_heads, context, row]: one head of a layer reads
+one contiguous range of memory.
 
-Every token sees keys and values as they are encoded, those of its own chunk included, so that a
-prompt cut otherwise differs by nothing but the rounding of matrix products.
+Every token sees encoded keys and values, also those of its own chunk. So a prompt that is cut
+differently differs only by the rounding of matrix products.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KvBlock:
     """Decoded keys and values of neighbouring heads, valid until the next block is asked for."""
 
     heads: slice
-    """Which heads of keys and values."""
+    """The heads of keys and values in this block."""
     keys: Tensor  # [heads, positions, head_dim]
     values: Tensor  # [heads, positions, head_dim]
 
@@ -40,10 +40,10 @@ def decoded_scratch(spec: ModelSpec, context: int, dtype: KvDType) -> Tensor:
 
 
 class KvCache:
-    """`length` tokens are in it; what lies beyond them is never read.
+    """Holds `length` tokens; rows beyond them are never read.
 
-    A token's rows are written layer by layer and count once `length` says so: what was begun and
-    given up is written over by the next.
+    A token's rows are written layer by layer and count once `length` includes them, so the next
+    token overwrites those of a cancelled one.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class KvCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
 
-        `ModelError` for what is no number, or has no place in the encoding.
+        `ModelError` for NaN, infinity, or a value that the encoding cannot hold.
         """
         end = self.length + keys.shape[1]
         assert end <= self.context
@@ -105,7 +105,7 @@ class KvCache:
         return end
 
     def attend(self, layer: int, query: Tensor, first: int, end: int, scale: float) -> Tensor:
-        """What one token's heads, [heads, head_dim], make of positions `first` to `end` - 1."""
+        """Attention of one token's heads [heads, head_dim] over positions `first` to `end` - 1."""
         out = torch.empty(query.shape)
         keys, values = self._layers[layer]
         self._kernels.attend(

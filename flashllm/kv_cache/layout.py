@@ -10,11 +10,11 @@ from flashllm.options import KV_DTYPES, KvDType
 from flashllm.spec import ModelSpec
 
 _BLOCK_COLUMNS = 256
-"""Columns of all heads that a prompt's attention decodes together, where a head has fewer."""
+"""Columns that a prompt's attention decodes together, as whole heads."""
 
 
 def parse_kv_dtype(name: str) -> KvDType:
-    """The encoding of that name; `UsageError` where there is none."""
+    """The encoding of that name; `UsageError` if there is none."""
     for dtype in KV_DTYPES:
         if name == dtype:
             return dtype
@@ -32,14 +32,14 @@ def kv_bytes(spec: ModelSpec, context: int, dtype: KvDType) -> int:
 
 
 def block_heads(spec: ModelSpec) -> int:
-    """Heads of keys and values that a prompt's attention looks at together: the shape's alone."""
+    """Heads of keys and values that a prompt's attention decodes together, by the model's shape."""
     return min(max(_BLOCK_COLUMNS // spec.head_dim, 1), spec.n_kv_heads)
 
 
 def decoded_block_shape(spec: ModelSpec, context: int, dtype: KvDType) -> tuple[int, ...]:
-    """Of the f32 block in which keys, then values, of some heads are decoded for a prompt.
+    """Shape of the f32 block into which a prompt's attention decodes keys and values of some heads.
 
-    [2, heads, context, columns]; nothing where they are f32 already. Columns are whole groups.
+    [2, heads, context, columns], columns in whole groups; empty where they are stored in f32.
     """
     if dtype == "f32":
         return (0,)
@@ -48,10 +48,10 @@ def decoded_block_shape(spec: ModelSpec, context: int, dtype: KvDType) -> tuple[
 
 
 def decoded_block_bytes(spec: ModelSpec, context: int, dtype: KvDType) -> int:
-    """What that block takes."""
+    """Bytes of that block."""
     return 4 * math.prod(decoded_block_shape(spec, context, dtype))
 
 
 def score_bytes(spec: ModelSpec, context: int) -> int:
-    """The scores of one token's attention, in f32, for all heads and positions."""
+    """Bytes of one token's attention scores, in f32, for all heads and positions."""
     return 4 * spec.n_heads * context

@@ -1,4 +1,4 @@
-"""What a neuron makes of its pre-activation: the functions, and where they are above zero."""
+"""Activation functions, and where they are above zero."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def activate(spec: ModelSpec, x: Tensor) -> Tensor:
     """The activation of the gate, or of up where there is no gate; the same shape, a new tensor.
 
     Sources: FATReLU, ProSparse (arXiv 2402.13516); squared ReLU, Primer (arXiv 2109.08668); dReLU,
-    TurboSparse (arXiv 2406.05955), of which this is the gate's part.
+    TurboSparse (arXiv 2406.05955); here, the gate's part of it.
     """
     kind = spec.activation
     if kind in ("relu", "drelu"):
@@ -32,10 +32,10 @@ def combine(spec: ModelSpec, activated: Tensor, up: Tensor) -> Tensor:
 
 
 def margin(spec: ModelSpec, deciding: Tensor, up: Tensor | None) -> Tensor:
-    """By how much the input of each neuron's activation exceeds what silences it.
+    """By how much each neuron's pre-activation exceeds the largest value with output zero.
 
-    `deciding` is the gate's pre-activation where there is a gate, else up's. Of use with sparse
-    activations only.
+    `deciding` is the gate's pre-activation where there is a gate, else that of up. Only for sparse
+    activations.
     """
     if spec.activation == "drelu" and up is not None:
         return torch.minimum(deciding, up)

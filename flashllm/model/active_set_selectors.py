@@ -1,8 +1,9 @@
 """Selectors: which bundles of a layer this token needs.
 
-Low-rank predictors after LLM in a flash, section 3.1: from the output of the current layer's
-attention, as the feed-forward layer sees it, to the neurons that will be above zero. They err, so
-what they lead to is lossy. A resident gate does not: it is what decides.
+Low-rank predictors follow LLM in a flash, section 3.1: from the output of the current layer's
+attention, as the feed-forward layer sees it, they predict which neurons will be above zero. They
+make errors, so their answers are lossy. A resident gate makes none: it computes exactly which
+neurons are active.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ActiveSet:
-    """The bundles that a token needs in a layer, and what the output of each counts."""
+    """The bundles that a token needs in a layer, with a weight for the output of each."""
 
     ids: Ids  # ascending
     weights: Vector | None = None  # [n]; None: each counts once, as a neuron does
 
     def weights_of(self, some: Ids) -> Vector:
-        """The weights of some of the ids, which are ascending as well."""
+        """The weights of `ids`, a subset that is also ascending."""
         assert self.weights is not None
         return self.weights[np.searchsorted(self.ids, some)]
 
@@ -42,13 +43,13 @@ class Selector(Protocol):
 
     @property
     def before_norm(self) -> bool:
-        """Whether it reads the stream that the feed-forward's norm reads, not its output."""
+        """Whether it reads the input of the feed-forward layer's norm instead of its output."""
         ...
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:
         """The active set for the feed-forward input `x` [d_model].
 
-        `gate` [d_ffn] is what the gate makes of it, where the gate is resident.
+        `gate` [d_ffn] holds the resident gate's outputs for `x`, if there is one.
         """
         ...
 
@@ -126,7 +127,7 @@ class LowRank:
 
 
 class SelectPredicted:
-    """The neurons that the low-rank predictors name."""
+    """The neurons that the low-rank predictors predict to be active."""
 
     def __init__(
         self, tensors: Mapping[str, RawTensor], spec: ModelSpec, kernels: core.Kernels
@@ -147,7 +148,7 @@ class SelectPredicted:
         return ActiveSet(self._ids[:count].copy())
 
     def ranked(self, layer: int, x: Vector) -> Ids:
-        """The same ids, those that exceed their threshold the most first."""
+        """The same ids, sorted by how far they exceed their threshold, largest first."""
         self._score(layer, x)
         keys = self._keys[: core.keys_above(self._scores, self._layers[layer].cut, self._keys)]
         keys.sort()  # a third of a stable sort of positions

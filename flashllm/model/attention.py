@@ -1,7 +1,7 @@
 """Attention of one layer, over a cache of encoded keys and values.
 
-One token goes through our own kernel, which reads the encoded rows where they lie; a chunk of a
-prompt goes through torch's attention, over the rows of a few heads at a time, decoded.
+One token goes through our own kernel, which reads the encoded rows in place. A chunk of a prompt
+goes through torch's attention, over decoded rows of a few heads at a time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Attention:
     key_norm: Norm | None
     head_dim: int
     window: int
-    """Tokens that one token sees, itself included; 0 for all before it."""
+    """Tokens that one token sees, itself included; 0 means all before it."""
 
     def __call__(self, x: Tensor, layer: int, cache: KvCache, rotation: Rotation | None) -> Tensor:
-        """[tokens, d_model] to the same; appends to the cache but does not advance it."""
+        """[tokens, d_model] to [tokens, d_model]; appends to the cache but does not advance it."""
         tokens = x.shape[0]
         query, key = self._heads(self.query(x)), self._heads(self.key(x))
         if self.query_norm is not None and self.key_norm is not None:
@@ -39,7 +39,7 @@ class Attention:
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         end = cache.append(layer, key, self._heads(self.value(x)))
-        # What no token of these sees need not be looked at.
+        # Positions that none of these tokens sees are skipped.
         first = max(end - tokens - self.window + 1, 0) if self.window else 0
         if tokens == 1:
             mixed = cache.attend(layer, query[:, 0], first, end, self.head_dim**-0.5)
@@ -72,7 +72,7 @@ class Attention:
 
 
 def causal_mask(tokens: int, length: int, window: int = 0) -> Tensor:
-    """What the last `tokens` of `length` positions may not see, as an additive mask."""
+    """The additive mask of what the last `tokens` of `length` positions may not see."""
     offset = length - tokens
     # In place: of a long context, a third copy would be more than the plan has room for.
     hidden = torch.full((tokens, length), float("-inf")).triu_(offset + 1)

@@ -42,7 +42,7 @@ LOGIT_BLOCK_BYTES = 4 << 20
 class Decoder:
     """A model in memory, which computes one call at a time for any of its contexts.
 
-    Not for several threads at once, `cancel` apart. Where no context is given, it is `context`.
+    Only `cancel` may be called from another thread. Calls without a context use `context`.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class Decoder:
 
     @property
     def selector(self) -> Selector | None:
-        """What names the active sets; None for the neurons that are not zero."""
+        """What selects the active sets; None selects the neurons whose output is not zero."""
         return self._decode.selector
 
     def new_context(self) -> Context:
-        """Another context, empty; `UsageError` where the plan has room for no more of them."""
+        """A new, empty context; `UsageError` if the plan has no memory for another one."""
         if len(self._contexts) >= self.plan.contexts:
             raise UsageError(
                 f"this model was opened with contexts={self.plan.contexts}, and as many are in use;"
@@ -128,9 +128,9 @@ class Decoder:
         return context
 
     def truncate(self, length: int, context: Context | None = None) -> None:
-        """Forget all tokens of a context but the first `length`, which `tokens.cached_prefix` gave.
+        """Forget all tokens of a context but the first `length`, found by `cached_prefix`.
 
-        What is in DRAM of the feed-forward layers stays there, unless nothing of any context does.
+        Bundles in DRAM stay there, unless all contexts are empty afterwards.
         """
         context = context or self.context
         others = any(other.length for other in self._contexts if other is not context)
@@ -150,9 +150,9 @@ class Decoder:
         cached: int = 0,
         context: Context | None = None,
     ) -> NDArray[np.float32]:
-        """Put a prompt behind the first `cached` tokens of a context, 0 of them for a new one.
+        """Compute a prompt after the first `cached` tokens of a context; 0 empties it first.
 
-        Logits [vocab] after its last token.
+        Returns the logits [vocab] after its last token.
         """
         for hidden in self._chunks(context or self.context, ids, Pass(tap=tap), progress, cached):
             last = hidden[-1:]
@@ -161,7 +161,7 @@ class Decoder:
         return logits
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Begin the context anew with a prompt; logits [tokens, vocab] after each token."""
+        """Empty the context, then compute a prompt; logits [tokens, vocab] after each token."""
         return np.concatenate(list(self.logits_blocks(ids)))
 
     def logits_blocks(
@@ -171,9 +171,9 @@ class Decoder:
         tap: Tap | None = None,
         chosen: Chosen | None = None,
     ) -> Iterator[NDArray[np.float32]]:
-        """Begin the context anew with a text; logits [a few tokens, vocab] of all, in order.
+        """Empty the context, then compute a text; yields logits [a few tokens, vocab], in order.
 
-        What `mode` leaves out is missing in all later layers, as it would be while decoding.
+        Neurons that `mode` leaves out are missing in all later layers, as they are in decoding.
         `tap` is called in mode dense, `chosen` in the others.
         """
         fitting = LOGIT_BLOCK_BYTES // (4 * self.spec.vocab_size)
@@ -191,16 +191,16 @@ class Decoder:
 
     @torch.inference_mode()
     def choose(self, layer: int, x: NDArray[np.float32]) -> Ids:
-        """Ids that the selector of a layer names for what it reads, `x` [d_model]."""
+        """Ids that the layer's selector selects for its input `x` [d_model]."""
         return self._decode.choose(layer, torch.from_numpy(x)[None])
 
     @torch.inference_mode()
     def gate_opens(self, layer: int, x: Tensor) -> Tensor:
-        """Which neurons a resident gate lets through, [tokens, d_ffn], for [tokens, d_model]."""
+        """[tokens, d_ffn]: neurons that the resident gate lets through for [tokens, d_model]."""
         return self._prefill.gate_opens(layer, x)
 
     def use(self, selector: Selector | None) -> None:
-        """Select by another selector from now on."""
+        """Use another selector from now on."""
         decode = self._decode
         decode.selector = self._prefill.selector = selector
         decode.prefetchers = prefetchers_for(
@@ -226,7 +226,7 @@ class Decoder:
         progress: Progress | None = None,
         cached: int = 0,
     ) -> Iterator[Tensor]:
-        """Hidden states [tokens, d_model] of `ids` behind what is cached, chunk by chunk."""
+        """Hidden states [tokens, d_model] of `ids` after the cached tokens, chunk by chunk."""
         assert 0 < len(ids) <= context.capacity - cached
         self.steps += 1
         self.truncate(cached, context)
@@ -251,7 +251,7 @@ class Decoder:
 
 
 def _make_pool(store: Store, plan: Plan, clock: PartClock) -> BundlePool:
-    """The bundles in DRAM that a plan is for: pinned where every token needs all of them."""
+    """The pool that the plan describes: pinned bundles where every token needs all, else slots."""
     block_bytes = plan.prefill.bundles * store.header.stride
     stream = BlockStream(store, block_bytes, plan.own_blocks, clock)
     if plan.select == "all":

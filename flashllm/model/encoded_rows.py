@@ -29,7 +29,7 @@ def vector(tensor: RawTensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows that are looked up, in f32, of a matrix that stays encoded in DRAM."""
+    """Looks up rows, in f32, of a matrix that stays encoded in DRAM."""
 
     weight: RawTensor
     kernels: core.Kernels

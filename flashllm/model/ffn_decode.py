@@ -20,8 +20,8 @@ from flashllm.weight_cache.pool import BundlePool
 class FeedForwardDecode:
     """Feed-forward layers of a model over a pool of bundles, for a token at a time.
 
-    Computed are the bundles that the selector names; with None for it, those that turn out not to
-    be zero.
+    Computes the bundles that the selector selects; without a selector, those whose output is not
+    zero.
     """
 
     def __init__(
@@ -43,13 +43,14 @@ class FeedForwardDecode:
         self._chosen_early: dict[int, tuple[ActiveSet, Vector | None]] = {}
 
     def forget(self) -> None:
-        """Forget what was chosen for a token that was given up."""
+        """Forget the active sets that were chosen for a cancelled token."""
         self._chosen_early.clear()
 
     def token(self, layer: int, x: Tensor, before_norm: Tensor) -> Tensor:
-        """[1, d_model] to the same: the active bundles only, each times its weight.
+        """[1, d_model] to [1, d_model]: the active bundles only, each times its weight.
 
-        `before_norm` [1, d_model] is what the norm made `x` of, which some selectors read.
+        `before_norm` [1, d_model] is the input of the norm whose output is `x`; some selectors read
+        it.
         """
         clock, neurons = self._clock, self._neurons
         clock.switch("predict")
@@ -77,20 +78,20 @@ class FeedForwardDecode:
     def active_set(
         self, layer: int, x: Tensor, before_norm: Tensor
     ) -> tuple[ActiveSet, Vector | None]:
-        """What a token needs of a layer, and the outputs [d_ffn] of its resident gate, if any."""
+        """The active set of a token in a layer, and its resident gate's outputs [d_ffn], if any."""
         gate = self._weights[layer].gate_outputs(self._spec, x)
         reads_before = self.selector is not None and self.selector.before_norm
         read: Vector = (before_norm if reads_before else x).contiguous().numpy()[0]
         return self._select(layer, read, gate), gate
 
     def choose_early(self, layer: int, x: Tensor, before_norm: Tensor) -> Ids:
-        """Choose for a token whose input of the layer is known before the layer's turn."""
+        """Choose the active set before the layer's turn, where its input is already known."""
         self._clock.switch("predict")
         self._chosen_early[layer] = self.active_set(layer, x, before_norm)
         return self._chosen_early[layer][0].ids
 
     def choose(self, layer: int, x: Tensor) -> Ids:
-        """Ids that the selector names for what it reads, [1, d_model]."""
+        """Ids that the selector selects for its input [1, d_model]."""
         gate = self._weights[layer].gate_outputs(self._spec, x)
         return self._select(layer, x.contiguous().numpy()[0], gate).ids
 
@@ -108,5 +109,5 @@ class FeedForwardDecode:
 
 
 def _of(gate: Vector | None, ids: Ids) -> Vector | None:
-    """Of a resident gate's outputs, if there is one, those of these neurons."""
+    """The resident gate's outputs of these neurons; None without a resident gate."""
     return None if gate is None else gate[ids]

@@ -23,10 +23,10 @@ from flashllm.weight_cache.block_stream import Block
 from flashllm.weight_cache.pool import BundlePool
 
 Tap = Callable[[int, Tensor, Tensor], None]
-"""Called with (layer, what the selector reads [tokens, d_model], margin [tokens, d_ffn]) where all
-is computed; a neuron is active where its margin is above zero."""
+"""Called with (layer, the selector's input [tokens, d_model], margin [tokens, d_ffn]) where all
+neurons are computed; a neuron is active where its margin is above zero."""
 Chosen = Callable[[int, list[Ids]], None]
-"""Called with (layer, the selected ids of each token) where only those are computed."""
+"""Called with (layer, the selected ids of each token) where only selected neurons are computed."""
 
 _Floats = NDArray[np.float32]
 
@@ -63,7 +63,7 @@ class FeedForwardPrefill:
         keep_tokens: int = 0,
         tap: Tap | None = None,
     ) -> Tensor:
-        """[tokens, d_model] to the same: all neurons, exactly.
+        """[tokens, d_model] to [tokens, d_model]: all neurons, exactly.
 
         Bundles that the last `keep_tokens` tokens used stay in the pool.
         """
@@ -92,10 +92,10 @@ class FeedForwardPrefill:
         oracle: bool,
         chosen: Chosen | None,
     ) -> Tensor:
-        """[tokens, d_model] to the same: of each token the selected neurons only.
+        """[tokens, d_model] to [tokens, d_model]: each token's selected neurons only.
 
-        The sums are those of a token alone, bit for bit; the layer is read once for all tokens. The
-        oracle names the neurons that turn out not to be zero.
+        Each token gets the same bits as alone; the layer is read once for all tokens. The oracle
+        selects the neurons whose output is not zero.
         """
         self._clock.switch("ffn")
         vectors: _Floats = x.contiguous().numpy()
@@ -127,7 +127,7 @@ class FeedForwardPrefill:
         return self._weights[layer].with_down_bias(torch.from_numpy(out))
 
     def gate_opens(self, layer: int, x: Tensor) -> Tensor:
-        """Which neurons a resident gate lets through, [tokens, d_ffn], for [tokens, d_model]."""
+        """[tokens, d_ffn]: neurons that the resident gate lets through for [tokens, d_model]."""
         gate = self._weights[layer].gate
         assert gate is not None, "asked only where the gate is resident"
         return activate(self._spec, gate(x)) != 0
@@ -141,7 +141,7 @@ class FeedForwardPrefill:
         out: Tensor,
         margins: list[Tensor] | None,
     ) -> Tensor:
-        """Add to `out` what a tile's neurons make of `x`; their outputs [tokens, bundles]."""
+        """Add a tile's products with `x` to `out`; the neurons' outputs [tokens, bundles]."""
         spec, weights = self._spec, self._weights[layer]
         rows = self._decode(tile)  # [bundles, rows of a neuron, d_model]
         where = slice(tile.first, tile.first + len(rows))
@@ -175,7 +175,7 @@ class FeedForwardPrefill:
         return before_norm if reads_before else x
 
     def _keep(self, layer: int, block: Block, tail: Tensor, tokens: int) -> None:
-        """Copy into the pool what the last tokens used of a block; `tail` are their outputs."""
+        """Copy a block's bundles that the last tokens used into the pool; `tail`: their outputs."""
         active = (tail != 0).numpy()  # [kept tokens, bundles]
         used = np.flatnonzero(active.any(axis=0))
         ids = (used + block.first).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The layers of a decoder, made of the weights that stay in memory."""
+"""The layers of a decoder, built from resident weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from flashllm.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Resident weights of one layer, its feed-forward part apart."""
+    """Resident weights of one layer, without its feed-forward part."""
 
     attention_norm: Norm
     attention: Attention
     ffn_norm: Norm | None
-    """None where the attention's norm feeds the feed-forward layer too."""
+    """None where the attention's norm also serves the feed-forward layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ResidentParts:
         )
 
     def feed_forward(self, index: int) -> FeedForwardWeights:
-        """What of a layer's feed-forward part is resident."""
+        """The resident weights of a layer's feed-forward part."""
         name = f"layers.{index}.ffn"
         resident_gate = self.spec.gate == "resident"
         own_norm = self.spec.norm_placement == "pre" and not self.spec.shared_norm
@@ -67,7 +67,7 @@ class ResidentParts:
         )
 
     def linear(self, name: str, bias_of: str | None = None) -> Linear:
-        """A matrix and the bias that goes with it, or with `bias_of`."""
+        """A matrix with its bias, or with the bias of `bias_of`."""
         weight = self.tensors[f"{name}.weight"]
         bias = self.tensors.get(f"{bias_of or name}.bias")
         return Linear.of(weight, bias, self.products)

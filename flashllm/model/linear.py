@@ -23,7 +23,7 @@ class Linear:
 
     @classmethod
     def of(cls, weight: RawTensor, bias: RawTensor | None, products: Products) -> Linear:
-        """The layer whose weight and bias these are."""
+        """The layer with this weight and bias."""
         return cls(weight, None if bias is None else vector(bias), products)
 
     def __call__(self, x: Tensor) -> Tensor:

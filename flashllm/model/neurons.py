@@ -1,6 +1,6 @@
-"""What neurons make of tokens, from their rows in memory, by the row kernels.
+"""Outputs of neurons, computed by the row kernels from rows in memory.
 
-For one token or for several, of which each has neurons of its own: the bits are the same.
+A token has the same bits alone and among several tokens, of which each has its own neurons.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardWeights:
-    """What of one feed-forward layer is resident."""
+    """The resident weights of one feed-forward layer."""
 
     gate: Linear | None
     """The gate with its bias, where its rows are not on flash."""
@@ -34,7 +34,7 @@ class FeedForwardWeights:
     up_bias: Tensor | None  # [d_ffn]
     down_bias: Tensor | None  # [d_model]
     norm: Norm | None
-    """In front of the layer; None where that is a norm behind another layer."""
+    """The norm before the layer; None where norms follow the layers."""
 
     def gate_outputs(self, spec: ModelSpec, x: Tensor) -> _Floats | None:
         """The resident gate's outputs [d_ffn] for [1, d_model]; None where it is on flash."""
@@ -49,7 +49,7 @@ class FeedForwardWeights:
 
 
 class Neurons:
-    """Outputs of a model's neurons, and what they add to its hidden states."""
+    """Computes the outputs of a model's neurons, and adds them to hidden states."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Neurons:
         gate: _Floats | None,
         ends: Ids | None = None,
     ) -> _Floats:
-        """What the neurons `ids`, at `positions` of `rows`, make of `x` [d_model]: [n].
+        """Outputs [n] of the neurons `ids`, at `positions` of `rows`, for `x` [d_model].
 
-        `gate` [n] is what their resident gates let through. With `ends` [tokens], x is
-        [tokens, d_model], and each token's neurons end there.
+        `gate` [n] holds the outputs of their resident gate. With `ends` [tokens], `x` is [tokens,
+        d_model], and `ends` says where each token's neurons end.
         """
         spec, weights = self._spec, self._weights[layer]
         up = self._dots(rows, self._up_offset, positions, ids, x, weights.up_bias, ends)
@@ -114,7 +114,7 @@ class Neurons:
     def add(
         self, rows: NDArray[np.uint8], ids: Ids, positions: Ids, outputs: _Floats, out: _Floats
     ) -> None:
-        """Add to `out` [d_model] what the neurons' outputs [n] make of their down rows."""
+        """Add the neurons' down rows, weighted by their outputs [n], to `out` [d_model]."""
         if len(ids):
             dtype, ends = self._spec.dtype, block_ends(ids)
             self._kernels.weighted_sum_rows(
@@ -131,7 +131,7 @@ class Neurons:
         gates: _Floats | None,
         out: _Floats,
     ) -> _Floats:
-        """Add to `out` what each token of `x` [tokens, d_model] names in a block's `rows`.
+        """Add each token's selected neurons of a block to `out`, for `x` [tokens, d_model].
 
         The block begins at bundle `first`; `gates` [tokens, d_ffn]. Returns the outputs [n].
         """

@@ -1,8 +1,8 @@
-"""Products of weight rows with the vectors of tokens: the one place where tokens go in together.
+"""Products of weight rows with the vectors of tokens: the only place where tokens meet.
 
-Whether a token's product has the same bits alone and among others decides where a prompt may be
-cut into chunks, and where a prefix that is kept may end (`kv_cache.context_tokens`). So it is said
-here, by the products themselves, and asked of them.
+Whether a token's product has the same bits alone and among others decides where a prompt may be cut
+into chunks, and where a cached prefix may end (`kv_cache.context_tokens`). So the products
+themselves declare it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864) and the ways to stretch them.
+"""Rotary positions (RoFormer, arXiv 2104.09864) and their extensions to longer contexts.
 
 Stretched frequencies: linear (kaiokendev's position interpolation), llama3 (low frequencies
 divided, high ones kept, a ramp between) and yarn (arXiv 2309.00071, section 3.2).
@@ -23,7 +23,7 @@ class Rotation:
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[heads, tokens, head_dim] to the same: pairs of the two halves of `dims` are turned."""
+        """Rotates pairs from the two halves of `dims`, in [heads, tokens, head_dim]."""
         half = self.cos.shape[1]
         first, second = x[..., :half], x[..., half : 2 * half]
         turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
@@ -58,7 +58,7 @@ def frequencies(rope: Rope) -> Tensor:
 
 
 def _ramp_by_wavelength(rope: Rope, plain: Tensor) -> Tensor:
-    """Kept where `original_positions` hold many wavelengths, divided where they hold few."""
+    """Keeps frequencies of which `original_positions` hold many periods; divides the low ones."""
     turns = rope.original_positions * plain / (2 * math.pi)
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return torch.lerp(plain / rope.factor, plain, ramp.clamp(0.0, 1.0))

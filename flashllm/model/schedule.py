@@ -1,6 +1,6 @@
 """In which order tokens go through the layers: a prompt in chunks, an answer token by token.
 
-A schedule has no sequence of its own: each call names the context that it goes on.
+A schedule owns no sequence: each call names the context to append to.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from flashllm.weight_cache.pool import BundlePool
 
 Mode = Literal["dense", "selected", "oracle"]
 """How the tokens of a text are computed: with all neurons, with those that the decoder's selector
-names, or with those that are not zero."""
+selects, or with those whose output is not zero."""
 Progress = Callable[[float, int], None]
-"""Called with (tokens done, tokens in all) after each layer of a prompt; a layer is its share of
-each token in its chunk."""
+"""Called with (tokens done, tokens in all) after each layer of a prompt; one layer counts as 1 /
+layers of each token in the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What tokens that go through together have in common."""
+    """Settings of the tokens that go through the layers together."""
 
     mode: Mode = "dense"
     tap: Tap | None = None
@@ -39,7 +39,7 @@ class Pass:
     keep_tokens: int = 0
     """How many of the last tokens keep their bundles in the pool."""
     passed: Callable[[float], None] | None = None
-    """Called after each layer with the share of all layers that is done."""
+    """Called after each layer with the share of the layers that is done."""
 
 
 class TokenSchedule:
@@ -52,7 +52,7 @@ class TokenSchedule:
         pool: BundlePool,
         before_layer: Callable[[int], None],
     ) -> None:
-        """`before_layer` gets the number of each layer, and that of all of them before the head."""
+        """`before_layer` gets each layer's number, and the number of layers before the head."""
         self._transformer = transformer
         self._feed_forward = feed_forward
         self._pool = pool
@@ -60,7 +60,7 @@ class TokenSchedule:
 
     @torch.inference_mode()
     def run(self, context: Context, token: int) -> Tensor:
-        """Append a token to the context; its hidden state [1, d_model] behind the last layer."""
+        """Append a token to the context; its hidden state [1, d_model] after the last layer."""
         # Torch's pool waits for its threads after every small step, and on a busy machine that wait
         # is most of a token; the row kernels have threads of their own.
         torch.set_num_threads(1)
@@ -94,7 +94,7 @@ class TokenSchedule:
 
 
 class PromptSchedule:
-    """A prompt in chunks of tokens, through all neurons or through those selected."""
+    """Computes a prompt in chunks, with all neurons or with selected ones."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Bundles of a prompt's tile, decoded for a matrix product."""
+"""Decodes the bundles of a prompt's tile for a matrix product."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TileDecoder:
         return self._decoded[: len(rows)].copy_(rows).view(shape)
 
     def _groups(self, block: Block) -> Tensor:
-        """The same where torch does not know the encoding: all up rows, then all down rows."""
+        """The same for encodings that torch does not know: all up rows, then all down rows."""
         spec = self._spec
         shape = (spec.rows_per_neuron, len(block.raw), spec.d_model)
         decoded = self._decoded.view(-1)[: math.prod(shape)].view(shape)

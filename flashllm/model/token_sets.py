@@ -1,4 +1,4 @@
-"""Neurons that each of several tokens names, block by block of a layer."""
+"""The active sets of several tokens, block by block of a layer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flashllm.model.active_set_selectors import ActiveSet
 from flashllm.weight_cache.blocks import block_ends
 
 _APART = np.int64(1 << 32)
-"""Between the ids of a token and those of the next: no block of summation reaches across it."""
+"""Distance between the ids of one token and the next, so that no block of summation spans both."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSlice:
-    """What tokens name within one block: token after token, the ids of each ascending."""
+    """The ids of several tokens within one block: token after token, ascending within each."""
 
     ids: Ids
     tokens: Ids
@@ -36,18 +36,18 @@ class BlockSlice:
         return cls(np.tile(ids, tokens), np.repeat(numbers, len(ids)), ends)
 
     def block_ends(self) -> Ids:
-        """Ends of the runs that are summed apart."""
+        """Ends of the runs that are summed separately."""
         return block_ends(self.tokens * _APART + self.ids)
 
     def where(self, wanted: NDArray[np.bool_]) -> BlockSlice:
-        """Those of the ids that are wanted."""
+        """The ids for which `wanted` is true."""
         tokens = self.tokens[wanted]
         weights = None if self.weights is None else self.weights[wanted]
         return BlockSlice(self.ids[wanted], tokens, _ends(tokens, len(self.ends)), weights)
 
 
 class TokenSets:
-    """The ids that each token names in a layer, ascending."""
+    """The active ids of each token in a layer, ascending."""
 
     def __init__(self, of_each: Sequence[ActiveSet]) -> None:
         counts = [len(active.ids) for active in of_each]
@@ -60,7 +60,7 @@ class TokenSets:
         self._weights = np.concatenate(weights)[order] if weights else None
 
     def within(self, first: int, last: int) -> BlockSlice:
-        """Those from `first` to before `last`."""
+        """The ids from `first` to `last` - 1."""
         begin, end = np.searchsorted(self._ids, (first, last))
         tokens = self._tokens[begin:end]
         order = np.argsort(tokens, kind="stable")
@@ -70,7 +70,7 @@ class TokenSets:
 
 
 def of_each(shares: Sequence[BlockSlice]) -> list[Ids]:
-    """The ids of each token in all of a layer's shares, which follow each other."""
+    """The ids of each token in all slices of a layer, which follow each other."""
     pieces = [np.split(part.ids, part.ends[:-1]) for part in shares]
     return [np.concatenate(of_token) for of_token in zip(*pieces, strict=True)]
 

@@ -2,9 +2,9 @@
 
     ids -> embed -> [ attention, feed-forward ] x layers -> norm -> head -> logits
 
-One pass for every model: what differs between models are features of the spec. Nothing in here
-changes while it is used: what a sequence has is its `Context`, in which order tokens go through is
-a schedule's.
+All models share this pass; models differ by features of the spec. Nothing here changes while it is
+used: the state of a sequence is its `Context`, and a schedule says in which order tokens go
+through.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 
 FeedForwardCall = Callable[[Tensor, Tensor], Tensor]
-"""From the feed-forward input, and what the norm made it of, to the output."""
+"""From the feed-forward input and the norm's input to the feed-forward output."""
 BeforeAttention = Callable[[Tensor, Tensor], None]
-"""Called with the residual stream and what attention will read of it."""
+"""Called with the residual stream and attention's input."""
 
 
 class Transformer:
@@ -60,7 +60,7 @@ class Transformer:
         self._project_out = parts.linear("head.project_out") if narrow else None
 
     def embed(self, ids: Sequence[int], first: int) -> Tensor:
-        """[tokens] at positions from `first` on, to [tokens, d_model]."""
+        """[tokens] at positions from `first` on to [tokens, d_model]."""
         self._clock.switch("other")
         x = self._embedding(ids)
         if self.spec.embed_scale != 1.0:
@@ -85,7 +85,7 @@ class Transformer:
         feed_forward: FeedForwardCall,
         before_attention: BeforeAttention | None = None,
     ) -> Tensor:
-        """One layer, [tokens, d_model] to the same; its keys and values go into the context."""
+        """One layer, [tokens, d_model] to the same; appends keys and values to the context."""
         spec, layer = self.spec, self._layers[index]
         pre = spec.norm_placement == "pre"
         self._clock.switch("attention")
@@ -106,7 +106,7 @@ class Transformer:
         return x if pre else layer.ffn_norm(x)
 
     def parallel_input(self, index: int, x: Tensor, normed: Tensor) -> Tensor:
-        """What the feed-forward layer of a parallel block reads, known before attention."""
+        """The feed-forward input of a parallel block, which is known before attention."""
         norm = self._layers[index].ffn_norm
         return normed if norm is None else norm(x)
 
@@ -116,9 +116,9 @@ class Transformer:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> NDArray[np.float32]:
-        """[tokens, d_model] behind the last layer, to [tokens, vocab].
+        """[tokens, d_model] after the last layer to [tokens, vocab].
 
-        `ModelError` for what is no number.
+        `ModelError` where a logit is not a number.
         """
         self._clock.switch("head")
         if self._final_norm is not None:
