@@ -25,19 +25,19 @@ class Block:
     raw: NDArray[np.uint8]  # [bundles, stride]
 
     def parts(self) -> tuple[Ids, Ids, NDArray[np.uint8]]:
-        """Ids of the bundles, their positions in the block, and its bytes in one run."""
+        """One piece: ids of the bundles, their positions in the block, and the block's bytes."""
         positions = np.arange(len(self.raw), dtype=np.int32)
         return positions + np.int32(self.first), positions, self.raw.reshape(-1)
 
     def pieces(self, bundles: int) -> Iterator[Block]:
-        """The same, in pieces of so many bundles."""
+        """The block in pieces of up to `bundles` bundles."""
         for start in range(0, len(self.raw), bundles):
             yield Block(self.first + start, self.raw[start : start + bundles])
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Room for one block."""
+    """Memory for one block."""
 
     buffer: core.Buffer
     place: int  # in the buffer, bytes
@@ -46,7 +46,7 @@ class _Room:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A block on its way into one of the ring's rooms."""
+    """A block that is being read."""
 
     layer: int
     first: int
@@ -55,14 +55,14 @@ class _Read:
 
 
 class BlockStream:
-    """Reads layers from a bundle on to their end, as far ahead as its ring of blocks allows.
+    """Reads layers from a bundle to their end, as far ahead as its ring of blocks allows.
 
-    What is read ahead goes on into the layers that were announced by `expect`, so that the device
-    has work while something else than a block is computed. One caller at a time.
+    Reading ahead continues into the layers announced by `expect`, so that the device is busy while
+    attention is computed. One caller at a time.
     """
 
     def __init__(self, store: Store, block_bytes: int, depth: int, clock: PartClock) -> None:
-        """`block_bytes` hold a whole number of bundles; `depth` blocks lie in rooms of its own."""
+        """A block of `block_bytes` holds whole bundles; `depth` blocks have memory of their own."""
         assert block_bytes % store.header.stride == 0
         self._store = store
         self.block_bytes = block_bytes
@@ -77,13 +77,13 @@ class BlockStream:
         self._order: Iterator[tuple[int, int]] = iter(())
 
     def borrow(self, buffer: core.Buffer, places: Iterable[int]) -> None:
-        """More rooms for the ring, at bytes `places` of a buffer, until `give_back`."""
+        """Adds blocks to the ring, at the byte offsets `places` of a buffer, until `give_back`."""
         self.give_back()
         self._rooms += [self._room(buffer, place) for place in places]
         self._free = list(range(len(self._rooms)))
 
     def give_back(self) -> None:
-        """Use what was borrowed no more: nothing is read into it any longer."""
+        """Removes the borrowed blocks from the ring; no read lands there any longer."""
         del self._rooms[self._depth :]
         self.drain()
 
@@ -92,7 +92,7 @@ class BlockStream:
         return _Room(buffer, place, raw.reshape(self._bundles, self._stride))
 
     def expect(self, layers: Iterable[tuple[int, int]]) -> None:
-        """Begin to read these layers, each from a first bundle on, in this order."""
+        """Begin to read these layers in this order, each from its first bundle on."""
         self.drain()
         self._order = self._blocks_of(layers)
         self._fill()
@@ -102,9 +102,9 @@ class BlockStream:
         return bool(self._ahead) and (self._ahead[0].layer, self._ahead[0].first) == (layer, first)
 
     def blocks(self, layer: int, first: int = 0) -> Iterator[Block]:
-        """The blocks of a layer from bundle `first`, begun now if they were not expected.
+        """The blocks of a layer from bundle `first` on; reads begin now unless they were expected.
 
-        Time spent waiting goes to the clock's "io_exposed", the caller's to "ffn".
+        Waiting counts as the clock's "io_exposed", the caller's work as "ffn".
         """
         if first < self._n_bundles and not self.expects(layer, first):
             self.expect([(layer, first)])
@@ -119,19 +119,19 @@ class BlockStream:
             self._fill()
 
     def pinned_blocks(self, rows: NDArray[np.uint8]) -> Iterator[Block]:
-        """The same blocks of bundles that are in memory for good, `rows` [bundles, stride]."""
+        """The same blocks, of the pinned bundles `rows` [bundles, stride]."""
         for first in range(0, len(rows), self._bundles):
             yield Block(first, rows[first : first + self._bundles])
 
     def drain(self) -> None:
-        """Let what was begun end, wanted or not: every room is free afterwards."""
+        """Wait for all reads; all blocks are free afterwards."""
         self._order = iter(())
         while self._ahead:
             read = self._ahead.popleft()
-            # All of them are waited for; that one failed is of no interest to anybody.
+            # All reads are waited for; nobody needs to know whether one failed.
             with contextlib.suppress(FlashllmError):
                 self._store.wait(read.ticket, read.layer)
-        # The last block's too: who stopped in the middle of a layer does not come back to it.
+        # The last block's too: a caller that stopped within a layer does not come back to it.
         self._free = list(range(len(self._rooms)))
 
     def _blocks_of(self, layers: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Blocks of summation, and a layer cut into rounds that fit into its slots."""
+"""Blocks of summation, and how a layer is cut into rounds that fit into its slots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def summation_ids(spec: ModelSpec) -> int:
 
 
 def smallest_slots(n_bundles: int, block_ids: int = BLOCK_IDS) -> int:
-    """Slots that a layer needs at least: one block's bundles."""
+    """The fewest slots that a layer can work with: the bundles of one block."""
     return min(block_ids, n_bundles)
 
 

@@ -2,10 +2,9 @@
 
 Swap-free: a new bundle lands in an evicted slot, so nothing resident ever moves (LLM in a flash,
 section 3.3, moves the last rows into the gaps). What is evicted is a policy's choice
-(`policies.py`); each decision of a token is one call of the core's `SlotTable`. For the paper's own
-policy, section 3.1 (windowing), the reading of the window's edge is that of the increments
-s_agg(k+1) - s_agg(k): before token t the layer holds what the last k tokens used, and token t
-loads the rest of its active set.
+(`policies.py`); each decision of a token is one call of the core's `SlotTable`. The paper's policy
+(section 3.1, windowing) is read as its increments s_agg(k+1) - s_agg(k) suggest: before token t the
+layer holds what the last k tokens used, and token t loads the rest of its active set.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Acquired:
     ids: Ids
     slots: Ids
     states: States
-    """Of each HERE, MISSING or IN_FLIGHT, as it was found."""
+    """Each HERE, MISSING or IN_FLIGHT, as it was before."""
     n_missing: int
     n_in_flight: int
     evicted_early: int
@@ -45,18 +44,18 @@ class Acquired:
 
     @property
     def in_flight(self) -> NDArray[np.bool_]:
-        """True where the bundle was on its way already."""
+        """True where the bundle was already being read."""
         in_flight: NDArray[np.bool_] = self.states == IN_FLIGHT
         return in_flight
 
 
 class LayerCache:
-    """Slots of one layer, and what a policy makes of the tokens that used what is in them."""
+    """The slots of one layer, of which a policy chooses the bundles to evict."""
 
     def __init__(
         self, n_bundles: int, n_slots: int, policy: Policy | int, first_slot: int = 0
     ) -> None:
-        """`policy` as an int is the paper's window of so many tokens.
+        """An int as `policy` is the paper's window, in tokens.
 
         The slots are numbered from `first_slot` on.
         """
@@ -78,9 +77,9 @@ class LayerCache:
         self._policy.clear()
 
     def lend(self, n_slots: int) -> int:
-        """Give up what is in the last `n_slots` slots, and use the others alone; with 0 all again.
+        """Evict the bundles in the last `n_slots` slots and use only the others; 0 takes all back.
 
-        Returns the first slot that is lent.
+        Returns the first lent slot.
         """
         self._n_lent = n_slots
         self._table.limit(self.n_slots - n_slots)
@@ -91,7 +90,7 @@ class LayerCache:
         return np.flatnonzero(self.held()).astype(np.int32)
 
     def held(self) -> NDArray[np.bool_]:
-        """Which bundles [n] are in DRAM or on their way."""
+        """[n]: which bundles are in DRAM or being read."""
         held: NDArray[np.bool_] = self._table.slot_of >= 0
         return held
 
@@ -110,25 +109,25 @@ class LayerCache:
         return Acquired(ids, slots, states, n_missing, n_flying, evicted_early)
 
     def prefetch(self, ids: Ids, token: int) -> tuple[Ids, Ids]:
-        """Slots for `ids` that token number `token` is likely to need, the likeliest first.
+        """Slots for `ids` that token number `token` is likely to need, most likely first.
 
         Returns the ids that were not resident and got a slot, and these slots, in memory that the
-        next call overwrites. No slot of `ids` is evicted for another; of all others the least
-        valuable are. A use is counted when the token acquires the bundle, not here.
+        next call overwrites. Bundles in `ids` are not evicted for each other; of the others the
+        least valuable are. A use is counted when the token acquires the bundle, not here.
         """
         _, scales = self._policy.weights(token)
         n, _ = self._table.prefetch(ids, scales)
         return self._prefetched_ids[:n], self._prefetched_slots[:n]
 
     def release(self, slots: Ids) -> None:
-        """Take back what was put into slots: the reads did not succeed."""
+        """Free the slots of bundles whose reads failed."""
         self._table.evict(slots)
 
     def place(self, ids: Ids, used: Uses, last_token: int) -> tuple[NDArray[np.int64], Ids]:
         """Slots for bundles that the tokens of a prompt up to number `last_token` used.
 
-        `used` [tokens, n] says which used which; where slots are short the most valuable stay.
-        Returns (positions into `ids` that got a slot, their slots).
+        `used` [tokens, n] says which token used which bundle. Where slots are short, the most
+        valuable bundles get them. Returns (positions into `ids` that got a slot, their slots).
         """
         index = ids.astype(np.intp)
         self._policy.seed(index, used, last_token)
@@ -152,9 +151,10 @@ class LayerCache:
         return (indexes + self._first_slot).astype(np.int32)
 
     def _displaced(self, values: Values, token: int) -> Index:
-        """Slots of bundles that are worth less than what is to take their place.
+        """Slots of bundles that are worth less than the bundles that shall replace them.
 
-        The worst one for the first of `values`, and so on, until one is worth no less.
+        The least valuable bundle is replaced by the first of `values`, and so on, until none is
+        worth less.
         """
         taken = np.flatnonzero(self._table.bundle_in >= 0)
         held = self._policy.values(self._table.bundle_in[taken].astype(np.intp), token)

@@ -1,7 +1,7 @@
-"""Bundles that stay in DRAM where every token needs every neuron, and no window could help.
+"""Bundles that stay in DRAM where every token needs every neuron, so that no window helps.
 
-The first bundles of each layer are pinned, as many as the ceiling allows; the rest is streamed.
-A cache that replaced what it held would lose each bundle just before it is needed again.
+The first bundles of each layer are pinned, as many as the ceiling allows; the rest is streamed. A
+cache that replaces bundles would evict each one just before it is needed again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PinnedBundles:
     """The first `pinned_per_layer[i]` bundles of each layer, read once."""
 
     def __init__(self, store: Store, pinned_per_layer: Sequence[int], stream: BlockStream) -> None:
-        """`stream` reads what is not pinned."""
+        """`stream` reads the bundles that are not pinned."""
         self._store = store
         self._stream = stream
         self._stride = store.header.stride
@@ -46,11 +46,11 @@ class PinnedBundles:
 
     @property
     def prefetches(self) -> bool:
-        """All is needed and expected anyway."""
+        """False: all bundles are needed and expected anyway."""
         return False
 
     def rounds(self, layer: int, ids: Ids) -> Iterator[Round]:
-        """All bundles of the layer, a round a block; `ids` are all of them."""
+        """All bundles of the layer, one block per round; `ids` are all of them."""
         n_bundles, pinned = self._store.header.bundles_per_layer, self._counts[layer]
         assert len(ids) == n_bundles
         for block in self.blocks(layer):
@@ -60,10 +60,10 @@ class PinnedBundles:
         self.counters.misses += n_bundles - pinned
 
     def prefetch(self, layer: int, ids: Ids) -> None:
-        """Nothing: see `prefetches`."""
+        """Does nothing: see `prefetches`."""
 
     def blocks(self, layer: int) -> Iterator[Block]:
-        """Those that are pinned first, then the others as they are read."""
+        """First the pinned blocks, then the others as they are read."""
         stream, pinned = self._stream, self._counts[layer]
         if pinned < self._store.header.bundles_per_layer and not stream.expects(layer, pinned):
             self.expect(range(layer, len(self._counts)))
@@ -71,11 +71,11 @@ class PinnedBundles:
         yield from stream.blocks(layer, pinned)
 
     def expect(self, layers: Iterable[int]) -> None:
-        """Begin to read what of the layers is not pinned."""
+        """Begin to read the bundles of these layers that are not pinned."""
         self._stream.expect((layer, self._counts[layer]) for layer in layers)
 
     def end_expecting(self) -> None:
-        """Let the reads end."""
+        """Wait for the reads."""
         self._stream.give_back()
 
     def seed(
@@ -85,7 +85,7 @@ class PinnedBundles:
         used: Uses,  # noqa: ARG002
         last_token: int,  # noqa: ARG002
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
-        """Nothing gets a place: what is pinned stays, whatever a prompt used."""
+        """Gives no bundle a slot: pinned bundles stay, whatever a prompt used."""
         return NO_IDS, NO_IDS, self._buffer.array()
 
     def rows(self, layer: int) -> NDArray[np.uint8]:
@@ -94,20 +94,20 @@ class PinnedBundles:
         return pool[self._starts[layer] : self._starts[layer + 1]]
 
     def marks(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which bundles [n] are pinned, and which the last token found so, and had read.
+        """Which bundles [n] are pinned, which of them the last token used, and which it read.
 
-        Each token needs them all, so what is not pinned was read.
+        Each token needs all bundles, so it read those that are not pinned.
         """
         resident = np.arange(self._store.header.bundles_per_layer) < self._counts[layer]
         used = np.full_like(resident, self.token > 0)
         return resident, resident & used, ~resident & used
 
     def clear(self) -> None:
-        """Start over; what is pinned stays."""
+        """Start over; pinned bundles stay."""
         self.token = 0
 
     def drain(self) -> None:
-        """Nothing is under way here."""
+        """Does nothing: no read is under way between calls."""
 
     def advance(self, tokens: int = 1) -> None:
         """`tokens` tokens have passed."""

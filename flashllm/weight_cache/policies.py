@@ -1,8 +1,9 @@
-"""Cache policies: what each bundle of a layer is worth keeping. Pure: no slots, no bytes.
+"""Cache policies: how much keeping each bundle of a layer is worth. Pure: no slots, no bytes.
 
-A policy is data: of each bundle one or two numbers, its terms, what a use makes of them, and what
-they weigh in what the bundle is worth. The core's table of slots works on these, evicts what is
-worth least, and knows no policy. Uses are remembered of all bundles of the layer, in memory or not.
+A policy is data: one or two numbers for each bundle (its terms), what a use adds to them, and their
+weights in the bundle's value. The core's slot table works on these numbers, evicts the least
+valuable bundle, and knows no policy. Uses are remembered for all bundles of the layer, in memory or
+not.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from flashllm.options import Policy as PolicyName
 
 Uses = NDArray[np.bool_]
 Weights = tuple[tuple[float, ...], tuple[float, ...]]
-"""Of each term: what a use adds to it, and what it weighs in what a bundle is worth."""
+"""For each term: what a use adds to it, and its weight in the bundle's value."""
 
 FAST, SLOW = (0.75, 1.0), (0.995, 2.0)
-"""What is left of a use after a token, and the weight, of the counts of the text at hand and of all
-texts. Tuned on calibration traces (docs/log/); nearby values do as well within half a percent."""
+"""(decay per token, weight) of the two use counts that `blend` adds: this text, all texts. Tuned on
+calibration traces (docs/log/); nearby values differ by less than half a percent."""
 AGEING = (0.9, 1.0)
 _NEVER = -1e9
 _TIE = 1e-6
@@ -34,16 +35,16 @@ _NEGLIGIBLE = 1e-100
 
 
 class Policy(ABC):
-    """What the bundles of one layer are worth."""
+    """How much the bundles of one layer are worth."""
 
     window: int | None = None
-    """Tokens after whose last use a bundle is evicted, though nothing needs its slot.
+    """A bundle is evicted this many tokens after its last use, even if nothing needs its slot.
 
-    None where slots are only ever taken.
+    None: bundles are evicted only when a slot is needed.
     """
 
     def __init__(self, n_bundles: int, carried: Sequence[int], start: float) -> None:
-        """`carried` says of each term whose value a use gives it, to add to; -1 for none."""
+        """`carried`: for each term, the term that a use copies into it first; -1 for none."""
         self.carried = tuple(carried)
         self.terms: Values = np.full(n_bundles * len(self.carried), start)
         """Of one bundle after the other; the same memory for good: the core keeps it."""
@@ -52,7 +53,7 @@ class Policy(ABC):
 
     @abstractmethod
     def weights(self, token: int, ids: Ids | None = None) -> Weights:
-        """What counts at token number `token`; `ids` are about to be used, if any are."""
+        """The weights at token number `token`; `ids` are about to be used, if given."""
 
     @abstractmethod
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
@@ -64,7 +65,7 @@ class Policy(ABC):
         use(self._by_bundle, ids, self.carried, added)
 
     def values(self, ids: Index, token: int) -> Values:
-        """What `ids` [n] are worth at `token`: more is kept longer."""
+        """The values of `ids` [n] at `token`; higher values stay longer."""
         return values_of(self._by_bundle, ids, self.weights(token)[1])
 
     def clear(self) -> None:
@@ -73,7 +74,7 @@ class Policy(ABC):
 
 
 class Recency(Policy):
-    """Least recently used. With a `window` it is the paper's: what has left it is evicted."""
+    """Least recently used. With a `window`, the paper's policy: bundles outside are evicted."""
 
     def __init__(self, n_bundles: int, window: int | None = None) -> None:
         assert window is None or window > 0
@@ -91,7 +92,7 @@ class Recency(Policy):
 
 
 class SecondLast(Policy):
-    """LRU-2: the token of the use before the last one, the last one among equals.
+    """LRU-2: the value is the token of the last use but one; among equals, the last use decides.
 
     Source: O'Neil, O'Neil and Weikum, The LRU-K page replacement algorithm, SIGMOD 1993.
     """
@@ -101,7 +102,7 @@ class SecondLast(Policy):
         super().__init__(n_bundles, (1, -1), _NEVER)
 
     def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
-        """The token, to the last use, which decides among equals only."""
+        """A use sets the last-use term to the token; that term only decides among equals."""
         return (0.0, float(token)), (1.0, _TIE)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
@@ -112,11 +113,11 @@ class SecondLast(Policy):
 
 
 class FadingCounts:
-    """Counts of uses that fade. Of each: what is left after a token, and the weight.
+    """Use counts that decay; each has a decay per token and a weight.
 
-    All uses fade alike, so each use adds more than the ones before instead. A bundle that every
-    token uses counts the weight, whatever is left. All layers can have the same: what a use adds is
-    then reckoned once a token, not for each decision with cold caches.
+    All counts decay alike, so instead each use adds more than earlier ones did. A bundle that every
+    token uses has the weight as its value, whatever the decay. All layers can share one object:
+    what a use adds is then computed once per token, not for each decision with cold caches.
     """
 
     def __init__(self, *counts: tuple[float, float]) -> None:
@@ -131,11 +132,11 @@ class FadingCounts:
         self._weights: Weights = ((), ())
 
     def follow(self, counts: Values) -> None:
-        """Also these counts [n_bundles, of each kind], all zero, belong to this."""
+        """Lets another layer's counts [n_bundles, kinds], all zero, share this object."""
         self._layers.append(counts)
 
     def at(self, token: int) -> Weights:
-        """What a use adds to each count, and what they weigh; for tokens one after another."""
+        """What a use adds to each count, and the weights; called for tokens in ascending order."""
         if token != self._token:
             growth = [self._growth(kind, token) for kind in range(len(self.decays))]
             scales = [one / more for one, more in zip(self._ones, growth, strict=True)]
@@ -152,7 +153,8 @@ class FadingCounts:
         self._token = None
 
     def _growth(self, kind: int, token: int) -> float:
-        # The power that only vanishes: after a long prompt its reciprocal is no number any more.
+        # Decay as a power that underflows to 0: after a long prompt its reciprocal would be
+        # infinite.
         left = float(self.decays[kind] ** float(token - self._bases[kind]))
         if left < _FADED:
             for layer in self._layers:
@@ -166,8 +168,8 @@ class FadingCounts:
 class Frequency(Policy):
     """Uses counted with ageing: the sum of all counts.
 
-    With two of them the first is nearly recency and knows the text at hand; the second tells the
-    neurons that are often active from those that were so by chance.
+    With two counts, the first is nearly recency and follows the current text; the second tells
+    neurons that are often active from those that were active by chance.
     """
 
     def __init__(self, n_bundles: int, counts: FadingCounts) -> None:
@@ -176,7 +178,7 @@ class Frequency(Policy):
         counts.follow(self._by_bundle)
 
     def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
-        """A use, to all counts."""
+        """A use adds to all counts."""
         return self._counts.at(token)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
@@ -187,18 +189,18 @@ class Frequency(Policy):
             self._by_bundle[ids, kind] += growth * (decay**ages @ used)
 
     def clear(self) -> None:
-        """Forget all uses, also those of the layers that share the counts: none knows its base."""
+        """Forget all uses, also of the layers that share the counts, since they share the scale."""
         self._counts.clear()
 
 
 class Pinned(Recency):
-    """Bundles that stay for good, and least recently used for the others.
+    """`hot` [n_bundles] bundles always stay; least recently used for the others.
 
-    Not one of POLICIES: a recording has to say which are `hot` [n_bundles].
+    Not one of POLICIES: which are hot comes from a recording.
     """
 
     def __init__(self, hot: Uses) -> None:
-        # A second term, which uses leave as it is: worth more than any token for those that stay.
+        # A second term that uses do not change: larger than any token number for pinned bundles.
         Policy.__init__(self, len(hot), (-1, 1), _NEVER)
         self._bonus = np.where(hot, -_NEVER, 0.0)
         self._by_bundle[:, 1] = self._bonus
@@ -214,7 +216,7 @@ class Pinned(Recency):
 
 
 def make_policies(name: str, n_layers: int, n_bundles: int, window: int) -> list[Policy]:
-    """One of POLICIES for each layer, cleared together; `window` in tokens is for the paper's."""
+    """One policy for each layer, cleared together; `window`, in tokens, is for the paper's."""
     if name == "window":
         return [Recency(n_bundles, window) for _ in range(n_layers)]
     if name == "lru":
@@ -227,12 +229,12 @@ def make_policies(name: str, n_layers: int, n_bundles: int, window: int) -> list
 
 
 def make_policy(name: str, n_bundles: int, window: int) -> Policy:
-    """One of POLICIES for a single layer; `window` in tokens is for the paper's."""
+    """The policy of a single layer; `window`, in tokens, is for the paper's policy."""
     return make_policies(name, 1, n_bundles, window)[0]
 
 
 def choose_policy(policy: PolicyName | None, window: int | None) -> PolicyName:
-    """The policy asked for, the paper's where only a window is; `UsageError` for what is none."""
+    """The policy asked for; the paper's if only a window is given; `UsageError` for other names."""
     if policy is None:
         return DEFAULT_POLICY if window is None else "window"
     if policy not in POLICIES:

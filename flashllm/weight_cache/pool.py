@@ -1,4 +1,4 @@
-"""What every pool of bundles answers, whether it pins them, has slots for them or streams them."""
+"""The interface of bundle pools, whether they pin bundles, keep them in slots or stream them."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from flashllm.weight_cache.counters import StreamCounters
 from flashllm.weight_cache.policies import Uses
 
 Part = NDArray[np.bool_] | slice
-"""Some of a round's bundles: a mask over its ids, or a slice of them."""
+"""Some bundles of a round: a mask over its ids, or a slice of them."""
 Marks = tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCounts:
-    """How the bundles of a round came to be in memory."""
+    """How many bundles of a round were read, and how many of them early."""
 
     loaded: int = 0
-    """Read for this token, ahead of its need or not."""
+    """Bundles read for this token, prefetched or not."""
     prefetched: int = 0
-    """Read ahead of the layer's turn, needed or not."""
+    """Bundles prefetched before the layer's turn, needed or not."""
     prefetched_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Bundles of one layer that are in memory together, or on their way there."""
+    """Bundles of one layer that are in memory together, or being read."""
 
     ids: Ids  # ascending
     positions: Ids  # of each bundle in `rows`, in units of the stride
     rows: NDArray[np.uint8]
     arrivals: Iterator[Part]
-    """Parts as they are there, each bundle in one of them; to be taken to the end."""
+    """Yields each bundle once, in parts, as reads complete; must be iterated to the end."""
     reads: ReadCounts = ReadCounts()
 
 
 class BundlePool(Protocol):
-    """Bundles of all layers in DRAM. One caller at a time, `marks` apart.
+    """Bundles of all layers in DRAM. One caller at a time, except for `marks`.
 
-    Whoever waits for reads in here puts that time down to the clock's "io_exposed".
+    Time spent waiting for reads counts as the clock's "io_exposed".
     """
 
     counters: StreamCounters
@@ -57,37 +57,38 @@ class BundlePool(Protocol):
         """Whether `prefetch` does anything."""
 
     def rounds(self, layer: int, ids: Ids) -> Iterator[Round]:
-        """Ascending `ids` in pieces that fit; reads of a round have begun when it is given."""
+        """Ascending `ids` in rounds that fit; a round's reads have begun when it is yielded."""
 
     def prefetch(self, layer: int, ids: Ids) -> None:
-        """Begin to read what a later `rounds` of the layer is likely to need, likeliest first."""
+        """Begin to read `ids` that the layer is likely to need later, most likely first."""
 
     def blocks(self, layer: int) -> Iterator[Block]:
         """All bundles of a layer in order, always cut into the same blocks."""
 
     def expect(self, layers: Iterable[int]) -> None:
-        """`blocks` of these layers come, in this order: begin to read them."""
+        """Begin to read these layers, whose `blocks` are called next, in this order."""
 
     def end_expecting(self) -> None:
-        """Let reads that nobody waits for end; what `expect` took for them is given back."""
+        """Wait for unneeded reads that `expect` began; memory lent for them is returned."""
 
     def seed(
         self, layer: int, ids: Ids, used: Uses, last_token: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
-        """Places for bundles that a prompt used, whose bytes the caller copies there.
+        """Slots for bundles that a prompt used; the caller copies their bytes there.
 
-        `ids` [n]; `used` [tokens, n] by which tokens, the last of them number `last_token`.
-        Returns (positions into `ids` that got a place, their positions in the pool, its rows).
+        `used` [tokens, n] says which tokens used which of `ids` [n]; the last is number
+        `last_token`. Returns (positions into `ids` that got a slot, their positions in the pool,
+        its rows).
         """
 
     def marks(self, layer: int) -> Marks:
-        """Which bundles [n] are in DRAM, which the last token found there, which it had read."""
+        """Which bundles [n] are in DRAM, which the last token found there, and which it read."""
 
     def clear(self) -> None:
         """Start over: the next token is the first."""
 
     def drain(self) -> None:
-        """Let reads that nobody will wait for end."""
+        """Wait for reads that nobody else will wait for."""
 
     def advance(self, tokens: int = 1) -> None:
         """`tokens` tokens have passed."""

@@ -1,8 +1,8 @@
-"""The slot pool: active sets in, slots that hold their bundles out.
+"""The slot pool: takes active sets, returns slots that hold their bundles.
 
-Goals: one allocation for the life of a model; reads land where they are computed from; nothing
-resident is moved. Not here: which bundles are active, and what is computed from them.
-Threads: one caller at a time; `cancel` of the reader may come from anywhere.
+Goals: one allocation for the life of a model; kernels compute where reads land; resident bundles
+never move. Not here: which bundles are active, and what is computed from them. Threads: one caller
+at a time; `cancel` of the reader may come from anywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flashllm.weight_cache.pool import ReadCounts, Round
 
 @dataclass(slots=True)
 class Prefetch:
-    """Bundles that are being read before it is known whether they are needed, and their slots."""
+    """Bundles that are being prefetched, and their slots."""
 
     ids: Ids
     slots: Ids
@@ -49,7 +49,7 @@ class Fetch:
 
     @property
     def positions(self) -> Ids:
-        """In the pool, in units of the stride, of `acquired.ids`."""
+        """Positions of `acquired.ids` in the pool, in units of the stride."""
         return self.acquired.slots
 
 
@@ -68,10 +68,11 @@ class SlotPool:
         clock: PartClock | None = None,
         early: bool = True,
     ) -> None:
-        """`policy` is one of POLICIES; `window` in tokens is for the paper's.
+        """`policy` is one of POLICIES; `window`, in tokens, is for the paper's policy.
 
-        `stream` reads layers whole, into rooms of its own and into `lent_bytes` of each layer's
-        slots. With `early`, what is in slots already is given before the rest has been read.
+        `stream` reads whole layers, into its own memory and into `lent_bytes` of each layer's
+        slots. With `early`, bundles that are already in slots are yielded before the others have
+        been read.
         """
         n_bundles = store.header.bundles_per_layer
         self._store = store
@@ -112,11 +113,11 @@ class SlotPool:
 
     @property
     def prefetches(self) -> bool:
-        """Slots may be filled ahead."""
+        """True: slots may be filled early."""
         return True
 
     def rounds(self, layer: int, ids: Ids) -> Iterator[Round]:
-        """The active set in pieces that fit into the layer's slots, each as it is fetched."""
+        """The active set in rounds that fit into the layer's slots, each fetched when yielded."""
         self._clock.switch("plan")
         for piece in self._split(layer, ids):
             self._clock.switch("io_exposed")
@@ -134,36 +135,36 @@ class SlotPool:
             yield Round(piece, fetch.positions, self.rows, arrivals, reads)
 
     def prefetch(self, layer: int, ids: Ids) -> None:
-        """Begin to read `ids`, the likeliest first, as far as there are slots for them."""
+        """Begin to read `ids`, most likely first, as far as there are slots for them."""
         self._clock.switch("manage")
         self.plan_prefetch(layer, ids)
         self._clock.switch("io_exposed")
         self.start_prefetch(layer)
 
     def blocks(self, layer: int) -> Iterator[Block]:
-        """The layer whole, past the slots: what is in these is read again."""
+        """The whole layer, past the slots: bundles that are in slots are read again."""
         if not self._stream.expects(layer):
             self.expect(range(layer, len(self._layers)))
         return self._stream.blocks(layer)
 
     def expect(self, layers: Iterable[int]) -> None:
-        """Begin to read layers whole; slots that are planned for it are lent until the end."""
+        """Begin to read whole layers; slots planned for this are lent until `end_expecting`."""
         if any(self._lent_bytes) and not self._is_lent:
             self._stream.borrow(self._buffer, self.lend(self._lent_bytes, self._stream.block_bytes))
             self._is_lent = True
         self._stream.expect((layer, 0) for layer in layers)
 
     def end_expecting(self) -> None:
-        """Let the reads end, and take back what was lent."""
+        """Wait for the reads, and take back the lent slots."""
         self._stream.give_back()
         if self._is_lent:
             self.take_back()
             self._is_lent = False
 
     def lend(self, lent_bytes: Sequence[int], block_bytes: int) -> list[int]:
-        """Give up slots for so many bytes of each layer, whole blocks, until `take_back`.
+        """Lend slots of each layer as memory for whole blocks, until `take_back`.
 
-        Returns the places of the blocks in the pool's buffer, in bytes.
+        Returns the byte offsets of the blocks in the pool's buffer.
         """
         assert not self._prefetches, "nothing may be on its way into slots that are lent"
         places: list[int] = []
@@ -173,7 +174,7 @@ class SlotPool:
         return places
 
     def take_back(self) -> None:
-        """All slots are for bundles again; those that were lent are free."""
+        """Use all slots for bundles again; those that were lent are free."""
         for layer in self._layers:
             layer.lend(0)
 
@@ -194,13 +195,13 @@ class SlotPool:
         self.token += tokens
 
     def _split(self, layer: int, ids: Ids) -> list[Ids]:
-        """The active set, cut into pieces that fit; more than one is counted."""
+        """The active set, cut into rounds that fit; rounds beyond the first are counted."""
         pieces = split_rounds(ids, self._layers[layer].n_slots)
         self.counters.extra_rounds += len(pieces) - 1
         return pieces
 
     def plan_prefetch(self, layer: int, ids: Ids) -> None:
-        """Give slots to likely `ids`, the likeliest first; `start_prefetch` follows."""
+        """Give slots to `ids`, most likely first; `start_prefetch` must follow."""
         assert layer not in self._prefetches
         found, slots = self._layers[layer].prefetch(ids, self.token)
         if len(found):
@@ -208,7 +209,7 @@ class SlotPool:
             self.counters.prefetched += len(found)
 
     def start_prefetch(self, layer: int) -> None:
-        """Begin to read what `plan_prefetch` gave slots to."""
+        """Begin to read the bundles that `plan_prefetch` gave slots."""
         prefetch = self._prefetches.get(layer)
         if prefetch is None:
             return
@@ -219,9 +220,9 @@ class SlotPool:
             raise
 
     def reserve(self, layer: int, ids: Ids) -> None:
-        """Where slots are short and prefetched ones are needed, wait until no read lands in these.
+        """Where slots are short and prefetched ones are needed, wait for their reads.
 
-        `acquire` has to follow: so the wait can be told from the decision.
+        `acquire` must follow; the two are separate so that waiting and deciding can be timed apart.
         """
         prefetch, n_slots = self._prefetches.get(layer), self._layers[layer].n_slots
         made = 0 if prefetch is None else len(prefetch.ids)
@@ -251,16 +252,16 @@ class SlotPool:
         return Fetch(acquired, made, used)
 
     def begin(self, layer: int, fetch: Fetch) -> None:
-        """Begin to read the bundles that were missing."""
+        """Begin to read the missing bundles."""
         acquired = fetch.acquired
         if acquired.n_missing:
             where = acquired.missing
             fetch.tickets = self._begin(layer, acquired.ids[where], acquired.slots[where])
 
     def arrivals(self, layer: int, fetch: Fetch, early: bool = True) -> Iterator[NDArray[np.bool_]]:
-        """Which acquired bundles are in memory now: masks [n], each bundle in one of them.
+        """Yields masks [n] of the acquired bundles that have arrived; each bundle is in one mask.
 
-        Without `early` all of them in one, once all are there.
+        Without `early` there is one mask of all, once all have arrived.
         """
         acquired, waits = fetch.acquired, self._clock.switch
         ahead, late = acquired.n_in_flight > 0, acquired.n_missing > 0
@@ -274,7 +275,7 @@ class SlotPool:
                 yield acquired.in_flight
                 waits("io_exposed")
         finally:
-            # Also where nobody wants the rest: nothing may land in a slot that is evicted.
+            # Also if nobody wants the rest: no read may land in a slot that is evicted.
             self._wait(layer, fetch)
         if early and late:
             yield acquired.missing
@@ -282,10 +283,10 @@ class SlotPool:
             yield np.ones(len(acquired.ids), dtype=np.bool_)
 
     def marks(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which bundles [n] are in slots, and which the last token found there, and had read.
+        """Which bundles [n] are in slots, which the last token found there, and which it read.
 
-        From any thread: while a token is decoded, what it has acquired so far counts. What it read
-        in vain is in a slot, and no more.
+        From any thread: while a token is decoded, what it has acquired so far counts. Wasted
+        prefetches count as being in slots only.
         """
         resident = self._layers[layer].held()
         hit, loaded = np.zeros_like(resident), np.zeros_like(resident)
@@ -297,7 +298,7 @@ class SlotPool:
         return resident, hit, loaded
 
     def drain(self) -> None:
-        """Let reads that nobody will wait for end."""
+        """Wait for reads that nobody else will wait for."""
         self._landed.clear()
         for layer in list(self._prefetches):
             with contextlib.suppress(Cancelled):
@@ -328,7 +329,7 @@ class SlotPool:
             raise
 
     def _complete(self, layer: int) -> bool:
-        """Wait for the prefetched bundles of a layer; False where they could not be read."""
+        """Wait for a layer's prefetched bundles; False if one could not be read."""
         prefetch = self._prefetches.pop(layer)
         try:
             self._store.wait_bundles(layer, prefetch.tickets)
@@ -340,9 +341,9 @@ class SlotPool:
         return True
 
     def _fetch_again(self, layer: int, fetch: Fetch) -> None:
-        """Read again what was prefetched, is needed and could not be read.
+        """Read again the needed bundles whose prefetch failed.
 
-        What is not needed need not be readable.
+        A failed prefetch of a bundle that is not needed is no error.
         """
         acquired = fetch.acquired
         where = np.flatnonzero(acquired.in_flight)
