@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 Index = NDArray[np.intp]
-"""Ids of bundles as numpy indexes fastest: of other integers it makes these first, slowly."""
+"""Ids in the integer type that numpy indexes fastest; others it converts first, slowly."""
 Values = NDArray[np.float64]
 States = NDArray[np.uint8]
 

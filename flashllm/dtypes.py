@@ -11,16 +11,16 @@ DTYPES: tuple[str, ...] = get_args(DType)
 PREDICTOR_DTYPES = ("f16", "int8", "int4")
 """Encodings that predictors can be given."""
 PREDICTOR_MATRIX_DTYPES = (*PREDICTOR_DTYPES, "f32")
-"""Those that their matrices may have; those that others made are in f32 too."""
+"""Encodings that predictors' matrices may have; published ones may be in f32 too."""
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
-"""Bytes of a weight in the encodings whose weights stand alone: those of checkpoints."""
+"""Bytes of a weight, in the encodings without groups: those of checkpoints."""
 GROUP = 32
 """Weights that share a scale in int8 and int4."""
 GROUP_BYTES: dict[str, int] = {"int8": GROUP + 2, "int4": GROUP // 2 + 2}
 
 
 def row_bytes(dtype: str, columns: int) -> int:
-    """Bytes of an encoded row of so many weights; the last group of a row is padded."""
+    """Bytes of an encoded row of `weights` weights; the last group of a row is padded."""
     if dtype in GROUP_BYTES:
         return GROUP_BYTES[dtype] * -(-columns // GROUP)
     return DTYPE_BYTES[dtype] * columns

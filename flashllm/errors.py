@@ -34,7 +34,7 @@ Assertions are for bugs; files, disks and users raise one of these.
 from __future__ import annotations
 
 EXIT_INTERRUPTED = 130
-"""What a command ends with after Ctrl-C, as a shell says of a process that SIGINT ended."""
+"""Exit code of a command after Ctrl-C: the one that a shell reports after SIGINT."""
 
 
 class FlashllmError(Exception):
@@ -96,7 +96,7 @@ class EngineLost(FlashllmError):
 
 
 class MemoryCeilingTooSmall(FlashllmError):
-    """The memory ceiling cannot be met; `smallest_bytes` could be."""
+    """The memory ceiling is too small; `smallest_bytes` would be enough."""
 
     exit_code = 71
 

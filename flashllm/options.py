@@ -1,7 +1,7 @@
 """How a model is opened: its options, their choices and their defaults. Standard library only.
 
-`settings.resolve` makes ModelOptions of flags, environment and config.toml, `library.open` of what
-Python code says; everyone below gets one, whole and frozen.
+`settings.resolve` makes ModelOptions from flags, environment and config.toml, `library.open` from
+keywords of Python code; everything below gets the frozen result.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypedDict, Unpack, get_args
 
 Select = Literal["predicted", "gate", "all", "oracle"]
-"""What finds the active set: low-rank predictors, which are lossy; or exactly, by a gate in memory,
-by computing all neurons, or by those that turn out not to be zero."""
+"""What finds the active set: low-rank predictors, which are lossy; or exactly: a resident gate, all
+neurons, or the oracle, which reads all and uses those whose output is not zero."""
 SELECTORS: tuple[Select, ...] = get_args(Select)
 
 Policy = Literal["blend", "frequency", "lru2", "lru", "window"]
@@ -26,8 +26,8 @@ KV_DTYPES: tuple[KvDType, ...] = get_args(KvDType)
 DEFAULT_KV_DTYPE: KvDType = "f16"
 
 Overlap = Literal["none", "hits", "attention", "layer"]
-"""What of a token is computed while its bundles are read: nothing; what needs only bundles that are
-there; also attention, behind reads that were guessed before it; also the layer before."""
+"""What is computed while bundles are read: nothing; products of bundles that are in DRAM; also
+attention, while prefetches are under way; also the previous layer."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 DEFAULT_OVERLAP: Overlap = "layer"
 
@@ -57,27 +57,27 @@ class ModelOptions:
     """How to open a model; None leaves a choice to the plan."""
 
     memory: int | None = None
-    """Ceiling in bytes for the resident memory of the whole process."""
+    """Ceiling of the whole process's resident memory, in bytes."""
     select: Select | None = None
     policy: Policy | None = None
     window: int | None = None
-    """Tokens, for the policy window, which it implies."""
+    """The paper's window, in tokens; implies the policy `window`."""
     io_threads: int | None = None
     overlap: Overlap | None = None
     direct: bool = True
-    """Read past the page cache, where the file system can."""
+    """Bypass the page cache, where the file system can."""
     context: int | None = None
-    """Tokens that a context may hold."""
+    """The most tokens that a context can hold."""
     kv_dtype: KvDType | None = None
     profile: str | os.PathLike[str] | None = None
-    """A file to plan with, instead of what was measured of the device that the model is on."""
+    """A profile to plan with, instead of the one of the model's device."""
     application_bytes: int = 0
-    """Of the ceiling, what is left to a process beside this one."""
+    """The part of the ceiling that is left to another process."""
     contexts: int = 1
     """Contexts that may live at once, the default one included."""
 
     def having(self, **overrides: Unpack[ModelOverrides]) -> ModelOptions:
-        """The same with some options changed."""
+        """A copy with some options changed."""
         return replace(self, **overrides)
 
 

@@ -1,6 +1,6 @@
-"""How long work reports how far it is: a bar with ETA on a terminal, plain lines elsewhere.
+"""Progress of long work: a bar with ETA on a terminal, plain lines elsewhere.
 
-Other programs read a JSON object a line; the application in `flashllm.library.conversion_job` does.
+For other programs there is a JSON object per line; `flashllm.library.conversion_job` reads these.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 MB = 1_000_000
 LINE_SECONDS = 0.2
-"""JSON lines of one phase come no closer than that."""
+"""The least time between two JSON lines of one phase."""
 
 ProgressKind = Literal["auto", "plain", "jsonl", "none"]
 PROGRESS_KINDS: tuple[str, ...] = get_args(ProgressKind)
 
 
 class Progress(Protocol):
-    """What the converter tells about itself; every method may be called from its thread only."""
+    """Receives the converter's progress; all methods must be called from the converter's thread."""
 
     def start(self, phase: str, total_bytes: int) -> None:
-        """A phase begins; the one before it, if any, is over."""
+        """A phase begins; the previous one, if any, is over."""
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes more are done."""
+        """`nbytes` more are done."""
 
     def warn(self, text: str) -> None:
-        """Something that the user should know and that stops nothing."""
+        """A warning to the user; work goes on."""
 
     def finish(self) -> None:
-        """The phase is over, or everything is; harmless when nothing was begun."""
+        """The phase is over, or everything is; harmless if nothing has begun."""
 
 
 class SilentProgress:
-    """For callers that asked for none."""
+    """Reports nothing."""
 
     def start(self, phase: str, total_bytes: int) -> None:
         """Nothing."""
@@ -142,8 +142,8 @@ class TerminalProgress:
 class JsonlProgress:
     """One JSON object a line: {"event": "phase" | "warning" | "end", ...}, flushed at once.
 
-    "phase" has the name, done_bytes, total_bytes and seconds since the phase began; the first of a
-    phase has none done, and its last, where the phase came to its end, has all.
+    "phase" has the name, done_bytes, total_bytes and seconds since the phase began. The first line
+    of a phase has 0 bytes done; its last one has all, if the phase was completed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -161,7 +161,7 @@ class JsonlProgress:
         self._show()
 
     def advance(self, nbytes: int) -> None:
-        """A line, unless one has just been written and this is not the end of the phase."""
+        """A line, unless one was just written; always at the end of the phase."""
         self._done_bytes = min(self._done_bytes + nbytes, self._total_bytes)
         waited = time.monotonic_ns() - self._line_ns > LINE_SECONDS * 1e9
         if self._phase and (waited or self._done_bytes == self._total_bytes):
@@ -224,7 +224,7 @@ class LineProgress:
         self._started = self._shown = time.monotonic()
 
     def advance(self, nbytes: int) -> None:
-        """A line when the last is old enough."""
+        """A line, if the last one is old enough."""
         self._done_bytes += nbytes
         now = time.monotonic()
         if now - self._shown >= TRAINING_LINE_SECONDS:

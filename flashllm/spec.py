@@ -14,11 +14,11 @@ from flashllm.errors import LayoutError
 
 Activation = Literal["relu", "fatrelu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
 SPARSE_ACTIVATIONS = ("relu", "fatrelu", "relu2", "drelu")
-"""Those that are exactly zero for many inputs, so that a neuron may be left unread."""
+"""Activations that are exactly zero for many inputs, so that neurons may be left unread."""
 Gate = Literal["none", "resident", "bundled"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 
-# Limits that no real model comes near; a header beyond them is damaged or hostile.
+# No real model comes near these limits; a header beyond them is damaged or hostile.
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 1 << 23
@@ -45,7 +45,7 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
-    """What sines and cosines are multiplied by."""
+    """Factor of sines and cosines."""
     truncate: bool = True
     """Whether yarn's range of dimensions is rounded to whole numbers."""
 
@@ -84,7 +84,7 @@ class ModelSpec:
 
     `d_model` is the width of the residual stream, `embed_dim` that of the token embedding (they
     differ where the checkpoint projects in and out). A neuron is `rows_per_neuron` rows of
-    `d_model` weights on flash: up and down, with the gate in front where that is bundled too.
+    `d_model` weights on flash: up and down, preceded by the gate where that is bundled too.
     """
 
     n_layers: int
@@ -96,23 +96,23 @@ class ModelSpec:
     vocab_size: int
     embed_dim: int
     max_positions: int
-    """Tokens that a context may hold."""
+    """The most tokens that a context can hold."""
     position_offset: int
     """Rows of the table of learned positions that come before position 0."""
     dtype: DType
-    """Encoding of the bundles, and of the resident matrices where these have none of their own."""
+    """Encoding of the bundles, and of the resident matrices unless `resident_dtype` is set."""
     norm_placement: Literal["pre", "post"]
     norm_affine: bool
     """Whether norms have weights at all."""
     norm_eps: float
     final_norm: bool
     attention_bias: bool
-    """Of query, key and value; `attention_output_bias` of the projection behind them."""
+    """Whether query, key and value have biases; `attention_output_bias` is for the output."""
     ffn_bias: bool
-    """Of up and down, and of the gate where there is one."""
+    """Whether up and down have biases, and the gate if there is one."""
     tied_head: bool
     activation: Activation
-    """Of the gate where there is one, else of up; drelu is relu of both."""
+    """Activation of the gate if there is one, else of up; drelu is relu of both."""
     rows_per_neuron: int = 2
     neurons_per_bundle: int = 1
     bos_id: int | None = None
@@ -121,7 +121,7 @@ class ModelSpec:
     head_bias: bool = False
     norm: Literal["layer", "rms"] = "layer"
     norm_bias: bool = True
-    """Whether norms that have weights have biases too."""
+    """Whether norms with weights also have biases."""
     qk_norm: bool = False
     """Whether each head's queries and keys go through an RMS norm, before positions."""
     block: Literal["sequential", "parallel"] = "sequential"
@@ -134,15 +134,15 @@ class ModelSpec:
     """Tokens that each layer's attention sees, the current one included; 0 for all of them.
     Empty where all layers see everything."""
     gate: Gate = "none"
-    """Where the rows of the feed-forward gate lie, if it has one."""
+    """Where the rows of the feed-forward gate are, if there is one."""
     activation_threshold: float = 0.0
-    """What an input must exceed to be kept by fatrelu."""
+    """The threshold that an input must exceed; fatrelu is zero below."""
     embed_scale: float = 1.0
     residual_scale: float = 1.0
-    """What the output of a branch is multiplied by before it is added."""
+    """Factor of a branch's output before it is added to the residual stream."""
     logit_scale: float = 1.0
     resident_dtype: DType | None = None
-    """Encoding of the resident matrices, where it is not that of the bundles."""
+    """Encoding of the resident matrices, if it differs from that of the bundles."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -254,7 +254,7 @@ class ModelSpec:
 
     @property
     def bundle_bytes(self) -> int:
-        """Useful bytes of one bundle, padding apart."""
+        """Bytes of one bundle without padding."""
         return self.neurons_per_bundle * self.rows_per_neuron * self.row_bytes
 
     @property
@@ -269,7 +269,7 @@ class ModelSpec:
 
     @property
     def sparse(self) -> bool:
-        """Whether neurons are exactly zero often enough that leaving some unread is exact."""
+        """Whether neurons are exactly zero for many inputs, and may then be left unread."""
         return self.activation in SPARSE_ACTIVATIONS
 
     def attention_window(self, layer: int) -> int:
@@ -298,7 +298,7 @@ class ModelSpec:
             raise LayoutError(f"spec: bos_id is {bos_id!r}")
         if known.get("rope") is not None:
             known["rope"] = Rope(**_known_fields(Rope, known["rope"], "spec: rope"))
-        # Version 0.1 had one word for all four biases.
+        # Version 0.1 had one key for all four biases.
         known.setdefault("attention_output_bias", known["attention_bias"])
         return cls(**known)
 

@@ -1,4 +1,4 @@
-"""Tables of text, as every report of a measurement prints them."""
+"""Tables of text, for all reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows of cells as text: the first `left` columns to the left, the others to the right.
+    """Rows of cells as text: the first `left` columns left-aligned, the others right-aligned.
 
     A row may end before the last column.
     """
@@ -14,7 +14,7 @@ def columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """The same, a string for each row."""
+    """The same, as one string for each row."""
     count = max(len(row) for row in rows)
     widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(count)]
     lines = []

@@ -1,4 +1,4 @@
-"""A model that answers: opening it, generating, and the protocol that its users see.
+"""The engine: opens a model, generates answers, and defines the protocol that its users see.
 
 Draws nothing.
 """

@@ -1,6 +1,6 @@
 """From a conversation to its next answer: what `run` and the chat share.
 
-The one way from messages to the ids that an engine continues, whichever engine it is.
+The only place that turns messages into the ids that an engine continues.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Request:
     messages: Sequence[Message]
     system: str = ""
     known: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Ids that answers were generated with, by the number of their message."""
+    """Ids of earlier answers, by the number of their message."""
     max_tokens: int = 512
     sampling: Sampling | None = None
     stop: tuple[str, ...] = ()
-    """Strings that end the answer, beside the chat template's own."""
+    """Strings that end the answer, besides the chat template's own."""
     continues: bool = False
-    """The last message is an answer that was stopped, and goes on."""
+    """Whether the last message is a stopped answer to be continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Started:
 
 
 def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None) -> Started:
-    """Encodes what fits of a conversation and starts its answer; nothing runs before it is read.
+    """Encodes as much of a conversation as fits and starts its answer; runs when iterated.
 
-    `UsageError` for a model without a tokenizer, for a last message that is too long, and for an
-    answer to be continued in a context that is full.
+    `UsageError` for a model without a tokenizer, a last message that is too long, or an answer to
+    be continued in a full context.
     """
     tokenizer = engine.tokenizer
     if tokenizer is None:
@@ -81,7 +81,7 @@ def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None)
 
 
 def kept_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a generation's report, what is kept with its answer."""
+    """The numbers of a generation's report that are saved with its answer."""
     names = ("prompt_tokens", "prefill", "decode")
     return {name: report[name] for name in names} | {"tokens": len(report["tokens"])}
 
@@ -89,15 +89,15 @@ def kept_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
 def _begun(
     engine: Engine, tokenizer: EngineTokenizer, request: Request, stop: Sequence[str]
 ) -> list[int]:
-    """Ids of the answer that goes on: those it was generated with, if they are this model's."""
+    """Ids of the answer to be continued: those it was generated with, if this model made them."""
     number = len(request.messages) - 1
     text = request.messages[number]["content"]
     ids = list(request.known.get(number, ()))
     if ids and max(ids) < engine.info.spec.vocab_size:
         decoded = tokenizer.decode(ids).strip()
-        # What was held back for a stop string, or of a character cut off, is in the ids alone.
+        # Text held back for a stop string, or half a character, is only in the ids.
         held = len(decoded) - len(text.strip())
         if decoded.startswith(text.strip()) and held < max(map(len, stop), default=0) + 4:
             return ids
-    # Without what begins a text: the answer stands behind a prompt.
+    # Without the beginning-of-text id: the answer follows a prompt.
     return tokenizer.encode(text)[len(tokenizer.encode("")) :]

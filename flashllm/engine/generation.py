@@ -1,4 +1,4 @@
-"""One answer as it is written: a prompt is read, tokens are drawn, each with what it cost."""
+"""One answer: the prompt is read, tokens are sampled, each with its cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Token:
 
 
 class OpenModel(Protocol):
-    """What an answer asks of the model that writes it."""
+    """The parts of a model that a generation needs."""
 
     tokenizer: Tokenizer | None
     info: ModelInfo
@@ -54,9 +54,9 @@ class OpenModel(Protocol):
 class Generation:
     """Iterator of tokens; afterwards `finish_reason`, `text` and `report()` tell how it went.
 
-    `ids` and `text` are what was added here. An answer that goes on has both in pieces, which put
-    one behind the other are what it would have without the stop. So where it was cut off, a text
-    ends before what may be half a character or the beginning of a stop string.
+    `ids` and `text` hold only what this run added. A stopped answer plus its continuation equals
+    the uninterrupted answer, so the text of a stopped one ends before half a character or a
+    possible beginning of a stop string.
     """
 
     def __init__(
@@ -178,14 +178,14 @@ class Generation:
             logits = decoder.decode(token, self._context)
 
     def _resume(self) -> None:
-        """Bring sampler and text to where they were when the answer was stopped."""
+        """Bring sampler and text back to the state in which the answer was stopped."""
         self._sampler.skip(self._said)
         if self._text is not None:
             for token in self._said:
                 self._matcher.push(self._text.push(token))
 
     def _read(self, on_prefill: OnPrefill | None) -> NDArray[np.float32]:
-        """Put what the context lacks of prompt and answer into it; logits [vocab] after that."""
+        """Compute the part of prompt and answer that the context lacks; returns logits [vocab]."""
         decoder, prompt, said = self._decoder, self._prompt, self._said
         cached = self._context.tokens.cached_prefix([*prompt, *said], len(said))
         self.reused_tokens = cached

@@ -1,4 +1,4 @@
-"""Opening a converted model: plan first, then load what the plan has room for."""
+"""Opens a converted model: plans first, then loads what the plan allows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from flashllm.planning.plan import Plan, Sizes, make_plan
 from flashllm.system.memory import rss_bytes
 
 KERNEL_THREADS = torch.get_num_threads()
-"""Threads that compute; asked for before anything is decoded, which leaves torch itself one."""
+"""Threads that compute; counted before anything is decoded, since then torch is left with one."""
 
 
 @contextlib.contextmanager
@@ -42,10 +42,10 @@ def open_decoder(
     directory: str | os.PathLike[str],
     **overrides: Unpack[ModelOverrides],
 ) -> Iterator[Decoder]:
-    """A decoder for forward passes over a converted model, in as little memory as will do.
+    """A decoder for forward passes over a converted model, in as little memory as possible.
 
-    For recording and evaluation, which send whole texts through and keep no window. The selector is
-    what `Decoder.choose` and mode selected go by; "all" where none is given.
+    For recording and evaluation, which compute whole texts and keep no window. `Decoder.choose` and
+    mode selected use the selector; "all" if none is given.
     """
     options = ModelOptions(window=1).having(**overrides)
     options = options.having(select=options.select or "all")
@@ -61,7 +61,7 @@ def load_decoder(
     least: bool = False,
     **overrides: Unpack[ModelOverrides],
 ) -> tuple[Decoder, Plan, Store]:
-    """Open a directory; the caller closes the store. `least` is for the smallest plan there is."""
+    """Open a directory; the caller closes the store. `least` asks for the smallest plan."""
     options = options.having(**overrides)
     return load_planned(directory, options, profile_for(directory, options), least=least)
 
@@ -69,7 +69,7 @@ def load_decoder(
 def load_planned(
     directory: Path, options: ModelOptions, profile: Profile | None, *, least: bool = False
 ) -> tuple[Decoder, Plan, Store]:
-    """As `load_decoder`, by a profile that was found already."""
+    """Like `load_decoder`, with a profile that was already found."""
     store = Store(directory)
     try:
         check_runnable(store)
@@ -93,7 +93,7 @@ def load_planned(
 def make_selector(
     store: Store, select: str, kernels: core.Kernels, direct: bool
 ) -> Selector | None:
-    """What `Decoder` selects by, for one of the names in SELECTORS; None for the oracle."""
+    """The selector of one of the names in SELECTORS; None for the oracle."""
     if select == "all":
         return SelectAll(store.header.bundles_per_layer)
     if select == "gate":
@@ -106,8 +106,8 @@ def make_selector(
 
 
 def interpreter_bytes() -> int:
-    """Resident memory of this process as it is before a model is loaded."""
-    # The libraries under torch allocate at their first use: let that be part of what is measured.
+    """Resident memory of this process before a model is loaded."""
+    # The libraries under torch allocate at their first use; that has to be measured too.
     x = torch.ones(64, 64)
     torch.nn.functional.layer_norm(torch.softmax(x @ x, -1), (64,))
     torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
@@ -115,5 +115,5 @@ def interpreter_bytes() -> int:
 
 
 def model_sizes(store: Store, select: str) -> Sizes:
-    """What `make_plan` needs to know of a converted model that this process is to run."""
+    """The sizes that `make_plan` needs, for a converted model that this process will run."""
     return converted_sizes(store, select, interpreter_bytes())

@@ -1,10 +1,10 @@
-"""The engine: open a model, ask for logits, generate tokens, each with what it cost.
+"""The engine: open a model, ask for logits, generate tokens, each with its cost.
 
     with flashllm.open_model(path, memory=4 << 30) as model:
         for token in model.generate(model.tokenizer.encode("Hello"), max_tokens=32):
             print(token.text, token.cost.bytes_read)
 
-One generation at a time in a context; `cancel` may be called from any thread.
+One generation at a time in each context; `cancel` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def open_model(
     options: ModelOptions = DEFAULT_OPTIONS,
     **overrides: Unpack[ModelOverrides],
 ) -> Model:
-    """Open the converted model in a directory, with `options` less what `overrides` change.
+    """Open the converted model in a directory, with `options` changed by `overrides`.
 
-    `flashllm.open_model` also knows the demo.
-    Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    `flashllm.open_model` also knows the demo. Errors: `ModelNotFound`, `ModelError`,
+    `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     where, options = Path(directory), options.having(**overrides)
     profile = profile_for(where, options)
@@ -101,17 +101,17 @@ class Model:
         self._running: WeakKeyDictionary[Context, Generation] = WeakKeyDictionary()
 
     def new_context(self) -> Context:
-        """Another running sequence, for `generate`; the one that it uses otherwise stays.
+        """A new context for `generate`, besides the default one.
 
-        `UsageError` where the model was opened with room for no more (`contexts` of the options).
+        `UsageError` if the model was opened with memory for no more (option `contexts`).
         """
         return self._decoder.new_context()
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Exact logits [tokens, vocab] after each of `ids`, all neurons computed.
 
-        Keys and values are rounded to the cache's encoding, as they are for every answer; only
-        with `kv_dtype="f32"` is nothing rounded but f32 arithmetic.
+        Keys and values are rounded to the cache's encoding, as for every answer; with
+        `kv_dtype="f32"` only f32 arithmetic rounds.
         """
         self.info.check_prompt(ids, self.plan.context)
         self._stop_running(self._decoder.context)
@@ -131,12 +131,12 @@ class Model:
     ) -> Generation:
         """Continue `ids` by up to `max_tokens`; nothing runs before the first token is asked for.
 
-        What of `ids` the context still holds from the answer before is not read again. `stop` holds
-        strings that end the text and are not part of it; `on_prefill` is called after each layer
-        with (tokens done, tokens to be read in all), a layer being its share of each token. Without
-        `telemetry` nothing is measured, and costs are empty. The last `answer` of `ids` are an
-        answer that was stopped: it goes on as if it had not been. A `context` has one generation
-        at a time; those of several may take turns, token by token.
+        The part of `ids` that the context still holds is not read again. The strings `stop` end the
+        text and are not part of it. `on_prefill` is called after each layer with (tokens done,
+        tokens to be read in all), where one layer counts as 1 / layers of a token. Without
+        `telemetry` nothing is measured, and costs are empty. The last `answer` ids are a stopped
+        answer, which continues as if it had not been stopped. A `context` has one generation at a
+        time; generations of several contexts may be interleaved token by token.
         """
         self.info.check_prompt(ids, self.plan.context)
         if not 0 <= answer < len(ids):
@@ -162,7 +162,7 @@ class Model:
         return generation
 
     def forget(self) -> None:
-        """Begin the context anew: the next prompt is read whole, with nothing in the slots."""
+        """Empty the default context and the slots: the next prompt is read whole."""
         self._stop_running(self._decoder.context)
         self._decoder.truncate(0)
 
@@ -171,13 +171,13 @@ class Model:
         self._decoder.cancel()
 
     def close(self) -> None:
-        """Stop the threads and give the memory back."""
+        """Stop the threads and free the memory."""
         for context in list(self._running):
             self._stop_running(context)
         self._store.close()
 
     def io_report(self) -> dict[str, Any]:
-        """How the bundles are read: direct or not, how many at a time and by what, and why so."""
+        """How bundles are read: directly or not, how many at a time, by which back-end, and why."""
         reader = self._store.reader
         return {
             "direct": bool(reader.direct),
@@ -196,12 +196,12 @@ class Model:
         return self._rates
 
     def neuron_map(self) -> NeuronMap:
-        """What is in DRAM, and what the last token did with it; from any thread."""
+        """Which neurons are in DRAM, and which the last token used or read; from any thread."""
         pool = self._decoder.pool
         return NeuronMap.of([pool.marks(layer) for layer in range(self.info.spec.n_layers)])
 
     def cautions(self) -> list[str]:
-        """What makes this machine slower than it could be, in sentences; empty when all is well."""
+        """Sentences about what makes this machine slower than it could be; may be empty."""
         found = []
         if core.FALLBACK:
             found.append(f"without the compiled core everything is slow ({core.FALLBACK})")
@@ -213,7 +213,7 @@ class Model:
         return [*found, self._caution] if self._caution else found
 
     def read_latencies(self) -> Latencies:
-        """Reads since the model was opened, by how long they took."""
+        """A histogram of the latencies of all reads since the model was opened."""
         return Latencies(self._store.reader.latency_histogram())
 
     def _stop_running(self, context: Context) -> None:
@@ -230,6 +230,6 @@ class Model:
 
 
 def _profile_caution(directory: Path, options: ModelOptions) -> str:
-    """What is doubtful about the profile that the plan goes by; "" where it goes by none."""
+    """What is doubtful about the plan's profile; "" if nothing is, or if it used none."""
     file = None if options.profile is None else Path(options.profile)
     return staleness.caution(directory, file) if options.direct or file is not None else ""

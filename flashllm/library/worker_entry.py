@@ -1,4 +1,4 @@
-"""Opens the model of an engine's process; imported at its start: loading torch takes a second."""
+"""Opens the model in the engine's process; imported at its start, since torch takes a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEND_SECONDS = 0.1
 
 
 class _OpeningProgress:
-    """The converter's progress, as the progress of opening."""
+    """Passes the converter's progress on as the progress of opening."""
 
     def __init__(self, on_opening: OnOpening) -> None:
         self._on_opening = on_opening
@@ -33,14 +33,14 @@ class _OpeningProgress:
         self.advance(0)
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes more are done."""
+        """`nbytes` more are done."""
         self._done += nbytes
         if time.monotonic() - self._sent_at >= _SEND_SECONDS:
             self._sent_at = time.monotonic()
             self._on_opening(OpeningProgress(self._phase, self._done, self._total))
 
     def warn(self, text: str) -> None:
-        """Something that the user should know: it goes to the log."""
+        """Writes a warning to the log."""
         print(sanitize_line(text), file=sys.stderr, flush=True)
 
     def finish(self) -> None:

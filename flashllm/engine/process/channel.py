@@ -1,7 +1,7 @@
 """Messages between two processes over a socket: none is lost, and they come in order.
 
-A thread sends, so that nobody who has something to say ever waits for the other end; a thread
-reads. What is not urgent is gathered, so that tokens cross at most so many times a second.
+One thread sends, so that callers never wait for the other end; another reads. Messages that are not
+urgent are collected and sent together, which limits how often tokens cross per second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Channel:
         on_end: Callable[[], None],
         pause_seconds: float = 0.0,
     ) -> None:
-        """`pause_seconds` is the least time between two sendings of what is not urgent."""
+        """`pause_seconds` is the least time between two batches of messages that are not urgent."""
         self._connection = connection
         self._on_message = on_message
         self._on_end = on_end
@@ -46,7 +46,7 @@ class Channel:
         self._reader.start()
 
     def send(self, message: object, urgent: bool = True) -> None:
-        """Sends a message, at once or with others that come soon; none after `close`."""
+        """Sends a message, at once or together with later ones; does nothing after `close`."""
         with self._changed:
             if self._closed:
                 return
@@ -57,12 +57,13 @@ class Channel:
             self._pending.append(message)
             self._urgent = self._urgent or urgent
             if urgent or not is_gathering:
-                # Whoever gathers looks up in time by itself: each waking takes the interpreter from
-                # who writes the answer, and a processor from who computes it.
+                # The sending thread wakes by timeout: each extra wake-up would take the interpreter
+                # from the thread that writes the answer, and a processor from the one that computes
+                # it.
                 self._changed.notify_all()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Sends what was said so far, if that takes no longer, and no more."""
+        """Sends the messages given so far, within `seconds`, and then no more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -79,12 +80,12 @@ class Channel:
         except OSError:  # the other end has gone; the reader tells
             pass
         finally:
-            # Also after a bug: better a lost engine than one that waits for ever.
+            # Also after a bug: a lost engine is better than one that waits for ever.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
 
     def _next_batch(self, not_before: float) -> list[object] | None:
-        """What is to be sent; None when all was said."""
+        """The next messages to send; None after `close`, when all have been sent."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._closed)
             self._changed.wait_for(
@@ -107,7 +108,7 @@ class Channel:
             self._on_end()
 
     def _receive(self, size: int) -> bytearray | None:
-        """So many bytes; None where the other end has gone before."""
+        """Receives `count` bytes; None if the other end closes before."""
         received = bytearray(size)
         view = memoryview(received)
         while view:

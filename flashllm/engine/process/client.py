@@ -1,6 +1,6 @@
 """An engine that runs in another process, behind the same names as `local.Model`.
 
-Its plan and its numbers are those of both processes: of a ceiling, one part is the application's.
+Its plan and its numbers cover both processes: a part of the ceiling is the application's.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class RemoteTokenizer:
 
 
 class RemoteGeneration:
-    """Yields the tokens of one answer, in batches: all but the newest of a batch are late."""
+    """Yields the tokens of one answer, which arrive in batches: all but the newest may be late."""
 
     def __init__(
         self, process: WorkerSupervisor, request: messages.Generate, on_prefill: OnPrefill | None
     ) -> None:
-        """`request` gets its number here."""
+        """Sends `request` under a new number."""
         self.finish_reason: str | None = None
         self.text = ""
         self.ids: list[int] = []
@@ -118,7 +118,7 @@ class RemoteGeneration:
         return self._report
 
     def cancel(self) -> None:
-        """Ends it within a layer; what is on its way still comes."""
+        """Ends it within a layer; tokens that were already sent still arrive."""
         self._process.send(messages.Cancel(self._number))
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class EngineClient:
         telemetry: bool = True,
         answer: int = 0,
     ) -> RemoteGeneration:
-        """Continue `ids`, as `local.Model.generate` does; it begins at once."""
+        """Continue `ids`, like `local.Model.generate`, but begins at once."""
         self.info.check_prompt(ids, self.plan.context)
         if stop and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer, and this model came without one")
@@ -193,11 +193,11 @@ class EngineClient:
         self._process.close()
 
     def cautions(self) -> list[str]:
-        """What makes this machine slower than it could be, in sentences; empty when all is well."""
+        """Sentences about what makes this machine slower than it could be; may be empty."""
         return self._opened.cautions
 
     def io_report(self) -> dict[str, Any]:
-        """How the bundles are read: direct or not, how many at a time and by what, and why so."""
+        """How bundles are read: directly or not, how many at a time, by which back-end, and why."""
         return self._opened.io_report
 
     def rates(self) -> DeviceRates:
@@ -205,7 +205,7 @@ class EngineClient:
         return self._opened.rates
 
     def neuron_map(self) -> NeuronMap | None:
-        """The last map that came; asks for the next one, and waits for nothing."""
+        """The last map that arrived; requests the next one without waiting for it."""
         now = time.monotonic()
         with self._lock:
             due = self._map_asked_at is None or now - self._map_asked_at >= MAP_SECONDS
@@ -227,14 +227,14 @@ class EngineClient:
 
 
 class _ApplicationMemory:
-    """What this process takes, for numbers that are those of both."""
+    """Adds this process's memory to numbers that cover both processes."""
 
     def __init__(self) -> None:
         self._bytes = 0
         self._until = 0.0
 
     def added(self, cost: TokenCost) -> TokenCost:
-        """A token's cost, its memory being that of both processes."""
+        """A token's cost, with the memory of both processes."""
         if not cost.rss_bytes:  # nothing was measured
             return cost
         if time.monotonic() >= self._until:
@@ -242,7 +242,7 @@ class _ApplicationMemory:
         return replace(cost, rss_bytes=cost.rss_bytes + self._bytes)
 
     def reported(self, report: dict[str, Any]) -> dict[str, Any]:
-        """A report, its peak being at most that of both processes."""
+        """A report, with an upper bound of the peak memory of both processes."""
         memory = dict(report["memory"])
         memory["application_rss_peak_bytes"] = rss_peak_bytes()
         memory["rss_peak_bytes"] += memory["application_rss_peak_bytes"]

@@ -1,7 +1,7 @@
 """From a choice of a model to an engine in a process of its own.
 
-A ceiling is one for both processes: what the application takes now and may grow by is left to it,
-and the engine plans with the rest.
+Both processes share one ceiling: the application keeps what it uses now and may grow by, and the
+engine plans with the rest.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from flashllm.engine.protocol import OnOpening
 
 GROWTH_BYTES = 96 << 20
-"""Of the ceiling, for what the application may grow by: 5,000 tokens of Markdown take 60 MB."""
+"""How much the application may grow, within the ceiling: 5,000 tokens of Markdown take 60 MB."""
 _REMOTE = "flashllm.engine.process.client"
 
 
 class EngineLauncher:
-    """Opens models, each in a process of its own, which begins when it is asked for.
+    """Opens models, each in a process of its own, which starts when it is asked for.
 
-    Begun earlier, it would load torch beside the application's own start: of two processors the
-    first frame wants both, and came a tenth later.
+    Started earlier, it would load torch while the application starts: the first frame needs both of
+    two processors, and came a tenth later.
     """
 
     def __init__(self, options: ModelOptions, opener: str) -> None:
-        """`opener` is module:function, as `WorkerSupervisor` calls it in the child."""
+        """`opener` is the module:function that `WorkerSupervisor` calls in the child."""
         self._options = options
         self._opener = opener
         self._opening: WorkerSupervisor | None = None
@@ -44,10 +44,10 @@ class EngineLauncher:
         on_opening: OnOpening | None = None,
         on_lost: OnLost | None = None,
     ) -> EngineClient:
-        """Opens the model at `path`, None being the demo, with the options that all are given.
+        """Opens the model at `path`, or the demo for None, with this launcher's options.
 
-        `on_lost` gets the `EngineLost` of an engine that ends later, unless it is closed.
-        Raises what `local.open_model` raises, and `EngineLost`.
+        `on_lost` gets the `EngineLost` of an engine that ends later without being closed. Raises
+        what `local.open_model` raises, and `EngineLost`.
         """
         with self._lock:
             process = self._opening = WorkerSupervisor(self._opener)
@@ -60,7 +60,7 @@ class EngineLauncher:
         return engine
 
     def close(self) -> None:
-        """Ends a process that has no model yet; who waits for one gets an `EngineLost`."""
+        """Ends a process that has no model yet; a caller waiting for it gets an `EngineLost`."""
         with self._lock:
             process = self._opening
         if process is not None:
@@ -95,7 +95,7 @@ def open_in(
 
 
 def _application_bytes() -> int:
-    # What reads the engine's numbers is loaded first, so that it is measured; and not earlier, when
-    # the application is busy with its first frame.
+    # Modules that read the engine's numbers are loaded now, so that their memory is measured; not
+    # earlier, when the application is busy with its first frame.
     importlib.import_module(_REMOTE)
     return rss_bytes() + GROWTH_BYTES

@@ -1,8 +1,8 @@
 """Messages between the application and the engine's process: plain data, pickled.
 
 Both ends are processes of one user and one installation, and nobody else can write to the socket
-between them, so pickle is safe here; what a model or a file says is text inside of it. Nothing here
-loads an engine, nor makes the reader load one.
+between them, so pickle is safe here; content of models and files is only text within messages.
+Nothing here loads an engine, nor makes the reader load one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Failure:
     """An error on its way to the other process."""
 
     kind: str
-    """Its class in `errors`; MemoryError; or nothing for what nobody foresaw."""
+    """Name of its class in `errors`, or MemoryError; empty for any other exception."""
     text: str
     attributes: dict[str, Any] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a model; said once. No path is the demo."""
+    """Open a model; sent once. No path means the demo."""
 
     path: str | None
     options: ModelOptions
@@ -70,7 +70,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Begin an answer, as soon as the one before has ended."""
+    """Begin an answer, as soon as the previous one has ended."""
 
     number: int
     ids: Sequence[int]
@@ -83,7 +83,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End the answer of this number and those before, also where they have not begun."""
+    """End all answers up to this number, also those that have not begun."""
 
     number: int
 
@@ -99,7 +99,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Let go of everything and end."""
+    """Release everything and end."""
 
 
 # To the application
@@ -114,7 +114,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How far opening is."""
+    """Progress of opening."""
 
     progress: OpeningProgress
     number: int = OPENING
@@ -123,7 +123,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The model is open, and what is known of it for as long as it is."""
+    """The model is open; carries the facts that stay the same while it is."""
 
     info: ModelInfo
     plan: Plan
@@ -137,18 +137,18 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Prefilling:
-    """So many tokens of the prompt have been read."""
+    """Progress of reading the prompt, in tokens."""
 
     number: int
     done: float
     total: int
     supersedes: ClassVar[bool] = True
-    """Only the last of several in a row is of interest."""
+    """Of several in a row, only the last needs to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The prompt has been read, and what that cost."""
+    """The prompt has been read; carries its cost."""
 
     number: int
     prefill: PrefillCost
@@ -182,7 +182,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What a call was answered with."""
+    """The return value of a call."""
 
     number: int
     value: Any
@@ -190,11 +190,11 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The error with which opening, an answer or a call ended."""
+    """The error that ended opening, an answer or a call."""
 
     number: int
     failure: Failure
 
 
 FINAL_MESSAGES = (Opened, Finished, Returned, Raised)
-"""The last message under its number is one of these."""
+"""Kinds of messages of which one is the last under its number."""

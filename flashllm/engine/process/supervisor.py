@@ -1,6 +1,6 @@
-"""The engine in a process of its own, from the application's side: it is started, asked, ended.
+"""The application's side of the engine's process: starts it, sends it messages, ends it.
 
-No torch here. The child (`worker`) is asked over a socket; when it ends, for whatever reason,
+No torch here. The child (`worker`) is reached over a socket. When it ends, for whatever reason,
 everybody who waits for it gets an `EngineLost`, and the application goes on.
 """
 
@@ -37,12 +37,12 @@ OnLost = Callable[[EngineLost], None]
 
 
 class WorkerSupervisor:
-    """A child that opens one model. It starts at once, and loads what opening needs meanwhile."""
+    """A child process that opens one model. It starts at once and loads what that needs."""
 
     def __init__(self, opener: str) -> None:
-        """`opener` is module:function, called in the child as `library.worker_entry.open_engine`.
+        """`opener` is the module:function that the child calls to open the engine.
 
-        `EngineLost` where the system lets no process be started.
+        `EngineLost` if no process can be started.
         """
         self._child, ours = _start(opener)
         self._connection = ours
@@ -63,13 +63,13 @@ class WorkerSupervisor:
         return self._child.pid
 
     def next_opening_message(self) -> object:
-        """The next message about opening the model; waits for it."""
+        """Waits for the next message about opening the model."""
         return self._opening.get()
 
     def ask(self, message: Callable[[int], object], listener: Listener) -> int:
-        """Sends the message made of a new number; replies under that number reach the listener.
+        """Sends `message(number)` with a new number; the listener gets the replies to it.
 
-        An `EngineLost` reaches it too, and is the last thing then.
+        If the engine is lost, the listener gets an `EngineLost` last.
         """
         with self._lock:
             number = next(self._numbers)
@@ -82,7 +82,7 @@ class WorkerSupervisor:
         return number
 
     def send(self, message: object) -> None:
-        """Sends a message that has no reply; does nothing where the child is gone."""
+        """Sends a message without a reply; does nothing if the child is gone."""
         self._channel.send(message)
 
     def watch(self, on_lost: OnLost) -> None:
@@ -93,7 +93,7 @@ class WorkerSupervisor:
             on_lost(lost)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Ends the child, and kills it after `seconds`. From any thread, also more than once."""
+        """Ends the child, and kills it after `seconds`. From any thread; may be called again."""
         self._closed = True
         self._channel.send(messages.Close())
         self._channel.close(seconds / 8)
@@ -116,7 +116,7 @@ class WorkerSupervisor:
             listener(message)
 
     def _on_lost_channel(self) -> None:
-        """The connection has ended; called by the thread that reads."""
+        """Called by the reader thread when the connection has ended."""
         try:
             code = self._child.wait(REAP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -168,7 +168,7 @@ def _start(opener: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def error_of(message: object) -> BaseException:
-    """What to raise for a message that is no answer."""
+    """The error to raise for a message that is no reply."""
     if isinstance(message, messages.Raised):
         return message.failure.error()
     assert isinstance(message, FlashllmError), message
@@ -176,7 +176,7 @@ def error_of(message: object) -> BaseException:
 
 
 def _lost_text(code: int | None) -> str:
-    """What became of a child, by its exit code, and what to do."""
+    """A sentence about how a child ended, by its exit code, and what to do."""
     again = "/retry opens the model again"
     if code is None:
         return f"the engine's process does not answer; {again}"

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     Opener = Callable[[str | None, ModelOptions, OnOpening], Engine]
 
 BATCH_SECONDS = 1 / 10
-"""The least time between two batches of tokens. A screen that changes more often takes more of a
-processor than the engine can spare, and each batch costs switches between threads."""
+"""The least time between two batches of tokens. A screen that changes more often takes more
+processor time than the engine can spare, and each batch costs thread switches."""
 LEAVE_SECONDS = 1.0
-"""After this time the process is ended by force, should a read hang or a conversion go on."""
+"""After this time the process is ended by force, for example if a read hangs."""
 
 
 class Worker:
@@ -50,10 +50,10 @@ class Worker:
         self._lock = threading.Lock()
         self._running = 0
         self._cancelled = 0
-        """All answers up to this number are unwanted."""
+        """All answers up to this number are cancelled."""
 
     def serve(self, opener: str) -> None:
-        """Until the application goes; `opener` is module:function, which gives the engine."""
+        """Runs until the application goes; `opener`, a module:function, opens the engine."""
         self._channel.start()
         threading.Thread(target=self._answer_calls, name="engine-calls", daemon=True).start()
         with self._sending_errors(messages.OPENING):
@@ -81,7 +81,7 @@ class Worker:
             self._leave()
 
     def _leave(self) -> None:
-        """The application has no more use for this process, or is gone."""
+        """Ends this process, since the application closed it or is gone."""
         if self._model is None:  # a conversion leaves nothing half-written that would open
             os._exit(0)
         last_resort = threading.Timer(LEAVE_SECONDS, os._exit, [0])
@@ -181,7 +181,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _sending_errors(self, number: int) -> Any:
-        """Sends the errors of what is done within, instead of raising them."""
+        """Context manager that sends errors instead of raising them."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  raised again in the application
@@ -192,7 +192,7 @@ class Worker:
 
 
 def main(arguments: list[str]) -> None:
-    """Serves the application at the other end of a socket: its descriptor, and module:function."""
+    """Serves the application; arguments are the socket's descriptor and module:function."""
     faulthandler.enable()
     descriptor, opener = arguments
     code = 1
@@ -202,5 +202,5 @@ def main(arguments: list[str]) -> None:
     except BaseException:  # noqa: BLE001  what ends this process is written down
         traceback.print_exc()
     sys.stderr.flush()
-    # Not by the interpreter's own way out, which waits for threads of libraries.
+    # Not `sys.exit`, which waits for threads of libraries.
     os._exit(code)
