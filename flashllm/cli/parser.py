@@ -81,7 +81,7 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 CONFIG_COMMANDS = (
     Command(
         "show",
-        "every setting as it holds now",
+        "every setting and its value",
         "flashllm.cli.commands.config:show",
         "flashllm.cli.commands.config:add_show_arguments",
         "flashllm.cli.commands.config:SHOW_EXAMPLES",
@@ -110,7 +110,7 @@ BENCH_COMMANDS = (
     ),
     Command(
         "tokens",
-        "what each token costs, beside what this machine allows",
+        "what each token costs, compared with what this machine allows",
         "flashllm.cli.bench.tokens:bench_tokens",
         "flashllm.cli.bench.options:add_tokens_arguments",
         "flashllm.cli.bench.options:TOKENS_EXAMPLES",
@@ -124,7 +124,7 @@ BENCH_COMMANDS = (
     ),
     Command(
         "cache",
-        "policies of what stays in memory, beside the best that there could be",
+        "compare policies of what stays in memory with the best possible one",
         "flashllm.cli.bench.cache:bench_cache",
         "flashllm.cli.bench.options:add_cache_arguments",
         "flashllm.cli.bench.options:CACHE_EXAMPLES",
@@ -133,13 +133,13 @@ BENCH_COMMANDS = (
 SESSIONS_COMMANDS = (
     Command(
         "list",
-        "conversations that are kept, the last changed first",
+        "saved conversations, the last changed first",
         "flashllm.cli.commands.sessions:list_",
         "flashllm.cli.commands.sessions:add_list_arguments",
     ),
     Command(
         "search",
-        "those in which something was said",
+        "conversations that contain a text",
         "flashllm.cli.commands.sessions:list_",
         "flashllm.cli.commands.sessions:add_search_arguments",
     ),
@@ -175,7 +175,7 @@ SESSIONS_COMMANDS = (
     ),
     Command(
         "set-aside",
-        "rename a damaged database, so that a new one is begun",
+        "rename a damaged database, so that a new one can begin",
         "flashllm.cli.commands.sessions:put_aside",
         "flashllm.cli.commands.sessions:add_yes",
     ),
@@ -197,7 +197,7 @@ COMMANDS = (
     ),
     Command(
         "sessions",
-        "the conversations that are kept",
+        "the saved conversations",
         examples="flashllm.cli.commands.sessions:SESSIONS_EXAMPLES",
         kinds=SESSIONS_COMMANDS,
         kinds_title="what to do",
@@ -211,13 +211,13 @@ COMMANDS = (
     ),
     Command(
         "info",
-        "what a converted model is",
+        "describe a converted model",
         "flashllm.cli.commands.info:info",
         _add_info_arguments,
     ),
     Command(
         "verify",
-        "read a converted model through",
+        "check every byte of a converted model",
         "flashllm.cli.commands.info:verify",
         _add_model_and_json,
     ),
@@ -229,7 +229,7 @@ COMMANDS = (
     ),
     Command(
         "plan",
-        "what a model will take, before it is converted",
+        "what memory and time a model will take, before it is converted",
         "flashllm.cli.commands.plan:plan",
         "flashllm.cli.commands.plan:add_plan_arguments",
         "flashllm.cli.commands.plan:PLAN_EXAMPLES",
@@ -243,7 +243,7 @@ COMMANDS = (
     ),
     Command(
         "reorder",
-        "write a converted model anew, neurons that are needed together lying together",
+        "rewrite a converted model, with neurons that are used together next to each other",
         "flashllm.cli.commands.convert:reorder",
         "flashllm.cli.commands.convert:add_reorder_arguments",
         "flashllm.cli.commands.convert:REORDER_EXAMPLES",
@@ -264,7 +264,7 @@ COMMANDS = (
     Command("config", "what is set, and where", kinds=CONFIG_COMMANDS, kinds_title="what to do"),
     Command(
         "path",
-        "where files of yours lie",
+        "where your files are",
         "flashllm.cli.commands.path:path",
         "flashllm.cli.commands.path:add_path_arguments",
         "flashllm.cli.commands.path:PATH_EXAMPLES",

@@ -128,7 +128,7 @@ MODEL_OPTIONS = (
         ("--io-threads",),
         parse_positive,
         None,
-        "threads that read (default: from the profile of the disk, else 32)",
+        "reading threads (default: from the profile of the disk, else 32)",
         "N",
     ),
     _choice(
@@ -160,13 +160,13 @@ SAMPLING_OPTIONS = (
         "temperature; 0, the default, always takes the likeliest token",
         "T",
     ),
-    Option("top_k", ("--top-k",), parse_count, 0, "draw from the K likeliest (0: all)", "K"),
+    Option("top_k", ("--top-k",), parse_count, 0, "sample from the K likeliest (0: all)", "K"),
     Option(
         "top_p",
         ("--top-p",),
         number_between(0, 1, above=True),
         1.0,
-        "draw from this much probability (1)",
+        "sample from the likeliest tokens with probability P in sum (1: all)",
         "P",
     ),
     Option(
@@ -174,7 +174,7 @@ SAMPLING_OPTIONS = (
         ("--min-p",),
         number_between(0, 1),
         0.0,
-        "least probability, of the highest (0)",
+        "least probability of a token, as a share of the likeliest one's (0)",
         "P",
     ),
     Option(
@@ -182,10 +182,10 @@ SAMPLING_OPTIONS = (
         ("--repetition-penalty",),
         number_between(0, above=True),
         1.0,
-        "make tokens that were there less likely (1: no)",
+        "make tokens that already occurred less likely (1: off)",
         "X",
     ),
-    Option("seed", ("--seed",), parse_seed, 0, "of the draw (0)", "N"),
+    Option("seed", ("--seed",), parse_seed, 0, "seed of the random sampling (0)", "N"),
 )
 SESSION_OPTIONS = (
     Option(
@@ -207,13 +207,13 @@ SESSION_OPTIONS = (
     ),
 )
 CHAT_OPTIONS = (
-    Option("system", ("-s", "--system"), str, "", "what comes first", "TEXT", table="chat"),
+    Option("system", ("-s", "--system"), str, "", "system prompt", "TEXT", table="chat"),
     Option(
         "no_save",
         ("--no-save",),
         parse_flag,
         False,
-        "keep nothing of the conversation",
+        "do not save the conversation",
         table="chat",
     ),
     Option(
@@ -221,17 +221,17 @@ CHAT_OPTIONS = (
         ("--inline",),
         parse_flag,
         False,
-        "below the prompt of the shell, not all of the terminal",
+        "draw below the shell's prompt instead of filling the terminal",
         table="chat",
     ),
     Option("theme", ("--theme",), str, "", "colours, like nord or gruvbox", "THEME", table="chat"),
-    Option("show_io", (), parse_flag, False, "begin with the I/O panel shown", table="chat"),
+    Option("show_io", (), parse_flag, False, "show the I/O panel at the start", table="chat"),
     Option(
         "editor",
         (),
         str,
         "",
-        "what writes long prompts (default: $VISUAL, $EDITOR)",
+        "editor for long prompts (default: $VISUAL, $EDITOR)",
         "COMMAND",
         table="chat",
     ),
@@ -240,7 +240,7 @@ CHAT_OPTIONS = (
         (),
         parse_folders,
         (),
-        "folders where models are looked for",
+        "folders in which to look for models",
         "FOLDERS",
         table="chat",
     ),

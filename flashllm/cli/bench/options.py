@@ -70,28 +70,33 @@ def add_io_arguments(parser: argparse.ArgumentParser) -> None:
         "target", type=Path, metavar="MODEL|FILE", help="a converted model, or a file to read"
     )
     parser.add_argument(
-        "--sizes", type=argument(parse_sizes), metavar="SIZE,...", help="of reads (4KiB to 4MiB)"
+        "--sizes",
+        type=argument(parse_sizes),
+        metavar="SIZE,...",
+        help="sizes of reads (4KiB to 4MiB)",
     )
     parser.add_argument(
-        "--threads", type=argument(parse_counts), metavar="N,...", help="that read (1 to 128)"
+        "--threads", type=argument(parse_counts), metavar="N,...", help="reading threads (1 to 128)"
     )
     parser.add_argument(
         "--seconds",
         type=argument(parse_seconds),
         default=0.5,
         metavar="T",
-        help="for each size and number of threads (0.5)",
+        help="seconds for each size and number of threads (0.5)",
     )
     _add_runs(parser)
-    parser.add_argument("--no-fio", action="store_true", help="do not run fio beside")
-    parser.add_argument("--no-machine", action="store_true", help="leave out memory and kernels")
+    parser.add_argument("--no-fio", action="store_true", help="do not compare with fio")
+    parser.add_argument(
+        "--no-machine", action="store_true", help="do not measure memory and kernels"
+    )
     # A name of its own: FLASHLLM_PROFILE says what to read, and would fill in one called profile.
     parser.add_argument(
         "--profile",
         dest="profile_file",
         type=Path,
         metavar="FILE",
-        help="write the profile there, not to the cache",
+        help="write the profile to FILE, not to the cache",
     )
     parser.add_argument(
         "--keep-doubtful",
@@ -105,7 +110,7 @@ def add_tokens_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `bench tokens`."""
     add_model(parser)
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="what is answered")
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt")
     prompt.add_argument(
         "--ids", type=argument(parse_ids), metavar="IDS", help="the prompt as token ids: 1,2,3"
     )
@@ -118,9 +123,9 @@ def add_tokens_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object with every number")
     form.add_argument(
-        "--jsonl", action="store_true", help="a line per token as it comes, then a sum"
+        "--jsonl", action="store_true", help="a JSON line per token as it comes, then a summary"
     )
-    form.add_argument("--csv", action="store_true", help="a row per token as it comes")
+    form.add_argument("--csv", action="store_true", help="a CSV row per token as it comes")
     _add_plot(parser)
     add_options(parser, "model", MODEL_OPTIONS)
 
@@ -129,11 +134,14 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `bench ablation`."""
     add_model(parser)
     parser.add_argument(
-        "--text", type=Path, metavar="FILE", help="what is read: .ids, .txt or .jsonl, as for eval"
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="text to decode: .ids, .txt or .jsonl, as for eval",
     )
     _add_amount(parser, 32, "row")
     parser.add_argument(
-        "--add", action="store_true", help="our own additions too, each alone and then all"
+        "--add", action="store_true", help="also our own additions, each alone and then all"
     )
     parser.add_argument(
         "--beside",
@@ -141,7 +149,7 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="with --add, the predictors of another conversion of the model too",
+        help="with --add, also the predictors of another conversion of the model",
     )
     _add_reports(parser)
     # The context is as long as the text that is decoded; policy and overlap are the rows'.
@@ -156,7 +164,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         "--text",
         type=Path,
         metavar="FILE",
-        help="what is recorded: .ids, .txt or .jsonl, as for eval",
+        help="text to record: .ids, .txt or .jsonl, as for eval",
     )
     parser.add_argument(
         "-n",
@@ -164,19 +172,19 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument(parse_positive),
         default=6000,
         metavar="N",
-        help="of the text, evenly from all of its lines (6000)",
+        help="tokens of the text, taken evenly from all of its lines (6000)",
     )
     parser.add_argument(
         "--slots",
         type=argument(parse_shares),
         metavar="SHARES",
-        help="slots to replay with, in parts of all neurons (10%%,20%%,35%%,50%% without --memory)",
+        help="shares of all neurons that get slots (without --memory: 10%%,20%%,35%%,50%%)",
     )
     parser.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="replay what is recorded in FILE (.npz); where it is not there, record it first",
+        help="replay the trace in FILE (.npz); if it does not exist, record it first",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object with every number")
     names = ("memory", "ctx_size", "select")
@@ -190,7 +198,7 @@ def _add_amount(parser: argparse.ArgumentParser, tokens: int, what: str) -> None
         type=argument(parse_positive),
         default=tokens,
         metavar="N",
-        help=f"decoded in each {what} ({tokens})",
+        help=f"tokens to decode in each {what} ({tokens})",
     )
     _add_runs(parser)
 
@@ -208,5 +216,5 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
 
 def _add_plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--plot", type=Path, metavar="DIR", help="draw PNG pictures there (needs matplotlib)"
+        "--plot", type=Path, metavar="DIR", help="draw PNG pictures into DIR (needs matplotlib)"
     )

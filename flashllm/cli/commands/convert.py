@@ -165,6 +165,9 @@ def add_reorder_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, metavar="SRC", help="a converted model")
     parser.add_argument("destination", type=Path, metavar="DST", help="directory to create")
     parser.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="text that says what is needed together"
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="text from which to learn which neurons are used together",
     )
     add_progress(parser)

@@ -150,7 +150,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TASKS",
-        help="right answers to questions; repeatable",
+        help="count right answers to the questions in TASKS; repeatable",
     )
     count = argument(parse_positive)
     parser.add_argument(
@@ -158,14 +158,14 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=20_000,
         metavar="N",
-        help="of the text, evenly from all of its lines (20000)",
+        help="tokens of the text, taken evenly from all of its lines (20000)",
     )
     parser.add_argument(
         "--skip",
         type=argument(parse_count),
         default=0,
         metavar="N",
-        help="tokens at the start of each passage that are given, not counted (0)",
+        help="tokens at the start of each passage that are not counted (0)",
     )
     parser.add_argument(
         "--all-tokens", action="store_true", help="in conversations, count questions too"
@@ -174,7 +174,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit",
         type=count,
         metavar="N",
-        help="questions of each file, evenly from all of it (all; 400 where nothing is asked for)",
+        help="questions of each file, taken evenly from all of it (all; 400 of the demo's own)",
     )
     parser.add_argument(
         "--seed",
@@ -185,7 +185,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object with every number")
     parser.add_argument(
-        "--plot", type=Path, metavar="DIR", help="draw PNG pictures there (needs matplotlib)"
+        "--plot", type=Path, metavar="DIR", help="draw PNG pictures into DIR (needs matplotlib)"
     )
     options = tuple(option for option in MODEL_OPTIONS if option.name in ("select", "kv_dtype"))
     add_options(parser, "model", options)

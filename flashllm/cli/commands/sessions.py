@@ -167,7 +167,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument(parse_positive),
         default=LIST_MAX,
         metavar="N",
-        help=f"the N that were changed last ({LIST_MAX})",
+        help=f"list the N that were changed last ({LIST_MAX})",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per conversation")
     parser.set_defaults(query="")
@@ -179,7 +179,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "query",
         metavar="TEXT",
-        help="what a name, a system prompt or a message holds; case does not count",
+        help="text in a name, a system prompt or a message; case does not count",
     )
 
 
@@ -192,7 +192,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `sessions export`."""
     add_session(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where to (default: standard output)"
+        "-o", "--output", type=Path, metavar="FILE", help="file to write (default: standard output)"
     )
     parser.add_argument(
         "--format",

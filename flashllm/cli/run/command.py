@@ -210,7 +210,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--file", metavar="FILE", help="text that comes before that of -p, or is the prompt"
     )
-    parser.add_argument("-s", "--system", default="", metavar="TEXT", help="what comes before it")
+    parser.add_argument("-s", "--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "--ids", type=argument(parse_ids), metavar="IDS", help="the prompt as token ids: 1,2,3"
     )
@@ -220,14 +220,22 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="no chat template: continue the text (so it is for models without a template)",
     )
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end there; repeatable"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before TEXT; repeatable",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object with every number")
-    form.add_argument("--jsonl", action="store_true", help="one JSON object per token, then a sum")
-    form.add_argument("--no-stream", action="store_true", help="print when all is there")
+    form.add_argument(
+        "--jsonl", action="store_true", help="one JSON object per token, then a summary"
+    )
+    form.add_argument(
+        "--no-stream", action="store_true", help="print the answer when it is complete"
+    )
     parser.add_argument(
-        "--stats", action="store_true", help="what the answer cost, at the end (standard error)"
+        "--stats", action="store_true", help="print what the answer cost, on standard error"
     )
     add_options(parser, "conversation", SESSION_OPTIONS)
     parser.add_argument(
