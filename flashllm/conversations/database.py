@@ -1,4 +1,4 @@
-"""The file: opening it so that it is private and durable, and SQLite's errors in words."""
+"""The database file: opens it privately and durably, and turns SQLite's errors into ours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES,)
 
 
 def check(connection: sqlite3.Connection, place: str) -> None:
-    """Only reads; raises if the database is a newer one or another program's."""
+    """Raises if a newer version or another program wrote the database; only reads."""
     connection.execute("BEGIN")  # one look, though another process may be making it just now
     empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     version = version_of(connection)
@@ -71,7 +71,7 @@ def check(connection: sqlite3.Connection, place: str) -> None:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Brings the database to today's version, wholly or, if that fails, not at all."""
+    """Migrates the database to the current version, completely or not at all."""
     if version_of(connection) == len(MIGRATIONS):
         return
     connection.execute("BEGIN IMMEDIATE")
@@ -155,12 +155,12 @@ REMOVE_TURN = """
 
 
 SIDE_FILES = ("", "-wal", "-shm")
-"""What belongs to a database: itself, what was not moved into it yet, and the index of that."""
+"""Suffixes of a database's files: the database, its write-ahead log, and the log's index."""
 _LOCK_POLL_SECONDS = 0.05
 
 
 def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    """Opens the database, made or migrated where that is needed; the caller closes it."""
+    """Opens the database, and creates or migrates it if necessary; the caller closes it."""
     _make(path)
     connection = sqlite3.connect(
         path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
@@ -193,7 +193,7 @@ def session_errors(path: Path) -> Iterator[None]:
 
 
 def set_aside(path: Path) -> list[Path]:
-    """Renames the database, with what belongs to it, to names that are free; returns these."""
+    """Renames the database and its log to free names; returns these."""
     ending = time.strftime(".aside-%Y%m%d-%H%M%S")
     while path.with_name(path.name + ending).exists():
         ending += "-again"
@@ -210,10 +210,10 @@ def set_aside(path: Path) -> list[Path]:
 
 
 def _make(path: Path) -> None:
-    """An empty file that nobody else can read: SQLite gives its mode to those beside it.
+    """Creates an empty file that only its owner can read; SQLite gives its log the same mode.
 
-    A database that exists is never opened here: closing it would take away the locks of every
-    other connection of this process.
+    An existing database is never opened here: closing it would release the locks of every other
+    connection of this process.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -227,10 +227,10 @@ def _make(path: Path) -> None:
 
 
 def _set_modes(connection: sqlite3.Connection, busy_seconds: float) -> None:
-    """A log beside the database (WAL): readers and the writer do not wait for each other.
+    """Uses a write-ahead log (WAL): readers and the writer do not wait for each other.
 
-    What is committed is with the kernel at once, and so survives `kill -9`; a power cut may take
-    the last seconds, and never damages the database (synchronous = NORMAL).
+    A commit reaches the kernel at once and so survives `kill -9`. A power cut may lose the last
+    seconds, but never damages the database (synchronous = NORMAL).
     """
     deadline = time.monotonic() + busy_seconds
     while True:

@@ -1,4 +1,4 @@
-"""Conversations as JSON: written whole, branches and numbers included, and read with distrust."""
+"""Conversations as JSON: written with all branches and numbers, and checked strictly when read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NAME_CHARACTERS_MAX = 1000
 IDS_MAX = 1 << 20
 OBJECT_CHARACTERS_MAX = 1 << 16
 SECONDS_MAX = 1e11
-"""The year 5138: what is later is a mistake, such as milliseconds."""
+"""The year 5138; a later time is a mistake, such as milliseconds."""
 
 _ID_MAX = (1 << 31) - 1
 _SUMS = ("prompt_tokens", "tokens")
-"""Of a turn's numbers, those that the chat reckons with."""
+"""The numbers of a turn that the chat computes with."""
 _TURN_KEYS = {"id", "parent", "role", "text", "ids", "finish_reason", "created", "numbers"}
 
 
@@ -37,7 +37,7 @@ def check_keys(value: object, keys: set[str], where: str) -> Mapping[str, Any]:
 
 
 def text_of(value: object, where: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
-    """A text of a size that is no attack, without lone surrogates."""
+    """A text of bounded size without lone surrogates."""
     if not isinstance(value, str):
         raise NotASession(f"{where} is no text")
     if len(value) > characters_max:
@@ -66,7 +66,7 @@ def time_of(value: object, where: str) -> float:
 
 
 def object_of(value: object, where: str) -> dict[str, Any]:
-    """Names with values that JSON can hold, not too many."""
+    """An object of bounded size, with values that JSON can hold."""
     if not isinstance(value, dict):
         raise NotASession(f"{where} is no object")
     try:
@@ -80,7 +80,7 @@ def object_of(value: object, where: str) -> dict[str, Any]:
 
 
 def turn_of(value: object) -> Turn:
-    """A turn, each of its fields looked at; not yet its place in the tree."""
+    """A turn, with every field checked, but not yet its place in the tree."""
     fields = check_keys(value, _TURN_KEYS, "a turn")
     number = whole_of(fields["id"], "a turn's id", least=1)
     where = f"turn {number}"
@@ -130,7 +130,7 @@ _KEYS |= {"leaf", "turns"}
 
 
 def to_json(session: Session) -> dict[str, Any]:
-    """All of a conversation but its id, which is this database's."""
+    """A whole conversation without its id, which belongs to this database."""
     meta, conversation = session.meta, session.conversation
     turns = [asdict(conversation.turns[number]) for number in sorted(conversation.turns)]
     return {
@@ -148,7 +148,7 @@ def to_json(session: Session) -> dict[str, Any]:
 
 
 def from_json(value: object) -> Session:
-    """The conversation that `to_json` gave; `NotASession` says what is wrong with any other."""
+    """The conversation that `to_json` wrote; `NotASession` says what is wrong otherwise."""
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise NotASession("this is no conversation that flashllm exported as JSON")
     if value.get("version") != VERSION:

@@ -1,4 +1,4 @@
-"""Conversations in files: written for their owner alone, read up to a size that is no attack."""
+"""Conversations in files: readable by their owner only, and read up to a bounded size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashllm.untrusted.terminal import sanitize_line
 
 KINDS = ("json", "md")
 OWNER_ONLY = 0o600
-# What `sanitize` would take away, and a reader of JSON gets back from its escape.
+# Characters that `sanitize` would remove; escaped, a JSON reader gets them back.
 _ACTING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -29,10 +29,9 @@ def text_of(session: Session, kind: str) -> str:
 
 
 def write(path: Path, text: str, force: bool = False) -> None:
-    """Writes a file that only its owner can read, over another one only with `force`.
+    """Writes a file that only its owner can read; replaces an existing one only with `force`.
 
-    All of it or nothing: what cannot be written to its end leaves no file, or the one there was.
-    `DestinationExists`, `CannotCreate`.
+    If writing fails, there is no file, or the previous one. `DestinationExists`, `CannotCreate`.
     """
     content = text.encode("utf-8", "replace")
     try:
@@ -47,7 +46,7 @@ def write(path: Path, text: str, force: bool = False) -> None:
 
 
 def _write_new(path: Path, content: bytes, flags: int) -> None:
-    """Writes what is no file yet, or a device; a file that cannot be written to its end goes."""
+    """Writes a new file, or a device; removes a file that cannot be written completely."""
     descriptor = os.open(path, os.O_WRONLY | flags, OWNER_ONLY)
     try:
         with open(descriptor, "wb") as stream:
@@ -59,7 +58,7 @@ def _write_new(path: Path, content: bytes, flags: int) -> None:
 
 
 def read(path: Path) -> object:
-    """What a file of JSON holds, for `SessionStore.import_json`; `UsageError`, `NotASession`."""
+    """The content of a JSON file, for `SessionStore.import_json`; `UsageError`, `NotASession`."""
     try:
         with path.open("rb") as stream:
             content = stream.read(exchange.FILE_BYTES_MAX + 1)
@@ -98,7 +97,7 @@ def import_file(store: SessionStore, path: str) -> int:
 
 
 def _path(text: str) -> Path:
-    """Of what was typed; a home of a user that nobody knows is a name as any other."""
+    """The path that was typed; `~user` of an unknown user is an ordinary name."""
     if "\0" in text:
         raise UsageError(f"{text!r}: no file can be called that")
     return Path(os.path.expanduser(text))

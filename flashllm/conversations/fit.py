@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 ANSWER_ROOM_SHARE = 4
-"""One part in so many of the context is kept free for the answer."""
+"""1 / 4 of the context is kept free for the answer."""
 Known = Mapping[int, Sequence[int]]
-"""Ids that answers were generated with, by the number of their message."""
+"""Ids of earlier answers, by the number of their message."""
 Encode = Callable[[Sequence["Message"], Known], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Token ids that fit, and how many of the oldest messages were left out for that."""
+    """Token ids that fit, and the number of oldest messages that were left out."""
 
     ids: list[int]
     dropped: int
@@ -36,12 +36,11 @@ def fit(
     max_tokens: int,
     known: Known | None = None,
 ) -> Fitted:
-    """Leaves out the oldest questions with their answers where there is no room for an answer.
+    """Leaves out the oldest questions with their answers where an answer would not fit.
 
-    Then the rest takes half of the context at most, if that can be: the turns to come begin as this
-    one does, and what they begin with need not be read again. `encode` gets messages, the system
-    prompt in front, and the ids known of some of them by their number there. `UsageError` if the
-    last question alone is too long.
+    The rest then takes half of the context at most, if possible, so that later turns begin with the
+    same messages, which need not be read again. `encode` gets messages, the system prompt first,
+    and known ids by message number. `UsageError` if the last question alone is too long.
     """
     room = min(max_tokens, max(1, context_tokens // ANSWER_ROOM_SHARE))
     head: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -52,7 +51,7 @@ def fit(
 
     ids, pairs = without(0), 0
     if len(ids) + room > context_tokens and len(messages) > 2:
-        # Of thousands few are tried; the last question stays.
+        # Only a few of thousands of cuts are tried; the last question stays.
         some = range(1, (len(messages) - 1) // 2)
         pairs = 1 + bisect_left(some, True, key=lambda n: len(without(n)) <= context_tokens // 2)
         ids = without(pairs)
@@ -64,5 +63,5 @@ def fit(
 
 
 def _after(dropped: int, known: Known, head: int) -> dict[int, Sequence[int]]:
-    """What is known of the messages that are left, by their number behind `head` others."""
+    """The known ids of the remaining messages, renumbered after `head` others."""
     return {number - dropped + head: ids for number, ids in known.items() if number >= dropped}

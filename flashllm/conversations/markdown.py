@@ -11,7 +11,7 @@ _HEADINGS = {"user": "You", "assistant": "Answer"}
 
 
 def to_markdown(session: Session) -> str:
-    """Headings for who speaks, texts as they were written but for what acts on a terminal."""
+    """A heading for each turn, and its text without what acts on a terminal."""
     meta = session.meta
     title = sanitize_line(meta.name or meta.preview or f"Conversation {meta.id}")
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(meta.updated))

@@ -1,4 +1,4 @@
-"""What is known of a conversation that is kept."""
+"""Records of a saved conversation."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from flashllm.conversations.tree import Conversation
 class SessionSummary:
     """A row of a list of conversations; times in seconds since 1970.
 
-    Name, model and system prompt are as they were given: sanitise them before they are shown.
+    Name, model and system prompt are unchanged input: sanitise them before they are shown.
     """
 
     id: int
     name: str
     model: str
-    """Directory of the model, so that it can be opened again; empty where nobody knows it."""
+    """Directory of the model, so that it can be opened again; empty if unknown."""
     system: str
     created: float
     updated: float
     turns: int
     """Questions and answers, of all branches."""
     preview: str
-    """How the first question begins, sanitised, on one line."""
+    """The beginning of the first question, sanitised, on one line."""
 
 
 @dataclass(slots=True)
 class Session:
-    """A conversation with what belongs to it."""
+    """A conversation with its summary and settings."""
 
     meta: SessionSummary
     conversation: Conversation

@@ -1,4 +1,4 @@
-"""Between a conversation and the rows of the database, which are checked on the way back."""
+"""Converts conversations to rows of the database, and rows back, which are checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def head_row(
     system: str | None,
     settings: Mapping[str, Any] | None,
 ) -> dict[str, str]:
-    """Columns of a session; what is not given is absent."""
+    """Columns of a session; absent for what is not given."""
     given = {"name": name, "model": model, "system": system}
     row = {column: storable(text) for column, text in given.items() if text is not None}
     if "name" in row:
@@ -50,7 +50,7 @@ def turn_row(session_id: int, turn: Turn) -> dict[str, object]:
 
 
 def summary_of(row: Sequence[Any]) -> SessionSummary:
-    """A row of the store's list; its last column is the beginning of the first question."""
+    """The summary in a row of the list; its last column is the beginning of the first question."""
     number, name, model, system, created, updated, turns, begin = row
     preview = sanitize_line(begin)[:PREVIEW_CHARACTERS]
     created, updated = (min(max(at, 0.0), exchange.SECONDS_MAX) for at in (created, updated))
@@ -60,7 +60,7 @@ def summary_of(row: Sequence[Any]) -> SessionSummary:
 def session_of(
     meta: SessionSummary, settings: str, leaf: int | None, rows: Sequence[Sequence[Any]]
 ) -> Session:
-    """The conversation of these rows, turns by id; `NotASession` if they do not hold together."""
+    """The conversation of these rows, turns by id; `NotASession` if they are inconsistent."""
     turns = [_turn(row) for row in rows]
     exchange.check_tree(turns)
     if turns and leaf not in {turn.id for turn in turns}:
@@ -88,14 +88,15 @@ def _turn(row: Sequence[Any]) -> Turn:
 
 
 def storable(text: str) -> str:
-    """Without lone surrogates, which are no text that can be written."""
+    """The text without lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    """An object of JSON; what JSON has no form for is None, or its words.
+    """A JSON object; values that JSON cannot hold become None or text.
 
-    Of what is too long to be read again nothing is kept: it is never worth a conversation.
+    An object that is too long to be read again is dropped, so that it cannot spoil the
+    conversation.
     """
     text = json.dumps(dict(value), default=str)
     if "NaN" in text or "Infinity" in text:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 BUSY_SECONDS = 2.0
 NEWEST_MAX = 200
 _INTEGER_MAX = (1 << 63) - 1
-"""SQLite's."""
+"""SQLite's largest integer."""
 
 
 class SessionStore:
-    """The database at `path` (that of the user, if None), made when it is absent.
+    """The database at `path` (None: the user's); created if it does not exist.
 
-    Raises `SessionError` where it cannot be read or written, `SessionStoreNewer` and
-    `SessionStoreBroken` where it is left alone.
+    Raises `SessionError` if it cannot be read or written, and `SessionStoreNewer` or
+    `SessionStoreBroken` if it must be left as it is.
     """
 
     def __init__(self, path: Path | str | None = None, busy_seconds: float = BUSY_SECONDS) -> None:
@@ -60,13 +60,13 @@ class SessionStore:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the file; may be called again."""
+        """Closes the file; may be called again."""
         with self._lock, session_errors(self.path):
             self._connection.close()
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file that is open still is the one at `path`: it may have been set aside."""
+        """Whether the open file is still the one at `path`: it may have been renamed."""
         return self._file is not None and self._file == _file_at(self.path)
 
     def create(
@@ -87,7 +87,7 @@ class SessionStore:
             )
 
     def summary(self, session_id: int) -> SessionSummary:
-        """What `list` says of it; `SessionNotFound` if there is none."""
+        """The entry of `list` for a conversation; `SessionNotFound` if there is none."""
         with self._transaction("BEGIN") as run:
             return self._summary(run, session_id)
 
@@ -108,10 +108,10 @@ class SessionStore:
             ) from error
 
     def save_turn(self, session_id: int, turn: Turn) -> int:
-        """Adds a turn, which becomes the one shown last, or renews one that is there.
+        """Adds a turn, which becomes the last one shown, or updates an existing one.
 
-        Returns the id under which it is kept: a free one, where another program that goes on with
-        the same conversation has taken this turn's own. Both then are branches of it.
+        Returns the id under which it is stored. If another program that continues the same
+        conversation has taken the turn's own id, that is a free one, and both turns are branches.
         """
         row = rows.turn_row(session_id, turn)
         with self._transaction() as run:
@@ -129,7 +129,7 @@ class SessionStore:
         return place
 
     def save_leaf(self, session_id: int, leaf: int | None) -> None:
-        """Which turn is the last one of the branch that is shown."""
+        """Sets the last turn of the branch that is shown."""
         with self._transaction() as run:
             self._touch(run, session_id)
             run.execute("UPDATE session SET leaf = ? WHERE id = ?", (leaf, session_id))
@@ -144,14 +144,14 @@ class SessionStore:
         settings: Mapping[str, Any] | None = None,
         created: float | None = None,
     ) -> None:
-        """Changes what is given, and leaves the rest; `created` as for `delete`."""
+        """Changes the given values and leaves the others; `created` as for `delete`."""
         head = rows.head_row(name=name, model=model, system=system, settings=settings)
         with self._transaction() as run:
             self._touch(run, session_id, created)
             run.execute(database.SAVE_HEAD, database.UNCHANGED | head | {"id": session_id})
 
     def remove_turn(self, session_id: int, turn_id: int) -> None:
-        """Deletes a turn with all below it; the branch then ends where the turn was, if it was."""
+        """Deletes a turn with all below it; if it was shown, the branch ends above it."""
         names = {"session": session_id, "turn": turn_id}
         with self._transaction() as run:
             self._touch(run, session_id)
@@ -168,9 +168,10 @@ class SessionStore:
             )
 
     def list(self, query: str = "", limit: int = NEWEST_MAX) -> list[SessionSummary]:
-        """The last changed first; with `query`, those that say it in name, system prompt or text.
+        """Conversations, last changed first; with `query`, those that contain it.
 
-        Case does not count; no character has a meaning of its own.
+        It is looked for in name, system prompt and texts. Case does not count; no character is
+        special.
         """
         folded = rows.storable(query).strip().casefold()
         matching = database.MATCHING if folded else ""
@@ -188,7 +189,7 @@ class SessionStore:
         return found[0] if found else None
 
     def find(self, text: str) -> int:
-        """The conversation of this id or this name, case aside."""
+        """The conversation with this id or name; case does not count."""
         with self._transaction("BEGIN") as run:
             found = run.execute(database.NAMES).fetchall()
         wanted = text.strip()
@@ -206,20 +207,20 @@ class SessionStore:
         return int(named[0])
 
     def rename(self, session_id: int, name: str, created: float | None = None) -> None:
-        """Gives it a name; names need not be unique. `created` as for `delete`."""
+        """Names a conversation; names need not be unique. `created` as for `delete`."""
         self.save_head(session_id, name=name, created=created)
 
     def delete(self, session_id: int, created: float | None = None) -> None:
         """Deletes a conversation with its turns, for good.
 
-        With `created` only the one that began then: in another database that took the place of
-        this one, the id may be that of another conversation, and counts as not found.
+        With `created`, only if it began then: if another database took the place of this one, the
+        id may be that of another conversation, which counts as not found.
         """
         with self._transaction() as run:
             if not run.execute(database.DELETE, {"id": session_id, "created": created}).rowcount:
                 raise self._not_found(session_id)
         with self._lock, contextlib.suppress(sqlite3.Error):
-            # The log still has it, and stays while another program, like the chat, is open.
+            # The log still holds it while another program, like the chat, is open.
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def export_json(self, session_id: int) -> dict[str, Any]:
@@ -231,7 +232,7 @@ class SessionStore:
         return markdown.to_markdown(self.load(session_id))
 
     def import_json(self, value: object) -> int:
-        """Adds what `export_json` gave, after a look at all of it; returns the new id."""
+        """Adds the output of `export_json`, after checking all of it; returns the new id."""
         session = exchange.from_json(value)
         meta, conversation = session.meta, session.conversation
         head = rows.head_row(
@@ -247,14 +248,14 @@ class SessionStore:
         return number
 
     def check(self) -> str:
-        """Reads all of the database; what is wrong with it, empty where all is well."""
+        """Reads the whole database; returns what is wrong with it, or ""."""
         with self._lock, session_errors(self.path):
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         return "" if found == "ok" else f"{self.path}: is damaged: {found}"
 
     @contextlib.contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        """All or nothing; what only reads begins without the lock of the writers."""
+        """A transaction; reading begins without the writers' lock."""
         with self._lock, session_errors(self.path):
             connection = self._connection
             connection.execute(begin)
@@ -286,9 +287,9 @@ class SessionStore:
 
 
 def _place_of(run: sqlite3.Connection, row: dict[str, object]) -> tuple[int, bool]:
-    """The id for a turn, and whether the turn is new; a turn is known by when it was said.
+    """The id for a turn, and whether the turn is new; turns are recognised by their time.
 
-    Every turn's id is above its parent's, which may have got another one than it came with.
+    Every turn's id is greater than its parent's, which may have been stored under another id.
     """
     there = run.execute(database.TURN, row).fetchone()
     number, parent = cast("int", row["id"]), cast("int | None", row["parent"])
@@ -301,7 +302,7 @@ def _place_of(run: sqlite3.Connection, row: dict[str, object]) -> tuple[int, boo
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    """Device and number of a file, which it keeps when it is renamed."""
+    """Device and inode of a file, which stay the same when it is renamed."""
     try:
         found = os.stat(path)
     except OSError:

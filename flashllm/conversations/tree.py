@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 BROKEN_OFF = "error"
-"""How an answer ended that an error ended."""
+"""Finish reason of an answer that an error ended."""
 UNFINISHED = ("cancelled", "length", BROKEN_OFF)
-"""How an answer ended that can go on."""
+"""Finish reasons of answers that can be continued."""
 
 Role = Literal["user", "assistant"]
 
 
 @dataclass(slots=True)
 class Turn:
-    """What one of the two said, somewhere in the tree."""
+    """A question or an answer, somewhere in the tree."""
 
     id: int
     parent: int | None
     role: Role
     text: str
     ids: tuple[int, ...] = ()
-    """Those that an answer was generated with; none where they are not known."""
+    """Ids that an answer was generated with; empty if unknown."""
     finish_reason: str | None = None
-    """The generation's; None while an answer is written, and for questions."""
+    """The generation's finish reason; None while an answer is written, and for questions."""
     created: float = 0.0
     """Seconds since 1970."""
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -45,16 +45,16 @@ class Conversation:
     turns: dict[int, Turn] = field(default_factory=dict)
     leaf: int | None = None
     _left_out: dict[int, int] = field(default_factory=dict, init=False, compare=False)
-    """How many messages of its path stayed unsent from a question on, by the question's id."""
+    """From each question on, how many of the first messages are not sent, by the question's id."""
     _last_id: int = field(default=0, init=False, compare=False)
-    """Of the newest turn there was: no id comes twice, also where turns were removed."""
+    """Id of the newest turn so far: ids are never reused, even if turns were removed."""
 
     @property
     def dropped(self) -> int:
-        """The first so many messages of the path no longer fit into the context and stay unsent.
+        """How many of the path's first messages no longer fit into the context and are not sent.
 
-        They do from the question on that was last when it was said; versions of an earlier one are
-        sent what that one was sent.
+        Setting it holds from the last question on; another version of an earlier question is sent
+        with the same messages as that question was.
         """
         known = (self._left_out.get(turn.id) for turn in reversed(self.path()))
         return next((count for count in known if count is not None), 0)
@@ -65,7 +65,7 @@ class Conversation:
         self._left_out[question.id] = messages
 
     def leave_nothing_out(self) -> None:
-        """The next question is sent with all that was before it, as far as that fits then."""
+        """From the next question on, all earlier messages are sent again, as far as they fit."""
         self._left_out.clear()
 
     def path(self) -> list[Turn]:
@@ -88,12 +88,12 @@ class Conversation:
         return self._add(self.leaf, "assistant", "")
 
     def edit(self, id_: int, text: str) -> Turn:
-        """A sibling of a turn with another text, with which the path now ends."""
+        """Adds a sibling of a turn with another text; the path now ends there."""
         turn = self.turns[id_]
         return self._add(turn.parent, turn.role, text)
 
     def regenerate(self) -> Turn:
-        """An empty sibling of the last answer, or a first answer where there is none yet."""
+        """Adds an empty sibling of the last answer, or a first answer if there is none yet."""
         assert self.leaf is not None, "nothing to answer"
         last = self.turns[self.leaf]
         if last.role == "user":
@@ -101,11 +101,11 @@ class Conversation:
         return self._add(last.parent, "assistant", "")
 
     def siblings(self, id_: int) -> list[int]:
-        """The turn and all that stand in its place, the oldest first."""
+        """The turn and its alternatives, the oldest first."""
         return self._children(self.turns[id_].parent)
 
     def choose(self, id_: int) -> None:
-        """Shows the path through a turn, and on to the newest one below it."""
+        """Shows the path through a turn, down to the newest one below it."""
         while True:
             self.leaf = id_
             below = self._children(id_)
@@ -116,8 +116,8 @@ class Conversation:
     def remove(self, id_: int) -> None:
         """Removes a turn with all below.
 
-        Where that was shown, the nearest other version of it is now, the one before first; where
-        there is none, the path ends above.
+        If it was shown, the nearest other version is shown instead, preferably the previous one;
+        without another version the path ends above it.
         """
         parent, shown = self.turns[id_].parent, any(turn.id == id_ for turn in self.path())
         place = self.siblings(id_).index(id_)
@@ -133,11 +133,11 @@ class Conversation:
                 self.choose(others[max(place - 1, 0)])
 
     def messages(self) -> list[Message]:
-        """What is sent: the path, less its `dropped` first messages, and less what is empty."""
+        """The messages to send: the path without its `dropped` first ones and empty ones."""
         return [{"role": turn.role, "content": turn.text} for turn in self._sent()]
 
     def known(self) -> dict[int, tuple[int, ...]]:
-        """Ids of the answers among `messages()`, by their number there."""
+        """Known ids of the answers in `messages()`, by their number there."""
         return {number: turn.ids for number, turn in enumerate(self._sent()) if turn.ids}
 
     def clear(self) -> None:
@@ -167,7 +167,7 @@ class Conversation:
 
 
 def can_go_on(turn: Turn) -> bool:
-    """Whether an answer ended before its time."""
+    """Whether an answer was ended early, so that it can be continued."""
     return turn.role == "assistant" and turn.finish_reason in UNFINISHED and bool(turn.text.strip())
 
 

@@ -1,6 +1,6 @@
-"""Models on this machine: those that are converted, checkpoints that could be, conversions.
+"""Models on this machine: converted ones, checkpoints that could be converted, conversions.
 
-Goals: everything read is untrusted, so one broken directory is a line with its problem, never the
-end of the list; looking takes bounded time; nothing but a conversion writes. No torch, no textual.
+Goals: everything read is untrusted, so a broken directory becomes a line with its problem, never
+the end of the list; a search takes bounded time; only a conversion writes. No torch, no textual.
 `library.Library` finds, `conversion_job.Conversions` converts.
 """

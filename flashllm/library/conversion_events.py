@@ -1,4 +1,4 @@
-"""What a conversion's process says of itself, a line at a time, read strictly."""
+"""The lines that a conversion's process writes about its progress, read strictly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BYTES_MOST = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class PhaseEvent:
-    """So much of a phase is done, so many seconds after it began."""
+    """Progress of a phase: bytes done, and seconds since it began."""
 
     phase: str
     done_bytes: int
@@ -28,7 +28,7 @@ class PhaseEvent:
 
 @dataclass(frozen=True, slots=True)
 class WarningEvent:
-    """Something to know that stops nothing."""
+    """A warning; the conversion goes on."""
 
     text: str
 
@@ -40,7 +40,7 @@ class EndEvent:
 
 @dataclass(frozen=True, slots=True)
 class TextEvent:
-    """A line that is no event: what an error says."""
+    """A line that is no event: the text of an error."""
 
     text: str
 
@@ -49,7 +49,7 @@ Event = PhaseEvent | WarningEvent | EndEvent | TextEvent
 
 
 def parse_event(line: bytes) -> Event:
-    """What a line says; whatever does not hold together is text."""
+    """The event of a line; a line that is not a valid event is text."""
     try:
         values = parse_object(line, _SAID, LayoutError, depth_max=1)
     except LayoutError:

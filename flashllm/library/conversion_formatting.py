@@ -1,4 +1,4 @@
-"""What a conversion would make, and how far it is, in words."""
+"""Texts about what a conversion would make, and about its progress."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def format_job(job: ConvertJob, status: JobStatus | None = None) -> str:
 
 
 def format_preview(preview: Preview, options: ConvertOptions) -> list[str]:
-    """A preview in lines: shape, bytes, memory, speed, what to know."""
+    """A preview in lines: shape, bytes, memory, speed, remarks."""
     room = "" if preview.disk_bytes <= preview.free_bytes else ": too little"
     lines = [
         f"{preview.features}, in {preview.encoding}",

@@ -1,9 +1,9 @@
-"""Converting in a process of its own, beside whatever else goes on.
+"""Conversion in a process of its own, in the background.
 
-The process gets SIGTERM to stop, on which the converter removes what it wrote and keeps what
-training can go on with; one that does not end is killed. SIGINT it may have inherited as ignored: a
-script's shell starts so what runs in its background. Where the application is killed, the next line
-of progress finds nobody to read it, and the converter stops likewise.
+To stop, the process gets SIGTERM; the converter then removes what it wrote and keeps what training
+can continue from. A process that does not end is killed. SIGINT is not used, since it may be
+ignored: shells start background processes of scripts so. If the application is killed, writing the
+next line of progress fails, and the converter stops likewise.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from flashllm.library.conversion_options import TRAIN, ConvertOptions
 from flashllm.library.runtime_memory import PACKAGE_PARENT
 
 KILL_SECONDS = 15.0
-"""What a process that was asked to stop may take: it removes gigabytes."""
+"""How long a stopped process may take to end: it removes gigabytes."""
 LINES_KEPT = 20
 WARNINGS_MAX = 20
 ESTIMATE_SECONDS = 1.0
-"""Before that, the time left is no more than a guess."""
+"""Earlier than that, an estimate of the time left would be a guess."""
 _STOPPED = (Interrupted.exit_code, EXIT_INTERRUPTED)
 
 
 class JobState(Enum):
-    """How far a job is."""
+    """State of a job."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -60,23 +60,23 @@ class JobStatus:
     done_bytes: int = 0
     total_bytes: int = 0
     seconds: float = 0.0
-    """Since the phase began."""
+    """Seconds since the phase began."""
     warnings: tuple[str, ...] = ()
     error: str = ""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the job has ended."""
         return self.state in (JobState.DONE, JobState.STOPPED, JobState.FAILED)
 
     @property
     def share(self) -> float:
-        """Of the phase that is done."""
+        """The share of the phase that is done."""
         return self.done_bytes / self.total_bytes if self.total_bytes else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Of the phase, as if it went on at its speed; None while nobody can know."""
+        """Seconds until the phase ends, at its speed so far; None while that is unknown."""
         if not self.done_bytes or self.seconds < ESTIMATE_SECONDS:
             return None
         return self.seconds * (self.total_bytes / self.done_bytes - 1)
@@ -86,7 +86,7 @@ OnEvent = Callable[["ConvertJob"], None]
 
 
 class ConvertJob:
-    """One conversion. `on_event` is called on a thread of the job's, after every change."""
+    """One conversion. `on_event` is called on the job's own thread, after every change."""
 
     def __init__(
         self,
@@ -111,17 +111,17 @@ class ConvertJob:
 
     @property
     def status(self) -> JobStatus:
-        """How far it is; may be asked from any thread."""
+        """Its status; from any thread."""
         with self._lock:
             return self._status
 
     @property
     def resumable(self) -> bool:
-        """Whether the same job, started again, goes on with what this one has trained."""
+        """Whether the same job, started again, would continue from what this one has trained."""
         return self.options.predictors == TRAIN
 
     def start(self, on_event: OnEvent) -> None:
-        """Begins; `CannotCreate` where no process can be started."""
+        """Starts the process; `CannotCreate` if that fails."""
         assert self._process is None, "a job runs once"
         self._on_event = on_event
         try:
@@ -140,7 +140,7 @@ class ConvertJob:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Asks it to stop, and sees to it that it does; returns at once."""
+        """Stops the process, by force after a while; returns at once."""
         with self._lock:
             if self._status.state is not JobState.RUNNING:
                 return
@@ -152,7 +152,7 @@ class ConvertJob:
         killer.start()
 
     def close(self, seconds: float = KILL_SECONDS) -> None:
-        """Ends it and waits until it has ended; kills what takes longer than that."""
+        """Ends the process and waits for that; kills it if it takes too long."""
         self.cancel()
         self.wait(seconds)
         if not self.status.is_over:
@@ -160,7 +160,7 @@ class ConvertJob:
             self.wait(1.0)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for its end; whether it has come."""
+        """Waits for the end; whether it has ended."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
         return self.status.is_over
@@ -242,7 +242,7 @@ class ConvertJob:
 
 
 class Conversions:
-    """At most one conversion at a time, and who wants to know how far it is."""
+    """Runs at most one conversion at a time, and notifies listeners of its progress."""
 
     def __init__(self, make: Callable[..., ConvertJob] = ConvertJob) -> None:
         self.job: ConvertJob | None = None
@@ -258,11 +258,11 @@ class Conversions:
 
     @property
     def is_news(self) -> bool:
-        """Whether one is under way, or has ended without anybody having looked."""
+        """Whether a conversion is running, or has ended and nobody has looked at the result."""
         return self.job is not None and self.job is not self.seen
 
     def listen(self, listener: OnEvent) -> Callable[[], None]:
-        """Has it called after every change, on a thread of the job's; returns how to end that."""
+        """Calls `listener` after every change, on the job's thread; the result ends that."""
         self._listeners.append(listener)
 
         def stop() -> None:

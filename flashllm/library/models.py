@@ -1,4 +1,4 @@
-"""What a search finds. All texts are clean and on one line: they may be shown as they are."""
+"""Results of a search. All texts are sanitised and on one line, ready to be shown."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class ModelChoice:
 
     path: Path | None = None
     name: str = field(default="the demo", compare=False)
-    """To be shown; a model under another name is the same one."""
+    """For display only; it does not identify the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A converted model, or what looks like one and has a `problem`."""
+    """A converted model, or a directory that looks like one and has a `problem`."""
 
     path: Path
     name: str
@@ -26,20 +26,20 @@ class FoundModel:
     encoding: str = ""
     size_bytes: int | None = None
     smallest_ceiling_bytes: int | None = None
-    """The least memory that it runs in; None where the planner could not say."""
+    """The least memory that it runs in; None if the planner could not say."""
     tokens_per_second: float | None = None
     """What the planner expects with this device's profile; None without one."""
     ceiling_bytes: int | None = None
-    """The memory that this speed is expected in."""
+    """The memory for which this speed is expected."""
     assumed: str = ""
     """What the speed assumes of the model, where nothing was recorded."""
     remarks: tuple[str, ...] = ()
-    """What to know before it is opened: lossy, no tokenizer, random weights."""
+    """Remarks before it is opened: lossy, no tokenizer, random weights."""
     problem: str = ""
     """Why it cannot be opened; "" where it can."""
     is_demo: bool = False
     application_bytes: int = 0
-    """Of the least memory, what is for the application beside the process that runs it."""
+    """The part of the least memory that is for the application's own process."""
 
     @property
     def is_too_large(self) -> bool:
@@ -49,7 +49,7 @@ class FoundModel:
 
     @property
     def choice(self) -> ModelChoice:
-        """What to open it by."""
+        """The choice that opens it."""
         return ModelChoice(None if self.is_demo else self.path, self.name)
 
 
@@ -62,10 +62,10 @@ class Checkpoint:
     name: str
     """organisation/name."""
     revision: str
-    """The name that the cache has for it, with the beginning of its commit."""
+    """Its name in the cache, with the beginning of its commit."""
     size_bytes: int
-    """Of its weights."""
+    """Bytes of its weights."""
     features: str = ""
     remark: str = ""
     problem: str = ""
-    """Why it cannot be converted; "" where its config.json and its files say that it can."""
+    """Why it cannot be converted; "" if its config.json and its files allow it."""

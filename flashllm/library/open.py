@@ -1,4 +1,4 @@
-"""From what a model is called to an open one: the one way in, for Python code and for commands."""
+"""Opens a model by its path or name; used by Python code and by commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_model(
 ) -> Model:
     """Open a converted model; without a path, the one that comes with the project.
 
-    `overrides` are options by their names in `ModelOptions`; they go before `options`.
+    `overrides` are options by their names in `ModelOptions`; they take precedence over `options`.
     Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     directory = model_directory(path)

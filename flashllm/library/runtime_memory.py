@@ -1,7 +1,7 @@
 """Memory of a process that runs models, before one is loaded: a part of every ceiling.
 
-Measured in a process of its own, since whoever asks here has no torch; kept in the user's cache
-directory for as long as the versions are the same.
+Measured in a process of its own, since callers here have not loaded torch; kept in the user's cache
+directory as long as versions are the same.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ KEPT_FILE = "interpreter.json"
 FILE_BYTES_MAX = 4096
 SECONDS_MAX = 120.0
 BYTES_MIN, BYTES_MAX = 1 << 20, 8 << 30
-"""What is not between them is no measurement."""
+"""A value outside of these is no valid measurement."""
 PACKAGE_PARENT = Path(flashllm.__file__).resolve().parent.parent
-"""Where children are started, so that the directory of the user brings no modules into them."""
+"""Working directory of child processes, so that they import nothing from the user's."""
 _MEASURE = (
     "import flashllm.engine.local; from flashllm.engine import loading;"
     " print(loading.interpreter_bytes())"
@@ -33,7 +33,7 @@ _MEASURE = (
 
 
 def interpreter_bytes() -> int | None:
-    """Resident memory of such a process; None where it could not be measured."""
+    """Resident memory of such a process; None if it could not be measured."""
     found = kept_bytes()
     if found is None:
         found = _measure()
@@ -43,7 +43,7 @@ def interpreter_bytes() -> int | None:
 
 
 def kept_bytes() -> int | None:
-    """The same, where it was measured before; None where it was not."""
+    """The value that was measured earlier; None if there is none."""
     file = cache_dir() / KEPT_FILE
     try:
         with open(file, "rb") as opened:

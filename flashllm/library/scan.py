@@ -31,29 +31,29 @@ from flashllm.spec import ModelSpec
 
 SECONDS_MAX = 20.0
 ENTRIES_MAX = 1000
-"""Of one directory; those beyond them are not looked at."""
+"""The most entries of a directory to look at."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DEMO_NAME = "the demo"
 _MARKS = (MANIFEST_FILE, MANIFEST_HASH_FILE, BUNDLES_FILE)
 _DEMO = re.compile(r"demo-[0-9a-f]{16}")
-"""The demo of this and of other versions, which is offered apart."""
+"""Directories of the demo, of any version; the demo is listed separately."""
 _PARTIAL = re.compile(r".*\.partial-\d+")
-"""What is being written."""
+"""Directories that are being written."""
 _LOG = logging.getLogger("flashllm")
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What models would be run in: the memory of a process, and options."""
+    """The conditions under which models would run: a process's memory, and options."""
 
     interpreter_bytes: int | None = None
-    """Of the process that runs them, before one is loaded; None where that is unknown."""
+    """Memory of the process before a model is loaded; None if unknown."""
     options: ModelOptions = DEFAULT_OPTIONS
-    """Without a selector they are run with the best that each has."""
+    """Without a selector, each model runs with the best that it has."""
 
     @property
     def ceiling_bytes(self) -> int | None:
-        """The ceiling that speeds are expected in."""
+        """The ceiling for which speeds are expected."""
         if self.options.memory is not None or self.interpreter_bytes is None:
             return self.options.memory
         return usual_ceiling(self.interpreter_bytes) + self.options.application_bytes
@@ -68,7 +68,7 @@ class Conditions:
         *,
         converted: bool = False,
     ) -> Scenario:
-        """A model that lies at `place`, or will, without a ceiling yet; `ProfileError`."""
+        """The scenario of a model at `place`, without a ceiling; `ProfileError`."""
         options = self.options.having(memory=None, select=select)
         return Scenario(
             spec,
@@ -88,9 +88,9 @@ def find_models(
     demo: Path | None = None,
     seconds_max: float = SECONDS_MAX,
 ) -> Iterator[FoundModel]:
-    """The demo, the `models`, and those that are or lie in the `directories`, each once.
+    """The demo, the `models`, and those that `directories` are or contain, each once.
 
-    What cannot be read is a model with a problem, and so is what there was no time for.
+    A model that cannot be read, or for which there was no time, is yielded with a problem.
     """
     end = time.monotonic() + seconds_max
     seen: set[str] = set()
@@ -118,7 +118,7 @@ def _candidates(
     if demo is not None:
         yield demo, True
     for model in map(Path, models):
-        # A conversation with the demo names where it lay then.
+        # A conversation with the demo names the directory where the demo was then.
         if not _DEMO.fullmatch(model.name):
             yield model, True
     for directory in map(Path, directories):
@@ -138,14 +138,14 @@ def _candidates(
 
 
 def looks_converted(path: Path) -> bool:
-    """Whether a directory is a converted model, or half of one, and is offered as such."""
+    """Whether a directory is a converted model, or half of one."""
     if _DEMO.fullmatch(path.name) or _PARTIAL.fullmatch(path.name):
         return False
     return any(os.path.lexists(path / mark) for mark in _MARKS)
 
 
 def examine(path: Path, conditions: Conditions) -> FoundModel:
-    """What is known of one model; whatever is wrong with it is its `problem`."""
+    """Describes one model; whatever is wrong with it becomes its `problem`."""
     try:
         with Store(path) as store:
             check_runnable(store)
@@ -179,7 +179,7 @@ def _described(store: Store) -> FoundModel:
 
 
 def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundModel:
-    """With the planner's numbers, as far as this machine is known."""
+    """The model with the planner's numbers, as far as rates of this machine are known."""
     select = choose_selector(store, conditions.options.select)
     if select == "predicted":
         found = replace(found, remarks=("lossy: predictors choose neurons", *found.remarks))
@@ -206,7 +206,7 @@ def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundMo
 
 
 def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> Activity | None:
-    """What tokens use: as recorded, else as assumed of its kind; None where they use everything."""
+    """What tokens use: recorded, else assumed for its kind; None if they use everything."""
     if select == "all" or not spec.sparse:
         return None
     return recording or assumed(spec, select)
@@ -215,8 +215,8 @@ def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> 
 def expected(scenario: Scenario, ceiling_bytes: int | None) -> tuple[int, float | None, str]:
     """The smallest ceiling, tokens a second in the given one, and what these assume.
 
-    The speed is None without a ceiling, in one that is too small, and where the rates of disk and
-    machine were not measured.
+    The speed is None without a ceiling, with one that is too small, and if disk and machine were
+    not measured.
     """
     smallest = scenario.plan().smallest_bytes
     if ceiling_bytes is None or ceiling_bytes < smallest:
