@@ -1,6 +1,6 @@
 """What a token moves through DRAM, and how long that takes. Pure arithmetic, no torch.
 
-The rates are those of our own kernels, as a profile has them; what they are keyed by is below.
+The rates are those of our own kernels, from a profile; their keys are defined below.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from flashllm.options import DEFAULT_KV_DTYPE, KvDType
 from flashllm.spec import ModelSpec
 
 NARROW = "{} narrow"
-"""Key of the rate of a matrix with rows of NARROW_ROW_BYTES, as the up part of a predictor has."""
+"""Key of the rate of a matrix with rows of NARROW_ROW_BYTES, like a predictor's up part."""
 NARROW_ROW_BYTES = 256
 CHUNK = "{} chunk"
 """Key of the rate of a prompt's products: encoded bytes × tokens per second, at all threads."""
 CHUNK_ONE_THREAD = "{} chunk, one thread"
 CHUNK_TOKENS = 128
-"""How many tokens that rate is measured with."""
+"""The number of tokens for which that rate is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class ResidentBytes:
 
     @classmethod
     def of(cls, spec: ModelSpec, predictors: int = 0) -> ResidentBytes:
-        """Those of a model of this shape, `predictors` bytes of predictors among them."""
+        """The weights of a model of this shape, with `predictors` bytes of predictors."""
         parts = {"attention": 0, "head": 0, "gate": 0}
         for name, shape in tensor_table(spec).items():
             nbytes = resident_bytes(name, shape, spec)
             if name == "embed.weight":
-                # Of the embeddings one row is looked up; as a head all of them are read.
+                # An embedding is one row; a head that is tied to the embeddings reads all rows.
                 parts["head"] += nbytes if spec.tied_head else 0
             elif name == "embed.positions":
                 continue
@@ -63,7 +63,7 @@ class DramBytes:
     predictors: float
     gate: float
     ffn: float
-    """Rows of the neurons used, read."""
+    """Rows of the used neurons, read."""
     kv: float
     """Keys and values of the context, read, and one token's written."""
     loaded: float
@@ -71,7 +71,7 @@ class DramBytes:
 
     @property
     def total(self) -> float:
-        """All of them; told of every token while a chat shows it, so without detours."""
+        """Their sum; computed for every token that the chat shows, so kept simple."""
         weights = self.attention + self.head + self.predictors + self.gate + self.ffn
         return float(weights + self.kv + self.loaded)
 
@@ -87,9 +87,9 @@ def dram_bytes_a_token(
     bundles_active: float | None = None,
     kv_dtype: KvDType = DEFAULT_KV_DTYPE,
 ) -> DramBytes:
-    """What a token moves that uses so many bundles of all layers, and loads so many of them.
+    """What a token moves that uses `bundles_used` bundles of all layers and loads `bundles_loaded`.
 
-    Of bundles that turn out to be zero, all but `bundles_active`, the down row is never read.
+    Only `bundles_active` bundles have their down row read; the others' outputs are zero.
     """
     rows = spec.rows_per_neuron
     active = bundles_used if bundles_active is None else min(bundles_active, bundles_used)
@@ -106,7 +106,7 @@ def dram_bytes_a_token(
 
 
 def kv_bytes_a_token(spec: ModelSpec, context_tokens: float, dtype: KvDType) -> float:
-    """Keys and values that a token after `context_tokens` reads, and the one pair it writes."""
+    """Bytes of keys and values that a token after `context_tokens` reads, and that it writes."""
     width = 2 * spec.n_kv_heads * kv_row_bytes(spec, dtype)
     seen = 0.0
     for layer in range(spec.n_layers):
@@ -117,7 +117,7 @@ def kv_bytes_a_token(spec: ModelSpec, context_tokens: float, dtype: KvDType) -> 
 
 @dataclass(frozen=True, slots=True)
 class DramSeconds:
-    """How long one token's bytes take, by who moves them, one after the other."""
+    """How long one token's bytes take, by component."""
 
     attention: float
     head: float
@@ -128,13 +128,13 @@ class DramSeconds:
 
     @property
     def total(self) -> float:
-        """All of them; nothing of this overlaps."""
+        """Their sum; nothing here overlaps."""
         return float(sum(dataclasses.astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """How the weights are encoded that a token goes through."""
+    """Encodings of the weights that a token uses."""
 
     bundles: str
     resident: str
@@ -142,14 +142,14 @@ class Encodings:
 
     @classmethod
     def of(cls, spec: ModelSpec, predictors: str = "f16") -> Encodings:
-        """Those of a model; predictors have their own."""
+        """The encodings of a model; predictors have one of their own."""
         return cls(spec.dtype, spec.matrix_dtype, predictors)
 
 
 def dram_seconds(rates: MachineRates, encodings: Encodings, moved: DramBytes) -> DramSeconds:
-    """Times of a decoded token's bytes; writing what was loaded is part of reading it from flash.
+    """Times of a decoded token's bytes.
 
-    Keys and values go through all threads.
+    Writing loaded bundles is part of reading them from flash. All threads read keys and values.
     """
     matvec = rates.kernel_bytes_per_second
     whole, predictors = matvec[encodings.resident], encodings.predictors
@@ -164,7 +164,7 @@ def dram_seconds(rates: MachineRates, encodings: Encodings, moved: DramBytes) ->
 
 
 def rates_suffice(rates: MachineRates, encodings: Encodings) -> bool:
-    """Whether there are all the rates that `dram_seconds` goes by for weights encoded so."""
+    """Whether the profile has all rates that `dram_seconds` needs for these encodings."""
     return bool(
         rates.dram_bytes_per_second
         and {encodings.resident, encodings.predictors} <= rates.kernel_bytes_per_second.keys()

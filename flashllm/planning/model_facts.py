@@ -1,6 +1,6 @@
-"""What is known of a converted model before it is opened: selector, sizes, recording.
+"""Facts of a converted model before it is opened: selector, sizes, recording.
 
-Of its files only headers, the manifest and the recording are read. No torch.
+Only headers, the manifest and the recording are read. No torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ AVAILABLE_SHARE = 0.75
 
 
 def usual_ceiling(interpreter_bytes: int) -> int:
-    """The ceiling where none is given, for a process of so many bytes before a model is loaded."""
+    """The default ceiling; a process takes `interpreter_bytes` before a model is loaded."""
     return interpreter_bytes + int(psutil.virtual_memory().available * AVAILABLE_SHARE)
 
 
 def check_runnable(store: Store) -> None:
-    """`UnsupportedModel` for one that may be whole, but that this version cannot run."""
+    """`UnsupportedModel` for a complete model that this version cannot run."""
     if store.spec.neurons_per_bundle != 1:
         raise UnsupportedModel(
             f"{store.directory}: {store.spec.neurons_per_bundle} neurons a bundle; this version"
@@ -37,7 +37,7 @@ def check_runnable(store: Store) -> None:
 
 
 def choose_selector(store: Store, select: Select | None) -> Select:
-    """The selector asked for, or the best that the model has; `UsageError` where it has none."""
+    """The selector asked for, or the model's best one; `UsageError` if the model lacks it."""
     spec, where = store.spec, store.directory
     has_predictors = PREDICTORS_FILE in store.manifest.files
     has_gate = spec.gate == "resident" and spec.sparse
@@ -50,7 +50,7 @@ def choose_selector(store: Store, select: Select | None) -> Select:
 
 
 def check_selector(select: str, spec: ModelSpec, has_predictors: bool, where: Path) -> None:
-    """`UsageError` for a selector that there is not, or that a model of this shape cannot have."""
+    """`UsageError` for an unknown selector, or one that a model of this shape cannot have."""
     has_gate = spec.gate == "resident" and spec.sparse
     if select not in SELECTORS:
         raise UsageError(f"--select {select}: expected one of {', '.join(SELECTORS)}")
@@ -69,7 +69,7 @@ def check_selector(select: str, spec: ModelSpec, has_predictors: bool, where: Pa
 
 
 def converted_sizes(store: Store, select: str, interpreter_bytes: int) -> Sizes:
-    """What `make_plan` needs to know of a converted model that is run with a selector.
+    """The sizes that `make_plan` needs, for a converted model with a selector.
 
     `interpreter_bytes` is the resident memory of the process that will run it, before it is loaded.
     """
@@ -87,7 +87,7 @@ def converted_sizes(store: Store, select: str, interpreter_bytes: int) -> Sizes:
 
 
 def recorded_activity(store: Store, select: str) -> Activity | None:
-    """What was recorded of a converted model's neurons, for a selector; None where nothing was."""
+    """The recorded activity of a converted model with a selector; None without a recording."""
     values = store.load_activity()
     if values is None or select == "all":
         return None

@@ -1,4 +1,4 @@
-"""What a converted model is, from its manifest: known without loading it."""
+"""Describes a converted model from its manifest, without loading it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ class ModelInfo:
     layout_version: int
     bundle_stride_bytes: int
     activity: dict[str, Any] | None
-    """Mean sparsity, errors of the predictors, and perplexity predicted over dense, where known."""
+    """Mean sparsity, errors of the predictors, and the ratio of predicted to dense perplexity,
+    where known."""
     predictor_dtype: str | None = None
-    """Encoding of the predictors' matrices, where there are predictors."""
+    """Encoding of the predictors' matrices, if there are any."""
 
     def check_prompt(self, ids: Sequence[int], context: int) -> None:
-        """`UsageError` unless a context of so many tokens can begin with `ids`."""
+        """`UsageError` unless `ids` are valid and fit into the context."""
         if not len(ids):
             raise UsageError("the prompt is empty; give it at least one token")
         vocab = self.spec.vocab_size
@@ -53,7 +54,7 @@ class ModelInfo:
 
 
 def describe(store: Store, has_tokenizer: bool) -> ModelInfo:
-    """What the store's manifest and its recording say."""
+    """The description from a store's manifest and recording."""
     manifest = store.manifest
     activity = store.load_activity()
     return ModelInfo(

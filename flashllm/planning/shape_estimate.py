@@ -1,7 +1,7 @@
-"""What a model of some shape takes in DRAM and moves from flash, known before it is converted.
+"""What a model of some shape takes in DRAM and reads from flash, before it is converted.
 
-Source of the shares: LLM in a flash, section 4.1 (embeddings, attention and predictors stay, of
-the feed-forward weights only a window).
+Source of the shares: LLM in a flash, section 4.1 (embeddings, attention and predictors stay in
+DRAM, and only a window of the feed-forward weights).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from flashllm.planning.plan import Plan, Sizes
 from flashllm.spec import ModelSpec
 
 PREDICTOR_RANK = 128
-"""The paper's for most layers; what training chooses may differ from layer to layer."""
+"""The paper's rank for most layers; training may choose others, layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of a model's weights by what happens to them."""
+    """Bytes of a model's weights, by where they are kept."""
 
     embeddings: int
     attention: int
-    """With norms, biases and a head of its own."""
+    """Attention with norms, biases, and the head unless it is tied."""
     gate: int
     """Gates that stay in memory."""
     ffn: int
-    """Feed-forward rows on flash, padding apart."""
+    """Feed-forward rows on flash, without padding."""
     padding: int
 
     @classmethod
@@ -54,11 +54,11 @@ class Weights:
 
     @property
     def total(self) -> int:
-        """All weights, padding apart."""
+        """All weights, without padding."""
         return self.embeddings + self.attention + self.gate + self.ffn
 
     def shares(self, predictors: int) -> Shares:
-        """As parts of the model, which the predictors come on top of."""
+        """As shares of the model without its predictors, which are added to these."""
         return Shares(
             embeddings=self.embeddings / self.total,
             attention=(self.attention + self.gate) / self.total,
@@ -69,7 +69,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Parts of a model; predictors are no part of it and come on top."""
+    """Shares of a model; those of the predictors are relative to it, but not part of it."""
 
     embeddings: float
     attention: float
@@ -77,24 +77,24 @@ class Shares:
     ffn: float
 
     def in_dram(self, window: float) -> float:
-        """Share of the model in DRAM while a window holds that share of the neurons."""
+        """Share of the model in DRAM if a window holds that share of the neurons."""
         return self.embeddings + self.attention + self.predictors + window * self.ffn
 
 
 @dataclass(frozen=True, slots=True)
 class FlashTraffic:
-    """What a token reads of the bundles, without knowing the text."""
+    """Bytes of bundles that a token reads, whatever the text."""
 
     layer_bytes: int
-    """All feed-forward weights as they lie on flash."""
+    """All feed-forward weights, with padding."""
     pinned_bytes: int
-    """What of them never leaves memory, where every token needs everything."""
+    """The part that stays in memory, where every token needs all of it."""
     per_percent_bytes: int
-    """One in a hundred neurons, where only active ones are read."""
+    """One percent of the neurons, where only active ones are read."""
 
 
 def predictor_bytes(spec: ModelSpec, ranks: Sequence[int] | None = None, dtype: str = "f16") -> int:
-    """Bytes of low-rank predictors in `dtype`, of the usual rank or of `ranks`, one a layer."""
+    """Bytes of low-rank predictors in `dtype`, of the usual rank or of `ranks`, one per layer."""
     ranks = [PREDICTOR_RANK] * spec.n_layers if ranks is None else ranks
     widths = [min(rank, spec.d_model) for rank in ranks]
     return sum(
@@ -104,7 +104,7 @@ def predictor_bytes(spec: ModelSpec, ranks: Sequence[int] | None = None, dtype: 
 
 
 def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int) -> Sizes:
-    """What `make_plan` needs, for a model that is not converted yet."""
+    """The sizes that `make_plan` needs, for a model that is not converted yet."""
     weights = Weights.of(spec)
     return Sizes(
         interpreter=interpreter_bytes,
@@ -116,14 +116,14 @@ def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int) -> Sizes:
 
 
 def usual_selector(spec: ModelSpec) -> Select:
-    """What a model of this shape will be run with, once it has what it can have."""
+    """The best selector that a model of this shape can have once it is converted."""
     if not spec.sparse:
         return "all"
     return "gate" if spec.gate == "resident" else "predicted"
 
 
 def traffic(spec: ModelSpec, plan: Plan, stride: int) -> FlashTraffic:
-    """Bytes a token, from the shape and a plan."""
+    """Bytes per token, from the shape and a plan."""
     whole = spec.n_layers * spec.bundles_per_layer * stride
     pinned = plan.split["slots"] if plan.select == "all" else 0
     return FlashTraffic(whole, pinned, whole // 100)

@@ -1,1 +1,1 @@
-"""Settings: a flag beats the environment, that the user's config.toml, and that the default."""
+"""Settings: a flag wins over the environment, which wins over config.toml, then the default."""

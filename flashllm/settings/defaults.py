@@ -1,4 +1,4 @@
-"""config.toml as it is first written: every setting, as a remark that says what it does."""
+"""The initial config.toml: every setting, commented out, with what it does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _remark(option: Option) -> str:
 
 
 def _example(option: Option) -> str:
-    """The default; where that is no value, one of those that there could be."""
+    """The default as an example; another possible value if the default is empty."""
     if option.default not in (None, "", ()):
         return to_toml(option, option.default)
     if option.choices:
@@ -75,7 +75,7 @@ def to_toml(option: Option, value: Any) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes in the largest unit that loses none."""
+    """Bytes in the largest unit that gives a whole number."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes and nbytes % (1 << shift) == 0:
             return f"{nbytes >> shift}{unit}"

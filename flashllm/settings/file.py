@@ -1,4 +1,4 @@
-"""Reading config.toml, which is the user's: every complaint says line, key and what is allowed."""
+"""Reads the user's config.toml; every error names the line, the key and what is allowed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE_MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the file says of an option, or of what has a key."""
+    """The value of an option or key binding, and where the file sets it."""
 
     value: Any
     place: str
@@ -27,17 +27,17 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What is in a file of settings; empty where there is no file."""
+    """The content of config.toml; empty if there is no file."""
 
     path: Path
     values: Mapping[str, Said] = field(default_factory=dict)
     """By the name of the option."""
     keys: Mapping[str, Said] = field(default_factory=dict)
-    """Keys of the chat, by the name of what they do."""
+    """Keys of the chat, by the name of their action."""
 
 
 def read_config(path: Path) -> ConfigFile:
-    """What a file says; `ConfigError` for what makes no sense."""
+    """Reads a file; `ConfigError` for anything invalid."""
     text = _read_text(path)
     if text is None:
         return ConfigFile(path)
@@ -83,7 +83,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 
 def _flatten(content: Mapping[str, Any], tables: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Keys with their tables in front, and values; unknown tables stay values."""
+    """Keys with the names of their tables, and values; unknown tables stay values."""
     for key, value in content.items():
         if isinstance(value, dict) and key in tables:
             for name, inner in value.items():
@@ -95,7 +95,7 @@ def _flatten(content: Mapping[str, Any], tables: Iterable[str]) -> Iterator[tupl
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`chat.stop = ...` makes a table in a table where the quotes were forgotten."""
+    """`chat.stop = ...` without quotes makes a nested table; flattens it."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -117,7 +117,7 @@ def _value(place: str, option: Option, value: Any) -> Any:
 
 
 def _text_of(option: Option, value: Any) -> str:
-    """What the option's own parser reads; `UsageError` for a value of the wrong kind."""
+    """The value as text for the option's parser; `UsageError` for a value of the wrong type."""
     if option.is_flag:
         if isinstance(value, bool):
             return "true" if value else "false"
@@ -153,7 +153,7 @@ def _nearest(key: str, options: Mapping[str, Option]) -> str:
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """The line where a key is set, counted from 1; None where it is written in another way."""
+    """The line where a key is set, counted from 1; None if it is not found."""
     table, _, name = key.partition(".")
     if not name:
         table, name = "", key

@@ -1,6 +1,6 @@
-"""Every option that can be set in more than one place: a flag, a variable, a line of the settings.
+"""All options that can be set in several places: by a flag, a variable or a line of config.toml.
 
-Data alone: `cli.shared.flags` makes flags of them, `settings.resolve` says which place wins.
+Only data: `cli.shared.flags` makes flags of them, `settings.resolve` decides which place wins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashllm.settings.values import (
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option; `flags` of the command line, and FLASHLLM_`name` in the environment."""
+    """One option, set by `flags` of the command line or FLASHLLM_`name` in the environment."""
 
     name: str
     flags: tuple[str, ...]
@@ -34,11 +34,11 @@ class Option:
     help: str
     metavar: str = ""
     choices: tuple[str, ...] = ()
-    """All values that there are, where they are names."""
+    """All allowed values, if they are names."""
     table: str = ""
-    """Of config.toml; empty for the top level."""
+    """Table in config.toml; empty for the top level."""
     in_file: bool = True
-    """Whether config.toml may say it."""
+    """Whether config.toml may set it."""
 
     @property
     def variable(self) -> str:

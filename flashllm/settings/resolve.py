@@ -1,4 +1,4 @@
-"""Which place wins: a flag, else the environment, else config.toml, else the default."""
+"""Resolves options: a flag wins, then the environment, then config.toml, then the default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """What the terminal application is told; empty texts and False are the defaults."""
+    """Settings of the terminal application; empty texts and False are the defaults."""
 
     system: str = ""
     no_save: bool = False
@@ -42,29 +42,29 @@ class ChatSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every option with its value; frozen, so `with_flags` gives another one."""
+    """The values of all options; frozen, so `with_flags` returns a copy."""
 
     file: Path
     """config.toml, which need not exist."""
     settings: Mapping[str, Setting]
     keys: Mapping[str, Said] = field(default_factory=dict)
-    """Keys of the chat, by the name of what they do; not yet known to make sense."""
+    """Keys of the chat, by the name of their action; not checked yet."""
 
     def value(self, name: str) -> Any:
         """The value of an option, by `Option.name`."""
         return self.settings[name].value
 
     def origin(self, name: str) -> Origin:
-        """Where its value came from."""
+        """Where the value comes from."""
         return self.settings[name].origin
 
     def place(self, name: str) -> str:
-        """The flag, the variable or `FILE:LINE` that said it; empty for a default."""
+        """The flag, the variable or `FILE:LINE` that set it; empty for a default."""
         return self.settings[name].place
 
     @property
     def chat(self) -> ChatSettings:
-        """What the terminal application is told."""
+        """Settings of the terminal application."""
         return ChatSettings(**{option.name: self.value(option.name) for option in CHAT_OPTIONS})
 
     @property
@@ -84,7 +84,7 @@ class Settings:
         )
 
     def with_flags(self, given: Mapping[str, Any]) -> Settings:
-        """The same, with what the command line says; None there is nothing said."""
+        """A copy with the flags of the command line; None means that a flag was not given."""
         flags = {option.name: (option.flags or (option.metavar,))[-1] for option in OPTIONS}
         said = {
             name: Setting(value, "flag", flags[name])

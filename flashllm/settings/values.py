@@ -1,4 +1,4 @@
-"""From text to values: what a flag, a variable or a line of the settings may say."""
+"""Parsers of values from flags, variables and config.toml."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_share(text: str) -> float:
-    """A part of a whole, above 0 and at most 1, as `0.1` or `10%`."""
+    """A share above 0 and at most 1, like `0.1` or `10%`."""
     stripped = text.strip()
     percent = stripped.endswith("%")
     share = parse_number(stripped.removesuffix("%")) / (100 if percent else 1)
@@ -96,7 +96,7 @@ def parse_folders(text: str) -> tuple[Path, ...]:
 def number_between(
     least: float, most: float = math.inf, *, above: bool = False
 ) -> Callable[[str], float]:
-    """A parser of numbers from `least` (or, if `above`, of those above it) to `most`."""
+    """A parser of numbers from `least` to `most`; with `above`, greater than `least`."""
     words = f"above {least:g}" if above else f"{least:g} or more"
     words += "" if most == math.inf else f", at most {most:g}"
 

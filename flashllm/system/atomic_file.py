@@ -1,4 +1,4 @@
-"""Files that are there whole, or as they were before, whatever interrupts the writing."""
+"""Atomic writes: a file is complete or as it was before, whatever interrupts the writing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _NAME_CHARACTERS = 40
-"""Of the file's own name in the temporary one, which has to be a name that a folder takes."""
+"""Characters of the file's name that its temporary name contains, so that it is not too long."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a new name beside `path`; what is written there takes its place at the end.
+    """Yields a temporary path next to `path`, which replaces `path` at the end.
 
-    Where the block raises, the temporary file is removed and `path` is left as it was.
+    If the block raises, the temporary file is removed and `path` is left as it was.
     """
-    # Of its own for each writer: two of them would finish each other's halves.
+    # A name of its own for each writer: two writers would mix their halves.
     part = path.with_name(f".{path.name[:_NAME_CHARACTERS]}.{os.urandom(4).hex()}.part")
     try:
         yield part

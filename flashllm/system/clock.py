@@ -12,8 +12,8 @@ now_ns = time.perf_counter_ns
 class PartClock:
     """Attributes every nanosecond between `start` and `stop` to exactly one part.
 
-    It only writes down when which part began, and adds up at the end: by then the weights of a
-    layer have pushed everything else out of the processor's caches, and each touch costs.
+    It only records when each part began, and adds up at the end: a layer's weights push everything
+    else out of the processor's caches, so each access costs.
     """
 
     __slots__ = ("_note", "_notes", "_runs")
@@ -24,19 +24,19 @@ class PartClock:
         self._runs = False
 
     def start(self) -> None:
-        """Forget what was counted and count for `other`."""
+        """Reset, and count for `other`."""
         self._notes = []
         self._note = self._notes.extend
         self._runs = True
         self._note(("other", now_ns()))
 
     def switch(self, part: str) -> None:
-        """From now on, time belongs to `part`; nothing happens outside of `start` and `stop`."""
+        """From now on, time belongs to `part`; does nothing unless the clock is running."""
         if self._runs:
             self._note((part, now_ns()))
 
     def halt(self) -> None:
-        """Count no more, and add nothing up."""
+        """Stop without adding up."""
         self._runs = False
 
     def stop(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a directory lies on: file system, device, and whether that is far away or slow."""
+"""The storage under a directory: file system, device, whether it is remote or slow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def existing_parent(directory: Path) -> Path:
 
 
 def describe_storage(directory: Path) -> dict[str, Any]:
-    """File system, mount point and device of an existing directory; None for what is not known."""
+    """File system, mount point and device of an existing directory; None for unknown ones."""
     mount = find_mount(directory)
     device = find_block_device(directory)
     return {
@@ -47,12 +47,12 @@ def find_mount(path: Path) -> Any:
     except (OSError, RuntimeError):  # a sandbox that shows no mounts
         return None
     above = [mount for mount in mounts if resolved.is_relative_to(mount.mountpoint)]
-    # Of two on one directory the later lies on top.
+    # If two mounts share a directory, the later one is visible.
     return max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)
 
 
 def find_block_device(path: Path) -> Path | None:
-    """The device in Linux's /sys on which an existing path lies, or which it is; else None."""
+    """The directory in Linux's /sys of the device that an existing path is on, or is; else None."""
     status = path.stat()
     if stat.S_ISBLK(status.st_mode):
         return _in_sys(status.st_rdev)
@@ -71,9 +71,9 @@ def _in_sys(number: int) -> Path | None:
 
 
 def is_rotational(device: Path | None) -> bool | None:
-    """Whether the device, or the disk that it is a part of, says that it turns.
+    """Whether the device, or the disk that it is a part of, reports that it rotates.
 
-    Virtual devices say so whatever lies under them; they are not asked.
+    Virtual devices report that whatever is below them, so they are not asked.
     """
     if device is None or "/virtio" in str(device):
         return None

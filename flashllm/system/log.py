@@ -1,7 +1,7 @@
-"""The log: a file that stays small, for the day when something went wrong.
+"""The log: a file of bounded size, for finding out what went wrong.
 
-What is logged are events and errors, never what was asked or answered. Terminals show such files
-too, so each line is sanitized; tokens of access are left out, wherever they come from.
+Events and errors are logged, never questions or answers. Each line is sanitized, since logs are
+shown on terminals; access tokens are removed, wherever they come from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SECRET = re.compile(
 
 
 class SafeFormatter(logging.Formatter):
-    """Lines without escape sequences and secrets; what belongs to a line above is indented."""
+    """Removes escape sequences and secrets; indents continuation lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One record."""
@@ -36,20 +36,20 @@ class SafeFormatter(logging.Formatter):
 
 
 class QuietFile(RotatingFileHandler):
-    """For its owner alone, and says nothing of a full disk: standard error is the chat's screen."""
+    """Readable by its owner only; a full disk is not reported on stderr, the chat's screen."""
 
     def _open(self) -> TextIOWrapper:
         os.close(os.open(self.baseFilename, _FLAGS, 0o600))
         return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the base's name
-        """What could not be written is lost."""
+        """Drops a record that could not be written."""
 
 
 def start_log(path: Path) -> None:
-    """Appends to a file from now on, for its owner alone; without a file, nothing is logged.
+    """Appends to a file from now on, readable by its owner only; None logs nothing.
 
-    Called again, it goes on in another file.
+    If called again, continues in another file.
     """
     handler: logging.Handler
     try:
@@ -78,7 +78,7 @@ def stop_log() -> None:
 
 
 def without_secrets(text: str) -> str:
-    """The text with tokens of access, and passwords in addresses, blotted out."""
+    """The text with access tokens, and passwords in URLs, replaced."""
     for name in SECRET_VARIABLES:
         if secret := os.environ.get(name):
             text = text.replace(secret, "***")

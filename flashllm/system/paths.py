@@ -1,6 +1,6 @@
-"""Where files of the user lie: below FLASHLLM_HOME, else where this system keeps such files.
+"""Paths of the user's files: below FLASHLLM_HOME, else where this system keeps such files.
 
-Nothing is created by asking. platformdirs is loaded only where FLASHLLM_HOME does not say all.
+Nothing is created here. platformdirs is loaded only when a path is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def config_file() -> Path:
 
 
 def data_dir() -> Path:
-    """What nobody could make again: conversations, and models that were converted."""
+    """Directory of data that cannot be made again: conversations, and converted models."""
     import platformdirs
 
     return _home() or Path(platformdirs.user_data_dir(APPLICATION))
@@ -36,24 +36,24 @@ def database_file() -> Path:
 
 
 def history_file() -> Path:
-    """What was typed into the prompt."""
+    """The history of the prompt."""
     return data_dir() / "history.jsonl"
 
 
 def models_dir() -> Path:
-    """Models that were converted without saying where to."""
+    """The default directory of converted models."""
     return data_dir() / "models"
 
 
 def cache_dir() -> Path:
-    """What can be made again: the demo, profiles of disks."""
+    """Directory of files that can be made again: the demo, profiles of disks."""
     import platformdirs
 
     return _home() or Path(platformdirs.user_cache_dir(APPLICATION))
 
 
 def log_file() -> Path:
-    """What the chat did, for when something went wrong."""
+    """The chat's log."""
     import platformdirs
 
     return (_home() or Path(platformdirs.user_log_dir(APPLICATION))) / "flashllm.log"

@@ -1,7 +1,6 @@
-"""What a device and a machine can give, and what a token of an open model asks of them.
+"""Rates of a device and machine, and what a token of an open model needs of them.
 
-Pure: the rates are those of a profile (`flashllm bench io`). What is not known is None, and is
-never made up.
+Pure: the rates come from a profile (`flashllm bench io`). Unknown values are None, never made up.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ PAGE_CACHE = "unknown: reads go through the page cache, and the profile's did no
 DRAM_UNKNOWN = "unknown: the profile knows flash alone; run `flashllm bench io` with the machine"
 _SIZES = tuple(512 << power for power in range(14))  # 512 bytes to 4 MiB
 _EVERYTHING = ("all", "oracle")
-"""Selectors that look at every neuron: of the oracle only those are counted that it then uses."""
+"""Selectors that read every neuron; with the oracle, only neurons that it then uses are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTraffic:
-    """What tokens did together, or one of them: the bytes that took `wall_ns`."""
+    """The bytes that one or several tokens moved in `wall_ns`."""
 
     wall_ns: float
     bytes_read: float
@@ -38,21 +37,21 @@ class MeasuredTraffic:
     hits: float
     misses: float
     context_tokens: float
-    """Of the mean token."""
+    """Mean over the tokens."""
     tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
-    """What any token of an open model moves through DRAM, but for what it finds in its slots."""
+    """What every token of an open model moves through DRAM, besides bundles in slots."""
 
     spec: ModelSpec
     resident: ResidentBytes
     active: float | None
-    """Neurons of a token that are not zero, where fewer are than are computed."""
+    """Neurons of a token that are not zero, if fewer than are computed."""
 
     def dram_bytes(self, plan: Plan, hits: float, misses: float, context_tokens: float) -> float:
-        """Bytes that a token moves which found so many neurons in DRAM, and read so many."""
+        """Bytes that a token moves that found `hits` neurons in DRAM and read `misses`."""
         used, loaded = hits + misses, misses
         if plan.select in _EVERYTHING:
             used = float(self.spec.n_layers * self.spec.bundles_per_layer)
@@ -70,27 +69,27 @@ class TokenWork:
         return moved.total
 
     def pinned_share(self, plan: Plan) -> float:
-        """Of all neurons, where each token needs all: the oracle looks at them on flash."""
+        """Share of pinned neurons, where each token needs all; 0 for the oracle."""
         pinned = sum(plan.slots_per_layer) if plan.select == "all" else 0
         return pinned / (self.spec.n_layers * self.spec.bundles_per_layer)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What was measured of this device and machine; None is unknown."""
+    """Measured rates of this device and machine; None if unknown."""
 
     flash_bytes_per_second: float | None = None
-    """Many reads of a neuron's size, by as many threads as the plan has."""
+    """For many reads of a neuron's size, by as many threads as the plan has."""
     dram_bytes_per_second: float | None = None
     origin: str = UNKNOWN
-    """Where the rates come from, or why there are none."""
+    """Where the rates come from, or why they are unknown."""
     flash: Curve | None = None
-    """The same for reads of any size."""
+    """Flash rates for reads of any size."""
     work: TokenWork | None = None
 
     @classmethod
     def of(cls, profile: Profile | None, info: ModelInfo, plan: Plan, direct: bool) -> DeviceRates:
-        """From a profile of the device that a model lies on, read directly or not."""
+        """The rates in a profile of the model's device, with direct reads or not."""
         work = TokenWork(
             info.spec,
             ResidentBytes.of(info.spec, plan.split["predictors"]),
@@ -117,7 +116,7 @@ class DeviceRates:
         return self.flash.throughput(read_bytes)
 
     def bound(self, plan: Plan, moved: MeasuredTraffic) -> Bound | None:
-        """The least time for one token's bytes; None where a rate that it needs is unknown."""
+        """The least time for one token's bytes; None if a needed rate is unknown."""
         flash, dram = (
             self.flash_at(ratio(moved.bytes_read, moved.reads)),
             self.dram_bytes_per_second,
@@ -131,7 +130,7 @@ class DeviceRates:
         return Bound(moved.bytes_read / n, flash, dram_bytes, dram, moved.wall_ns / n)
 
     def hit_rate(self, plan: Plan, counted: float) -> float:
-        """What was counted; where every neuron is looked at, the share that is pinned."""
+        """The counted hit rate; where every neuron is read, the share that is pinned."""
         if plan.select in _EVERYTHING and self.work is not None:
             return self.work.pinned_share(plan)
         return counted

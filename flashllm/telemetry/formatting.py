@@ -22,14 +22,14 @@ PART_WORDS = {
     "sample": "sampling",
     "other": "other",
 }
-"""What is done in each part of a token's time."""
+"""Labels of the parts of a token's time."""
 PART_GROUPS = {
     "compute": ("attention", "ffn", "head"),
     "choose": ("predict", "plan", "manage"),
     "flash": ("io_exposed",),
     "rest": ("sample", "other"),
 }
-"""Parts put together, where there is room for few."""
+"""Groups of parts, for displays with little space."""
 
 
 def format_share_of_profile(rate: float, allowed: float | None) -> str:
@@ -49,9 +49,9 @@ def format_parts(parts: Iterable[tuple[str, float]], least: float = 0.005) -> st
 
 
 def format_split(plan: Plan) -> tuple[list[tuple[str, str]], str]:
-    """Components of the ceiling with their sizes, the largest first, and the sizes' unit.
+    """Components of the ceiling with their sizes, the largest first, and the unit.
 
-    Components of nothing are left out.
+    Empty components are left out.
     """
     parts = sorted(plan.split.items(), key=lambda part: -part[1])
     large = parts[0][1] >= 10 * GIB

@@ -16,7 +16,7 @@ from flashllm.weight_cache.counters import StreamCounters
 COUNTS = tuple(field.name for field in dataclasses.fields(StreamCounters))
 _COUNTED = operator.attrgetter(*COUNTS)
 RSS_EVERY_NS = 100_000_000
-"""What a token says of memory is at most so old."""
+"""The resident memory in a token's cost is at most this old."""
 
 
 @dataclass(slots=True)
@@ -41,11 +41,11 @@ class Meter:
             self._counts = self._counted()
 
     def reread(self) -> None:
-        """Something else has been computed since the last step: that is not of the next one."""
+        """Something else was computed since the last step; it does not count for the next one."""
         self._reader = None
 
     def token(self) -> TokenCost:
-        """A step ends, and this is what it cost; what it took to know that belongs to `other`."""
+        """Ends a step and returns its cost; the time of measuring belongs to `other`."""
         self.clock.switch("other")
         now, before = self.reader_stats(), self._reader
         assert before is not None, "a step that never began"
@@ -76,7 +76,7 @@ class Meter:
         return counts
 
     def _rss(self) -> int:
-        """Resident memory, asked for now and then: it takes the system as long as a small layer."""
+        """Resident memory, read only every RSS_EVERY_NS: reading takes as long as a small layer."""
         asked_ns = now_ns()
         if asked_ns - self._rss_ns >= RSS_EVERY_NS:
             self._rss_bytes, self._rss_ns = rss_bytes(), asked_ns
@@ -84,17 +84,17 @@ class Meter:
 
 
 class NoMeter:
-    """Stands where a `Meter` would and measures nothing, so that what that costs can be seen."""
+    """Takes the place of a `Meter` and measures nothing, to show what measuring costs."""
 
     def __init__(self, clock: PartClock) -> None:
         self.clock = clock
 
     def start(self) -> None:
-        """A step begins; the clock stands still even where a cancelled step left it running."""
+        """A step begins; stops the clock, which a cancelled step may have left running."""
         self.clock.halt()
 
     def reread(self) -> None:
-        """Nothing is read."""
+        """Does nothing."""
 
     def token(self) -> TokenCost:
         """A step ends."""

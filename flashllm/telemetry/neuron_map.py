@@ -14,11 +14,11 @@ if TYPE_CHECKING:  # the terminal application asks for no arrays until there is 
     Mask = NDArray[np.bool_]
 
 ABSENT, RESIDENT, HIT, LOADED = range(4)
-"""States of a block, the later ones rarer: in DRAM is one of which at least half is, hit and loaded
-are those of which no less was than of the mean block. So few neurons are seen, and of many where
-they are."""
+"""States of a block, from common to rare. A block is resident if at least half of it is; it is hit
+or loaded if no less of it was than of the mean block. So few neurons stay visible, and many show
+where they are."""
 BLOCKS_MOST = 256
-"""As many as the widest terminal can show, and few enough to be sent about five times a second."""
+"""As many as the widest terminal shows, and few enough to be sent about five times per second."""
 WHOLE, HALF = 255, 128
 
 
@@ -29,23 +29,23 @@ class NeuronMap:
     layers: int
     blocks: int
     neurons: int
-    """Of a layer: a block is that of `neurons // blocks`, about."""
+    """Neurons of a layer; a block covers about `neurons // blocks` of them."""
     states: Shares
-    """ABSENT, RESIDENT, HIT or LOADED: the last of them that holds for the block."""
+    """ABSENT, RESIDENT, HIT or LOADED: the last one that is true of the block."""
     resident: Shares
-    """Share of a block's neurons that are in DRAM, 255 being all; so are the next two."""
+    """Share of a block's neurons that are in DRAM; 255 is all of them."""
     hit: Shares
-    """That the last token used and found in DRAM."""
+    """Likewise, neurons that the last token used and found in DRAM."""
     loaded: Shares
-    """That the last token used and read from flash."""
+    """Likewise, neurons that the last token used and read from flash."""
     totals: tuple[float, float, float]
-    """Of all neurons, the share of each of the three; not rounded as those of blocks are."""
+    """The shares of the three among all neurons, unrounded."""
 
     @classmethod
     def of(
         cls, marks: Sequence[tuple[Mask, Mask, Mask]], blocks_most: int = BLOCKS_MOST
     ) -> NeuronMap:
-        """From which neurons [n] of each layer are resident, were hit, and were loaded."""
+        """The map from masks [n] of each layer: resident, hit and loaded neurons."""
         import numpy as np
 
         neurons = len(marks[0][0])
@@ -59,7 +59,7 @@ class NeuronMap:
         return cls._of_shares(neurons, totals, resident, hit, loaded)
 
     def reduced(self, rows_most: int, columns_most: int) -> NeuronMap:
-        """The same picture of at most so many layers and blocks: neighbours are put together."""
+        """The map reduced to at most that many layers and blocks, by merging neighbours."""
         rows, columns = min(self.layers, rows_most), min(self.blocks, columns_most)
         if (rows, columns) == (self.layers, self.blocks):
             return self
@@ -88,7 +88,7 @@ class NeuronMap:
 
 
 def _shares(mask: Mask, blocks: int) -> Shares:
-    """The part of each block that is marked; a single neuron is never rounded away."""
+    """The marked share of each block; a single neuron is never rounded to 0."""
     import numpy as np
 
     edges = np.linspace(0, len(mask), blocks + 1).astype(np.intp)
@@ -97,7 +97,7 @@ def _shares(mask: Mask, blocks: int) -> Shares:
 
 
 def _means(shares: Shares, count: int, axis: int) -> Shares:
-    """Of `count` groups of neighbours along an axis; a little is never rounded away."""
+    """Means of `count` groups of neighbours along an axis; small values are never rounded to 0."""
     import numpy as np
 
     edges = np.linspace(0, shares.shape[axis], count + 1).astype(np.intp)

@@ -1,7 +1,7 @@
-"""How fast a token could be: the bytes that it moves over what this machine moves them with.
+"""The roofline of a token: the bytes that it moves divided by this machine's rates.
 
 Reading and computing may overlap, so the larger of the two times is the bound; an engine that does
-one after the other takes their sum. Pure; the rates come from whoever measured them.
+one after the other takes their sum. Pure; the caller brings the rates.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Bound:
 
     flash_bytes: float
     flash_bytes_per_second: float | None
-    """None where it could not be measured; nothing is said of flash then."""
+    """None if it could not be measured; then there is no bound by flash."""
     dram_bytes: float
     dram_bytes_per_second: float
     time_ns: float
 
     @property
     def flash_ns(self) -> float | None:
-        """Time that flash takes for its bytes."""
+        """Time that flash needs for its bytes."""
         if not self.flash_bytes:
             return 0.0
         if self.flash_bytes_per_second is None:
@@ -37,7 +37,7 @@ class Bound:
 
     @property
     def dram_ns(self) -> float:
-        """Time that DRAM takes for its bytes."""
+        """Time that DRAM needs for its bytes."""
         return self.dram_bytes * 1e9 / self.dram_bytes_per_second
 
     @property
@@ -77,9 +77,9 @@ class Bound:
 def active_bundles(
     spec: ModelSpec, select: str, activity: Mapping[str, Any] | None
 ) -> float | None:
-    """Neurons of a token that are not zero; None where all that are computed are.
+    """Neurons of a token that are not zero; None if none of the computed ones is zero.
 
-    Without a recording none is counted: a bound may be too small, never too large.
+    Without a recording it is 0: a bound may be too small, never too large.
     """
     if not spec.sparse or select == "gate":
         return None

@@ -1,4 +1,4 @@
-"""A generated token, as those who show or report it see it."""
+"""The interface of a generated token, for code that shows or reports it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a token cost, beside what the machine allows: numbers of the I/O panel and of `--stats`.
+"""A token's cost compared with what the machine allows, for the I/O panel and `--stats`.
 
-Pure numbers: no widgets, and nothing is measured here. What is not known of the machine is None,
-and is never made up.
+Only numbers: no widgets, and nothing is measured here. Unknown values are None, never made up.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _WIDTH, _NAME_WIDTH = 79, 9
 
 @dataclass(frozen=True, slots=True)
 class TokenNumbers:
-    """One token's cost, as it is shown; times in nanoseconds, sizes in bytes."""
+    """One token's cost, for display; times in nanoseconds, sizes in bytes."""
 
     wall_ns: float
     parts: tuple[tuple[str, float], ...]
@@ -50,28 +49,28 @@ class TokenNumbers:
     hit_rate: float
     """Share of the neurons used that were in DRAM already."""
     depth_mean: float
-    """Reads under way at once."""
+    """Mean number of reads under way at once."""
     sizes: tuple[tuple[int, int], ...]
-    """Least bytes of a class of sizes, and how many reads it had; only where there were any."""
+    """(smallest bytes, reads) of each class of sizes that had reads."""
     io_hidden_ns: float
-    """Time in which reads were under way while something else was done."""
+    """Time in which reads were under way while something else was computed."""
     rss_bytes: int
     flash_bytes_per_second: float | None
-    """While at least one read was under way; None where there were no reads."""
+    """Rate while at least one read was under way; None if there were no reads."""
     of_profile: float | None
-    """That over what the profile gives for reads of their mean size."""
+    """That rate as a share of the profile's rate for reads of the same mean size."""
     bound_ns: float | None
     """The least time that this machine needs for the bytes moved."""
     of_bound: float | None
-    """That over the time taken: 1 is as fast as this machine can."""
+    """`bound_ns` as a share of the time taken; 1 is as fast as this machine can be."""
     binds: str = ""
     """What the bound is: "flash" or "DRAM"."""
     text: str = ""
-    """As the model made it."""
+    """The token's text, unchanged."""
     index: int = 0
-    """In its answer."""
+    """Number of the token in its answer."""
     prompt: bool = False
-    """Whether the whole prompt was read for it."""
+    """Whether the cost includes reading the prompt."""
 
     @classmethod
     def of(
@@ -129,10 +128,10 @@ def answer_numbers(
     prompts: Mapping[int, int],
     begin: int = 0,
 ) -> list[TokenNumbers]:
-    """Of an answer's tokens, those from number `begin` on.
+    """Numbers of an answer's tokens, from token `begin` on.
 
-    `prompts` has the places of those for which a prompt was read, and how many tokens it had: the
-    first one, and others where the answer was stopped and went on behind what there was of it.
+    `prompts` maps the tokens for which a prompt was read to the prompt's length: the first token,
+    and the first one after each continuation of a stopped answer.
     """
     return [
         TokenNumbers.of(
@@ -149,7 +148,7 @@ def answer_numbers(
 
 
 def _context(prompts: Mapping[int, int], index: int) -> int:
-    """Tokens that stood before one of an answer's."""
+    """Tokens in the context before one of the answer's tokens."""
     place = max((place for place in prompts if place <= index), default=0)
     return prompts.get(place, 0) + index - place
 
@@ -181,7 +180,7 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
         rows.append(("answer", answer))
     else:
         wall_ns, reads = decode["wall_ns"] / tokens, decode["reads"]
-        # The mark that ends an answer takes a step, and is none of its tokens.
+        # The end-of-answer token takes a step, but is not one of the answer's tokens.
         end = "" if tokens < len(report["tokens"]) else "with its end "
         speed = f"{end}{format_count(tokens)} decoded in {format_seconds(decode['wall_ns'])}"
         each = f"{decode['tokens_per_second']:.3g} a second, {format_seconds(wall_ns)} each"
