@@ -35,13 +35,13 @@ _LIMIT_BYTES_MAX = 1 << 60
 _THERMAL = Path("/sys/class/thermal")
 _GIT_SECONDS = 5.0
 _RECORDED = (MODEL, *MODEL_OPTIONS, *SAMPLING_OPTIONS)
-"""Settings that change what is measured; those of the chat hold what nobody else need read."""
+"""Settings that change what is measured; the chat's settings may be private and are left out."""
 
 
 def run_header(directory: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
     """What, where, when and how; `directory` is that of a model, or of any file that is read.
 
-    What this system does not tell is None. `synthetic` is True for a model of made-up weights.
+    Values that this system does not tell are None. `synthetic` is True for made-up weights.
     """
     model = _model(directory)
     return {
@@ -62,12 +62,12 @@ def run_header(directory: Path | None, settings: dict[str, Any]) -> dict[str, An
 
 
 def _command() -> list[str]:
-    """What to type again: with `-m`, sys.argv has the file of the module that was named."""
+    """The command to type again; with `-m`, sys.argv has the module's file instead of its name."""
     return sys.orig_argv if "-m" in sys.orig_argv[1:3] else sys.argv
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and what else is going on; None for what is not known."""
+    """Processor, memory and load of the machine; None for unknown values."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     return {
         "processor": processor_name(),
@@ -174,7 +174,7 @@ def _environment() -> dict[str, str]:
 
 
 def _config() -> dict[str, Any]:
-    """What config.toml says of models and answers; flags and variables beat it."""
+    """Settings of models and answers in config.toml; flags and variables win over them."""
     try:
         said = read_config(config_file()).values
     except FlashllmError as error:

@@ -1,6 +1,6 @@
-"""What of a file lies in the page cache, and what this process has had from devices.
+"""How much of a file is in the page cache, and how much this process read from devices.
 
-Linux tells both; where a system does not, the answer is None, and nothing is proven.
+Linux tells both; on other systems the answer is None, and nothing is proven.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROCESS_IO = Path("/proc/self/io")
 
 
 def drop_pages(path: Path) -> None:
-    """Asks the system to forget what it keeps of a file; pages that somebody maps stay."""
+    """Asks the system to drop a file's pages; pages that a process maps stay."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # pages that are not written yet cannot be dropped
@@ -31,9 +31,9 @@ def drop_pages(path: Path) -> None:
 
 
 def resident_bytes(path: Path, file_bytes: int) -> int | None:
-    """Bytes of a file that lie in the page cache, or None where the system does not tell.
+    """Bytes of a file that are in the page cache, or None if the system does not tell.
 
-    Linux tells (by mincore) those who own the file or may write it, and others that all of it is.
+    Linux (mincore) tells owners and those who may write the file; to others it reports all pages.
     """
     if not _may_ask(path) or not file_bytes:
         return None
@@ -66,7 +66,7 @@ def _may_ask(path: Path) -> bool:
 
 
 def _resident_pages(mincore: ctypes._NamedFuncPointer, window: mmap.mmap) -> int | None:
-    """Pages of a mapping that are in memory; the mapping touches none of them."""
+    """Pages of a mapping that are in memory; mapping a file loads none of them."""
     memory = np.frombuffer(window, np.uint8)
     states = np.zeros(-(-len(memory) // mmap.PAGESIZE), np.uint8)
     if mincore(memory.ctypes.data, len(memory), states.ctypes.data) != 0:
@@ -75,7 +75,7 @@ def _resident_pages(mincore: ctypes._NamedFuncPointer, window: mmap.mmap) -> int
 
 
 def device_bytes() -> int | None:
-    """Bytes that this process has had fetched from devices since it began, or None."""
+    """Bytes that this process has read from devices since it began, or None."""
     try:
         for line in _PROCESS_IO.read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Medians, spread and percentiles that say of how many values they are."""
+"""Medians, spread and percentiles, each with the number of its values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
 LEAST_VALUES = {"p99": 100, "p99.9": 1000}
-"""From how many values on a percentile means something: one of them at least lies beyond it."""
+"""The fewest values for which a percentile is given: at least one value lies beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Spread:
     min: float
     max: float
     stdev: float
-    """Of the samples around their mean, n - 1 in the denominator; 0 for a single one."""
+    """Standard deviation of the samples (n - 1 in the denominator); 0 for a single one."""
     samples: tuple[float, ...]
 
     @classmethod

@@ -1,7 +1,7 @@
-"""How much of the processors' time the hypervisor gave to others: whether there was a machine.
+"""Steal time: how much of the processors' time the hypervisor gave to other machines.
 
-A virtual machine whose processors are taken away measures the neighbours, and nothing in its own
-counts shows it but the steal time of `/proc/stat`. Runs are not thrown away for it: they say it.
+A virtual machine without its processors measures its neighbours, and only the steal time of
+`/proc/stat` shows that. Runs are not discarded for it, but report it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STOLEN_MOST = 0.05
-"""A run that lost a larger share is spoken of."""
+"""A run that lost a larger share is reported."""
 _STAT = Path("/proc/stat")
 _STEAL, _KINDS = 7, 8  # user nice system idle iowait irq softirq steal; a guest's are user's too
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTime:
-    """Of all processors since the system began, in its ticks; zeros where it does not tell."""
+    """Ticks of all processors since the system began; zeros if it does not tell."""
 
     ticks: int = 0
     stolen_ticks: int = 0
@@ -36,19 +36,19 @@ class ProcessorTime:
         return cls(sum(ticks), ticks[_STEAL])
 
     def stolen_share_since(self, earlier: ProcessorTime) -> float | None:
-        """The part of all processors' time, 0 to 1, that was taken away since an earlier moment.
+        """The share of all processors' time, 0 to 1, that was stolen since an earlier moment.
 
-        None where the system does not tell, and for less than a tick (10 ms, usually).
+        None if the system does not tell, and for less than a tick (usually 10 ms).
         """
         ticks = self.ticks - earlier.ticks
         if ticks <= 0 or not earlier.ticks:
             return None
-        # Counters of a machine that was moved to another host may go back.
+        # Counters may decrease when the machine is moved to another host.
         return min(max(self.stolen_ticks - earlier.stolen_ticks, 0) / ticks, 1.0)
 
 
 def most_stolen(shares: Sequence[float | None]) -> float | None:
-    """The largest share; None where none is known."""
+    """The largest share; None if none is known."""
     return max((share for share in shares if share is not None), default=None)
 
 
@@ -58,7 +58,7 @@ def format_steal_share(share: float | None) -> str:
 
 
 def stolen_warning(shares: Sequence[float | None]) -> str:
-    """A sentence on the runs, by their shares, that lost more than 5 %; "" where none did."""
+    """A sentence about runs that lost more than 5 %, from their shares; "" if there are none."""
     lost = [share for share in shares if share is not None and share > STOLEN_MOST]
     if not lost:
         return ""

@@ -1,6 +1,6 @@
 """The active sets of a run, recorded, and what a window over them must hold and load.
 
-Nothing of the slot pool is used here: this is what its counts are compared with.
+Computed without the slot pool, whose counts are compared with this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flashllm.model.active_set_selectors import ActiveSet, Selector, Vector
 
 
 class RecordingSelector:
-    """Selects as another selector does, and keeps what it selected: `sets[layer][token]`."""
+    """Wraps a selector and records what it selects: `sets[layer][token]`."""
 
     def __init__(self, selector: Selector, n_layers: int) -> None:
         self._selector = selector
@@ -22,11 +22,11 @@ class RecordingSelector:
 
     @property
     def before_norm(self) -> bool:
-        """As the other selector."""
+        """As in the wrapped selector."""
         return self._selector.before_norm
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:
-        """The other selector's active set."""
+        """The wrapped selector's active set."""
         active = self._selector.select(layer, x, gate)
         self.sets[layer].append(active.ids)
         return active
@@ -35,7 +35,7 @@ class RecordingSelector:
 class ActiveSets:
     """Ids by layer and token; the first `skipped` tokens are not counted.
 
-    `held` [layers] are the ids that a prompt left in the window before the first token.
+    `held` [layers]: the ids that a prompt left in the window before the first token.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ActiveSets:
         self._held = held
 
     def loads(self, window: int) -> float:
-        """Mean bundles of all layers that a token loads where those of `window` tokens are held."""
+        """Mean bundles of all layers that a token loads with a window of `window` tokens."""
         counted = max(len(self._sets[0]) - self._skipped, 1)
         loaded = 0
         for layer in self._sets:
@@ -59,7 +59,7 @@ class ActiveSets:
         return loaded / counted
 
     def slots_needed(self, window: int) -> list[int]:
-        """For each layer the most bundles that `window` tokens, the running one included, use."""
+        """For each layer, the most bundles that `window` tokens use, the current one included."""
         needed = []
         for layer, prompt in zip(self._sets, self._held, strict=True):
             most = 0

@@ -1,4 +1,4 @@
-"""An ablation as a picture: waiting for flash and bytes a token, row by row, the paper's beside."""
+"""An ablation as a picture: time waiting for flash and bytes per token, next to the paper's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def draw(found: dict[str, Any], title: str, directory: Path) -> Path:
 def _bars(
     axes: Any, ours: list[float], above: list[float], paper: list[float | None], label: str
 ) -> None:
-    """Ours and the paper's; a number stands behind its bar and what reaches `above` it."""
+    """Bars for ours and the paper's; each number is placed right of its bar and of `above`."""
     axes.barh([i - 0.2 for i in range(len(ours))], ours, 0.38, color=OURS, label="here")
     known = [(i, value) for i, value in enumerate(paper) if value]
     if known:

@@ -1,4 +1,4 @@
-"""What an ablation found: as plain values, as a table, and as a verdict on both."""
+"""The result of an ablation: plain values, a table, and a verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ADDED_TITLES = ("added to the last row", "token, speed", "I/O, speed", "bytes",
 
 
 def report(ablation: Ablation, results: Sequence[RowResult], complete: bool) -> dict[str, Any]:
-    """All rows that ran at least once."""
+    """The report of all rows that ran at least once."""
     rows = [_row(result) for result in results if result.runs]
     sparse = [result for result in results if result.runs and not result.row.dense]
     waits = [row["io_seconds"]["median"] for row in rows if row["paper"] is not None]
@@ -47,7 +47,7 @@ def report(ablation: Ablation, results: Sequence[RowResult], complete: bool) -> 
 
 
 def _same_answers(results: Sequence[RowResult]) -> bool:
-    """Whether rows of one precision gave one digest of logits."""
+    """Whether all rows of the same precision gave the same logits."""
     answers: dict[str, set[str]] = {}
     for result in results:
         answers.setdefault(result.row.precision, set()).update(run.answers for run in result.runs)
@@ -109,7 +109,7 @@ def _row(result: RowResult) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The rows for people, the paper's beside, and what they say."""
+    """The rows as text, next to the paper's, with a verdict."""
     lines = [_TITLES, *(_cells(row) for row in found["rows"])]
     paper: list[tuple[str, ...]] = [
         ("paper's", "DRAM GB", "MB/token", "", "", "GB/s", "I/O ms", "")

@@ -1,7 +1,7 @@
-"""Resident weights read again for every token, as a model does that keeps nothing in DRAM.
+"""Reads resident weights again for every token, like a model that keeps nothing in DRAM.
 
-For measuring what keeping them saves: the first row of the paper's Table 2. The bytes land where
-they lay before, so what is computed is computed from what was just read.
+Measures what keeping them saves: the first row of the paper's Table 2. The bytes are read to where
+they were before, so the computation uses what was just read.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class ResidentStream:
 
     @property
     def bytes_a_token(self) -> int:
-        """What reading every layer once reads, rounding included."""
+        """Bytes read for all layers once, rounding included."""
         return sum(end - start for ranges in self._ranges.values() for start, end in ranges)
 
     def read(self, layer: int) -> None:
-        """The weights of a layer; with the number of layers, all that belong to none."""
+        """Reads a layer's weights; `n_layers` as the layer reads those of no layer."""
         where = f"{self._path}, layer {layer}"
         with ReadErrors(where):
             for start, end in self._ranges.get(layer, []):
@@ -65,6 +65,6 @@ class ResidentStream:
         self._reader.close()
 
     def _rounded(self, start: int, end: int) -> tuple[int, int]:
-        """Out to what the device can read at once; neighbours are overwritten with themselves."""
+        """The range rounded out for direct reads; neighbours are overwritten by themselves."""
         unit = self._reader.alignment
         return start - start % unit, min(-(-end // unit) * unit, self._reader.file_bytes)

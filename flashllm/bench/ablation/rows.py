@@ -1,4 +1,4 @@
-"""The rows of the paper's Table 2 as settings, with what the paper measured beside.
+"""The rows of the paper's Table 2 as settings, with what the paper measured.
 
 Source: LLM in a flash (arXiv 2312.11514), Table 2: a model of 6.7 billion parameters in 16 bits,
 half of which fits into memory, on an M1 Max. Each row adds one part of the method to the one above.
@@ -18,7 +18,7 @@ from flashllm.planning.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class PaperRow:
-    """What the paper prints; sizes in GB of 1e9 bytes."""
+    """The paper's numbers; sizes in GB of 1e9 bytes."""
 
     dram_gb: float
     read_gb: float
@@ -28,7 +28,7 @@ class PaperRow:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way of reading; every row above it lacks something that this one has."""
+    """One way of reading; each row adds something to the row above it."""
 
     key: str
     title: str
@@ -36,24 +36,24 @@ class Row:
     dense: bool = False
     """Every neuron is computed."""
     holds_half: bool = True
-    """Half of the model stays in memory; otherwise nothing does."""
+    """Whether half of the model stays in memory; otherwise nothing does."""
     window: int = 0
     """Tokens whose neurons stay; 0 for none."""
     bundled: bool = False
     gap_bytes: int = 0
     io_threads: int = 32
     base: str = ""
-    """Key of the row that this one adds something to, where that is not the row above it."""
+    """Key of the row that this one adds something to, if that is not the row above it."""
     precision: str = ""
     """Rows of one precision give the same logits, bit for bit."""
     plan: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the plan that are other than those of the base."""
+    """Fields of the plan that differ from the base."""
     directory: Path | None = None
     """Another conversion of the model, whose predictors are used."""
 
 
 def table_rows(window: int, io_threads: int) -> list[Row]:
-    """The five rows, for a window of so many tokens and so many reading threads."""
+    """The five rows, for a window of `window` tokens and `io_threads` reading threads."""
     none = Row(
         "flash",
         "all from flash",
@@ -86,10 +86,10 @@ class Addition:
 
     key: str
     title: str
-    """Braces hold fields of the plan."""
+    """A format string over the fields of the plan."""
     change: Callable[[Plan], dict[str, Any]]
-    """Fields of `Row` that are other under this plan: of a machine with memory for everything, and
-    with what its disk is best at. None where the plan makes no difference."""
+    """Fields of `Row` that change under the given plan, which has memory for everything and the
+    disk's best settings. None where the plan makes no difference."""
 
 
 ADDITIONS: tuple[Addition, ...] = (
@@ -133,19 +133,20 @@ ADDITIONS: tuple[Addition, ...] = (
         ),
     ),
 )
-"""What `--add` measures; another switch is one entry more. Rows of the table wait for their reads
-and keep the paper's window. Of entries that set the same field, all together have the last's."""
+"""What `--add` measures; a new switch needs one more entry. Rows of the table wait for their reads
+and keep the paper's window. If several entries set the same field, the last one wins in the row of
+all."""
 
 
 def predictors_of(directory: Path) -> Addition:
-    """The predictors of another conversion of the same model: others may be named by them."""
+    """An addition that uses the predictors of another conversion of the same model."""
     name = directory.name.replace("{", "{{").replace("}", "}}")
     change = {"directory": directory, "precision": str(directory)}
     return Addition(f"predictors:{directory}", f"predictors of {name}", lambda _: change)
 
 
 def check_same_weights(directory: Path, other: Path) -> None:
-    """`UsageError` where two conversions differ in more than their predictors."""
+    """`UsageError` if two conversions differ in more than their predictors."""
     ours, theirs = read_manifest(directory), read_manifest(other)
     if ours.spec != theirs.spec or ours.files[RESIDENT_FILE] != theirs.files[RESIDENT_FILE]:
         raise UsageError(
@@ -157,7 +158,7 @@ def check_same_weights(directory: Path, other: Path) -> None:
 def added_rows(last: Row, plan: Plan, additions: Sequence[Addition]) -> list[Row]:
     """Each addition alone on top of the last row, then all of them together.
 
-    Only what makes a difference under this plan: without a profile, threads are those of the table.
+    Only those that make a difference under this plan: without a profile, threads do not.
     """
     rows: list[Row] = []
     everything = replace(last, key="all", title="+ all of these", paper=None, base=last.key)
@@ -174,7 +175,7 @@ def added_rows(last: Row, plan: Plan, additions: Sequence[Addition]) -> list[Row
 
 
 def _with(row: Row, change: Mapping[str, Any]) -> Row:
-    """A row with another change on top of those that it has."""
+    """The row with one more change."""
     merged: dict[str, Any] = {
         name: {**getattr(row, name), **value} if isinstance(value, Mapping) else value
         for name, value in change.items()

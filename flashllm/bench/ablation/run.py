@@ -1,8 +1,8 @@
 """The paper's Table 2 as real runs on one model: what each part of the method saves.
 
-All rows decode the same tokens of the same text from the same weights; they differ in what stays in
-memory and in how the rest is read. The bytes that a row should read are computed apart from the
-runtime: from the shape, and from the recorded active sets by the window's definition.
+All rows decode the same tokens of the same text with the same weights; they differ in what stays in
+memory and in how the rest is read. The bytes that a row should read are computed independently of
+the runtime: from the shape, and from the recorded active sets by the window's definition.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from flashllm.weight_cache.blocks import smallest_slots
 
 PROMPT_TOKENS = 16
 DENSE_TOKENS = 2
-"""Tokens decoded in a row that needs every neuron: each reads the same bytes as any other."""
+"""Tokens decoded in rows that need every neuron: few, since each token reads the same bytes."""
 OnRow = Callable[[Row, int], None]
 """Called before each run with its row and the number of the round, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an ablation runs; `memory` in bytes is for the whole process."""
+    """Settings of an ablation; `memory`, in bytes, is the ceiling of the whole process."""
 
     tokens: int = 32
     runs: int = 5
@@ -68,14 +68,14 @@ class Settings:
     kv_dtype: KvDType | None = None
     """Encoding of keys and values; None for the default."""
     profile: Path | None = None
-    """What `added_rows` take threads and gap from; None for what is kept of the disk."""
+    """The profile from which `added_rows` take threads and gap; None for the disk's own."""
     beside: tuple[Path, ...] = ()
-    """With `add`, other conversions of the model that differ in their predictors only."""
+    """With `add`: other conversions of the model, which differ in their predictors only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One row, once: what its tokens cost, in order."""
+    """One run of a row: the costs of its tokens, in order."""
 
     costs: tuple[TokenCost, ...]
     answers: str
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def io_seconds(self) -> float:
-        """Time a token in which at least one read was under way."""
+        """Seconds per token with at least one read under way."""
         return sum(cost.io_busy_ns for cost in self.costs) / len(self.costs) / 1e9
 
     @property
@@ -108,11 +108,11 @@ class RowResult:
 
     row: Row
     held_bytes: int
-    """Weights that stay in DRAM for good, and the slots."""
+    """Bytes of weights that stay in DRAM, and of the slots."""
     formula_bytes: float
-    """What a token should read."""
+    """Bytes that a token should read."""
     needed_bytes: int
-    """What the process takes for it; 0 for the row that holds nothing."""
+    """Memory of the process; 0 for the row that keeps nothing."""
     runs: list[Run] = field(default_factory=list)
 
 
@@ -145,11 +145,11 @@ class Ablation:
 
     @property
     def sparse(self) -> bool:
-        """Whether there are rows below the second one."""
+        """Whether the model is sparse, so that there are rows below the second one."""
         return self.select != "all"
 
     def run(self, on_row: OnRow) -> Iterator[list[RowResult]]:
-        """All rows in turn, round after round; what there is so far, after each run."""
+        """Runs all rows, round after round; yields the results so far after each run."""
         results = [RowResult(row, *self._expected(row)) for row in self._rows()]
         self._check_memory(results)
         for number in range(self.settings.runs):
@@ -184,7 +184,7 @@ class Ablation:
         return rows
 
     def _profiled(self) -> Plan:
-        """The plan of a machine that has memory for everything, with what its disk is best at."""
+        """The plan with memory for everything and the disk's best settings."""
         return make_plan(
             self.spec,
             self._sizes,
@@ -236,7 +236,7 @@ class Ablation:
         )
 
     def _expected(self, row: Row) -> tuple[int, float, int]:
-        """Bytes that a row holds, that a token should read, and that the process needs."""
+        """Bytes that a row keeps, that a token should read, and that the process needs."""
         weights = self.weights
         kept = weights.embeddings + weights.attention + weights.gate
         if row.dense and not row.holds_half:
@@ -258,7 +258,7 @@ class Ablation:
         return held, read, _needed_bytes(plan, self.stride)
 
     def _check_memory(self, rows: Sequence[RowResult]) -> None:
-        """Before anything is measured, and of all rows at once: the one that needs the most."""
+        """Checks all rows before anything is measured: the largest must fit."""
         largest = max(rows, key=lambda result: result.needed_bytes)
         row, needed = largest.row, largest.needed_bytes
         allowed = self._allowed()
@@ -341,12 +341,12 @@ class Ablation:
 
 
 def _needed_bytes(plan: Plan, stride: int) -> int:
-    """Of a plan whose slots were set afterwards."""
+    """Memory of the process for a plan whose slots were set afterwards."""
     return sum(plan.split.values()) - plan.split["slots"] + sum(plan.slots_per_layer) * stride
 
 
 class BothReaders:
-    """The counters of the bundles' reader and of the resident weights', as one reader's."""
+    """Adds up the counters of the readers of bundles and of resident weights."""
 
     def __init__(self, store: Store, decoder: Decoder, stream: ResidentStream) -> None:
         self._store = store
@@ -355,7 +355,7 @@ class BothReaders:
         decoder.before_layer = self._read
 
     def stats(self) -> dict[str, Any]:
-        """Sums; time in which both were busy counts once."""
+        """The sums; time in which both were busy counts once."""
         stats: dict[str, Any] = dict(self._store.reader.stats())
         for name, value in self._stream.stats().items():
             stats[name] = stats[name] + value

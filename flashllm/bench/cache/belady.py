@@ -1,9 +1,8 @@
-"""What policies are held against: the optimum, which knows the future, and what knows the rates.
+"""What policies are compared with: Belady's optimum, and a policy that knows the rates of use.
 
 Source of the optimum: Belady, A study of replacement algorithms for a virtual-storage computer, IBM
-Systems Journal 5 (1966): what is used again last goes first. Here a token asks for many bundles at
-once, all of which have to be there together, so those of the running token are never given up, and
-none can be used without a slot.
+Systems Journal 5 (1966): evict what is used again last. Here a token asks for many bundles at once,
+which all have to be in slots together, so bundles of the current token are never evicted.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from flashllm.weight_cache.policies import Policy, Uses, Weights
 
 
 class OptimalReplacement(Policy):
-    """Belady's policy, for the requests that it is told of."""
+    """Belady's policy, for requests that are known in advance."""
 
     def __init__(self, n_bundles: int, requests: Sequence[Ids]) -> None:
         never = float(len(requests))
@@ -30,27 +29,27 @@ class OptimalReplacement(Policy):
             following[requests[number]] = number
 
     def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
-        """Uses add nothing: the next request, which differs from bundle to bundle, is set here."""
+        """Sets each bundle's value from its next request; uses add nothing."""
         if ids is not None:
             self._by_bundle[ids, 0] = -self._after.pop()
         return (0.0,), (1.0,)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:
-        """Nothing: what has been says nothing that the future does not."""
+        """Does nothing: the future decides, not the past."""
 
     def clear(self) -> None:
         """Nothing."""
 
 
 class KnownRates(Policy):
-    """Keeps what is used most often on the whole: the best there is for uses by chance alone."""
+    """Keeps what is used most often in the whole trace: optimal if uses are independent."""
 
     def __init__(self, rates: Values) -> None:
         super().__init__(len(rates), (0,), 0.0)
         self.terms[:] = rates
 
     def weights(self, token: int, ids: Ids | None = None) -> Weights:  # noqa: ARG002
-        """Uses add nothing: the rates are known."""
+        """Uses add nothing, since the rates are known."""
         return (0.0,), (1.0,)
 
     def seed(self, ids: Index, used: Uses, last_token: int) -> None:

@@ -1,8 +1,8 @@
-"""Cache policies replayed on a recorded trace, beside Belady's optimum.
+"""Replays cache policies on a recorded trace and compares them with Belady's optimum.
 
-The first half of the trace warms the slots, and is what everything that has to be learned is
-learned from; misses are counted over the second half. All rows of a budget have the same slots,
-divided over the layers as the runtime divides them, the rows that say otherwise apart.
+The first half of the trace warms the slots and is all that policies learn from; misses are counted
+over the second half. All rows of a budget have the same slots, allocated to the layers as the
+runtime does it, unless a row says otherwise.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from flashllm.weight_cache.policies import Pinned, Policy, make_policy
 
 TOKENS_MIN = 20
 HOT_SHARE = 0.5
-"""Of a layer's slots, those of the policy that pins."""
+"""Share of a layer's slots that the pinning policy pins."""
 OPTIMUM = "Belady's optimum"
 RATES = "rates known"
 ALIKE = f"{DEFAULT_POLICY}, layers alike"
 LONGEST = "longest window that fits"
 Make = Callable[[int, int], Policy]
-"""From a layer and its slots to what decides."""
+"""Makes the policy of a layer, from its number and slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,21 @@ class Result:
 
     policy: str
     misses: float
-    """Bundles that a token of the second half loads, all layers together."""
+    """Bundles that a token of the second half loads in all layers."""
     ratio: float
-    """Over those of the optimum."""
+    """Misses over those of the optimum."""
     hit_rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """So many slots, and all policies with them."""
+    """A number of slots, and the results of all policies with it."""
 
     share: float
-    """Of all bundles."""
+    """Share of all bundles that have slots."""
     slots_per_layer: tuple[int, ...]
     expected: float | None
-    """Misses that the plan's arithmetic expects of the default policy, from the recording."""
+    """Misses that the planner expects of the default policy, from the recorded activity."""
     results: tuple[Result, ...]
     """The fewest misses first."""
 
@@ -75,7 +75,7 @@ def misses(sets: Sequence[Ids], n_bundles: int, slots: int, policy: Policy) -> l
 
 
 def optimal_replacement(sets: Sequence[Ids], n_bundles: int, slots: int) -> OptimalReplacement:
-    """The optimum for a layer; a set that does not fit is asked for in passes."""
+    """The optimum for a layer; an active set that does not fit is requested in rounds."""
     return OptimalReplacement(
         n_bundles, [piece for ids in sets for piece in split_rounds(ids, slots)]
     )
@@ -91,7 +91,7 @@ class Replay:
     """All policies on one trace."""
 
     def __init__(self, trace: Trace, activity: Activity | None) -> None:
-        """`activity` is what was recorded of the model at conversion, if anything was."""
+        """`activity` is what was recorded at the model's conversion, if anything was."""
         if trace.tokens < TOKENS_MIN:
             raise UsageError(
                 f"the trace has {trace.tokens} tokens; {TOKENS_MIN} are needed, half of which only"
@@ -102,7 +102,7 @@ class Replay:
         self._half = trace.tokens // 2
 
     def budget(self, share: float) -> list[int]:
-        """Slots of each layer, for a share of all bundles, divided as the runtime does."""
+        """Slots of each layer, for a share of all bundles, allocated as the runtime does."""
         n_layers, n_bundles = len(self._trace.sets), self._trace.n_bundles
         least = smallest_slots(n_bundles)
         slots = max(int(share * n_layers * n_bundles), least * n_layers)
@@ -112,7 +112,7 @@ class Replay:
         return allocate(curves, slots, least)
 
     def run(self, slots_per_layer: Sequence[int], on_row: Callable[[str], None]) -> Budget:
-        """Every policy with these slots; `on_row` is called with the name of each before it."""
+        """Runs every policy with these slots; `on_row` is called with each name before."""
         found: dict[str, float] = {}
         for name, slots, make in self._rows(slots_per_layer):
             on_row(name)
@@ -151,7 +151,7 @@ class Replay:
         yield LONGEST, slots, _named("window", n_bundles, self._longest(sum(slots)))
 
     def _longest(self, slots: int) -> int:
-        """The longest recorded window whose neurons the slots hold at most."""
+        """The longest recorded window whose neurons always fit into the slots."""
         fitting = [DEFAULT_WINDOW]
         if self._activity is not None:
             needed = zip(self._activity.windows, self._activity.slots_needed, strict=True)
@@ -213,7 +213,7 @@ def report(trace: Trace, budgets: Sequence[Budget]) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Misses a token of each policy, times the optimum's in brackets; a column for each budget."""
+    """Misses per token of each policy, with the ratio to the optimum; a column per budget."""
     trace, budgets = found["trace"], found["budgets"]
     mean = {
         name: sum(_row(budget, name)["ratio"] for budget in budgets)

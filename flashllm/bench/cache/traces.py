@@ -1,7 +1,7 @@
 """Recorded traces of active sets: which bundles each token of a text used, in every layer.
 
-A trace is what cache policies are replayed on. It is recorded from a forward pass in which every
-token computes only what the selector names, so nothing of it depends on slots or on a window.
+Cache policies are replayed on traces. A trace is recorded from a forward pass in which every token
+computes only what the selector selects, so it does not depend on slots or on a window.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILE_BYTES_MAX = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Active sets of texts that follow each other."""
+    """Active sets of several texts, one after the other."""
 
     model: str
     """Name of the model's directory."""
@@ -51,7 +51,7 @@ class Trace:
         return sum(len(ids) for layer in self.sets for ids in layer) / self.tokens
 
     def part(self, first: int, last: int) -> Trace:
-        """The tokens from `first` to before `last` alone."""
+        """The trace of tokens `first` to `last` - 1."""
         sets = tuple(layer[first:last] for layer in self.sets)
         return Trace(self.model, self.select, self.n_bundles, self.stride, sets)
 
@@ -115,7 +115,7 @@ def load(path: Path) -> Trace:
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise ValueError("too large")
-        # What is no archive would be left open by numpy, were it to open it.
+        # numpy would leave a file open that is no archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             values = {name: stored[name] for name in stored.files}
         if int(values["format"]) != FORMAT:

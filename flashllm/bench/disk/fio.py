@@ -1,7 +1,7 @@
-"""The same reads by fio, where it is installed: what ours are held against.
+"""The same reads by fio, if it is installed, to compare ours with.
 
-fio's buffers are asked for in huge pages, as ours are: with small ones a read of 64 KiB is
-scattered over sixteen pages, and some devices are slower by a quarter for it.
+fio's buffers use huge pages, like ours: with small ones a read of 64 KiB is scattered over sixteen
+pages, which makes some devices slower by a quarter.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def fio_command(fio: str, path: Path, read_bytes: int, threads: int, seconds: fl
 
 
 def run_fio(fio: str, path: Path, read_bytes: int, threads: int, seconds: float) -> FioResult | str:
-    """What fio measures, or one line that says why it measured nothing."""
+    """Fio's result, or a line that says why there is none."""
     command = fio_command(fio, path, read_bytes, threads, seconds)
     try:
         done = subprocess.run(
@@ -84,7 +84,7 @@ def run_fio(fio: str, path: Path, read_bytes: int, threads: int, seconds: float)
 
 
 def parse_report(text: str, read_bytes: int, threads: int) -> FioResult | str:
-    """The result in fio's JSON, which notes may stand before."""
+    """The result in fio's JSON, which may come after other lines."""
     try:
         report: dict[str, Any] = json.loads(text[text.index("{") :])
         read = report["jobs"][0]["read"]

@@ -1,6 +1,6 @@
-"""t = a + S/B through measured points: what a read costs beside its bytes, and its bytes' rate.
+"""Fits t = a + S/B to measured points: the cost of a read, and the rate of its bytes.
 
-And whether what was measured can be believed.
+Also judges whether a measurement can be trusted.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from flashllm.hardware.curves import Fit, IoPoint
 from flashllm.hardware.machine_profile import Profile
 
 ERROR_MOST = 0.2
-"""Of a fit on a quiet machine: there the worst was 10 % off, on a busy one 38 to 92 %."""
+"""Largest error of a good fit: on a quiet machine the worst was 10 %, on a busy one 38 to 92 %."""
 DIFFER_MOST = 1.5
-"""A point's fastest pass over its slowest, the median of the points: there 1.3, here 1.9 to 5."""
+"""Fastest over slowest pass, median of the points: quiet machine 1.3, busy ones 1.9 to 5."""
 _FREE_FACTOR = 1000.0
 
 
 def has_rate(fit: Fit, points: Sequence[IoPoint]) -> bool:
-    """Whether the fit's B is a rate: False where bytes cost nothing beside the reads."""
+    """Whether the fit's B is a rate; False where the cost of bytes is negligible."""
     rates = [point.bytes_per_second for point in points if point.threads == fit.threads]
     return fit.bytes_per_second < _FREE_FACTOR / 2 * max(rates, default=math.inf)
 
 
 def reason_to_doubt(profile: Profile) -> str:
-    """What says that the machine was busy with something else, in words; "" where nothing does.
+    """Why the machine seems to have been busy, as a sentence; "" if it does not.
 
-    A disk may break the law by itself, but then each pass finds the same: what fits badly is
-    believed where the passes agree. One pass alone agrees with nothing.
+    A disk may not follow the law, but then all passes agree: a bad fit is trusted if passes agree.
+    A single pass cannot agree.
     """
     worst = max(profile.fits, key=lambda fit: fit.error, default=None)
     if worst is None or worst.error <= ERROR_MOST:
@@ -49,7 +49,7 @@ def reason_to_doubt(profile: Profile) -> str:
 
 
 def fit_points(points: Sequence[IoPoint]) -> tuple[Fit, ...]:
-    """One fit for each number of threads of which two sizes or more were measured."""
+    """One fit for each number of threads with two or more measured sizes."""
     fits = []
     for threads in sorted({point.threads for point in points}):
         chosen = [point for point in points if point.threads == threads]
@@ -59,9 +59,9 @@ def fit_points(points: Sequence[IoPoint]) -> tuple[Fit, ...]:
 
 
 def _fit(threads: int, points: Sequence[IoPoint]) -> Fit:
-    """Least squares of the relative errors: each size counts alike, be it short or long.
+    """Least squares of the relative errors, so that all sizes count alike.
 
-    Neither `a` nor 1/B is below zero: where the best line would have it so, it is zero there.
+    `a` and 1/B are at least 0: a term that would be negative is set to 0.
     """
     sizes = np.array([point.read_bytes for point in points], dtype=np.float64)
     times_ns = sizes * 1e9 / np.array([point.bytes_per_second for point in points])
@@ -70,7 +70,7 @@ def _fit(threads: int, points: Sequence[IoPoint]) -> Fit:
     if per_read_ns < 0:
         per_read_ns, ns_a_byte = 0.0, _alone(terms[:, 1])
     elif ns_a_byte <= 0:
-        # Bytes that cost nothing have no rate; one far beyond the fastest point stands for that.
+        # Bytes without cost have no rate; one far beyond the fastest point stands for that.
         ns_a_byte = float(np.min(times_ns / sizes)) / _FREE_FACTOR
         per_read_ns = _alone(terms[:, 0])
     found_ns = per_read_ns + sizes * ns_a_byte
@@ -79,5 +79,5 @@ def _fit(threads: int, points: Sequence[IoPoint]) -> Fit:
 
 
 def _alone(terms: np.ndarray) -> float:
-    """The factor that brings one column of terms nearest to ones."""
+    """The factor that brings one column of terms closest to 1."""
     return float(terms.sum() / (terms @ terms))

@@ -32,7 +32,7 @@ def draw(profile: Profile, pass_ratios: Sequence[float], directory: Path) -> lis
 
 
 def size_name(size: int) -> str:
-    """4 KiB, 1 MiB; bytes where it is no whole number of those."""
+    """`4 KiB`, `1 MiB`; in bytes if it is not a whole number of KiB."""
     for unit, factor in (("MiB", MIB), ("KiB", 1 << 10)):
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"
@@ -50,7 +50,7 @@ def _figure(columns: int, width: float, height: float) -> tuple[Any, Any]:
 
 
 def _map(profile: Profile) -> Any:
-    """Sizes down, threads across, each field with its MB/s."""
+    """A map: sizes down, threads across, MB/s in each field."""
     sizes = sorted({point.read_bytes for point in profile.points})
     threads = sorted({point.threads for point in profile.points})
     rates = np.full((len(sizes), len(threads)), np.nan)
@@ -108,7 +108,7 @@ def _curves(profile: Profile) -> Any:
 
 
 def _passes(pass_ratios: Sequence[float]) -> Any:
-    """Each pass against the first: a device that gets hot goes down here."""
+    """Each pass relative to the first; falls for a device that gets hot."""
     figure, (axis,) = _figure(1, 5.5, 3.4)
     passes = np.arange(1, len(pass_ratios) + 1)
     axis.plot(passes, [100 * ratio for ratio in pass_ratios], "o-")

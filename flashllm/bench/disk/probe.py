@@ -1,9 +1,9 @@
 """Random reads of one size by one number of threads, proven to have come from the device.
 
 Reads go through the reader that decoding uses, several batches at a time, so that its queue is
-never empty. What `/proc/self/io` says that devices were asked for must be what was read, within
-1 %: else the page cache, a hole in the file or somebody else answered, and the numbers are thrown
-away.
+never empty. The bytes that `/proc/self/io` counts must be those that were read, within 1 %:
+otherwise the page cache or a hole in the file answered, or another read interfered, and the numbers
+are discarded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProbeResult:
     """Reads in flight, on average."""
     latencies: Latencies
     proven: bool
-    """Whether the system could be asked that the device was; False where it cannot tell."""
+    """Whether the system confirmed that the device was read; False if it cannot tell."""
 
 
 def probe(
@@ -57,8 +57,8 @@ def probe(
 ) -> list[ProbeResult]:
     """Random reads of `read_bytes` over a file or the bytes [start, end) of it, `repeats` times.
 
-    `BenchmarkInvalid` where they cannot be direct or did not come from the device; `ReadFailed`
-    where the file cannot be read; `UsageError` where it is smaller than a read.
+    `BenchmarkInvalid` if they cannot be direct or did not come from the device; `ReadFailed` if the
+    file cannot be read; `UsageError` if it is smaller than a read.
     """
     forget(path)
     buffer = make_buffer(read_bytes)
@@ -68,14 +68,14 @@ def probe(
 
 
 def make_buffer(read_bytes: int, nbytes: int = BUFFER_BYTES) -> core.Buffer:
-    """Memory to read into, written to once: the first use of a page is no part of a read."""
+    """Memory to read into; written once, since the first use of a page must not count."""
     buffer = core.Buffer(max(nbytes, read_bytes))
     buffer.array()[::_PAGE_BYTES] = 1
     return buffer
 
 
 def forget(path: Path) -> None:
-    """Drops a file's pages from the page cache; `BenchmarkInvalid` where they stay there."""
+    """Drops a file's pages from the page cache; `BenchmarkInvalid` if they stay there."""
     try:
         page_cache.drop_pages(path)
     except OSError as error:
@@ -84,7 +84,7 @@ def forget(path: Path) -> None:
 
 
 def check_not_cached(path: Path) -> None:
-    """`BenchmarkInvalid` where more of a file than 1 % lies in the page cache."""
+    """`BenchmarkInvalid` if more than 1 % of a file is in the page cache."""
     try:
         file_bytes = path.stat().st_size
         resident = page_cache.resident_bytes(path, file_bytes)
@@ -109,9 +109,9 @@ def measure(
 ) -> ProbeResult:
     """One repetition of `probe`, into a buffer of `make_buffer`, on a file that was forgotten.
 
-    Places to read into lie `spacing_bytes` apart, or side by side. Where the device was asked for
-    more than was read, it is done again: after memory was short this program's own code may have
-    come from the device meanwhile, which it does once; a file system that reads more does it again.
+    Targets of reads are `spacing_bytes` apart, or adjacent. If the device was asked for more than
+    was read, the measurement is repeated once: after a shortage of memory, this program's own code
+    may have been read meanwhile. A file system that reads more does so again.
     """
     task = (path, read_bytes, threads, seconds, buffer, direct, region, spacing_bytes)
     for _ in range(2):
@@ -133,7 +133,7 @@ def _measured(
     region: tuple[int, int] | None,
     spacing_bytes: int,
 ) -> tuple[ProbeResult, int]:
-    """What was measured, not yet proven, and how many bytes the reader was asked for."""
+    """The result, not yet proven, and the bytes that the reader was asked for."""
     with _open(path, read_bytes, threads, direct) as reader:
         start, end = region or (0, reader.file_bytes)
         first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
@@ -164,14 +164,14 @@ def _measured(
 
 
 def _most(asked: int) -> float:
-    """Bytes that a device may have been asked for, where these were read."""
+    """The most bytes that the device may have been asked for, given the bytes read."""
     return asked * (1 + PROOF_SHARE) + _SLACK_BYTES
 
 
 def check_device_bytes(path: Path, before: int | None, after: int | None, asked: int) -> bool:
-    """Whether devices were asked for what was read; `BenchmarkInvalid` where they were not.
+    """Whether devices were asked for what was read; `BenchmarkInvalid` if they were not.
 
-    False where the system tells nothing of it.
+    False if the system does not tell.
     """
     if before is None or after is None:
         return False
@@ -238,7 +238,7 @@ class _Load:
         offsets = self._first + self._random.integers(self._places, size=self._batch) * (
             self._read_bytes
         )
-        # Batches beyond the buffer's windows share them: nobody looks at what arrives.
+        # Batches beyond the buffer's windows share them: nobody uses the data.
         window = self._submitted % self._windows * self._batch * self._spacing_bytes
         destinations = self._slots + window
         self._tickets.append(
@@ -251,7 +251,7 @@ class _Load:
         self._submit()
 
     def run(self, seconds: float) -> tuple[int, int, float, Latencies]:
-        """Reads, nanoseconds, mean depth and latencies, from the first batch's end on."""
+        """Reads, nanoseconds, mean depth and latencies, after the first batch."""
         self._turn()
         early, before = self._reader.stats(), self._reader.latency_histogram()
         begin_ns = time.perf_counter_ns()

@@ -15,12 +15,12 @@ from flashllm.telemetry.costs import ratio
 from flashllm.text_table import columns
 
 DROOP_FLAGGED = 0.05
-"""A last pass that is so much slower than the first is spoken of as one."""
+"""A last pass slower than this, relative to the first, is mentioned."""
 BEST_NOTE = "* the fewest threads within 3 % of the best of their size\n"
 
 
 def report(target: Target, sweep: Sweep, profile: Profile) -> dict[str, Any]:
-    """Everything that was measured, the histograms' bins included."""
+    """Everything that was measured, including the histograms' bins."""
     return {
         "target": str(target.path),
         "file_bytes": target.file_bytes,
@@ -46,7 +46,7 @@ def report(target: Target, sweep: Sweep, profile: Profile) -> dict[str, Any]:
 
 
 def beside_fio(sweep: Sweep) -> list[dict[str, Any]]:
-    """Medians of fio and of ours where both measured, with every sample."""
+    """Medians of fio and of ours at the points that both measured, with every sample."""
     rows = []
     for (size, threads), results in sorted(sweep.fio.items()):
         theirs = [result.bytes_per_second for result in results]
@@ -70,7 +70,7 @@ def beside_fio(sweep: Sweep) -> list[dict[str, Any]]:
 
 
 def text(sweep: Sweep, profile: Profile) -> str:
-    """Tables: throughput, latencies, fits, passes, and fio beside."""
+    """Tables: throughput, latencies, fits, passes, and the comparison with fio."""
     points = {(point.read_bytes, point.threads): point for point in profile.points}
     parts = [
         _grid(profile, "MB/s", {p: f"{v.bytes_per_second / 1e6:.0f}" for p, v in points.items()}),
@@ -93,7 +93,7 @@ def _last_to_first(samples: list[float]) -> float:
 
 
 def _grid(profile: Profile, title: str, cells: dict[tuple[int, int], str]) -> str:
-    """Sizes down, threads across; the least threads within 3 % of the best are marked."""
+    """Sizes down, threads across; marks the fewest threads within 3 % of the best."""
     threads = sorted({point.threads for point in profile.points})
     rows = [[title, *(f"x{number}" for number in threads)]]
     for size in _sizes(profile):

@@ -1,8 +1,8 @@
-"""Every read size at every number of threads, again and again, and the profile that they make.
+"""Measures every read size at every number of threads repeatedly, and makes a profile of it.
 
-Repetitions go round: each is one pass over all points, so that a device that gets hot, or a machine
-that gets busy, shows as a difference between passes. Beside fio, each pass is ours-fio or
-fio-ours in turn. An interruption ends the sweep and keeps what is there.
+Each repetition is one pass over all points, so that a device that gets hot, or a machine that gets
+busy, shows as a difference between passes. Where fio measures too, passes alternate between
+ours-fio and fio-ours. An interruption ends the sweep and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from flashllm.hardware.staleness import current_backend, current_isa
 FIO_SIZES = (4 << 10, 16 << 10, 64 << 10)
 FIO_THREADS = 32
 FIO_SPACING_BYTES = 4 << 20
-"""Beside fio, ours reads as fio does: into as many places as there are threads, each at the start
-of huge pages of its own. Where reads land matters: packed into one such page they were up to half
-as fast again, spread over 32 MiB as slots are a tenth slower."""
+"""Compared with fio, ours reads as fio does: to one address per thread, each at the start of huge
+pages of its own. Where reads land matters: packed into one huge page they were up to 50 % faster,
+spread over 32 MiB like slots 10 % slower."""
 Place = tuple[int, int]  # read size, threads
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a sweep goes through."""
+    """Settings of a sweep."""
 
     sizes: Sequence[int]
     threads: Sequence[int]
@@ -64,20 +64,20 @@ class Sweep:
 
     ours: dict[Place, list[ProbeResult]] = field(default_factory=dict)
     beside: dict[Place, list[ProbeResult]] = field(default_factory=dict)
-    """Ours for the comparison with fio: into as little memory as fio reads into."""
+    """Our reads for the comparison with fio, into as little memory as fio uses."""
     fio: dict[Place, list[FioResult]] = field(default_factory=dict)
     fio_problem: str = ""
     complete: bool = False
 
     @property
     def proven(self) -> bool:
-        """Whether every reading was held against what the device was asked for."""
+        """Whether every measurement was compared with what the device was asked for."""
         return all(result.proven for results in self.ours.values() for result in results)
 
     def pass_ratios(self) -> list[float]:
-        """For each pass, the median over all points of throughput over the point's first.
+        """For each pass, the median over all points of throughput relative to the first pass.
 
-        A device that gets hot and slow goes down here.
+        Falls for a device that gets hot and slow.
         """
         whole = min((len(results) for results in self.ours.values()), default=0)
         return [
@@ -101,7 +101,7 @@ class Sweep:
 def run_sweep(target: Target, settings: Settings, report: Callable[[str], None]) -> Sweep:
     """All passes, or those before an interruption; `report` gets a line before each measurement.
 
-    `BenchmarkInvalid` where a reading did not come from the device.
+    `BenchmarkInvalid` if a measurement did not come from the device.
     """
     sweep = Sweep()
     probe.forget(target.path)
@@ -135,7 +135,7 @@ def run_sweep(target: Target, settings: Settings, report: Callable[[str], None])
 def _beside(
     sweep: Sweep, target: Target, settings: Settings, place: Place, fio_first: bool
 ) -> None:
-    """One reading by fio and one of ours, one right after the other."""
+    """One measurement by fio and one of ours, right after each other."""
     if settings.fio is None or sweep.fio_problem:
         return
     size, threads = place

@@ -1,4 +1,4 @@
-"""What `bench io` reads, a file, a model's bundles or a block device, and at what sizes."""
+"""What `bench io` reads (a file, a model's bundles or a block device), and at what sizes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from flashllm.system.filesystem import find_block_device
 SIZES = tuple(4096 << power for power in range(11))
 THREADS = (1, 2, 4, 8, 16, 32, 64, 128)
 READS_LEAST = 64
-"""A file has room for so many reads of the largest size, or they are not random ones."""
+"""A file must hold this many reads of the largest size, or they are not random."""
 FILE_BYTES_LEAST = 16 << 20
 FILE_BYTES_ENOUGH = 1 << 30
-"""From here on, what a device keeps in memory of its own is a small part."""
+"""From this size on, a device's own cache is a small part."""
 SECTOR_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A file to read, how large it is, and where it lies."""
+    """A file to read, its size, and its device."""
 
     path: Path
     file_bytes: int
@@ -34,7 +34,7 @@ class Target:
 
     @property
     def remarks(self) -> list[str]:
-        """What makes the figures mean less, or less than hoped for."""
+        """Remarks on what limits the meaning of the figures."""
         found = []
         if self.device.kind == "network":
             found.append(f"{self.path} lies on a network file system ({self.device.filesystem})")
@@ -53,8 +53,8 @@ class Target:
 def find_target(path: Path) -> Target:
     """The file to read: `path`, or the bundles of the converted model there.
 
-    `ModelNotFound`, `NotACheckpoint`, `ReadFailed`, `BenchmarkInvalid` or `UsageError` where there
-    is none to read.
+    `ModelNotFound`, `NotACheckpoint`, `ReadFailed`, `BenchmarkInvalid` or `UsageError` if there is
+    none.
     """
     # Not by methods of Path, which raise where a name cannot be looked at.
     if not os.path.exists(path):
@@ -91,7 +91,7 @@ def find_target(path: Path) -> Target:
 
 
 def _is_buffered_loop(path: Path) -> bool:
-    """Whether the device is a file that somebody reads for us, buffered: then nothing is proven."""
+    """Whether it is a loop device over a file in the page cache, which proves nothing."""
     block = find_block_device(path)
     for disk in (block, block.parent) if block else ():
         with contextlib.suppress(OSError):
@@ -100,9 +100,9 @@ def _is_buffered_loop(path: Path) -> bool:
 
 
 def choose_sizes(target: Target, wanted: Sequence[int] | None) -> tuple[list[int], str]:
-    """Read sizes that the file has room for, and a sentence on those left out, or "".
+    """Read sizes that fit into the file, and a sentence on those left out, or "".
 
-    `UsageError` for sizes that no direct read has, and where the file is too small for any.
+    `UsageError` for sizes that direct reads cannot have, and if the file is too small for all.
     """
     sizes = sorted(set(wanted or SIZES))
     for size in sizes:
@@ -130,7 +130,7 @@ def choose_sizes(target: Target, wanted: Sequence[int] | None) -> tuple[list[int
 
 
 def choose_threads(wanted: Sequence[int] | None) -> list[int]:
-    """Numbers of threads, ascending; `UsageError` for more than the reader takes."""
+    """Numbers of threads, ascending; `UsageError` for more than the reader supports."""
     threads = sorted(set(wanted or THREADS))
     if threads[-1] > 1024:
         raise UsageError(f"--threads: {threads[-1]} are too many; give 1 to 1024")

@@ -1,4 +1,4 @@
-"""What this machine moves bytes with, measured in the same run as the tokens to be bounded."""
+"""Rates of this machine, measured in the same run as the tokens that they bound."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from flashllm.telemetry.costs import ratio
 
 PROBE_SECONDS = 0.25
 PROBE_REPEATS = 1
-"""A look; looks come once between any two runs, and their median counts."""
+"""Repetitions in one measurement; one is made between any two runs, and their median counts."""
 _TOUCH = 1
 
 
 class MachineProbe:
-    """Looks at the device under a model's bundles, and at memory."""
+    """Measures the device under a model's bundles, and memory."""
 
     def __init__(self, bundles: Path, device: Mapping[str, Any], dram_threads: int) -> None:
         """`device` is what `Model.io_report` gives."""
@@ -36,7 +36,7 @@ class MachineProbe:
         self._dram_threads = dram_threads
 
     def look(self, run: RunSample) -> ProbeSample:
-        """What flash gives at a run's mean read size and queue depth, and what memory gives."""
+        """Measures flash at a run's mean read size and queue depth, and memory."""
         read_bytes = mean_read_bytes(run.reader, self._alignment)
         depth = max(round(ratio(run.reader.depth_ns, run.reader.busy_ns)), 1)
         reads = run.reader.reads > 0

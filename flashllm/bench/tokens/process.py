@@ -1,4 +1,4 @@
-"""What the system counts about this process; None for what it does not tell."""
+"""The system's counts for this process; None for those that it does not tell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProcessCounts:
     """Counts since the process began, or between two moments; times in nanoseconds."""
 
     device_bytes_read: int | None
-    """What this process caused to be fetched from block devices; the page cache is not in it."""
+    """Bytes that this process caused to be read from block devices, without the page cache."""
     major_faults: int
     voluntary_switches: int
     involuntary_switches: int
@@ -32,7 +32,7 @@ class ProcessCounts:
 
     @classmethod
     def now(cls) -> ProcessCounts:
-        """As they are now, of all threads together."""
+        """The counts now, of all threads together."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return cls(
             device_bytes_read=page_cache.device_bytes(),
@@ -61,14 +61,14 @@ class ProcessCounts:
 
 
 class PeakMemory:
-    """The most memory that runs took, without what measuring the machine takes in between."""
+    """Peak memory of runs, without the measurements of the machine in between."""
 
     def __init__(self) -> None:
         self._is_clean = True
         self._left_bytes = 0
 
     def of_run(self, costs: list[TokenCost]) -> int | None:
-        """Bytes at the peak of a run; None where neither the system nor its tokens tell."""
+        """Peak bytes of a run; None if neither the system nor its tokens tell."""
         peak = max((cost.rss_bytes for cost in costs), default=None)
         if self._is_clean:
             peak = rss_peak_bytes()
@@ -76,7 +76,7 @@ class PeakMemory:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """What takes memory within is no part of a run, nor is what the allocator keeps of it."""
+        """Context manager: memory taken within does not count, nor what remains of it."""
         before_bytes = rss_bytes()
         yield
         self._left_bytes += max(rss_bytes() - before_bytes, 0)

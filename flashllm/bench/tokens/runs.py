@@ -1,8 +1,8 @@
 """The runs of `flashllm bench tokens`: one model, one process, the same prompt again and again.
 
-Every run begins a new context; what its first tokens find in the window comes from its own prompt.
-Runs with telemetry and without take turns, and between them the machine itself is measured, so
-that slow changes of the machine meet all of them alike.
+Every run begins a new context, so its first tokens find only bundles of its own prompt. Runs with
+and without telemetry are interleaved, and the machine itself is measured between them, so that slow
+changes of the machine affect all alike.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from flashllm.errors import UsageError
 from flashllm.telemetry.costs import TokenCost
 
 PAIRED_TOKENS = 1000
-"""Tokens with telemetry and as many without: what makes a difference of 1 % out of noise."""
+"""Pairs of tokens with and without telemetry that are needed to see a difference of 1 %."""
 PAIRED_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """How much is run."""
+    """How much to run."""
 
     tokens: int = 128
-    """Decoded in each run, unless the answer ends before."""
+    """Tokens to decode in each run, unless the answer ends earlier."""
     runs: int = 5
-    """Warm ones; the cold one comes before them."""
+    """Number of warm runs; a cold one precedes them."""
     telemetry_cost: bool = True
-    """Whether each has a twin without telemetry."""
+    """Whether each run is repeated without telemetry."""
     paired_tokens: int = PAIRED_TOKENS
     paired_seconds: float = PAIRED_SECONDS
 
@@ -56,12 +56,12 @@ class Probe(Protocol):
     """Measures the machine between two runs."""
 
     def look(self, run: RunSample) -> ProbeSample:
-        """What it gives at the read size and depth of a run."""
+        """Measures the machine at the read size and depth of a run."""
         ...
 
 
 def check_length(model: Model, ids: Sequence[int], tokens: int) -> None:
-    """`UsageError` where so many tokens make no run, or do not fit behind the prompt."""
+    """`UsageError` if the tokens are too few for a run, or do not fit after the prompt."""
     check_tokens(tokens)
     context = model.plan.context
     if len(ids) + tokens > context:
@@ -79,10 +79,10 @@ def measure(
     probe: Probe,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Sample]:
-    """Run; every token, every run and every look at the machine comes when it is over.
+    """Runs; yields every token, run and measurement of the machine when it is over.
 
-    Ends early where `is_stopped`; the last run is then not complete. `UsageError` where the model
-    has next to nothing to say.
+    Ends early if `is_stopped`; the last run is then incomplete. `UsageError` if the model's answer
+    is too short.
     """
     check_length(model, ids, settings.tokens)
     runs = _Runs(model, ids, settings, is_stopped)
@@ -108,7 +108,7 @@ def measure(
 def _further_pairs(
     runs: _Runs, settings: TokenSettings, is_stopped: Callable[[], bool]
 ) -> Iterator[Sample]:
-    """Short answers are compared more often, for some seconds at most."""
+    """More pairs for short answers, for some seconds at most."""
     paired, number = runs.plain_tokens, settings.runs
     end = time.monotonic() + settings.paired_seconds
     while paired < settings.paired_tokens and time.monotonic() + 2 * runs.seconds_max < end:
@@ -120,7 +120,7 @@ def _further_pairs(
 
 
 def _pair(number: int, measured: str) -> list[str]:
-    """A run with telemetry and one without; each comes first every other time."""
+    """A run with telemetry and one without, in alternating order."""
     return [measured, PLAIN] if number % 2 == 0 else [PLAIN, measured]
 
 
@@ -149,7 +149,7 @@ class _Runs:
         self.seconds_max = 0.0
 
     def run(self, kind: str) -> Generator[Sample, None, RunSample]:
-        """One answer: its tokens, then itself; it is returned, too."""
+        """Runs one answer; yields its tokens, then the run, and also returns the run."""
         self._model.forget()  # so that each run reads its prompt
         generation = self._model.generate(
             self._ids, max_tokens=self._tokens + 1, telemetry=kind != PLAIN
@@ -164,7 +164,7 @@ class _Runs:
         for token in self._decoded(generation, kind):
             tokens.append(token)
             yield token
-        # Asked for even where nothing more comes, so that the generation ends and is let go.
+        # Called even if nothing more comes, so that the generation ends and is released.
         generation.close()
         run = RunSample(
             run=self._number,
@@ -186,7 +186,7 @@ class _Runs:
         return run
 
     def _decoded(self, generation: Generation, kind: str) -> Iterator[TokenSample]:
-        """Each step of the decode but the prompt's; the one that ends the answer among them."""
+        """Each step of the decode, without the prompt's, but with the one that ends the answer."""
         index = 0
         while generation.finish_reason is None and not self._is_stopped():
             start_ns = time.perf_counter_ns()
@@ -207,13 +207,13 @@ class _Runs:
 
 
 def _cost(token: Token | None, generation: Generation) -> TokenCost:
-    # The step that draws the end of the answer shows no token, but costs one.
+    # The step that samples the end of the answer shows no token, but costs one.
     return generation.costs[-1] if token is None else token.cost
 
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """The counts at which a decode begins."""
+    """The counts at the beginning of a decode."""
 
     process: ProcessCounts
     reader: ReaderCounts
@@ -228,7 +228,7 @@ class _Moment:
         )
 
     def until_now(self, model: Model) -> dict[str, Any]:
-        """Fields of `RunSample`: what was counted since."""
+        """Fields of `RunSample`, counted since then."""
         now = _Moment.now(model)
         return {
             "process": now.process.since(self.process),

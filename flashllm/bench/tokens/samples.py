@@ -1,4 +1,4 @@
-"""What `flashllm bench tokens` keeps of each token, run and look at the machine; plain values."""
+"""Records of `flashllm bench tokens`: tokens, runs and measurements of the machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import TokenCost
 
 COLD, WARM, PLAIN, AGAIN = "cold", "warm", "plain", "again"
-"""The first run after opening; those that count; those without telemetry; further ones with it."""
+"""Kinds of runs: the first one; those that count; without telemetry; further ones with it."""
 _COUNTS = (
     "bytes_read", "bytes_useful", "reads", "io_busy_ns", "io_hidden_ns", "depth_max", "hits",
     "misses", "passes", "spilled", "guessed", "guesses_used", "rss_bytes", "hit_rate",
     "queue_depth_mean", "io_bytes_per_second",
 )  # fmt: skip
 TOKENS_MIN = 2
-"""Decoded in a run; fewer say nothing."""
+"""The fewest tokens of a meaningful run."""
 
 
 def check_tokens(tokens: int) -> None:
-    """`UsageError` where so many tokens make no run."""
+    """`UsageError` if there are too few tokens for a run."""
     if tokens < TOKENS_MIN:
         raise UsageError(f"--tokens {tokens}: expected {TOKENS_MIN} or more")
 
@@ -36,11 +36,11 @@ class TokenSample:
     run: int
     kind: str
     index: int
-    """From 0, in its run; the prompt's own first token is not among them."""
+    """Number in its run, from 0; the prompt's own first token does not count."""
     id: int | None
-    """What was drawn; None for the end of the answer."""
+    """The sampled id; None for the end of the answer."""
     wall_ns: int
-    """Between asking the engine and its answer, by a clock outside of it."""
+    """Time between the request to the engine and its answer, by an outside clock."""
     context_tokens: int
     cost: TokenCost | None
     """None without telemetry."""
@@ -71,7 +71,7 @@ class TokenSample:
 
 @dataclass(frozen=True, slots=True)
 class ReaderCounts:
-    """What the reader did between two moments."""
+    """The reader's counts between two moments."""
 
     bytes_read: int
     bytes_useful: int
@@ -95,17 +95,17 @@ class ReaderCounts:
 
 @dataclass(frozen=True, slots=True)
 class RunSample:
-    """One answer: its prompt, and around its decoded tokens what reader and system counted."""
+    """One answer: its prompt, its tokens, and the counts of reader and system meanwhile."""
 
     run: int
     kind: str
     complete: bool
     finish_reason: str | None
     first_token_ns: int
-    """Time to the first token: the prompt read, and one token drawn."""
+    """Time to the first token: reading the prompt and sampling one token."""
     prefill: TokenCost | None
     token_ids: tuple[int, ...]
-    """All that were drawn, the prompt's own first token among them."""
+    """All sampled ids, with the prompt's own first token."""
     tokens: tuple[TokenSample, ...]
     process: ProcessCounts
     reader: ReaderCounts
@@ -113,7 +113,7 @@ class RunSample:
     """Of the reads."""
     rss_peak_bytes: int | None
     stolen_share: float | None
-    """Of all processors' time from the prompt to the end; None where it is unknown."""
+    """Share of all processors' time that was stolen during the run; None if unknown."""
 
     @property
     def decode_ns(self) -> int:
@@ -147,14 +147,14 @@ class RunSample:
 
 @dataclass(frozen=True, slots=True)
 class ProbeSample:
-    """What the machine gave between two runs, at the read size and depth of the one before."""
+    """Rates of the machine between two runs, at the read size and depth of the previous run."""
 
     run: int
     read_bytes: int
     depth: int
-    """Reads under way in the run before, rounded."""
+    """Mean reads under way in the previous run, rounded."""
     flash_bytes_per_second: float | None
-    """At that depth; None where nothing is read, or not without the page cache."""
+    """Rate at that depth; None if nothing is read, or only through the page cache."""
     threads: int
     """All of the reader's."""
     flash_all_bytes_per_second: float | None

@@ -1,7 +1,7 @@
-"""From the samples of `flashllm bench tokens` to the figures of its report.
+"""Computes the figures of `flashllm bench tokens` from its samples.
 
-Rates are taken per run, and their median over the runs; percentiles over the tokens of all warm
-runs. Whatever is said can be computed again from the lines of `--jsonl`.
+Rates are medians over the runs; percentiles are over the tokens of all warm runs. All figures can
+be computed again from the lines of `--jsonl`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from flashllm.telemetry.costs import TokenCost, decode_summary, ratio
 from flashllm.telemetry.roofline import Bound, active_bundles
 
 CLOSES_WITHIN = 0.02
-"""How far the parts may be from the wall time, and how far reported bytes from the kernel's."""
+"""Tolerances: of the parts against the wall time, and of reported bytes against the kernel's."""
 BYTES_WITHIN = 0.01
 SLACK_BYTES = 1 << 20
-"""What else this process may have read meanwhile, such as a Python module."""
+"""Bytes that this process may have read besides, such as a Python module."""
 
 
 def summarize(model: Model, samples: Sequence[Sample], opening_ns: int) -> dict[str, Any]:
-    """The `summary` of a report; without warm runs, of what there is.
+    """The `summary` of a report; without warm runs, of the others.
 
-    Runs that were cut short give their tokens, but no rates while there are complete ones.
+    Incomplete runs contribute tokens, but no rates if there are complete runs.
     """
     runs = [sample for sample in samples if isinstance(sample, RunSample)]
     probes = [sample for sample in samples if isinstance(sample, ProbeSample)]
@@ -98,7 +98,7 @@ def _decode(runs: Sequence[RunSample]) -> dict[str, Any]:
 
 
 def _steady(runs: Sequence[RunSample], window: int, select: str) -> dict[str, Any]:
-    """Tokens after as many as the window holds were decoded; where nothing has one, all."""
+    """Tokens after the first `window` ones of each run; all, if there are none."""
     first = 0 if select == "all" else window
     walls = [token.wall_ns for run in runs for token in run.tokens if token.index >= first]
     means = [
@@ -186,7 +186,7 @@ def _process(runs: Sequence[RunSample]) -> dict[str, Any]:
 
 
 def _device_bytes(runs: Sequence[RunSample], direct: bool) -> dict[str, Any]:
-    """What the reader says it read, against the kernel: around the decodes of all runs."""
+    """The reader's bytes compared with the kernel's, around the decodes of all runs."""
     reported = sum(run.reader.bytes_read for run in runs)
     counted = [run.process.device_bytes_read for run in runs]
     known = [count for count in counted if count is not None]
@@ -218,7 +218,7 @@ def _memory(model: Model, runs: Sequence[RunSample]) -> dict[str, Any]:
 def bound_report(
     model: Model, runs: Sequence[RunSample], probes: Sequence[ProbeSample]
 ) -> dict[str, Any] | None:
-    """The bound of a token, and of it in the time that a token took; None without a probe."""
+    """The bound of a token, compared with the time that a token took; None without a probe."""
     rated = [run for run in runs if run.complete] or list(runs)
     if not probes or not rated:
         return None
@@ -248,7 +248,7 @@ def bound_report(
 
 
 def dram_of(model: Model, runs: Sequence[RunSample]) -> DramBytes:
-    """What the mean decoded token of these runs moved through DRAM."""
+    """Bytes that the mean decoded token of these runs moved through DRAM."""
     costs, spec = _costs(runs), model.info.spec
     used = ratio(sum(cost.hits + cost.misses for cost in costs), len(costs))
     loaded = ratio(sum(cost.misses for cost in costs), len(costs))

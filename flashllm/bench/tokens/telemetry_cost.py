@@ -1,4 +1,4 @@
-"""What telemetry costs: the same tokens with it and without, in turns."""
+"""What telemetry costs: the same tokens with and without it, interleaved."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DEVIATIONS = 1.96  # 95 % of a normal distribution
 def telemetry_cost(runs: Sequence[RunSample]) -> dict[str, Any] | None:
     """Medians of both, their difference, and that of the pairs; None without pairs.
 
-    A pair is the same token of two runs that follow each other: what is done is the same. The
-    interval holds the median of the pairs' differences with 95 % if tokens are independent of each
-    other; drift within a run makes the true one wider.
+    A pair is the same token of two consecutive runs, so both do the same work. The interval
+    contains the median of the pairs' differences with 95 % probability if tokens are independent;
+    drift within a run makes the true one wider.
     """
     warm = [run for run in runs if run.complete and run.kind != COLD]
     couples = [
@@ -54,7 +54,7 @@ def telemetry_cost(runs: Sequence[RunSample]) -> dict[str, Any] | None:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the median lies with 95 %, from the ranks around it; distribution-free."""
+    """A 95 % confidence interval of the median, from ranks; distribution-free."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     half = _DEVIATIONS * math.sqrt(len(ordered)) / 2
     low = max(math.floor(len(ordered) / 2 - half), 0)
@@ -63,7 +63,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def same_tokens(runs: Sequence[RunSample]) -> bool:
-    """Whether all runs drew the same tokens, those that were cut short as far as they came."""
+    """Whether all runs sampled the same tokens, incomplete runs as far as they went."""
     longest = max((run.token_ids for run in runs), key=len, default=())
     return all(
         run.token_ids == longest[: len(run.token_ids)]

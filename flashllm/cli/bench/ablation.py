@@ -20,7 +20,7 @@ DEMO_TEXT = "heldout.jsonl"
 
 
 def bench_ablation(arguments: argparse.Namespace) -> int:
-    """Runs the rows by turns; prints the table or one JSON object."""
+    """Runs the rows interleaved; prints the table or one JSON object."""
     from flashllm.bench.ablation import plots as ablation_plots
     from flashllm.bench.ablation import report
     from flashllm.bench.ablation.run import Ablation, Settings
@@ -67,7 +67,7 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
 
 
 def _run(ablation: Ablation, runs: int) -> tuple[list[RowResult], bool]:
-    """What was measured, and whether that is all."""
+    """The results, and whether they are complete."""
     ticker, results = Ticker(), []
 
     def report(row: Row, number: int) -> None:

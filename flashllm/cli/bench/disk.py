@@ -20,9 +20,9 @@ from flashllm.units import format_bytes
 
 
 def bench_io(arguments: argparse.Namespace) -> int:
-    """Sweeps, keeps the profile, and reports; 130 with what there is where it was interrupted.
+    """Sweeps, keeps the profile, and reports; exit code 130 with a partial report if interrupted.
 
-    74 where the machine was too busy for the profile to be kept: scripts may try again.
+    74 if the machine was too busy for the profile to be kept: scripts may try again.
     """
     from flashllm.bench.disk.fit import reason_to_doubt
     from flashllm.bench.disk.sweep import make_profile
@@ -60,7 +60,7 @@ def bench_io(arguments: argparse.Namespace) -> int:
 
 
 def _remarks(sweep: Any, settings: Any, no_fio: bool, interrupted: bool) -> list[str]:
-    """What the figures lack."""
+    """Remarks on what the figures lack."""
     found = []
     if not sweep.proven:
         found.append("this system does not tell what devices were asked for: nothing is proven")
@@ -118,7 +118,7 @@ def _write_text(
 
 
 def _prepare(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The target and the settings; everything that can be refused is, before any long work."""
+    """The target and the settings; everything is checked before any long work."""
     from flashllm import core
     from flashllm.bench.disk.fio import find_fio
     from flashllm.bench.disk.sweep import Settings
@@ -171,7 +171,7 @@ def _rates() -> tuple[Any, bool]:
 
 
 def _keep(profile: Any, path: Path | None, remarks: list[str]) -> Path | None:
-    """Writes the profile where it was asked for, or to the cache unless a better one is there."""
+    """Writes the profile to the file given, or to the cache unless a better one is there."""
     from flashllm.hardware import machine_profile as profiles
     from flashllm.options import DEFAULT_IO_THREADS
 
@@ -179,7 +179,7 @@ def _keep(profile: Any, path: Path | None, remarks: list[str]) -> Path | None:
         return profiles.save(profile, path)
     most_threads = max(point.threads for point in profile.points)
     if most_threads < DEFAULT_IO_THREADS:
-        # A plan would take the most that is known for the best, and read with fewer than without.
+        # A plan would take the largest measured number of threads for the best, and use too few.
         remarks.append(
             f"the profile is not kept: of more threads than {most_threads} it knows nothing, and a"
             f" plan chooses by it; measure with --threads up to {DEFAULT_IO_THREADS} at least, or"
@@ -196,7 +196,7 @@ def _keep(profile: Any, path: Path | None, remarks: list[str]) -> Path | None:
 
 
 def _known(device: Any) -> Any:
-    """The profile of a device that is kept already, or None."""
+    """The profile of a device that is already kept, or None."""
     from flashllm.hardware import machine_profile as profiles
 
     with contextlib.suppress(ProfileError):
@@ -206,7 +206,7 @@ def _known(device: Any) -> Any:
 
 
 def _why_refused(device: Any) -> str:
-    """What it means that a doubtful profile is not kept, and what to do."""
+    """A sentence about why a doubtful profile is not kept, and what to do."""
     from flashllm.options import DEFAULT_IO_THREADS
     from flashllm.planning.plan import GAP_BYTES
 
@@ -236,7 +236,7 @@ def _why_worse(profile: Any, known: Any) -> str:
 
 
 def _rates_text(rates: Any) -> str:
-    """Memory and kernels, in GB/s, and what a token costs beside."""
+    """Rates of memory and kernels, in GB/s, and the overheads of a token."""
     from flashllm.text_table import columns
 
     memory = {f"memory x{n}": rate for n, rate in rates.dram_bytes_per_second.items()}

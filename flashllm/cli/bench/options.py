@@ -1,4 +1,4 @@
-"""What the measuring commands take: `bench io`, `tokens`, `ablation`, `cache`."""
+"""Arguments of the measuring commands: `bench io`, `tokens`, `ablation`, `cache`."""
 
 from __future__ import annotations
 

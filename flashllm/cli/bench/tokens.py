@@ -1,4 +1,4 @@
-"""`flashllm bench tokens`: what each token costs, beside what this machine allows."""
+"""`flashllm bench tokens`: what each token costs, compared with what this machine allows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ JOIN_SECONDS = 2.0
 
 
 def bench_tokens(arguments: argparse.Namespace) -> int:
-    """Measures, and prints what was found; 130 after Ctrl-C, which keeps it."""
+    """Measures and prints the report; exit code 130 after Ctrl-C, with a partial report."""
     if arguments.ids is not None and not arguments.ids:
         raise UsageError("--ids is empty; give at least one token id")
     check_tokens(arguments.tokens)
@@ -132,7 +132,7 @@ def _encode(model: Model, prompt: str | None) -> list[int]:
 
 
 def _print(report: dict[str, Any], samples: _Samples, arguments: argparse.Namespace) -> int:
-    """The end of every form of report; the exit code."""
+    """Prints the end of the report in any form; returns the exit code."""
     output, header = Output(), report["header"]
     if header["synthetic"]:
         remark(f"{header['model']['name']} is {SYNTHETIC}: its speed says something, its words not")
@@ -164,7 +164,7 @@ def _print(report: dict[str, Any], samples: _Samples, arguments: argparse.Namesp
 def _settings(
     model: Model, ids: Sequence[int], arguments: argparse.Namespace, threads: int
 ) -> dict[str, Any]:
-    """What was asked for and what came of it: enough to run the same again."""
+    """The settings given and those that resulted, enough to repeat the run."""
     plan, device = model.plan, model.io_report()
     return {
         "prompt": None if arguments.ids else arguments.prompt or PROMPT,
@@ -193,7 +193,7 @@ def _settings(
 
 
 class _Samples:
-    """All samples, and on standard output each as it comes where that was asked for."""
+    """Collects all samples, and prints each as it comes if that was asked for."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.all: list[Sample] = []
@@ -210,7 +210,7 @@ class _Samples:
             self._output.json({"type": "header", **header})
 
     def add(self, sample: Sample) -> None:
-        """A token, a run or a look at the machine is over."""
+        """A token, a run or a measurement of the machine is over."""
         self.all.append(sample)
         if self._arguments.jsonl:
             self._output.json(sample.to_json())
@@ -221,7 +221,7 @@ class _Samples:
             self.ticker.show(f"run {sample.run + 1} ({sample.kind}): {speed:.1f} tokens/s")
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
-        """Those of one kind."""
+        """The samples of one kind."""
         return [sample for sample in self.all if isinstance(sample, kind)]
 
     def _row(self, sample: TokenSample) -> None:
