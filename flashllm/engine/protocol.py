@@ -1,4 +1,4 @@
-"""The engine's public names, as the chat and `run` see them: typing only, nothing is loaded.
+"""The engine's interface for the chat and `run`: typing only, nothing is loaded.
 
 The engine in this process (`local.Model`), the one in a process of its own (`process.client`) and
 scripted ones for tests are interchangeable behind these.
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 OnPrefill = Callable[[float, int], None]
-"""Told of tokens of the prompt that are done, and of all that are read: not of those kept."""
+"""Called with the prompt's tokens done, and all that are to be read, without cached ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningProgress:
-    """How far the opening of a model is: what is being done, and of how many bytes so many.
+    """Progress of opening a model: the phase, bytes done, and all bytes.
 
-    `total` is 0 where nobody knows how much there is to do.
+    `total` is 0 if unknown.
     """
 
     phase: str
@@ -39,7 +39,7 @@ class OpeningProgress:
 
 
 OnOpening = Callable[[OpeningProgress], None]
-"""Told of that, from any thread."""
+"""Called with the progress, from any thread."""
 
 
 class EngineGeneration(Protocol):
@@ -72,21 +72,21 @@ class EngineTokenizer(Protocol):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model came with one; a plain one stands in otherwise."""
+        """Whether the model came with one; otherwise a plain one is used."""
 
     @property
     def chat_stops(self) -> tuple[str, ...]:
-        """Strings that end an answer, beside the model's own end."""
+        """Strings that end an answer, besides the model's own end."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, the beginning-of-text id in front where the model has one."""
+        """Ids of plain text, after the beginning-of-text id if the model has one."""
 
     def encode_chat(
         self, messages: Sequence[Message], known: Mapping[int, Sequence[int]] | None = None
     ) -> list[int]:
         """Ids of a conversation, ready for the next answer.
 
-        `known` holds the ids that answers were generated with, by the number of their message.
+        `known` has the ids that answers were generated with, by message number.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -114,22 +114,22 @@ class Engine(Protocol):
         telemetry: bool = True,
         answer: int = 0,
     ) -> EngineGeneration:
-        """Continue `ids`; the last `answer` of them are an answer that was stopped and goes on."""
+        """Continue `ids`, the last `answer` of which are a stopped answer."""
 
     def cancel(self) -> None:
         """End the running generation within a layer."""
 
     def close(self) -> None:
-        """Stop, and give the memory back."""
+        """Stop, and free the memory."""
 
     def cautions(self) -> list[str]:
-        """What makes this machine slower than it could be, in sentences; empty when all is well."""
+        """Sentences about what makes this machine slower than it could be; may be empty."""
 
     def io_report(self) -> dict[str, Any]:
-        """How the bundles are read: direct or not, how many at a time and by what, and why so."""
+        """How bundles are read: directly or not, how many at a time, by which back-end, and why."""
 
     def rates(self) -> DeviceRates:
         """What this device and machine can give, as far as a profile knows."""
 
     def neuron_map(self) -> NeuronMap | None:
-        """What is in DRAM, and what the last token did with it; None where nobody knows yet."""
+        """Which neurons are in DRAM, and which the last token used or read; None if unknown."""

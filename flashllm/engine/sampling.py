@@ -1,4 +1,4 @@
-"""Choosing the next token from its logits, and seeing where a text has to stop."""
+"""Samples the next token from its logits, and finds where a text has to stop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is drawn; temperature 0 takes the likeliest. `UsageError` for nonsense."""
+    """How a token is sampled; temperature 0 takes the likeliest. Checks its values."""
 
     temperature: float = 0.0
     top_k: int = 0
-    """Only the k likeliest; 0 for all."""
+    """Sample only from the k likeliest; 0 for all."""
     top_p: float = 1.0
     """The smallest set of the likeliest that holds this share of the probability."""
     min_p: float = 0.0
@@ -46,7 +46,7 @@ class Sampling:
 
 
 class Sampler:
-    """Draws tokens one after the other; the same seed and logits give the same tokens."""
+    """Samples tokens one after the other; the same seed and logits give the same tokens."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
         import numpy as np
@@ -62,7 +62,7 @@ class Sampler:
         return token
 
     def skip(self, drawn: Sequence[int]) -> None:
-        """Go on behind tokens that were drawn by such a sampler before."""
+        """Continue after tokens that such a sampler has sampled before."""
         self._seen.update(drawn)
         if self._sampling.temperature != 0.0:
             self._random.random(len(drawn))
@@ -101,7 +101,7 @@ class Sampler:
 
 
 class StopMatcher:
-    """Passes text on until a stop string appears, holding back what may become one."""
+    """Passes text on until a stop string appears; holds back a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         if any(not stop for stop in stops):
@@ -111,7 +111,7 @@ class StopMatcher:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """What can be shown now; `stopped` is set when a stop string has come."""
+        """The text that can be shown now; `stopped` is set when a stop string has come."""
         self._held += text
         found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if found:
@@ -124,7 +124,7 @@ class StopMatcher:
         return shown
 
     def flush(self) -> str:
-        """What was held back in vain."""
+        """The text that was held back and did not become a stop string."""
         shown, self._held = self._held, ""
         return shown
 

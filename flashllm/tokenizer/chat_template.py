@@ -1,8 +1,8 @@
-"""Chat templates: from messages to text, with what people wrote kept apart from the rest.
+"""Chat templates: from messages to text, with what users wrote kept separate from the rest.
 
-The contents of messages never reach the template. It sees placeholders that nobody can guess;
-its output is split at them, and only the template's own text may become control tokens. Not here:
-what a template would change inside a message, which it cannot see.
+The contents of messages never reach the template. It sees placeholders that nobody can guess; its
+output is split at them, and only the template's own text may become control tokens. Not supported:
+changes that a template would make inside a message, which it cannot see.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MEMORY_BYTES_MAX = 1 << 29
 
 ROLES = ("system", "user", "assistant")
 PLAIN_STOP = "\nUser:"
-"""Where an answer ends that was asked for by the plain template, if the model goes on by itself."""
+"""The end of an answer with the plain template, if the model continues with a next question."""
 
 _PROCESS = Path(__file__).with_name("template_process.py")
 # Private-use borders and digits: no case, nothing to escape, no white space.
 _PLACEHOLDER = re.compile("\ue000[0-9]{39}\ue001")
-# Also as Python and JSON write them where they escape what they show.
+# Also in the escaped forms of Python and JSON.
 _PLACEHOLDER_PART = re.compile("[\ue000\ue001]|\\\\ue00[01]")
 
 
@@ -44,7 +44,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a rendered conversation: a message's content, or the template's own text."""
+    """A part of a rendered conversation: a message's content, or the template's own text."""
 
     text: str
     message: int | None = None
@@ -52,7 +52,7 @@ class Segment:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises `UsageError` for no messages at all and for one that is none."""
+    """Raises `UsageError` for an empty list and for invalid messages."""
     if not messages:
         raise UsageError("the conversation is empty; there is nothing to answer")
     for message in messages:
@@ -100,7 +100,7 @@ def _core(message: Message) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a template can tell of a message: its role, and white space around a placeholder."""
+    """What a template can see of a message: its role, and white space around a placeholder."""
 
     role: str
     before: str
@@ -118,9 +118,9 @@ class _Shape:
 
 @functools.lru_cache(maxsize=8)
 def _first_moment(day: date) -> str:
-    """When a template was first rendered on a day: what it says of the time stays till the next.
+    """When a template was first rendered today; the time that it shows is the same until tomorrow.
 
-    A conversation whose beginning changed would have to be read anew from there.
+    A conversation whose beginning changed would have to be read again from there.
     """
     now = datetime.now()
     return (now if now.date() == day else datetime.combine(day, time.max)).isoformat()

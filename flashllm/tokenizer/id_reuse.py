@@ -1,8 +1,8 @@
-"""The ids that an answer was generated with, in place of those that its text encodes to.
+"""Reuses the ids that an answer was generated with, instead of those that its text encodes to.
 
-A model may spell a text in other pieces than the tokenizer would. A prompt that repeats the
-answer's own ids begins as the context does that it was written in, which need not be read again.
-What is put in place has the same bytes as what it replaces, and no control token.
+A model may spell a text with other pieces than the tokenizer would. A prompt that repeats the
+answer's own ids has a common prefix with the context, which need not be read again. The ids that
+are put in have the same bytes as those that they replace, and no control token.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class AnswerSpan:
-    """Where an answer lies in what is encoded."""
+    """An answer's place in the encoded parts, and its ids."""
 
     part: int
-    """Number of the stretch of text among the parts."""
+    """Number of the text among the parts."""
     before: str
-    """Text of the stretch in front of the answer."""
+    """Text of that part before the answer."""
     text: str
     """The answer, without white space around it."""
     ids: Sequence[int]
-    """Those that it was generated with."""
+    """The ids that it was generated with."""
 
 
 @dataclass(slots=True)
 class TextSpan:
-    """Text between two control tokens: its ids, and how its bytes lie on them."""
+    """Text between two control tokens: its ids, and the bytes at which they begin."""
 
     ids: list[int]
     raw: bytes
     at: dict[int, int]
-    """The id that begins at a byte."""
+    """Index of the id that begins at a byte."""
     added_space: int
-    """How many more bytes of white space it begins with than the text that was encoded."""
+    """Bytes of white space at its beginning that the encoder added."""
 
 
 class TokenReuse:
-    """Puts them into place, for one vocabulary."""
+    """Puts previous ids into encoded prompts, for one vocabulary."""
 
     def __init__(self, piece_bytes: Callable[[int], bytes], controls: Container[int]) -> None:
         self._piece_bytes = piece_bytes
@@ -48,7 +48,7 @@ class TokenReuse:
     def put(
         self, ids: list[int], parts: Sequence[str | int], places: Iterable[AnswerSpan]
     ) -> list[int]:
-        """`ids` are what `parts`, text and control tokens, were encoded to; places in order."""
+        """`ids` are the encoded `parts` (text and control tokens); `places` are in order."""
         waiting = list(places)
         out: list[int] = []
         position = 0
@@ -85,7 +85,7 @@ class TokenReuse:
         return [*out, *ids[done:]]
 
     def _text_span(self, ids: list[int], text: str) -> TextSpan | None:
-        """None where the ids are not those of the text, but for white space at its ends."""
+        """The span of `ids`; None unless they spell the text, apart from outer white space."""
         pieces = [self._piece_bytes(token) for token in ids]
         raw, wanted = b"".join(pieces), _utf8(text)
         if raw.strip() != wanted.strip():
@@ -96,14 +96,14 @@ class TokenReuse:
         return TextSpan(ids, raw, at, _lead(raw) - _lead(wanted))
 
     def _start(self, span: TextSpan, place: AnswerSpan) -> int:
-        """The byte of the stretch at which the answer's ids begin; -1 if there is no such place."""
+        """The byte of the span at which the answer's ids begin; -1 if there is none."""
         own = b"".join([self._piece_bytes(token) for token in place.ids])
         text_at = len(_utf8(place.before)) + span.added_space
         is_there = span.raw.startswith(_utf8(place.text), max(text_at, 0))
         return text_at - _lead(own) if text_at >= 0 and is_there else -1
 
     def _matching(self, span: TextSpan, start: int, ids: Sequence[int]) -> tuple[int, int]:
-        """How many ids spell what is there, as far as they end where one of the others ends."""
+        """How many ids spell the same bytes, up to a byte where one of the replaced ids ends."""
         found, byte = (0, start), start
         for count, token in enumerate(ids, 1):
             piece = self._piece_bytes(token)

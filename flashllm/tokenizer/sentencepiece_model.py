@@ -31,11 +31,10 @@ _WITHOUT_PREFIX = bytes([_NORMALIZER_FIELD << 3 | _BYTES, 2, _PREFIX_FIELD << 3 
 
 
 class SentencePieceVocabulary:
-    """A sentencepiece model, with tokens by id that other files add to it or name anew.
+    """A sentencepiece model, with tokens, by id, that other files add or rename.
 
-    `specials` are spellings of pieces that are markers whatever the model says of them.
-    `legacy` models learned a space in front of every stretch of text between markers, the others
-    one in front of the first stretch alone.
+    `specials` are spellings of pieces that are markers, whatever the model says. `legacy` models
+    learned a space before every text between markers, others only before the first.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class SentencePieceVocabulary:
         self._set_edges()
 
     def _set_edges(self) -> None:
-        """What stands at the beginning and the end of a text."""
+        """Sets the ids at the beginning and the end of a text."""
         processor = self._processor
         first = processor.encode("a", out_type=str)
         self.strips_leading_space = bool(first) and first[0].startswith(SPACE)
@@ -85,7 +84,7 @@ class SentencePieceVocabulary:
         }
 
     def encode(self, parts: Sequence[str | int]) -> list[int]:
-        """Ids of stretches of text and of the control tokens between them."""
+        """Ids of texts and of the control tokens between them."""
         ids: list[int] = []
         for number, part in enumerate(parts):
             if isinstance(part, int):
@@ -107,7 +106,7 @@ class SentencePieceVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One piece, and where it lies in the model: the whole field, and the byte of its type or 0."""
+    """One piece, and its place in the model: the whole field, and the byte of its type or 0."""
 
     piece: str
     type: int
@@ -149,7 +148,7 @@ def _hidden(
     names: Container[str],
     template: str,
 ) -> set[int]:
-    """Ids of pieces that text could reach and must not: of markers by id, name, type or look."""
+    """Ids of pieces that text could reach and must not: markers by id, name, type or look."""
     hidden = set()
     suspects = []
     for token, entry in enumerate(entries):

@@ -1,4 +1,4 @@
-"""What the JSON files around a vocabulary say: special tokens, template, ends of answers."""
+"""The settings in the JSON files of a tokenizer: special tokens, template, ends of answers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class TokenizerSettings:
     """Whether text begins with `bos_token`; None where the files leave it to the vocabulary."""
     template: str = ""
     added: dict[int, AddedToken] = field(default_factory=dict)
-    """Tokens behind the vocabulary's own, or among them, by id."""
+    """Added tokens, by id, after the vocabulary's own or among them."""
     specials: tuple[str, ...] = ()
     """More spellings of special tokens."""
     legacy: bool = True
-    """Whether a `tokenizer.model` puts a space in front of every stretch of text between markers,
-    as the models did that came before anybody wrote down which it is."""
+    """Whether a `tokenizer.model` puts a space before every text between markers, like models from
+    before this was a setting."""
     eos_ids: tuple[int, ...] = ()
 
 
 def read_settings(directory: Path) -> TokenizerSettings:
-    """Reads the settings in a model's directory; files that are not there say nothing."""
+    """Reads the settings in a model's directory; absent files are skipped."""
     config = read_optional(directory / "tokenizer_config.json")
     special = read_optional(directory / "special_tokens_map.json")
     generation = read_optional(directory / "generation_config.json")
@@ -58,7 +58,7 @@ def read_settings(directory: Path) -> TokenizerSettings:
 
 
 def _spelling(value: object) -> str:
-    """A token is written as a string, or as an object around it."""
+    """The text of a token, which is written as a string or as an object."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""

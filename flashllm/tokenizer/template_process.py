@@ -1,10 +1,10 @@
 """The child process that renders one chat template; run as a script, importing nothing of flashllm.
 
-A template comes with a model and is somebody else's program. Jinja's sandbox keeps it from the
-file system and from Python's insides, but not from looping for ever, from `9 ** (9 ** 9)` or from
+A template comes with a model and is a stranger's program. Jinja's sandbox keeps it from the file
+system and from Python's insides, but not from looping for ever, from `9 ** (9 ** 9)` or from
 doubling a string forty times, and none of these can be interrupted from Python. The kernel can:
-hence a process of its own with limits on CPU time and memory, and a parent that stops waiting.
-Nor may it write a file, should the sandbox have a hole.
+hence a process of its own with limits on CPU time and memory, and a parent that stops waiting. It
+may not write files either, in case the sandbox has a hole.
 
 Reads one JSON object from stdin (`template`, `variables`, limits); writes one to stdout: `text`, or
 `error` with `refused` true where the template itself called `raise_exception`.
@@ -69,7 +69,7 @@ def _new_dict(*values: Any, **named: Any) -> dict[Any, Any]:
 
 
 def environment(now: datetime) -> Environment:
-    """Jinja as chat templates expect it; `now` is what `strftime_now` tells."""
+    """Jinja as chat templates expect it; `now` is the time of `strftime_now`."""
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols

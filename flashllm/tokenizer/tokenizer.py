@@ -83,9 +83,9 @@ class Tokenizer:
 
     @functools.cached_property
     def chat_stops(self) -> tuple[str, ...]:
-        """Strings that end an answer, beside the model's own end.
+        """Strings that end an answer, besides the model's own end.
 
-        With a template, the marker that it puts behind an answer, as some files name another end;
+        With a template, the marker that it puts after an answer, since some files name another end;
         without one, the beginning of the next question.
         """
         if not self._template:
@@ -101,7 +101,7 @@ class Tokenizer:
         return (first[0],) if first and self._controls[first[0]] not in self.eos_ids else ()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, the beginning-of-text id in front where the model has one."""
+        """Ids of plain text, after the beginning-of-text id if the model has one."""
         return self._prefix + self._encode_parts([text])
 
     def encode_chat(
@@ -111,12 +111,10 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of a conversation, ready for the next answer.
 
-        `known` has the ids that answers were generated with, by the number of the message. They
-        stand for as much of its text as they are the text of, so that the prompt begins as the
-        context does; never do they change a text.
+        `known` has the ids that answers were generated with, by message number. They replace the
+        ids of the same text, so that the prompt begins like the context; they never change a text.
 
-        Raises `UsageError` for a conversation that the template refuses, `ModelError` for a
-        template that is broken.
+        Raises `UsageError` if the template refuses the conversation, `ModelError` if it is broken.
         """
         check_messages(messages)
         if self._template:
@@ -125,7 +123,7 @@ class Tokenizer:
         return self._prefix + self._encode_segments(render_plain(messages), known or {})
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; beginning, end and padding are silent, other markers show as written."""
+        """The text of ids without beginning, end and padding; other markers appear as written."""
         decoder = self.decoder()
         return "".join([decoder.push(token) for token in ids]) + decoder.flush()
 
@@ -177,7 +175,7 @@ class Tokenizer:
 def load_tokenizer(directory: Path) -> Tokenizer | None:
     """The tokenizer in a model's directory, None if there is none; `ModelError` if it is damaged.
 
-    A `tokenizer.json` knows tokens that a `tokenizer.model` beside it may lack, so it goes first.
+    A `tokenizer.json` knows tokens that a `tokenizer.model` may lack, so it takes precedence.
     """
     json_file, model = directory / "tokenizer.json", directory / "tokenizer.model"
     vocab, merges = directory / "vocab.json", directory / "merges.txt"

@@ -1,7 +1,7 @@
-"""What a `tokenizer.json` says of single pieces: markers to hide, prefixes to add, bytes to spell.
+"""The pieces of a `tokenizer.json`: special tokens to protect, prefixes to add, bytes to spell.
 
-Everything here takes a stranger's data; a shape that is not expected raises `ValueError`,
-`KeyError` or their like, which the vocabulary's loader turns into a `ModelError`.
+Everything here takes a stranger's data; an unexpected shape raises `ValueError`, `KeyError` or
+their like, which the vocabulary's loader turns into a `ModelError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from flashllm.errors import UnsupportedModel
 
 ID_MAX = (1 << 23) - 1
-"""The largest id that a vocabulary may have; none that exists comes near."""
+"""The largest id that a vocabulary may have; no real one comes near."""
 SPACE = "\u2581"
 """How sentencepiece writes a space."""
 # Ordinary pieces that no text has by chance, and those that look like markers where a template
@@ -25,7 +25,7 @@ _MARKER_SHAPE = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]")
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is matched whole; the flags take in white space on its left and right."""
+    """A token that is matched whole; flags include white space on its left and right."""
 
     content: str
     special: bool = True
@@ -33,7 +33,7 @@ class AddedToken:
     rstrip: bool = False
 
     def entry(self, token: int) -> dict[str, Any]:
-        """As `tokenizer.json` lists it."""
+        """Its entry in a `tokenizer.json`."""
         return {
             "id": token,
             "content": self.content,
@@ -59,7 +59,7 @@ def is_marker(content: str, special: bool, template: str) -> bool:
 
 
 def looks_like_marker(piece: str, template: str) -> bool:
-    """Whether an ordinary piece is a marker all the same, if text can reach it."""
+    """Whether an ordinary piece that text can reach is nevertheless a marker."""
     if _SURE_MARKER.fullmatch(piece):
         return True
     return bool(_MARKER_SHAPE.fullmatch(piece)) and piece in template
@@ -82,9 +82,9 @@ def vocabulary_ids(description: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check_added(description: dict[str, Any]) -> None:
-    """Gives added tokens their ids, in place: what a vocabulary has there bears their name then.
+    """Gives added tokens their ids, in place; pieces of the vocabulary with these ids are renamed.
 
-    `ValueError` where two of them share an id or a name.
+    `ValueError` if two of them share an id or a name.
     """
     ids = vocabulary_ids(description)
     owners = {token: piece for piece, token in ids.items()}
@@ -108,8 +108,8 @@ def protect_special_tokens(description: dict[str, Any], names: Mapping[str, str]
     """Gives markers names that nobody can write, in place; ids stay.
 
     The library matches added tokens in any text, and a marker that is in the model's own vocabulary
-    may be reached by its rules as well. By its new name a marker is always found, whatever is
-    beside it. Returns the id that stands for unknown pieces, if any.
+    may be reached by its rules as well. By its new name a marker is always found, whatever is next
+    to it. Returns the id that stands for unknown pieces, if any.
     """
     for entry in description["added_tokens"]:
         if entry["content"] in names:
@@ -128,13 +128,13 @@ def protect_special_tokens(description: dict[str, Any], names: Mapping[str, str]
 
 
 def rename_piece(description: dict[str, Any], piece: str, name: str) -> None:
-    """Another name for one piece of the model in a `tokenizer.json`, in place."""
+    """Renames one piece of the model in a `tokenizer.json`, in place."""
     if piece != name:
         _rename(description["model"], {piece: name})
 
 
 def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Other names for pieces of a model; rules that lead to those pieces go."""
+    """Renames pieces of a model, and removes rules that lead to them."""
     vocab = model["vocab"]
     if isinstance(vocab, list):
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
@@ -150,7 +150,7 @@ def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
 
 
 def template_prefix(post_processor: object, tokens: Mapping[str, int]) -> tuple[int, ...]:
-    """Ids that a post-processor puts in front of a single text."""
+    """Ids that a post-processor puts before a single text."""
     if not isinstance(post_processor, dict):
         return ()
     if post_processor.get("type") == "Sequence":
@@ -167,7 +167,7 @@ def template_prefix(post_processor: object, tokens: Mapping[str, int]) -> tuple[
 
 
 def describe_byte_level(vocab: dict[str, int], merges: str) -> dict[str, Any]:
-    """The `tokenizer.json` that a GPT-2 style `vocab.json` and `merges.txt` amount to."""
+    """The `tokenizer.json` that is equivalent to a GPT-2 style `vocab.json` and `merges.txt`."""
     lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
     byte_level = {
         "type": "ByteLevel",

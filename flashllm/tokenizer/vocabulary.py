@@ -1,9 +1,9 @@
-"""Pieces of text and their ids, as the tokenizer files of a model describe them.
+"""Pieces of text and their ids, from a model's tokenizer files.
 
-A vocabulary encodes plain text so that no text, whatever it says, becomes a control token:
+A vocabulary encodes plain text so that no text, whatever it contains, becomes a control token:
 markers such as `<|user|>` or `</s>` are made unreachable for the encoder and are found by
-`control_ids` alone.
-Decoding is exact, byte by byte, so that a stream of tokens never splits a character.
+`control_ids` alone. Decoding is exact, byte by byte, so that a stream of tokens never splits a
+character.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Vocabulary(Protocol):
     control_ids: dict[str, int]
     """Markers that a template may use, and that no text encodes to."""
     prefix_ids: tuple[int, ...]
-    """Ids that belong in front of every text, as far as the files say."""
+    """Ids that belong before every text, as far as the files say."""
     strips_leading_space: bool
 
     def encode(self, parts: Sequence[str | int]) -> list[int]:
@@ -56,8 +56,8 @@ class Vocabulary(Protocol):
 class JsonVocabulary:
     """A `tokenizer.json` for the tokenizers library; its parsed content is changed here.
 
-    Text and markers reach the library as one string, in which markers bear names that nobody can
-    guess: what its rules do around added tokens is done as ever.
+    Text and markers reach the library as one string, in which markers have names that nobody can
+    guess, so its rules around added tokens apply as usual.
     """
 
     def __init__(self, path: Path, description: dict[str, Any], template: str) -> None:
@@ -82,14 +82,14 @@ class JsonVocabulary:
         unknown = protect_special_tokens(description, names)
         self._guarded = frozenset(self._names) - {unknown}
         self._tokenizer = _build(description)
-        # The library numbers added tokens one after the other, whatever the file says.
+        # The library numbers added tokens consecutively, whatever the file says.
         found = {self._tokenizer.token_to_id(names.get(c, c)): token for c, token in added.items()}
         self._moved = {own: token for own, token in found.items() if own != token}
 
     def encode(self, parts: Sequence[str | int]) -> list[int]:
         """Ids of stretches of text and of the control tokens between them.
 
-        Checked for control tokens that found another way in.
+        The result is checked for control tokens that got in another way.
         """
         text = "".join([p if isinstance(p, str) else self._names[p] for p in parts])
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -125,7 +125,7 @@ def load_json(path: Path, settings: TokenizerSettings) -> JsonVocabulary:
 
 
 def load_byte_level(vocab: Path, merges: Path, settings: TokenizerSettings) -> JsonVocabulary:
-    """The vocabulary that a GPT-2 style `vocab.json` and `merges.txt` amount to."""
+    """The vocabulary in a GPT-2 style `vocab.json` and `merges.txt`."""
     pieces = read_json(vocab)
     rules = read_limited(merges)
     return load_guarded(
@@ -137,7 +137,7 @@ def load_byte_level(vocab: Path, merges: Path, settings: TokenizerSettings) -> J
 def _json_vocabulary(
     path: Path, description: dict[str, Any], settings: TokenizerSettings
 ) -> JsonVocabulary:
-    """Special tokens that only the settings name are added as such."""
+    """The vocabulary, with special tokens that only the settings name added."""
     entries = [dict(entry) for entry in description.get("added_tokens") or ()]
     named = {entry["content"] for entry in entries}
     taken = {entry["id"] for entry in entries}
@@ -161,7 +161,7 @@ def _added_ids(description: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _add_hidden_markers(description: dict[str, Any], spelling: ByteSpelling, template: str) -> None:
-    """Adds ordinary pieces that are markers, if text could reach them, to the added tokens."""
+    """Adds ordinary pieces that are markers and that text could reach to the added tokens."""
     named = _added_ids(description)
     suspects = {}
     for piece, token in vocabulary_ids(description).items():

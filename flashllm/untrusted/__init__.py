@@ -1,4 +1,4 @@
-"""What strangers wrote, made harmless: text for a terminal, strict JSON.
+"""Untrusted input made harmless: text for a terminal, strict JSON.
 
 Nothing here knows a model.
 """

@@ -1,7 +1,7 @@
 """Frozen dataclasses as plain JSON values and back, every field checked against its annotation.
 
-Known are str, bool, int, float, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `dict[int, X]` and
-`X | None`. Fields that a constructor does not take are left out.
+Supported are str, bool, int, float, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `dict[int, X]`
+and `X | None`. Fields that a constructor does not take are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ITEMS_MAX = 100_000
 
 
 def to_plain(value: Any) -> Any:
-    """A dataclass, and what is in it, as dicts, lists, strings and numbers."""
+    """A dataclass, recursively, as dicts, lists, strings and numbers."""
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return {name: to_plain(getattr(value, name)) for name in names}
@@ -30,7 +30,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], value: object, where: str) -> T:
-    """What `to_plain` gave; `ValueError` says which field is not what its annotation says."""
+    """The inverse of `to_plain`; `ValueError` names a field that does not fit its annotation."""
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, found {type(value).__name__}")
     hints = _hints(typing.cast("Any", cls))

@@ -1,4 +1,4 @@
-"""JSON from files that nobody vouches for: bounded, without repeated keys, without NaN."""
+"""JSON from untrusted files: bounded, without repeated keys, without NaN."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Makes text from a model, a checkpoint or a file harmless for a terminal.
 
-Goal: what comes out holds no control character but newline and tab, no part of an escape sequence,
-and nothing that reverses the direction of reading. Not a goal: judging what the text says.
-Terminals act on bytes that widgets and `print` pass through, so every path to a screen comes here.
+Goal: the result has no control character but newline and tab, no part of an escape sequence, and
+nothing that reverses the direction of reading. Not a goal: judging the content. Terminals act on
+bytes that widgets and `print` pass through, so every text for a screen passes through here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 _ESC = "\x1b"
 _KEPT_CONTROLS = "\n\t"
-# CAN and SUB make a terminal give up the sequence that it is reading.
+# CAN and SUB make a terminal abort the sequence that it is reading.
 _ABORTS = "\x18\x1a"
 # Introducers of strings after ESC (DCS, SOS, OSC, PM, APC) and as single 8-bit characters.
 _STRING_AFTER_ESC = "PX]^_"
@@ -112,5 +112,5 @@ def sanitize(text: str) -> str:
 
 
 def sanitize_line(text: str) -> str:
-    """As `sanitize`, on one line: for names, titles and status lines."""
+    """Like `sanitize`, but on one line: for names, titles and status lines."""
     return " ".join(sanitize(text).split())
