@@ -1,6 +1,6 @@
-"""What a model's activity is on a text, where nothing is trained: exact selectors and imports.
+"""Measures a model's activity on a text without training: for exact selectors and imports.
 
-Nothing is recorded: what is counted is kept for a few tokens only.
+Nothing is recorded; only counts and the last few tokens are kept.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def measure_activity(
     output: Path | None = None,
     tokens_max: int = TOKENS_MAX,
 ) -> Activity:
-    """Record in `activity.json` how sparse a model is on a text, and what windows of it hold.
+    """Writes a model's sparsity on a text, and the use of windows, to `activity.json`.
 
-    For a model whose selector is exact. Written to `output`, which is `directory` without it.
-    `UsageError` for a text that will not do, or a model that is never sparse; `Interrupted`.
+    For a model whose selector is exact. The file goes to `output`, or to `directory`. `UsageError`
+    for an unsuitable text or a model that is never sparse; `Interrupted`.
     """
     progress = progress or SilentProgress()
     model = ConvertedModel(directory)
@@ -49,7 +49,7 @@ def measure_activity(
     n_layers, d_ffn = model.spec.n_layers, model.spec.d_ffn
     counters = [WindowCounter(d_ffn) for _ in range(n_layers)]
     used = [0] * n_layers
-    # Of the others' neurons those are not zero whose gate is open.
+    # Where a gate decides, neurons are not zero if it is open.
     gate_reads_more = model.spec.gate == "resident" and model.spec.activation == "drelu"
     of_gate = [WindowCounter(d_ffn) for _ in range(n_layers)] if gate_reads_more else []
     try:
@@ -86,10 +86,10 @@ def measure_predictors(
     output: Path | None = None,
     tokens_max: int = TOKENS_MAX,
 ) -> Report:
-    """Record in `activity.json` what a model's predictors get wrong on a text.
+    """Writes the errors of a model's predictors on a text to `activity.json`.
 
-    For predictors that came from elsewhere; each layer is given what it is given with all neurons.
-    Written to `output`, which is `directory` without it. Errors as of `measure_activity`.
+    For imported predictors; the input of each layer is that of the dense model. The file goes to
+    `output`, or to `directory`. Raises what `measure_activity` raises.
     """
     progress = progress or SilentProgress()
     model = ConvertedModel(directory)
@@ -141,7 +141,7 @@ def _run(
     model: ConvertedModel,
     progress: Progress,
 ) -> None:
-    """Every context through the decoder, with all neurons."""
+    """Computes every context with all neurons."""
     token_bytes = model.spec.n_layers * 2 * model.spec.d_model
     progress.start("measuring activity", sum(map(len, contexts)) * token_bytes)
     for ids in contexts:

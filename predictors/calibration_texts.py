@@ -1,7 +1,7 @@
-"""Calibration texts: found, read and cut into contexts of token ids.
+"""Finds calibration texts, reads them, and cuts them into contexts of token ids.
 
-`.jsonl` holds a conversation a line (a list of messages, or an object with `messages`), `.ids` a
-context of token ids a line; anything else is plain text in UTF-8.
+`.jsonl` has one conversation per line (a list of messages, or an object with `messages`), `.ids`
+one context of token ids per line; any other file is plain text in UTF-8.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ Context = list[int]
 
 
 class TextEncoder(Protocol):
-    """What is needed of a tokenizer."""
+    """The part of a tokenizer that is needed here."""
 
     def encode(self, text: str) -> list[int]:
-        """Plain text, with bos in front where the model has it."""
+        """Ids of plain text, after bos if the model has it."""
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation, with the prompt for another answer at its end."""
+        """Ids of a conversation, ending with the prompt for another answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextLimits:
-    """What contexts have to fit: the model's vocabulary and positions, and the tokens wanted."""
+    """Limits of contexts: the model's vocabulary and positions, and the number of tokens wanted."""
 
     vocab_size: int
     max_positions: int
@@ -56,9 +56,9 @@ class ContextLimits:
 
 
 def find_calibration(directory: Path, given: Path | None) -> Path:
-    """The file asked for, or the one that lies in the model's directory or beside it.
+    """The file asked for, or the one in or next to the model's directory.
 
-    `UsageError` where there is none; worth a call before any long work.
+    `UsageError` if there is none; call it before any long work.
     """
     if given is not None:
         if not given.is_file():
@@ -76,9 +76,9 @@ def find_calibration(directory: Path, given: Path | None) -> Path:
 
 
 def check_calibration(path: Path, vocab_size: int, has_tokenizer: bool) -> int:
-    """Refuse a text as `read_contexts` would, as far as its tokenizer is not needed for that.
+    """Raises what `read_contexts` would, as far as no tokenizer is needed for that.
 
-    About as many tokens as it will give, at most; of a `.ids` file exactly. For before long work.
+    Returns an upper bound of its tokens, exact for a `.ids` file. For use before long work.
     """
     raw, text = _read(path, has_tokenizer, SilentProgress())
     if path.suffix == ".ids":
@@ -97,7 +97,7 @@ def check_calibration(path: Path, vocab_size: int, has_tokenizer: bool) -> int:
 def read_contexts(
     path: Path, tokenizer: TextEncoder | None, limits: ContextLimits, seed: int, progress: Progress
 ) -> list[Context]:
-    """Contexts of token ids in an order that `seed` decides, about `limits.tokens_max` tokens.
+    """Contexts of token ids in a seeded order, about `limits.tokens_max` tokens.
 
     Raises `UsageError` for a file that is absent, empty, not UTF-8, malformed or too short.
     """
@@ -124,7 +124,7 @@ def read_contexts(
 
 
 def _read(path: Path, has_tokenizer: bool, progress: Progress) -> tuple[bytes, str]:
-    """A text that is not empty, of a kind that a model with or without a tokenizer takes."""
+    """The content of a file, which must not be empty and needs a tokenizer unless it has ids."""
     raw, text = read_text(path, progress)
     if not text.strip():
         raise UsageError(f"{path}: the calibration text is empty; give another with --calibration")
@@ -134,11 +134,10 @@ def _read(path: Path, has_tokenizer: bool, progress: Progress) -> tuple[bytes, s
 
 
 class ConversationEncoder:
-    """Conversations as the model would have seen them, up to the end of their last message.
+    """Encodes conversations as the model would see them, up to the end of their last message.
 
-    `encode_chat` ends with the prompt for another answer; after an answer that prompt never comes,
-    so it is taken off: what a conversation of the same roles shares at its end with itself before
-    that answer.
+    `encode_chat` ends with the prompt for another answer, which never follows an answer, so it is
+    removed. It is found as the common ending of conversations with the same roles.
     """
 
     def __init__(self, tokenizer: TextEncoder) -> None:
@@ -165,7 +164,7 @@ class ConversationEncoder:
 
 
 def read_text(path: Path, progress: Progress) -> tuple[bytes, str]:
-    """A file in UTF-8, its bytes and its text; of a long one the beginning, with a warning."""
+    """Bytes and text of a UTF-8 file; only the beginning of a long one, with a warning."""
     try:
         with path.open("rb") as file:
             raw = file.read(TEXT_BYTES_MAX + 1)
@@ -183,7 +182,7 @@ def read_text(path: Path, progress: Progress) -> tuple[bytes, str]:
 
 
 def _cut_at(raw: bytes) -> int:
-    """Where the last line ends that fits; of a single line, where its last character begins."""
+    """The end of the last line that fits; within a single line, the start of its last character."""
     end = raw.rfind(b"\n", 0, TEXT_BYTES_MAX) + 1
     if end:
         return end
@@ -194,7 +193,7 @@ def _cut_at(raw: bytes) -> int:
 
 
 def encode_plain(text: str, tokenizer: TextEncoder, tokens_max: int) -> Context:
-    """The first `tokens_max` tokens; of a long text not much more is encoded."""
+    """The first `tokens_max` tokens; not much more of a long text is encoded."""
     characters = tokens_max * CHARACTERS_PER_TOKEN_MAX
     while True:
         ids = tokenizer.encode(text[:characters])
@@ -216,7 +215,7 @@ def _shuffled(
     seed: int,
     progress: Progress,
 ) -> list[Context]:
-    """The lines in a seeded order, encoded one by one until there are tokens enough."""
+    """The lines in a seeded order, encoded one by one until there are enough tokens."""
     lines = _lines(text)
     random.Random(seed).shuffle(lines)
     contexts: list[Context] = []
@@ -233,7 +232,7 @@ def _shuffled(
 
 
 def parse_ids(path: Path, number: int, line: str, limits: ContextLimits) -> Context:
-    """The token ids in a line; `UsageError` for what is none, or beyond the vocabulary."""
+    """The token ids in a line; `UsageError` for anything else, or ids beyond the vocabulary."""
     words = line.split()
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(f"{path}, line {number}: expected token ids, separated by spaces")
@@ -246,7 +245,7 @@ def parse_ids(path: Path, number: int, line: str, limits: ContextLimits) -> Cont
 
 
 def parse_conversation(path: Path, number: int, line: str) -> list[Message]:
-    """The messages in a line; `UsageError` for what is no conversation."""
+    """The messages in a line; `UsageError` unless it is a conversation."""
     where = f"{path}, line {number}"
     try:
         value = json.loads(line)
@@ -256,7 +255,7 @@ def parse_conversation(path: Path, number: int, line: str) -> list[Message]:
 
 
 def checked_messages(where: str, messages: object) -> list[Message]:
-    """The messages of a conversation; `UsageError` for what is none."""
+    """The messages of a conversation; `UsageError` unless it is one."""
     if not isinstance(messages, list) or not messages:
         raise UsageError(f"{where}: expected a list of messages, each with role and content")
     for message in messages:
@@ -268,7 +267,7 @@ def checked_messages(where: str, messages: object) -> list[Message]:
 
 
 def _cut(contexts: list[Context], limits: ContextLimits) -> list[Context]:
-    """Contexts that fit the model, and enough of them to hold some out, whole."""
+    """Contexts that fit the model; enough of them to hold out whole ones."""
     longest = min(limits.max_positions, CONTEXT_TOKENS_MAX)
     if len(contexts) < CONTEXTS_MIN:
         longest = min(longest, max(2, sum(map(len, contexts)) // CONTEXTS_MIN))
@@ -276,7 +275,7 @@ def _cut(contexts: list[Context], limits: ContextLimits) -> list[Context]:
 
 
 def _pieces(context: Context, longest: int, bos_id: int | None) -> list[Context]:
-    """Pieces of at most `longest` ids; where the context begins with bos, all of them do."""
+    """Pieces of at most `longest` ids; if the context begins with bos, all pieces do."""
     if len(context) <= longest:
         return [context] if context else []
     start = context[:1] if context[0] == bos_id else []

@@ -1,13 +1,13 @@
-"""An order of neurons in which those that are loaded together lie together. Pure arithmetic.
+"""Orders neurons so that those that are loaded together are neighbours. Pure arithmetic.
 
 LLM in a flash (arXiv 2312.11514, section 3.2) bundled each neuron with the one it is active with
-most often, and found hot neurons in every bundle. Here nothing is stored twice: it is a
-permutation; hot neurons, which a window always holds, lie first and take no part; and what counts
-is which neurons are *loaded* together, since one that is in DRAM already is not read.
+most often, and found hot neurons in every bundle. Here nothing is stored twice: the order is a
+permutation. Hot neurons, which a window always holds, come first and take no part. What counts is
+which neurons are *loaded* together, since one that is in DRAM already is not read.
 
 The order is a path through the most similar neurons (cosine over tokens of what was loaded): edges
-are taken from the most similar on, where they join ends of two paths. The paths are then joined in
-the same way, as if each were one neuron, until one is left.
+are taken from the most similar one on, if they join the ends of two paths. The paths are then
+joined in the same way, as if each were one neuron, until one is left.
 
 All counts are whole numbers that floats hold exactly, so the order does not depend on threads.
 """
@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 HOT_RATE = 0.5
-"""Used by so many of the tokens, a neuron is hot: nearly never read once a window is warm."""
+"""A neuron that this share of tokens uses is hot: hardly ever read once a window is warm."""
 WINDOW = 5
-"""Tokens of the window that is taken to be in front of the reads; the paper's."""
+"""Tokens of the assumed window; the paper's."""
 NEIGHBOURS = 32
-"""Most similar others that a neuron is held against; ends of long paths need some to choose of."""
+"""Most similar others considered for each neuron; ends of long paths need some choice."""
 _BLOCK_ROWS = 512
 
 Ids = NDArray[np.int32]
@@ -35,9 +35,9 @@ Counts = NDArray[np.float32] | NDArray[np.float64]
 def loads(
     used: NDArray[np.bool_], starts: Sequence[int], window: int = WINDOW
 ) -> NDArray[np.bool_]:
-    """What of the `used` [tokens, d_ffn] a window of tokens before does not hold.
+    """The part of `used` [tokens, d_ffn] that a window of the previous tokens does not hold.
 
-    A context begins at each of `starts`; its first `window` tokens, which a prompt brings, load
+    A context begins at each of `starts`; its first `window` tokens belong to a prompt and load
     nothing.
     """
     found = np.zeros_like(used)
@@ -48,7 +48,7 @@ def loads(
 
 
 def order_of(rates: NDArray[np.float32], loaded: NDArray[np.bool_]) -> Ids:
-    """Neurons in their order on flash, [d_ffn]: hot ones, loaded ones by likeness, the others.
+    """Neurons in their order on flash, [d_ffn]: hot ones, loaded ones by similarity, the others.
 
     `rates` [d_ffn] is the share of tokens that used each; `loaded` [tokens, d_ffn] as of `loads`.
     """
@@ -75,7 +75,7 @@ def _one_path(loaded: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _edges(counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs of rows that have something in common, the most similar first."""
+    """Pairs of rows with anything in common, the most similar first."""
     n = len(counts)
     norms = np.sqrt(np.square(counts, dtype=np.float64).sum(axis=1))
     near = min(NEIGHBOURS, n - 1)

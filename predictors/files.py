@@ -47,7 +47,7 @@ def predictor_tensors(
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """A file that is there whole, or as it was before; durable."""
+    """Writes a file atomically and durably."""
     try:
         write_whole(path, content, durable=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Training of one layer's predictor on what was recorded: class-balanced, stopped on other text."""
+"""Trains one layer's predictor on its recording: class-balanced, stopped early on other text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fit(
     advance: Callable[[int], None],
     passes: int | None = None,
 ) -> LowRank:
-    """The best predictor met on the way, the start included, judged after every pass on `tune`.
+    """The best predictor of all passes, the start included, judged after every pass on `tune`.
 
     Judged by false positives at the threshold that meets the target of false negatives. Calls
     `advance` with tokens seen, in all `passes` times those of `train` however soon it stops;
@@ -94,7 +94,7 @@ def _learning_rate_factor(step: int, steps: int) -> float:
 
 
 def _positive_weight(train: LayerData) -> float:
-    """What an active neuron weighs in the loss against an inactive one."""
+    """The weight of an active neuron in the loss; an inactive one has weight 1."""
     where = np.arange(0, len(train), max(1, len(train) // DENSITY_TOKENS))
     active = sum(
         int(train.batch(where[start : start + BATCH_TOKENS])[1].sum())

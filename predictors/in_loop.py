@@ -1,6 +1,6 @@
 """Predictors judged in the loop: perplexity of the whole model with all layers predicted.
 
-Errors a layer do not add up: what one layer leaves out changes what the next one is given.
+Errors of layers do not simply add up: what one layer leaves out changes the next one's input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UsePredictors = Callable[[Mapping[str, RawTensor]], None]
 
 
 class ScoringDecoder(Protocol):
-    """What is needed of a decoder: logits of a text with all neurons, or with selected ones."""
+    """The part of a decoder that is needed here: logits of a text with all or selected neurons."""
 
     def logits_blocks(self, ids: Sequence[int], mode: Mode) -> Iterator[NDArray[np.float32]]:
         """Logits [rows, vocab] after each token, block by block."""
@@ -50,11 +50,11 @@ def judge(
     token_bytes: int,
     progress: Progress,
 ) -> tuple[int, Judgement]:
-    """The loosest round whose perplexity will do on the contexts `tune`, and what came of it.
+    """The loosest round whose perplexity on the contexts `tune` is good enough, and its result.
 
-    On the contexts `report` nothing is decided. `use` makes the decoder select by predictors. Where
-    no round will do, that of the least perplexity is taken and a warning given. Amounts of progress
-    are `token_bytes` a token.
+    The contexts `report` decide nothing. `use` makes the decoder select by predictors. If no round
+    is good enough, the one of least perplexity is taken, with a warning. Progress counts
+    `token_bytes` per token.
     """
 
     def score(contexts: Sequence[Sequence[int]], mode: Mode, phase: str) -> float:

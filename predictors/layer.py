@@ -1,7 +1,7 @@
-"""One layer from its recording to its predictor: prices, rank, training, thresholds, errors.
+"""Trains one layer from its recording: prices, rank, training, thresholds, errors.
 
-Which tokens are for what: `train` for gradients; `tune` for the rank, for when to stop and for
-thresholds; `report` for the errors that are told, and for nothing that is decided.
+Tokens are divided: `train` for gradients; `tune` for the rank, for when to stop and for thresholds;
+`report` for the reported errors only, which decide nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORACLE_PASSES = MEASURING_PASSES = 1
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one target of false negatives leads to."""
+    """The threshold for one target of false negatives, with its errors and use."""
 
     threshold: float
     errors: LayerReport
@@ -51,7 +51,7 @@ class TrainedLayer:
     oracle: WindowUse
 
     def to_bytes(self) -> bytes:
-        """The content of the file that keeps it while other layers are trained."""
+        """The content of the file that keeps the layer while others are trained."""
         about = {
             "choices": [dataclasses.asdict(choice) for choice in self.choices],
             "oracle": dataclasses.asdict(self.oracle),
@@ -65,7 +65,7 @@ class TrainedLayer:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> TrainedLayer:
-        """What `to_bytes` made; `LayoutError` for anything else."""
+        """The inverse of `to_bytes`; `LayoutError` for anything else."""
         try:
             tensors = load(content)
             about = json.loads(tensors["about"].numpy().tobytes())

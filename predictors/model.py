@@ -1,4 +1,4 @@
-"""A converted model as training sees it: a decoder to record and judge with, and true weights."""
+"""A converted model for training: a decoder that records and scores, and the true weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TrainableModel(Protocol):
 
     @property
     def identity(self) -> dict[str, str]:
-        """What tells it from other models."""
+        """Identifies the model."""
 
     def open(self, contexts: Sequence[Context]) -> AbstractContextManager[TrainingDecoder]:
         """A decoder for these contexts, whose memory is free again afterwards."""
@@ -57,7 +57,7 @@ class TrainableModel(Protocol):
 
 
 class ConvertedModel:
-    """The model in a directory; nothing of it is held between calls."""
+    """The model in a directory; keeps nothing in memory between calls."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -83,7 +83,7 @@ class ConvertedModel:
 
     @contextmanager
     def open(self, contexts: Sequence[Context], select: Select | None = None) -> Iterator[Decoder]:
-        """A decoder for these contexts, in as little memory as will do."""
+        """A decoder for these contexts, in as little memory as possible."""
         # Above the runtime: what only wants a report should not load it.
         from flashllm.engine.loading import open_decoder
 
@@ -118,7 +118,7 @@ class ConvertedModel:
 
 
 def check_trainable(where: object, spec: ModelSpec) -> None:
-    """`UsageError` for a model for which predictors would be of no use, saying why."""
+    """`UsageError` for a model for which predictors are of no use, with the reason."""
     if not spec.sparse:
         raise UsageError(
             f"{where}: its activation is {spec.activation}, which is zero for no neuron, so there "

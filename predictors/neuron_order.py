@@ -1,4 +1,4 @@
-"""Learns from a text in which order the neurons of a model should lie on flash."""
+"""Learns from a text how a model's neurons should be ordered on flash."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def learn_order(
     progress: Progress | None = None,
     seed: int = 0,
 ) -> NeuronOrder:
-    """The order of the neurons of a converted model that a text calls for.
+    """The best order of a converted model's neurons for a text.
 
-    What counts are the neurons that the model's selector names, since those are read. `UsageError`
-    for a text that will not do, or a model that always reads all of them; `Interrupted`.
+    Counts the neurons that the model's selector selects, since those are read. `UsageError` for an
+    unsuitable text or a model that always reads all neurons; `Interrupted`.
     """
     progress = progress or SilentProgress()
     trace = record_use(directory, find_calibration(directory, calibration), progress, seed)
@@ -83,9 +83,9 @@ def record_use(
     seed: int = 0,
     tokens_max: int | None = None,
 ) -> UseTrace:
-    """What the selector of a converted model names for each token of a text.
+    """The neurons that a converted model's selector selects for each token of a text.
 
-    Each token computes what it names, so that later layers feel what earlier ones left out.
+    Each token computes the selected neurons only, so that omissions affect later layers.
     `tokens_max` is as many as fit in BITS_BYTES_MAX without it. Errors as of `learn_order`.
     """
     model = ConvertedModel(directory)

@@ -1,4 +1,4 @@
-"""The rank of a layer's predictor: as high as the targets ask, and no higher.
+"""Chooses the rank of a layer's predictor: as high as the targets require, and no higher.
 
 Ranks of a ladder are tried from below, each with a start by regression and one short pass of
 training, judged on the tokens held out for tuning. The first that meets the targets is taken:
@@ -27,7 +27,7 @@ VALUE_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a rank came to in its short training."""
+    """The result of a rank's short training."""
 
     rank: int
     false_positives: float

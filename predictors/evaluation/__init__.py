@@ -1,9 +1,8 @@
 """Evaluation: what selecting neurons costs in quality, and what it saves in bytes.
 
 Goal: the numbers by which a model's sparsity is judged, on a text and on questions of the user's
-own, always beside the same numbers of the dense model. Not here: tables' place on a screen, and
-speed, which `flashllm run` and the benchmarks measure.
-Source: LLM in a flash (arXiv 2312.11514), table 1 and figures 3a, 4a and 5.
+own, always compared with the dense model. Not here: terminals, and speed, which `flashllm run` and
+the benchmarks measure. Source: LLM in a flash (arXiv 2312.11514), table 1 and figures 3a, 4a and 5.
 """
 
 from .model import EvaluatedModel

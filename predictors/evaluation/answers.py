@@ -14,15 +14,15 @@ from .model import EvaluatedModel
 from .outcomes import Outcome
 
 MARGIN_TOKENS = 8
-"""What an answer may be longer than the expected one, beyond which it cannot be right."""
+"""How many tokens longer than the expected answer an answer may be before it must be wrong."""
 Asked = tuple[str, str, list[Message], str]
-"""Where the line is, its group, the conversation, and the expected answer."""
+"""(place of the line, its group, the conversation, the expected answer)."""
 
 
 def answer_all(
     model: EvaluatedModel, questions: Sequence[Asked], answer_tokens: int, progress: Progress
 ) -> list[Outcome]:
-    """Exact matches, spaces and case aside, by the same code that `flashllm run` answers with."""
+    """Answers with the code of `flashllm run` and counts matches, ignoring spaces and case."""
     selects: dict[str, Select] = {"dense": "all"}
     if model.selector is not None:
         selects[model.selector] = model.selector

@@ -1,11 +1,11 @@
 """Multiple choice in the manner of lm-evaluation-harness: which choice is the likeliest to follow.
 
 Token boundaries. A query in plain text is joined to each choice by one space, unless a space is
-there already, and encoded as one text; what all of these and the query alone have in common at
-their beginning is given, and everything behind it is scored. So every choice is judged on the same
-given tokens, also where a tokenizer merges the query's end with a choice's beginning. Messages are
-encoded as the conversation that ends with the choice as its answer, the end of the answer
-included; what is given is the prompt for that answer.
+there already, and encoded as one text; the common prefix of all of these and the query is given,
+and everything after it is scored. So every choice is judged on the same given tokens, even if a
+tokenizer merges the query's end with a choice's beginning. Messages are encoded as the conversation
+that ends with the choice as its answer, the end of the answer included; what is given is the prompt
+for that answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .texts import common_prefix
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A question's choices as ids, each behind the same `given` first tokens."""
+    """A question's choices as ids, each after the same `given` first tokens."""
 
     given: int
     ids: tuple[list[int], ...]
@@ -42,7 +42,7 @@ def encode_choices(
     query: str | list[Message],
     choices: Sequence[str],
 ) -> Encoded:
-    """Every choice behind the query, and how many tokens are given."""
+    """Every choice after the query, and the number of given tokens."""
     if isinstance(query, str):
         before = tokenizer.encode(query)
         ids = tuple(tokenizer.encode(_joined(query, choice)) for choice in choices)
@@ -58,7 +58,7 @@ def encode_choices(
 def score_choices(
     model: EvaluatedModel, questions: Sequence[Encoded], progress: Progress
 ) -> list[Outcome]:
-    """Which choice each way of computing takes, by log-likelihood and by that of a character."""
+    """The choice of each mode, by log-likelihood and by log-likelihood per character."""
     modes = {name: mode for name, mode in model.modes.items() if name != "oracle"}
     progress.start(
         "scoring choices", len(modes) * sum(len(ids) for q in questions for ids in q.ids)
@@ -81,7 +81,7 @@ def score_choices(
 
 
 def log_likelihood(decoder: Decoder, ids: Sequence[int], given: int, mode: str) -> float:
-    """Log-likelihood in nats of all ids behind the first `given`."""
+    """Log-likelihood in nats of all ids after the first `given`."""
     total, done = 0.0, 0
     targets = np.asarray(ids, np.int64)
     for logits in decoder.logits_blocks(ids, mode=mode):

@@ -1,4 +1,4 @@
-"""How likely a text is to each way of computing it, and how far the others are from the dense."""
+"""How likely a text is in each mode, and how far the other modes are from the dense one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class DensePassage:
-    """What the dense pass over one passage said, for the other passes to be laid beside it."""
+    """The dense pass's log-probabilities of a passage, to compare other passes with."""
 
     def __init__(self, vocab_size: int) -> None:
         self.negative_logs: list[NDArray[np.float64]] = []
@@ -37,7 +37,7 @@ class DensePassage:
 
 
 class LikelihoodMeter:
-    """Sums of one way of computing, over the tokens that count."""
+    """Sums of one mode over the tokens that count."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -56,7 +56,7 @@ class LikelihoodMeter:
     ) -> None:
         """Count rows [tokens, vocab] and the ids that followed; `block` numbers them.
 
-        The meter that comes first to a block is the dense one's, and leaves there what it found.
+        The dense mode's meter comes first to each block and stores its log-probabilities there.
         """
         logs = log_probabilities(logits)
         rows = np.arange(len(targets))
@@ -86,8 +86,8 @@ class LikelihoodMeter:
     def to_json(self) -> dict[str, Any]:
         """Perplexity; its ratio to the dense one, with standard error; agreement; divergence.
 
-        The error of the ratio is that of the mean difference a token, so it leaves out what is
-        hard in the text for both.
+        The error of the ratio is that of the mean difference per token, so difficulty of the text
+        that both modes share cancels out.
         """
         count = max(1, self.tokens)
         mean = self.difference / count

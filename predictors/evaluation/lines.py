@@ -1,4 +1,4 @@
-"""Files of text, and which of their lines to take where not all are wanted."""
+"""Files of text, and how to choose some of their lines evenly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashllm.progress import Progress
 
 from ..calibration_texts import read_text
 
-# Multiples of it, their whole parts left off, never lie close together (H. Weyl).
+# The fractional parts of its multiples are never close together (H. Weyl).
 GOLDEN = 0.6180339887498949
 
 
@@ -40,5 +40,5 @@ def read_text_file(path: Path, progress: Progress) -> TextFile:
 
 
 def evenly(count: int) -> list[int]:
-    """0 to count - 1 in an order of which every beginning is spread evenly over the whole."""
+    """0 to count - 1, in an order in which every prefix is spread evenly over the whole."""
     return sorted(range(count), key=lambda index: index * GOLDEN % 1.0)

@@ -1,4 +1,4 @@
-"""The model under evaluation: opened once in little memory, with what is said of it in a report."""
+"""The model under evaluation, opened once in little memory, and its entry in reports."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
 Chosen = Callable[[int, list[NDArray[np.int32]]], None]
 
 EXACT = ("all", "oracle")
-"""Selectors that need no judging beside the dense and the oracle's run."""
+"""Exact selectors, which need no run besides the dense one and the oracle's."""
 LOSSY = "predicted"
 """The only selector that may leave out a neuron that is not zero."""
 
 
 class Decoder(Protocol):
-    """What is needed of a decoder: whole texts through it, in each way of computing."""
+    """The part of a decoder that is needed here: it computes whole texts, in each mode."""
 
     spec: ModelSpec
     selects: Select
@@ -53,12 +53,12 @@ class Decoder(Protocol):
         """Logits of a new context, block by block; see `flashllm.model.decoder`."""
 
     def choose(self, layer: int, x: NDArray[np.float32]) -> NDArray[np.int32]:
-        """What the selector names for one feed-forward input."""
+        """The ids that the selector selects for one feed-forward input."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A decoder, its tokenizer, and what is known of the model's files."""
+    """A decoder, its tokenizer, and facts about the model's files."""
 
     directory: Path
     name: str
@@ -86,12 +86,12 @@ class EvaluatedModel:
 
     @property
     def selector(self) -> Select | None:
-        """The selector to be judged, None where all neurons are read."""
+        """The selector to be judged; None if all neurons are read."""
         return None if self.decoder.selects in EXACT else self.decoder.selects
 
     @property
     def modes(self) -> dict[str, str]:
-        """Ways of computing, by the name they have in reports; the dense one comes first."""
+        """The modes, by their names in reports; the dense one comes first."""
         modes = {"dense": "dense"}
         if self.decoder.spec.sparse:
             modes["oracle"] = "oracle"

@@ -1,4 +1,4 @@
-"""What a selector gets wrong: neurons missed, neurons named in vain, and how much those missed.
+"""Errors of a selector: false negatives, false positives, and the size of what was missed.
 
 False negatives are counted per neuron that was active, false positives per neuron that was not
 (the only reading of the paper's 5 and 7 % that gives the load it reports).
@@ -20,7 +20,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 class MarginHistogram:
-    """How far above zero neurons were, in constant memory; quantiles to within 4 %."""
+    """A histogram of positive margins in constant memory; quantiles to within 4 %."""
 
     def __init__(self) -> None:
         self.counts: NDArray[np.int64] = np.zeros(PLACES, np.int64)
@@ -59,7 +59,7 @@ class MarginHistogram:
 
 
 class SelectionMeter:
-    """Counts of one layer, what its selector named against what was active."""
+    """Counts of one layer: selected against active neurons."""
 
     def __init__(self) -> None:
         self.tokens = self.neurons = self.active = self.chosen = self.missed = 0
@@ -68,7 +68,7 @@ class SelectionMeter:
         self.missed_margins = MarginHistogram()
 
     def add(self, margins: NDArray[np.float32], chosen: NDArray[np.bool_] | None) -> None:
-        """Count some tokens, both [tokens, neurons]; None where nothing is left unread."""
+        """Count some tokens, both [tokens, neurons]; None if all neurons are read."""
         active = margins > 0
         self.tokens += len(margins)
         self.neurons += margins.size

@@ -1,7 +1,7 @@
-"""A text through every way of computing the model, and all that is measured on the way.
+"""Computes a text in every mode, and measures everything on the way.
 
-Each passage goes through dense, then with the neurons that are really nonzero, then with those
-that the selector names, its mistakes carried into all later layers.
+Each passage is computed dense, then with the neurons that are really nonzero, then with those that
+the selector selects; its errors affect all later layers.
 """
 
 from __future__ import annotations

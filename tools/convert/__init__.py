@@ -1,8 +1,8 @@
 """Checkpoints to flash layout, and checks of the result.
 
-`convert` writes a converted model, `reorder` writes one anew in another order, `describe` says what
-it would be, `verify` reads one through, `demo_model` gives the one that comes with the package. The
-only package that knows names of families and of Hugging Face.
+`convert` writes a converted model, `reorder` rewrites one in another order, `describe` says what it
+would be, `verify` checks one, `demo_model` gives the one that comes with the package. The only
+package that knows names of families and of Hugging Face.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole conversion, in order: look, refuse early, write aside, publish."""
+"""The whole conversion, in order: inspect, refuse early, write to a partial directory, publish."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def convert(
     `dtype` is f32, f16, bf16, int8 or int4 (the source's by default), `resident_dtype` that of the
     weights that stay in memory (as `dtype` by default), `predictor_dtype` f16, int8 or int4 (f16 by
     default where they are trained; others are taken over as they are). `act` and
-    `fatrelu_threshold` go before what the configuration says of the activation. `predictors` is
-    "none", "train" (on the text `calibration`, or the one that lies with the checkpoint),
-    "checkpoint" (those inside it), or the path of a predictors.safetensors or of a folder of
-    model_0.pt, model_1.pt, ... `order` is how neurons lie on flash: "none" as in the checkpoint,
-    "coactivation" so that those that `calibration` needs together lie together. The destination is
-    complete afterwards, or absent: any of the errors in `flashllm.errors`, `Interrupted` on Ctrl-C.
+    `fatrelu_threshold` override the configuration's activation. `predictors` is "none", "train" (on
+    the text `calibration`, or the one that lies with the checkpoint), "checkpoint" (those inside
+    it), or the path of a predictors.safetensors or of a folder of model_0.pt, model_1.pt, ...
+    `order` is how neurons lie on flash: "none" as in the checkpoint, "coactivation" so that those
+    that `calibration` needs together lie together. The destination is complete afterwards, or
+    absent: any of the errors in `flashllm.errors`, `Interrupted` on Ctrl-C.
     """
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()

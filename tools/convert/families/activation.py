@@ -1,4 +1,4 @@
-"""The feed-forward activation: what a configuration calls it, and what the user says instead."""
+"""The feed-forward activation: its name in a configuration, and what the user sets instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Strict reading of `config.json`: whole numbers in range, true or false, names that are known.
 
-What was asked for is remembered: a key that sounds like mathematics, is set, and that nobody asked
-for, is one that we do not understand, and the checkpoint is refused.
+Keys that were read are remembered: a key that sounds like mathematics and is set, but was never
+read, is one that we do not understand, and the checkpoint is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Families as data: what a checkpoint calls its tensors and its settings, and what we call them.
+"""Families as data: a checkpoint's names of tensors and settings, and ours.
 
-Names of families occur in this file and in those that it takes its tables from. A tensor that no
-row names, or a row that finds no tensor, is an error; what differs between families ends here.
+Names of families occur only in this file and in those that it takes its tables from. A tensor that
+no row names, or a row that finds no tensor, is an error. The rest of the program knows no
+differences between families.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pairs the tensors of a checkpoint with the rows of its family's table: all, or an error."""
+"""Pairs all tensors of a checkpoint with the rows of its family's table, or raises an error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Assignment:
     predictors: tuple[tuple[SourceTensor, SourceTensor], ...]
 
     def tensors(self) -> Iterable[SourceTensor]:
-        """Everything that is written, predictors apart, each as often as it is used."""
+        """Everything that is written except predictors, each as often as it is used."""
         for piece in self.resident.values():
             yield piece.tensor
         for layer in self.bundled:

@@ -1,4 +1,4 @@
-"""The spec of a model from its configuration and from what the user says instead."""
+"""The spec of a model, from its configuration and the user's overrides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAYS_RELU = re.compile("relu", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the user says instead of the checkpoint; None leaves it to the checkpoint."""
+    """The user's overrides; None leaves a value to the checkpoint."""
 
     dtype: str | None = None
     act: str | None = None
@@ -42,7 +42,7 @@ class Overrides:
         return replace(spec, dtype=cast("DType", dtype), resident_dtype=cast("DType", apart))
 
     def to_json(self) -> dict[str, Any]:
-        """What was said, for the manifest."""
+        """The overrides, for the manifest."""
         names = [field.name for field in fields(self)]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -85,14 +85,14 @@ def describe_config(
     dtype: str | None = None,
     resident_dtype: str | None = None,
 ) -> ModelSpec:
-    """The same for a configuration that was read already."""
+    """Like `describe`, for a configuration that was already read."""
     overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype)
     spec = spec_of(config, family_of(config), overrides)
     return overrides.encoded(spec, dtype or _dtype_named(config))
 
 
 def check_source(source: Path) -> None:
-    """Refuses what can be refused by looking at names."""
+    """Refuses a source that its names alone show to be unsuitable."""
     if not source.exists():
         raise ModelNotFound(f"{source}: there is no such checkpoint")
     if not source.is_dir():
@@ -145,7 +145,7 @@ def _spec_of(config: Config, family: Family, overrides: Overrides, predicted: bo
 
 
 def doubtful_activation(name: str, spec: ModelSpec, overrides: Overrides) -> str | None:
-    """What to know before a model is converted whose neurons are never zero, or are said not to be.
+    """A warning about a model whose neurons are never zero, according to its configuration.
 
     A name that says relu may be right where the configuration says another activation.
     """

@@ -1,8 +1,8 @@
-"""Where the output grows: a directory beside the destination that becomes it in one rename.
+"""Where the output grows: a directory next to the destination, renamed to it at the end.
 
-Goals: the destination is complete or absent, whatever interrupts; two processes do not mix; what
-a killed process left is removed by the next one. A lock on the directory itself, not its name,
-says whether its process lives.
+Goals: the destination is complete or absent, whatever interrupts; two processes do not mix; the
+next process removes what a killed one left. A lock on the directory itself, not its name, shows
+whether its process lives.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 SPACE_MARGIN = 0.05
 BLOCK_BYTES = 4 << 20
-"""What is hashed and written at a time: a device is busy, and little memory is taken."""
+"""Bytes hashed and written at a time: enough to keep a device busy, in little memory."""
 BLOCKS = 4
-"""Of a file: filled, hashed and written at once, with one to spare."""
+"""Blocks of a file: one filled, one hashed and one written at once, and a spare one."""
 
 
 @contextmanager
 def whole_or_absent(source: Path, destination: Path, progress: Progress) -> Iterator[None]:
-    """Errors of ours for what ends the making of `destination`; nothing is left of it then."""
+    """Turns errors into ours; if one ends the making of `destination`, nothing is left of it."""
     try:
         yield
     except OSError as problem:

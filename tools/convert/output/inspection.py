@@ -1,4 +1,4 @@
-"""What is to be converted, looked through before a byte is written."""
+"""Inspects a source before a byte is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be converted, looked through and found convertible."""
+    """A source that was inspected and can be converted."""
 
     source: Path
     config: Config
@@ -39,7 +39,7 @@ class Job:
 def look(
     config: Config, family: Family, spec: ModelSpec, checkpoint: Checkpoint, overrides: Overrides
 ) -> Job:
-    """Everything that can be checked before a byte is written; the encoding is chosen here."""
+    """Checks everything that can be checked before a byte is written, and chooses the encoding."""
     source = checkpoint.directory
     assignment = assign(family, spec, checkpoint)
     chosen = overrides.dtype or _matrix_dtype(assignment, source)

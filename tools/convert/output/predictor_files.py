@@ -1,4 +1,4 @@
-"""Predictors beside a converted model: are they those of this model, and copying them in."""
+"""Checks whether predictors belong to a model, and copies them in."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def _windows(use: object) -> list[Any]:
 def copy_predictors(predictors: Path, directory: Path, spec: ModelSpec) -> None:
     """Copies `predictors` and the activity.json beside it, checked against the model.
 
-    Predictors that others published come without a record of activity; where none lies beside
-    them, none is copied, and the plan goes by its own estimate.
+    Published predictors come without a record of activity; if there is none next to them, none is
+    copied, and the plan uses its own estimate.
     """
     if not predictors.is_file():
         raise UsageError(

@@ -1,7 +1,7 @@
-"""Writes a converted model anew with the neurons of each layer in another order.
+"""Rewrites a converted model with the neurons of each layer in another order.
 
-Whole encoded rows and bundles are moved, whatever their encoding; nothing is computed. Memory is
-that of a block, or of one layer's resident gate.
+Whole encoded rows and bundles are moved, whatever their encoding; nothing is computed. It takes the
+memory of a block, or of one layer's resident gate.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def reorder(
 
 
 def check_unordered(source: Path, manifest: Manifest) -> None:
-    """`UsageError` for a model that has an order: its neurons would be led back to the wrong."""
+    """`UsageError` for a model that has an order already: its ids would be mapped back wrongly."""
     if ORDER_FILE in manifest.files:
         raise UsageError(
             f"{source}: its neurons lie in order of co-activation already; start from the model "

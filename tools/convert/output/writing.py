@@ -49,7 +49,7 @@ from .destination import OutputFile
 
 Layout = list[tuple[str, str, tuple[int, ...]]]
 BUNDLED_BYTES = 4 << 20
-"""What one thread bundles at a time: it stays in a cache from one step to the next."""
+"""Bytes that one thread bundles at a time; they stay in a cache from step to step."""
 
 
 def resident_layout(spec: ModelSpec) -> Layout:
@@ -92,7 +92,7 @@ def write_resident(
 ) -> FileRecord:
     """`resident.safetensors`, in the order of `resident_layout`.
 
-    `used` is told of each use of a tensor that is over.
+    `used` is called when each use of a tensor is over.
     """
     layout = [(assigned[name], dtype) for name, dtype, _ in resident_layout(spec)]
 
@@ -165,9 +165,9 @@ def block_checksums(
 
 
 def _expect(checkpoint: Checkpoint, rows: tuple[Piece, ...]) -> None:
-    """Have the first bytes of a layer fetched while those of the one before are worked on.
+    """Prefetches the first bytes of a layer while the previous layer is being written.
 
-    What is transposed is read in one go, so that nothing else would go on meanwhile.
+    Transposed tensors are read at once, and nothing else would happen meanwhile.
     """
     for row in rows:
         if row.transform == "transpose":

@@ -1,9 +1,9 @@
-"""Predictors that others published, as this project's own `predictors.safetensors`.
+"""Converts published predictors to this project's `predictors.safetensors`.
 
 PowerInfer's form: a folder with one `model_{layer}.pt` a layer, each a dictionary of `fc1.weight`
 [rank, d_model] and `fc2.weight` [d_ffn, rank] without biases and with relu between, and perhaps a
-`config.json` with `sparse_threshold`; a neuron is active where its score exceeds that. They read
-what the feed-forward's norm reads: so they were trained, and so PowerInfer feeds them
+`config.json` with `sparse_threshold`; a neuron is active where its score exceeds that. Their input
+is the input of the feed-forward layer's norm: so they were trained, and so PowerInfer runs them
 (https://github.com/SJTU-IPADS/PowerInfer). One layer at a time is in memory.
 """
 

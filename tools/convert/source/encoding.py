@@ -1,7 +1,7 @@
 """From one encoding of weights to another; f32, f16 and bf16 in numpy, rounding to nearest even.
 
-Values that are no finite numbers, in or out, are refused: a model that holds one is damaged, and
-one that does not fit a narrower type would become one.
+Values that are not finite, before or after, are refused: a model that holds one is damaged, and a
+value that does not fit a narrower type would become infinite.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flashllm.errors import TensorMismatch
 from flashllm.flash.raw_tensor import all_finite
 
 Place = Callable[[int], str]
-"""From the number of a value among those encoded to words for where it lies."""
+"""From the index of an encoded value to a text that says where it is."""
 _ONE_AT_A_TIME = threading.Lock()
-"""The kernels have threads of their own, and one caller."""
+"""The kernels have threads of their own and allow one caller at a time."""
 
 
 def encode(
