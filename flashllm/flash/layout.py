@@ -2,8 +2,8 @@
 
     offset(layer, bundle) = data_offset + (layer * bundles_per_layer + bundle) * stride
 
-`docs/layout-v1.md` is this page in words; a test holds the two and a committed file together.
-Everything about the bytes of a converted model can be imported from here.
+`docs/layout-v1.md` describes the same; a test compares the two and a committed file. Everything
+about the bytes of a converted model can be imported from here.
 """
 
 from __future__ import annotations

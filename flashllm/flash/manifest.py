@@ -1,6 +1,6 @@
 """The manifest: what a converted model consists of, and what it was made from.
 
-It is written last, and `manifest.sha256` vouches for it: a directory is complete or does not open.
+It is written last, with its hash in `manifest.sha256`: a directory is complete or does not open.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, raw: bytes, path: Path) -> Manifest:
-        """The manifest that `raw` spells; `LayoutError` naming `path` where it does not hold."""
+        """The manifest in `raw`; `LayoutError` naming `path` if it is not valid."""
         values = parse_object(raw, path, LayoutError)
         version = values.get("layout_version")
         if version != LAYOUT_VERSION or type(version) is not int:
@@ -115,7 +115,7 @@ def _file_records(values: object, path: Path) -> dict[str, FileRecord]:
 
 
 def manifest_hash_line(raw: bytes) -> bytes:
-    """What `manifest.sha256` holds for these bytes of a manifest: a line that sha256sum checks."""
+    """The content of `manifest.sha256` for this manifest: a line that sha256sum can check."""
     return f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST_FILE}\n".encode()
 
 

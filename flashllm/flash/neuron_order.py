@@ -3,7 +3,7 @@
     neurons   i32 [n_layers, d_ffn]   which neuron of the checkpoint each bundle is
     rates     f32 [n_layers, d_ffn]   by which share of the calibration text's tokens it was used
 
-All ids at run time are places in the bundle file; this leads them back to the checkpoint's.
+All ids at run time are positions in the bundle file; this maps them to the checkpoint's.
 """
 
 from __future__ import annotations

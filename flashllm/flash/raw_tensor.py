@@ -1,4 +1,4 @@
-"""Tensors as they lie in memory, encoded; decoding them; whether all their weights are finite."""
+"""Encoded tensors in memory: decoding them, and checking that all weights are finite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BLOCK_BYTES = 256 << 10
 def all_finite(raw: NDArray[np.uint8], dtype: str, columns: int = 0) -> bool:
     """Whether no encoded value is an infinity or a NaN; in blocks, so that memory stays bounded.
 
-    In int8 and int4 it is the scales that may be; `raw` then holds rows of `columns` weights.
+    In int8 and int4 only scales can be; `raw` then holds rows of `columns` weights.
     """
     if dtype not in GROUP_BYTES:
         return _finite(raw, dtype)
@@ -55,7 +55,7 @@ def _finite(raw: NDArray[np.uint8], dtype: str) -> bool:
 class RawTensor:
     """Encoded values as they lie in memory: `raw` is [nbytes] of `dtype`, row-major in `shape`.
 
-    The shape counts weights, also where rows are groups.
+    The shape counts weights, also in encodings by groups.
     """
 
     raw: NDArray[np.uint8]

@@ -1,8 +1,8 @@
 """Reads and writes the header of a safetensors file, strictly.
 
-The tensors themselves are read as plain ranges of the file by whoever wants them. Everything in a
-header is bounded and checked against the size of the file before anything is allocated from it.
-Format: 8 bytes little-endian length, JSON, data (https://github.com/huggingface/safetensors).
+Callers read the tensors themselves as plain ranges of the file. Everything in a header is bounded
+and checked against the size of the file before anything is allocated from it. Format: 8 bytes
+little-endian length, JSON, data (https://github.com/huggingface/safetensors).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TensorRecord:
 def read_tensor_index(path: Path, error: type[ModelError] = LayoutError) -> dict[str, TensorRecord]:
     """Name -> record of every tensor in the file, in the order of their offsets.
 
-    `error` for a header that lies, `ModelTruncated` for a file that ends before its last tensor.
+    `error` for an inconsistent header, `ModelTruncated` if the file ends before its last tensor.
     """
     with open(path, "rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
@@ -76,7 +76,7 @@ def _record(
     name: str, entry: object, data_start: int, path: Path, error: type[ModelError]
 ) -> TensorRecord:
     """One entry of the header, checked in itself."""
-    # JSON can spell halves of characters, which cannot be printed.
+    # JSON can contain lone surrogates, which cannot be printed.
     if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
         raise error(f"{path}: a tensor's name is no text: {name!a}")
     if len(name.encode()) > NAME_BYTES_MAX:

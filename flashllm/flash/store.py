@@ -1,4 +1,4 @@
-"""A converted model, opened: checked, its resident tensors in memory, its bundles at hand.
+"""An open converted model: checks it, loads resident tensors, reads bundles.
 
 Goals: weights reach memory by direct reads and stay in anonymous memory (no mmap of a file, so
 a truncated file is a short read and the page cache stays empty). Not here: torch, tokens.
@@ -61,8 +61,7 @@ class Store:
     ) -> core.Reader:
         """Open the bundle file for reading; returns the core's reader.
 
-        `rows_apart` reads the rows of a bundle as if they did not lie together: for measuring what
-        bundling gains.
+        `rows_apart` reads each row of a bundle separately, to measure what bundling gains.
         """
         assert self._reader is None
         self._rows_apart = rows_apart
@@ -101,7 +100,7 @@ class Store:
         ]
 
     def wait_bundles(self, layer: int, tickets: list[int]) -> None:
-        """Wait for bundles; whatever is raised, no read of them is under way any more."""
+        """Wait for bundles; even after an error, no read of them is under way any more."""
         with contextlib.ExitStack() as waits:
             for ticket in tickets:
                 waits.callback(self.wait, ticket, layer)
@@ -115,16 +114,16 @@ class Store:
         return int(self.reader.submit(offsets, length, buffer, np.array([place], dtype=np.int64)))
 
     def wait(self, ticket: int, layer: int) -> None:
-        """Wait for what a ticket stands for."""
+        """Wait for the reads of a ticket."""
         with ReadErrors(f"{self._bundles}, layer {layer}"):
             self.reader.wait(ticket)
 
     def load_resident(self, direct: bool) -> dict[str, RawTensor]:
-        """All resident tensors, read once; `LayoutError` when they are not those of the spec."""
+        """All resident tensors, read once; `LayoutError` unless they fit the spec."""
         return self.load_resident_image(direct)[0]
 
     def load_resident_image(self, direct: bool) -> tuple[dict[str, RawTensor], core.Buffer]:
-        """The same, and the buffer that holds the file byte for byte, with the tensors in it."""
+        """The same, and the buffer with the whole file, of which the tensors are views."""
         path = self.directory / RESIDENT_FILE
         index = read_tensor_index(path)
         check_resident(index, self.spec, path)
@@ -135,7 +134,7 @@ class Store:
         return tensors, image
 
     def load_predictors(self, direct: bool) -> dict[str, RawTensor] | None:
-        """The predictors' tensors, or None where the model has none."""
+        """The predictors' tensors, or None if the model has none."""
         if PREDICTORS_FILE not in self.manifest.files:
             return None
         path = self.directory / PREDICTORS_FILE
@@ -157,7 +156,7 @@ class Store:
         return next((encoding_of(index[name], columns[name]) for name in columns), None)
 
     def load_activity(self) -> dict[str, Any] | None:
-        """What recording the activations showed, or None."""
+        """The recorded activity, or None."""
         if ACTIVITY_FILE not in self.manifest.files:
             return None
         path = self.directory / ACTIVITY_FILE
@@ -171,15 +170,15 @@ class Store:
         return parse_object(raw, path, LayoutError)
 
     def file_bytes(self, name: str) -> int:
-        """Size of one of the model's files as the manifest has it; 0 where there is none."""
+        """Size of one of the model's files, from the manifest; 0 if it does not exist."""
         record = self.manifest.files.get(name)
         return record.bytes if record else 0
 
     def cancel_reads(self) -> None:
-        """Make the reads under way end with `Cancelled`; nothing on a closed store."""
+        """End the reads under way with `Cancelled`; does nothing on a closed store."""
         reader = self._reader
         if reader is not None:
-            # Closed in between by another thread: there is nothing left to cancel.
+            # Closed meanwhile by another thread: there is nothing left to cancel.
             with contextlib.suppress(ValueError):
                 reader.cancel()
 
@@ -202,7 +201,7 @@ class Store:
 
 
 class ReadErrors:
-    """Turns what the core raises while reading into errors of ours, with the place."""
+    """Turns the core's read errors into ours, with file, layer and offset."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -1,4 +1,4 @@
-"""Which tensors stay in memory: their names, shapes and encodings, from the spec alone."""
+"""The resident tensors: their names, shapes and encodings, from the spec alone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _norm(name: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def resident_dtype(name: str, shape: tuple[int, ...], spec: ModelSpec) -> str:
     """Encoding of a resident tensor: norms and biases are f32, matrices as the spec says.
 
-    Positions learned are added to the stream as they are, and few: beside int8 and int4, f16.
+    Learned positions are few and added directly to the stream: f16 where matrices are int8 or int4.
     """
     if len(shape) == 1:
         return "f32"
@@ -82,16 +82,16 @@ def resident_bytes(name: str, shape: tuple[int, ...], spec: ModelSpec) -> int:
 
 
 def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Type and shape in a safetensors file: rows in int8 or int4 are bytes there."""
+    """Type and shape in a safetensors file, where rows in int8 or int4 are bytes."""
     if dtype in GROUP_BYTES:
         return "u8", (shape[0], row_bytes(dtype, shape[1]))
     return dtype, shape
 
 
 def encoding_of(record: TensorRecord, columns: int) -> str:
-    """The encoding of a matrix whose rows hold so many weights, told by the bytes of a row.
+    """The encoding of a matrix, recognised by the bytes of a row of `columns` weights.
 
-    The type in the file where that is not bytes, or no such row has as many.
+    That is the type in the file, unless it is bytes and a row of int8 or int4 has as many.
     """
     if record.dtype == "u8" and len(record.shape) == 2:
         for dtype in GROUP_BYTES:
@@ -103,7 +103,7 @@ def encoding_of(record: TensorRecord, columns: int) -> str:
 def predictor_columns(index: Mapping[str, TensorRecord], spec: ModelSpec) -> dict[str, int]:
     """Name of each matrix of the predictors -> weights in a row: the model's width, or the rank.
 
-    Only of those that are there: what a file lacks is told by whoever needs it.
+    Only of matrices in the file; code that needs others reports their absence.
     """
     columns: dict[str, int] = {}
     for layer in range(spec.n_layers):

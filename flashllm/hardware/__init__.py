@@ -1,4 +1,4 @@
-"""What was measured of this machine: the disk's profile and whether it is still true.
+"""The profile of this machine's disk and memory, and whether it is still valid.
 
 Measures nothing.
 """

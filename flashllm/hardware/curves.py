@@ -1,7 +1,7 @@
-"""What a profile is made of: points, fits, the curve through them, and the machine's other rates.
+"""The parts of a profile: points, fits, the curve through them, and the machine's other rates.
 
-Between measured sizes, the time of a read is a straight line, as in t = a + S/B; outside, the fit
-goes on from the last point.
+Between measured sizes, the time of a read is interpolated linearly, as in t = a + S/B; outside, the
+fit continues from the last point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class IoPoint:
     samples: tuple[float, ...]
     """Bytes per second of each repetition, in order: a device that gets hot shows here."""
     latency_ns: dict[str, int]
-    """Of one read: "mean", "p50", "p90", "p99", "p99.9", "max", from all repetitions."""
+    """Latency of a read: "mean", "p50", "p90", "p99", "p99.9", "max", from all repetitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """What this machine's memory and our kernels give, and what a token costs beside them."""
+    """Rates of this machine's memory and our kernels, and the overheads of a token."""
 
     dram_bytes_per_second: dict[int, float]
     """Plain streaming reads, by threads."""
@@ -51,9 +51,9 @@ class MachineRates:
     rows_bytes_per_second: dict[str, float]
     """dot_rows and weighted_sum_rows over scattered rows, by encoding."""
     layer_overhead_ns: float
-    """A decoder layer of next to no bytes."""
+    """Overhead of a decoder layer, measured with next to no bytes."""
     token_overhead_ns: float
-    """The rest of a token of next to no bytes."""
+    """Overhead of the rest of a token, measured with next to no bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Curve:
         )
 
     def throughput(self, size: float) -> float:
-        """Bytes per second; a straight line of time between points, the fit's beyond them."""
+        """Bytes per second; time is linear between points, and follows the fit beyond them."""
         above = bisect.bisect_left(self.sizes, size)
         if above in (0, len(self.sizes)):
             return size / self._beyond(size, -1 if above else 0)
@@ -85,9 +85,9 @@ class Curve:
         return size / (self.seconds[above - 1] + share * rise)
 
     def _beyond(self, size: float, edge: int) -> float:
-        """Seconds of a read outside the points; where nothing was fitted, as at the edge.
+        """Seconds of a read outside the points; without a fit, the same as at the edge.
 
-        The fit is scaled to meet the point at the edge, so that nothing jumps there.
+        The fit is scaled to meet the point at the edge, so that there is no jump.
         """
         if self.fit is None or self.fit.read_ns(self.sizes[edge]) <= 0:
             grown = size / self.sizes[edge] if edge else 1.0

@@ -1,6 +1,6 @@
-"""Which device a file lies on: what it is called, what kind it is, and a key to know it again.
+"""The device under a file: its name, its kind, and a key that identifies it.
 
-Linux tells all of it; elsewhere the kind is "unknown" and the key made of what the mount says.
+Linux tells all of these; elsewhere the kind is "unknown", and the key comes from the mount.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class DeviceIdentity:
     """A device on this machine, as far as the system names it."""
 
     key: str
-    """Of device, file system's type and machine: safe in a file name, tells no serial number."""
+    """Made from device, file system type and machine: safe in a file name, reveals no serial
+    number."""
     name: str
     filesystem: str
     mount_options: str
@@ -43,9 +44,9 @@ class DeviceIdentity:
 
 
 def describe_device(path: Path) -> DeviceIdentity:
-    """The device that a path lies on, or would once it is created; never fails for a lack of facts.
+    """The device of a path, or of its nearest existing parent; unknown facts are no error.
 
-    Partitions of one disk are one device: what is measured is the disk.
+    Partitions of one disk are one device, since the disk is measured.
     """
     place = path.absolute()
     if not place.exists():
@@ -66,7 +67,7 @@ def describe_device(path: Path) -> DeviceIdentity:
 
 
 def machine_name() -> str:
-    """This machine in words: processor, number of CPUs and memory."""
+    """A description of this machine: processor, number of CPUs and memory."""
     memory = psutil.virtual_memory().total / GIB
     return f"{processor_name()}, {os.cpu_count() or 1} CPUs, {memory:.0f} GiB"
 
@@ -86,7 +87,7 @@ def _whole_disk(block: Path) -> Path:
 
 
 def _key(disk: Path | None, mount: Any, filesystem: str) -> str:
-    """Hashed, since serial numbers and machine ids are nobody else's business."""
+    """A hash, since serial numbers and machine ids are private."""
     if disk is not None:
         parts = [disk.name, _first_text(disk, _SERIALS), _first_text(disk, ("size",))]
     else:
@@ -116,7 +117,7 @@ def _name(disk: Path | None, mount: Any) -> str:
 
 
 def _first_text(disk: Path, names: tuple[str, ...]) -> str:
-    """What the first of these attributes says that is there and says something."""
+    """The content of the first of these attributes that exists and is not empty."""
     for name in names:
         with contextlib.suppress(OSError):
             if text := (disk / name).read_text(encoding="utf-8", errors="replace").strip():

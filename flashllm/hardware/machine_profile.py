@@ -1,8 +1,8 @@
-"""The profile of a device on this machine: what reads of each size cost at each number of threads.
+"""The profile of a device on this machine: the cost of reads by size and number of threads.
 
-`flashllm bench io` measures it, `save` keeps it in the user's cache directory, one file a device,
-and the planner asks it. Between measured numbers of threads, throughput is a straight line in
-their logarithm; `curves` has what holds between sizes.
+`flashllm bench io` measures it, `save` keeps it in the user's cache directory, one file per device,
+and the planner uses it. Between measured numbers of threads, throughput is linear in their
+logarithm; `curves` interpolates between sizes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BEST_SHARE = 0.97  # of the best throughput: more threads than give this are no
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured of a device, and what follows for reads that were not measured."""
+    """The measurements of a device, and estimates for reads that were not measured."""
 
     device: DeviceIdentity
     machine_name: str
@@ -63,11 +63,11 @@ class Profile:
     """The best of the largest reads."""
     rates: MachineRates | None = None
     complete: bool = True
-    """False where the measurement was ended early."""
+    """False if the measurement was ended early."""
     isa: str = ""
-    """What the kernels of the rates were compiled for; "" in profiles that do not say."""
+    """Instruction set of the measured kernels; "" in profiles that do not say."""
     io_backend: str = ""
-    """What made the reads, threads or uring; "" in profiles that do not say."""
+    """The back-end of the reads, threads or uring; "" in profiles that do not say."""
     _curves: dict[int, Curve] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Profile:
     def throughput(self, read_bytes: float, threads: int) -> float:
         """Bytes per second of many reads of that size by that many threads.
 
-        Fewer or more threads than were measured give what the nearest number gave.
+        Fewer or more threads than were measured have the throughput of the nearest number.
         """
         assert read_bytes > 0, "a read has at least a byte"
         measured = list(self._curves)
@@ -109,7 +109,7 @@ class Profile:
         return min(threads for threads, rate in rates.items() if rate >= _BEST_SHARE * best)
 
     def gap_bytes(self, read_bytes: int, threads: int) -> int:
-        """The widest gap between two such reads that is read sooner than a second read is made.
+        """The widest gap between two such reads that takes less time than a second read.
 
         It is the break-even a × B where t = a + S/B holds, a multiple of 512, at most 64 KiB.
         """
@@ -131,7 +131,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, value: object, where: str) -> Profile:
-        """What `to_json` gave, every value checked; `ProfileError` names `where`."""
+        """The inverse of `to_json`, with every value checked; `ProfileError` names `where`."""
         values = dict(value) if isinstance(value, dict) else {}
         version = values.pop("version", None)
         if version != PROFILE_VERSION:
@@ -148,9 +148,9 @@ class Profile:
 
 
 def save(profile: Profile, path: Path | None = None) -> Path:
-    """Writes a profile whole or not at all, to the cache where no path is given; returns where.
+    """Writes a profile atomically, to the cache unless a path is given; returns its path.
 
-    `CannotCreate` where it cannot be written.
+    `CannotCreate` if it cannot be written.
     """
     path = cache_path(profile.device) if path is None else path
     text = json.dumps(profile.to_json(), indent=1) + "\n"
@@ -166,7 +166,7 @@ def save(profile: Profile, path: Path | None = None) -> Path:
 
 
 def load(path: Path) -> Profile:
-    """The profile in a file; `ProfileError` where it is none, or cannot be read."""
+    """The profile in a file; `ProfileError` if it is not valid or cannot be read."""
     try:
         if not path.is_file():
             raise ProfileError(f"{path}: there is no such file; `flashllm bench io` makes one")
@@ -184,7 +184,7 @@ def load(path: Path) -> Profile:
 
 
 def find(path: Path) -> Profile | None:
-    """The kept profile of the device on which `path` lies; None where there is no good one."""
+    """The kept profile of the device of `path`; None if there is no valid one."""
     try:
         device = describe_device(path)
         profile = load(cache_path(device))
@@ -199,7 +199,7 @@ def cache_path(device: DeviceIdentity) -> Path:
 
 
 def _check_values(profile: Profile) -> None:
-    """`ValueError` for numbers that no measurement gives."""
+    """`ValueError` for impossible numbers."""
     if not profile.points:
         raise ValueError("profile.points: there are none")
     places = [(point.read_bytes, point.threads) for point in profile.points]

@@ -1,9 +1,9 @@
-"""What is no longer true of a profile: said to the user, and left out where it would mislead.
+"""Finds what is outdated in a profile, tells the user, and leaves it out where it would mislead.
 
-A kept profile is not used at all where its device is another one, or its version. Where processor,
-CPUs or instruction set are others, its reads are used, since they are the disk's, but not its rates
-of memory and kernels. Age and what makes the reads only call for a caution. A file that was asked
-for is used as it is: it may plan for another machine.
+A kept profile of another device or version is not used at all. If processor, CPUs or instruction
+set differ, its reads are used, since they are the disk's, but not its rates of memory and kernels.
+Age and the back-end of the reads only cause a caution. A file that was asked for is used as it is:
+it may plan for another machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ADVICE = "measure again with `flashllm bench io`"
 
 
 def current_isa() -> str:
-    """The instructions that the kernels of this process use; "" where it cannot be told."""
+    """The instruction set of this process's kernels; "" if unknown."""
     with contextlib.suppress(ValueError):  # FLASHLLM_ISA asks for what this processor has not
         kernels = core.Kernels(threads=1)
         try:
@@ -36,12 +36,12 @@ def current_isa() -> str:
 
 
 def current_backend() -> str:
-    """What makes the reads: threads or uring; where uring is refused, it says so elsewhere."""
+    """The back-end of reads: threads or uring; a refused uring is reported elsewhere."""
     return "threads" if core.IO_BACKEND == "auto" else core.IO_BACKEND
 
 
 def other_machine(profile: Profile) -> list[str]:
-    """How the machine differs from the one measured, in words; empty where it does not."""
+    """A sentence about how the machine differs from the measured one; "" if it does not."""
     found = []
     then, now = (_without_memory(name) for name in (profile.machine_name, machine_name()))
     if then != now:
@@ -53,7 +53,7 @@ def other_machine(profile: Profile) -> list[str]:
 
 
 def staleness(profile: Profile, now: dt.datetime | None = None) -> list[str]:
-    """All that makes a profile doubtful on this machine, each in words."""
+    """Sentences about everything that makes a profile doubtful on this machine."""
     found = other_machine(profile)
     if not profile.isa:
         found.append("by an earlier version, which did not note the kernels' instruction set")
@@ -71,15 +71,15 @@ def staleness(profile: Profile, now: dt.datetime | None = None) -> list[str]:
 
 
 def for_this_machine(profile: Profile) -> Profile:
-    """A kept profile without what another machine gave."""
+    """A kept profile without the rates of another machine."""
     return replace(profile, rates=None) if other_machine(profile) else profile
 
 
 def find_profile(directory: Path, file: Path | None = None) -> Profile | None:
-    """The profile in a file, or else the one that is kept of the device that `directory` is on.
+    """The profile in a file, or else the kept one of the device of `directory`.
 
-    `ProfileError` where the file is none. The kept one is no setting: it is left out where bad, and
-    so are its rates of memory and kernels where they are another machine's.
+    `ProfileError` if the file is not valid. An invalid kept profile is ignored, and so are its
+    rates of memory and kernels if they are another machine's.
     """
     if file is not None:
         return load(file)
@@ -88,18 +88,18 @@ def find_profile(directory: Path, file: Path | None = None) -> Profile | None:
 
 
 def profile_for(directory: Path, options: ModelOptions) -> Profile | None:
-    """The profile that plans for a model go by, as its options say; None where there is none.
+    """The profile for planning a model with these options; None if there is none.
 
-    Reads through the page cache are not those that were measured: only a file counts for them.
+    Kept profiles do not describe reads through the page cache: for these only a file counts.
     """
     file = None if options.profile is None else Path(options.profile)
     return find_profile(directory, file) if options.direct or file is not None else None
 
 
 def caution(path: Path, file: Path | None = None) -> str:
-    """One sentence on the profile that plans for `path` go by; "" where all is well.
+    """One sentence on what is doubtful about the profile for `path`; "" if nothing is.
 
-    It is that in `file`, or else the kept one of the device; where none is kept, all is well.
+    The profile is that in `file`, or else the kept one of the device, if there is one.
     """
     if file is not None:
         return _file_caution(path, file)
@@ -137,7 +137,7 @@ def _without_memory(machine: str) -> str:
 
 
 def _age_days(date: str, now: dt.datetime) -> int | None:
-    """Whole days since a moment in ISO 8601; None where it is none."""
+    """Whole days since a time in ISO 8601; None if it is not one."""
     try:
         then = dt.datetime.fromisoformat(date)
     except ValueError:
