@@ -52,7 +52,7 @@ AHEAD = {WAITED: 0, BACK_TO_BACK: 1}
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What a token reads: bundles of each layer, by so many threads."""
+    """What a token reads: bundles of each layer, and the number of threads."""
 
     loads: tuple[int, ...]
     threads: int

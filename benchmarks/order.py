@@ -1,4 +1,4 @@
-"""What the order of neurons on flash is worth: two converted models, by turns, on the same text.
+"""What the order of neurons on flash gains: two converted models, interleaved, on one text.
 
     flashllm reorder MODEL ORDERED --calibration calibration.txt
     python -m benchmarks.order MODEL ORDERED --text heldout.txt [--gaps 0,4096,16384]

@@ -1,4 +1,4 @@
-"""What `flashllm plan` expects beside what `flashllm bench tokens` measures, by turns.
+"""Compares what `flashllm plan` expects with what `flashllm bench tokens` measures, interleaved.
 
     python -m benchmarks.plan_check MODEL --ceilings 3GiB,4GiB,6GiB [--profile FILE] [--ids "5 6 7"]
 

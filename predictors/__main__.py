@@ -22,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calibration", type=Path, metavar="FILE", help=".jsonl, .txt or .ids")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--tokens", type=int, default=TOKENS_MAX, help="at most so many of the text (%(default)s)"
+        "--tokens",
+        type=int,
+        default=TOKENS_MAX,
+        help="the most tokens of the text to use (%(default)s)",
     )
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="unfinished work (OUT.predictors-work)"

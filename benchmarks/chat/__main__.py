@@ -6,7 +6,7 @@ Everything goes through a real pseudo-terminal, as a user's keys and screen do:
 - echo: from a key to its character on the screen, while a scripted engine streams.
 - stop: from Esc to the remark that the answer was stopped.
 - stream: tokens a second of a scripted engine that reach the screen, and whether all of them do.
-- decode: tokens a second of the model in the chat over those of `flashllm run`, by turns: the
+- decode: tokens a second of the model in the chat over `flashllm run`, interleaved: the
   median, and where it lies with 95 % (more or less: rounds that follow each other share a run).
   Under a ceiling (--memory) twice: the chat with the same one, of which the application takes its
   part, and with so much more as that part is, so that it has as many slots for neurons as `run`.
@@ -179,7 +179,7 @@ class Bench:
         ]
 
     def decode(self, model: str | None, memory_bytes: int | None, tokens: int) -> list[Figure]:
-        """The same question by turns: run, chat, run, chat, ..."""
+        """The same question, interleaved: run, chat, run, chat, ..."""
         there = [model] if model else []
         cases = ["decode, chat over run"]
         if memory_bytes is not None:

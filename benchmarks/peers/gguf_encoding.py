@@ -25,7 +25,7 @@ _SCALE_OF_NIBBLES = np.uint16(0x1800)  # times 8 at most 1/32
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How weights of a matrix are stored: groups of so many weights in so many bytes."""
+    """How weights of a matrix are stored: the weights and the bytes of a group."""
 
     name: str
     group: int

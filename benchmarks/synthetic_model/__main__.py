@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("shape", metavar="SHAPE", help=f"one of {', '.join(SHAPES)}")
     parser.add_argument("directory", type=Path, metavar="DIR", help="directory to create")
     parser.add_argument("--dtype", choices=sorted(TORCH_DTYPES), default="f16")
-    parser.add_argument("--layers", type=int, help="so many layers instead of the shape's own")
+    parser.add_argument("--layers", type=int, help="number of layers, instead of the shape's own")
     parser.add_argument("--seed", type=argument(parse_count), default=0)
     options = parser.parse_args()
     start = time.monotonic()

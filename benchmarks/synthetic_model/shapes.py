@@ -72,7 +72,7 @@ class Shape:
 
 
 def shape_of(name: str, layers: int | None, dtype: str, seed: int) -> Shape:
-    """A shape by its name, with so many layers; `UsageError` for a name that is none."""
+    """A shape by its name, with `layers` layers; `UsageError` for an unknown name."""
     if name not in SHAPES:
         near = difflib.get_close_matches(name, SHAPES, n=3) or sorted(SHAPES)
         raise UsageError(f"{name}: no such shape; one of: {', '.join(near)}")

@@ -95,7 +95,7 @@ else:
 
 
 def open_kernels(threads: int) -> Kernels:
-    """Kernels of so many threads; `UsageError` where FLASHLLM_ISA names a set that is not here."""
+    """Kernels with `threads` threads; `UsageError` if FLASHLLM_ISA names an unavailable set."""
     try:
         return Kernels(threads=min(threads, _KERNEL_THREADS_MAX))
     except ValueError as error:

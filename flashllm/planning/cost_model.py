@@ -175,7 +175,7 @@ def rates_suffice(rates: MachineRates, encodings: Encodings) -> bool:
 def chunk_seconds(
     rates: MachineRates, dtype: str, weight_bytes: float, tokens: int, one_thread: bool
 ) -> float | None:
-    """Seconds of a prompt's products with so many bytes of weights; None where no rate is known."""
+    """Seconds of a prompt's products with `weight_bytes` of weights; None if no rate is known."""
     key = (CHUNK_ONE_THREAD if one_thread else CHUNK).format(dtype)
     rate = rates.kernel_bytes_per_second.get(key)
     return None if rate is None else weight_bytes * tokens / rate

@@ -20,7 +20,7 @@ COUNT_BYTES_MAX = 64 << 20
 USES_MIN = 10
 """Neurons that were active less often have no friends that would mean anything."""
 NEURONS_MIN = 8
-"""Where fewer of the sample were active so often, nothing is said of the layer."""
+"""If fewer neurons of the sample were active that often, the layer is not reported."""
 
 
 def sample_size(n_layers: int, n_neurons: int) -> int:

@@ -210,6 +210,6 @@ def _whole_numbers(axis: Axes) -> None:
 
 
 def _spread_over(count: int, shown: int) -> Sequence[int]:
-    """At most so many of the numbers below `count`, the first and the last among them."""
+    """At most `shown` of the numbers below `count`, including the first and the last."""
     places = np.linspace(0, count - 1, min(count, shown)).round().astype(int)
     return [int(place) for place in places]

@@ -31,7 +31,7 @@ class TaskSettings:
     """How many of the questions are asked, and how long answers may be."""
 
     limit: int | None = None
-    """So many questions, evenly from all of the file; None for all."""
+    """The number of questions, taken evenly from all of the file; None for all."""
     answer_tokens: int = ANSWER_TOKENS
     """The longest answer, unless a longer one is expected."""
 

@@ -40,9 +40,9 @@ class TextSettings:
     """How much of a text is evaluated, and which of it counts."""
 
     tokens: int = TOKENS
-    """About so many, taken evenly from all of a file of lines, from the start of a plain text."""
+    """About how many tokens: evenly from all lines of a file, or from the start of a plain text."""
     skip: int = 0
-    """So many at the start of each passage are given: read, but not counted."""
+    """Tokens at the start of each passage that are read, but not counted."""
     all_tokens: bool = False
     """Whether all of a conversation counts, and not its answers only."""
     seed: int = 0

@@ -46,7 +46,7 @@ RUNS = 5
 MATRIX_BYTES_LEAST = 64 << 20
 MATRIX_BYTES_MOST = 2 << 30
 MEMORY_SHARE = 8
-"""At most one part in so many of the available memory is taken."""
+"""At most 1 / MEMORY_SHARE of the available memory is taken."""
 ROW_BYTES = 8192
 """Of a row of 2048 weights in f32, or of 4096 in 16 bits."""
 CALL_BYTES = 16 << 20

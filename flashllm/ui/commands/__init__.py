@@ -1,1 +1,1 @@
-"""What can be asked for in the chat: its slash commands and its keys, as tables."""
+"""The chat's slash commands and keys, as tables."""

@@ -1,1 +1,1 @@
-"""Where a message is typed: history, suggestions, an editor beside it."""
+"""The prompt, in which messages are typed: history, suggestions, external editor."""

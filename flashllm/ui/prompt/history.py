@@ -1,4 +1,4 @@
-"""What was typed before, in this session and in those before."""
+"""The history of inputs, of this session and earlier ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 ENTRIES_MAX = 500
 ENTRY_CHARACTERS_MAX = 20_000
-"""A longer text is remembered while the chat is open, and not written down."""
+"""A longer text is remembered while the chat is open, but not written to the file."""
 FILE_BYTES_MAX = 4 << 20
-"""A longer file is begun anew with its last entries."""
+"""A longer file is replaced by its last entries."""
 _log = logging.getLogger("flashllm")
 
 

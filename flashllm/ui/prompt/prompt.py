@@ -18,7 +18,7 @@ from flashllm.untrusted.terminal import sanitize
 
 SHOWN_CHARACTERS = 10_000
 SHOWN_LINES = 200
-"""What is longer is held back behind a few words: the widget wraps its whole text at each key."""
+"""A longer text is replaced by a placeholder, since the widget wraps its whole text at each key."""
 AT_ONCE_CHARACTERS = 50_000
 """A longer paste is made harmless on another thread."""
 EDITING = "another version of an earlier message; Esc: leave it as it was"
@@ -47,16 +47,16 @@ class Prompt(TextArea):
 
     @property
     def whole_text(self) -> str:
-        """What is to be sent: with what is held back."""
+        """The text to send, with placeholders replaced by what they stand for."""
         text = self.text
         for words, held_back in self._held_back.items():
             text = text.replace(words, held_back)
         return text
 
     def edit(self, edit: Edit) -> EditResult:
-        """Words that stand for what is held back go as one; what is typed amid them goes behind.
+        """A long paste's placeholder is deleted as a whole; text typed inside goes after it.
 
-        Changed, they would be sent as they are.
+        A changed placeholder would be sent literally.
         """
         begin, end = self._around(edit.top)[0], self._around(edit.bottom)[1]
         if edit.top == edit.bottom:
@@ -66,13 +66,13 @@ class Prompt(TextArea):
         return super().edit(edit)
 
     def put_text(self, text: str) -> None:
-        """Replaces everything, harmless; what is too long to be shown is held back."""
+        """Replaces everything by sanitized text; a placeholder is shown for what is too long."""
         self._held_back.clear()
         self.load_text(self._shown(harmless(text)))
         self.move_cursor(self.document.end)
 
     def action_submit(self) -> None:
-        """Offers the text; it stays until it is taken."""
+        """Submits the text; it stays in the prompt until `take`."""
         self.post_message(self.Submitted(self.whole_text))
 
     def take(self) -> str:

@@ -1,4 +1,4 @@
-"""Converting a checkpoint from inside the application: what is asked, then how far it is."""
+"""Converts a checkpoint from inside the application: a form, then the progress."""
 
 from __future__ import annotations
 

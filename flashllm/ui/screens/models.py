@@ -1,4 +1,4 @@
-"""The model picker: what is converted on this machine, what each needs, how fast it will be."""
+"""The model dialog: converted models on this machine, the memory they need, their speed."""
 
 from __future__ import annotations
 

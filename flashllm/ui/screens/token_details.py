@@ -1,4 +1,4 @@
-"""What one token of an answer cost, beside the answer's median; left and right go to neighbours."""
+"""What one token of an answer cost, next to the answer's median; left and right switch tokens."""
 
 from __future__ import annotations
 
