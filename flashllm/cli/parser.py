@@ -176,7 +176,7 @@ SESSIONS_COMMANDS = (
     Command(
         "set-aside",
         "rename a damaged database, so that a new one can begin",
-        "flashllm.cli.commands.sessions:put_aside",
+        "flashllm.cli.commands.sessions:set_aside_database",
         "flashllm.cli.commands.sessions:add_yes",
     ),
 )

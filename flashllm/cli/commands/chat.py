@@ -38,7 +38,7 @@ DEMO_WELCOME = (
 
 
 def chat(arguments: argparse.Namespace) -> int:
-    """Opens the chat and stays until it is left; returns the exit code."""
+    """Runs the chat until the user leaves it; returns the exit code."""
     sampling = open_model.sampling_of(arguments)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("the chat needs a terminal; `flashllm run -p TEXT` works without one")

@@ -1,4 +1,4 @@
-"""`flashllm config`: what is set, where it is set, and setting it."""
+"""`flashllm config`: shows settings and where they come from, and edits them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def edit(arguments: argparse.Namespace) -> int:  # noqa: ARG001
 
 
 def _check(file: Path) -> int:
-    """How much a file sets; `ConfigError` where that makes no sense, to the chat either."""
+    """The number of settings in a file; `ConfigError` if one is invalid, also one of the chat."""
     from flashllm.ui.run import check_settings  # with Textual, which knows themes and keys
 
     settings = load_settings({}, file)

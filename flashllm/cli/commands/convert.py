@@ -1,4 +1,4 @@
-"""`flashllm convert` and `flashllm reorder`: a converted model of a checkpoint, or of another."""
+"""`flashllm convert` and `flashllm reorder`: make a converted model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def reorder(arguments: argparse.Namespace) -> int:
-    """Writes the model in another order and prints where it is."""
+    """Rewrites the model in another order and prints where it is."""
     from flashllm.convert import reorder as reorder_model
 
     with _stopped_like_ctrl_c():
@@ -58,9 +58,9 @@ def _say_where(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _stopped_like_ctrl_c() -> Iterator[None]:
-    """Within it, being told to end cleans up as Ctrl-C does: gigabytes may lie there by then.
+    """Context manager in which signals to end clean up like Ctrl-C, since gigabytes may be there.
 
-    What is ignored, as under nohup, stays ignored.
+    Signals that are ignored, as under nohup, stay ignored.
     """
     signals = (signal.SIGTERM, signal.SIGHUP)
     changed = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
@@ -125,7 +125,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """How a checkpoint is to be understood, where its config.json does not say or says wrong."""
+    """Adds options that complete or correct a checkpoint's config.json."""
     from flashllm.dtypes import DTYPES
 
     parser.add_argument(
@@ -150,7 +150,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
 
 
 def add_progress(parser: argparse.ArgumentParser) -> None:
-    """How far the work is, on standard error."""
+    """Adds `--progress`, which writes to standard error."""
     parser.add_argument(
         "--progress",
         choices=PROGRESS_KINDS,

@@ -1,6 +1,6 @@
-"""`flashllm doctor`: what this machine can do, and what about it will be slow.
+"""`flashllm doctor`: what this machine can do, and what will be slow.
 
-Gathers facts first, then reads warnings out of them. Imports no torch: versions come from the
+Gathers facts first, then derives warnings from them. Imports no torch: versions come from the
 packages' metadata.
 """
 
@@ -32,7 +32,7 @@ BUNDLES_FILE = "ffn.bundles"
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Prints facts and warnings; warnings change nothing about the exit code."""
+    """Prints facts and warnings; warnings do not change the exit code."""
     facts = examine(Path(arguments.model) if arguments.model else None)
     output = Output()
     if arguments.json:
@@ -105,7 +105,7 @@ def _memory() -> dict[str, Any]:
 
 
 def _place(directory: Path, is_model: bool) -> dict[str, Any]:
-    """A directory, its file system and device, the room on it, and whether direct I/O works."""
+    """A directory: its file system, device and free space, and whether direct I/O works."""
     from flashllm.hardware.staleness import caution
 
     parent = existing_parent(directory)
@@ -119,7 +119,7 @@ def _place(directory: Path, is_model: bool) -> dict[str, Any]:
 
 
 def _probe(directory: Path, is_model: bool) -> dict[str, Any]:
-    """Reads once, directly: from a model's bundles, elsewhere from a file made for it."""
+    """Tries one direct read, from a model's bundles or else from a temporary file."""
     try:
         if is_model:
             return _probe_file(directory / BUNDLES_FILE)

@@ -20,13 +20,13 @@ from flashllm.settings.values import parse_count, parse_positive
 DEMO_TEXT = "heldout.jsonl"
 DEMO_TASKS = ("choices.jsonl", "heldout.jsonl")
 DEMO_LIMIT = 400
-"""Questions of each of the demo's files where nothing was asked for: some minutes, not ten."""
+"""Questions of each of the demo's own files by default: some minutes, not ten."""
 QUIET_SECONDS = 10.0
 TICK_SECONDS = 0.2
 
 
 class CountProgress:
-    """What is done of a phase, and how long the rest takes: one line on a terminal, else a few."""
+    """Progress of a phase and the time left: one line on a terminal, else a few lines."""
 
     def __init__(self) -> None:
         self._ticker = Ticker()
@@ -41,7 +41,7 @@ class CountProgress:
         self._start = self._ticked = self._said = time.monotonic()
 
     def advance(self, nbytes: int) -> None:
-        """So much more is done."""
+        """`nbytes` more are done."""
         self._done += nbytes
         now = time.monotonic()
         if now - self._ticked < TICK_SECONDS:
@@ -114,7 +114,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _wanted(arguments: argparse.Namespace) -> tuple[Path | None, list[Path], int | None]:
-    """The text, the tasks and how many of them; for the demo alone, what comes with it."""
+    """The text, the tasks and their number; for the demo, its own unless others are given."""
     text, tasks = arguments.text, list(arguments.tasks)
     if text is not None or tasks:
         return text, tasks, arguments.limit

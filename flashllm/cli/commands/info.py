@@ -1,4 +1,4 @@
-"""`flashllm info` and `flashllm verify`: what a converted model is, and whether it is whole."""
+"""`flashllm info` and `flashllm verify`: describe a converted model, and check it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXIT_BAD_DATA = ModelError.exit_code
 
 
 def info(arguments: argparse.Namespace) -> int:
-    """Prints what the manifest says and, with `--plan`, how the memory would be split."""
+    """Prints the manifest's facts and, with `--plan`, how the memory would be split."""
     from flashllm.engine.local import load_info
 
     directory = open_model.model_directory(arguments.model)
@@ -106,7 +106,7 @@ def _format_kept(plan: Plan) -> str:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Reads a model through and tells what is wrong with it."""
+    """Reads the whole model and prints what is wrong with it."""
     from flashllm.convert import verify as verify_model
 
     progress = open_model.terminal_progress()

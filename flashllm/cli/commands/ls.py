@@ -1,4 +1,4 @@
-"""`flashllm ls`: the models on this machine, and the checkpoints that could become some."""
+"""`flashllm ls`: the models on this machine, and checkpoints that could be converted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKPOINT_HEAD = ("checkpoint", "revision", "size", "path")
 
 
 def ls(arguments: argparse.Namespace) -> int:
-    """Prints what is found, broken models with what is wrong; returns the exit code."""
+    """Prints the models, broken ones with their problem; returns the exit code."""
     from flashllm.library.library import usual_library
 
     library = usual_library(
@@ -41,7 +41,7 @@ def ls(arguments: argparse.Namespace) -> int:
         else:
             _write_checkpoints(output, checkpoints)
         return 0
-    # A model may come again, when more is known of it.
+    # A model may be yielded again, when more is known about it.
     models = list({model.path: model for model in library.scan()}.values())
     if arguments.json:
         _write_json(output, models)
@@ -117,7 +117,7 @@ def _checkpoint_about(one: Checkpoint) -> str:
 
 
 def _columns(head: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], str]]) -> str:
-    """Aligned columns under a head, and below a row what there is to say of it."""
+    """Aligned columns under a head, with remarks below their rows."""
     titles, *lines = aligned([head, *(row for row, _ in rows)], left=len(head))
     shown = [titles]
     for line, (_, about) in zip(lines, rows, strict=True):

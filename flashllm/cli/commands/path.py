@@ -1,4 +1,4 @@
-"""`flashllm path`: where files of the user lie."""
+"""`flashllm path`: where the user's files are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flashllm plan`: what a model will take, before it is converted or opened."""
+"""`flashllm plan`: the memory and time of a model, before it is converted or opened."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> Profile | None:
-    """The profile asked for, or that of the device on which the model is, or will be."""
+    """The profile asked for, or that of the device on which the model is or will be."""
     from flashllm.hardware.staleness import caution, find_profile
 
     if arguments.no_direct and arguments.profile is None:
         return None
     directory = Path(arguments.model)
-    # Not by methods of Path, which raise where a name cannot be looked at.
+    # Not by methods of Path, which raise if a name cannot be accessed.
     place = directory if os.path.exists(directory) else Path()
     file = None if arguments.profile is None else Path(arguments.profile)
     found = find_profile(place, file)
@@ -64,7 +64,7 @@ def _profile(arguments: argparse.Namespace) -> Profile | None:
 
 
 def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
-    """Everything that the plan is made of, for what the argument names."""
+    """The scenario for the model that the argument names."""
     from flashllm.flash.manifest import MANIFEST_FILE
 
     directory = Path(arguments.model)
@@ -85,7 +85,7 @@ def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenari
 
 
 def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
-    """A checkpoint, from its config.json alone, or a shape that is built in."""
+    """The scenario of a checkpoint, from its config.json alone, or of a built-in shape."""
     from flashllm.engine.loading import interpreter_bytes
     from flashllm.planning.advisor import Scenario
     from flashllm.planning.model_facts import check_selector
@@ -93,7 +93,7 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scen
 
     spec = _described(arguments)
     select = arguments.select or usual_selector(spec)
-    # A gate that decides takes the place of predictors; all others can be given some.
+    # A deciding gate replaces predictors; all other sparse models can have some.
     check_selector(select, spec, not spec.gated, Path(arguments.model))
     sizes = sizes_of_shape(spec, interpreter_bytes())
     activity = _activity(arguments, spec, select, None)
@@ -101,7 +101,7 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scen
 
 
 def _described(arguments: argparse.Namespace) -> ModelSpec:
-    """The spec of a directory, which wins, or else of a shape."""
+    """The spec of a directory, or else of a built-in shape."""
     from flashllm.convert import describe
     from flashllm.convert.families.known_shapes import describe_shape
 
@@ -149,7 +149,7 @@ def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Scenar
 def _activity(
     arguments: argparse.Namespace, spec: ModelSpec, select: str, recorded: Activity | None
 ) -> Activity | None:
-    """What tokens use: as recorded, or assumed where that is not known or said to be otherwise."""
+    """The recorded activity, or an assumed one if there is none or `--active` is given."""
     from flashllm.planning.activation_stats import assumed
 
     if select == "all" or not spec.sparse:

@@ -1,4 +1,4 @@
-"""What `flashllm plan` says: tables, sentences, and the same as one object."""
+"""The report of `flashllm plan`: tables, sentences, and one JSON object."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def expected_rows(
             ("  of it", f"{parts} {_seconds(token.overhead)}"),
             ("  bound by", BOUND_LABELS[token.bound]),
         ]
-        # Below a thousandth it is what sums of floats leave.
+        # Less than a thousandth is rounding of float sums.
         if token.overlap > 1e-3 * token.total:
             rows.insert(2, ("  at once", f"{_seconds(token.overlap)}: reading beside computing"))
     if expected.first_token_seconds is not None:
@@ -85,7 +85,7 @@ def verdict(
     limits: Ceilings,
     advice: Sequence[Advice],
 ) -> str:
-    """Whether it fits, what a token waits for, what helps, what was assumed: in sentences."""
+    """Sentences: whether it fits, what a token waits for, what helps, what was assumed."""
     sentences = [_fits(scenario, made, expected)]
     if limits.cliff is not None and made.ceiling_bytes < limits.cliff:
         sentences.append(

@@ -1,4 +1,4 @@
-"""`flashllm sessions`: the conversations that are kept, without the chat."""
+"""`flashllm sessions`: saved conversations, without the chat."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL_WIDTH = 14
 
 
 def list_(arguments: argparse.Namespace) -> int:
-    """Prints one line for each conversation; none is 0 too."""
+    """Prints one line for each conversation; exit code 0 even if there are none."""
     output = Output()
     with SessionStore() as store:
         summaries = store.list(arguments.query, arguments.limit)
@@ -87,7 +87,7 @@ def rename(arguments: argparse.Namespace) -> int:
 
 
 def delete(arguments: argparse.Namespace) -> int:
-    """Deletes conversations, for good, once that was said to be meant."""
+    """Deletes conversations permanently, after confirmation."""
     with SessionStore() as store:
         chosen = [store.summary(store.find(text)) for text in arguments.session]
         for summary in dict.fromkeys(chosen):
@@ -100,8 +100,8 @@ def delete(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def put_aside(arguments: argparse.Namespace) -> int:
-    """Renames a damaged database, so that a new one is begun; a sound one only if that is meant."""
+def set_aside_database(arguments: argparse.Namespace) -> int:
+    """Renames a damaged database, so that a new one can begin; an intact one needs `--yes`."""
     from flashllm.system.paths import database_file
 
     path = database_file()
@@ -222,5 +222,5 @@ def add_delete_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
-    """Adds the answer to what would be asked."""
+    """Adds `--yes`, which answers the question."""
     parser.add_argument("--yes", action="store_true", help="do not ask")

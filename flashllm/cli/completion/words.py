@@ -1,4 +1,4 @@
-"""What the command line understands, read from its parser, as shells are told it."""
+"""The words of the command line, read from its parser, for shell completion."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ THEMES = (
     "gruvbox", "monokai", "nord", "rose-pine", "rose-pine-dawn", "rose-pine-moon",
     "solarized-dark", "solarized-light", "textual-dark", "textual-light", "tokyo-night",
 )  # fmt: skip
-"""Those of Textual, which takes too long to load for a shell that starts."""
+"""Textual's themes; Textual takes too long to load in a shell that starts."""
 
 Places = Literal["", "files", "directories", "sessions"]
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an option or a place in the line takes."""
+    """The value of an option or of a positional argument."""
 
     name: str
     choices: tuple[str, ...] = ()
     places: Places = ""
-    """What is looked for when it is asked for: paths, or conversations."""
+    """What to complete it with at run time: paths, or conversations."""
     repeats: bool = False
 
 
@@ -51,12 +51,12 @@ class Entry:
     """One command, or the program itself."""
 
     words: tuple[str, ...]
-    """What is typed to come here, without the program: ("bench", "io")."""
+    """The words typed to reach it, without the program: ("bench", "io")."""
     commands: tuple[tuple[str, str], ...]
     """Names of the commands below, and what each does."""
     flags: tuple[Flag, ...]
     values: tuple[Value, ...]
-    """What is taken without a flag, in order."""
+    """Positional arguments, in order."""
 
     @property
     def path(self) -> str:

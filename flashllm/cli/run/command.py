@@ -33,7 +33,7 @@ JOIN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """So much of the prompt has been read."""
+    """Progress of reading the prompt."""
 
     done: float
     total: int
@@ -45,9 +45,9 @@ class Finished:
 
     report: dict[str, Any]
     has_text: bool
-    """False for a model without a tokenizer: its answer is its ids."""
+    """False for a model without a tokenizer, whose answer has only ids."""
     stats: str
-    """What it cost, in lines for people, where that was asked for."""
+    """The cost as lines of text, if that was asked for."""
 
 
 Event = Union[Prefilled, "EngineToken", Finished]
@@ -107,7 +107,7 @@ def _start(
     arguments: argparse.Namespace,
     on_prefill: Callable[[float, int], None],
 ) -> EngineGeneration:
-    """The generation that was asked for: of a conversation, of a text or of ids."""
+    """Starts the generation for a conversation, a text or ids."""
     if is_chat(model.tokenizer, arguments):
         started = start(model, request, on_prefill)
         if started.dropped:
@@ -132,7 +132,7 @@ def _start(
 
 
 def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: SavedExchange) -> Finished:
-    """Prints what the worker emits; returns its last event."""
+    """Prints the worker's events; returns the last one."""
     output, ticker = Output(), Ticker()
     streams = not (arguments.json or arguments.jsonl or arguments.no_stream)
     start, streamed = time.monotonic(), 0

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 TEXT_BYTES_MAX = 16 << 20
 PIPE_WAIT_SECONDS = 3.0
-"""With `-p TEXT`, a pipe that says nothing for so long is taken for one that nobody feeds."""
+"""With `-p TEXT`, a pipe that is silent for this long is taken to be unused."""
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
-    """The prompt's text; what comes by standard input or `-f` goes before what `-p` says.
+    """The prompt's text: standard input or `-f`, then `-p`.
 
-    Empty only where a conversation goes on and nothing is said: its last answer is what goes on.
+    Empty only if a conversation is continued without a prompt: then its last answer continues.
     """
     text, file = arguments.prompt, arguments.file
     asks_for_stdin = "-" in (text, file)
@@ -45,8 +45,8 @@ def read_prompt(arguments: argparse.Namespace) -> str:
 def is_chat(tokenizer: EngineTokenizer | None, arguments: argparse.Namespace) -> bool:
     """Whether the prompt is a message to be answered, rather than a text to be continued.
 
-    It is one where the model has a chat template or where a conversation is asked for, and `--raw`
-    and `--ids` are not given.
+    It is one if the model has a chat template or a conversation is asked for, and neither `--raw`
+    nor `--ids` is given.
     """
     if tokenizer is None or arguments.raw or arguments.ids is not None:
         return False
@@ -54,12 +54,12 @@ def is_chat(tokenizer: EngineTokenizer | None, arguments: argparse.Namespace) ->
 
 
 def wants_saving(arguments: argparse.Namespace) -> bool:
-    """Whether the exchange belongs to a conversation that is kept."""
+    """Whether the exchange belongs to a saved conversation."""
     return bool(arguments.save) or wants_continuing(arguments)
 
 
 def wants_continuing(arguments: argparse.Namespace) -> bool:
-    """Whether the exchange belongs to a conversation that is there."""
+    """Whether the exchange continues an existing conversation."""
     return bool(arguments.session or getattr(arguments, "continue"))
 
 
@@ -86,8 +86,8 @@ def _not_empty(text: str) -> str:
 def _has_piped_stdin(wait: bool) -> bool:
     """Whether standard input is a file or a pipe with something in it.
 
-    Where a program runs without a terminal, its standard input often is a pipe that stays open
-    and empty for ever, so with a prompt at hand one waits for it only so long.
+    Without a terminal, standard input often is a pipe that stays open and empty for ever, so if
+    there is another prompt, waiting for it is limited.
     """
     try:
         descriptor = sys.stdin.fileno()

@@ -1,4 +1,4 @@
-"""The conversation that `flashllm run` goes on with or begins, and keeps as the chat does."""
+"""The conversation that `flashllm run` continues or begins, and saves like the chat."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FLUSH_SECONDS = 10.0
 
 
 class SavedExchange:
-    """A question and its answer in a conversation, which is kept if `keeps` says so.
+    """A question and its answer in a conversation, which is saved if `keeps` is True.
 
-    Where a conversation is there and nothing is asked, its last answer goes on (`UsageError` if it
-    is complete).
+    If an existing conversation gets no question, its last answer continues (`UsageError` if it is
+    complete).
     """
 
     def __init__(self, text: str, system: str, session: Session | None, keeps: bool) -> None:
@@ -55,9 +55,9 @@ class SavedExchange:
         """Why something is not saved."""
 
     def model(self, arguments: argparse.Namespace) -> str | None:
-        """Where the model is: what the command line says, else what the conversation was had with.
+        """The model's path: from the command line, else the conversation's model.
 
-        A conversation whose model has gone goes on with the usual one, and says so.
+        If the conversation's model no longer exists, prints that and uses the usual one.
         """
         chosen = model_of(arguments, self._meta)
         before = self._meta.model if self._meta else ""
@@ -88,7 +88,7 @@ class SavedExchange:
     def request(
         self, directory: Path, arguments: argparse.Namespace, sampling: Sampling
     ) -> Request:
-        """What the model is asked; ids of earlier answers only where they are this model's."""
+        """The request to the model; has ids of earlier answers only if they are this model's."""
         same = self._meta is None or self._meta.model == str(directory.absolute())
         if not same:
             self._begun_ids = self._answer.ids = ()
@@ -103,7 +103,7 @@ class SavedExchange:
         )
 
     def add(self, token: EngineToken) -> None:
-        """The answer grows, and the writer knows it."""
+        """Adds a token to the answer and saves it."""
         if self._writer is not None:
             self._answer.text += token.text
             if self._knows_ids:
@@ -121,9 +121,9 @@ class SavedExchange:
         self.close()
 
     def close(self) -> None:
-        """Saves what there is of the answer and waits for that, for a while; may be called again.
+        """Saves the answer so far and waits for that, for a limited time; may be called again.
 
-        `error` and `session_id` say how it went.
+        `error` and `session_id` have the result.
         """
         if self._writer is None:
             return
@@ -135,7 +135,7 @@ class SavedExchange:
 
     @property
     def _knows_ids(self) -> bool:
-        """Ids stand for the text only if they are those of all of it."""
+        """Whether the ids of the whole answer are known; otherwise none are saved."""
         return bool(self._begun_ids) or not self._begun
 
     def _save(self) -> None:
@@ -153,7 +153,7 @@ class SavedExchange:
 def open_saved(text: str, arguments: argparse.Namespace) -> SavedExchange:
     """The question in the conversation that the arguments name; nothing is saved yet.
 
-    The arguments get the settings that the conversation goes on with.
+    The arguments get the conversation's settings.
     """
     session: Session | None = None
     name, latest = asked_session(arguments)
@@ -193,9 +193,9 @@ def _unfinished(conversation: Conversation) -> Turn:
 
 
 def _adopt(arguments: argparse.Namespace, kept: Mapping[str, Any]) -> None:
-    """Settings of a conversation, but for those that a flag or a variable gives.
+    """Takes over a conversation's settings, except for those that a flag or a variable sets.
 
-    What makes no sense is left: a file that was imported may say anything.
+    Invalid ones are skipped: an imported file may contain anything.
     """
     for option in SAMPLING_OPTIONS:
         given = arguments.settings.origin(option.name) in ("flag", "env")

@@ -1,4 +1,4 @@
-"""Which conversation `chat` and `run` go on with, and which model that is had with."""
+"""Which conversation `chat` and `run` continue, and with which model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def ignore_named_conversation(arguments: argparse.Namespace) -> None:
-    """Leaves out the conversation that a variable alone names: a flag asks for something else."""
+    """Ignores a conversation that only a variable names, since a flag asks for something else."""
     for option in SESSION_OPTIONS:
         if arguments.settings.origin(option.name) == "env":
             setattr(arguments, option.name, option.default)
 
 
 def asked_session(arguments: argparse.Namespace) -> tuple[str, bool]:
-    """The conversation that is named, and whether the latest is meant; a flag beats a variable."""
+    """(name of the conversation, whether the latest is meant); a flag wins over a variable."""
     origin = arguments.settings.origin
     name, latest = arguments.session, getattr(arguments, "continue")
     if name and latest:
@@ -36,8 +36,8 @@ def asked_session(arguments: argparse.Namespace) -> tuple[str, bool]:
 def chosen_session(arguments: argparse.Namespace) -> SessionSummary | None:
     """The conversation that the arguments name; None for a new one.
 
-    `--continue` where there is none yet begins one. `SessionNotFound`, and the errors of a store
-    that cannot be read.
+    `--continue` begins one if there is none yet. Raises `SessionNotFound`, and the errors of a
+    store that cannot be read.
     """
     if arguments.no_save and arguments.settings.origin("no_save") == "flag":
         ignore_named_conversation(arguments)
@@ -54,7 +54,7 @@ def chosen_session(arguments: argparse.Namespace) -> SessionSummary | None:
 
 
 def model_of(arguments: argparse.Namespace, session: SessionSummary | None) -> str | None:
-    """Path of the model: what the command line says, else the conversation's, while it is there."""
+    """Path of the model: from the command line, else the conversation's, if it still exists."""
     asked: str | None = arguments.model
     if session is None or not session.model or arguments.settings.origin("model") == "flag":
         return asked

@@ -1,4 +1,4 @@
-"""Options that several commands share, as flags; `flashllm.settings` knows their other places."""
+"""Options that several commands share, as flags; `flashllm.settings` has their other sources."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Value = TypeVar("_Value")
 
 
 def argument(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """The same parser, its errors told by argparse together with the flag."""
+    """The same parser, whose errors argparse reports together with the flag."""
 
     def parsed(text: str) -> _Value:
         try:
@@ -48,7 +48,7 @@ def argument(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds the model to work with, by default the demo."""
+    """Adds the model argument; the demo by default."""
     text = f"{MODEL.help} [{MODEL.variable}]"
     parser.add_argument(MODEL.name, nargs="?", metavar=MODEL.metavar, help=text)
     _resolve_later(parser, (MODEL,))
@@ -79,9 +79,9 @@ def resolve_options(
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> None:
-    """Fills in what the command line left open; all of it is in `arguments.settings` too.
+    """Fills in options that the command line does not set; all are in `arguments.settings` too.
 
-    A command without such options reads no settings: it works whatever they say.
+    A command without such options reads no settings, so it works even if they are invalid.
     """
     options: tuple[Option, ...] = getattr(arguments, "resolvable", None) or ()
     if not options:

@@ -24,16 +24,16 @@ _Event = TypeVar("_Event")
 
 
 class _End:
-    """The last thing in the queue: the work is over, perhaps by an error."""
+    """The last item in the queue: the work is over, perhaps with an error."""
 
     def __init__(self, error: BaseException | None) -> None:
         self._error = error
 
     def raise_error(self) -> None:
-        """Raises the error, if there was one, and lets go of it.
+        """Raises the error, if there was one, and drops it.
 
-        Its traceback holds the frames of the engine, and these hold memory that should be given
-        back before the interpreter ends.
+        Its traceback holds the engine's frames, and these hold memory that should be freed before
+        the interpreter ends.
         """
         error, self._error = self._error, None
         try:
@@ -66,7 +66,7 @@ class Worker(Generic[_Event]):
             yield event
 
     def join(self, seconds: float) -> None:
-        """Waits for the thread, should it be running, for so long at most."""
+        """Waits for the thread, if it is running, for `seconds` at most."""
         if self._thread.is_alive():
             self._thread.join(seconds)
 
@@ -81,9 +81,9 @@ class Worker(Generic[_Event]):
 
 @contextlib.contextmanager
 def on_interrupt(cancel: Callable[[], bool]) -> Iterator[None]:
-    """Within it, the first Ctrl-C calls `cancel` and the second leaves at once.
+    """Context manager in which the first Ctrl-C calls `cancel` and the second exits at once.
 
-    `cancel` returns False when there is nothing yet that could be cancelled: then the first leaves.
+    `cancel` returns False if there is nothing to cancel yet; then the first one exits.
     """
     presses = 0
 
@@ -103,7 +103,7 @@ def on_interrupt(cancel: Callable[[], bool]) -> Iterator[None]:
 
 
 class RunningModel:
-    """The model that is answering, as the main thread sees it."""
+    """The model that is answering, for the main thread."""
 
     def __init__(self) -> None:
         self.is_stopped = False
@@ -113,7 +113,7 @@ class RunningModel:
 
     @property
     def model(self) -> Engine | None:
-        """None before it is open, and from the moment that it closes."""
+        """None before it is open, and once it is closing."""
         return self._model
 
     @model.setter
@@ -122,7 +122,7 @@ class RunningModel:
             self._model = model
 
     def stop(self) -> bool:
-        """Ends the answer; False if there is no model that could."""
+        """Ends the answer; False if no model is open."""
         self.is_stopped = True
         with self._lock:
             if self._model is not None:

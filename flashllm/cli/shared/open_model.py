@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from flashllm.options import ModelOptions
 
 WORKER_ENTRY = "flashllm.library.worker_entry:open_engine"
-"""What an engine's process opens models with: module:function."""
+"""The module:function with which an engine's process opens models."""
 
 
 class CleanProgress:
-    """Progress whose words, which hold names of files, are made harmless first."""
+    """Sanitizes texts of progress, which may contain names of files."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -33,11 +33,11 @@ class CleanProgress:
         self._progress.start(sanitize_line(phase), total_bytes)
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes more are done."""
+        """`nbytes` more are done."""
         self._progress.advance(nbytes)
 
     def warn(self, text: str) -> None:
-        """Something that the user should know."""
+        """A warning to the user."""
         self._progress.warn(sanitize_line(text))
 
     def finish(self) -> None:
@@ -53,7 +53,7 @@ def terminal_progress(kind: ProgressKind = "auto") -> Progress:
 
 
 def model_directory(model: str | Path | None) -> Path:
-    """Where the model is; without a name, the demo, whose conversion is shown."""
+    """The model's directory; without a name the demo, showing the progress of its conversion."""
     return library_open.model_directory(model, terminal_progress())
 
 
@@ -63,20 +63,20 @@ def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
 
 
 def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:
-    """What opens models in processes of their own, with the options of the command line."""
+    """A launcher of models in processes of their own, with the options of the command line."""
     from flashllm.engine.process.launcher import EngineLauncher
 
     return EngineLauncher(options_of(arguments), WORKER_ENTRY)
 
 
 def options_of(arguments: argparse.Namespace) -> ModelOptions:
-    """How models are opened, by flags, environment and config.toml."""
+    """The options for opening models, from flags, environment and config.toml."""
     options: ModelOptions = arguments.settings.model_options
     return options
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:
-    """How tokens are drawn; `UsageError` for what makes no sense."""
+    """How tokens are sampled; `UsageError` for invalid values."""
     from flashllm.engine.sampling import Sampling
 
     return Sampling(
@@ -90,7 +90,7 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
 
 
 def models_of_conversations() -> list[str]:
-    """What models conversations were held with, as they name them; errors of the store."""
+    """The models of saved conversations, as they name them; raises the store's errors."""
     if not paths.database_file().exists():
         return []
     from flashllm.conversations.store import SessionStore

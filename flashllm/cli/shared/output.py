@@ -28,7 +28,7 @@ class Output:
             self._stream.reconfigure(errors="replace")
 
     def write(self, text: str) -> None:
-        """Shows text at once; `CannotCreate` where there is no room for it."""
+        """Writes text at once; `CannotCreate` if the disk is full."""
         if self._sanitizer is not None:
             text = self._sanitizer.feed(text)
         if not text:
@@ -60,7 +60,7 @@ def remark(text: str) -> None:
 
 
 class Ticker:
-    """A line on standard error that is written over; on anything but a terminal, nothing."""
+    """A line on standard error that is overwritten; shown on terminals only."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
@@ -76,7 +76,7 @@ class Ticker:
             self._shown = True
 
     def clear(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = False
