@@ -155,7 +155,7 @@ def _warn_of_false_positives(report: Report, targets: Targets, progress: Progres
     found = report.mean["false_positives"]
     if found >= FALSE_POSITIVES_WARNED * targets.false_positives:
         progress.warn(
-            f"predictors read {found:.0%} of the silent neurons in vain, and the target is "
+            f"predictors read {found:.0%} of the silent neurons needlessly, and the target is "
             f"{targets.false_positives:.0%}; a longer calibration text helps where the model can "
             "be predicted at all, else --select all may be as fast"
         )

@@ -67,7 +67,7 @@ def test_saved_and_gone_on_with(
     assert main(["run", "m", "-p", "ocean?", "-s", "Be brief.", "--save", "--temp", "0.5"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "An ocean is water.\n"
-    assert captured.err == "flashllm: kept as conversation 1\n"
+    assert captured.err == "flashllm: saved as conversation 1\n"
     kept = load(path, 1)
     assert said(kept) == [("user", "ocean?", None), ("assistant", "An ocean is water.", "stop")]
     assert len(kept.conversation.turns[2].ids) == 2
@@ -119,7 +119,7 @@ def test_the_model_is_that_of_the_conversation_unless_another_is_named(
     assert load(path, number).meta.model == str(tmp_path / "other")
     capsys.readouterr()
     assert main(["run", "-p", "x", "--session", "1"]) == 0
-    assert f"{tmp_path / 'other'}, with which this conversation was had, is gone" in (
+    assert f"{tmp_path / 'other'}, the model of this conversation, is gone" in (
         capsys.readouterr().err
     )
     assert [directory.name for directory in opened] == ["before", "other", "usual"]

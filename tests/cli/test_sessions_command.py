@@ -62,7 +62,7 @@ def test_a_list_has_a_line_each(path: Path, ocean: int, capsys: pytest.CaptureFi
     assert main(["sessions", "list", "--limit", "9" * 20]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert main(["sessions", "search", "%"]) == 0
-    assert "nothing says '%'" in capsys.readouterr().err
+    assert "no conversation contains '%'" in capsys.readouterr().err
 
 
 def test_show_is_markdown(ocean: int, capsys: pytest.CaptureFixture[str]) -> None:

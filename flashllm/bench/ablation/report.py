@@ -173,7 +173,7 @@ def _megabytes(nbytes: float) -> str:
 
 def _verdicts(found: dict[str, Any]) -> list[str]:
     runs = {len(row["io_seconds"]["samples"]) for row in found["rows"]}
-    said = [f"Runs of each row, by turns: {min(runs)}; medians, and in brackets least and most."]
+    said = [f"Interleaved runs of each row: {min(runs)}; medians, and in brackets least and most."]
     if not found["complete"]:
         said.append("Interrupted: what was measured until then.")
     good, bad = "Every row reads", "Not every row reads"

@@ -125,7 +125,7 @@ def _encode(model: Model, prompt: str | None) -> list[int]:
         raise UsageError("this model came without a tokenizer; give the prompt as ids: --ids 1,2,3")
     text = PROMPT if prompt is None else prompt
     if not text.strip():
-        raise UsageError("the prompt is empty; say something")
+        raise UsageError("the prompt is empty; give it some text")
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat([{"role": "user", "content": text}])
     return tokenizer.encode(text)

@@ -37,7 +37,7 @@ def list_(arguments: argparse.Namespace) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         output.write("".join(f"{_line(summary)[:width]}\n" for summary in summaries))
     elif arguments.query:
-        remark(f"nothing says {arguments.query!r}")
+        remark(f"no conversation contains {arguments.query!r}")
     else:
         remark("no conversations yet; `flashllm chat` and `flashllm run --save` keep theirs")
     return 0

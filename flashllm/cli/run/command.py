@@ -182,7 +182,7 @@ def _print_end(output: Output, arguments: argparse.Namespace, end: Finished) -> 
     sys.stderr.write(end.stats)
     session = end.report.get("session")
     if arguments.save and session is not None:
-        remark(f"kept as conversation {session}")
+        remark(f"saved as conversation {session}")
     if end.report["finish_reason"] == "cancelled":
         hint = "" if session is None else f"; `flashllm run --session {session}` goes on with it"
         remark(f"interrupted; the answer is incomplete{hint}")

@@ -79,7 +79,7 @@ def check_prompt(arguments: argparse.Namespace) -> None:
 
 def _not_empty(text: str) -> str:
     if not text.strip():
-        raise UsageError("the prompt is empty; say something")
+        raise UsageError("the prompt is empty; give it some text")
     return text
 
 

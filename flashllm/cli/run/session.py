@@ -62,7 +62,7 @@ class SavedExchange:
         chosen = model_of(arguments, self._meta)
         before = self._meta.model if self._meta else ""
         if before not in ("", chosen) and arguments.settings.origin("model") != "flag":
-            remark(f"{before}, with which this conversation was had, is gone; going on without it")
+            remark(f"{before}, the model of this conversation, is gone; going on without it")
         return chosen
 
     def begin(self, directory: Path, arguments: argparse.Namespace) -> None:

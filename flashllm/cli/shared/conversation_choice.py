@@ -45,7 +45,7 @@ def chosen_session(arguments: argparse.Namespace) -> SessionSummary | None:
     if not (name or latest):
         return None
     if arguments.no_save:
-        raise UsageError("--no-save keeps nothing, so there is nothing to go on with; leave it out")
+        raise UsageError("--no-save keeps nothing, so there is nothing to continue; leave it out")
     from flashllm.conversations.store import SessionStore
 
     with SessionStore() as store:
