@@ -1,7 +1,7 @@
 """Activations on disk: a group of layers is recorded in one pass over the text.
 
-As many layers as the free disk has room for; the next group takes another pass. An interrupted pass
-continues after the last context of which all rows are known to be on disk.
+A group has as many layers as fit on the free disk; the next group takes another pass. An
+interrupted pass continues after the last context whose rows are all known to be on disk.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 class TappedDecoder(Protocol):
-    """What is needed of a decoder: a fresh context, computed densely, with a tap."""
+    """The part of a decoder that is needed here: computes a new context densely, with a tap."""
 
     def prefill(self, ids: Sequence[int], *, tap: Tap) -> object:
         """Run `ids` through every layer in order."""
@@ -63,16 +63,16 @@ class Text:
         return self.tokens_of(len(self.contexts))
 
     def tokens_of(self, contexts: int) -> int:
-        """Tokens of the first so many contexts."""
+        """Tokens of the first `contexts` contexts."""
         return sum(map(len, self.contexts[:contexts]))
 
 
 def next_group(
     work: WorkDirectory, layers: Sequence[int], shape: RowShape, tokens: int
 ) -> list[int]:
-    """Those of the untrained `layers` to record next: the first that the free disk has room for.
+    """The untrained `layers` to record next: the first ones that fit on the free disk.
 
-    A recording that was begun goes on if the rest of it still fits; else it is dropped.
+    A recording that was begun continues if the rest of it still fits; else it is dropped.
     """
     layer_bytes = tokens * shape.row_bytes
     begun = [layer for layer in _State.of(work, shape).layers if layer in layers]
@@ -138,7 +138,7 @@ class GroupRecording:
                 self._work.drop_recording()  # no context is whole, so nothing could be continued
 
     def record(self, decoder: TappedDecoder, progress: Progress) -> None:
-        """All contexts that are not recorded yet. However it ends, what is done is kept."""
+        """Records all contexts that are not recorded yet; keeps what is done, however it ends."""
         token_bytes = len(self.layers) * self._shape.row_bytes
         try:
             for ids in self._text.contexts[self.contexts_done :]:
@@ -202,7 +202,7 @@ class GroupRecording:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """How far a group's recording is: whole contexts, and sums of margins in them."""
+    """Progress of a group's recording: whole contexts, and sums of their margins."""
 
     layers: list[int]
     contexts: int
@@ -210,7 +210,7 @@ class _State:
 
     @classmethod
     def of(cls, work: WorkDirectory, shape: RowShape) -> _State:
-        """What was stored; nothing recorded where that is absent or damaged."""
+        """The stored state; an empty one if that is absent or damaged."""
         try:
             found = load(work.group_path.read_bytes())
             layers = [int(layer) for layer in found["layers"]]
@@ -227,7 +227,7 @@ class _State:
         return cls(layers, 0, np.zeros((len(layers), shape.d_ffn)))
 
     def kept_of(self, layers: list[int]) -> _State:
-        """The state of some of its layers; that of a new recording where others are asked for."""
+        """The state of some of its layers; an empty one if other layers are asked for."""
         if not set(layers) <= set(self.layers):
             return _State(layers, 0, np.zeros((len(layers), self.sums.shape[1])))
         return _State(layers, self.contexts, self.sums[[self.layers.index(n) for n in layers]])

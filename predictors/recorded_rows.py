@@ -1,4 +1,4 @@
-"""Recorded rows: what a layer was given at each token, and which of its neurons that made active.
+"""Recorded rows: a layer's input at each token, and which of its neurons were active.
 
 A row is the input in float16, then the packed active bits. Rows on disk are read by position and
 never mapped, since pages of a map count as resident memory; small recordings are kept in memory.
@@ -43,7 +43,7 @@ class RowShape:
 
 
 class Rows(Protocol):
-    """Where rows lie."""
+    """Storage of rows."""
 
     def take(self, tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Rows [n, row_bytes] of the tokens asked for, which ascend."""
@@ -61,7 +61,7 @@ class RowsInMemory:
 
 
 class RowsOnDisk:
-    """Rows of a file; memory is that of what is asked for."""
+    """Rows of a file; only those asked for are in memory."""
 
     def __init__(self, path: Path, row_bytes: int) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""What a predictor gets wrong and what its windows hold: `activity.json`, and a table of it."""
+"""Errors of predictors and use of windows: `activity.json`, and a table of it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class LayerReport:
 class Judgement:
     """The whole model with all layers predicted, on the same held-out contexts, and the targets.
 
-    `false_negatives_set` is what thresholds were set for in the end: the target, or the part of it
-    that the perplexity asked for.
+    `false_negatives_set` is the value that thresholds were set for: the target, or the part of it
+    that the perplexity required.
     """
 
     perplexity_dense: float
@@ -95,13 +95,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What was seen of a model that needs no predictors: sparsity a layer, and use of windows."""
+    """The activity of a model that needs no predictors: sparsity by layer, and use of windows."""
 
     calibration_tokens: int
     sparsity: tuple[float, ...]
     oracle: tuple[WindowUse, ...]
     gate: tuple[WindowUse, ...] = ()
-    """Of what the gate lets through, where up may silence some of that as well."""
+    """Use of what the gate lets through, where up may set some of that to zero as well."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `activity.json` holds."""
@@ -120,7 +120,7 @@ class Activity:
 
 
 def read_report(directory: Path) -> Report:
-    """The report beside a model's predictors; `ModelNotFound` or `LayoutError` without one."""
+    """The report next to a model's predictors; `ModelNotFound` or `LayoutError` without one."""
     path = directory / FILE_NAME
     if not directory.is_dir():
         raise ModelNotFound(f"{directory}: no such directory")

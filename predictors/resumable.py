@@ -1,8 +1,9 @@
-"""Where unfinished training lies, so that the same command run again continues it.
+"""Keeps unfinished training, so that the same command run again continues it.
 
-A directory beside the output: `key.json` says of which model, text and settings it is, each trained
-layer is a file, and the layers being recorded have their rows there. What belongs to another key is
-discarded; a directory that was never ours is refused. One process at a time, by a lock.
+A directory next to the output: `key.json` says of which model, text and settings it is, each
+trained layer is a file, and the layers being recorded have their rows there. What belongs to
+another key is discarded; a directory that was never ours is refused. One process at a time, by a
+lock.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FREE_SHARE_MAX = 0.9
 
 
 def default_work(output: Path) -> Path:
-    """Beside the output, which may vanish with an interrupted conversion."""
+    """Next to the output, since an interrupted conversion may remove the output."""
     output = output.absolute()
     return output.with_name(f"{output.name}.predictors-work")
 
@@ -52,13 +53,13 @@ def key_of(**about: Any) -> str:
 
 
 def space_for(work: Path, recording_bytes: int) -> int:
-    """Free bytes that a recording needs, less those that one in `work` has taken already."""
+    """Free bytes that a recording needs, minus those that one in `work` already takes."""
     taken_bytes = sum(path.stat().st_size for path in work.glob("rows-*"))
     return max(0, math.ceil((recording_bytes + FREE_BYTES_MARGIN) / FREE_SHARE_MAX) - taken_bytes)
 
 
 class WorkDirectory:
-    """The directory, locked; made or continued by `with`, and left as it is unless removed."""
+    """The locked directory; `with` creates or continues it, and leaves it unless it is removed."""
 
     def __init__(self, path: Path, key: str) -> None:
         self.path = path

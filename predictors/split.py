@@ -1,4 +1,4 @@
-"""Which tokens train, which decide, and which only report: split between whole contexts."""
+"""Splits tokens into those that train, that decide, and that only report, by whole contexts."""
 
 from __future__ import annotations
 

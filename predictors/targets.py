@@ -1,4 +1,4 @@
-"""What training aims at, and what errors and memory cost, in bytes of flash a token.
+"""Targets of training, and prices of errors and memory, in bytes of flash per token.
 
 False negatives are counted per neuron that was active, false positives per neuron that was not
 (paper, section 3.1; the only reading of its 5 and 7 % that gives the load it reports).
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 from .window_counter import WindowUse
 
-# Below the 5 % to be kept on other text, since thresholds are met on a sample.
+# Below the 5 % that must hold on other text, since thresholds are set on a sample.
 FALSE_NEGATIVES = 0.04
 FALSE_POSITIVES = 0.03
 PERPLEXITY_RATIO = 1.01
-# Times the target; from here on prediction hardly saves reading, and that is told.
+# Times the target; from here on prediction hardly saves reading, which gives a warning.
 FALSE_POSITIVES_WARNED = 3.0
 # Parts of the false-negative target that are tried in turn until the perplexity is reached.
 TIGHTENING = (1.0, 0.5, 0.25, 0.125)
 
 # Window for which errors are priced; the paper's for OPT-6.7B.
 REFERENCE_WINDOW = 5
-# Bundles read in vain that one missed active neuron is worth: quality first.
+# Needlessly read bundles that one missed active neuron is worth: quality first.
 LOADS_PER_MISS = 4.0
 DRAM_PRICE_MIN = 0.01
 
@@ -36,13 +36,13 @@ class Targets:
 
     @property
     def rounds(self) -> tuple[float, ...]:
-        """False negatives a layer that thresholds are set for, the loosest first."""
+        """False negatives per layer for which thresholds are set, the loosest first."""
         return tuple(self.false_negatives * part for part in TIGHTENING)
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Bytes of flash a token that stand for a layer's errors and for its memory.
+    """Prices of a layer's errors and memory, in bytes of flash per token.
 
     `false_load`: a false positive reads a bundle unless the window holds it, which it does as often
     as it holds an active neuron. `miss`: four bundles, for the answer that it spoils.

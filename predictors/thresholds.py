@@ -1,4 +1,4 @@
-"""Thresholds: one a layer, from what false negatives and false positives cost on held-out text."""
+"""Chooses a threshold for each layer, by the cost of its errors on held-out text."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def choose_threshold(
 ) -> float:
     """The threshold that costs least in bytes among those that meet both targets.
 
-    Where misses are dearer than what a lower threshold reads in vain, it lies below what the first
-    target alone would allow. Where none meets both, it reads least of those that meet the first:
-    a price alone would have a layer read whole whose neurons the window mostly holds.
+    If misses cost more than the needless reads of a lower threshold, it is lower than the first
+    target requires. If none meets both targets, it is the one that reads least of those that meet
+    the first: by price alone, a layer whose neurons the window mostly holds would be read whole.
     """
     cost = prices.false_load * histogram.false_loads() + prices.miss * histogram.misses()
     highest, extras = histogram.highest(false_negatives), histogram.false_positives()

@@ -1,7 +1,7 @@
 """From a converted model and a text to predictors: record, train, judge, write.
 
-Layers are recorded and trained in groups that the disk has room for. What is done lies in a work
-directory until all is over, so that the same command run again continues an interrupted one:
+Layers are recorded and trained in groups that fit on the disk. Finished work is kept in a work
+directory until everything is done, so that the same command run again continues an interrupted one:
 a recording from its last whole context, training from its last whole layer, judging from its start.
 """
 
@@ -42,7 +42,7 @@ USUAL_RANK = 128
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is trained: contexts in order, split, to targets."""
+    """A training task: ordered contexts, their split, and targets."""
 
     model: TrainableModel
     contexts: Sequence[Context]
@@ -106,10 +106,10 @@ def train_predictors(
     """Train the predictors of the converted model in `directory` and write them to `output`.
 
     The same model, text and seed give the same bytes on the same machine, interrupted or not. At
-    most `tokens_max` tokens of the text are used, and as many where it has them. Unfinished work
-    lies in `work`, beside `output` without it. `dtype` (f16, int8, int4) is how the matrices are
-    stored, and what thresholds and errors are of. Raises `UsageError` for a model or a text that
-    will not do, `NotEnoughSpace`, and `Interrupted` on Ctrl-C; `output` then is as it was.
+    most `tokens_max` tokens of the text are used. Unfinished work is kept in `work`, by default
+    next to `output`. `dtype` (f16, int8, int4) is the encoding of the matrices, for which
+    thresholds and errors hold. Raises `UsageError` for an unsuitable model or text,
+    `NotEnoughSpace`, and `Interrupted` on Ctrl-C; then `output` is unchanged.
     """
     progress = progress or SilentProgress()
     model = ConvertedModel(directory)
@@ -129,7 +129,7 @@ def train_predictors(
 
 
 def train(task: Task, output: Path, work: Path, progress: Progress) -> Report:
-    """Train, judge and write; `work` is gone afterwards."""
+    """Trains, judges and writes; removes `work`."""
     for part in (task.split.tune, task.split.report):
         bounded(contexts_of(task.contexts, part))  # what cannot be judged is told before the work
     with WorkDirectory(work, task.key) as directory:
@@ -162,7 +162,7 @@ def _warn_of_false_positives(report: Report, targets: Targets, progress: Progres
 
 
 def _judge(task: Task, layers: Sequence[TrainedLayer], progress: Progress) -> tuple[int, Judgement]:
-    """In the loop. The decoder is gone afterwards: writing takes memory of its own."""
+    """Judges in the loop, then drops the decoder, since writing takes memory of its own."""
     with task.model.open(task.contexts) as decoder:
         return judge(
             decoder,
@@ -177,7 +177,7 @@ def _judge(task: Task, layers: Sequence[TrainedLayer], progress: Progress) -> tu
 
 
 def train_layers(task: Task, work: WorkDirectory, progress: Progress) -> list[TrainedLayer]:
-    """All layers, group by group; those that are done already are taken as they are."""
+    """Trains all layers, group by group, except those that are already done."""
     numbers = range(task.model.spec.n_layers)
     left = [number for number in numbers if work.layer(number) is None]
     part = 0
@@ -188,7 +188,7 @@ def train_layers(task: Task, work: WorkDirectory, progress: Progress) -> list[Tr
         _train_group(task, work, group, f", part {part} of {parts}" if parts > 1 else "", progress)
         work.drop_recording()
         left = [number for number in left if number not in group]
-    # Not kept while others were trained: together they can be as large as what training takes.
+    # Not kept during the training of others: together they can be as large as the training itself.
     layers = [layer for layer in map(work.layer, numbers) if layer is not None]
     if len(layers) < len(numbers):
         raise ReadFailed(

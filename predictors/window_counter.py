@@ -1,4 +1,4 @@
-"""How many neurons a window of tokens uses: slots to keep, and the aggregate use s_agg.
+"""Counts the neurons that a window of tokens uses: slots needed, and the aggregate use s_agg.
 
 The window of w tokens at token t is t and the w - 1 before it (paper, section 3.2, with the
 current token's neurons among those kept). Texts follow each other as they do in a long chat.
@@ -20,13 +20,13 @@ ONES_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class WindowUse:
-    """Distinct neurons that each of `WINDOWS` used: at most, and on average."""
+    """Distinct neurons that each of `WINDOWS` used: maximum and mean."""
 
     slots_needed: list[int]
     s_agg: list[float]
 
     def mean_loads(self, window: int) -> float:
-        """Neurons a token that are not among those of the `window` tokens before it."""
+        """Neurons per token that the `window` tokens before it did not use."""
         return max(0.0, self._s_agg(window + 1) - self._s_agg(window))
 
     def _s_agg(self, window: int) -> float:

@@ -1,7 +1,7 @@
 """A checkpoint as a set of named tensors whose bytes can be read by range, whatever its files are.
 
 Nothing here knows a family. Accepted: `model.safetensors` or `pytorch_model.bin`, each whole or in
-shards with an index. The index is held against what the shards really contain.
+shards with an index. The index is compared with the real content of the shards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Checkpoint:
         self._shards[tensor.file].read_into(buffer, tensor.name, start)
 
     def expect(self, tensor: SourceTensor) -> None:
-        """Have the bytes of a tensor fetched, where that can be done without waiting."""
+        """Prefetch the bytes of a tensor, if that needs no waiting."""
         self._shards[tensor.file].expect(tensor.name)
 
     def check_unchanged(self) -> None:
@@ -93,7 +93,7 @@ class SafetensorsShard:
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
-    """Names of the files that hold a checkpoint's weights, and what their index says of them."""
+    """Names of the files with a checkpoint's weights, and their index."""
 
     shards: tuple[str, ...]
     index: str | None
@@ -123,7 +123,7 @@ def weight_files(directory: Path) -> WeightFiles:
 
 @contextmanager
 def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
-    """The weights in a directory; `NotACheckpoint` where there are none or they contradict."""
+    """The weights in a directory; `NotACheckpoint` if there are none or they are inconsistent."""
     files = weight_files(directory)
     with ExitStack() as stack:
         shards = {}

@@ -1,4 +1,4 @@
-"""Reading the source: ranges of files, names that are safe, hashes."""
+"""Reads the source: ranges of files, safe names, hashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 BLOCK_BYTES = 16 << 20
-"""What is held of a tensor at a time, unless it must be whole."""
+"""Bytes of a tensor in memory at a time, unless it must be whole."""
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -39,7 +39,7 @@ class RangeFile:
         self._direct = False
 
     def read_directly(self) -> bool:
-        """Read past the page cache from now on, where the system can; whether it does.
+        """Bypass the page cache from now on, if the system can; returns whether it does.
 
         Buffers and offsets must then be whole pages.
         """

@@ -1,9 +1,9 @@
-"""SHA-256 of the source's files, by threads behind a conversion.
+"""SHA-256 of the source's files, by threads that follow a conversion.
 
-A file is hashed in order, and what of it the conversion reads only once that has been used for the
-last time: then it is in the page cache, where there is room, and comes from the disk once. Behind
-the hash it leaves the cache. The conversion never waits for a hash before it has read everything,
-so that tensors may lie in any order; memory that is short costs a second read, nothing else.
+A file is hashed in order, each part only after the conversion has used it for the last time: then
+it is still in the page cache, if that is large enough, and comes from the disk once. After the hash
+it leaves the cache. The conversion never waits for a hash before it has read everything, so tensors
+may be in any order; a shortage of memory only costs a second read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 BLOCK_BYTES = 4 << 20
-"""What is read and hashed at a time; whole pages, as only such leave the page cache."""
+"""Bytes read and hashed at a time; whole pages, since only these can leave the page cache."""
 THREADS_MAX = 4
 """Files that are hashed at once: memory holds a block of each."""
 
@@ -37,8 +37,8 @@ THREADS_MAX = 4
 class Hashing:
     """Hashes files while its block runs; `records` waits for them.
 
-    `uses` has a tensor as often as the conversion will use it, and `used` is called after each
-    time. Whatever ends the block, no thread is left after it.
+    `uses` contains a tensor as often as the conversion will use it, and `used` is called after each
+    use. However the block ends, no thread is left.
     """
 
     def __init__(self, paths: Mapping[str, Path], uses: Iterable[SourceTensor] = ()) -> None:

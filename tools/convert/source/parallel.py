@@ -1,4 +1,4 @@
-"""Pieces of work by several threads, their results in order."""
+"""Runs pieces of work in several threads, and yields their results in order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`.bin` files of torch: read with weights_only, never otherwise, and without keeping them mapped.
 
 torch maps the file; the pages that were touched count as ours until the mapping goes. So it is
-dropped and made anew after every `MAPPED_BYTES_MAX`, which costs milliseconds.
+dropped and made again after every `MAPPED_BYTES_MAX`, which costs milliseconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PickledShard:
         return self._tensors
 
     def read_into(self, buffer: memoryview, name: str, start: int) -> None:
-        """A copy out of the mapping, which is renewed now and then."""
+        """Copies from the mapping, which is renewed now and then."""
         import torch
 
         with self._renewing:
@@ -58,7 +58,7 @@ class PickledShard:
                     self._mapped = None
 
     def expect(self, name: str) -> None:
-        """Nothing: the mapping is torch's business."""
+        """Does nothing: torch maps the file."""
 
     def check_unchanged(self) -> None:
         """By size and time of the last change."""
@@ -92,7 +92,7 @@ class PickledShard:
         return SourceTensor(key, dtype, tuple(value.shape), self._name, 0, nbytes)
 
     def _placed(self, tensors: list[SourceTensor]) -> list[SourceTensor]:
-        """The same with their offsets in the file, where torch tells them."""
+        """The same with their offsets in the file, if torch tells them."""
         placed = []
         # Without data: only then does torch keep where a storage begins.
         values = _load(self._path, "meta")

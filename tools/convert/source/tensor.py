@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint, and what a file of weights offers."""
+"""A tensor of a checkpoint, and the interface of a file of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 class SourceTensor:
     """One tensor of the source: its name there, its type in lower case, its shape, its file.
 
-    `offset` is where its bytes begin in the file; 0 where nobody knows.
+    `offset` is where its bytes begin in the file; 0 if unknown.
     """
 
     name: str
