@@ -1,8 +1,8 @@
 """Speed against the memory ceiling: `python -m benchmarks.ceilings MODEL... --ids IDS`.
 
-For each ceiling, `flashllm bench tokens` in a process of its own, in turns: every model at every
-ceiling, then all of them again. A ceiling is a part of the model's weights, or the smallest that
-the planner accepts. Several models, such as one in several precisions, share the picture.
+For each ceiling, `flashllm bench tokens` runs in a process of its own, interleaved: every model at
+every ceiling, then all of them again. A ceiling is a part of the model's weights, or the smallest
+that the planner accepts. Several models, such as one in several precisions, share the picture.
 
     python -m benchmarks.ceilings big.f16 big.int8 --ids 5,6,7,8 --plot curve.png
 
@@ -134,7 +134,7 @@ def measure(rows: Sequence[Row], options: argparse.Namespace, passed_on: Sequenc
 
 
 def _add_run(row: Row, options: argparse.Namespace, passed_on: Sequence[str]) -> str:
-    """One more run of a row, in words; a row that fails is not tried again, the others go on."""
+    """Runs a row once more and describes the result; a failed row is not repeated."""
     try:
         report = _run(row, options, passed_on)
     except CommandError as error:

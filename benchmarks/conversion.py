@@ -1,4 +1,4 @@
-"""How fast a checkpoint is converted, beside what the device reads and writes in order.
+"""How fast a checkpoint is converted, compared with sequential reads and writes of the device.
 
     python -m benchmarks.conversion SRC [--dtype int4] [--into DIR] [--probe 2GiB] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kernels`: what each kernel makes of the memory's bandwidth.
+"""`python -m benchmarks.kernels`: the rate of each kernel relative to memory bandwidth.
 
 Goal: rates of matrices times a vector, dots of scattered rows and weighted sums of scattered rows,
 for each encoding and instruction set, beside plain reads of the same memory in the same round, so

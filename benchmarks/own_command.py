@@ -21,12 +21,12 @@ class CommandError(FlashllmError):
 
 
 def ask(*arguments: str) -> dict[str, Any]:
-    """What `flashllm ARGUMENTS` prints as JSON; `CommandError` with its last words otherwise."""
+    """The JSON that `flashllm ARGUMENTS` prints; otherwise `CommandError` with its last line."""
     return ask_module("flashllm", *arguments)
 
 
 def ask_module(module: str, *arguments: str) -> dict[str, Any]:
-    """The same of `python -m MODULE ARGUMENTS`."""
+    """The same for `python -m MODULE ARGUMENTS`."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
     )

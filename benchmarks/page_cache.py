@@ -23,7 +23,7 @@ def drop_page_cache(files: Sequence[Path]) -> None:
 
 
 def cached_share(files: Sequence[Path]) -> float | None:
-    """The part of the files' bytes that lies in the page cache; None where nobody tells."""
+    """The share of the files' bytes that is in the page cache; None if unknown."""
     cached_bytes = total_bytes = 0
     for path in files:
         file_bytes = path.stat().st_size

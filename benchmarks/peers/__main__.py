@@ -1,4 +1,4 @@
-"""What others do with the same memory: `python -m benchmarks.peers MODEL --checkpoint DIR [...]`.
+"""Compares programs in the same memory: `python -m benchmarks.peers MODEL --checkpoint DIR [...]`.
 
 Compares flashllm with Hugging Face accelerate on the same checkpoint (what does not fit in RAM is
 left on disk) and with llama.cpp on a GGUF of as many parameters and bits (mapped into memory), on
@@ -128,7 +128,7 @@ def ours(options: argparse.Namespace, checkpoint: Checkpoint, task: Task) -> Con
 def peers(
     options: argparse.Namespace, checkpoint: Checkpoint, task: Task, dtype: str
 ) -> tuple[list[Contender], list[str]]:
-    """Those that are installed and have their files; the reasons why others are left out.
+    """The peers that are installed and have their files; and why others are left out.
 
     `dtype` is that of our own model.
     """
@@ -254,9 +254,10 @@ def run_all(
     outcomes: list[Outcome],
     made: Callable[[bool], dict[str, Any]],
 ) -> tuple[bool, FlashllmError | None]:
-    """All runs, each added to `outcomes` and kept; whether all ended, and what went wrong if not.
+    """Does all runs, saving each in `outcomes`; returns whether all ended, and what went wrong if
+    not.
 
-    Hours may have gone into what there is: no error may lose it.
+    The results may have taken hours, so no error may lose them.
     """
     try:
         for limit_bytes in under:
@@ -275,7 +276,7 @@ def run_all(
 
 
 def our_error(error: OSError) -> FlashllmError:
-    """The error of ours for a file that is gone, or cannot be read any more."""
+    """Our error for a file that has vanished or cannot be read any more."""
     kind = ModelNotFound if isinstance(error, FileNotFoundError) else ReadFailed
     return kind(
         f"{error.filename or 'a run'}: {error.strerror or error}; was it changed meanwhile? The"
@@ -284,7 +285,7 @@ def our_error(error: OSError) -> FlashllmError:
 
 
 def keep(path: Path | None, found: dict[str, Any]) -> bool:
-    """Replace the report on disk, whole; False where none is wanted."""
+    """Replace the report on disk atomically; False if none is wanted."""
     if path is None:
         return False
     try:
@@ -295,7 +296,7 @@ def keep(path: Path | None, found: dict[str, Any]) -> bool:
 
 
 def progress_line(outcome: Outcome) -> str:
-    """What one run came to."""
+    """A line about the result of one run."""
     limit = "no limit" if outcome.limit_bytes is None else format_bytes(outcome.limit_bytes)
     what = f"round {outcome.round + 1}, {limit}, {outcome.contender}: "
     stolen = f", stolen {format_steal_share(outcome.stolen_share)}"

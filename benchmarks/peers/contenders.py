@@ -1,4 +1,4 @@
-"""The three that are compared: what each is started as, and how its answer is read."""
+"""The programs that are compared: how each is started, and how its output is read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Contender:
     weight_bits: float = 0.0
     """Bits that a weight takes, scales of groups included."""
     fallback: Task | None = None
-    """What it is asked instead, once it crashed without a limit."""
+    """The task that replaces it after a crash without a limit."""
 
     def under(self, limit_bytes: int | None) -> list[str]:
         """What to run, under a limit of memory or without."""
@@ -70,7 +70,7 @@ def our_command(task: Task, options: Sequence[str] = ()) -> list[str]:
 
 
 def parse_ours(stdout: str) -> dict[str, Any]:
-    """What `flashllm run --jsonl` tells, as a worker would."""
+    """The output of `flashllm run --jsonl`, in the form of a worker's."""
     lines = [json.loads(line) for line in stdout.splitlines() if line]
     report = lines[-1]
     tokens = [line for line in lines if line["type"] == "token"]

@@ -1,4 +1,4 @@
-"""Running the contenders, each run a process of its own, in turns: A, B, C, A, B, C, A."""
+"""Runs the contenders, each run in a process of its own, interleaved: A, B, C, A, B, C, A."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def interleaved(
 ) -> Iterator[Outcome]:
     """All runs under one limit, the first contender also once after the last round.
 
-    One that failed is not tried again: it would fail again, and take its time for it. Only where it
-    crashed without a limit, and can be asked for less, it goes on with that.
+    One that failed is not tried again, since it would take time and fail again. Only after a crash
+    without a limit it continues with its fallback, if it has one.
     """
     out: set[str] = set()
     now = {contender.name: contender for contender in contenders}

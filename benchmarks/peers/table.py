@@ -1,4 +1,4 @@
-"""What the runs of all contenders come to: medians, ratios, one table, one JSON object."""
+"""Results of all contenders' runs: medians, ratios, one table, one JSON object."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def limited_beside_free(rows: Sequence[Row]) -> list[str]:
 def table(
     rows: Sequence[Row], skipped: Sequence[str], *, complete: bool = True, synthetic: bool = False
 ) -> str:
-    """Markdown; what is to be known about it stands below."""
+    """A Markdown table, with remarks below."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + " --- |" * len(COLUMNS)]
     lines += [row.markdown() for row in rows]
     beside = limited_beside_free(rows)

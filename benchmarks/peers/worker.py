@@ -1,4 +1,4 @@
-"""What every peer's process does: reads a prompt, decodes greedily, prints one JSON line.
+"""The process of every peer: reads a prompt, decodes greedily, prints one JSON line.
 
 A worker imports its library, loads the model and hands over a step; the clock is the same for all.
 """
