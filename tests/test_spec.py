@@ -15,7 +15,7 @@ from flashllm.errors import LayoutError, TensorMismatch
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.active_set_selectors import LowRank
 from flashllm.spec import ModelSpec, Rope
-from tests.planning.test_estimate import OPT_6_7B
+from tests.planning.test_shape_estimate import OPT_6_7B
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from flashllm.kv_cache.layout import (
 )
 from flashllm.options import KvDType, ModelOptions
 from flashllm.planning.plan import MIB, PrefillShape, Sizes, make_plan
-from tests.planning.test_estimate import OPT_6_7B
+from tests.planning.test_shape_estimate import OPT_6_7B
 from tests.support.specs import SPEC
 
 OPT_30B = dataclasses.replace(OPT_6_7B, n_layers=48, d_model=7168, n_heads=56, n_kv_heads=56)

@@ -18,7 +18,7 @@ from flashllm.library.scan import Conditions
 from flashllm.options import ModelOptions
 from flashllm.settings.resolve import load_settings
 from flashllm.units import MIB
-from tests.library.test_hub import put
+from tests.library.test_hf_cache import put
 
 GOLDEN = Path(__file__).parents[1] / "flash" / "golden"
 

@@ -17,7 +17,7 @@ from flashllm.planning.cost_model import (
     kv_bytes_a_token,
     rates_suffice,
 )
-from tests.planning.test_estimate import OPT_6_7B
+from tests.planning.test_shape_estimate import OPT_6_7B
 from tests.support.profiles import FLAT, RATES, flash_profile
 from tests.support.specs import SPEC
 

@@ -25,7 +25,7 @@ from flashllm.planning.latency_model import (
 from flashllm.planning.plan import MAX_READ_BYTES, MIB, Plan
 from flashllm.planning.shape_estimate import sizes_of_shape
 from flashllm.spec import ModelSpec
-from tests.planning.test_estimate import DENSE, OPT_6_7B
+from tests.planning.test_shape_estimate import DENSE, OPT_6_7B
 from tests.support.profiles import RATES, flash_profile, law
 from tests.support.specs import SPEC
 
