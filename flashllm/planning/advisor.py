@@ -21,11 +21,11 @@ from flashllm.planning.plan import Plan, Sizes, make_plan
 from flashllm.planning.shape_estimate import predictor_bytes, sizes_of_shape
 from flashllm.planning.slot_allocation import SLACK
 from flashllm.spec import ModelSpec
+from flashllm.units import GIB
 from flashllm.weight_cache.blocks import smallest_slots
 
 TIME_SHARE_MAX = 0.97
 """An alternative is listed if a token then takes at most this share of its time."""
-GIBIBYTE = 1 << 30
 SHORT_CONTEXT = 512
 _NARROWER: dict[str, tuple[str, DType]] = {
     "f32": ("weights in 16 bits", "f16"),
@@ -127,7 +127,7 @@ def advise(scenario: Scenario, plan: Plan, expected: TokenEstimate) -> list[Advi
 def _alternatives(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, Scenario, float]]:
     """(description, changed scenario, how many times faster the disk is) of each alternative."""
     spec = scenario.spec
-    larger = plan.ceiling_bytes + GIBIBYTE
+    larger = plan.ceiling_bytes + GIB
     yield f"1 GiB more memory: --memory {larger >> 20}MiB", scenario.having(memory=larger), 1.0
     yield "a disk twice as fast", scenario, 2.0
     if scenario.options.window is not None:

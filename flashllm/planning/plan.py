@@ -33,10 +33,10 @@ from flashllm.planning.slot_allocation import (
     least_slots,
 )
 from flashllm.spec import ModelSpec
+from flashllm.units import MIB
 from flashllm.weight_cache.blocks import summation_ids
 from flashllm.weight_cache.policies import choose_policy
 
-MIB = 1 << 20
 GAP_BYTES = 4096
 """Bundles on flash at most this far apart share one read, unless the profile says otherwise."""
 MAX_READ_BYTES = 512 << 10

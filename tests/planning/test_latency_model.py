@@ -22,9 +22,10 @@ from flashllm.planning.latency_model import (
     expect,
     merged_reads,
 )
-from flashllm.planning.plan import MAX_READ_BYTES, MIB, Plan
+from flashllm.planning.plan import MAX_READ_BYTES, Plan
 from flashllm.planning.shape_estimate import sizes_of_shape
 from flashllm.spec import ModelSpec
+from flashllm.units import MIB
 from tests.planning.test_shape_estimate import DENSE, OPT_6_7B
 from tests.support.profiles import RATES, flash_profile, law
 from tests.support.specs import SPEC

@@ -8,7 +8,7 @@ import pytest
 
 from flashllm.flash.layout import BundleHeader
 from flashllm.options import ModelOptions
-from flashllm.planning.plan import MIB, make_plan
+from flashllm.planning.plan import make_plan
 from flashllm.planning.shape_estimate import (
     Shares,
     Weights,
@@ -18,6 +18,7 @@ from flashllm.planning.shape_estimate import (
     usual_selector,
 )
 from flashllm.spec import ModelSpec, Rope
+from flashllm.units import MIB
 from tests.support.specs import SPEC
 
 OPT_6_7B = dataclasses.replace(
