@@ -10,6 +10,7 @@ from typing import Any
 from flashllm.conversations.records import Session, SessionSummary
 from flashllm.conversations.tree import Turn, restored
 from flashllm.errors import NotASession
+from flashllm.untrusted.strict_json import loads_strict
 
 TURNS_MAX = 20_000
 TEXT_CHARACTERS_MAX = 16 << 20
@@ -185,25 +186,12 @@ def parse(content: bytes) -> object:
     if len(content) > FILE_BYTES_MAX:
         raise NotASession(f"the file is larger than {FILE_BYTES_MAX >> 20} MiB")
     try:
-        return json.loads(
-            content.decode("utf-8"), object_pairs_hook=_once, parse_constant=_refuse_constant
-        )
+        return loads_strict(content)
     except UnicodeDecodeError as error:
         raise NotASession(f"the file is not UTF-8 (at byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise NotASession(
             f"the file is no JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         ) from error
-    except (ValueError, RecursionError) as error:  # too many digits, too deep
+    except (ValueError, RecursionError) as error:  # a name twice, NaN, too many digits, too deep
         raise NotASession(f"the file cannot be read as JSON: {str(error)[:100]}") from error
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise NotASession("a name occurs twice in an object")
-    return value
-
-
-def _refuse_constant(name: str) -> float:
-    raise NotASession(f"{name} is no number of JSON")

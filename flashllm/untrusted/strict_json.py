@@ -19,28 +19,36 @@ def parse_object(
     Refused: text that is not UTF-8, a key given twice, NaN and infinities, nesting beyond
     `depth_max`, anything but an object at the top. The caller has bounded the size of `raw`.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"the key {twice[:80]!r} occurs twice")
-        return values
-
-    def refuse_constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not a number that JSON knows")
-
     try:
-        values = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant
-        )
+        values = loads_strict(raw)
         _check_depth(values, depth_max)
     except (ValueError, RecursionError) as problem:
         raise error(f"{path}: not valid JSON: {problem}") from problem
     if not isinstance(values, dict):
         raise error(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values
+
+
+def loads_strict(raw: bytes) -> object:
+    """What `raw` spells.
+
+    `ValueError` for bytes that are no UTF-8, a key that occurs twice and for NaN; `RecursionError`
+    for nesting that is deeper than Python goes.
+    """
+    return json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} occurs twice")
+    return values
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that JSON knows")
 
 
 def _check_depth(value: object, depth_left: int) -> None:
