@@ -7,14 +7,17 @@ urgent are collected and sent together, which limits how often tokens cross per 
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-_HEADER = struct.Struct("!Q")
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 _FRAME_BYTES_MAX = 1 << 32
 
 
@@ -23,7 +26,7 @@ class Channel:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Connection,
         on_message: Callable[[object], None],
         on_end: Callable[[], None],
         pause_seconds: float = 0.0,
@@ -70,19 +73,25 @@ class Channel:
         if self._sender.is_alive() and threading.current_thread() is not self._sender:
             self._sender.join(seconds)
 
+    def shut_down(self, how: int = socket.SHUT_RDWR) -> None:
+        """Ends one way or both, also for a thread that reads or sends at this moment."""
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(self._connection.fileno())) as connection,
+        ):
+            connection.shutdown(how)
+
     def _send_all(self) -> None:
         try:
             sent_at = -self._pause_seconds
             while (batch := self._next_batch(sent_at + self._pause_seconds)) is not None:
                 sent_at = time.monotonic()
-                frame = pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)
-                self._connection.sendall(_HEADER.pack(len(frame)) + frame)
+                self._connection.send_bytes(pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))
         except OSError:  # the other end has gone; the reader tells
             pass
         finally:
-            # Also after a bug: a lost engine is better than one that waits for ever.
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_WR)
+            # Also after a bug: better a lost engine than one that waits for ever.
+            self.shut_down(socket.SHUT_WR)
 
     def _next_batch(self, not_before: float) -> list[object] | None:
         """The next messages to send; None after `close`, when all have been sent."""
@@ -96,27 +105,14 @@ class Channel:
 
     def _read_all(self) -> None:
         try:
-            while header := self._receive(_HEADER.size):
-                (size,) = _HEADER.unpack(header)
-                assert size <= _FRAME_BYTES_MAX
-                frame = self._receive(size)
-                if frame is None:
-                    break
+            for frame in self._frames():
                 for message in pickle.loads(frame):  # noqa: S301  from our own process
                     self._on_message(message)
         finally:
             self._on_end()
 
-    def _receive(self, size: int) -> bytearray | None:
-        """Receives `count` bytes; None if the other end closes before."""
-        received = bytearray(size)
-        view = memoryview(received)
-        while view:
-            try:
-                count = self._connection.recv_into(view)
-            except OSError:
-                return None
-            if not count:
-                return None
-            view = view[count:]
-        return received
+    def _frames(self) -> Iterator[bytes]:
+        """What comes, until the other end has gone or says a size that nothing has."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                yield self._connection.recv_bytes(_FRAME_BYTES_MAX)

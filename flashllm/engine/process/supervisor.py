@@ -11,16 +11,19 @@ import itertools
 import logging
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from flashllm.engine.process import messages as messages
 from flashllm.engine.process.channel import Channel
 from flashllm.errors import EngineLost, FlashllmError
 from flashllm.untrusted.terminal import sanitize_line
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 CLOSE_SECONDS = 1.5
 REAP_SECONDS = 2.0
@@ -103,8 +106,7 @@ class WorkerSupervisor:
             self._child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # not even that: a disk that hangs
                 self._child.wait(seconds / 8)
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        self._channel.shut_down()
 
     def _on_message(self, message: object) -> None:
         number: int = message.number  # type: ignore[attr-defined]
@@ -130,7 +132,7 @@ class WorkerSupervisor:
             listeners = list(self._listeners.values())
             self._listeners.clear()
             on_lost = None if self._closed else self._on_lost
-        self._channel.close()
+        self._channel.close(REAP_SECONDS)  # nobody sends on a descriptor that is closed
         self._connection.close()
         for listener in listeners:
             listener(lost)
@@ -144,10 +146,12 @@ class WorkerSupervisor:
                 _log.warning("%s", sanitize_line(line.decode("utf-8", "replace").rstrip()))
 
 
-def _start(opener: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start(opener: str) -> tuple[subprocess.Popen[bytes], Connection]:
     """A child, and our end of the connection to it."""
+    from multiprocessing.connection import Pipe  # 3 ms, which the first frame does not wait for
+
     try:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             child = subprocess.Popen(

@@ -12,11 +12,11 @@ import faulthandler
 import os
 import pkgutil
 import queue
-import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from flashllm.engine.process import messages as messages
@@ -41,7 +41,7 @@ LEAVE_SECONDS = 1.0
 class Worker:
     """Serves one application until it goes."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._channel = Channel(connection, self._on_message, self._leave, BATCH_SECONDS)
         self._commands: queue.SimpleQueue[messages.Open | messages.Generate | None]
         self._commands = queue.SimpleQueue()
@@ -197,7 +197,7 @@ def main(arguments: list[str]) -> None:
     descriptor, opener = arguments
     code = 1
     try:
-        Worker(socket.socket(fileno=int(descriptor))).serve(opener)
+        Worker(Connection(int(descriptor))).serve(opener)
         code = 0
     except BaseException:  # noqa: BLE001  what ends this process is written down
         traceback.print_exc()
