@@ -100,6 +100,11 @@ class Model:
         detours."""
         self._running: WeakKeyDictionary[Context, Generation] = WeakKeyDictionary()
 
+    @property
+    def decoder(self) -> Decoder:
+        """The layers, their slots and the context in use, for those who look at how it computes."""
+        return self._decoder
+
     def new_context(self) -> Context:
         """A new context for `generate`, besides the default one.
 

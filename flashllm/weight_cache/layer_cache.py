@@ -71,6 +71,11 @@ class LayerCache:
             self._table.prefetched_slots,
         )
 
+    @property
+    def table(self) -> core.SlotTable:
+        """Which bundle is in which slot at this moment: to be looked at, not changed."""
+        return self._table
+
     def clear(self) -> None:
         """Forget everything that is resident, and all uses."""
         self._table.clear()

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_half_of_the_weights_is_held_in_the_second_row(demo_report) -> None:
 
 def test_the_window_needs_no_more_slots_than_it_gets(demo_report) -> None:
     ablation, _, _ = demo_report
-    rows = {row.key: ablation._plan_of(row) for row in ablation._rows()}
+    rows = {one.row.key: ablation._plan_of(one.row) for one in ablation.expected()}
     assert sum(rows["predictor"].slots_per_layer) < sum(rows["window"].slots_per_layer)
     assert rows["window"].slots_per_layer == rows["bundling"].slots_per_layer
 
@@ -102,22 +103,28 @@ def test_a_report_tells_of_rows_that_are_off_and_of_different_answers(demo_repor
 
 def test_the_first_row_computes_from_what_it_has_just_read(sparse_model: Path) -> None:
     ablation = Ablation(sparse_model, TEXT, Settings(tokens=4, runs=1))
-    row = ablation._rows()[0]
-    answers = ablation._measure(row).answers
     wanted = iter(range(1000))
-    original = ResidentStream.read
 
-    def spoil_then_read(stream: ResidentStream, layer: int) -> None:
-        next(wanted)
-        kept = ablation._image.array().copy()
-        for start, end in stream._ranges[layer]:
-            ablation._image.array()[start:end] = 0
-        original(stream, layer)
-        assert (ablation._image.array() == kept).all()
+    class Spoiled(ResidentStream):
+        def __init__(self, store: Store, image: Any, direct: bool) -> None:
+            super().__init__(store, image, direct)
+            self.content = image.array()
 
+        def read(self, layer: int) -> None:
+            next(wanted)
+            kept = self.content.copy()
+            for start, end in self._ranges[layer]:
+                self.content[start:end] = 0
+            super().read(layer)
+            assert (self.content == kept).all()
+
+    def first_answers() -> str:
+        return next(ablation.run(lambda *_: None))[0].runs[0].answers
+
+    answers = first_answers()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ResidentStream, "read", spoil_then_read)
-        assert ablation._measure(row).answers == answers
+        patch.setattr(ablation_module, "ResidentStream", Spoiled)
+        assert first_answers() == answers
     assert next(wanted) == (1 + 2) * (ablation.spec.n_layers + 1), "each layer and the head, once"
 
 
@@ -206,7 +213,7 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
     bytes_read = {key: row["bytes_a_token"]["median"] for key, row in rows.items()}
     assert bytes_read["overlap-hits"] == bytes_read["bundling"] < bytes_read["overlap-layer"]
     assert found["within_formula"], "which says nothing of guesses, nor of another policy"
-    plans = {row.key: ablation._plan_of(row) for row in ablation._rows()}
+    plans = {one.row.key: ablation._plan_of(one.row) for one in ablation.expected()}
     for key in ("predictor", "window", "bundling", "gap"):
         assert (plans[key].policy, plans[key].overlap) == ("window", "none"), "as in the paper"
     assert plans["policy"] == replace(plans["bundling"], policy="blend")
@@ -221,7 +228,7 @@ def test_each_addition_stands_alone_on_the_last_row_and_then_all_together(
         speeds = [b.seconds / o.seconds for b, o in zip(base, own, strict=True)]
         assert one["speed"]["samples"] == pytest.approx(speeds)
         assert one["reads"]["median"] == pytest.approx(reads[key] / reads["bundling"])
-    everything = ablation._rows()[-1]
+    everything = ablation.expected()[-1].row
     assert (everything.gap_bytes, everything.io_threads) == (results[5].row.gap_bytes, 2)
     table = report.table(found)
     assert "added to the last row" in table
@@ -256,8 +263,8 @@ def test_predictors_of_another_conversion_are_an_addition_that_may_answer_otherw
     assert found["rows"][4]["held_bytes"] - row["held_bytes"] == saved
     assert abs(row["off"]) < 0.02, "the formula is that of its own active sets"
     assert found["same_answers"], "within one precision"
-    assert ablation._rows()[-1].directory == other
-    assert ablation._rows()[-1].precision == f"keys and values in int8, {other}"
+    assert ablation.expected()[-1].row.directory == other
+    assert ablation.expected()[-1].row.precision == f"keys and values in int8, {other}"
     with pytest.raises(UsageError, match="differs in --predictor-dtype only"):
         Ablation(demo, text, Settings(add=True, beside=(sparse_model,)))
     assert main(["bench", "ablation", str(demo), "--beside", str(other)]) == 2
@@ -311,7 +318,7 @@ def test_a_ceiling_that_is_too_small_names_what_all_rows_need(demo: Path) -> Non
     refused = Ablation(demo, text, settings)
     with pytest.raises(MemoryCeilingTooSmall, match="and 1 MiB are allowed") as raised:
         next(refused.run(lambda *_: None))
-    first, *needs = [refused._expected(row)[2] for row in refused._rows()]
+    first, *needs = [row.needed_bytes for row in refused.expected()]
     assert first == 0, "it holds nothing"
     assert raised.value.smallest_bytes == max(needs) > min(needs)
     # What the prompt leaves in the slots is more where there are more of them.

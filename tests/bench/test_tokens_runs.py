@@ -63,7 +63,7 @@ def test_tokens_are_the_same_with_telemetry_and_without(samples: list[Sample]) -
 
 def test_each_run_reads_its_whole_prompt(model: Model) -> None:
     """Also one of several chunks, which would stay in the context otherwise."""
-    decoder = model._decoder
+    decoder = model.decoder
     decoder.context.tokens = ContextTokens(2)
     samples = list(measure(model, IDS, FEW, FakeProbe()))
     read = [run.prefill.bytes_read for run in runs_of(samples) if run.prefill is not None]

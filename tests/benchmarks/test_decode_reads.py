@@ -14,6 +14,7 @@ from benchmarks.decode_reads import BACK_TO_BACK, WAITED, DecodeReads, Pattern, 
 from flashllm.bench.disk import probe
 from flashllm.bench.disk.fio import FioResult
 from flashllm.errors import BenchmarkInvalid, UsageError
+from flashllm.flash.layout import read_header
 from flashllm.flash.store import Store
 
 PATTERN = Pattern((3, 5, 4), 4, 2)
@@ -29,13 +30,14 @@ def reads(sparse_model: Path) -> Any:
 def test_bundles_of_the_right_layer_land_whole_in_slots_of_their_own(
     reads: DecodeReads, sparse_model: Path
 ) -> None:
-    content = (sparse_model / "ffn.bundles").read_bytes()
+    bundles = sparse_model / "ffn.bundles"
+    content, header = bundles.read_bytes(), read_header(bundles)
     for layer, count in enumerate(PATTERN.loads):
         offsets, destinations = reads._places(layer, count)
-        first = reads._store.header.offset(layer, 0)
+        first = header.offset(layer, 0)
         assert len(set(destinations.tolist())) == len(set(offsets.tolist())) == count
         assert (np.diff(offsets) > 0).all()
-        size = reads._store.header.bundles_per_layer * reads.stride
+        size = header.bundles_per_layer * reads.stride
         assert first <= offsets[0] <= offsets[-1] < first + size
         reads.reader.read(offsets, reads.stride, reads._pool, destinations)
         pool = reads._pool.array()

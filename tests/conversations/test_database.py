@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import stat
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,12 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def asked(path: Path, question: str) -> Any:
+    """What another connection is told."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute(question).fetchone()[0]
+
+
 def test_a_database_of_the_first_schema_opens(path: Path) -> None:
     """What the first version wrote: never to be changed."""
     connection = sqlite3.connect(path)
@@ -56,7 +64,7 @@ def test_a_database_of_the_first_schema_opens(path: Path) -> None:
     connection.close()
     with SessionStore(path) as store:
         session = store.load(3)
-        assert database.version_of(store._connection) == len(database.MIGRATIONS)
+        assert asked(path, "PRAGMA user_version") == len(database.MIGRATIONS)
         assert store.create() == 4
     assert (session.meta.name, session.meta.system) == ("Größe 100%", "Be brief.")
     assert session.settings == {"temp": 0.5}
@@ -84,8 +92,7 @@ def test_a_later_schema_is_reached_wholly_or_not_at_all(
     monkeypatch.setattr(database, "MIGRATIONS", (*today, (add,)))
     with SessionStore(path) as store:
         assert store.load(number).meta.name == "kept"
-        colour = store._connection.execute("SELECT colour FROM session").fetchone()[0]
-    assert colour == "blue"
+        assert asked(path, "SELECT colour FROM session") == "blue"
 
 
 def test_a_newer_database_is_refused_and_left_as_it_is(path: Path) -> None:
@@ -198,7 +205,7 @@ def test_a_full_disk_loses_nothing_that_was_there(path: Path) -> None:
     number = filled(path)
     refusals = 0
     with SessionStore(path) as store:
-        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        pages = asked(path, "PRAGMA page_count")
         long = Turn(2, 1, "assistant", "x" * 40_000)
         while refusals < 100:
             store._connection.execute(f"PRAGMA max_page_count = {pages + refusals}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +42,8 @@ def test_what_was_saved_survives(tmp_path: Path, seed: int) -> None:
         said += child.stdout.readlines()  # what it had said before it was killed
     number, index = map(int, next(line for line in reversed(said) if line.endswith("\n")).split())
     with SessionStore(path) as store:
-        assert store._connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
         session = store.load(number)
         store.save_leaf(number, 2)  # and it can be gone on with
     question, answer = session.conversation.path()

@@ -35,11 +35,11 @@ def policy_of(name: str, n_bundles: int) -> Policy:
     return make_policy(name, n_bundles, 3)
 
 
-def layer_of(core: ModuleType, name: str, n_bundles: int, n_slots: int) -> LayerCache:
+def layer_of(core: ModuleType, policy: Policy, n_bundles: int, n_slots: int) -> LayerCache:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chosen_core, "SlotTable", core.SlotTable)
-        layer = LayerCache(n_bundles, n_slots, policy_of(name, n_bundles), FIRST)
-    assert isinstance(layer._table, core.SlotTable)
+        layer = LayerCache(n_bundles, n_slots, policy, FIRST)
+    assert isinstance(layer.table, core.SlotTable)
     return layer
 
 
@@ -69,7 +69,11 @@ def test_both_cores_decide_alike(
     name: str, n_bundles: int, share: float, seed: int, step: int
 ) -> None:
     n_slots = max(round(share * n_bundles), 1)
-    layers = [layer_of(core, name, n_bundles, n_slots) for core in (native_core, kernels)]
+    cores, policies = (native_core, kernels), [policy_of(name, n_bundles) for _ in range(2)]
+    layers = [
+        layer_of(core, policy, n_bundles, n_slots)
+        for core, policy in zip(cores, policies, strict=True)
+    ]
     native, twin = layers
     rng = np.random.default_rng(seed)
 
@@ -90,7 +94,7 @@ def test_both_cores_decide_alike(
             usable = int(rng.integers(1, n_slots + 1))
             firsts = {layer.lend(n_slots - usable) for layer in layers}
             assert firsts == {FIRST + usable}
-            assert (native._table.bundle_in[usable:] < 0).all()
+            assert (native.table.bundle_in[usable:] < 0).all()
             ids = some(n_bundles)
             used = rng.random((2, len(ids))) < 0.4
             for found, expected in zip(*(x.place(ids, used, token) for x in layers), strict=True):
@@ -113,12 +117,12 @@ def test_both_cores_decide_alike(
             for layer in layers:
                 layer.release(claim.slots[claim.missing])
         assert native.resident().tolist() == twin.resident().tolist()
-        assert native._table.slot_of.tolist() == twin._table.slot_of.tolist()
-        assert native._table.bundle_in.tolist() == twin._table.bundle_in.tolist()
-        assert (native._table.bundle_in[usable:] < 0).all()
-        assert native._table.free_slots == twin._table.free_slots
-        assert native._table.free_slots == np.count_nonzero(native._table.bundle_in[:usable] < 0)
-        assert native._policy.terms.tolist() == twin._policy.terms.tolist()
+        assert native.table.slot_of.tolist() == twin.table.slot_of.tolist()
+        assert native.table.bundle_in.tolist() == twin.table.bundle_in.tolist()
+        assert (native.table.bundle_in[usable:] < 0).all()
+        assert native.table.free_slots == twin.table.free_slots
+        assert native.table.free_slots == np.count_nonzero(native.table.bundle_in[:usable] < 0)
+        assert policies[0].terms.tolist() == policies[1].terms.tolist()
 
 
 class Table:

@@ -75,7 +75,7 @@ def test_a_layer_that_needs_more_slots_than_it_has_is_done_in_passes(sparse_mode
 
 def test_the_pool_never_moves(sparse_model: Path) -> None:
     with open_model(sparse_model, window=2) as model:
-        decoder = model._decoder
+        decoder = model.decoder
         address = decoder.pool.address
         for seed in range(8):
             list(model.generate(PROMPT, max_tokens=125, sampling=Sampling(1.0, seed=seed)))
@@ -85,7 +85,7 @@ def test_the_pool_never_moves(sparse_model: Path) -> None:
 def test_window_loads_follow_the_active_sets(sparse_model: Path) -> None:
     """Bytes a token are those of the bundles that the last k tokens did not use, and no others."""
     with open_model(sparse_model, window=3, overlap="hits") as model:
-        selector = model._decoder.selector
+        selector = model.decoder.selector
         history: dict[int, list[set[int]]] = {}
         real = selector.select
 
@@ -183,10 +183,10 @@ def test_cancel_from_another_thread(model: Model) -> None:
             stopper.start()
             stopper.join()
 
-    model._decoder.before_layer = stop_within_the_third_token
+    model.decoder.before_layer = stop_within_the_third_token
     assert [token.id for token in generation] == expected
     assert generation.finish_reason == "cancelled"
-    model._decoder.before_layer = None
+    model.decoder.before_layer = None
     assert [token.id for token in model.generate(PROMPT, max_tokens=3)] == expected
 
 

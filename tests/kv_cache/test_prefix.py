@@ -27,7 +27,7 @@ DRAWN = Sampling(temperature=1.2, repetition_penalty=1.3, seed=7)
 def small(sparse_model: Path) -> Iterator[Model]:
     """A model whose prompts go through in chunks of a few tokens."""
     with open_model(sparse_model) as model:
-        decoder = model._decoder
+        decoder = model.decoder
         decoder.context.tokens = ContextTokens(CHUNK)
         yield model
 
@@ -99,7 +99,7 @@ def test_a_turn_reads_fewer_bytes(small: Model) -> None:
 def test_the_second_turn_is_that_of_a_fresh_run(demo: Path, select: str) -> None:
     """Exactly computed, a conversation comes to the same in turns and at once."""
     with open_model(demo, select=select, kv_dtype="f32") as model:
-        decoder, tokenizer = model._decoder, model.tokenizer
+        decoder, tokenizer = model.decoder, model.tokenizer
         assert tokenizer is not None
         talk: list[Message] = [{"role": "user", "content": "What does ocean mean?"}]
         first = finished(model, tokenizer.encode_chat(talk), 30)
@@ -141,14 +141,14 @@ def test_regenerating_gives_the_same(model: Model) -> None:
     first = finished(model, QUESTION)
     ids = after(QUESTION, first, 4, 5)
     second = finished(model, ids)
-    logits = model._decoder.prefill(ids[len(ids) - 4 :], cached=len(ids) - 4)
+    logits = model.decoder.prefill(ids[len(ids) - 4 :], cached=len(ids) - 4)
     for _ in range(2):
         generation = model.generate(ids, 12, DRAWN)
         list(generation)
         assert generation.ids == second
         assert generation.reused_tokens == len(ids) - 4
-    kept = model._decoder.context.tokens.cached_prefix(ids)
-    assert (model._decoder.prefill(ids[kept:], cached=kept) == logits).all()
+    kept = model.decoder.context.tokens.cached_prefix(ids)
+    assert (model.decoder.prefill(ids[kept:], cached=kept) == logits).all()
 
 
 @pytest.mark.parametrize("after_tokens", [1, 2, 9])
@@ -243,7 +243,7 @@ def test_a_prompt_given_up_leaves_what_is_complete(
             generation = small.generate(ids, on_prefill=end(small, patch, layer))
             with contextlib.suppress(ReadFailed):
                 assert list(generation) == []
-        assert small._decoder.context.length == reused + CHUNK
+        assert small.decoder.context.length == reused + CHUNK
         following = small.generate(again, 12, DRAWN)
         list(following)
         if again is ids:
@@ -261,10 +261,10 @@ def test_a_token_given_up_leaves_the_answer_so_far(
         with monkeypatch.context() as patch:
             for _ in range(count):
                 next(generation)
-            patch.setattr(model._decoder, "before_layer", _broken_in_layer_1)
+            patch.setattr(model.decoder, "before_layer", _broken_in_layer_1)
             with pytest.raises(ReadFailed):
                 next(generation)
-        assert model._decoder.context.length == len(QUESTION) + count - 1
+        assert model.decoder.context.length == len(QUESTION) + count - 1
         more = finished(model, [*QUESTION, *expected[:count]], 20 - count, answer=count)
         assert expected[:count] + more == expected
 

@@ -67,8 +67,8 @@ def _stopped(model: Model, ids: list[int], layer: int) -> list[int]:
         if len(generation.ids) == 3 and announced == layer:
             model.cancel()
 
-    model._decoder.before_layer = stop
+    model.decoder.before_layer = stop
     list(generation)
-    model._decoder.before_layer = None
+    model.decoder.before_layer = None
     assert generation.finish_reason == "cancelled"
     return generation.ids

@@ -59,12 +59,12 @@ def test_lent_slots_change_no_answer(sparse_model: Path) -> None:
 
 def test_a_prompt_is_read_into_lent_slots_which_tokens_fill_again(sparse_model: Path) -> None:
     with short_of_slots(sparse_model) as model:
-        decoder, lent = model._decoder, model.plan.lent_blocks
+        decoder, lent = model.decoder, model.plan.lent_blocks
         n_slots = model.plan.slots_per_layer
         seen: list[list[int]] = []
 
         def count() -> list[int]:
-            tables = [decoder.pool.layer(i)._table for i in range(3)]
+            tables = [decoder.pool.layer(i).table for i in range(3)]
             return [
                 int(np.count_nonzero(table.bundle_in[n - BLOCK * blocks :] >= 0))
                 for table, n, blocks in zip(tables, n_slots, lent, strict=True)
@@ -89,17 +89,19 @@ def test_a_prompt_is_read_into_lent_slots_which_tokens_fill_again(sparse_model: 
         assert {tuple(n) for n in seen} == {(0, 0, 0)}
         # What is in a slot is what the file has, also where a block of a prompt had been.
         for layer in range(3):
-            table = decoder.pool.layer(layer)._table
+            table = decoder.pool.layer(layer).table
             taken = np.flatnonzero(table.bundle_in >= 0)
             assert len(taken)
-            check_bundles(model, layer, table.bundle_in[taken], taken + sum(n_slots[:layer]))
+            check_bundles(
+                model, sparse_model, layer, table.bundle_in[taken], taken + sum(n_slots[:layer])
+            )
 
 
-def check_bundles(model: Model, layer: int, ids: Any, slots: Any) -> None:
-    store, pool = model._decoder._store, model._decoder.pool
-    header = store.header
-    rows = pool.rows.reshape(-1, header.stride)
-    with (store.directory / "ffn.bundles").open("rb") as file:
+def check_bundles(model: Model, directory: Path, layer: int, ids: Any, slots: Any) -> None:
+    bundles = directory / "ffn.bundles"
+    header = read_header(bundles)
+    rows = model.decoder.pool.rows.reshape(-1, header.stride)
+    with bundles.open("rb") as file:
         for bundle, slot in zip(ids.tolist(), slots.tolist(), strict=True):
             file.seek(header.offset(layer, 0) + bundle * header.stride)
             assert file.read(header.stride) == rows[slot].tobytes(), (layer, bundle)
@@ -110,7 +112,7 @@ def test_a_prompt_that_is_stopped_gives_all_back(sparse_model: Path, at: int) ->
     with open_model(sparse_model) as model:
         expected = answer(model, PROMPT)
     with short_of_slots(sparse_model) as model:
-        decoder = model._decoder
+        decoder = model.decoder
         calls = 0
 
         def stop(*_: Any) -> None:
@@ -123,6 +125,6 @@ def test_a_prompt_that_is_stopped_gives_all_back(sparse_model: Path, at: int) ->
             decoder.prefill(PROMPT * 9, progress=stop)
         decoder.clear_cancel()
         assert answer(model, PROMPT) == expected
-        free = [decoder.pool.layer(i)._table.free_slots for i in range(3)]
+        free = [decoder.pool.layer(i).table.free_slots for i in range(3)]
         held = [len(decoder.pool.layer(i).resident()) for i in range(3)]
         assert [f + h for f, h in zip(free, held, strict=True)] == list(model.plan.slots_per_layer)

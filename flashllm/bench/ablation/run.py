@@ -150,13 +150,17 @@ class Ablation:
 
     def run(self, on_row: OnRow) -> Iterator[list[RowResult]]:
         """Runs all rows, round after round; yields the results so far after each run."""
-        results = [RowResult(row, *self._expected(row)) for row in self._rows()]
+        results = self.expected()
         self._check_memory(results)
         for number in range(self.settings.runs):
             for result in results:
                 on_row(result.row, number)
                 result.runs.append(self._measure(result.row))
                 yield results
+
+    def expected(self) -> list[RowResult]:
+        """All rows with what they hold, read and need, before anything has run."""
+        return [RowResult(row, *self._expected(row)) for row in self._rows()]
 
     def _cut(self, text: Sequence[int]) -> list[int]:
         needed = PROMPT_TOKENS + self.window + self.settings.tokens
