@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from flashllm.telemetry.token_record import EngineToken
 
@@ -40,6 +40,16 @@ class OpeningProgress:
 
 OnOpening = Callable[[OpeningProgress], None]
 """Called with the progress, from any thread."""
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `generate`; what each does, and is where it is left out, `local.Model` says."""
+
+    max_tokens: int
+    sampling: Sampling | None
+    stop: Sequence[str]
+    telemetry: bool
+    answer: int
 
 
 class EngineGeneration(Protocol):
@@ -106,13 +116,9 @@ class Engine(Protocol):
     def generate(
         self,
         ids: Sequence[int],
-        max_tokens: int = 256,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        on_prefill: OnPrefill | None = None,
         *,
-        telemetry: bool = True,
-        answer: int = 0,
+        on_prefill: OnPrefill | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> EngineGeneration:
         """Continue `ids`, the last `answer` of which are a stopped answer."""
 

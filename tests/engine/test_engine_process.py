@@ -90,7 +90,9 @@ def test_an_answer_is_the_same_as_in_this_process() -> None:
         assert engine.cautions() == []
         assert engine.io_report()["backend"] == "threads"
         assert engine.rates().flash_bytes_per_second is None
-        generation = engine.generate([5, 6, 7], 9, Sampling(temperature=0.5), ("x",))
+        generation = engine.generate(
+            [5, 6, 7], max_tokens=9, sampling=Sampling(temperature=0.5), stop=("x",)
+        )
         tokens = list(generation)
         assert [token.text for token in tokens] == ["An", " ocean"]
         assert generation.text == "An ocean"
@@ -149,7 +151,7 @@ def test_progress_in_reading_comes_in_order_and_ends_at_the_end() -> None:
 def test_a_stop_acts_while_a_token_or_the_prompt_is_computed(name: str) -> None:
     with opened(name) as engine:
         reading = threading.Event()
-        generation = engine.generate([1], 5000, on_prefill=lambda *_: reading.set())
+        generation = engine.generate([1], max_tokens=5000, on_prefill=lambda *_: reading.set())
         if name == "endless":
             assert next(generation).text == "begun"
             engine.cancel()
@@ -173,7 +175,7 @@ def test_a_stop_before_the_answer_has_begun_is_not_lost_and_not_kept() -> None:
 
 def test_a_new_answer_ends_the_one_before() -> None:
     with opened("endless") as engine:
-        first = engine.generate([1], 5000)
+        first = engine.generate([1], max_tokens=5000)
         assert next(first).text == "begun"
         assert text_of(engine.generate([1])) == "fine"
         assert list(first) == []
@@ -183,7 +185,7 @@ def test_a_new_answer_ends_the_one_before() -> None:
 
 def test_a_map_of_neurons_comes_without_waiting_while_an_answer_is_written() -> None:
     with opened("endless") as engine:
-        generation = engine.generate([1], 5000)
+        generation = engine.generate([1], max_tokens=5000)
         assert next(generation).text == "begun"
         until(lambda: engine.neuron_map() is not None)
         found = engine.neuron_map()
@@ -370,7 +372,7 @@ from flashllm.engine.process.supervisor import WorkerSupervisor
 process = WorkerSupervisor({OPENER!r})
 print(process.pid, flush=True)
 if {{path!r}}:
-    generation = open_in(process, {{path!r}}, DEFAULT_OPTIONS).generate([1], 5000)
+    generation = open_in(process, {{path!r}}, DEFAULT_OPTIONS).generate([1], max_tokens=5000)
     next(generation)
     print("torch" in sys.modules or "textual" in sys.modules, flush=True)
 sys.stdin.read()

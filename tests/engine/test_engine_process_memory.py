@@ -45,7 +45,7 @@ def test_the_smallest_ceiling_named_is_that_of_both_and_is_kept(
         assert before + GROWTH_BYTES <= application <= rss_peak_bytes() + GROWTH_BYTES
         assert sum(engine.plan.split.values()) <= engine.plan.ceiling_bytes == ceiling
         sampling = Sampling(temperature=0.3, seed=1)
-        generation = engine.generate(PROMPT, 40, sampling)
+        generation = engine.generate(PROMPT, max_tokens=40, sampling=sampling)
         tokens = list(generation)
         assert peak_bytes(process.pid) <= ceiling - application
         expected = model.generate(PROMPT, 40, sampling)
@@ -58,7 +58,7 @@ def test_the_smallest_ceiling_named_is_that_of_both_and_is_kept(
         # Of these tokens the parts add up to the whole, by the child's own clock.
         for token in tokens:
             assert sum(token.cost.parts_ns.values()) == token.cost.wall_ns
-        again = engine.generate([*PROMPT, *generation.ids[:-1], 7], 5)
+        again = engine.generate([*PROMPT, *generation.ids[:-1], 7], max_tokens=5)
         assert len(list(again)) > 0
         assert again.reused_tokens == len(PROMPT) + len(tokens) - 1
         assert again.prefill.reused == again.reused_tokens

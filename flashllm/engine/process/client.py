@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from flashllm.engine.process import messages as messages
 from flashllm.engine.process.supervisor import WorkerSupervisor, error_of
@@ -24,8 +24,7 @@ from flashllm.telemetry.device_rates import DeviceRates
 from flashllm.telemetry.neuron_map import NeuronMap
 
 if TYPE_CHECKING:
-    from flashllm.engine.protocol import OnPrefill
-    from flashllm.engine.sampling import Sampling
+    from flashllm.engine.protocol import GenerateOptions, OnPrefill
     from flashllm.telemetry.costs import TokenCost
     from flashllm.tokenizer.chat_template import Message
 
@@ -162,23 +161,17 @@ class EngineClient:
     def generate(
         self,
         ids: Sequence[int],
-        max_tokens: int = 256,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-        on_prefill: OnPrefill | None = None,
         *,
-        telemetry: bool = True,
-        answer: int = 0,
+        on_prefill: OnPrefill | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> RemoteGeneration:
         """Continue `ids`, like `local.Model.generate`, but begins at once."""
         self.info.check_prompt(ids, self.plan.context)
-        if stop and self.tokenizer is None:
+        if options.get("stop") and self.tokenizer is None:
             raise UsageError("stop strings need a tokenizer, and this model came without one")
         if self._running is not None:
             self._running.close()
-        request = messages.Generate(
-            messages.OPENING, list(ids), max_tokens, sampling, tuple(stop), telemetry, answer
-        )
+        request = messages.Generate(messages.OPENING, list(ids), options)
         self._running = RemoteGeneration(self._process, request, on_prefill)
         return self._running
 

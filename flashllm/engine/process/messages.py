@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flashllm import errors
-from flashllm.engine.protocol import OpeningProgress
+from flashllm.engine.protocol import GenerateOptions, OpeningProgress
 from flashllm.errors import FlashllmError
 from flashllm.options import ModelOptions
 
 if TYPE_CHECKING:
-    from flashllm.engine.sampling import Sampling
     from flashllm.planning.model_info import ModelInfo
     from flashllm.planning.plan import Plan
     from flashllm.telemetry.costs import PrefillCost, TokenCost
@@ -74,11 +73,7 @@ class Generate:
 
     number: int
     ids: Sequence[int]
-    max_tokens: int
-    sampling: Sampling | None
-    stop: Sequence[str]
-    telemetry: bool
-    answer: int
+    options: GenerateOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,14 +122,10 @@ class Worker:
             with self._lock:
                 generation = model.generate(
                     command.ids,
-                    command.max_tokens,
-                    command.sampling,
-                    command.stop,
-                    lambda done, total: self._channel.send(
+                    on_prefill=lambda done, total: self._channel.send(
                         messages.Prefilling(number, done, total), urgent=False
                     ),
-                    telemetry=command.telemetry,
-                    answer=command.answer,
+                    **command.options,
                 )
                 self._running = number
                 if self._cancelled >= number:  # while it had not begun
