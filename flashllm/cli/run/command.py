@@ -32,7 +32,7 @@ JOIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
+class PromptProgress:
     """Progress of reading the prompt."""
 
     done: float
@@ -40,7 +40,7 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class AnswerEnd:
     """The generation is over, perhaps because it was cancelled."""
 
     report: dict[str, Any]
@@ -50,7 +50,7 @@ class Finished:
     """The cost as lines of text, if that was asked for."""
 
 
-Event = Union[Prefilled, "EngineToken", Finished]
+Event = Union[PromptProgress, "EngineToken", AnswerEnd]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 request = kept.request(directory, arguments, sampling)
                 generation = _start(
-                    model, text, request, arguments, lambda *done: emit(Prefilled(*done))
+                    model, text, request, arguments, lambda *done: emit(PromptProgress(*done))
                 )
                 kept.begin(directory, arguments)
                 if running.is_stopped:  # asked for while there was nothing to stop yet
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
                     emit(token)
                 report = generation.report()
                 stats = stats_text(report, model.rates(), model.plan) if arguments.stats else ""
-                emit(Finished(report, model.tokenizer is not None, stats))
+                emit(AnswerEnd(report, model.tokenizer is not None, stats))
             finally:
                 running.model = None
 
@@ -131,20 +131,20 @@ def _start(
     )
 
 
-def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: SavedExchange) -> Finished:
-    """Prints the worker's events; returns the last one."""
+def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: SavedExchange) -> AnswerEnd:
+    """Prints what the worker emits; returns its last event."""
     output, ticker = Output(), Ticker()
     streams = not (arguments.json or arguments.jsonl or arguments.no_stream)
     start, streamed = time.monotonic(), 0
-    end: Finished | None = None
+    end: AnswerEnd | None = None
     try:
         for event in worker.events():
-            if isinstance(event, Prefilled):
+            if isinstance(event, PromptProgress):
                 if time.monotonic() - start > PREFILL_QUIET_SECONDS:
                     ticker.show(f"reading the prompt: {int(event.done)} of {event.total} tokens")
                 continue
             ticker.clear()
-            if isinstance(event, Finished):
+            if isinstance(event, AnswerEnd):
                 end = event
                 if streams:  # what was held back for a stop string has no token of its own
                     output.write(end.report["text"][streamed:])
@@ -168,7 +168,7 @@ def _show(worker: Worker[Event], arguments: argparse.Namespace, kept: SavedExcha
     return end
 
 
-def _print_end(output: Output, arguments: argparse.Namespace, end: Finished) -> None:
+def _print_end(output: Output, arguments: argparse.Namespace, end: AnswerEnd) -> None:
     if arguments.jsonl:
         output.json({"type": "summary", **end.report})
     elif arguments.json:
