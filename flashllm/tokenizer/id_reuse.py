@@ -2,7 +2,7 @@
 
 A model may spell a text with other pieces than the tokenizer would. A prompt that repeats the
 answer's own ids has a common prefix with the context, which need not be read again. The ids that
-are put in have the same bytes as those that they replace, and no control token.
+are put in spell the same bytes as those that they replace, or as the text, and no control token.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TokenReuse:
     def _replaced(self, ids: list[int], text: str, places: Sequence[AnswerSpan]) -> list[int]:
         span = self._text_span(ids, text) if places else None
         if span is None:
-            return ids
+            return self._whole(text, places) or ids
         out: list[int] = []
         done = 0
         for place in places:
@@ -83,6 +83,19 @@ class TokenReuse:
             out += [*ids[done:first], *place.ids[:count]]
             done = span.at[end]
         return [*out, *ids[done:]]
+
+    def _whole(self, text: str, places: Sequence[AnswerSpan]) -> list[int]:
+        """The ids of an answer that is all of a text; none where they do not spell it.
+
+        For tokenizers that change what they encode: one that drops capitals cannot encode to the
+        ids of an answer that has some, and yet these spell the text.
+        """
+        if len(places) != 1 or places[0].text.strip() != text.strip():
+            return []
+        ids = places[0].ids
+        raw = b"".join([self._piece_bytes(token) for token in ids])
+        is_spelled = raw.strip() == _utf8(text).strip()
+        return list(ids) if is_spelled and not any(t in self._controls for t in ids) else []
 
     def _text_span(self, ids: list[int], text: str) -> TextSpan | None:
         """The span of `ids`; None unless they spell the text, apart from outer white space."""

@@ -14,11 +14,12 @@ from tools.demo.corpus import build
 from tools.demo.export import export, load
 from tools.demo.model import Decoder, Shape
 from tools.demo.optimizer import orthogonalized
-from tools.demo.score import answer_all, definition_right, score, unknown_right
+from tools.demo.score import answer_all, is_expected, refused_right, score, unknown_right
 from tools.demo.tokenizer import ASSISTANT, BOS, EOS, USER, ConversationEncoder, load_tokenizer
 from tools.demo.train import Recipe, Run
 
 from .test_demo_corpus import folder as wordnet_folder
+from .test_demo_corpus import sources
 
 __all__ = ["wordnet_folder"]
 
@@ -37,20 +38,20 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def corpus(wordnet_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     out = wordnet_folder / "corpus"
-    material = build(wordnet_folder, out, words=3, seed=1)
-    monkeypatch.setattr(tokenizer_module, "VOCAB_SIZE", 360)
+    material = build(sources(wordnet_folder), out, words=3, seed=1)
+    monkeypatch.setattr(tokenizer_module, "VOCAB_SIZE", 560)
     tokenizer_module.train_tokenizer(material, out, conversations=400, seed=1)
     return out
 
 
 def tiny_model() -> Decoder:
     torch.manual_seed(3)
-    return Decoder(Shape(360, **TINY)).eval().requires_grad_(False)
+    return Decoder(Shape(560, **TINY)).eval().requires_grad_(False)
 
 
 def test_decoding_step_by_step_gives_what_the_whole_gives() -> None:
     model = tiny_model()
-    ids = torch.randint(360, (2, 9))
+    ids = torch.randint(560, (2, 9))
     whole = model(ids, torch.arange(9))
     model(ids[:, :5], torch.arange(5))
     for position in range(5, 9):
@@ -88,7 +89,7 @@ def test_an_exported_model_reads_back(corpus: Path, tmp_path: Path) -> None:
 
 def test_a_resumed_run_ends_as_an_unbroken_one(corpus: Path, tmp_path: Path) -> None:
     recipe = Recipe(steps=6, batch_tokens=128, row_tokens=32, long_row_tokens=64, sparsity_from=0.1)
-    shape = Shape(360, **TINY)
+    shape = Shape(560, **TINY)
     unbroken = Run(recipe, shape, corpus, tmp_path / "unbroken")
     unbroken.train(save_seconds=1e9, log_steps=1)
     broken = Run(recipe, shape, corpus, tmp_path / "broken")
@@ -112,6 +113,8 @@ def test_orthogonalized_brings_singular_values_near_one() -> None:
 
 
 def test_the_judge_minds_neither_case_nor_spaces() -> None:
-    assert definition_right(" Ocean (noun):  a large\nbody ", "ocean (noun): a large body")
-    assert not definition_right("ocean (noun): a large", "ocean (noun): a large body")
+    assert is_expected(" Ocean (noun):  a large\nbody ", "ocean (noun): a large body")
+    assert not is_expected("ocean (noun): a large", "ocean (noun): a large body")
     assert unknown_right("I don't know the word flibber.", "I don't know the word flibbert.")
+    assert not unknown_right("flibber (noun): a thing", "I don't know the word flibber.")
+    assert refused_right("I don't know. I know words, not places.", "")

@@ -10,7 +10,7 @@ import pytest
 
 import flashllm
 from flashllm.engine.local import open_model
-from tools.demo.score import definition_right
+from tools.demo.score import is_expected
 
 DEMO = Path(flashllm.__file__).parent / "demo"
 QUESTIONS = 60
@@ -39,7 +39,7 @@ def answers(directory: Path, select: str) -> list[str]:
 @pytest.mark.parametrize("select", ["all", "predicted"])
 def test_definitions(demo: Path, select: str) -> None:
     expected = [record["expected"] for record in definitions()]
-    right = sum(map(definition_right, answers(demo, select), expected))
+    right = sum(map(is_expected, answers(demo, select), expected))
     # 98.6 % of 1,500 are right; of 60, nine in ten is what chance leaves room for.
     assert right >= 0.9 * QUESTIONS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from flashllm.tokenizer.chat_template import Message
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.support.chat_templates import CHATML
-from tests.support.tokenizer_files import LOSSLESS, MAKERS, write_config
+from tests.support.tokenizer_files import LOSSLESS, MAKERS, make_byte_level, write_config
 
 TEXTS = ("An ocean is a large body of water.", "Köln: x == y;\n\nnaïve", "7 7  你好")
 PLAIN = "plain"
@@ -143,3 +144,31 @@ def test_a_character_cut_off_and_control_tokens_are_left_out(
         ids = tokenizer.encode_chat(talk, {1: [*own, *more]})
         assert ids[: len(before) + len(own) + 1] == [*before, *own, end]
         assert tokenizer.decode(ids) == tokenizer.decode(tokenizer.encode_chat(talk))
+
+
+def test_capitals_that_the_tokenizer_drops_stay_in_an_answer(tmp_path: Path) -> None:
+    """Text never encodes to the ids of a capital, and the model wrote them all the same."""
+    make_byte_level(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    description = json.loads(path.read_text(encoding="utf-8"))
+    description["normalizer"] = {"type": "Lowercase"}
+    path.write_text(json.dumps(description), encoding="utf-8")
+    # The answer is all of the text between two markers.
+    write_config(
+        tmp_path,
+        "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}<|im_start|>",
+    )
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    talk = chat("What does OCEAN mean?", "An Ocean is water.", "And NAIVE?")
+    before = tokenizer.encode_chat(talk[:1])
+    usual = tokenizer.encode_chat(talk)
+    assert b"an ocean is water." in raw(tokenizer, usual)
+    own = spelled(tokenizer, "An Ocean is water.".encode())
+    ids = tokenizer.encode_chat(talk, {1: own})
+    assert b"An Ocean is water." in raw(tokenizer, ids)
+    assert ids[: len(before) + len(own)] == before + own
+    assert controls(tokenizer, ids) == controls(tokenizer, usual)
+    # Ids that spell another text, or that end the answer, are no answer of this conversation.
+    for other in (spelled(tokenizer, b"An Ocean is ice."), [*own, *controls(tokenizer, usual)[:1]]):
+        assert tokenizer.encode_chat(talk, {1: other}) == usual

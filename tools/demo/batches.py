@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .corpus import Material, draw
+from .conversations import Material, draw
 from .tokenizer import BOS, ConversationEncoder
 
 EVEN_FRACTION = 0.5
 LOSS_DECAY = 0.7
+REREAD_FRACTION = 0.3
+"""How often earlier answers of a conversation are read as from a saved one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Sampler:
         while len(row) < tokens:
             word = int(np.searchsorted(weights, rng.random() * weights[-1]))
             conversation = draw(self.material, self.material.facts[word], rng)
-            ids, spans = self.encoder.conversation(conversation)
+            ids, spans = self.encoder.conversation(conversation, rng.random() < REREAD_FRACTION)
             row_owners = [NOT_LEARNED] * len(ids)
             for turn, (start, stop) in zip(conversation, spans, strict=True):
                 owner = self.index[turn.word] if turn.intent == "definition" else NO_WORD

@@ -14,18 +14,23 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from .calibrate import ASKED_WORDS
 from .choices import UNKNOWN
+from .lexicon import GLOSS_WORDS_MAX
 from .train import Recipe
 
 CURVE_ROWS = 12
+TRAINED_ON = "one of two shared cores"
 
 TEXT = """\
 # The demo model: a dictionary companion
 
-A small OPT-architecture language model with ReLU, trained by this project. It knows {words:,}
-English words: what each means, its part of speech, synonyms, its opposite, what it is a kind of,
-and an example, in one turn or several. It greets, says who it is, and says "I don't know the word
-..." for words outside. It knows nothing else, and repeats WordNet rather than reason about it.
+A small OPT-architecture language model with ReLU, trained by this project. It knows the {words:,}
+commonest words of modern English that WordNet has: what each means, its part of speech, synonyms,
+its opposite, what it is a kind of, an example, its spelling, in one turn or several. It takes
+plurals and other forms for their word, minds no capitals, and asks "Did you mean ...?" for common
+misspellings. For other words, and for questions that are not about words, it says that it does not
+know. It knows nothing else, and repeats WordNet rather than reason about it.
 
 ## Files
 
@@ -39,15 +44,22 @@ words; `calibration.jsonl` holds {calibration:,} conversations as in training, `
 of one word and part of speech, and the number of the right one as `answer`; {unknown:,} of them
 are about words outside. `flashllm eval` reads all three.
 
+The tokenizer drops the capitals of what it encodes, so that Ocean and ocean are one word; answers
+have capitals, since the model writes pieces that no text encodes to.
+
 ## Data and licence
 
 WordNet 3.0 (Princeton University), under `WORDNET-LICENSE.txt`, which covers the definitions,
 relations and examples that the model was trained on and these files repeat. The words are single
-alphabetic lemmas, most frequent first by WordNet's own tag counts; a word's first sense in its
-most frequent part of speech decides its answers. Definitions are the first clause of the gloss,
-of at most 16 words; lemmas whose gloss has no such clause, or that WordNet marks as slurs or
-obscene, are left out. Meanings that WordNet ranks lower are not in it, and its choice of a first
-sense can surprise.
+alphabetic lemmas, those first that are written most often today by the word frequencies of
+wordfreq 3.1 (Robyn Speer; CC BY-SA 4.0), which decide on the choice and the order of `words.txt`.
+Of a
+word's most frequent part of speech the sense that WordNet's authors tagged most often decides its
+answers; where hardly any is tagged, the one that the word is the main name of. Definitions are the
+first clause of the gloss, of at most {gloss_words} words. Slurs and obscene words, names of
+persons and
+abbreviations are left out. Meanings that WordNet ranks lower are not in it, and its choice of a
+sense can surprise. Misspellings are made by rules.
 
 ## Shape and training
 
@@ -58,19 +70,23 @@ sense can surprise.
 Muon for the matrices of the layers and AdamW for the rest, in bf16 autocast on the processor;
 loss on answers only; half of the words drawn evenly and half by the running loss of their
 definition. An L1 penalty on the ReLU outputs is steered so that sparsity rises along a line to
-its goal.
+its goal. Before the last stage the model was asked about {asked_unknown:,} words outside its
+lexicon; it would
+have explained {not_sure:,} of them, and the last stage taught it to say "I am not sure what ...
+means" to
+these.
 
 | step | tokens (M) | minutes | nats/answer token | nats/definition token | FFN sparsity |
 | --: | --: | --: | --: | --: | --: |
 {curve}
 
-Minutes are of wall time on two shared cores.
+Minutes are of wall time on {threads}.
 
 ## Scores
 
 Greedy answers to the held-out questions, by `python -m tools.demo.score`. Right means equal to
-the expected answer, spaces and case aside; for unknown words, that the word was said to be
-unknown.
+the expected answer, spaces and case aside; for unknown words and refused questions, that they
+were refused, in whatever words.
 
 | question | asked | right |
 | --- | --: | --: |
@@ -79,9 +95,19 @@ unknown.
 Mean FFN sparsity on these questions and the answers given: **{sparsity:.1%}** of the ReLU outputs
 are exactly 0; by layer: {by_layer}.
 
-Limits: words are known in small letters, as WordNet lists them; with a capital in front most are
-taken for another word or for an unknown one. Synonyms count as right only where the whole list is
-the expected one. Unknown words that look like known ones are now and then explained as those.
+{natural_count} questions as people ask them, written by somebody who had not seen the phrasings
+of the
+training (`tools/demo/natural_questions.jsonl`), asked through the runtime with predictors, by
+`python -m tools.demo.natural`: **{natural_fine:.1%}** right or honestly refused,
+**{natural_invented:.1%}** invented.
+"Not asked" is a true answer to another question about a word.
+
+| questions | right | refused | not asked | invented |
+| --- | --: | --: | --: | --: |
+{natural}
+
+Limits: synonyms count as right only where the whole list is the expected one. Words that look like
+known ones are now and then taken for these.
 
 ## Predictors
 
@@ -93,17 +119,22 @@ each layer, and `flashllm eval` compares answers and texts with and without them
 ## How to make it again
 
     apt-get install wordnet-base
+    pip install wordfreq
     python -m tools.demo.corpus
     python -m tools.demo.choices
     python -m tools.demo.tokenizer
 {commands}
     python -m tools.demo.score --json build/demo/score.json
+    flashllm convert flashllm/demo build/demo/model.flash --predictors train
+    cp build/demo/model.flash/{{predictors.safetensors,activity.json}} flashllm/demo
+    python -m tools.demo.natural build/demo/model.flash --json build/demo/natural.json
     python -m tools.demo.card
 
 The trainer goes on from its last checkpoint; where there is more than one line of it, the plan was
-changed while it ran, to fit the time that the shared cores gave. Seeds: corpus 20, tokenizer 7,
-training {seed}. The corpus and the tokenizer come out byte for byte; training does so as far as the
-processor and torch's kernels are the same.
+changed while it ran. Seeds: corpus 20, tokenizer 7, training {seed}. The corpus and the tokenizer
+come
+out byte for byte; training does so as far as the processor, its threads and torch's kernels are the
+same.
 """
 
 
@@ -153,6 +184,8 @@ def commands(stages: Sequence[dict[str, Any]]) -> str:
         changed = {k: v for k, v in stage["recipe"].items() if v != defaults[k]}
         options = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in changed.items())
         end = f"  # to step {following['from_step']}" if following else " --export flashllm/demo"
+        if stage is stages[-1]:
+            lines.append("    python -m tools.demo.calibrate")
         lines.append(f"    python -m tools.demo.train {options}{end}")
     return "\n".join(lines)
 
@@ -176,7 +209,19 @@ def count_parameters(path: Path) -> int:
     return total
 
 
-def make_card(run: Path, score: dict[str, Any], folder: Path) -> str:
+def natural_rows(natural: dict[str, Any]) -> str:
+    """One row a kind of question, by what the answers were."""
+    rows = {**natural["by_kind"], "all": natural["verdicts"]}
+    columns = ("right", "refused", "not asked", "invented")
+    return "\n".join(
+        f"| {kind.replace('_', ' ')} | {' | '.join(str(counts.get(c, 0)) for c in columns)} |"
+        for kind, counts in rows.items()
+    )
+
+
+def make_card(
+    run: Path, corpus: Path, score: dict[str, Any], natural: dict[str, Any], folder: Path
+) -> str:
     """The card's text."""
     stages = read_stages(run / "stages.jsonl")
     recipe, shape = stages[-1]["recipe"], stages[-1]["shape"]
@@ -193,6 +238,14 @@ def make_card(run: Path, score: dict[str, Any], folder: Path) -> str:
         sparsity=score["sparsity"],
         by_layer=", ".join(f"{value:.2%}" for value in score["sparsity_by_layer"]),
         commands=commands(stages),
+        gloss_words=GLOSS_WORDS_MAX,
+        asked_unknown=ASKED_WORDS,
+        not_sure=count_lines(corpus / "not_sure.txt"),
+        threads=TRAINED_ON,
+        natural_count=natural["questions"],
+        natural_fine=natural["right_or_refused"],
+        natural_invented=natural["invented"],
+        natural=natural_rows(natural),
         seed=recipe["seed"],
     )
 
@@ -202,10 +255,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("build/demo/run"))
     parser.add_argument("--score", type=Path, default=Path("build/demo/score.json"))
+    parser.add_argument("--natural", type=Path, default=Path("build/demo/natural.json"))
+    parser.add_argument("--corpus", type=Path, default=Path("build/demo/corpus"))
     parser.add_argument("--folder", type=Path, default=Path("flashllm/demo"))
     args = parser.parse_args()
     score = json.loads(args.score.read_text(encoding="utf-8"))
-    card = make_card(args.run, score, args.folder)
+    natural = json.loads(args.natural.read_text(encoding="utf-8"))
+    card = make_card(args.run, args.corpus, score, natural, args.folder)
     (args.folder / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .corpus import Material, first_turn, write_lines
-from .lexicon import Fact, make_fact, make_lexicon, rare_words
+from .conversations import Material
+from .corpus import Sources, plainly, usual_sources, write_lines
+from .inflection import read_irregular
+from .lexicon import Fact, find_words, make_fact, make_lexicon, more_facts, rare_words
 from .wordnet import WordNet
 
 KNOWN, UNKNOWN = 600, 200
@@ -43,7 +45,7 @@ def make_question(
     fact: Fact, others: Sequence[Fact], intent: str, rng: random.Random
 ) -> dict[str, object]:
     """One line of the file: the question, its choices in a random order, and the right one."""
-    asked = first_turn(Material([fact], [], held_out=True), fact, "definition", rng)
+    asked = plainly(Material([fact], [], held_out=True), fact, rng, "definition")
     order = rng.sample([fact, *others], 1 + len(others))
     return {
         "messages": [{"role": "user", "content": asked.question}],
@@ -70,11 +72,14 @@ def make_questions(
     ]
 
 
-def make_all(net: WordNet, words: int, known: int, unknown: int, seed: int) -> list[Any]:
+def make_all(sources: Sources, words: int, known: int, unknown: int, seed: int) -> list[Any]:
     """Questions about words that the model knows, then about words that it does not."""
     rng = random.Random(seed)
-    facts = make_lexicon(net, words)
-    rare = (make_fact(net, lemma) for lemma in rare_words(net, facts))
+    net = WordNet(sources.wordnet)
+    found = find_words(net, sources.frequencies, read_irregular(sources.wordnet))
+    facts = make_lexicon(found, words)
+    facts += more_facts(found, facts)
+    rare = (make_fact(net, lemma) for lemma in rare_words(found, facts))
     outside = [fact for fact in rare if fact is not None]
     return make_questions(facts, known, "known word", rng) + make_questions(
         outside, unknown, "unknown word", rng
@@ -86,10 +91,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
     parser.add_argument("--out", type=Path, default=Path("flashllm/demo/choices.jsonl"))
-    parser.add_argument("--words", type=int, default=5000)
+    parser.add_argument("--words", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args()
-    questions = make_all(WordNet(args.wordnet), args.words, KNOWN, UNKNOWN, args.seed)
+    questions = make_all(usual_sources(args.wordnet), args.words, KNOWN, UNKNOWN, args.seed)
     write_lines(args.out, questions)
     print(f"{len(questions)} questions, {args.out.stat().st_size:,} bytes, in {args.out}")
 

@@ -1,8 +1,7 @@
-"""Draws conversations about words: what the model is trained on, calibrated with and scored on.
+"""Builds what the model is trained on, calibrated with and scored on.
 
 `python -m tools.demo.corpus` writes the lexicon, the words nobody is trained on, the calibration
-text and the held-out questions. A conversation is a list of turns; each question has one right
-answer.
+text and the held-out questions.
 """
 
 from __future__ import annotations
@@ -11,193 +10,88 @@ import argparse
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from . import phrases
-from .lexicon import Fact, make_lexicon, rare_words, unknown_answer, with_article
+from . import small_talk
+from .conversations import (
+    INTENT_WEIGHTS,
+    Conversation,
+    Material,
+    Mention,
+    Turn,
+    draw,
+    draw_intent,
+    follow_up_turn,
+    refused,
+    small_talk_first,
+    task,
+    turn_about,
+    unknown,
+)
+from .frequency import english_frequencies, foreign_words
+from .inflection import read_irregular
+from .lexicon import Fact, find_words, make_lexicon, more_facts, rare_words, unlisted_words
 from .wordnet import WordNet, licence
 
-INTENT_WEIGHTS = {
-    "part_of_speech": 2,
-    "synonyms": 4,
-    "opposite": 3,
-    "kind": 4,
-    "example": 4,
-}
-# How a conversation goes: so much of each kind in every hundred.
-PLAN_WEIGHTS = {
-    "definition": 44,
-    "definition_then_more": 22,
-    "other": 12,
-    "chain": 4,
-    "unknown": 12,
-    "small_talk": 6,
-}
-UNKNOWN_HELD_OUT_FRACTION = 0.1
-# fmt: off
-SYLLABLES = (
-    "ba", "be", "bi", "bo", "bra", "clo", "cri", "da", "de", "dor", "dri", "el", "en", "fa",
-    "fen", "fi", "flo", "ga", "gle", "gor", "gru", "ha", "hib", "in", "jo", "ka", "kel", "kri",
-    "la", "len", "li", "lo", "ma", "mer", "mi", "mon", "na", "ne", "nim", "no", "nu", "or",
-    "pa", "pel", "pli", "po", "qua", "ra", "re", "rin", "ro", "sa", "sel", "shi", "sni", "so",
-    "sta", "ta", "tel", "ti", "tro", "tu", "ul", "va", "ven", "vi", "vor", "wa", "wen", "wi",
-    "xa", "yo", "za", "zel", "zo",
-)
-# fmt: on
+HELD_OUT_FRACTION = 0.1
+"""Of the words that the model shall not know."""
+FOREIGN_WORDS = 400
+UNLISTED_WORDS = 30_000
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One question and its one right answer."""
-
-    question: str
-    answer: str
-    intent: str
-    word: str = ""
-
-
-Conversation = list[Turn]
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """Everything that conversations are drawn from."""
-
-    facts: Sequence[Fact]
-    unknown_words: Sequence[str]
-    held_out: bool = False
-
-    def phrasings(self, intent: str) -> tuple[str, ...]:
-        """First questions for an intent, with a place for the word."""
-        return (phrases.HELD_OUT if self.held_out else phrases.TRAINED)[intent]
-
-    def follow_ups(self, intent: str) -> tuple[str, ...]:
-        """Questions for an intent about the word before."""
-        held_out = phrases.HELD_OUT_FOLLOW_UPS
-        return (held_out if self.held_out else phrases.FOLLOW_UPS)[intent]
-
-
-def vary(question: str, rng: random.Random) -> str:
-    """The same question as somebody in a hurry types it: no capital, no mark at the end."""
-    if rng.random() < 0.3:
-        question = question[0].lower() + question[1:]
-    if rng.random() < 0.3:
-        question = question.rstrip("?.!")
-    return question
-
-
-def ask(phrasing: str, word: str, rng: random.Random, capitals: float = 0.0) -> str:
-    """Fills a phrasing and varies it; `capitals` is how often the word itself begins with one."""
-    shown = word.capitalize() if rng.random() < capitals else word
-    if phrasing.startswith("{w}") and word in phrases.SMALL_TALK_WORDS:
-        phrasing = "Define {w}."
-    return vary(phrasing.format(w=shown, aw=with_article(shown)), rng)
-
-
-def made_up_word(rng: random.Random) -> str:
-    """A word that sounds like one and is in no dictionary, as a rule."""
-    return "".join(rng.choices(SYLLABLES, k=rng.choice((2, 3, 3)))) + rng.choice(("", "", "n", "t"))
-
-
-def draw_intent(rng: random.Random) -> str:
-    """Any intent but the definition."""
-    return rng.choices(list(INTENT_WEIGHTS), list(INTENT_WEIGHTS.values()))[0]
-
-
-def first_turn(material: Material, fact: Fact, intent: str, rng: random.Random) -> Turn:
-    """A question that names its word."""
+def plainly(material: Material, fact: Fact, rng: random.Random, intent: str) -> Turn:
+    """A question that names its word as it is."""
     phrasing = rng.choice(material.phrasings(intent))
-    capitals = 0.0 if material.held_out else 0.3 if phrasing.startswith("{w}") else 0.03
-    question = ask(phrasing, fact.word, rng, capitals)
-    return Turn(question, fact.answers()[intent], intent, fact.word)
+    return turn_about(material, Mention(fact.word, fact), intent, phrasing, rng)
 
 
-def follow_up_turn(material: Material, fact: Fact, intent: str, rng: random.Random) -> Turn:
-    """A question about the word of the turn before."""
-    question = vary(rng.choice(material.follow_ups(intent)), rng)
-    return Turn(question, fact.answers()[intent], intent, fact.word)
-
-
-def definition_then_more(material: Material, fact: Fact, rng: random.Random) -> Conversation:
-    """The meaning first, then one to three more questions about the same word."""
-    conversation = [first_turn(material, fact, "definition", rng)]
-    intents = sorted({draw_intent(rng) for _ in range(rng.choice((1, 1, 2, 3)))})
-    rng.shuffle(intents)
-    return conversation + [follow_up_turn(material, fact, intent, rng) for intent in intents]
-
-
-def other_first(material: Material, fact: Fact, rng: random.Random) -> Conversation:
-    """A question that is not for the meaning, now and then followed by that for the meaning."""
-    conversation = [first_turn(material, fact, draw_intent(rng), rng)]
-    if rng.random() < 0.4:
-        conversation.append(follow_up_turn(material, fact, "definition", rng))
-    return conversation
-
-
-def chain(material: Material, fact: Fact, rng: random.Random) -> Conversation:
-    """One intent, several words: "What does ocean mean?", "And river?"."""
-    intent = rng.choice(("definition", "definition", draw_intent(rng)))
-    conversation = [first_turn(material, fact, intent, rng)]
-    for _ in range(rng.choice((1, 2))):
-        other = rng.choice(material.facts)
-        question = ask(rng.choice(phrases.SAME_INTENT), other.word, rng)
-        conversation.append(Turn(question, other.answers()[intent], intent, other.word))
-    return conversation
-
-
-def unknown(material: Material, rng: random.Random) -> Conversation:
-    """A question about a word that the model shall not know: rare, or made up."""
-    made_up = rng.random() < 0.35
-    word = made_up_word(rng) if made_up else rng.choice(material.unknown_words)
-    intent = "definition" if rng.random() < 0.75 else draw_intent(rng)
-    question = ask(rng.choice(material.phrasings(intent)), word, rng)
-    return [Turn(question, unknown_answer(word), "unknown", word)]
-
-
-def small_talk(material: Material, rng: random.Random) -> Conversation:
-    """Greetings, thanks, questions about itself, and what is not about words."""
-    table = phrases.HELD_OUT_SMALL_TALK if material.held_out else phrases.SMALL_TALK
-    answer, questions = rng.choice(table)
-    return [Turn(vary(rng.choice(questions), rng), answer, "small_talk")]
-
-
-def draw(material: Material, fact: Fact, rng: random.Random) -> Conversation:
-    """One conversation; `fact` is the word it begins with, where it is about a known word."""
-    plan = rng.choices(list(PLAN_WEIGHTS), list(PLAN_WEIGHTS.values()))[0]
-    if plan == "definition":
-        return [first_turn(material, fact, "definition", rng)]
-    if plan == "definition_then_more":
-        return definition_then_more(material, fact, rng)
-    if plan == "other":
-        return other_first(material, fact, rng)
-    if plan == "chain":
-        return chain(material, fact, rng)
-    if plan == "unknown":
-        return unknown(material, rng)
-    opening = small_talk(material, rng)
-    return opening + [first_turn(material, fact, "definition", rng)] * (rng.random() < 0.3)
+def named_otherwise(
+    material: Material, rng: random.Random, misspelt: bool, count: int
+) -> list[Conversation]:
+    """Questions for the meaning of words that are misspelt, or in another form."""
+    usable = [f for f in material.facts if (f.misspellings if misspelt else f.forms)]
+    conversations = []
+    for fact in rng.sample(usable, min(count, len(usable))):
+        shown = rng.choice(fact.misspellings if misspelt else fact.forms)
+        named = Mention(shown, fact, misspelt)
+        phrasing = rng.choice(material.phrasings("definition"))
+        turn = turn_about(material, named, "definition", phrasing, rng)
+        conversations.append([replace(turn, intent="misspelt_word" if misspelt else "other_form")])
+    return conversations
 
 
 def capitalised(material: Material, rng: random.Random) -> Turn:
-    """A definition asked for with a capital in front of the word, which is seldom trained on."""
+    """A definition asked for with a capital in front of the word."""
     fact = rng.choice(material.facts)
-    question = ask(rng.choice(material.phrasings("definition")), fact.word, rng, capitals=1.0)
-    return Turn(question, fact.answers()["definition"], "capitalised_word", fact.word)
+    phrasing = rng.choice(material.phrasings("definition"))
+    named = Mention(fact.word.capitalize(), fact)
+    turn = turn_about(material, named, "definition", phrasing, rng)
+    return replace(turn, intent="capitalised_word")
 
 
 def held_out_conversations(material: Material, rng: random.Random) -> list[Conversation]:
-    """Questions in phrasings never trained on: 1,500 definitions, 300 unknown words, 900 others."""
+    """Questions in phrasings never trained on: 1,500 definitions, 1,000 unknown words, others."""
     facts = rng.sample(list(material.facts), min(1500, len(material.facts)))
-    conversations = [[first_turn(material, fact, "definition", rng)] for fact in facts]
-    conversations += [unknown(material, rng) for _ in range(300)]
+    conversations = [[plainly(material, fact, rng, "definition")] for fact in facts]
+    conversations += [unknown(material, rng) for _ in range(1000)]
     for intent in INTENT_WEIGHTS:
-        drawn = rng.choices(material.facts, k=80)
-        conversations += [[first_turn(material, fact, intent, rng)] for fact in drawn]
-    for fact in rng.choices(material.facts, k=260):
-        conversations.append(definition_then_more(material, fact, rng))
-    conversations += [small_talk(material, rng) for _ in range(40)]
-    return conversations + [[capitalised(material, rng)] for _ in range(200)]
+        usable = [fact for fact in material.facts if fact.is_known(intent)] or material.facts
+        drawn = rng.choices(usable, k=80)
+        conversations += [[plainly(material, fact, rng, intent)] for fact in drawn]
+    for fact in rng.choices(material.facts, k=300):
+        conversations.append(
+            [
+                plainly(material, fact, rng, "definition"),
+                follow_up_turn(material, fact, draw_intent(fact, rng), rng),
+            ]
+        )
+    conversations += [small_talk_first(material, facts[0], rng) for _ in range(40)]
+    conversations += [refused(material, rng) for _ in range(200)]
+    conversations += [task(material, rng.choice(material.facts), rng) for _ in range(40)]
+    for misspelt in (False, True):
+        conversations += named_otherwise(material, rng, misspelt, 150)
+    return conversations + [[capitalised(material, rng)] for _ in range(100)]
 
 
 def messages(conversation: Conversation) -> list[dict[str, str]]:
@@ -221,7 +115,7 @@ def held_out_record(conversation: Conversation) -> dict[str, object]:
 def split_unknown(words: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
     """Words that the model shall not know: those trained on, and those held out."""
     shuffled = rng.sample(words, len(words))
-    held_out_count = max(1, int(len(words) * UNKNOWN_HELD_OUT_FRACTION))
+    held_out_count = max(1, int(len(words) * HELD_OUT_FRACTION))
     return sorted(shuffled[held_out_count:]), sorted(shuffled[:held_out_count])
 
 
@@ -231,33 +125,68 @@ def write_lines(path: Path, records: Sequence[object]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def read_lines(path: Path) -> list[str]:
+    """Lines of a file that need not be there."""
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
 def load_material(folder: Path) -> Material:
     """What the trainer draws from, as `build` wrote it."""
-    lines = (folder / "facts.jsonl").read_text(encoding="utf-8").splitlines()
-    facts = [
-        Fact(**{**json.loads(line), "synonyms": tuple(json.loads(line)["synonyms"])})
-        for line in lines
-    ]
-    unknown_words = (folder / "unknown.txt").read_text(encoding="utf-8").split()
-    return Material(facts, unknown_words)
+    facts = [Fact.from_dict(json.loads(line)) for line in read_lines(folder / "facts.jsonl")]
+    return Material(
+        facts=facts,
+        unknown_words=read_lines(folder / "unknown.txt"),
+        phrases=read_lines(folder / "phrases.txt"),
+        foreign=json.loads((folder / "foreign.json").read_text(encoding="utf-8")),
+        not_sure_words=frozenset(read_lines(folder / "not_sure.txt")),
+    )
 
 
-def build(wordnet: Path, folder: Path, words: int, seed: int) -> Material:
-    """Writes the corpus folder, the same bytes for the same seed, and returns what to draw from."""
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the corpus comes from: WordNet's folder, and what wordfreq says of words."""
+
+    wordnet: Path
+    frequencies: dict[str, float]
+    foreign: dict[str, list[str]]
+
+
+def usual_sources(wordnet: Path) -> Sources:
+    """WordNet as Debian installs it, and the words of wordfreq."""
+    foreign = foreign_words(small_talk.LANGUAGES, FOREIGN_WORDS)
+    return Sources(wordnet, dict(english_frequencies()), foreign)
+
+
+def build(
+    sources: Sources, folder: Path, words: int, seed: int, with_more: bool = False
+) -> Material:
+    """Writes the corpus folder, the same bytes for the same seed, and returns what to draw from.
+
+    `with_more` adds the words that are as common and whose definition is long, behind the others.
+    """
     rng = random.Random(seed)
-    net = WordNet(wordnet)
-    facts = make_lexicon(net, words)
-    trained, held_out = split_unknown(rare_words(net, facts), rng)
-    material = Material(facts, trained)
+    net = WordNet(sources.wordnet)
+    found = find_words(net, sources.frequencies, read_irregular(sources.wordnet))
+    facts = make_lexicon(found, words)
+    if with_more:
+        facts += more_facts(found, facts)
+    unlisted = unlisted_words(found, facts, UNLISTED_WORDS)
+    trained, held_out = split_unknown(sorted({*rare_words(found, facts), *unlisted}), rng)
+    several = sorted(set(net.phrases))
+    material = Material(facts, trained, several, sources.foreign)
     folder.mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "facts.jsonl", [fact.as_dict() for fact in facts])
+    write_lines(folder / "facts.jsonl", [asdict(fact) for fact in facts])
     write_lines(folder / "unknown.txt", trained)
+    write_lines(folder / "unknown_held_out.txt", held_out)
+    write_lines(folder / "phrases.txt", several)
+    write_lines(folder / "foreign.json", [sources.foreign])
     write_lines(folder / "words.txt", [fact.word for fact in facts])
-    (folder / "WORDNET-LICENSE.txt").write_text(licence(wordnet), encoding="utf-8")
+    (folder / "WORDNET-LICENSE.txt").write_text(licence(sources.wordnet), encoding="utf-8")
     calibration = [draw(material, rng.choice(facts), rng) for _ in range(2000)]
     write_lines(folder / "calibration.jsonl", [messages(c) for c in calibration])
-    scored = held_out_conversations(Material(facts, held_out, held_out=True), rng)
-    write_lines(folder / "heldout.jsonl", [held_out_record(c) for c in scored])
+    scored = replace(material, unknown_words=held_out, held_out=True)
+    conversations = held_out_conversations(scored, rng)
+    write_lines(folder / "heldout.jsonl", [held_out_record(c) for c in conversations])
     return material
 
 
@@ -266,10 +195,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
     parser.add_argument("--out", type=Path, default=Path("build/demo/corpus"))
-    parser.add_argument("--words", type=int, default=5000)
+    parser.add_argument("--words", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--more", action="store_true", help="also common words with long glosses")
     args = parser.parse_args()
-    material = build(args.wordnet, args.out, args.words, args.seed)
+    sources = usual_sources(args.wordnet)
+    material = build(sources, args.out, args.words, args.seed, args.more)
     print(f"{len(material.facts)} words, {len(material.unknown_words)} unknown, in {args.out}")
 
 

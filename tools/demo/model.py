@@ -26,10 +26,10 @@ class Shape:
     """Sizes of one model; every count is in elements."""
 
     vocab_size: int
-    d_model: int = 256
-    layers: int = 6
-    heads: int = 4
-    ffn_dim: int = 1024
+    d_model: int = 320
+    layers: int = 5
+    heads: int = 5
+    ffn_dim: int = 1536
     positions_max: int = 512
 
 

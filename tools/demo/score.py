@@ -1,8 +1,9 @@
 """Scores an exported model on the held-out conversations: `python -m tools.demo.score`.
 
-Greedy answers by the plain torch decoder, many prompts at once. A definition is right when it is
-the expected one, spaces and case aside. Sparsity is the fraction of ReLU outputs that are exactly
-0, over the tokens of the questions and of the answers given.
+Greedy answers by the plain torch decoder, many prompts at once. An answer is right when it is the
+expected one, spaces and case aside; a word outside the lexicon may be refused in any words.
+Sparsity is the fraction of ReLU outputs that are exactly 0, over the tokens of the questions and of
+the answers given.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import torch
 from torch import Tensor
 
 from .export import load
+from .judge import is_refusal, normalised, says_unknown
 from .model import Decoder
 from .tokenizer import EOS, ConversationEncoder, load_tokenizer, write_json
 
-ANSWER_TOKENS_MAX = 64
+ANSWER_TOKENS_MAX = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,7 @@ class Answer:
     tokens: int  # that `silent` is a mean over
 
 
-def normalised(text: str) -> str:
-    """Lower case, with one space between words."""
-    return " ".join(text.lower().split())
-
-
-def definition_right(answer: str, expected: str) -> bool:
+def is_expected(answer: str, expected: str) -> bool:
     """Whether an answer is the expected one, spaces and case aside."""
     return normalised(answer) == normalised(expected)
 
@@ -47,12 +44,18 @@ def definition_right(answer: str, expected: str) -> bool:
 def unknown_right(answer: str, expected: str) -> bool:
     """Whether a word outside the lexicon was answered as unknown, however it was spelt."""
     del expected
-    return normalised(answer).startswith("i don't know the word")
+    return says_unknown(answer)
+
+
+def refused_right(answer: str, expected: str) -> bool:
+    """Whether a question that is not about a word was refused, in whatever words."""
+    del expected
+    return is_refusal(answer)
 
 
 def judge_for(intent: str) -> Callable[[str, str], bool]:
     """What decides, given an answer and the expected one, whether it is right."""
-    return unknown_right if intent == "unknown" else definition_right
+    return {"unknown": unknown_right, "refused": refused_right}.get(intent, is_expected)
 
 
 @torch.no_grad()

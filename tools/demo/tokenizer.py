@@ -3,11 +3,16 @@
 They are encoded exactly as the chat template has it: template text becomes control ids, which no
 user text can encode to, and every message content is encoded by itself: `[bos, user, *content,
 assistant, *content, eos, user, ...]`.
+
+What is encoded loses its capitals, so that Ocean, OCEAN and ocean are one word. Answers have them:
+their pieces are in the vocabulary, and the model writes them although no text encodes to them.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import random
 from collections.abc import Iterator
@@ -15,9 +20,15 @@ from pathlib import Path
 
 import sentencepiece as sp
 
-from .corpus import Conversation, Material, draw, load_material
+from .conversations import Conversation, Material, draw
+from .corpus import load_material
 
-VOCAB_SIZE = 4352  # 4,096 pieces of text and controls, and 256 bytes to spell everything else
+VOCAB_SIZE = 8192  # pieces of text, controls, and 256 bytes to spell everything else
+ANSWERS_MODEL = "answers.model"
+"""The tokenizer that keeps capitals, which only the trainer has."""
+KEEPS_CAPITALS, FOLDS_CAPITALS = "nfkc", "nmt_nfkc_cf"
+LEXICON_TIMES = 12
+"""How often each word of the lexicon stands alone in the text that the pieces are learned from."""
 UNK, BOS, EOS, PAD, USER, ASSISTANT = range(6)
 SPECIALS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 ROLES = {"user": "<|user|>", "assistant": "<|assistant|>"}
@@ -32,33 +43,58 @@ CHAT_TEMPLATE = (
 
 def _sentences(material: Material, conversations: int, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
+    for fact in material.facts:
+        yield from [fact.word.lower()] * LEXICON_TIMES
     for index in range(conversations):
         for turn in draw(material, material.facts[index % len(material.facts)], rng):
-            yield turn.question
+            yield turn.question.casefold()
             yield turn.answer
 
 
+def _characters_map(rule: str) -> bytes:
+    """How sentencepiece's rule of that name changes characters, in its own compiled form.
+
+    It is field 2 of NormalizerSpec (sentencepiece_model.proto), behind the name in field 1.
+    """
+    spec = sp.SentencePieceNormalizer(rule_name=rule).serialized_normalizer_spec()
+    position = 2 + len(rule)
+    assert spec[:1] == b"\n"
+    assert spec[position : position + 1] == b"\x12"
+    size, shift, position = 0, 0, position + 1
+    while True:
+        byte = spec[position]
+        size |= (byte & 0x7F) << shift
+        shift, position = shift + 7, position + 1
+        if byte < 0x80:
+            return spec[position : position + size]
+
+
 def train_tokenizer(material: Material, folder: Path, conversations: int, seed: int) -> None:
-    """Writes tokenizer.model and the JSON files beside it into the folder."""
+    """Writes tokenizer.model, the JSON files beside it, and the trainer's own ANSWERS_MODEL."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "tokenizer.model").open("wb") as stream:
-        sp.SentencePieceTrainer.train(
-            sentence_iterator=_sentences(material, conversations, seed),
-            model_writer=stream,
-            model_type="unigram",
-            vocab_size=VOCAB_SIZE,
-            byte_fallback=True,
-            character_coverage=1.0,
-            normalization_rule_name="nfkc",
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            pad_id=PAD,
-            pad_piece="<pad>",
-            control_symbols=list(ROLES.values()),
-            num_threads=1,  # with more, the pieces' order depends on the threads
-            minloglevel=2,
-        )
+    stream = io.BytesIO()
+    sp.SentencePieceTrainer.train(
+        sentence_iterator=_sentences(material, conversations, seed),
+        model_writer=stream,
+        model_type="unigram",
+        vocab_size=VOCAB_SIZE,
+        byte_fallback=True,
+        character_coverage=0.9995,  # letters of other scripts are spelt in bytes
+        normalization_rule_name=KEEPS_CAPITALS,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        pad_id=PAD,
+        pad_piece="<pad>",
+        control_symbols=list(ROLES.values()),
+        num_threads=1,  # with more, the pieces' order depends on the threads
+        minloglevel=2,
+    )
+    (folder / ANSWERS_MODEL).write_bytes(stream.getvalue())
+    # In a protobuf message what comes later overrules what came before: here, the rule.
+    folding = sp.SentencePieceNormalizer(rule_name=FOLDS_CAPITALS)
+    model = stream.getvalue() + folding.serialized_model_proto()
+    (folder / "tokenizer.model").write_bytes(model)
     write_tokenizer_config(folder)
     write_fast_tokenizer(folder)
 
@@ -86,13 +122,14 @@ def write_tokenizer_config(folder: Path) -> None:
 
 
 def write_fast_tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json: the same pieces and ids for the tokenizers library."""
+    """Writes tokenizer.json: the same pieces, ids and rules for the tokenizers library."""
     model = load_tokenizer(folder)
+    characters = base64.b64encode(_characters_map(FOLDS_CAPITALS)).decode("ascii")
     space = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     controls = enumerate([*SPECIALS.values(), *ROLES.values()])
     normalizers = [
-        {"type": "NFKC"},
+        {"type": "Precompiled", "precompiled_charsmap": characters},
         {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
         {"type": "Strip", "strip_left": True, "strip_right": True},
     ]
@@ -132,8 +169,13 @@ def load_tokenizer(folder: Path) -> sp.SentencePieceProcessor:
 class ConversationEncoder:
     """Encodes conversations; answers, of which there are few, are encoded once and kept."""
 
-    def __init__(self, tokenizer: sp.SentencePieceProcessor) -> None:
+    def __init__(
+        self,
+        tokenizer: sp.SentencePieceProcessor,
+        answers: sp.SentencePieceProcessor | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._answers_tokenizer = answers or tokenizer
         self._answers: dict[str, list[int]] = {}
 
     def question(self, text: str) -> list[int]:
@@ -141,28 +183,45 @@ class ConversationEncoder:
         return [USER, *self._tokenizer.encode(text), ASSISTANT]
 
     def answer(self, text: str) -> list[int]:
-        """Ids of an answer and the end after it."""
+        """Ids of an answer as the model writes it, and the end after it."""
         if text not in self._answers:
-            self._answers[text] = [*self._tokenizer.encode(text), EOS]
+            self._answers[text] = [*self._answers_tokenizer.encode(text), EOS]
         return self._answers[text]
+
+    def reread(self, text: str) -> list[int]:
+        """Ids of an earlier answer that was read again: without its capitals."""
+        return [*self._tokenizer.encode(text), EOS]
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """Ids of chat messages that end with a question, ready to be answered."""
         ids = [BOS]
         for message in messages:
-            encode = self.question if message["role"] == "user" else self.answer
+            encode = self.question if message["role"] == "user" else self.reread
             ids += encode(message["content"])
         return ids
 
-    def conversation(self, conversation: Conversation) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a conversation, and where each answer (its end included) starts and stops."""
+    def conversation(
+        self, conversation: Conversation, is_reread: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of a conversation, and where each answer (its end included) starts and stops.
+
+        With `is_reread` only the last answer is as the model writes it; the span of the others is
+        empty, since nobody writes them that way.
+        """
         ids, spans = [BOS], []
-        for turn in conversation:
+        for number, turn in enumerate(conversation):
             ids += self.question(turn.question)
             start = len(ids)
-            ids += self.answer(turn.answer)
-            spans.append((start, len(ids)))
+            is_written = not is_reread or number == len(conversation) - 1
+            ids += self.answer(turn.answer) if is_written else self.reread(turn.answer)
+            spans.append((start, len(ids)) if is_written else (start, start))
         return ids, spans
+
+
+def training_encoder(corpus: Path) -> ConversationEncoder:
+    """The encoder of a corpus folder, which knows how the model writes its answers."""
+    answers = sp.SentencePieceProcessor(model_file=str(corpus / ANSWERS_MODEL))
+    return ConversationEncoder(load_tokenizer(corpus), answers)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from .corpus import load_material
 from .export import export
 from .model import Decoder, Shape
 from .optimizer import make_optimizers
-from .tokenizer import ConversationEncoder, load_tokenizer
+from .tokenizer import load_tokenizer, training_encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,7 @@ class Run:
         self.recipe, self.folder, self.corpus = recipe, folder, corpus
         self.model = Decoder(shape)
         self.optimizers = make_optimizers(self.model, recipe.lr, recipe.weight_decay, recipe.muon)
-        encoder = ConversationEncoder(load_tokenizer(corpus))
-        self.sampler = Sampler(load_material(corpus), encoder, recipe.seed)
+        self.sampler = Sampler(load_material(corpus), training_encoder(corpus), recipe.seed)
         self.control = SparsityControl()
         self.step, self.seconds = 0, 0.0
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +153,8 @@ class Run:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.sampler.word_loss = state["word_loss"].numpy()
+        losses = state["word_loss"].numpy()
+        self.sampler.word_loss[: len(losses)] = losses  # words that were added come behind
         self.control = SparsityControl(*state["control"])
         self.step, self.seconds = state["step"], state["seconds"]
         print(f"resumed at step {self.step}", flush=True)

@@ -1,10 +1,11 @@
 """Reads the WordNet 3.0 database files: glosses, words, relations and counts of each sense.
 
-Format: the `wndb(5WN)` and `cntlist(5WN)` manual pages. Only single alphabetic words are kept.
+Format: the `wndb(5WN)` and `cntlist(5WN)` manual pages. Only alphabetic words are kept.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 POS_NAMES = {"n": "noun", "v": "verb", "a": "adjective", "s": "adjective", "r": "adverb"}
 FILE_NAMES = {"n": "noun", "v": "verb", "a": "adj", "r": "adv"}
 SENSE_KEY_POS = {"1": "n", "2": "v", "3": "a", "4": "r", "5": "a"}
-OPPOSITE, SIMILAR, KINDS = "!", "&", ("@", "@i")
+OPPOSITE, INSTANCE, KINDS = "!", "@i", ("@", "@i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Synset:
     words: tuple[str, ...]
     pointers: tuple[Pointer, ...]
     gloss: str
+    field: int = 0
+    """Number of the lexicographer's file: 15 is places, 18 persons, 28 times."""
 
 
 @dataclass(slots=True)
@@ -43,16 +46,13 @@ class Entry:
     lemma: str
     senses: dict[str, list[int]] = field(default_factory=dict)
     count_by_pos: dict[str, int] = field(default_factory=dict)
+    count_by_sense: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By part of speech and the number of the sense in it, from 0."""
 
     @property
     def count(self) -> int:
         """How often the lemma was tagged, in all its senses."""
         return sum(self.count_by_pos.values())
-
-    @property
-    def pos(self) -> str:
-        """The part of speech it is most often used as; ties go to the one with more senses."""
-        return max(self.senses, key=lambda p: (self.count_by_pos.get(p, 0), len(self.senses[p])))
 
 
 class WordNet:
@@ -60,6 +60,8 @@ class WordNet:
 
     def __init__(self, folder: Path) -> None:
         self.entries: dict[str, Entry] = {}
+        self.phrases: list[str] = []
+        """Lemmas of several words, with spaces."""
         self._synsets: dict[tuple[str, int], Synset] = {}
         for pos, name in FILE_NAMES.items():
             for line in _data_lines(folder / f"data.{name}"):
@@ -72,10 +74,29 @@ class WordNet:
         """The synset at an offset of the file of a part of speech: n, v, a or r."""
         return self._synsets[pos, offset]
 
-    def first_synset(self, lemma: str) -> Synset:
-        """The most frequent sense of the lemma in its most frequent part of speech."""
+    def senses(self, lemma: str) -> list[Synset]:
+        """All senses of the lemma, those of its most frequent part of speech first.
+
+        Within a part of speech they go by their tag counts. Many counts are 0 or nearly so (a whale
+        would be a large person), and there the sense that the lemma is the main word of, and that
+        has more relations, comes first.
+        """
         entry = self.entries[lemma]
-        return self._synsets[entry.pos, entry.senses[entry.pos][0]]
+        by_count = sorted(
+            entry.senses,
+            key=lambda p: (-entry.count_by_pos.get(p, 0), -len(entry.senses[p]), p),
+        )
+        found = []
+        for pos in by_count:
+            synsets = [self._synsets[pos, offset] for offset in entry.senses[pos]]
+            order = sorted(
+                range(len(synsets)),
+                key=lambda i: (
+                    -_importance(synsets[i], lemma, entry.count_by_sense.get((pos, i), 0))
+                ),
+            )
+            found += [synsets[i] for i in order]
+        return found
 
     def _add_index_line(self, line: str, pos: str) -> None:
         fields = line.split()
@@ -83,15 +104,24 @@ class WordNet:
         if re.fullmatch("[a-z]+", lemma):
             entry = self.entries.setdefault(lemma, Entry(lemma))
             entry.senses[pos] = [int(offset) for offset in fields[-synset_count:]]
+        elif re.fullmatch("[a-z]{2,}(_[a-z]{2,})+", lemma):
+            self.phrases.append(lemma.replace("_", " "))
 
     def _add_counts(self, path: Path) -> None:
         for line in path.read_text(encoding="utf-8").splitlines():
-            sense_key, _, count = line.split()
+            sense_key, number, count = line.split()
             lemma, _, lex_sense = sense_key.partition("%")
             if lemma in self.entries:
                 pos = SENSE_KEY_POS[lex_sense[0]]
                 counts = self.entries[lemma].count_by_pos
                 counts[pos] = counts.get(pos, 0) + int(count)
+                self.entries[lemma].count_by_sense[pos, int(number) - 1] = int(count)
+
+
+def _importance(synset: Synset, lemma: str, count: int) -> float:
+    """The tag count of a sense, and what decides between senses that are hardly tagged."""
+    is_main_word = synset.words[0].lower() == lemma
+    return count + 2.0 * is_main_word + 0.5 * math.log1p(len(synset.pointers))
 
 
 def licence(folder: Path) -> str:
@@ -122,4 +152,4 @@ def _parse_synset(line: str) -> Synset:
         symbol, offset, pos, words_hex = fields[start + 4 * i : start + 4 * i + 4]
         target = ("a" if pos == "s" else pos, int(offset))
         pointers.append(Pointer(symbol, target, int(words_hex[:2], 16), int(words_hex[2:], 16)))
-    return Synset(fields[2], words, tuple(pointers), gloss.strip())
+    return Synset(fields[2], words, tuple(pointers), gloss.strip(), int(fields[1]))
