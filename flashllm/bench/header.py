@@ -26,12 +26,11 @@ from flashllm.hardware.device import describe_device, processor_name
 from flashllm.settings.file import read_config
 from flashllm.settings.options import MODEL, MODEL_OPTIONS, SAMPLING_OPTIONS
 from flashllm.system.filesystem import describe_storage, existing_parent
+from flashllm.system.memory_limit import container_limit_bytes
 from flashllm.system.paths import config_file
 
 SCHEMA_VERSION = 1
 _LIBRARIES = ("torch", "numpy")
-_CGROUPS = Path("/sys/fs/cgroup")
-_LIMIT_BYTES_MAX = 1 << 60
 _THERMAL = Path("/sys/class/thermal")
 _GIT_SECONDS = 5.0
 _RECORDED = (MODEL, *MODEL_OPTIONS, *SAMPLING_OPTIONS)
@@ -79,37 +78,9 @@ def machine() -> dict[str, Any]:
         "load_average": _load_average(),
         "memory_total_bytes": int(memory.total),
         "memory_available_bytes": int(memory.available),
-        "memory_limit_bytes": memory_limit_bytes(),
+        "memory_limit_bytes": container_limit_bytes(),
         "swap_used_bytes": int(swap.used),
     }
-
-
-def memory_limit_bytes() -> int | None:
-    """The least memory limit of this process's control groups, of version 1 or 2; None without."""
-    limits = []
-    for path in _limit_files():
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(path.read_text(encoding="ascii")))
-    # Without a limit, version 1 names the largest multiple of a page, and version 2 says "max".
-    return min((limit for limit in limits if limit < _LIMIT_BYTES_MAX), default=None)
-
-
-def _limit_files() -> Iterator[Path]:
-    """Where the limits of this process's group and of those above it stand."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = _CGROUPS / "memory" if controllers else _CGROUPS
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        place = root / group.lstrip("/")
-        yield from (
-            above / name for above in (place, *place.parents) if root in (above, *above.parents)
-        )
 
 
 def git_state(root: Path) -> dict[str, Any] | None:

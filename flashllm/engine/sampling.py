@@ -91,10 +91,10 @@ class Sampler:
             order = order[: sampling.top_k]
         scaled = logits[order].astype(np.float64)
         weights = np.exp((scaled - scaled[0]) / sampling.temperature)
-        keep = weights >= sampling.min_p
-        order, weights = order[keep], weights[keep]
+        # The order of transformers: top_p counts the tokens that min_p leaves out.
         shares = np.cumsum(weights) / weights.sum()
         count = min(int(np.searchsorted(shares, sampling.top_p)) + 1, len(order))
+        count = min(count, int(np.count_nonzero(weights >= sampling.min_p)))
         bounds = np.cumsum(weights[:count])
         drawn = np.searchsorted(bounds, self._random.random() * bounds[-1], side="right")
         return int(order[min(int(drawn), count - 1)])

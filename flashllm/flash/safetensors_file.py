@@ -18,8 +18,11 @@ from typing import Any
 from flashllm.errors import LayoutError, ModelError, ModelTruncated
 from flashllm.untrusted.strict_json import parse_object
 
-HEADER_BYTES_MAX = 100_000_000
+HEADER_BYTES_MAX = 32 << 20
+"""The format allows 100 MB; real headers have some MB, and parsing costs several times their size."""
 TENSORS_MAX = 100_000
+VALUES_MAX = 20 * TENSORS_MAX
+"""Keys and values of a header, of which a tensor of rank 8 takes 18."""
 NAME_BYTES_MAX = 512
 RANK_MAX = 8
 DIMENSION_MAX = 1 << 40
@@ -59,7 +62,7 @@ def read_tensor_index(path: Path, error: type[ModelError] = LayoutError) -> dict
         raw = file.read(header_bytes)
     if raw[:1] != b"{":
         raise error(f"{path}: the header does not start with an object")
-    values = parse_object(raw, path, error)
+    values = parse_object(raw, path, error, values_max=VALUES_MAX)
     values.pop("__metadata__", None)
     if len(values) > TENSORS_MAX:
         raise error(f"{path}: {len(values)} tensors; at most {TENSORS_MAX} are accepted")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
-
 from flashllm.errors import UnsupportedModel, UsageError
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.safetensors_file import read_tensor_index
@@ -17,14 +15,18 @@ from flashllm.options import SELECTORS, Select
 from flashllm.planning.activation_stats import Activity, recorded
 from flashllm.planning.plan import Sizes
 from flashllm.spec import ModelSpec
+from flashllm.system.memory_limit import available_bytes
 
 AVAILABLE_SHARE = 0.75
 """Without a ceiling, the part of the memory available now that a model may take."""
 
 
 def usual_ceiling(interpreter_bytes: int) -> int:
-    """The default ceiling; a process takes `interpreter_bytes` before a model is loaded."""
-    return interpreter_bytes + int(psutil.virtual_memory().available * AVAILABLE_SHARE)
+    """The default ceiling: a share of what this machine, or this container, has left.
+
+    A process takes `interpreter_bytes` before a model is loaded.
+    """
+    return interpreter_bytes + int(available_bytes() * AVAILABLE_SHARE)
 
 
 def check_runnable(store: Store) -> None:

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 
-_PAGE_BYTES = resource.getpagesize()
+PAGE_BYTES = resource.getpagesize()
 
 
 def rss_bytes() -> int:
@@ -19,7 +19,7 @@ def rss_bytes() -> int:
 
         return int(psutil.Process().memory_info().rss)
     try:
-        return int(os.read(file, 128).split()[1]) * _PAGE_BYTES
+        return int(os.read(file, 128).split()[1]) * PAGE_BYTES
     finally:
         os.close(file)
 

@@ -1,8 +1,9 @@
 """Chat templates: from messages to text, with what users wrote kept separate from the rest.
 
 The contents of messages never reach the template. It sees placeholders that nobody can guess; its
-output is split at them, and only the template's own text may become control tokens. Not supported:
-changes that a template would make inside a message, which it cannot see.
+output is split at them, and only the template's own text may become control tokens. It does see the
+marks of an answer's reasoning, where it looks for them. Not supported: other changes that a template
+would make inside a message, which it cannot see.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ CPU_SECONDS_MAX = 2
 WALL_SECONDS_MAX = 10.0
 MEMORY_BYTES_MAX = 1 << 29
 
+REASONING_END = "</think>"
+"""What templates look for to leave the reasoning of earlier answers out."""
+_REASONING_MARK = re.compile("(</?think>)")
+
 ROLES = ("system", "user", "assistant")
 PLAIN_STOP = "\nUser:"
 """The end of an answer with the plain template, if the model continues with a next question."""
@@ -37,6 +42,9 @@ _PLACEHOLDER = re.compile("\ue000[0-9]{39}\ue001")
 # Also in the escaped forms of Python and JSON.
 _PLACEHOLDER_PART = re.compile("[\ue000\ue001]|\\\\ue00[01]")
 
+
+Place = tuple[int, int]
+"""Number of a message, and of the piece of it."""
 
 Message = Mapping[str, str]
 """One turn of a conversation: its `role` (system, user, assistant) and its `content`."""
@@ -85,35 +93,45 @@ def render_template(
     `special_tokens` are the template's variables (`bos_token`, ...). Raises `UsageError` where the
     template refuses the conversation, `ModelError` where it is broken or takes too long.
     """
-    shapes = tuple(_Shape.of(message) for message in messages)
+    drops_reasoning = REASONING_END in template
+    cut = [_cut(message, drops_reasoning) for message in messages]
+    shapes = tuple(
+        _Shape(message["role"], tuple(None if hidden else text for text, hidden in pieces))
+        for message, pieces in zip(messages, cut, strict=True)
+    )
     now = _first_moment(datetime.now().date())
     skeleton = _skeleton(template, tuple(sorted(special_tokens.items())), shapes, now)
     return [
-        Segment(part) if isinstance(part, str) else Segment(_core(messages[part]), part)
+        Segment(part) if isinstance(part, str) else Segment(cut[part[0]][part[1]][0], part[0])
         for part in skeleton
     ]
 
 
-def _core(message: Message) -> str:
-    return message["content"].strip()
+def _cut(message: Message, drops_reasoning: bool) -> list[tuple[str, bool]]:
+    """The pieces of a message's content in order, and whether each is hidden from the template.
+
+    White space around a text is not, and neither are the marks of an answer's reasoning where the
+    template looks for them: it leaves the reasoning of earlier answers out.
+    """
+    content = message["content"]
+    is_marked = (
+        drops_reasoning and message["role"] == "assistant" and REASONING_END in content
+    )
+    pieces: list[tuple[str, bool]] = []
+    for chunk in _REASONING_MARK.split(content) if is_marked else [content]:
+        core = "" if is_marked and _REASONING_MARK.fullmatch(chunk) else chunk.strip()
+        before, _, after = chunk.partition(core) if core else (chunk, "", "")
+        pieces += [(before, False), (core, True), (after, False)]
+    return [(text, hidden) for text, hidden in pieces if text]
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a template can see of a message: its role, and white space around a placeholder."""
+    """What a template can see of a message."""
 
     role: str
-    before: str
-    has_core: bool
-    after: str
-
-    @classmethod
-    def of(cls, message: Message) -> _Shape:
-        core = _core(message)
-        if not core:
-            return cls(message["role"], message["content"], False, "")
-        before, _, after = message["content"].partition(core)
-        return cls(message["role"], before, True, after)
+    pieces: tuple[str | None, ...]
+    """Its content in order, None for a text that a placeholder stands for."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -133,15 +151,18 @@ def _skeleton(
     special_tokens: tuple[tuple[str, str], ...],
     shapes: tuple[_Shape, ...],
     now: str,
-) -> tuple[str | int, ...]:
-    """The rendered template: its own text, and the number of the message whose content follows."""
-    places: dict[str, int] = {}
+) -> tuple[str | Place, ...]:
+    """The rendered template: its own text, and the places of the texts between."""
+    places: dict[str, Place] = {}
     messages = []
     for number, shape in enumerate(shapes):
-        placeholder = f"\ue000{secrets.randbelow(10**39):039d}\ue001" if shape.has_core else ""
-        places[placeholder] = number
-        content = f"{shape.before}{placeholder}{shape.after}"
-        messages.append({"role": shape.role, "content": content})
+        shown = []
+        for index, piece in enumerate(shape.pieces):
+            if piece is None:
+                piece = f"\ue000{secrets.randbelow(10**39):039d}\ue001"
+                places[piece] = (number, index)
+            shown.append(piece)
+        messages.append({"role": shape.role, "content": "".join(shown)})
     variables = {
         **dict(special_tokens),
         "messages": messages,
@@ -152,8 +173,8 @@ def _skeleton(
     return _split(_run_process(template, variables, now), places)
 
 
-def _split(rendered: str, places: Mapping[str, int]) -> tuple[str | int, ...]:
-    parts: list[str | int] = []
+def _split(rendered: str, places: Mapping[str, Place]) -> tuple[str | Place, ...]:
+    parts: list[str | Place] = []
     position = 0
     for match in _PLACEHOLDER.finditer(rendered):
         if match[0] in places:

@@ -12,13 +12,21 @@ DEPTH_MAX = 8
 
 
 def parse_object(
-    raw: bytes, path: Path, error: type[ModelError], depth_max: int = DEPTH_MAX
+    raw: bytes,
+    path: Path,
+    error: type[ModelError],
+    depth_max: int = DEPTH_MAX,
+    values_max: int | None = None,
 ) -> dict[str, Any]:
     """The object that `raw` spells, or `error` naming `path`.
 
     Refused: text that is not UTF-8, a key given twice, NaN and infinities, nesting beyond
-    `depth_max`, anything but an object at the top. The caller has bounded the size of `raw`.
+    `depth_max`, anything but an object at the top. The caller has bounded the size of `raw`; with
+    `values_max` it is also refused, before it costs time and memory, for more commas and colons
+    than that, which is at least as many as there are values.
     """
+    if values_max is not None and (found := raw.count(b",") + raw.count(b":")) > values_max:
+        raise error(f"{path}: up to {found} keys and values; at most {values_max} are accepted")
     try:
         values = loads_strict(raw)
         _check_depth(values, depth_max)

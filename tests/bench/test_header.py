@@ -109,28 +109,9 @@ def test_a_checkout_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert header.git_state(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        ([], None),
-        (["max\n"], None),
-        (["9223372036854771712\n"], None),
-        (["max\n", "4294967296\n", "8589934592\n"], 1 << 32),
-    ],
-)
-def test_the_least_limit_of_all_groups_counts(
-    texts: list[str], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = [tmp_path / str(number) for number in range(len(texts))]
-    for path, text in zip(paths, texts, strict=True):
-        path.write_text(text)
-    monkeypatch.setattr(header, "_limit_files", lambda: [*paths, tmp_path / "absent"])
-    assert header.memory_limit_bytes() == expected
-
-
 def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(header, "_THERMAL", tmp_path)
-    monkeypatch.setattr(header, "_limit_files", lambda: iter(()))
+    monkeypatch.setattr(header, "container_limit_bytes", lambda: None)
     monkeypatch.setattr(header.psutil, "cpu_freq", lambda: None)
     monkeypatch.delattr(header.os, "sched_getaffinity", raising=False)
     monkeypatch.delattr(header.os, "getloadavg")

@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,3 +123,47 @@ def test_stop_matcher_ends_where_the_first_stop_string_begins(
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(UsageError, match="empty"):
         StopMatcher([""])
+
+
+def warped(logits: np.ndarray, settings: Sampling) -> np.ndarray:
+    """Probabilities after the processors of transformers, in the order in which it runs them."""
+    warpers = transformers.LogitsProcessorList()
+    ids = torch.tensor([[0, 2, 2, 5]])
+    if settings.repetition_penalty != 1.0:
+        warpers.append(transformers.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+    warpers.append(transformers.TemperatureLogitsWarper(settings.temperature))
+    if settings.top_k:
+        warpers.append(transformers.TopKLogitsWarper(settings.top_k))
+    if settings.top_p < 1.0:
+        warpers.append(transformers.TopPLogitsWarper(settings.top_p))
+    if settings.min_p > 0.0:
+        warpers.append(transformers.MinPLogitsWarper(settings.min_p))
+    scores = warpers(ids, torch.from_numpy(logits)[None].double())
+    found: np.ndarray = torch.softmax(scores, -1)[0].numpy()
+    return found
+
+
+def test_thousand_draws_follow_the_probabilities_of_transformers() -> None:
+    """The token drawn is the one that the same number picks from transformers' probabilities."""
+    rng = np.random.default_rng(17)
+    for seed in range(1000):
+        logits = rng.normal(scale=rng.choice([0.5, 2.0, 6.0]), size=40).astype(np.float32)
+        settings = Sampling(
+            temperature=float(rng.uniform(0.2, 2.0)),
+            top_k=int(rng.choice([0, 1, 5, 20])),
+            top_p=float(rng.choice([1.0, 0.95, 0.7, 0.3])),
+            min_p=float(rng.choice([0.0, 0.05, 0.3, 1.0])),
+            repetition_penalty=float(rng.choice([1.0, 1.3, 0.8])),
+            seed=seed,
+        )
+        expected = warped(logits, settings)
+        order = np.argsort(-expected, kind="stable")
+        number = np.random.Generator(np.random.PCG64(seed)).random()
+        bounds = np.cumsum(expected[order])
+        place = int(np.searchsorted(bounds, number * bounds[-1], side="right"))
+        drawn = Sampler(settings, [0, 2, 2, 5]).next(logits)
+        assert expected[drawn] > 0.0, (seed, settings)
+        # Where the number lies on a border, rounding decides.
+        near = order[max(place - 1, 0) : place + 2]
+        is_border = np.abs(bounds - number).min() < 1e-9
+        assert drawn == order[place] or (is_border and drawn in near), (seed, settings)

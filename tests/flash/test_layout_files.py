@@ -235,3 +235,25 @@ def test_round_trip() -> None:
     path = CONVERTED / "manifest.json"
     manifest = Manifest.from_bytes(path.read_bytes(), path)
     assert Manifest.from_bytes(manifest.to_bytes(), path) == manifest
+
+
+def test_a_header_of_many_small_values_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashllm.untrusted.strict_json.loads_strict", lambda raw: pytest.fail())
+    header = b'{"a":[' + b"1," * safetensors_file.VALUES_MAX + b"1]}"
+    path = tmp_path / "many.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(LayoutError, match="keys and values"):
+        safetensors_file.read_tensor_index(path)
+    size = safetensors_file.HEADER_BYTES_MAX + 1
+    path.write_bytes(size.to_bytes(8, "little") + b"{")
+    with pytest.raises(LayoutError, match="no safetensors file"):
+        safetensors_file.read_tensor_index(path)
+
+
+def test_as_many_tensors_as_are_accepted_have_room_for_their_values() -> None:
+    shape = (1,) * safetensors_file.RANK_MAX
+    header = safetensors_file.pack_tensor_header([(f"t{n}", "F32", shape) for n in range(100)])
+    values = header[8:].count(b",") + header[8:].count(b":")
+    assert values / 100 * safetensors_file.TENSORS_MAX <= safetensors_file.VALUES_MAX

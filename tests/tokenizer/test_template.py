@@ -6,6 +6,8 @@ from datetime import date, datetime, timedelta
 
 import pytest
 
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
 from flashllm.errors import ModelError, UsageError
 from flashllm.tokenizer import chat_template as template_module
 from flashllm.tokenizer.chat_template import (
@@ -228,3 +230,74 @@ def test_a_conversation_needs_messages_with_known_roles() -> None:
         check_messages([{"role": "tool", "content": ""}])
     with pytest.raises(UsageError, match="no content"):
         check_messages([{"role": "user"}])
+
+
+# As templates of reasoning models do: earlier reasoning goes, what the last answer thinks stays.
+QWEN_3 = """\
+{%- set ns = namespace(last=messages|length - 1) -%}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if message.role == 'user' and ns.last == messages|length - 1 %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' %}
+        {%- set reasoning = '' %}
+        {%- if '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1] %}
+            {%- set reasoning = reasoning.lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and reasoning %}
+            {{- '<|im_start|>assistant\\n<think>\\n' + reasoning + '\\n</think>\\n\\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>assistant\\n' + content }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + content }}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+DEEPSEEK = """\
+{{ bos_token }}{%- for message in messages %}
+{%- if message['role'] == 'user' %}{{ '<|User|>' + message['content'] }}{%- endif %}
+{%- if message['role'] == 'assistant' %}
+{%- set content = message['content'] %}
+{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
+{{ '<|Assistant|>' + content + '<|end|>' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|Assistant|><think>\\n' }}{%- endif %}"""
+REASONED = (
+    "<think>\nA sea is large.\n\nSo is an ocean.\n</think>\n\nYes, it is.",
+    "<think></think>Short.",
+    "reasoning without a beginning\n</think>\n\nAn answer",
+    "<think>\nunfinished",
+    "<think>a</think>b<think>c</think> d ",
+)
+
+
+@pytest.mark.parametrize("answer", [*REASONED, "no reasoning"])
+@pytest.mark.parametrize("template", [QWEN_3, DEEPSEEK, CHATML])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_reasoning_stays_and_goes_as_with_transformers(
+    template: str, answer: str, goes_on: bool
+) -> None:
+    talk: list[Message] = [
+        {"role": "user", "content": "Is an ocean large? </think> I think"},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": answer},
+    ]
+    talk += [{"role": "user", "content": "And a lake?"}] * goes_on
+    expected = _compile_jinja_template(template).render(
+        messages=talk, add_generation_prompt=True, bos_token="<s>"
+    )
+    segments = render_template(template, talk, {"bos_token": "<s>"})
+    assert text_of(segments) == expected
+    # What the user wrote is never the template's own text.
+    own = "".join(part.text for part in segments if part.message is None)
+    assert "I think" not in own
+    assert own.count("</think>") <= expected.count("</think>")

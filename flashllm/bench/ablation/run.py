@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from flashllm import core
@@ -30,6 +29,7 @@ from flashllm.bench.ablation.rows import (
     table_rows,
 )
 from flashllm.engine.loading import KERNEL_THREADS, make_selector, model_sizes
+from flashllm.system.memory_limit import available_bytes
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.manifest import PREDICTORS_FILE, read_manifest
 from flashllm.flash.raw_tensor import RawTensor
@@ -279,7 +279,7 @@ class Ablation:
         """Bytes that the whole process may take."""
         # The resident weights are loaded already, and so no longer part of what is available.
         loaded = len(self._image.array()) + self._sizes.interpreter
-        available = int(psutil.virtual_memory().available * AVAILABLE_SHARE) + loaded
+        available = int(available_bytes() * AVAILABLE_SHARE) + loaded
         return self.settings.memory or available
 
     # Runs -----------------------------------------------------------------------------------

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 
 from flashllm import core
 from flashllm.bench.disk.probe import probe
-from flashllm.bench.header import memory_limit_bytes
 from flashllm.bench.tokens.machine_rates import dram_rate, last_cache_bytes, matrix_bytes
 from flashllm.bench.tokens.samples import ProbeSample, ReaderCounts, RunSample
+from flashllm.system.memory_limit import available_bytes
 from flashllm.errors import FlashllmError
-from flashllm.system.memory import rss_bytes
 from flashllm.telemetry.costs import ratio
 
 PROBE_SECONDS = 0.25
@@ -62,11 +60,7 @@ class MachineProbe:
         return statistics.median(result.bytes_per_second for result in found)
 
     def _dram(self) -> float:
-        available_bytes = psutil.virtual_memory().available
-        limit_bytes = memory_limit_bytes()
-        if limit_bytes is not None:
-            available_bytes = min(available_bytes, max(limit_bytes - rss_bytes(), 0))
-        buffer = core.Buffer(matrix_bytes(last_cache_bytes(), available_bytes))
+        buffer = core.Buffer(matrix_bytes(last_cache_bytes(), available_bytes()))
         # Memory that was never written is one page of zeros, which the cache holds.
         buffer.array().fill(_TOUCH)
         return dram_rate(buffer, self._dram_threads)

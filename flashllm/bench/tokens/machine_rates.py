@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import psutil
 import torch
 
 from flashllm import core
@@ -38,6 +37,7 @@ from flashllm.planning.cost_model import (
     dram_bytes_a_token,
     dram_seconds,
 )
+from flashllm.system.memory_limit import available_bytes
 from flashllm.telemetry.costs import TokenCost
 from flashllm.telemetry.meter import Meter
 from flashllm.weight_cache.blocks import block_ends
@@ -74,7 +74,7 @@ def measure_rates(threads: Sequence[int] | None = None) -> MachineRates:
     """Rates of memory by `threads`, of our kernels at all threads, and the overheads of a token."""
     usable = KERNEL_THREADS
     threads = threads or sorted({usable, *(1 << power for power in range(usable.bit_length()))})
-    buffer = core.Buffer(matrix_bytes(last_cache_bytes(), psutil.virtual_memory().available))
+    buffer = core.Buffer(matrix_bytes(last_cache_bytes(), available_bytes()))
     buffer.array().fill(_PATTERN)
     dram = {count: dram_rate(buffer, count) for count in threads}
     kernels = core.open_kernels(usable)
