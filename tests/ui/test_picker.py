@@ -217,7 +217,7 @@ async def test_leaving_while_it_looks() -> None:
         (HUGE, "Needs more than the 8192 MiB it would get"),
         (
             replace(BIG, tokens_per_second=None),
-            "Speed unknown: `flashllm bench io` measures disk and machine",
+            "Speed unknown: `flashllm bench io` measures disk and machine, --quick in seconds",
         ),
         (
             replace(BIG, smallest_ceiling_bytes=None, tokens_per_second=None),
