@@ -10,11 +10,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO, get_args
 
+from flashllm.schedule import Schedule
+from flashllm.units import format_bytes, format_duration, format_rate
+
 if TYPE_CHECKING:
     import rich.progress
 
 
-MB = 1_000_000
 LINE_SECONDS = 0.2
 """The least time between two JSON lines of one phase."""
 
@@ -54,11 +56,31 @@ class SilentProgress:
         """Nothing."""
 
 
+class ScheduleOnly(SilentProgress):
+    """Reports nothing either, but follows a schedule, whose times are asked for afterwards."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def start(self, phase: str, total_bytes: int) -> None:
+        """A phase of the schedule begins."""
+        self._schedule.start(phase, total_bytes)
+
+    def advance(self, nbytes: int) -> None:
+        """More of it is done."""
+        self._schedule.advance(nbytes)
+
+    def finish(self) -> None:
+        """It is over."""
+        self._schedule.finish()
+
+
 class PlainProgress:
     """One line per tenth of a phase, for logs and pipes."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, schedule: Schedule | None = None) -> None:
         self._stream = stream
+        self._schedule = schedule or Schedule()
         self._phase = ""
         self._total_bytes = 0
         self._done_bytes = 0
@@ -71,19 +93,22 @@ class PlainProgress:
         self._phase, self._total_bytes = phase, max(total_bytes, 1)
         self._done_bytes, self._tenths = 0, 0
         self._start_ns = time.monotonic_ns()
-        self._line(f"{phase}: {total_bytes / MB:,.1f} MB")
+        self._schedule.start(phase, total_bytes)
+        self._line(f"{phase}: {format_bytes(total_bytes)}")
 
     def advance(self, nbytes: int) -> None:
         """A line when another tenth is done."""
         self._done_bytes += nbytes
+        self._schedule.advance(nbytes)
         tenths = min(10, self._done_bytes * 10 // self._total_bytes)
         if tenths > self._tenths:
             self._tenths = tenths
             seconds = max(time.monotonic_ns() - self._start_ns, 1) / 1e9
-            speed = self._done_bytes / MB / seconds
-            left_seconds = seconds * (self._total_bytes / self._done_bytes - 1)
+            speed = format_rate(self._done_bytes / seconds)
+            left = format_duration(seconds * (self._total_bytes / self._done_bytes - 1))
+            whole = format_whole(self._schedule)
             self._line(
-                f"{self._phase}: {tenths * 10} %, {speed:,.0f} MB/s, {left_seconds:,.0f} s left"
+                f"{self._phase}: {tenths * 10} %, {speed}, {left} left{whole and '; '}{whole}"
             )
 
     def warn(self, text: str) -> None:
@@ -93,40 +118,63 @@ class PlainProgress:
     def finish(self) -> None:
         """Nothing to tidy up."""
         self._phase = ""
+        self._schedule.finish()
 
     def _line(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
 
 class TerminalProgress:
-    """A bar with speed and time left, drawn by rich."""
+    """A bar with speed and time left, drawn by rich; another one for all phases together."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, schedule: Schedule | None = None) -> None:
         from rich.console import Console
 
         self._console = Console(file=stream)
+        self._schedule = schedule or Schedule()
         self._bar: rich.progress.Progress | None = None
+        self._total_bytes, self._done_bytes, self._start_ns = 1, 0, 0
 
     def start(self, phase: str, total_bytes: int) -> None:
         """A new bar."""
         from rich import progress
 
         self.finish()
+        self._schedule.start(phase, total_bytes)
+        self._total_bytes, self._done_bytes = max(total_bytes, 1), 0
+        self._start_ns = time.monotonic_ns()
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
-            progress.DownloadColumn(),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[words]}", markup=False),
             console=self._console,
         )
-        self._bar.add_task(phase, total=max(total_bytes, 1))
+        self._bar.add_task(phase, total=self._total_bytes, words=format_bytes(total_bytes))
+        if self._schedule.phases:
+            self._bar.add_task("all", total=1.0, words=format_whole(self._schedule))
         self._bar.start()
 
     def advance(self, nbytes: int) -> None:
-        """Move the bar."""
-        if self._bar is not None:
-            self._bar.advance(self._bar.task_ids[0], nbytes)
+        """Move the bars."""
+        self._schedule.advance(nbytes)
+        self._done_bytes += nbytes
+        if self._bar is None:
+            return
+        first, *others = self._bar.task_ids
+        self._bar.update(first, advance=nbytes, words=self._words())
+        for whole in others:
+            words = format_whole(self._schedule)
+            self._bar.update(whole, completed=self._schedule.share, words=words)
+
+    def _words(self) -> str:
+        """`1.2 GiB of 3.6 GiB, 310 MB/s, 8 s left`."""
+        words = f"{format_bytes(self._done_bytes)} of {format_bytes(self._total_bytes)}"
+        seconds = (time.monotonic_ns() - self._start_ns) / 1e9
+        if not self._done_bytes or seconds < LINE_SECONDS:
+            return words
+        left = seconds * (self._total_bytes / self._done_bytes - 1)
+        rate = format_rate(self._done_bytes / seconds)
+        return f"{words}, {rate}, {format_duration(max(left, 0.0))} left"
 
     def warn(self, text: str) -> None:
         """A line above the bar."""
@@ -134,6 +182,7 @@ class TerminalProgress:
 
     def finish(self) -> None:
         """Leave the bar as it is and give the terminal back."""
+        self._schedule.finish()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -142,12 +191,14 @@ class TerminalProgress:
 class JsonlProgress:
     """One JSON object a line: {"event": "phase" | "warning" | "end", ...}, flushed at once.
 
-    "phase" has the name, done_bytes, total_bytes and seconds since the phase began. The first line
-    of a phase has 0 bytes done; its last one has all, if the phase was completed.
+    "phase" has the name, done_bytes, total_bytes and seconds since the phase began, and with a
+    schedule the share of all phases that is done, and the seconds until the end of all. The first
+    line of a phase has 0 bytes done; its last one has all, if the phase was completed.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, schedule: Schedule | None = None) -> None:
         self._stream = stream
+        self._schedule = schedule or Schedule()
         self._phase = ""
         self._total_bytes = 0
         self._done_bytes = 0
@@ -158,10 +209,12 @@ class JsonlProgress:
         """A line with nothing done."""
         self._phase, self._total_bytes, self._done_bytes = phase, max(total_bytes, 1), 0
         self._start_ns = time.monotonic_ns()
+        self._schedule.start(phase, total_bytes)
         self._show()
 
     def advance(self, nbytes: int) -> None:
         """A line, unless one was just written; always at the end of the phase."""
+        self._schedule.advance(nbytes)
         self._done_bytes = min(self._done_bytes + nbytes, self._total_bytes)
         waited = time.monotonic_ns() - self._line_ns > LINE_SECONDS * 1e9
         if self._phase and (waited or self._done_bytes == self._total_bytes):
@@ -173,6 +226,7 @@ class JsonlProgress:
 
     def finish(self) -> None:
         """A line, where a phase had begun."""
+        self._schedule.finish()
         if self._phase:
             self._phase = ""
             self._line({"event": "end"})
@@ -187,22 +241,46 @@ class JsonlProgress:
                 "done_bytes": self._done_bytes,
                 "total_bytes": self._total_bytes,
                 "seconds": round(seconds, 3),
+                **self._whole(),
             }
         )
+
+    def _whole(self) -> dict[str, object]:
+        """How far all phases together are."""
+        left = self._schedule.seconds_left
+        if left is None:
+            return {}
+        share = round(self._schedule.share, 4)
+        return {"whole_share": share, "whole_seconds_left": round(left, 1)}
 
     def _line(self, values: dict[str, object]) -> None:
         # Names of files may hold bytes that are no text; as escapes they pass every stream.
         print(json.dumps(values), file=self._stream, flush=True)
 
 
-def progress_for(stream: TextIO | None = None, kind: ProgressKind = "auto") -> Progress:
-    """The progress that was asked for, or that fits the stream (stderr unless given)."""
+def format_whole(schedule: Schedule) -> str:
+    """`all: 25 %, 3 min left`; "" where nothing is expected."""
+    left = schedule.seconds_left
+    if left is None:
+        return ""
+    return f"all: {100 * schedule.share:.0f} %, {format_duration(left)} left"
+
+
+def progress_for(
+    stream: TextIO | None = None, kind: ProgressKind = "auto", schedule: Schedule | None = None
+) -> Progress:
+    """The progress that was asked for, or that fits the stream (stderr unless given).
+
+    With a `schedule` it also says how far all phases together are.
+    """
     stream = sys.stderr if stream is None else stream
     if kind == "none":
-        return SilentProgress()
+        return SilentProgress() if schedule is None else ScheduleOnly(schedule)
     if kind == "jsonl":
-        return JsonlProgress(stream)
-    return TerminalProgress(stream) if kind == "auto" and stream.isatty() else PlainProgress(stream)
+        return JsonlProgress(stream, schedule)
+    if kind == "auto" and stream.isatty():
+        return TerminalProgress(stream, schedule)
+    return PlainProgress(stream, schedule)
 
 
 TRAINING_LINE_SECONDS = 10.0

@@ -17,6 +17,14 @@ def format_seconds(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e3:.3g} us"
 
 
+def format_duration(seconds: float) -> str:
+    """`12 s`, `3 min`, `1 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def format_bytes_moved(nbytes: float) -> str:
     """Bytes moved, in three digits and powers of ten: `11.8 MB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

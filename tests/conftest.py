@@ -22,6 +22,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHLLM_HOME", str(directory))
+        patch.setenv("FLASHLLM_NO_QUICK_PROFILE", "1")  # nor does anything go on behind a test
         yield directory
 
 

@@ -223,9 +223,10 @@ COMMANDS = (
     ),
     Command(
         "doctor",
-        "what this machine can do",
+        "what this machine can do, and whether a model fits it",
         "flashllm.cli.commands.doctor:doctor",
-        _add_model_and_json,
+        "flashllm.cli.commands.doctor:add_doctor_arguments",
+        "flashllm.cli.commands.doctor:DOCTOR_EXAMPLES",
     ),
     Command(
         "plan",

@@ -15,6 +15,7 @@ from flashllm.kv_cache.context import Context
 from flashllm.model.decoder import Decoder
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan
+from flashllm.system import right_of_way
 from flashllm.system.memory import rss_peak_bytes
 from flashllm.telemetry.costs import PrefillCost, TokenCost, decode_summary
 from flashllm.telemetry.meter import Meter, NoMeter
@@ -147,7 +148,8 @@ class Generation:
 
     def _run(self, max_tokens: int, on_prefill: OnPrefill | None) -> Generator[Token, None, None]:
         try:
-            yield from self._tokens(max_tokens, on_prefill)
+            with right_of_way.taken():
+                yield from self._tokens(max_tokens, on_prefill)
         except Cancelled:
             self.finish_reason = "cancelled"
 

@@ -31,6 +31,7 @@ from flashllm.planning.model_facts import (
     usual_ceiling,
 )
 from flashllm.planning.plan import Plan, Sizes, make_plan
+from flashllm.system import right_of_way
 from flashllm.system.memory import rss_bytes
 
 KERNEL_THREADS = torch.get_num_threads()
@@ -70,6 +71,13 @@ def load_planned(
     directory: Path, options: ModelOptions, profile: Profile | None, *, least: bool = False
 ) -> tuple[Decoder, Plan, Store]:
     """Like `load_decoder`, with a profile that was already found."""
+    with right_of_way.taken():
+        return _load(directory, options, profile, least)
+
+
+def _load(
+    directory: Path, options: ModelOptions, profile: Profile | None, least: bool
+) -> tuple[Decoder, Plan, Store]:
     store = Store(directory)
     try:
         check_runnable(store)

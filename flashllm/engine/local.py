@@ -87,7 +87,7 @@ class Model:
         profile: Profile | None = None,
     ) -> None:
         self.plan = plan
-        self._direct_wanted = options.direct
+        self._options = options
         self._caution = _profile_caution(store.directory, options)
         self._profile = profile
         self._rates: DeviceRates | None = None
@@ -200,6 +200,18 @@ class Model:
             self._rates = DeviceRates.of(self._profile, self.info, self.plan, direct)
         return self._rates
 
+    def renew_rates(self) -> DeviceRates:
+        """The same by the profile that is kept now; it may have been measured meanwhile."""
+        self._profile, self._rates = profile_for(self._store.directory, self._options), None
+        return self.rates()
+
+    @property
+    def wants_quick_profile(self) -> bool:
+        """Whether a quick profile would tell of the model's disk what nobody has measured yet."""
+        if self._options.profile is not None or not self._store.reader.direct:
+            return False
+        return staleness.wants_quick_profile(self._store.directory)
+
     def neuron_map(self) -> NeuronMap:
         """Which neurons are in DRAM, and which the last token used or read; from any thread."""
         pool = self._decoder.pool
@@ -213,7 +225,7 @@ class Model:
         if self._decoder.isa == "scalar":
             found.append("the kernels use no vector instructions (scalar), so computing is slow")
         fallback = str(self._store.reader.fallback)
-        if fallback and self._direct_wanted:
+        if fallback and self._options.direct:
             found.append(f"reads go through the page cache, not direct ({fallback})")
         return [*found, self._caution] if self._caution else found
 

@@ -112,6 +112,9 @@ class Engine(Protocol):
     def plan(self) -> Plan: ...  # noqa: D102
     @property
     def tokenizer(self) -> EngineTokenizer | None: ...  # noqa: D102
+    @property
+    def wants_quick_profile(self) -> bool:
+        """Whether a quick profile would tell of the model's disk what nobody has measured yet."""
 
     def generate(
         self,
@@ -136,6 +139,9 @@ class Engine(Protocol):
 
     def rates(self) -> DeviceRates:
         """What this device and machine can give, as far as a profile knows."""
+
+    def renew_rates(self) -> DeviceRates:
+        """The same by the profile that is kept now; it may have been measured meanwhile."""
 
     def neuron_map(self) -> NeuronMap | None:
         """Which neurons are in DRAM, and which the last token used or read; None if unknown."""

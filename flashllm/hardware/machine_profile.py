@@ -1,13 +1,15 @@
 """The profile of a device on this machine: the cost of reads by size and number of threads.
 
 `flashllm bench io` measures it, `save` keeps it in the user's cache directory, one file per device,
-and the planner uses it. Between measured numbers of threads, throughput is linear in their
+and the planner uses it. A quick profile, a sample of some seconds, is kept in a file of its own and
+found only where no other is. Between measured numbers of threads, throughput is linear in their
 logarithm; `curves` interpolates between sizes.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -37,6 +39,7 @@ __all__ = [
     "cache_path",
     "find",
     "load",
+    "quick_path",
     "save",
 ]
 
@@ -68,6 +71,8 @@ class Profile:
     """Instruction set of the measured kernels; "" in profiles that do not say."""
     io_backend: str = ""
     """The back-end of the reads, threads or uring; "" in profiles that do not say."""
+    quick: bool = False
+    """Whether it is a sample of some seconds: enough for expected speeds, not to choose by."""
     _curves: dict[int, Curve] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,6 +81,15 @@ class Profile:
         for threads in sorted({point.threads for point in self.points}):
             points = [point for point in self.points if point.threads == threads]
             self._curves[threads] = Curve.of(points, fits.get(threads))
+
+    @property
+    def chooses_reads(self) -> bool:
+        """Whether threads and gap may be chosen by it.
+
+        One that was ended early or is quick knows too little of many threads, and would choose too
+        few.
+        """
+        return self.complete and not self.quick
 
     def throughput(self, read_bytes: float, threads: int) -> float:
         """Bytes per second of many reads of that size by that many threads.
@@ -150,9 +164,12 @@ class Profile:
 def save(profile: Profile, path: Path | None = None) -> Path:
     """Writes a profile atomically, to the cache unless a path is given; returns its path.
 
-    `CannotCreate` if it cannot be written.
+    In the cache, a whole profile takes the place of a quick one, and a quick one never that of a
+    whole one. `CannotCreate` if it cannot be written.
     """
-    path = cache_path(profile.device) if path is None else path
+    is_kept = path is None
+    if path is None:
+        path = quick_path(profile.device) if profile.quick else cache_path(profile.device)
     text = json.dumps(profile.to_json(), indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,6 +179,9 @@ def save(profile: Profile, path: Path | None = None) -> Path:
             f"{path}: the profile cannot be written ({error.strerror}); "
             "give --profile FILE, or set FLASHLLM_HOME to another directory"
         ) from error
+    if is_kept and not profile.quick:
+        with contextlib.suppress(OSError):  # a whole one is found first anyway
+            quick_path(profile.device).unlink(missing_ok=True)
     return path
 
 
@@ -184,18 +204,28 @@ def load(path: Path) -> Profile:
 
 
 def find(path: Path) -> Profile | None:
-    """The kept profile of the device of `path`; None if there is no valid one."""
+    """The kept profile of the device of `path`, else the quick one; None if neither is valid."""
     try:
         device = describe_device(path)
-        profile = load(cache_path(device))
-    except (FlashllmError, OSError, RuntimeError):
+        places = cache_path(device), quick_path(device)
+    except (OSError, RuntimeError):
         return None
-    return profile if profile.device.key == device.key else None
+    for place in places:
+        with contextlib.suppress(FlashllmError, OSError):
+            profile = load(place)
+            if profile.device.key == device.key:
+                return profile
+    return None
 
 
 def cache_path(device: DeviceIdentity) -> Path:
     """Where the profile of a device is kept."""
     return cache_dir() / "profiles" / f"{device.key}.json"
+
+
+def quick_path(device: DeviceIdentity) -> Path:
+    """Where the quick profile of a device is kept."""
+    return cache_dir() / "profiles" / f"{device.key}.quick.json"
 
 
 def _check_values(profile: Profile) -> None:

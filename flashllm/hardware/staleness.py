@@ -96,6 +96,16 @@ def profile_for(directory: Path, options: ModelOptions) -> Profile | None:
     return find_profile(directory, file) if options.direct or file is not None else None
 
 
+def wants_quick_profile(directory: Path) -> bool:
+    """Whether a quick profile of the device of `directory` would tell more than what is kept.
+
+    It would where nothing is kept, or a quick one that is stale or knows the disk alone. What
+    `flashllm bench io` has measured is never replaced.
+    """
+    kept = find(directory)
+    return kept is None or (kept.quick and (kept.rates is None or bool(staleness(kept))))
+
+
 def caution(path: Path, file: Path | None = None) -> str:
     """One sentence on what is doubtful about the profile for `path`; "" if nothing is.
 

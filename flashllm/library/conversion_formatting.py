@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING
 from flashllm.library.conversion_job import ConvertJob, JobState, JobStatus
 from flashllm.library.conversion_options import NO_PREDICTORS, TRAIN, ConvertOptions
 from flashllm.library.formatting import clean, format_least_memory
-from flashllm.units import format_bytes, format_ceiling, format_speed
+from flashllm.units import format_bytes, format_ceiling, format_duration, format_speed
 
 if TYPE_CHECKING:
+    from flashllm.convert import ConversionPlan
     from flashllm.library.conversion_preview import Preview
-
-
-def format_duration(seconds: float) -> str:
-    """`12 s`, `3 min`, `1 h 20 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def format_phase(status: JobStatus) -> str:
@@ -27,7 +20,25 @@ def format_phase(status: JobStatus) -> str:
         return "beginning"
     words = f"{status.phase}: {100 * status.share:.0f} %"
     left = status.seconds_left
+    if status.whole_share is not None and status.whole_seconds_left is not None:
+        words += f"; all: {100 * status.whole_share:.0f} %"
+        left = status.whole_seconds_left
     return words if left is None else f"{words}, {format_duration(left)} left"
+
+
+def format_plan(plan: ConversionPlan, seconds: float, origin: str) -> list[str]:
+    """What a conversion will write, where, how large, how long; `origin` of the time, or ""."""
+    what = plan.spec.encoding_label
+    lines = [
+        f"writes {format_bytes(plan.written_bytes)} to {clean(str(plan.destination))}, in {what};"
+        f" reads {format_bytes(plan.source_bytes)} of {clean(str(plan.source))}"
+    ]
+    room = f"{format_bytes(plan.free_bytes)} are free"
+    if plan.scratch_bytes:
+        room += f", {format_bytes(plan.scratch_bytes)} more are needed until it is complete"
+    why = f", {origin}" if origin else "; its first seconds will tell better"
+    time = f"about {format_duration(seconds)}" if seconds >= 1 else "less than a second"
+    return [*lines, f"takes {time}{why}; {room}"]
 
 
 def format_amount(status: JobStatus) -> str:
@@ -57,6 +68,9 @@ def format_preview(preview: Preview, options: ConvertOptions) -> list[str]:
         f"on disk about {format_bytes(preview.disk_bytes)}, {format_bytes(preview.free_bytes)}"
         f" free{room}",
     ]
+    if preview.seconds is not None:
+        why = f", {preview.seconds_origin}" if preview.seconds_origin else ""
+        lines.append(f"takes about {format_duration(preview.seconds)}{why}")
     needs, ceiling = preview.smallest_ceiling_bytes, preview.ceiling_bytes
     if needs is not None:
         lines.append(f"needs {format_least_memory(needs, preview.application_bytes)}")
@@ -64,7 +78,8 @@ def format_preview(preview: Preview, options: ConvertOptions) -> list[str]:
             lines.append(f"more than the {format_ceiling(ceiling)} it would get")
     if preview.tokens_per_second is not None and ceiling is not None:
         speed = format_speed(preview.tokens_per_second)
-        lines.append(f"about {speed} tokens/s expected in {format_ceiling(ceiling)}")
+        quick = ", by a quick profile" if preview.quick else ""
+        lines.append(f"about {speed} tokens/s expected in {format_ceiling(ceiling)}{quick}")
         if preview.assumed:
             lines.append(f"assumed: {preview.assumed}")
     if options.predictors != NO_PREDICTORS:

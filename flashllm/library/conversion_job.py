@@ -24,6 +24,8 @@ from flashllm.errors import EXIT_INTERRUPTED, CannotCreate, Interrupted, UsageEr
 from flashllm.library.conversion_events import (
     LINE_BYTES_MAX,
     PhaseEvent,
+    PlanEvent,
+    SummaryEvent,
     TextEvent,
     WarningEvent,
     parse_event,
@@ -61,6 +63,13 @@ class JobStatus:
     total_bytes: int = 0
     seconds: float = 0.0
     """Seconds since the phase began."""
+    whole_share: float | None = None
+    """The share of all phases that is done; None where the process does not say."""
+    whole_seconds_left: float | None = None
+    plan: tuple[str, ...] = ()
+    """Lines about what is made."""
+    summary: tuple[str, ...] = ()
+    """Lines about what was made."""
     warnings: tuple[str, ...] = ()
     error: str = ""
 
@@ -206,7 +215,13 @@ class ConvertJob:
                 done_bytes=event.done_bytes,
                 total_bytes=event.total_bytes,
                 seconds=event.seconds,
+                whole_share=event.whole_share,
+                whole_seconds_left=event.whole_seconds_left,
             )
+        elif isinstance(event, PlanEvent):
+            self._change(plan=event.lines)
+        elif isinstance(event, SummaryEvent):
+            self._change(summary=event.lines)
         elif isinstance(event, WarningEvent):
             warnings = (*self.status.warnings, event.text)
             self._change(warnings=warnings[:WARNINGS_MAX])

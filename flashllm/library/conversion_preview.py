@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashllm.errors import UsageError
-from flashllm.library.conversion_options import NO_PREDICTORS, ConvertOptions
+from flashllm.errors import FlashllmError, UsageError
+from flashllm.library.conversion_options import NO_PREDICTORS, TRAIN, ConvertOptions
+from flashllm.library.conversion_speeds import speeds_for
 from flashllm.library.formatting import format_shape
 from flashllm.library.scan import Conditions, expected, known_activity
 from flashllm.options import Select
@@ -18,6 +19,9 @@ from flashllm.spec import ModelSpec
 from flashllm.system.filesystem import existing_parent
 
 _CHECKSUM_BYTES = 4
+CALIBRATION_NAMES = ("calibration.jsonl", "calibration.ids")
+BYTES_PER_TOKEN_MIN = 3
+"""As `flashllm.predictors.calibration_texts` has them, which loads torch: a test compares them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,13 @@ class Preview:
     assumed: str
     sparse: bool
     """Whether neurons are zero at all, so that predictors have something to say."""
+    seconds: float | None = None
+    """That the conversion will take; None where the weights, or the text to train on, are not
+    there."""
+    seconds_origin: str = ""
+    """Where that is known from; "" where nothing was measured here."""
+    quick: bool = False
+    """Whether the speed is by a quick profile."""
 
 
 def preview(
@@ -54,11 +65,13 @@ def preview(
     checksums = _CHECKSUM_BYTES * spec.n_layers * spec.bundles_per_layer
     place = existing_parent(destination)
     status = os.statvfs(place)
-    smallest, speed, assumed = _expected(spec, options, place, conditions)
+    smallest, speed, assumed, quick = _expected(spec, options, place, conditions)
+    disk_bytes = weights.total + weights.padding + checksums + predictors
+    seconds, origin = _conversion_seconds(source, spec, options, place, disk_bytes)
     return Preview(
         features=format_shape(spec),
         encoding=spec.encoding_label,
-        disk_bytes=weights.total + weights.padding + checksums + predictors,
+        disk_bytes=disk_bytes,
         free_bytes=status.f_bavail * status.f_frsize,
         smallest_ceiling_bytes=smallest,
         application_bytes=conditions.options.application_bytes,
@@ -66,15 +79,41 @@ def preview(
         tokens_per_second=speed,
         assumed=assumed,
         sparse=spec.sparse,
+        seconds=seconds,
+        seconds_origin=origin,
+        quick=quick,
     )
+
+
+def _conversion_seconds(
+    source: Path, spec: ModelSpec, options: ConvertOptions, place: Path, disk_bytes: int
+) -> tuple[float | None, str]:
+    """How long the converter's phases take together, and where that is known from."""
+    from flashllm.convert import Learning, conversion_phases, source_file, weight_files
+
+    try:
+        shards = weight_files(source).shards
+        source_bytes = sum(source_file(source, shard).stat().st_size for shard in shards)
+        tokens = 0
+        if options.predictors == TRAIN:
+            text = options.calibration or next(
+                path for name in CALIBRATION_NAMES if (path := source / name).is_file()
+            )
+            tokens = text.stat().st_size // BYTES_PER_TOKEN_MIN
+    except (FlashllmError, OSError, StopIteration):
+        return None, ""
+    learning = Learning(tokens, trains=options.predictors == TRAIN)
+    speeds = speeds_for(place)
+    phases = conversion_phases(spec, source_bytes, disk_bytes, learning)
+    return sum(phase.seconds for phase in speeds.expect(phases)), speeds.origin
 
 
 def _expected(
     spec: ModelSpec, options: ConvertOptions, place: Path, conditions: Conditions
-) -> tuple[int | None, float | None, str]:
-    """The smallest ceiling, tokens a second in the usual one, and what was assumed for them."""
+) -> tuple[int | None, float | None, str, bool]:
+    """The smallest ceiling; tokens a second in the usual one, what they assume, whether quick."""
     if conditions.interpreter_bytes is None:
-        return None, None, ""
+        return None, None, "", False
     select = _selector(spec, options, conditions.options.select)
     scenario = conditions.scenario(
         spec,
@@ -83,7 +122,9 @@ def _expected(
         select,
         place,
     )
-    return expected(scenario, conditions.ceiling_bytes)
+    profile = scenario.profile
+    quick = profile is not None and profile.quick
+    return *expected(scenario, conditions.ceiling_bytes), quick
 
 
 def _selector(spec: ModelSpec, options: ConvertOptions, asked: Select | None) -> Select:

@@ -17,6 +17,8 @@ CHARACTERS_MAX = 500
 UNKNOWN = "-"
 ASSUMED = "~"
 """Before a speed that assumes something of the model."""
+QUICK = " quick"
+"""Behind a speed that a quick profile leads to."""
 
 
 def clean(text: str) -> str:
@@ -45,12 +47,12 @@ def format_error(problem: BaseException, where: Path) -> str:
 def figures(model: FoundModel) -> tuple[str, str, str, str]:
     """Size, precision, least memory and expected speed, for the cells of a table."""
     size, needs, speed = model.size_bytes, model.smallest_ceiling_bytes, model.tokens_per_second
-    mark = ASSUMED if model.assumed else ""
+    mark, quick = ASSUMED if model.assumed else "", QUICK if model.quick else ""
     return (
         UNKNOWN if size is None else format_bytes(size),
         model.encoding or UNKNOWN,
         UNKNOWN if needs is None else format_ceiling(needs),
-        UNKNOWN if speed is None else f"{mark}{format_speed(speed)}",
+        UNKNOWN if speed is None else f"{mark}{format_speed(speed)}{quick}",
     )
 
 
@@ -67,10 +69,17 @@ def speed_sentence(model: FoundModel) -> str:
     if model.tokens_per_second is not None and model.ceiling_bytes is not None:
         speed = format_speed(model.tokens_per_second)
         words = f"{speed} tokens/s expected in {format_ceiling(model.ceiling_bytes)}"
-        words += ", from measured rates of disk and machine"
+        words += f", from {format_rates_origin(model.quick)}"
         return f"{words}; assumed: {model.assumed}" if model.assumed else words
     if model.is_too_large:
         return f"Needs more than the {format_ceiling(model.ceiling_bytes or 0)} it would get"
     if model.smallest_ceiling_bytes is None:
         return "Memory and speed are not known yet"
-    return "Speed unknown: `flashllm bench io` measures disk and machine"
+    return "Speed unknown: `flashllm bench io` measures disk and machine, --quick in seconds"
+
+
+def format_rates_origin(quick: bool) -> str:
+    """Where a speed comes from."""
+    if quick:
+        return "a quick profile of disk and machine (`flashllm bench io` measures them well)"
+    return "measured rates of disk and machine"

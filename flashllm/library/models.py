@@ -33,6 +33,8 @@ class FoundModel:
     """The memory for which this speed is expected."""
     assumed: str = ""
     """What the speed assumes of the model, where nothing was recorded."""
+    quick: bool = False
+    """Whether the speed is by a quick profile of disk and machine."""
     remarks: tuple[str, ...] = ()
     """Remarks before it is opened: lossy, no tokenizer, random weights."""
     problem: str = ""

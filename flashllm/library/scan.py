@@ -195,6 +195,7 @@ def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundMo
         converted=True,
     )
     smallest, speed, assumption = expected(scenario, conditions.ceiling_bytes)
+    profile = scenario.profile
     return replace(
         found,
         smallest_ceiling_bytes=smallest,
@@ -202,6 +203,7 @@ def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundMo
         ceiling_bytes=conditions.ceiling_bytes,
         tokens_per_second=speed,
         assumed=assumption,
+        quick=speed is not None and profile is not None and profile.quick,
     )
 
 

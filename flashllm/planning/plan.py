@@ -289,8 +289,7 @@ def _ways_to_read(
     """Ways to read, the best first: as the profile says, then as without a profile."""
     threads = _within("io-threads", io_threads, DEFAULT_IO_THREADS, _MAX_THREADS)
     usual = _Reading(threads, GAP_BYTES)
-    # One that was ended early may know nothing of many threads, and would choose too few.
-    if profile is None or not profile.complete:
+    if profile is None or not profile.chooses_reads:
         return [usual]
     # Where every neuron is needed, whole blocks are read.
     read_bytes = MAX_READ_BYTES if select == "all" else sizes.stride

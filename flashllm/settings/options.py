@@ -150,6 +150,15 @@ MODEL_OPTIONS = (
     ),
     Option("no_direct", ("--no-direct",), parse_flag, False, "read through the page cache"),
 )
+PROFILE_OPTIONS = (
+    Option(
+        "no_quick_profile",
+        ("--no-quick-profile",),
+        parse_flag,
+        False,
+        "do not measure the disk for some seconds, in the background, at the first use of a model",
+    ),
+)
 SAMPLING_OPTIONS = (
     Option("max_tokens", ("-n", "--max-tokens"), parse_positive, 512, "longest answer (512)", "N"),
     Option(
@@ -245,4 +254,11 @@ CHAT_OPTIONS = (
         table="chat",
     ),
 )
-OPTIONS = (MODEL, *MODEL_OPTIONS, *SAMPLING_OPTIONS, *SESSION_OPTIONS, *CHAT_OPTIONS)
+OPTIONS = (
+    MODEL,
+    *MODEL_OPTIONS,
+    *PROFILE_OPTIONS,
+    *SAMPLING_OPTIONS,
+    *SESSION_OPTIONS,
+    *CHAT_OPTIONS,
+)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from flashllm.planning.plan import Plan
     from flashllm.spec import ModelSpec
 
-UNKNOWN = "unknown: run `flashllm bench io FILE`"
+UNKNOWN = "unknown: run `flashllm bench io --quick`"
+PROFILE, QUICK_PROFILE = "profile", "quick profile"
 PAGE_CACHE = "unknown: reads go through the page cache, and the profile's did not"
 DRAM_UNKNOWN = "unknown: the profile knows flash alone; run `flashllm bench io` with the machine"
 _SIZES = tuple(512 << power for power in range(14))  # 512 bytes to 4 MiB
@@ -86,6 +87,8 @@ class DeviceRates:
     flash: Curve | None = None
     """Flash rates for reads of any size."""
     work: TokenWork | None = None
+    profile_name: str = PROFILE
+    """How displays call what the rates come from: a quick profile is marked everywhere."""
 
     @classmethod
     def of(cls, profile: Profile | None, info: ModelInfo, plan: Plan, direct: bool) -> DeviceRates:
@@ -100,14 +103,21 @@ class DeviceRates:
         flash = flash_rate = dram_rate = None
         if profile.rates is not None and (by_threads := profile.rates.dram_bytes_per_second):
             dram_rate = by_threads[max(by_threads)]
-        origin = f"the profile of {profile.device.name}, {profile.date[:10]}"
+        name = QUICK_PROFILE if profile.quick else PROFILE
+        article = "a" if profile.quick else "the"
+        origin = f"{article} {name} of {profile.device.name}, {profile.date[:10]}"
         if direct == profile.direct:
             seconds = [size / profile.throughput(size, plan.io_threads) for size in _SIZES]
             flash = Curve(_SIZES, tuple(seconds), None)
             flash_rate = flash.throughput(info.bundle_stride_bytes)
         else:
             origin = PAGE_CACHE
-        return cls(flash_rate, dram_rate, origin, flash, work)
+        return cls(flash_rate, dram_rate, origin, flash, work, name)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether they are by a quick profile."""
+        return self.profile_name == QUICK_PROFILE
 
     def flash_at(self, read_bytes: float) -> float | None:
         """Bytes per second of reads of that size."""

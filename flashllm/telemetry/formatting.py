@@ -32,11 +32,11 @@ PART_GROUPS = {
 """Groups of parts, for displays with little space."""
 
 
-def format_share_of_profile(rate: float, allowed: float | None) -> str:
+def format_share_of_profile(rate: float, allowed: float | None, profile: str = "profile") -> str:
     """`83 % of the profile's 3.5 GB/s`; without a profile, how to get one."""
     if not allowed:
-        return "what it allows is unknown: run `flashllm bench io FILE`"
-    return f"{100 * rate / allowed:.0f} % of the profile's {format_rate(allowed)}"
+        return "what it allows is unknown: run `flashllm bench io --quick`"
+    return f"{100 * rate / allowed:.0f} % of the {profile}'s {format_rate(allowed)}"
 
 
 def format_parts(parts: Iterable[tuple[str, float]], least: float = 0.005) -> str:

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import TokenCost, ratio
-from flashllm.telemetry.device_rates import DRAM_UNKNOWN, DeviceRates, MeasuredTraffic
+from flashllm.telemetry.device_rates import (
+    DRAM_UNKNOWN,
+    PROFILE,
+    DeviceRates,
+    MeasuredTraffic,
+)
 from flashllm.telemetry.formatting import format_parts, format_share_of_profile, format_split
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.units import (
@@ -65,6 +70,8 @@ class TokenNumbers:
     """`bound_ns` as a share of the time taken; 1 is as fast as this machine can be."""
     binds: str = ""
     """What the bound is: "flash" or "DRAM"."""
+    profile_name: str = PROFILE
+    """How the profile is called that the rates are from."""
     text: str = ""
     """The token's text, unchanged."""
     index: int = 0
@@ -110,6 +117,7 @@ class TokenNumbers:
             bound_ns=bound.larger_ns if bound else None,
             of_bound=bound.share if bound and cost.wall_ns else None,
             binds=bound.binds if bound else "",
+            profile_name=rates.profile_name,
             text=text,
             index=index,
             prompt=prompt,
@@ -229,8 +237,10 @@ def format_bound(rates: DeviceRates, plan: Plan, moved: MeasuredTraffic) -> str:
     if bound is None:
         return rates.origin if rates.flash_bytes_per_second is None else DRAM_UNKNOWN
     time = format_seconds(bound.larger_ns)
+    quick = f", by a {rates.profile_name}" if rates.is_quick else ""
     return (
-        f"{100 * bound.share:.0f} % of what this machine allows: {time} a token, by {bound.binds}"
+        f"{100 * bound.share:.0f} % of what this machine allows{quick}: {time} a token,"
+        f" by {bound.binds}"
     )
 
 
@@ -243,5 +253,5 @@ def _format_flash(decode: dict[str, Any], rates: DeviceRates) -> str:
         f" of {format_bytes_moved(nbytes / reads)}, {decode['queue_depth_mean']:.1f} at once"
     )
     speed = decode["io_bytes_per_second"]
-    share = format_share_of_profile(speed, rates.flash_at(nbytes / reads))
+    share = format_share_of_profile(speed, rates.flash_at(nbytes / reads), rates.profile_name)
     return f"{text}; {format_rate(speed)}, {share}"

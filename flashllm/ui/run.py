@@ -70,6 +70,7 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
     if chat.answering.turn is not None:  # what came of it since it was saved last
         chat.saving.turn(chat.conversation, chat.answering.turn)
     saved = chat.saving.close(CLOSE_SECONDS)
+    chat.quick_profile.close()
     if chat.begun_conversions is not None:
         chat.begun_conversions.close(CONVERSION_SECONDS)
     closed = chat.engine.close(CLOSE_SECONDS)

@@ -19,6 +19,7 @@ from flashllm.core.numpy_twin.latency import BINS, Latencies
 from flashllm.errors import FlashllmError
 from flashllm.hardware import machine_profile as profiles
 from flashllm.hardware.staleness import staleness
+from tests.support.profiles import RATES
 
 REAL_DOUBT = fit.reason_to_doubt
 FAST = ["--sizes", "4KiB,16KiB", "--threads", "1,32", "--seconds", "0.02", "--runs", "2"]
@@ -318,3 +319,92 @@ def test_a_run_that_was_cached_exits_with_a_reason(
     assert "the device was asked for 0" in shown.err
     assert shown.out == ""
     assert profiles.find(disk_file) is None
+
+
+def test_a_quick_profile_is_kept_until_a_whole_one_is_there(
+    disk_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(disk_file, "--quick") == 0
+    shown = capsys.readouterr()
+    assert "quick profile: random direct reads, 2 passes" in shown.out
+    assert "`flashllm bench io` measures well, and replaces it" in shown.out
+    quick = profiles.find(disk_file)
+    assert quick is not None
+    assert quick.quick
+    assert {point.threads for point in quick.points} == {1, 8, 32}
+    assert bench(disk_file, *FAST, "--no-fio") == 0
+    whole = profiles.find(disk_file)
+    assert whole is not None
+    assert not whole.quick
+    assert not profiles.quick_path(whole.device).exists()
+    capsys.readouterr()
+    assert bench(disk_file, "--quick") == 0
+    assert "so the quick profile is not kept" in capsys.readouterr().err
+    assert profiles.find(disk_file) == whole
+
+
+def test_a_quick_profile_as_json_and_elsewhere(
+    disk_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = disk_file.with_name("here.json")
+    assert bench(disk_file, "--quick", "--json", "--profile", elsewhere) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["profile"]["quick"] is True
+    assert report["profile_file"] == str(elsewhere)
+    assert profiles.load(elsewhere).quick
+    assert profiles.find(disk_file) is None
+
+
+def test_rates_of_the_machine_stay_where_they_cannot_be_measured_again(
+    disk_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = RATES
+    asked: list[int] = []
+
+    def measure_rates(**settings: Any) -> Any:
+        asked.append(settings["bytes_most"])
+        settings["before_each"](0, 1)
+        return rates
+
+    monkeypatch.setattr(machine_rates, "measure_rates", measure_rates)
+    assert main(["bench", "io", str(disk_file), "--quick"]) == 0
+    found = profiles.find(disk_file)
+    assert found is not None
+    assert (found.rates, asked) == (rates, [128 << 20])
+    assert "memory and kernels" in capsys.readouterr().out
+    monkeypatch.setattr("flashllm.system.memory_limit.available_bytes", lambda: 1 << 20)
+    assert main(["bench", "io", str(disk_file), "--quick"]) == 0
+    assert "memory and kernels were not measured: less than 640 MiB" in capsys.readouterr().err
+    found = profiles.find(disk_file)
+    assert found is not None
+    assert found.rates == rates
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--quick", "--sizes", "4KiB"], "--sizes: a quick profile has its own"),
+        (["--background", "--json"], "--background: only keeps the profile"),
+        ([], "what to read is missing"),
+    ],
+)
+def test_what_makes_no_sense_together(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "io", *arguments]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_in_the_background_only_progress_is_said(
+    disk_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashllm.cli.bench.quick._become_idle", lambda: None)
+    assert bench(disk_file, "--background", "--leave", "1MiB") == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    events = [json.loads(line) for line in shown.err.splitlines()]
+    assert events[0]["phase"] == "measuring the disk"
+    assert {event["event"] for event in events} == {"phase", "end"}
+    found = profiles.find(disk_file)
+    assert found is not None
+    assert found.quick

@@ -16,6 +16,7 @@ from flashllm.convert import progress_for
 
 from flashllm import progress
 from flashllm.cli.commands.convert import PROGRESS_KINDS
+from flashllm.library.conversion_events import PhaseEvent, parse_event
 from flashllm.progress import (
     JsonlProgress,
     LineProgress,
@@ -23,6 +24,7 @@ from flashllm.progress import (
     SilentProgress,
     TerminalProgress,
 )
+from flashllm.schedule import ExpectedPhase, Schedule
 from tests.support.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -40,11 +42,62 @@ def test_plain_lines() -> None:
     progress.finish()
     progress.finish()
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "first: 0.0 MB"
+    assert lines[0] == "first: 1000 B"
     shares = [int(line.split()[1]) for line in lines[1:11]]
     assert shares == list(range(10, 101, 10))
-    assert all(re.search(r", [\d,]+ MB/s, [\d,]+ s left$", line) for line in lines[1:11])
-    assert lines[11:] == ["warning: [bold]odd[/bold]", "empty: 0.0 MB"]
+    assert all(re.search(r", [\d.]+ [kMG]?B/s, \d+ s left$", line) for line in lines[1:11])
+    assert lines[11:] == ["warning: [bold]odd[/bold]", "empty: 0 B"]
+
+
+def scheduled(clock: list[float]) -> Schedule:
+    phases = [ExpectedPhase("first", "moving", 10.0), ExpectedPhase("second", "moving", 30.0)]
+    return Schedule(phases, lambda: clock[0])
+
+
+def test_with_a_schedule_lines_say_how_far_everything_is() -> None:
+    clock = [0.0]
+    stream = io.StringIO()
+    shown = progress_for(stream, "plain", scheduled(clock))
+    shown.start("first", 1000)
+    clock[0] = 5.0
+    shown.advance(500)
+    assert stream.getvalue().splitlines()[-1].endswith("s left; all: 12 %, 35 s left")
+    clock[0] = 10.0
+    shown.advance(500)
+    shown.start("second", 10)
+    clock[0] = 25.0
+    shown.advance(5)
+    assert stream.getvalue().splitlines()[-1].endswith("; all: 62 %, 15 s left")
+
+
+def test_with_a_schedule_objects_say_how_far_everything_is() -> None:
+    clock = [0.0]
+    stream = io.StringIO()
+    shown = progress_for(stream, "jsonl", scheduled(clock))
+    shown.start("first", 1000)
+    clock[0] = 5.0
+    shown.advance(1000)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(line["whole_share"], line["whole_seconds_left"]) for line in lines] == [
+        (0.0, 40.0),
+        (0.25, 15.0),
+    ]
+    event = parse_event(stream.getvalue().splitlines()[-1].encode())
+    assert isinstance(event, PhaseEvent)
+    assert (event.whole_share, event.whole_seconds_left) == (0.25, 15.0)
+
+
+def test_a_terminal_gets_a_second_bar_for_everything() -> None:
+    clock = [0.0]
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    shown = progress_for(stream, "auto", scheduled(clock))
+    assert isinstance(shown, TerminalProgress)
+    shown.start("first", 1000)
+    clock[0] = 5.0
+    shown.advance(500)
+    shown.finish()
+    assert "all: 12 %, 35 s left" in stream.getvalue()
 
 
 def test_lines_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +141,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     for phase in ("hashing the source", "resident weights", "feed-forward bundles"):
         assert phase in shown
     assert "\x1b[?25h" in shown  # the cursor is given back
-    assert re.search(r"\d:\d\d:\d\d", shown)
+    assert re.search(r"\d [KM]iB", shown)
 
 
 def read_all(descriptor: int) -> str:

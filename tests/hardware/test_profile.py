@@ -190,3 +190,33 @@ def test_a_kept_profile_that_is_not_this_devices_is_passed_over(
         path.unlink()
         path.mkdir()
     assert profiles.find(tmp_path) is None
+
+
+def test_a_quick_profile_is_found_where_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
+    device = describe_device(tmp_path)
+    quick = linear_profile(device=device, quick=True)
+    place = profiles.save(quick)
+    assert place == profiles.quick_path(device)
+    assert profiles.find(tmp_path) == quick
+    whole = linear_profile(device=device)
+    assert profiles.save(whole) == profiles.cache_path(device)
+    assert not place.exists()
+    profiles.save(quick)
+    assert profiles.find(tmp_path) == whole
+    profiles.cache_path(device).write_text("{")  # what is damaged is passed over
+    assert profiles.find(tmp_path) == quick
+
+
+def test_nothing_is_chosen_by_a_profile_that_knows_too_little() -> None:
+    assert linear_profile().chooses_reads
+    assert not linear_profile(quick=True).chooses_reads
+    assert not linear_profile(complete=False).chooses_reads
+
+
+def test_a_profile_of_before_quick_ones_is_a_whole_one() -> None:
+    values = linear_profile().to_json()
+    del values["quick"]
+    assert Profile.from_json(values, "here.json") == linear_profile()

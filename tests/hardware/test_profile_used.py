@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,10 @@ def test_the_ceiling_is_kept(sparse_model: Path, profile: Path) -> None:
 def test_a_profile_that_is_none_is_an_error(sparse_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="there is no such file"):
         answer(sparse_model, profile=tmp_path / "none.json")
+
+
+def test_a_quick_profile_chooses_nothing(sparse_model: Path, tmp_path: Path) -> None:
+    quick = dataclasses.replace(law(1e-3, 4e9, 1, 8, 128), quick=True)
+    found, plan = answer(sparse_model, profile=save(quick, tmp_path / "quick.json"))
+    assert (plan.io_threads, plan.gap_bytes) == (32, GAP_BYTES)
+    assert found == answer(sparse_model)[0]

@@ -16,7 +16,12 @@ from flashllm.errors import ProfileError
 from flashllm.hardware import machine_profile, staleness
 from flashllm.hardware.device import describe_device, machine_name
 from flashllm.hardware.machine_profile import Profile
-from flashllm.hardware.staleness import caution, find_profile, for_this_machine
+from flashllm.hardware.staleness import (
+    caution,
+    find_profile,
+    for_this_machine,
+    wants_quick_profile,
+)
 from tests.support.profiles import DEVICE, RATES, law
 
 
@@ -145,3 +150,19 @@ def test_the_doctor_says_so_once(good: Profile, tmp_path: Path) -> None:
     facts = examine(model)
     assert "400 days ago" in facts["model"]["profile_problem"]
     assert len([words for words in facts["warnings"] if "400 days ago" in words]) == 1
+
+
+def test_a_quick_profile_is_wanted_until_something_better_is_there(
+    good: Profile, tmp_path: Path
+) -> None:
+    assert wants_quick_profile(tmp_path)
+    quick = replace(good, quick=True)
+    machine_profile.save(quick)
+    assert not wants_quick_profile(tmp_path)
+    assert caution(tmp_path) == ""
+    machine_profile.save(replace(quick, rates=None))
+    assert wants_quick_profile(tmp_path)  # it knows the disk alone
+    machine_profile.save(replace(quick, date=today(91)))
+    assert wants_quick_profile(tmp_path)
+    machine_profile.save(replace(good, date=today(91), rates=None))
+    assert not wants_quick_profile(tmp_path)  # never instead of what bench io has measured

@@ -13,8 +13,9 @@ from flashllm.convert import demo_directory
 
 from flashllm.flash.manifest import MANIFEST_FILE, manifest_hash_line
 from flashllm.hardware import machine_profile
-from flashllm.hardware.device import describe_device
+from flashllm.hardware.device import describe_device, machine_name
 from flashllm.library import runtime_memory as interpreter
+from flashllm.library.formatting import figures
 from flashllm.library.library import Library
 from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.library.scan import Conditions, find_models
@@ -111,6 +112,21 @@ def test_a_ceiling_too_small_has_no_speed(models: Path) -> None:
     found = only(models, given(memory=MIB))
     assert (found.tokens_per_second, found.problem) == (None, "")
     assert found.smallest_ceiling_bytes is not None
+
+
+def test_a_speed_by_a_quick_profile_is_called_so(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
+    device = describe_device(models)
+    kept = replace(law(8e-6, 2e9), device=device, machine_name=machine_name(), quick=True)
+    machine_profile.save(kept)
+    found = only(models, KNOWN)
+    assert found.tokens_per_second is not None
+    assert found.quick
+    assert figures(found)[-1].endswith(" quick")
+    machine_profile.save(replace(kept, quick=False))
+    assert not only(models, KNOWN).quick
 
 
 def test_what_is_unknown_is_not_made_up(models: Path) -> None:

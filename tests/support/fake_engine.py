@@ -271,6 +271,9 @@ class FakeModel:
         self.requests: list[dict[str, Any]] = []
         self.cost = fake_cost()
         self.device_rates = DeviceRates()
+        self.measured_rates: DeviceRates | None = None
+        """What the rates are once they are renewed."""
+        self.wants_quick_profile = False
         self.maps_made = 0
         self.cached: list[int] = []
         """Ids whose keys and values would be in the cache."""
@@ -313,6 +316,10 @@ class FakeModel:
                 "backend": "threads", "backend_problem": None}  # fmt: skip
 
     def rates(self) -> DeviceRates:
+        return self.device_rates
+
+    def renew_rates(self) -> DeviceRates:
+        self.device_rates = self.measured_rates or self.device_rates
         return self.device_rates
 
     def neuron_map(self) -> NeuronMap:

@@ -111,6 +111,18 @@ def test_a_profile_of_direct_reads_says_nothing_of_the_page_cache() -> None:
     assert DeviceRates.of(None, info(), plan(), direct=True).origin == UNKNOWN
 
 
+def test_rates_of_a_quick_profile_are_called_so() -> None:
+    quick = dataclasses.replace(law(100e-6, 2e9), quick=True)
+    found = DeviceRates.of(quick, info(), plan(), direct=True)
+    assert found.is_quick
+    assert found.origin == "a quick profile of a device of the tests, 2026-01-01"
+    assert not DeviceRates.of(law(100e-6, 2e9), info(), plan(), direct=True).is_quick
+    rates = dataclasses.replace(RATES, profile_name=found.profile_name)
+    words = " ".join(stats_text(report(), rates, plan()).split())
+    assert "83 % of the quick profile's 3 GB/s" in words
+    assert "25 % of what this machine allows, by a quick profile: 10 ms a token" in words
+
+
 def test_with_an_answers_first_token_its_prompt_was_read() -> None:
     tokens = [FakeToken("a", cost(wall_ns=5_000 * MS)), FakeToken("b", cost())]
     first, second = answer_numbers(tokens, RATES, plan(), {0: 10})
@@ -178,8 +190,8 @@ def test_stats_say_that_the_end_was_decoded_too() -> None:
 def test_stats_without_a_profile_say_how_to_get_one() -> None:
     text = stats_text(report(), UNKNOWN_RATES, plan())
     words = " ".join(text.split())
-    assert "2.5 GB/s, what it allows is unknown: run `flashllm bench io FILE`" in words
-    assert "bound    unknown: run `flashllm bench io FILE`" in text
+    assert "2.5 GB/s, what it allows is unknown: run `flashllm bench io --quick`" in words
+    assert "bound    unknown: run `flashllm bench io --quick`" in text
     flash_alone = dataclasses.replace(RATES, dram_bytes_per_second=None)
     assert "bound    unknown: the profile knows flash alone" in stats_text(
         report(), flash_alone, plan()

@@ -47,6 +47,7 @@ from tests.support.chat_pilot import (
     status,
     texts,
 )
+from tests.support.costs import RATES
 from tests.support.fake_engine import FakeModel
 from tests.support.fake_library import FakeLibrary, scripted_job
 from tests.support.screens import until
@@ -260,9 +261,15 @@ async def with_a_message_selected(_: Path) -> set[str]:
 
 
 async def panels_and_pages(_: Path) -> set[str]:
-    async with chat(FakeModel(["one", " two", " three"])) as walk:
+    model = FakeModel(["one", " two", " three"])
+    model.device_rates = RATES
+    async with chat(model) as walk:
         app = walk.app
         await walk.ask("go")
+        for begin in ("f8", "/measure"):
+            app.chat.show_hint("")
+            await (walk.say if begin[0] == "/" else walk.press)(begin)
+            await walk.hints("already known better")
         for panel, key, line in (
             (app.chat.panels.io, "f2", "/io"),
             (app.chat.panels.map, "f3", "/map"),
@@ -543,6 +550,7 @@ EXERCISED: dict[Scenario, str] = {
     """,
     panels_and_pages: """
         chat.io_panel f2, chat.neuron_map f3, chat.help f1, chat.palette ctrl+p, chat.tokens t,
+        chat.measure f8, /measure,
         help.close escape, help.close f1, help.close enter,
         help.close q, tokens.previous left, tokens.previous h, tokens.next right,
         tokens.next l, tokens.first home, tokens.last end,

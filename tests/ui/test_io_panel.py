@@ -113,7 +113,7 @@ async def test_without_a_profile_the_panel_says_how_to_get_one() -> None:
         text = "\n".join(await shown_panel(pilot, panel))
     assert "flash   2.5 GB/s of unknown" in text
     assert "bound   unknown" in text
-    assert "rates: unknown: run `flashllm bench io FILE`" in text
+    assert "rates: unknown: run `flashllm bench io --quick`" in text
 
 
 def full(tokens: list[TokenNumbers], width: int = 78, **changes: Any) -> str:

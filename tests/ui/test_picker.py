@@ -12,7 +12,7 @@ from textual import events
 from textual.app import App
 from textual.pilot import Pilot
 from textual.screen import Screen
-from textual.widgets import Button, DataTable, Input, Select, Static
+from textual.widgets import Button, DataTable, Input, ProgressBar, Select, Static
 
 from flashllm.errors import UnsupportedModel
 from flashllm.library.conversion_job import Conversions, JobState
@@ -217,7 +217,7 @@ async def test_leaving_while_it_looks() -> None:
         (HUGE, "Needs more than the 8192 MiB it would get"),
         (
             replace(BIG, tokens_per_second=None),
-            "Speed unknown: `flashllm bench io` measures disk and machine",
+            "Speed unknown: `flashllm bench io` measures disk and machine, --quick in seconds",
         ),
         (
             replace(BIG, smallest_ceiling_bytes=None, tokens_per_second=None),
@@ -226,6 +226,11 @@ async def test_leaving_while_it_looks() -> None:
         (
             DEMO,
             "410 tokens/s expected in 8192 MiB, from measured rates of disk and machine",
+        ),
+        (
+            replace(DEMO, quick=True),
+            "410 tokens/s expected in 8192 MiB, from a quick profile of disk and machine"
+            " (`flashllm bench io` measures them well)",
         ),
         (BROKEN, f"Cannot be opened: {BROKEN.problem}"),
     ],
@@ -355,6 +360,34 @@ async def test_progress_then_stop_then_another(tmp_path: Path) -> None:
         assert buttons(app) == ["Convert", "Close"]
     assert conversions.job is not None
     assert conversions.job.status.state is JobState.STOPPED
+
+
+async def test_what_is_made_how_far_all_of_it_is_and_what_was_made(tmp_path: Path) -> None:
+    app, conversions, _ = convert_host("""
+        say(event="plan", lines=["writes 3.6 GiB to made", "takes about 40 s"])
+        say(event="phase", phase="bundles", done_bytes=5, total_bytes=10, seconds=2.0,
+            whole_share=0.25, whole_seconds_left=90.0)
+        while not destination.with_name("go").exists(): time.sleep(0.01)
+        make()
+        say(event="summary", lines=["3.6 GiB written", "next: flashllm chat made"])
+    """)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await write(pilot, "source", str(tmp_path / "source"))
+        await write(pilot, "destination", str(tmp_path / "made"))
+        await previewed(pilot)
+        await pilot.press("ctrl+s")
+        shown = "bundles: 50 %; all: 25 %, 2 min left"
+        await until(pilot, lambda: shown in text_of(app.screen, "job-text"))
+        assert text_of(app.screen, "job-more").startswith(
+            "writes 3.6 GiB to made\ntakes about 40 s"
+        )
+        assert app.screen.query_one(ProgressBar).percentage == pytest.approx(0.25)
+        (tmp_path / "go").touch()
+        await until(pilot, lambda: not conversions.is_running)
+        await until(pilot, lambda: "Complete." in text_of(app.screen, "job-text"))
+        assert text_of(app.screen, "job-text").endswith(
+            "Complete.\n3.6 GiB written\nnext: flashllm chat made"
+        )
 
 
 async def test_leaving_lets_it_go_on_and_coming_back_shows_it(tmp_path: Path) -> None:

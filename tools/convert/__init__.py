@@ -13,6 +13,7 @@ from .demo import demo_directory, demo_model, demo_source
 from .families.spec_from_config import describe
 from .output.destination import check_destination
 from .output.reorder import reorder
+from .phases import ConversionPlan, Learning, PhaseWork, conversion_phases
 from .pipeline import convert
 from .source.checkpoint import weight_files
 from .source.files import source_file
@@ -20,11 +21,15 @@ from .verify.report import Problem, VerifyReport
 from .verify.verification import verify
 
 __all__ = [
+    "ConversionPlan",
+    "Learning",
+    "PhaseWork",
     "Problem",
     "Progress",
     "ProgressKind",
     "VerifyReport",
     "check_destination",
+    "conversion_phases",
     "convert",
     "demo_directory",
     "demo_model",

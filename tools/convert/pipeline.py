@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from flashllm.flash.manifest import (
     Manifest,
     read_manifest,
 )
+from flashllm.planning.shape_estimate import predictor_bytes
 from flashllm.progress import Progress, SilentProgress
 
 from .families.config import CONFIG_FILE, read_config
@@ -30,17 +33,23 @@ from .families.spec_from_config import (
     model_name,
     spec_of,
 )
-from .output.destination import OutputFile, check_space, partial_directory, whole_or_absent
-from .output.inspection import Job, look
+from .output.destination import (
+    OutputFile,
+    check_space,
+    check_writable,
+    partial_directory,
+    whole_or_absent,
+)
+from .output.inspection import TOKENIZERS, Job, look
 from .output.reorder import model_bytes, write_reordered
 from .output.writing import resident_bytes, write_bundles, write_manifest, write_resident
+from .phases import BUNDLES, RESIDENT, ConversionPlan, Learning, conversion_phases
 from .predictors import train_or_import
 from .source.checkpoint import open_checkpoint
 from .source.files import read_small, sha256_of, source_file
 from .source.hashing import Hashing
 
 TOKENIZER_BYTES_MAX = 64 << 20
-TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
 SYNTHETIC_KEY = "flashllm_synthetic"
 NOTE_KEY = "flashllm_synthetic_note"
 NOTE_CHARACTERS_MAX = 300
@@ -61,6 +70,8 @@ def convert(
     predictor_dtype: str | None = None,
     order: str = "none",
     progress: Progress | None = None,
+    on_plan: Callable[[ConversionPlan], None] | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Turn the checkpoint in `source` into a converted model at `destination`.
 
@@ -71,8 +82,9 @@ def convert(
     the text `calibration`, or the one that lies with the checkpoint), "checkpoint" (those inside
     it), or the path of a predictors.safetensors or of a folder of model_0.pt, model_1.pt, ...
     `order` is how neurons lie on flash: "none" as in the checkpoint, "coactivation" so that those
-    that `calibration` needs together lie together. The destination is complete afterwards, or
-    absent: any of the errors in `flashllm.errors`, `Interrupted` on Ctrl-C.
+    that `calibration` needs together lie together. `on_plan` gets what will be done once all is
+    checked, before anything is written; with `dry_run` nothing is. The destination is complete
+    afterwards, or absent: any of the errors in `flashllm.errors`, `Interrupted` on Ctrl-C.
     """
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()
@@ -97,11 +109,25 @@ def convert(
             progress.warn(warning)
         with open_checkpoint(source) as checkpoint:
             job = look(config, family, spec, checkpoint, overrides)
+            ordered = order == train_or_import.COACTIVATION
+            needed = _needed_bytes(job)
+            learnt = train_or_import.needed_bytes(job, predictors, destination, tokens)
+            whole = (2 if ordered else 1) * needed + learnt
+            if on_plan is not None or dry_run:
+                check_writable(destination, whole)
+                learning = Learning(
+                    tokens,
+                    trains=predictors == train_or_import.TRAIN,
+                    measures=calibration is not None,
+                    orders=ordered,
+                )
+                plan = _plan(job, destination, needed, learnt, learning)
+                if on_plan is not None:
+                    on_plan(plan)
+                if dry_run:
+                    return
             with partial_directory(destination) as partial:
-                ordered = order == train_or_import.COACTIVATION
-                needed = _needed_bytes(job)
-                learnt = train_or_import.needed_bytes(job, predictors, destination, tokens)
-                check_space(partial, (2 if ordered else 1) * needed + learnt)
+                check_space(partial, whole)
                 first = partial / UNORDERED if ordered else partial
                 first.mkdir(exist_ok=True)
                 manifest = _write(job, first, predictors, progress)
@@ -112,6 +138,25 @@ def convert(
                     write_manifest(first, replace(manifest, files=manifest.files | found))
                 if ordered:
                     _order(first, partial, calibration, progress)
+
+
+def _plan(
+    job: Job, destination: Path, needed: int, learnt: int, learning: Learning
+) -> ConversionPlan:
+    """What the conversion of a job that was looked at will do."""
+    source_bytes = sum(path.stat().st_size for path in _hashed_files(job).values())
+    predictors = min(learnt, predictor_bytes(job.spec)) if learnt else 0
+    status = os.statvfs(destination.parent)
+    return ConversionPlan(
+        source=job.source,
+        destination=destination,
+        spec=job.spec,
+        source_bytes=source_bytes,
+        written_bytes=needed + predictors,
+        scratch_bytes=(needed if learning.orders else 0) + learnt - predictors,
+        free_bytes=status.f_bavail * status.f_frsize,
+        phases=conversion_phases(job.spec, source_bytes, needed, learning),
+    )
 
 
 def _order(first: Path, partial: Path, calibration: Path | None, progress: Progress) -> None:
@@ -145,12 +190,12 @@ def _write(
         files |= train_or_import.take_predictors(job, predictors, directory)
     assignment = job.assignment
     with Hashing(_hashed_files(job), assignment.tensors()) as hashing:
-        progress.start("resident weights", resident_bytes(job.spec))
+        progress.start(RESIDENT, resident_bytes(job.spec))
         files[RESIDENT_FILE] = write_resident(
             directory, job.spec, job.checkpoint, assignment.resident, hashing.used, progress
         )
         header = BundleHeader.for_spec(job.spec, _file_id(job, files[RESIDENT_FILE]))
-        progress.start("feed-forward bundles", header.file_bytes)
+        progress.start(BUNDLES, header.file_bytes)
         files |= write_bundles(
             directory, header, job.checkpoint, assignment, hashing.used, progress
         )

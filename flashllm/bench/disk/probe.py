@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +29,8 @@ _SLACK_BYTES = 1 << 20  # what else this process may read meanwhile, such as a P
 _BATCH_READS = 64  # at a million reads a second still few calls
 _TICKETS_LEAST = 4
 _PAGE_BYTES = 4096
+Guard = Callable[[core.Reader], AbstractContextManager[object]]
+"""What watches over the reader of a measurement while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +109,16 @@ def measure(
     direct: str = "required",
     region: tuple[int, int] | None = None,
     spacing_bytes: int = 0,
+    guard: Guard = contextlib.nullcontext,
 ) -> ProbeResult:
     """One repetition of `probe`, into a buffer of `make_buffer`, on a file that was forgotten.
 
-    Targets of reads are `spacing_bytes` apart, or adjacent. If the device was asked for more than
+    Targets of reads are `spacing_bytes` apart, or adjacent. A `guard` may cancel the reader, which
+    ends the measurement with `InterruptedError`. If the device was asked for more than
     was read, the measurement is repeated once: after a shortage of memory, this program's own code
     may have been read meanwhile. A file system that reads more does so again.
     """
-    task = (path, read_bytes, threads, seconds, buffer, direct, region, spacing_bytes)
+    task = (path, read_bytes, threads, seconds, buffer, direct, region, spacing_bytes, guard)
     for _ in range(2):
         before = page_cache.device_bytes()
         result, asked = _measured(*task)
@@ -132,9 +137,10 @@ def _measured(
     direct: str,
     region: tuple[int, int] | None,
     spacing_bytes: int,
+    guard: Guard,
 ) -> tuple[ProbeResult, int]:
     """The result, not yet proven, and the bytes that the reader was asked for."""
-    with _open(path, read_bytes, threads, direct) as reader:
+    with _open(path, read_bytes, threads, direct) as reader, guard(reader):
         start, end = region or (0, reader.file_bytes)
         first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
         places = (min(end, reader.file_bytes) - first) // read_bytes
@@ -143,6 +149,8 @@ def _measured(
         load = _Load(reader, read_bytes, threads, buffer, first, places, spacing_bytes)
         try:
             result = load.run(seconds)
+        except InterruptedError:
+            raise
         except (OSError, EOFError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ReadFailed(f"{path}: reading failed ({reason})") from error

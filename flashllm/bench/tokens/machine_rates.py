@@ -70,18 +70,50 @@ _Piece = TypeVar("_Piece")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def measure_rates(threads: Sequence[int] | None = None) -> MachineRates:
-    """Rates of memory by `threads`, of our kernels at all threads, and the overheads of a token."""
+def demo_model() -> Path:
+    """The demo, converted where it is not yet."""
+    from flashllm.convert import demo_model as converted
+
+    return Path(converted())
+
+
+def _begin_at_once(_done: int, _pieces: int) -> None:
+    """Waits for nothing."""
+
+
+def measure_rates(
+    threads: Sequence[int] | None = None,
+    *,
+    bytes_most: int = MATRIX_BYTES_MOST,
+    demo: Callable[[], Path | None] = demo_model,
+    before_each: Callable[[int, int], None] = _begin_at_once,
+) -> MachineRates:
+    """Rates of memory by `threads`, of our kernels at all threads, and the overheads of a token.
+
+    At most `bytes_most` of memory are read through. The overheads are those of the model that
+    `demo` gives, and 0 without one. `before_each` is called before each piece of work with the
+    numbers of pieces done and in all; it may wait.
+    """
     usable = KERNEL_THREADS
     threads = threads or sorted({usable, *(1 << power for power in range(usable.bit_length()))})
-    buffer = core.Buffer(matrix_bytes(last_cache_bytes(), available_bytes()))
+    pieces = itertools.count()
+    all_pieces = len(threads) + len(DTYPES) + 1
+
+    def begin() -> None:
+        before_each(next(pieces), all_pieces)
+
+    buffer = core.Buffer(min(matrix_bytes(last_cache_bytes(), available_bytes()), bytes_most))
     buffer.array().fill(_PATTERN)
-    dram = {count: dram_rate(buffer, count) for count in threads}
+    dram: dict[int, float] = {}
+    for count in threads:
+        begin()
+        dram[count] = dram_rate(buffer, count)
     kernels = core.open_kernels(usable)
     matvec: dict[str, float] = {}
     rows: dict[str, float] = {}
     try:
         for dtype in DTYPES:
+            begin()
             matvec[dtype] = matvec_rate(kernels, buffer, dtype, ROW_BYTES)
             matvec[NARROW.format(dtype)] = matvec_rate(kernels, buffer, dtype, NARROW_ROW_BYTES)
             matvec[CHUNK.format(dtype)] = chunk_rate(dtype, usable)
@@ -91,7 +123,11 @@ def measure_rates(threads: Sequence[int] | None = None) -> MachineRates:
         kernels.close()
     del buffer
     rates = MachineRates(dram, matvec, rows, layer_overhead_ns=0.0, token_overhead_ns=0.0)
-    layer_ns, token_ns = overheads(rates)
+    begin()
+    directory = demo()
+    if directory is None:
+        return rates
+    layer_ns, token_ns = overheads(rates, directory)
     return MachineRates(dram, matvec, rows, layer_ns, token_ns)
 
 
@@ -185,13 +221,11 @@ def _row(dtype: str, row_bytes: int) -> tuple[int, int]:
     return columns, encoded_row_bytes(dtype, columns)
 
 
-def overheads(rates: MachineRates) -> tuple[float, float]:
+def overheads(rates: MachineRates, directory: Path) -> tuple[float, float]:
     """Nanoseconds of a layer, and of the rest of a token, that no bytes explain: on the demo."""
-    from flashllm.convert import demo_model
-
     with _torch_threads(KERNEL_THREADS):
         # With the shortest window every layer reads, so that handing reads over is counted too.
-        decoder, plan, store = load_decoder(Path(demo_model()), window=1)
+        decoder, plan, store = load_decoder(directory, window=1)
         with store:
             costs, context = _decode(decoder, store)
     spec = store.spec

@@ -7,7 +7,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from flashllm.cli.shared.output import Output, Ticker, remark
+from flashllm.cli.bench.disk_report import write_json, write_text
+from flashllm.cli.shared.output import Ticker, remark
 from flashllm.errors import (
     EXIT_INTERRUPTED,
     BenchmarkInvalid,
@@ -24,6 +25,12 @@ def bench_io(arguments: argparse.Namespace) -> int:
 
     74 if the machine was too busy for the profile to be kept: scripts may try again.
     """
+    if arguments.quick or arguments.background:
+        from flashllm.cli.bench.quick import bench_quick
+
+        return bench_quick(arguments)
+    if arguments.target is None:
+        raise UsageError("bench io: what to read is missing; give a converted model or a file")
     from flashllm.bench.disk.fit import reason_to_doubt
     from flashllm.bench.disk.sweep import make_profile
 
@@ -46,9 +53,9 @@ def bench_io(arguments: argparse.Namespace) -> int:
     except CannotCreate as error:  # no reason to lose what took minutes to measure
         problem = error
     if arguments.json:
-        _write_json(arguments, target, sweep, profile, remarks, kept, interrupted)
+        write_json(arguments, target, sweep, profile, remarks, kept, interrupted)
     else:
-        _write_text(target, settings, sweep, profile, kept, interrupted)
+        write_text(target, settings, sweep, profile, kept, interrupted)
     for text in remarks:
         remark(text)
     _draw(arguments.plot, profile, sweep.pass_ratios())
@@ -71,50 +78,6 @@ def _remarks(sweep: Any, settings: Any, no_fio: bool, interrupted: bool) -> list
     if interrupted:
         found.append("interrupted: these are the figures until then")
     return found
-
-
-def _write_json(
-    arguments: argparse.Namespace,
-    target: Any,
-    sweep: Any,
-    profile: Any,
-    remarks: list[str],
-    kept: Path | None,
-    interrupted: bool,
-) -> None:
-    from flashllm.bench.disk import report
-    from flashllm.bench.header import run_header
-
-    Output().json({
-        "header": run_header(target.path.parent, _plain(arguments)),
-        **report.report(target, sweep, profile),
-        "interrupted": interrupted,
-        "profile_file": str(kept) if kept else None,
-        "remarks": remarks,
-    })  # fmt: skip
-
-
-def _write_text(
-    target: Any, settings: Any, sweep: Any, profile: Any, kept: Path | None, interrupted: bool
-) -> None:
-    from flashllm.bench.disk import report
-
-    device, output = profile.device, Output()
-    ended = "; ENDED EARLY" if not profile.complete else ""
-    if interrupted and profile.complete:
-        ended = "; memory and kernels not measured"
-    output.write(
-        f"{target.path} on {device.name} ({device.kind}, {device.filesystem}), "
-        f"{profile.machine_name}\n"
-        f"random direct reads, {settings.runs} passes of {settings.seconds:g} s a point, "
-        f"{'proven uncached' if sweep.proven else 'not proven uncached'}"
-        f"{ended}\n\n"
-    )
-    output.write(report.text(sweep, profile))
-    if profile.rates is not None:
-        output.write("\n" + _rates_text(profile.rates))
-    if kept:
-        output.write(f"\nprofile: {kept}\n")
 
 
 def _prepare(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -235,22 +198,6 @@ def _why_worse(profile: Any, known: Any) -> str:
     return ""
 
 
-def _rates_text(rates: Any) -> str:
-    """Rates of memory and kernels, in GB/s, and the overheads of a token."""
-    from flashllm.text_table import columns
-
-    memory = {f"memory x{n}": rate for n, rate in rates.dram_bytes_per_second.items()}
-    kernels = {f"matrix {name}": rate for name, rate in rates.kernel_bytes_per_second.items()}
-    scattered = {f"rows {name}": rate for name, rate in rates.rows_bytes_per_second.items()}
-    rows = [["memory and kernels", "GB/s"]]
-    rows += [[name, f"{v / 1e9:.1f}"] for name, v in {**memory, **kernels, **scattered}.items()]
-    beside = (rates.layer_overhead_ns / 1e3, rates.token_overhead_ns / 1e3)
-    return (
-        columns(rows)
-        + f"beside its bytes, a layer {beside[0]:.0f} µs, a token {beside[1]:.0f} µs\n"
-    )
-
-
 def _draw(directory: Path | None, profile: Any, pass_ratios: list[float]) -> None:
     if directory is None:
         return
@@ -258,12 +205,3 @@ def _draw(directory: Path | None, profile: Any, pass_ratios: list[float]) -> Non
 
     for path in io_plots.draw(profile, pass_ratios, directory):
         remark(f"drawn: {path}")
-
-
-def _plain(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings as plain values."""
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(arguments).items()
-        if name != "handler"
-    }

@@ -21,6 +21,7 @@ examples:
   flashllm bench io ~/big.flash                 measure its disk; what is found is kept for `plan`
   flashllm bench io /data/big.file --sizes 4KiB,16KiB,64KiB --threads 1,32
   flashllm bench io ~/big.flash --profile here.json
+  flashllm bench io --quick                     some seconds, as the chat does at its first use
 """
 TOKENS_EXAMPLES = """\
 examples:
@@ -67,7 +68,30 @@ def parse_seconds(text: str) -> float:
 def add_io_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `bench io`."""
     parser.add_argument(
-        "target", type=Path, metavar="MODEL|FILE", help="a converted model, or a file to read"
+        "target",
+        nargs="?",
+        type=Path,
+        metavar="MODEL|FILE",
+        help="a converted model, or a file to read (with --quick, the demo by default)",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a sample of some seconds, kept as a quick profile: for expected speeds, until a whole"
+        " one is there",
+    )
+    parser.add_argument(
+        "--background",
+        action="store_true",
+        help="a quick profile at the lowest priority, which waits while a model answers; its"
+        " progress is a JSON object a line on standard error",
+    )
+    parser.add_argument(
+        "--leave",
+        type=argument(parse_size),
+        metavar="SIZE",
+        help="with --background, memory that others are yet to take: nothing is measured where it"
+        " would run short",
     )
     parser.add_argument(
         "--sizes",

@@ -16,6 +16,7 @@ from flashllm.errors import FlashllmError, UsageError
 from flashllm.settings.options import (
     CHAT_OPTIONS,
     MODEL_OPTIONS,
+    PROFILE_OPTIONS,
     SAMPLING_OPTIONS,
     SESSION_OPTIONS,
 )
@@ -96,6 +97,7 @@ def chat(arguments: argparse.Namespace) -> int:
         welcome=WELCOME if model else DEMO_WELCOME,
         keymap=keymap,
         given=[name for name in ("system", *SAMPLING_NAMES) if is_given(name)],
+        quick_profile=not arguments.no_quick_profile,
     )
     screen.engine.abandon = lambda: launcher().close()
     return run_app(ChatApp(screen), inline=arguments.inline, log_file=paths.log_file())
@@ -115,4 +117,4 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_options(parser, "conversation", (*SESSION_OPTIONS, *CHAT_OPTIONS))
     add_options(parser, "answers", SAMPLING_OPTIONS)
-    add_options(parser, "model", MODEL_OPTIONS)
+    add_options(parser, "model", (*MODEL_OPTIONS, *PROFILE_OPTIONS))

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import argument
-from flashllm.cli.shared.output import Output
+from flashllm.cli.shared.output import Output, remark
+from flashllm.schedule import Schedule
 from flashllm.settings.values import parse_number
+
+if TYPE_CHECKING:
+    from flashllm.convert import ConversionPlan, PhaseWork, ProgressKind
 
 
 def convert(arguments: argparse.Namespace) -> int:
     """Converts as the arguments ask and prints where the model is."""
     from flashllm.convert import convert as convert_checkpoint
 
+    report = ConversionReport(arguments.destination, arguments.progress, arguments.dry_run)
     with _stopped_like_ctrl_c():
         convert_checkpoint(
             arguments.source,
@@ -30,30 +38,87 @@ def convert(arguments: argparse.Namespace) -> int:
             resident_dtype=arguments.resident_dtype,
             predictor_dtype=arguments.predictor_dtype,
             order=arguments.order,
-            progress=open_model.terminal_progress(arguments.progress),
+            progress=open_model.terminal_progress(arguments.progress, report.schedule),
+            on_plan=report.begin,
+            dry_run=arguments.dry_run,
         )
-    return _say_where(arguments)
+    return report.end()
 
 
 def reorder(arguments: argparse.Namespace) -> int:
     """Rewrites the model in another order and prints where it is."""
     from flashllm.convert import reorder as reorder_model
 
+    report = ConversionReport(arguments.destination, arguments.progress, arguments.dry_run)
     with _stopped_like_ctrl_c():
         reorder_model(
             arguments.source,
             arguments.destination,
             calibration=arguments.calibration,
-            progress=open_model.terminal_progress(arguments.progress),
+            progress=open_model.terminal_progress(arguments.progress, report.schedule),
+            on_plan=report.begin,
+            dry_run=arguments.dry_run,
         )
-    return _say_where(arguments)
+    return report.end()
 
 
-def _say_where(arguments: argparse.Namespace) -> int:
-    output = Output()
-    output.write(str(arguments.destination))
-    output.end_line()
-    return 0
+class ConversionReport:
+    """Says what will be made before that begins, and what was made, in the form of the progress.
+
+    Standard output gets where the model is; of a dry run, what would be made.
+    """
+
+    def __init__(self, destination: Path, progress: ProgressKind, dry_run: bool) -> None:
+        self.schedule = Schedule()
+        self._destination = destination
+        self._kind = progress
+        self._dry_run = dry_run
+        self._phases: tuple[PhaseWork, ...] = ()
+
+    def begin(self, plan: ConversionPlan) -> None:
+        """Says what will be written, where, how large, and how long it takes."""
+        from flashllm.library.conversion_formatting import format_plan
+        from flashllm.library.conversion_speeds import speeds_for
+
+        speeds = speeds_for(plan.destination)
+        self._phases = plan.phases
+        self.schedule.expect(speeds.expect(plan.phases))
+        seconds = sum(phase.seconds for phase in self.schedule.phases)
+        lines = format_plan(plan, seconds, speeds.origin)
+        if self._dry_run:
+            Output().write("".join(f"{line}\n" for line in lines))
+            return
+        values = {
+            "destination": str(plan.destination),
+            "written_bytes": plan.written_bytes,
+            "source_bytes": plan.source_bytes,
+            "scratch_bytes": plan.scratch_bytes,
+            "seconds": round(seconds, 1),
+        }
+        self._say("plan", lines, values)
+
+    def end(self) -> int:
+        """Says what was made; returns the exit code."""
+        from flashllm.library.conversion_speeds import keep_speeds
+        from flashllm.library.conversion_summary import format_summary, summarize
+
+        if self._dry_run:
+            return 0
+        keep_speeds(self._destination, self._phases, self.schedule)
+        summary = summarize(self._destination, self.schedule.seconds)
+        self._say("summary", format_summary(summary), summary.to_json())
+        output = Output()
+        output.write(str(self._destination))
+        output.end_line()
+        return 0
+
+    def _say(self, event: str, lines: list[str], values: dict[str, Any]) -> None:
+        if self._kind == "jsonl":
+            said = {"event": event, "lines": lines, **values}
+            print(json.dumps(said), file=sys.stderr, flush=True)
+        elif self._kind != "none":
+            for line in lines:
+                remark(line)
 
 
 @contextlib.contextmanager
@@ -78,6 +143,7 @@ PROGRESS_KINDS = ("auto", "plain", "jsonl", "none")
 CONVERT_EXAMPLES = """\
 examples:
   flashllm convert ~/big ~/big.flash --predictors train
+  flashllm convert ~/big ~/big.flash --predictors train --dry-run         # says what it would do
   flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
   flashllm convert ~/big ~/big.flash --dtype int8 --predictors train      # half of 16 bits
   flashllm convert ~/big ~/big.flash --dtype int4 --resident-dtype int8 --predictor-dtype int8
@@ -121,6 +187,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         help="of neurons on flash: the checkpoint's, or those together that the calibration text "
         "needs together, so that fewer and larger reads are made (default: none)",
     )
+    add_dry_run(parser)
     add_progress(parser)
 
 
@@ -149,6 +216,16 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Adds `--dry-run`."""
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check everything and say what would be written, where, how large and how long it"
+        " would take; write nothing",
+    )
+
+
 def add_progress(parser: argparse.ArgumentParser) -> None:
     """Adds `--progress`, which writes to standard error."""
     parser.add_argument(
@@ -170,4 +247,5 @@ def add_reorder_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text from which to learn which neurons are used together",
     )
+    add_dry_run(parser)
     add_progress(parser)

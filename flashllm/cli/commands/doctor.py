@@ -1,7 +1,7 @@
-"""`flashllm doctor`: what this machine can do, and what will be slow.
+"""`flashllm doctor`: what this machine can do, what will be slow, and what to do about it.
 
-Gathers facts first, then derives warnings from them. Imports no torch: versions come from the
-packages' metadata.
+Gathers facts, then derives lines from them (`doctor_checks`). Imports no torch: versions come from
+the packages' metadata, and a model is planned from its headers.
 """
 
 from __future__ import annotations
@@ -12,58 +12,113 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from flashllm.cli.shared.output import Output, table
+from flashllm.cli.commands.doctor_checks import find_checks, format_checks, warning_texts
+from flashllm.cli.shared import open_model
+from flashllm.cli.shared.flags import argument
+from flashllm.cli.shared.output import Output
 from flashllm.dtypes import DTYPES
-from flashllm.errors import ModelNotFound
+from flashllm.errors import FlashllmError, ModelNotFound
 from flashllm.hardware.device import processor_name
+from flashllm.settings.options import MODEL
+from flashllm.settings.values import parse_size
 from flashllm.system.filesystem import describe_storage, existing_parent
-from flashllm.system.paths import cache_dir
-from flashllm.units import GIB, MIB, format_bytes
+from flashllm.system.paths import cache_dir, config_file
 
 PROBE_BYTES = 64 << 10
 BUNDLES_FILE = "ffn.bundles"
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Prints facts and warnings; warnings do not change the exit code."""
-    facts = examine(Path(arguments.model) if arguments.model else None)
+    """Prints a line for each thing that was looked at; no trouble changes the exit code."""
+    facts = examine(_model_asked_for(arguments), arguments.memory)
     output = Output()
     if arguments.json:
         output.json(facts)
-        return 0
-    rows: list[tuple[str, Any]] = []
-    for section, values in facts.items():
-        if isinstance(values, dict):
-            rows += [(f"{section} {name}", _readable(name, v)) for name, v in values.items()]
-    output.write(table([(name.replace("_", " "), value) for name, value in rows]))
-    output.write("\n")
-    for warning in facts["warnings"] or ["nothing to worry about"]:
-        output.write(f"{'warning: ' if facts['warnings'] else ''}{warning}\n")
+    else:
+        output.write(format_checks(find_checks(facts)))
     return 0
 
 
-def examine(model: Path | None) -> dict[str, Any]:
-    """All facts, by section, and the warnings that follow from them."""
+def _model_asked_for(arguments: argparse.Namespace) -> Path | None:
+    """The model of the command line, else that of the settings where these can be read."""
+    from flashllm.settings.resolve import load_settings
+
+    model = arguments.model
+    if model is None:
+        try:
+            model = load_settings().value(MODEL.name)
+        except FlashllmError:  # told as a line of its own
+            return None
+    return None if model is None else open_model.model_directory(model)
+
+
+def examine(model: Path | None, memory: int | None = None) -> dict[str, Any]:
+    """All facts, by section, and the lines and warnings that follow from them.
+
+    `memory` is the ceiling for which the model is planned; None is the usual one.
+    """
     if model is not None and not model.is_dir():
-        raise ModelNotFound(f"{model}: there is no such directory")
+        raise ModelNotFound(f"{model}: there is no such directory; `flashllm ls` lists models")
     facts: dict[str, Any] = {
         "system": _system(),
         "core": _core(),
         "memory": _memory(),
+        "settings": _settings(),
         "cache": _place(cache_dir(), is_model=False),
     }
     if model is not None:
         facts["model"] = _place(model, is_model=True)
+        facts["plan"] = _plan(model, memory)
     facts["versions"] = _versions()
-    facts["warnings"] = find_warnings(facts)
+    checks = find_checks(facts)
+    facts["warnings"] = warning_texts(checks)
+    facts["checks"] = [check.to_json() for check in checks]
     return facts
+
+
+def _settings() -> dict[str, Any]:
+    """Whether config.toml and the environment can be read."""
+    from flashllm.settings.resolve import load_settings
+
+    try:
+        load_settings()
+        problem = None
+    except FlashllmError as error:
+        problem = str(error)
+    return {"file": str(config_file()), "problem": problem}
+
+
+def _plan(model: Path, memory: int | None) -> dict[str, Any]:
+    """What the planner says of a model here, as `flashllm ls` shows it."""
+    from flashllm.library.runtime_memory import interpreter_bytes
+    from flashllm.library.scan import Conditions, examine
+    from flashllm.library.verification import last_verified
+    from flashllm.options import ModelOptions
+
+    found = examine(model, Conditions(interpreter_bytes(), ModelOptions(memory=memory)))
+    return {
+        "name": found.name,
+        "problem": found.problem or None,
+        "is_checkpoint": bool(found.problem) and (model / "config.json").is_file(),
+        "features": found.features or None,
+        "encoding": found.encoding or None,
+        "size_bytes": found.size_bytes,
+        "smallest_ceiling_bytes": found.smallest_ceiling_bytes,
+        "ceiling_bytes": found.ceiling_bytes,
+        "is_ceiling_given": memory is not None,
+        "fits": None if found.problem else not found.is_too_large,
+        "tokens_per_second": found.tokens_per_second,
+        "assumed": found.assumed or None,
+        "quick": found.quick,
+        "remarks": list(found.remarks),
+        "verified": None if found.problem else last_verified(model),
+    }
 
 
 def _system() -> dict[str, Any]:
@@ -106,15 +161,32 @@ def _memory() -> dict[str, Any]:
 
 def _place(directory: Path, is_model: bool) -> dict[str, Any]:
     """A directory: its file system, device and free space, and whether direct I/O works."""
+    from flashllm.hardware import machine_profile
+    from flashllm.hardware.device import describe_device
     from flashllm.hardware.staleness import caution
 
     parent = existing_parent(directory)
+    device, profile = describe_device(parent), machine_profile.find(parent)
     return {
         "directory": str(directory),
         **describe_storage(parent),
+        "device_name": device.name,
+        "device_kind": device.kind,
         "free_bytes": shutil.disk_usage(parent).free,
         **_probe(parent, is_model),
+        "profile": None if profile is None else _profile(profile),
         "profile_problem": caution(parent) or None,
+    }
+
+
+def _profile(profile: Any) -> dict[str, Any]:
+    """What is kept of a disk and this machine."""
+    return {
+        "date": profile.date,
+        "quick": profile.quick,
+        "complete": profile.complete,
+        "sequential_bytes_per_second": profile.sequential_bytes_per_second,
+        "has_machine_rates": profile.rates is not None,
     }
 
 
@@ -176,61 +248,22 @@ def _version(name: str) -> str | None:
         return None
 
 
-def find_warnings(facts: dict[str, Any]) -> list[str]:
-    """What will be slow or will not work, each with what to do about it."""
-    warnings: list[str] = []
-    core, memory = facts["core"], facts["memory"]
-    if core["name"] != "native":
-        warnings.append(f"the native core is not in use ({core['fallback']}): everything is slow")
-    if core["isa"] == "scalar":
-        warnings.append(
-            "the kernels use no vector instructions (scalar): everything is slow; "
-            "unset FLASHLLM_ISA if it is set"
-        )
-    if core["problem"]:
-        warnings.append(f"{core['problem']}; unset FLASHLLM_ISA")
-    if memory["available_bytes"] < GIB:
-        free = format_bytes(memory["available_bytes"])
-        warnings.append(f"only {free} of memory are available; close programs, or give --memory")
-    for section in ("cache", "model"):
-        if section in facts:
-            warnings += _place_warnings(facts[section], is_model=section == "model")
-    missing = [name for name, version in facts["versions"].items() if version is None]
-    if missing:
-        warnings.append(f"not installed: {', '.join(missing)}; run `pip install flashllm` again")
-    if not facts["versions"]:
-        warnings.append("flashllm itself is not installed; run `pip install .` in its folder")
-    if sys.maxsize < 1 << 32:
-        warnings.append("this Python has 32 bits; large models need one of 64")
-    return list(dict.fromkeys(warnings))
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `doctor`; it reads settings by itself, since it says what is wrong with them."""
+    parser.add_argument(
+        MODEL.name, nargs="?", metavar=MODEL.metavar, help="say also whether this model fits here"
+    )
+    parser.add_argument(
+        "--memory",
+        type=argument(parse_size),
+        metavar="SIZE",
+        help="the ceiling to plan the model for (default: what is available)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def _place_warnings(place: dict[str, Any], is_model: bool) -> list[str]:
-    directory, warnings = place["directory"], []
-    if place["direct"] is False:
-        warnings.append(f"{directory}: no direct I/O ({place['fallback']}); reads fill the cache")
-    elif place["direct"] is None:
-        hint = "is it a converted model?" if is_model else "set FLASHLLM_HOME to another directory"
-        warnings.append(f"{directory}: {place['fallback']}; {hint}")
-    if place["network"]:
-        warnings.append(f"{directory}: a network file system ({place['filesystem']}); copy it here")
-    if place["usb"]:
-        warnings.append(f"{directory}: a USB device; an internal one is several times faster")
-    if place["rotational"]:
-        warnings.append(
-            f"{directory}: the device says that it is a spinning disk; if it is, random reads crawl"
-        )
-    if place["profile_problem"]:
-        warnings.append(place["profile_problem"])  # names the device, which both places may share
-    if place["free_bytes"] < GIB:
-        warnings.append(f"{directory}: only {format_bytes(place['free_bytes'])} are free")
-    return warnings
-
-
-def _readable(name: str, value: object) -> str:
-    if isinstance(value, int) and name.endswith("_bytes") and value >= MIB:
-        return format_bytes(value)
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    words = {None: "-", True: "yes", False: "no"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+DOCTOR_EXAMPLES = """\
+examples:
+  flashllm doctor                               this machine
+  flashllm doctor ~/big.flash --memory 8GiB     and whether that model fits, and how fast it is
+"""

@@ -108,10 +108,13 @@ def _format_kept(plan: Plan) -> str:
 def verify(arguments: argparse.Namespace) -> int:
     """Reads the whole model and prints what is wrong with it."""
     from flashllm.convert import verify as verify_model
+    from flashllm.library.verification import keep_verified
 
     progress = open_model.terminal_progress()
     directory = open_model.model_directory(arguments.model)
     report = verify_model(directory, progress)
+    if report.ok:
+        keep_verified(directory)
     output = Output()
     if arguments.json:
         output.json(report.to_json())

@@ -12,7 +12,7 @@ from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_options
 from flashllm.cli.shared.output import Output, remark
 from flashllm.errors import FlashllmError
-from flashllm.library.formatting import ASSUMED, UNKNOWN, figures
+from flashllm.library.formatting import ASSUMED, UNKNOWN, figures, format_rates_origin
 from flashllm.settings.options import CHAT_OPTIONS, MODEL, MODEL_OPTIONS
 from flashllm.text_table import aligned
 from flashllm.units import format_bytes, format_ceiling
@@ -74,11 +74,15 @@ def _write_models(output: Output, models: Sequence[FoundModel]) -> None:
         )
     if fast := [model for model in known if model.tokens_per_second is not None]:
         remark(
-            f"tok/s: expected in {format_ceiling(fast[0].ceiling_bytes or 0)}, from measured rates"
-            f" of disk and machine; {ASSUMED}: and from what is assumed of the model"
+            f"tok/s: expected in {format_ceiling(fast[0].ceiling_bytes or 0)}, from"
+            f" {format_rates_origin(any(model.quick for model in fast))}; {ASSUMED}: and from what"
+            " is assumed of the model"
         )
     elif not all(model.is_too_large for model in known):
-        remark("speeds are unknown here; `flashllm bench io` measures disk and machine")
+        remark(
+            "speeds are unknown here; `flashllm bench io` measures disk and machine, with --quick"
+            " in seconds"
+        )
 
 
 def _model_row(model: FoundModel) -> tuple[str, ...]:

@@ -110,6 +110,11 @@ def verdict(
         sentences.append(
             "The profile was ended early, so times are rougher; `flashllm bench io` measures again."
         )
+    elif scenario.profile is not None and scenario.profile.quick:
+        sentences.append(
+            "The times are by a quick profile, a sample of some seconds; `flashllm bench io`"
+            " measures disk and machine well."
+        )
     paragraphs = [textwrap.fill(sentence, WIDTH) for sentence in sentences]
     if advice:
         lines = [f"  {_seconds(a.token_seconds):>8}  {a.change}" for a in advice[:ADVICE_MOST]]
@@ -118,6 +123,11 @@ def verdict(
 
 
 def _seconds_missing(scenario: Scenario) -> str:
+    if scenario.profile is not None and scenario.profile.quick:
+        return (
+            "The quick profile knows the disk alone, so there are no seconds: `flashllm bench io`"
+            " measures this machine too."
+        )
     if scenario.profile is not None:
         return (
             "The profile knows the disk and not enough of this machine, so there are no seconds:"
@@ -125,7 +135,7 @@ def _seconds_missing(scenario: Scenario) -> str:
         )
     return (
         "How long that takes depends on the disk and on this machine: `flashllm bench io`"
-        " measures them, and then plan tells seconds too."
+        " measures them, with --quick in some seconds, and then plan tells seconds too."
     )
 
 
@@ -171,6 +181,7 @@ def to_json(
             "machine": profile.machine_name,
             "date": profile.date,
             "complete": profile.complete,
+            "quick": profile.quick,
         },
         "expected": expected.to_json(),
         "ceilings": limits.to_json(),

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from flashllm.cli.run.prompt import check_prompt, is_chat, read_prompt
@@ -18,7 +19,12 @@ from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.engine.answer import Request, start
 from flashllm.errors import EXIT_INTERRUPTED, UsageError
-from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS, SESSION_OPTIONS
+from flashllm.settings.options import (
+    MODEL_OPTIONS,
+    PROFILE_OPTIONS,
+    SAMPLING_OPTIONS,
+    SESSION_OPTIONS,
+)
 from flashllm.settings.values import parse_ids
 from flashllm.telemetry.token_report import stats_text
 
@@ -48,6 +54,8 @@ class AnswerEnd:
     """False for a model without a tokenizer, whose answer has only ids."""
     stats: str
     """The cost as lines of text, if that was asked for."""
+    wants_quick_profile: bool
+    """Whether nobody has measured the model's disk yet."""
 
 
 Event = Union[PromptProgress, "EngineToken", AnswerEnd]
@@ -82,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
                     emit(token)
                 report = generation.report()
                 stats = stats_text(report, model.rates(), model.plan) if arguments.stats else ""
-                emit(AnswerEnd(report, model.tokenizer is not None, stats))
+                wants_quick_profile = not arguments.no_quick_profile and model.wants_quick_profile
+                emit(AnswerEnd(report, model.tokenizer is not None, stats, wants_quick_profile))
             finally:
                 running.model = None
 
@@ -95,9 +104,23 @@ def run(arguments: argparse.Namespace) -> int:
             worker.join(JOIN_SECONDS)
             kept.close()
             raise
+    if end.wants_quick_profile and end.report["finish_reason"] != "cancelled":
+        _measure_disk(directory, arguments)
     if kept.error is not None:
         raise kept.error
     return EXIT_INTERRUPTED if end.report["finish_reason"] == "cancelled" else 0
+
+
+def _measure_disk(directory: Path, arguments: argparse.Namespace) -> None:
+    """Has the disk measured once this command has ended, so that no answer waits for it."""
+    from flashllm.library.quick_profile_job import start_detached
+
+    if start_detached(directory) and arguments.stats:
+        remark(
+            "this disk was not measured yet: that is done now, in the background, at the lowest"
+            " priority and for some 10 s, so that speeds are known (--no-quick-profile leaves it"
+            " out)"
+        )
 
 
 def _start(
@@ -242,4 +265,4 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--save", action="store_true", help="keep question and answer as a new conversation"
     )
     add_options(parser, "answers", SAMPLING_OPTIONS)
-    add_options(parser, "model", MODEL_OPTIONS)
+    add_options(parser, "model", (*MODEL_OPTIONS, *PROFILE_OPTIONS))

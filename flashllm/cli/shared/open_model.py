@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flashllm.engine.process.launcher import EngineLauncher
     from flashllm.engine.sampling import Sampling
     from flashllm.options import ModelOptions
+    from flashllm.schedule import Schedule
 
 WORKER_ENTRY = "flashllm.library.worker_entry:open_engine"
 """The module:function with which an engine's process opens models."""
@@ -45,11 +46,14 @@ class CleanProgress:
         self._progress.finish()
 
 
-def terminal_progress(kind: ProgressKind = "auto") -> Progress:
-    """A bar on standard error if that is a terminal, plain lines if it is not, or as asked for."""
+def terminal_progress(kind: ProgressKind = "auto", schedule: Schedule | None = None) -> Progress:
+    """A bar on standard error if that is a terminal, plain lines if it is not, or as asked for.
+
+    With a `schedule` it also says how far all phases together are.
+    """
     from flashllm.convert import progress_for
 
-    return CleanProgress(progress_for(sys.stderr, kind))
+    return CleanProgress(progress_for(sys.stderr, kind, schedule))
 
 
 def model_directory(model: str | Path | None) -> Path:

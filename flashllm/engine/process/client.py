@@ -66,12 +66,17 @@ class RemoteTokenizer:
         return text
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        answers: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._process.ask(lambda number: messages.Call(number, name, arguments), answers.put)
-        answer = answers.get()
-        if isinstance(answer, messages.Returned):
-            return answer.value
-        raise error_of(answer)
+        return _called(self._process, name, *arguments)
+
+
+def _called(process: WorkerSupervisor, name: str, *arguments: Any) -> Any:
+    """The result of a call in the engine's process; waits for it."""
+    answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+    process.ask(lambda number: messages.Call(number, name, arguments), answers.put)
+    answer = answers.get()
+    if isinstance(answer, messages.Returned):
+        return answer.value
+    raise error_of(answer)
 
 
 class RemoteGeneration:
@@ -153,6 +158,7 @@ class EngineClient:
             self.tokenizer = RemoteTokenizer(process, opened.has_chat_template)
         self._process = process
         self._opened = opened
+        self._rates: DeviceRates = opened.rates
         self._running: RemoteGeneration | None = None
         self._lock = threading.Lock()
         self._map: NeuronMap | None = None
@@ -195,7 +201,17 @@ class EngineClient:
 
     def rates(self) -> DeviceRates:
         """What this device and machine can give, as far as a profile knows."""
-        return self._opened.rates
+        return self._rates
+
+    def renew_rates(self) -> DeviceRates:
+        """The same by the profile that is kept now; waits for the other process."""
+        self._rates = _called(self._process, "renew_rates")
+        return self._rates
+
+    @property
+    def wants_quick_profile(self) -> bool:
+        """Whether a quick profile would have told of the disk what was not known at opening."""
+        return self._opened.wants_quick_profile
 
     def neuron_map(self) -> NeuronMap | None:
         """The last map that arrived; requests the next one without waiting for it."""

@@ -127,6 +127,7 @@ class Opened:
     cautions: list[str]
     io_report: dict[str, Any]
     rates: DeviceRates
+    wants_quick_profile: bool
     number: int = OPENING
 
 

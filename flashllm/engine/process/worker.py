@@ -111,6 +111,7 @@ class Worker:
                 cautions=model.cautions(),
                 io_report=model.io_report(),
                 rates=model.rates(),
+                wants_quick_profile=model.wants_quick_profile,
             )
             self._model = model
             self._channel.send(opened)
@@ -167,8 +168,8 @@ class Worker:
     def _answer(self, call: messages.Call) -> Any:
         model = self._model
         assert model is not None, "a call before the model is open"
-        if call.name == "neuron_map":
-            return model.neuron_map()
+        if call.name in ("neuron_map", "renew_rates"):
+            return getattr(model, call.name)()
         tokenizer = model.tokenizer
         assert tokenizer is not None
         assert call.name in ("encode", "encode_chat", "decode", "chat_stops"), call.name

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from flashllm.errors import FlashllmError
     from flashllm.library.conversion_job import JobStatus
     from flashllm.library.models import ModelChoice
+    from flashllm.library.quick_profile_job import QuickProfileStatus
+    from flashllm.telemetry.device_rates import DeviceRates
     from flashllm.telemetry.token_record import EngineToken
     from flashllm.ui.chat.status import Phase
 
@@ -91,6 +93,23 @@ class Converting(Message):
         super().__init__()
         self.words = words
         self.status = status
+
+
+class Measuring(Message):
+    """A quick profile went on, or is over."""
+
+    def __init__(self, status: QuickProfileStatus) -> None:
+        super().__init__()
+        self.status = status
+
+
+class RatesRenewed(Message):
+    """What is known of the disk and the machine that `engine` runs on has changed."""
+
+    def __init__(self, engine: Engine, rates: DeviceRates) -> None:
+        super().__init__()
+        self.engine = engine
+        self.rates = rates
 
 
 class SavingFailed(Message):

@@ -33,6 +33,7 @@ from flashllm.ui.chat.context_meter import TELLS_AT, ContextMeter, Fill
 from flashllm.ui.chat.conversation_view import ConversationView
 from flashllm.ui.chat.engine_thread import EngineThread
 from flashllm.ui.chat.kept_conversations import NOTHING_KEPT, KeptConversations
+from flashllm.ui.chat.quick_profile import QuickProfile, format_measured, format_measuring
 from flashllm.ui.chat.slash_commands import SlashCommands
 from flashllm.ui.chat.status import HINT_SECONDS, Activity, Phase, StatusLine
 from flashllm.ui.chat.turn_actions import TurnActions
@@ -66,7 +67,8 @@ class ChatScreen(Screen[None]):
     """A conversation with one model; `open_engine` gives the model and may take its time.
 
     `store` is the file of conversations, None keeps nothing; `session` the one to go on with;
-    `given` names the settings of the command line, which no conversation that is opened changes.
+    `given` names the settings of the command line, which no conversation that is opened changes;
+    `quick_profile` is whether an unknown disk is measured without being asked for.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [QUIT, *CHAT_BINDINGS]  # in the footer it comes first
@@ -87,6 +89,7 @@ class ChatScreen(Screen[None]):
         welcome: str = "Ask something below. F1 explains keys and numbers.",
         keymap: Mapping[str, str] | None = None,
         given: Collection[str] = (),
+        quick_profile: bool = False,
     ) -> None:
         super().__init__()
         self.choice = choice or ModelChoice(name="the model")
@@ -116,6 +119,7 @@ class ChatScreen(Screen[None]):
         self.slash = SlashCommands(
             self, self._run_action, self.activity, self.answer_settings, self.kept, self._themes
         )
+        self.quick_profile = QuickProfile(self, quick_profile)
         self.session = session
         """The conversation that is opened first."""
         self._welcome = welcome
@@ -227,6 +231,7 @@ class ChatScreen(Screen[None]):
             self.activity.model_name = sanitize_line(choice.name)
         self.activity.send_when_open = False
         self.panels.show_closed()
+        self.quick_profile.follow_closed()
         self._enter(Phase.OPENING)
         self.engine.open(choice)
 
@@ -265,6 +270,7 @@ class ChatScreen(Screen[None]):
         title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_label}, {select}, "
         self.query_one("#title", Static).update(f"{title}context {plan.context}")
         self.panels.show_opened(event.model)
+        self.quick_profile.follow_opened(event.model)
         self._enter(Phase.READY)
         self.check_context()
         for caution in event.model.cautions():
@@ -291,6 +297,7 @@ class ChatScreen(Screen[None]):
     def _show_closed(self) -> None:
         """No model is open; `/retry` or Ctrl+R opens it again."""
         self.panels.show_closed()
+        self.quick_profile.follow_closed()
         self._enter(Phase.CLOSED)
 
     # The answer
@@ -536,6 +543,22 @@ class ChatScreen(Screen[None]):
             self.show_hint(event.words)
         self.show_status()
 
+    # A quick profile beside the chat
+
+    @on(messages.Measuring)
+    def show_measuring(self, event: messages.Measuring) -> None:
+        """The disk is measured: how far that is stands on the status line."""
+        self.activity.measuring = format_measuring(event.status)
+        if words := self.quick_profile.take_status(event.status):
+            self.show_hint(words)
+        self.show_status()
+
+    @on(messages.RatesRenewed)
+    def show_rates(self, event: messages.RatesRenewed) -> None:
+        """The panels compare with what was measured."""
+        if self.panels.renew_rates(event.engine, event.rates):
+            self.show_hint(format_measured(event.rates))
+
     # Actions: answers
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -748,6 +771,10 @@ class ChatScreen(Screen[None]):
     def action_neuron_map(self) -> None:
         """Shows or hides the map of neurons."""
         self.panels.toggle_map()
+
+    def action_measure(self) -> None:
+        """Takes a quick profile of the model's disk now."""
+        self.show_hint(self.quick_profile.ask())
 
     def action_help(self) -> None:
         """Shows the page of help."""

@@ -118,6 +118,8 @@ class Activity:
     statistics: AnswerStatistics = field(default_factory=AnswerStatistics)
     conversion: str = ""
     """What is being converted beside the chat, and how far it is."""
+    measuring: str = ""
+    """What is measured of the machine beside the chat, and how far it is."""
     _prefill: tuple[float, int] = (0, 0)
     _opening: str = ""
     _since: float = field(default_factory=time.monotonic)
@@ -187,6 +189,8 @@ class Activity:
             parts.append("ready")
         if self.conversion:
             parts.append(self.conversion)
+        if self.measuring:
+            parts.append(self.measuring)
         return tuple(parts)
 
 

@@ -31,6 +31,7 @@ CHAT_BINDINGS: list[BindingType] = [
     _binding("f4", "sessions", "Sessions", show=True),
     _binding("f5", "models", "Models", show=True),
     _binding("f6", "settings", "Settings"),
+    _binding("f8", "measure", "Measure the disk"),
     _binding("ctrl+p", "palette", "Palette"),
     _binding("ctrl+g", "editor", "Editor"),
 ]

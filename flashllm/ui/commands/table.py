@@ -80,6 +80,7 @@ COMMANDS = (
     SlashCommand("model", "PATH", "open another converted model", "model", True),
     SlashCommand("convert", "[SRC DST]", "make a converted model of a checkpoint", "convert"),
     SlashCommand("io", "", "show or hide where time and bytes go", "io_panel"),
+    SlashCommand("measure", "", "measure the disk for some seconds: a quick profile", "measure"),
     SlashCommand("map", "", "show or hide the map of neurons", "neuron_map"),
     SlashCommand("tokens", "", "each token of an answer with its numbers", "tokens"),
     SlashCommand("theme", "NAME", "other colours", "theme", True),

@@ -104,7 +104,7 @@ def format_flash(tokens: Sequence[TokenNumbers], short: bool = False) -> str:
     if any(token.of_profile is None for token in read):
         return format_rate(rate) if short else f"{format_rate(rate)} of unknown"
     shares = sum(_busy(token) * (token.of_profile or 0) for token in read)
-    share = f"{100 * shares / busy:.0f} % of profile"
+    share = f"{100 * shares / busy:.0f} % of {read[-1].profile_name}"
     return share if short else f"{format_rate(rate)}, {share}"
 
 

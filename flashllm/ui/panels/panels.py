@@ -53,6 +53,16 @@ class SidePanels:
         if self._timer is None:
             self._look()
 
+    def renew_rates(self, engine: Engine, rates: DeviceRates) -> bool:
+        """The rates of the open model are known better now; False if it is another by now."""
+        if engine is not self._engine or self._opened is None:
+            return False
+        directory, plan, _ = self._opened
+        self._opened = directory, plan, rates
+        if self.io.display:
+            self._show_last()
+        return True
+
     def show_closed(self) -> None:
         """No model is open."""
         self._engine = None
@@ -73,10 +83,8 @@ class SidePanels:
         """Shows or hides where the time and the bytes go."""
         self.io.display = not self.io.display
         self._share_room()
-        turns = self.tokens.turns
-        if self.io.display and turns and self._opened is not None:
-            self.io.show_plan(*self._opened[1:])
-            self._feed(turns[-1], TOKENS_SHOWN)
+        if self.io.display and self.tokens.turns:
+            self._show_last()
 
     def toggle_map(self) -> None:
         """Shows or hides the map of neurons."""
@@ -88,6 +96,14 @@ class SidePanels:
     def numbers(self, turn_id: int) -> list[TokenNumbers]:
         """Of the tokens of an answer, as far as they are kept."""
         return self._numbers(turn_id, len(self.tokens.of(turn_id)))
+
+    def _show_last(self) -> None:
+        """What the panel shows of the last answer, anew."""
+        if self._opened is None:
+            return
+        self.io.show_plan(*self._opened[1:])
+        if turns := self.tokens.turns:
+            self._feed(turns[-1], TOKENS_SHOWN)
 
     def _note_prompt(self, turn_id: int, count: int, prefill: PrefillCost | None) -> None:
         """Whether the first of the last `count` tokens of an answer came with a prompt."""

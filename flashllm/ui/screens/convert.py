@@ -485,15 +485,17 @@ class ConvertScreen(ModalScreen[Path | None]):
         if status.total_bytes and not status.is_over:
             words = f"{words}\n{format_amount(status)}"
         if status.state is JobState.DONE:
-            words = "Complete."
+            words = "\n".join(["Complete.", *status.summary])
         elif status.is_over:
             words = status.error
         if status.is_over:
             self._conversions.seen = job
         self.query_one("#job-text", Static).update(Content(f"{where}\n{words}"))
         bar = self.query_one(ProgressBar)
-        bar.update(progress=STEPS if status.state is JobState.DONE else STEPS * status.share)
-        more = [f"warning: {text}" for text in status.warnings]
+        share = status.share if status.whole_share is None else status.whole_share
+        bar.update(progress=STEPS if status.state is JobState.DONE else STEPS * share)
+        more = [*(() if status.is_over else status.plan)]
+        more += [f"warning: {text}" for text in status.warnings]
         if not status.is_over:
             more.append("Close leaves it running while the chat is open; its status line shows it.")
         self.query_one("#job-more", Static).update(Content("\n".join(more)))

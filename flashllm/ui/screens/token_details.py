@@ -178,7 +178,7 @@ def _rate(token: TokenNumbers) -> str:
     rate = format_rate(token.flash_bytes_per_second)
     if token.of_profile is None:
         return f"{rate} of unknown"
-    return f"{rate}, {100 * token.of_profile:.0f} % of profile"
+    return f"{rate}, {100 * token.of_profile:.0f} % of {token.profile_name}"
 
 
 def _bound(token: TokenNumbers) -> str:

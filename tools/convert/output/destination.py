@@ -86,6 +86,15 @@ def check_destination(destination: Path) -> None:
         raise CannotCreate(f"{destination.parent}: no such directory; create it first")
 
 
+def check_writable(destination: Path, needed_bytes: int) -> None:
+    """Raises what `partial_directory` and `check_space` would, without writing anything."""
+    check_destination(destination)
+    parent = destination.parent
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise CannotCreate(f"{parent}: cannot be written; choose another place")
+    check_space(parent, needed_bytes)
+
+
 def _create(destination: Path) -> tuple[Path, int]:
     """The new directory and the descriptor that holds its lock."""
     parent = destination.parent

@@ -15,6 +15,8 @@ from ..families.spec_from_config import Overrides
 from ..source.checkpoint import Checkpoint
 from .writing import blocks_of
 
+TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
+"""One of these is needed to make ids of text."""
 TOKENIZER_FILES = (
     "tokenizer.model", "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", GENERATION_FILE,

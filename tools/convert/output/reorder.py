@@ -7,8 +7,9 @@ memory of a block, or of one layer's resident gate.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +32,16 @@ from flashllm.flash.neuron_order import NeuronOrder
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.progress import Progress, SilentProgress
 
+from ..phases import REORDERING, ConversionPlan, ordering_phases
 from ..source.files import BLOCK_BYTES, RangeFile
-from .destination import OutputFile, check_space, partial_directory, whole_or_absent
+from .destination import (
+    OutputFile,
+    check_space,
+    check_writable,
+    partial_directory,
+    whole_or_absent,
+)
+from .inspection import TOKENIZERS
 from .predictor_files import check_predictors
 from .writing import block_checksums, write_manifest
 
@@ -53,11 +62,13 @@ def reorder(
     *,
     calibration: Path | None = None,
     progress: Progress | None = None,
+    on_plan: Callable[[ConversionPlan], None] | None = None,
+    dry_run: bool = False,
 ) -> None:
     """Turn the converted model in `source` into one whose neurons lie in order of co-activation.
 
     The order is learnt from the text `calibration`, or the one that lies with the model. The
-    destination is complete afterwards, or absent: errors as of `convert`.
+    destination is complete afterwards, or absent: `on_plan`, `dry_run` and errors as of `convert`.
     """
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()
@@ -66,12 +77,43 @@ def reorder(
         raise CannotCreate(f"{destination}: inside the model; choose a place outside it")
     with whole_or_absent(source, destination, progress):
         check_unordered(source, manifest)
+        if on_plan is not None or dry_run:
+            check_writable(destination, model_bytes(manifest))
+            plan = _plan(source, destination, manifest, calibration)
+            if on_plan is not None:
+                on_plan(plan)
+            if dry_run:
+                return
         with partial_directory(destination) as partial:
             check_space(partial, model_bytes(manifest))
             from flashllm.predictors import learn_order
 
             order = learn_order(source, calibration, progress)
             write_reordered(source, partial, order, progress)
+
+
+def _plan(
+    source: Path, destination: Path, manifest: Manifest, calibration: Path | None
+) -> ConversionPlan:
+    """What reordering will do; `UsageError` where it cannot: no text, or nothing that chooses."""
+    from flashllm.predictors import check_calibration, find_calibration
+    from flashllm.predictors.neuron_order import selector_of
+
+    selector_of(source, manifest.spec)
+    has_tokenizer = any(name in manifest.files for name in TOKENIZERS)
+    text = find_calibration(source, calibration)
+    tokens = check_calibration(text, manifest.spec.vocab_size, has_tokenizer)
+    status = os.statvfs(destination.parent)
+    return ConversionPlan(
+        source=source,
+        destination=destination,
+        spec=manifest.spec,
+        source_bytes=sum(record.bytes for record in manifest.files.values()),
+        written_bytes=model_bytes(manifest),
+        scratch_bytes=0,
+        free_bytes=status.f_bavail * status.f_frsize,
+        phases=ordering_phases(manifest.spec, model_bytes(manifest), tokens),
+    )
 
 
 def check_unordered(source: Path, manifest: Manifest) -> None:
@@ -101,7 +143,7 @@ def write_reordered(
     content = order.to_bytes()
     # Bundles of the two files must not pass for each other's.
     file_id = hashlib.sha256(old.file_id + content).digest()[: len(old.file_id)]
-    progress.start("writing in order", sum(record.bytes for record in manifest.files.values()))
+    progress.start(REORDERING, sum(record.bytes for record in manifest.files.values()))
     files = {}
     for name in manifest.files:
         if name not in _REWRITTEN:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from flashllm.flash.manifest import FileRecord
 from flashllm.progress import Progress
 
+from ..phases import HASHING
 from .files import RangeFile
 from .tensor import SourceTensor
 
@@ -69,7 +70,7 @@ class Hashing:
         blocks = sum(-(-size // BLOCK_BYTES) for size in self._sizes)
         # The last block counts as left, so that the phase always comes to its end.
         early = [self._next_done() for _ in range(min(self._done.qsize(), max(blocks - 1, 0)))]
-        progress.start("hashing the source", sum(self._sizes) - sum(early))
+        progress.start(HASHING, sum(self._sizes) - sum(early))
         # As many messages whatever the threads have done by now: one a block.
         for _ in early:
             progress.advance(0)

@@ -1,0 +1,87 @@
+"""What a conversion has made: size, time, speed, its predictors' errors, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashllm.flash.manifest import PREDICTORS_FILE
+from flashllm.flash.store import Store
+from flashllm.library.scan import TOKENIZER_FILES
+from flashllm.planning.model_info import describe
+from flashllm.units import format_bytes, format_duration, format_rate
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionSummary:
+    """A model that was just written."""
+
+    directory: Path
+    size_bytes: int
+    seconds: float
+    has_predictors: bool
+    has_tokenizer: bool
+    errors: dict[str, float]
+    """Of the predictors, where they were measured: mean shares, and the ratio of perplexities."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of the model per second, training included."""
+        return self.size_bytes / max(self.seconds, 1e-3)
+
+    @property
+    def next_command(self) -> str:
+        """What to type next."""
+        place = shlex.quote(str(self.directory))
+        if self.has_tokenizer:
+            return f"flashllm chat {place}"
+        return f"flashllm run {place} --raw --ids 1,2,3"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "directory": str(self.directory),
+            "size_bytes": self.size_bytes,
+            "seconds": round(self.seconds, 3),
+            "has_predictors": self.has_predictors,
+            "has_tokenizer": self.has_tokenizer,
+            "errors": self.errors,
+            "next": self.next_command,
+        }
+
+
+def summarize(directory: Path, seconds: float) -> ConversionSummary:
+    """The summary of a model that a conversion has made in `seconds`."""
+    with Store(directory) as store:
+        files = store.manifest.files
+        info = describe(store, any(name in files for name in TOKENIZER_FILES))
+    shares = info.activity or {}
+    names = ("false_negatives", "false_positives", "perplexity_ratio")
+    return ConversionSummary(
+        directory=directory,
+        size_bytes=sum(record.bytes for record in files.values()),
+        seconds=seconds,
+        has_predictors=PREDICTORS_FILE in files,
+        has_tokenizer=info.has_tokenizer,
+        errors={name: shares[name] for name in names if isinstance(shares.get(name), float)},
+    )
+
+
+def format_summary(summary: ConversionSummary) -> list[str]:
+    """Lines: size, time and speed; the predictors' errors; the next command."""
+    lines = [
+        f"{format_bytes(summary.size_bytes)} written in {format_duration(summary.seconds)},"
+        f" {format_rate(summary.bytes_per_second)}"
+    ]
+    if summary.has_predictors and summary.errors:
+        words = {
+            "false_negatives": "{:.2%} of the active neurons missed",
+            "false_positives": "{:.2%} of the others read needlessly",
+            "perplexity_ratio": "perplexity {:.3f} of the exact model's",
+        }
+        found = [words[name].format(value) for name, value in summary.errors.items()]
+        lines.append(f"predictors: {', '.join(found)}")
+    lines.append(f"next: {summary.next_command}")
+    return lines
