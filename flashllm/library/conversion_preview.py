@@ -18,6 +18,11 @@ from flashllm.spec import ModelSpec
 from flashllm.system.filesystem import existing_parent
 
 _CHECKSUM_BYTES = 4
+PROCESSOR_SECONDS_PER_GB = 3.4
+"""What converting a GB of a source takes: 3.2 to 3.5 s, hashes included, measured on 13.3 GB in f16
+(docs/architecture.md)."""
+_THREADS_MAX = 4
+"""As many threads as a conversion computes in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,13 @@ def preview(
     """What `options` would make of `source`; the converter's own errors where they make nothing."""
     from flashllm.convert import describe
 
-    spec: ModelSpec = describe(source, dtype=options.dtype)
+    return preview_shape(describe(source, dtype=options.dtype), destination, options, conditions)
+
+
+def preview_shape(
+    spec: ModelSpec, destination: Path, options: ConvertOptions, conditions: Conditions
+) -> Preview:
+    """What `options` would make of a checkpoint of this shape, in the encoding of `spec`."""
     if spec.gate == "resident" and options.predictors != NO_PREDICTORS:
         spec = replace(spec, gate="bundled", rows_per_neuron=3)
     weights = Weights.of(spec)
@@ -67,6 +78,11 @@ def preview(
         assumed=assumed,
         sparse=spec.sparse,
     )
+
+
+def conversion_seconds(source_bytes: int) -> float:
+    """About how long an idle machine like this one takes to convert weights of that size."""
+    return PROCESSOR_SECONDS_PER_GB * source_bytes / 1e9 / min(os.cpu_count() or 1, _THREADS_MAX)
 
 
 def _expected(

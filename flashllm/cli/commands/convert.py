@@ -18,7 +18,7 @@ def convert(arguments: argparse.Namespace) -> int:
     """Converts as the arguments ask and prints where the model is."""
     from flashllm.convert import convert as convert_checkpoint
 
-    with _stopped_like_ctrl_c():
+    with stopped_like_ctrl_c():
         convert_checkpoint(
             arguments.source,
             arguments.destination,
@@ -39,7 +39,7 @@ def reorder(arguments: argparse.Namespace) -> int:
     """Rewrites the model in another order and prints where it is."""
     from flashllm.convert import reorder as reorder_model
 
-    with _stopped_like_ctrl_c():
+    with stopped_like_ctrl_c():
         reorder_model(
             arguments.source,
             arguments.destination,
@@ -57,7 +57,7 @@ def _say_where(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
+def stopped_like_ctrl_c() -> Iterator[None]:
     """Context manager in which signals to end clean up like Ctrl-C, since gigabytes may be there.
 
     Signals that are ignored, as under nohup, stay ignored.
@@ -90,11 +90,17 @@ examples:
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """What `convert` takes."""
-    from flashllm.dtypes import PREDICTOR_DTYPES  # later, as the chat starts faster without it
-
     parser.add_argument("source", type=Path, metavar="SRC", help="directory of the checkpoint")
     parser.add_argument("destination", type=Path, metavar="DST", help="directory to create")
     add_reading(parser)
+    add_learning(parser)
+    add_progress(parser)
+
+
+def add_learning(parser: argparse.ArgumentParser) -> None:
+    """Adds options of what is learnt or taken over beside the weights."""
+    from flashllm.dtypes import PREDICTOR_DTYPES  # later, as the chat starts faster without it
+
     parser.add_argument(
         "--predictors",
         default="none",
@@ -121,7 +127,6 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         help="of neurons on flash: the checkpoint's, or those together that the calibration text "
         "needs together, so that fewer and larger reads are made (default: none)",
     )
-    add_progress(parser)
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
