@@ -11,6 +11,7 @@
     |   +-- ModelTruncated          65  a file ends before it should
     |   +-- ChecksumMismatch        65  bytes that are not those that were written
     +-- ModelNotFound               66  nothing at that path
+    +-- DownloadFailed              69  a server cannot be reached, or did not send what it should
     +-- EngineLost                  70  the engine's process ended, or does not answer
     +-- MemoryCeilingTooSmall       71  the ceiling cannot be met
     +-- CannotCreate                73  the output cannot be written
@@ -24,6 +25,7 @@
     |   +-- SessionStoreBroken      65  the database is damaged, or is another program's
     |   +-- NotASession             65  what is to be imported is no conversation
     +-- Interrupted                 75  stopped on request; can be started again
+    +-- AccessRefused               77  a repository that only some may read
     +-- ConfigError                 78  a line of config.toml that makes no sense
     +-- Cancelled                   130 a generation stopped on request
 
@@ -87,6 +89,18 @@ class ModelNotFound(FlashllmError):
     """There is nothing at the path of a model."""
 
     exit_code = 66
+
+
+class DownloadFailed(FlashllmError):
+    """A server cannot be reached, or did not send what it should."""
+
+    exit_code = 69
+
+
+class AccessRefused(FlashllmError):
+    """A repository that only some may read: private, gated, or closed."""
+
+    exit_code = 77
 
 
 class EngineLost(FlashllmError):

@@ -101,7 +101,7 @@ def test_files_that_say_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_a_limit_of_addresses_counts() -> None:
-    """In a process of its own, which the limit then holds for."""
+    """In a process of its own, for which alone the limit holds."""
     script = (
         "import resource\n"
         "from flashllm.system.memory_limit import memory_room\n"
@@ -109,7 +109,8 @@ def test_a_limit_of_addresses_counts() -> None:
         "room = memory_room()\n"
         "print(room.bytes, room.limited_by, room.limit_bytes)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     left, *rest = done.stdout.split()
     assert 0 < int(left) < 1 << 30
     assert rest == ["ulimit", "-v", str(1 << 30)]

@@ -11,7 +11,6 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -27,8 +27,9 @@ examples:
 """
 EXIT_CODES = """\
 exit codes: 0 done; 1 unexpected; 2 usage; 65 bad data (of a model, of conversations); 66 no such
-model or conversation; 71 not enough memory; 73 output cannot be written; 74 reading failed, or a
-conversation could not be saved; 75 stopped, start again; 78 bad settings; 130 interrupted
+model or conversation; 69 a download failed; 71 not enough memory; 73 output cannot be written; 74
+reading failed, or a conversation could not be saved; 75 stopped, start again; 77 no access; 78 bad
+settings; 130 interrupted
 """
 
 
@@ -234,6 +235,20 @@ COMMANDS = (
         "flashllm.cli.commands.plan:plan",
         "flashllm.cli.commands.plan:add_plan_arguments",
         "flashllm.cli.commands.plan:PLAN_EXAMPLES",
+    ),
+    Command(
+        "models",
+        "published models that run well, and what they would need here",
+        "flashllm.cli.commands.models:models",
+        "flashllm.cli.commands.models:add_models_arguments",
+        "flashllm.cli.commands.models:MODELS_EXAMPLES",
+    ),
+    Command(
+        "pull",
+        "get a model from the Hugging Face hub, and convert it on the way",
+        "flashllm.cli.commands.pull:pull",
+        "flashllm.cli.commands.pull:add_pull_arguments",
+        "flashllm.cli.commands.pull:PULL_EXAMPLES",
     ),
     Command(
         "convert",

@@ -18,8 +18,10 @@ from typing import Any
 from flashllm.errors import LayoutError, ModelError, ModelTruncated
 from flashllm.untrusted.strict_json import parse_object
 
+PREFIX_BYTES = 8
+"""The length of the header, before it."""
 HEADER_BYTES_MAX = 32 << 20
-"""The format allows 100 MB; real headers have some MB, and parsing costs several times their size."""
+"""The format allows 100 MB; real ones have some MB, and parsing costs several times their size."""
 TENSORS_MAX = 100_000
 VALUES_MAX = 20 * TENSORS_MAX
 """Keys and values of a header, of which a tensor of rank 8 takes 18."""
@@ -51,22 +53,35 @@ def read_tensor_index(path: Path, error: type[ModelError] = LayoutError) -> dict
     """
     with open(path, "rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise ModelTruncated(f"{path}: {file_bytes} bytes are too few for a safetensors file")
-        header_bytes = int.from_bytes(prefix, "little")
-        if not 2 <= header_bytes <= HEADER_BYTES_MAX:
-            raise error(f"{path}: a header of {header_bytes} bytes; this is no safetensors file")
-        if header_bytes > file_bytes - 8:
-            raise ModelTruncated(f"{path}: ends inside its header of {header_bytes} bytes")
-        raw = file.read(header_bytes)
+        raw = file.read(read_header_bytes(file.read(PREFIX_BYTES), file_bytes, path, error))
+    return parse_tensor_index(raw, file_bytes, path, error)
+
+
+def read_header_bytes(
+    prefix: bytes, file_bytes: int, path: Path, error: type[ModelError] = LayoutError
+) -> int:
+    """Bytes of the header of a file of `file_bytes`, by its first PREFIX_BYTES; errors as above."""
+    if len(prefix) < PREFIX_BYTES:
+        raise ModelTruncated(f"{path}: {file_bytes} bytes are too few for a safetensors file")
+    header_bytes = int.from_bytes(prefix[:PREFIX_BYTES], "little")
+    if not 2 <= header_bytes <= HEADER_BYTES_MAX:
+        raise error(f"{path}: a header of {header_bytes} bytes; this is no safetensors file")
+    if header_bytes > file_bytes - PREFIX_BYTES:
+        raise ModelTruncated(f"{path}: ends inside its header of {header_bytes} bytes")
+    return header_bytes
+
+
+def parse_tensor_index(
+    raw: bytes, file_bytes: int, path: Path, error: type[ModelError] = LayoutError
+) -> dict[str, TensorRecord]:
+    """Like `read_tensor_index`, from the header `raw` (what follows the prefix) alone."""
     if raw[:1] != b"{":
         raise error(f"{path}: the header does not start with an object")
     values = parse_object(raw, path, error, values_max=VALUES_MAX)
     values.pop("__metadata__", None)
     if len(values) > TENSORS_MAX:
         raise error(f"{path}: {len(values)} tensors; at most {TENSORS_MAX} are accepted")
-    data_start = 8 + header_bytes
+    data_start = PREFIX_BYTES + len(raw)
     records = {
         name: _record(name, entry, data_start, path, error) for name, entry in values.items()
     }

@@ -57,7 +57,16 @@ def preview(
     """What `options` would make of `source`; the converter's own errors where they make nothing."""
     from flashllm.convert import describe
 
-    spec: ModelSpec = describe(source, dtype=options.dtype)
+    spec = describe(source, dtype=options.dtype)
+    found = preview_shape(spec, destination, options, conditions)
+    seconds, origin = _seconds_of_source(source, spec, options, destination, found.disk_bytes)
+    return replace(found, seconds=seconds, seconds_origin=origin)
+
+
+def preview_shape(
+    spec: ModelSpec, destination: Path, options: ConvertOptions, conditions: Conditions
+) -> Preview:
+    """What `options` would make of a checkpoint of this shape, in the encoding of `spec`."""
     if spec.gate == "resident" and options.predictors != NO_PREDICTORS:
         spec = replace(spec, gate="bundled", rows_per_neuron=3)
     weights = Weights.of(spec)
@@ -66,12 +75,10 @@ def preview(
     place = existing_parent(destination)
     status = os.statvfs(place)
     smallest, speed, assumed, quick = _expected(spec, options, place, conditions)
-    disk_bytes = weights.total + weights.padding + checksums + predictors
-    seconds, origin = _conversion_seconds(source, spec, options, place, disk_bytes)
     return Preview(
         features=format_shape(spec),
         encoding=spec.encoding_label,
-        disk_bytes=disk_bytes,
+        disk_bytes=weights.total + weights.padding + checksums + predictors,
         free_bytes=status.f_bavail * status.f_frsize,
         smallest_ceiling_bytes=smallest,
         application_bytes=conditions.options.application_bytes,
@@ -79,17 +86,15 @@ def preview(
         tokens_per_second=speed,
         assumed=assumed,
         sparse=spec.sparse,
-        seconds=seconds,
-        seconds_origin=origin,
         quick=quick,
     )
 
 
-def _conversion_seconds(
-    source: Path, spec: ModelSpec, options: ConvertOptions, place: Path, disk_bytes: int
+def _seconds_of_source(
+    source: Path, spec: ModelSpec, options: ConvertOptions, destination: Path, disk_bytes: int
 ) -> tuple[float | None, str]:
-    """How long the converter's phases take together, and where that is known from."""
-    from flashllm.convert import Learning, conversion_phases, source_file, weight_files
+    """How long converting a checkpoint takes; None where its weights or texts are not there."""
+    from flashllm.convert import source_file, weight_files
 
     try:
         shards = weight_files(source).shards
@@ -102,8 +107,21 @@ def _conversion_seconds(
             tokens = text.stat().st_size // BYTES_PER_TOKEN_MIN
     except (FlashllmError, OSError, StopIteration):
         return None, ""
-    learning = Learning(tokens, trains=options.predictors == TRAIN)
-    speeds = speeds_for(place)
+    return conversion_seconds(spec, source_bytes, disk_bytes, destination, tokens)
+
+
+def conversion_seconds(
+    spec: ModelSpec,
+    source_bytes: int,
+    disk_bytes: int,
+    destination: Path,
+    training_tokens: int = 0,
+) -> tuple[float, str]:
+    """How long the converter's phases take together, and where that is known from."""
+    from flashllm.convert import Learning, conversion_phases
+
+    learning = Learning(training_tokens, trains=training_tokens > 0)
+    speeds = speeds_for(existing_parent(destination))
     phases = conversion_phases(spec, source_bytes, disk_bytes, learning)
     return sum(phase.seconds for phase in speeds.expect(phases)), speeds.origin
 

@@ -1,9 +1,9 @@
 """Chat templates: from messages to text, with what users wrote kept separate from the rest.
 
 The contents of messages never reach the template. It sees placeholders that nobody can guess; its
-output is split at them, and only the template's own text may become control tokens. It does see the
-marks of an answer's reasoning, where it looks for them. Not supported: other changes that a template
-would make inside a message, which it cannot see.
+output is split at them, and only the template's own text may become control tokens. It does see
+the marks of an answer's reasoning, where it looks for them. Not supported: other changes that a
+template would make inside a message, which it cannot see.
 """
 
 from __future__ import annotations
@@ -114,9 +114,7 @@ def _cut(message: Message, drops_reasoning: bool) -> list[tuple[str, bool]]:
     template looks for them: it leaves the reasoning of earlier answers out.
     """
     content = message["content"]
-    is_marked = (
-        drops_reasoning and message["role"] == "assistant" and REASONING_END in content
-    )
+    is_marked = drops_reasoning and message["role"] == "assistant" and REASONING_END in content
     pieces: list[tuple[str, bool]] = []
     for chunk in _REASONING_MARK.split(content) if is_marked else [content]:
         core = "" if is_marked and _REASONING_MARK.fullmatch(chunk) else chunk.strip()

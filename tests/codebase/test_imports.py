@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import flashllm
 
 PACKAGE = Path(flashllm.__file__).parent
-HEAVY = ("torch", "textual", "transformers", "tokenizers", "sentencepiece")
+HEAVY = ("torch", "textual", "transformers", "tokenizers", "sentencepiece", "huggingface_hub")
 
 
 def loaded_after(code: str, *unwanted: str) -> set[str]:
@@ -154,6 +155,17 @@ def test_every_module_can_be_imported_first() -> None:
     names += modules_of("library")
     names += ["flashllm.convert", "flashllm.predictors", "flashllm.predictors.train"]
     assert loaded_after(FIRST.format(names=names), "flashllm.engine.local") == set()
+
+
+def test_one_module_asks_the_hub_and_loads_its_library_then() -> None:
+    folders = (PACKAGE, PACKAGE.parent / "tools", PACKAGE.parent / "predictors")
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    naming = [
+        path.relative_to(PACKAGE.parent).as_posix()
+        for path in paths
+        if re.search(r"^\s*(?:from|import) huggingface_hub", path.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert naming == ["flashllm/library/hub.py"]
 
 
 def test_no_module_is_loaded_twice_under_two_names() -> None:

@@ -13,7 +13,6 @@ FOLDERS = ("flashllm", "predictors", "tools/convert")
 ALLOWED = {
     "tools/convert/families/families.py",
     "tools/convert/families/gated.py",
-    "tools/convert/families/known_shapes.py",
 }
 
 

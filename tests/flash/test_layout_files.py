@@ -240,7 +240,9 @@ def test_round_trip() -> None:
 def test_a_header_of_many_small_values_is_refused_before_it_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashllm.untrusted.strict_json.loads_strict", lambda raw: pytest.fail())
+    monkeypatch.setattr(
+        "flashllm.untrusted.strict_json.loads_strict", lambda raw: pytest.fail("parsed")
+    )
     header = b'{"a":[' + b"1," * safetensors_file.VALUES_MAX + b"1]}"
     path = tmp_path / "many.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)

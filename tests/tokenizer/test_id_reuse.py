@@ -164,7 +164,7 @@ def test_capitals_that_the_tokenizer_drops_stay_in_an_answer(tmp_path: Path) -> 
     before = tokenizer.encode_chat(talk[:1])
     usual = tokenizer.encode_chat(talk)
     assert b"an ocean is water." in raw(tokenizer, usual)
-    own = spelled(tokenizer, "An Ocean is water.".encode())
+    own = spelled(tokenizer, b"An Ocean is water.")
     ids = tokenizer.encode_chat(talk, {1: own})
     assert b"An Ocean is water." in raw(tokenizer, ids)
     assert ids[: len(before) + len(own)] == before + own

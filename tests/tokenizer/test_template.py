@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 
 import pytest
-
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from flashllm.errors import ModelError, UsageError

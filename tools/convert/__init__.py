@@ -1,8 +1,9 @@
 """Checkpoints to flash layout, and checks of the result.
 
-`convert` writes a converted model, `reorder` rewrites one in another order, `describe` says what it
-would be, `verify` checks one, `demo_model` gives the one that comes with the package. The only
-package that knows names of families and of Hugging Face.
+`convert` writes a converted model, `convert_shards` one of a checkpoint that comes shard by shard,
+`reorder` rewrites one in another order, `describe` says what it would be, `verify` checks one,
+`demo_model` gives the one that comes with the package. The only package that knows names of
+families and of Hugging Face.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from flashllm.progress import Progress, ProgressKind, progress_for
 
 from .demo import demo_directory, demo_model, demo_source
 from .families.spec_from_config import describe
-from .output.destination import check_destination
+from .output.destination import check_destination, check_space
 from .output.reorder import reorder
 from .phases import ConversionPlan, Learning, PhaseWork, conversion_phases
 from .pipeline import convert
-from .source.checkpoint import weight_files
+from .source.arriving import ShardSource
+from .source.checkpoint import WeightFiles, named_weights, weight_files, weight_files_of
 from .source.files import source_file
+from .stream import convert_shards
 from .verify.report import Problem, VerifyReport
 from .verify.verification import verify
 
@@ -27,17 +30,23 @@ __all__ = [
     "Problem",
     "Progress",
     "ProgressKind",
+    "ShardSource",
     "VerifyReport",
+    "WeightFiles",
     "check_destination",
+    "check_space",
     "conversion_phases",
     "convert",
+    "convert_shards",
     "demo_directory",
     "demo_model",
     "demo_source",
     "describe",
+    "named_weights",
     "progress_for",
     "reorder",
     "source_file",
     "verify",
     "weight_files",
+    "weight_files_of",
 ]

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import flashllm
 from flashllm.errors import CannotCreate
 from flashllm.flash.layout import BundleHeader
-from flashllm.flash.manifest import (
-    LAYOUT_VERSION,
-    RESIDENT_FILE,
-    FileRecord,
-    Manifest,
-    read_manifest,
-)
+from flashllm.flash.manifest import RESIDENT_FILE, Manifest, read_manifest
 from flashllm.planning.shape_estimate import predictor_bytes
 from flashllm.progress import Progress, SilentProgress
 
-from .families.config import CONFIG_FILE, read_config
+from .families.config import read_config
 from .families.families import family_of
 from .families.spec_from_config import (
     Overrides,
@@ -34,25 +24,22 @@ from .families.spec_from_config import (
     spec_of,
 )
 from .output.destination import (
-    OutputFile,
     check_space,
     check_writable,
     partial_directory,
     whole_or_absent,
 )
-from .output.inspection import TOKENIZERS, Job, look
+from .output.inspection import Job, check_copies, converted_bytes, look
+from .output.provenance import bundles_id, make_manifest, source_names
 from .output.reorder import model_bytes, write_reordered
+from .output.tokenizer_files import copy_tokenizer, has_tokenizer
 from .output.writing import resident_bytes, write_bundles, write_manifest, write_resident
 from .phases import BUNDLES, RESIDENT, ConversionPlan, Learning, conversion_phases
 from .predictors import train_or_import
 from .source.checkpoint import open_checkpoint
-from .source.files import read_small, sha256_of, source_file
+from .source.files import source_file
 from .source.hashing import Hashing
 
-TOKENIZER_BYTES_MAX = 64 << 20
-SYNTHETIC_KEY = "flashllm_synthetic"
-NOTE_KEY = "flashllm_synthetic_note"
-NOTE_CHARACTERS_MAX = 300
 UNORDERED = "unordered"
 """Where the model lies until its neurons are in order."""
 
@@ -104,13 +91,13 @@ def convert(
             from flashllm.predictors import check_calibration, find_calibration
 
             calibration = find_calibration(source, calibration)
-            tokens = check_calibration(calibration, spec.vocab_size, _has_tokenizer(source))
+            tokens = check_calibration(calibration, spec.vocab_size, has_tokenizer(source))
         if (warning := doubtful_activation(model_name(source), spec, overrides)) is not None:
             progress.warn(warning)
         with open_checkpoint(source) as checkpoint:
             job = look(config, family, spec, checkpoint, overrides)
             ordered = order == train_or_import.COACTIVATION
-            needed = _needed_bytes(job)
+            needed = converted_bytes(job)
             learnt = train_or_import.needed_bytes(job, predictors, destination, tokens)
             whole = (2 if ordered else 1) * needed + learnt
             if on_plan is not None or dry_run:
@@ -126,6 +113,7 @@ def convert(
                     on_plan(plan)
                 if dry_run:
                     return
+            check_copies(job)
             with partial_directory(destination) as partial:
                 check_space(partial, whole)
                 first = partial / UNORDERED if ordered else partial
@@ -144,7 +132,7 @@ def _plan(
     job: Job, destination: Path, needed: int, learnt: int, learning: Learning
 ) -> ConversionPlan:
     """What the conversion of a job that was looked at will do."""
-    source_bytes = sum(path.stat().st_size for path in _hashed_files(job).values())
+    source_bytes = sum(source_file(job.source, name).stat().st_size for name in source_names(job))
     predictors = min(learnt, predictor_bytes(job.spec)) if learnt else 0
     status = os.statvfs(destination.parent)
     return ConversionPlan(
@@ -168,99 +156,30 @@ def _order(first: Path, partial: Path, calibration: Path | None, progress: Progr
     shutil.rmtree(first)
 
 
-def _needed_bytes(job: Job) -> int:
-    """Bytes that the converted model will take, without predictors."""
-    spec = job.spec
-    header = BundleHeader.for_spec(spec, bytes(16))
-    needed = resident_bytes(spec) + header.file_bytes
-    needed += 4 * spec.n_layers * spec.bundles_per_layer
-    return needed + sum((job.source / name).stat().st_size for name in job.tokenizer_files)
-
-
 def _write(
     job: Job, directory: Path, predictors: train_or_import.PredictorOrigin, progress: Progress
 ) -> Manifest:
     """All files of the converted model, its manifest last."""
-    files = {name: _copy(job, name, directory) for name in job.tokenizer_files}
-    if not _has_tokenizer(directory):
-        progress.warn(
-            f"{job.source}: no tokenizer; the model will run, but only with token ids as input"
-        )
+    files = copy_tokenizer(job.source, job.tokenizer_files, directory, progress)
     if train_or_import.imports(predictors):
         files |= train_or_import.take_predictors(job, predictors, directory)
     assignment = job.assignment
-    with Hashing(_hashed_files(job), assignment.tensors()) as hashing:
+    paths = {name: source_file(job.source, name) for name in source_names(job)}
+    with Hashing(paths, assignment.tensors()) as hashing:
         progress.start(RESIDENT, resident_bytes(job.spec))
         files[RESIDENT_FILE] = write_resident(
             directory, job.spec, job.checkpoint, assignment.resident, hashing.used, progress
         )
-        header = BundleHeader.for_spec(job.spec, _file_id(job, files[RESIDENT_FILE]))
+        file_bytes = {name: path.stat().st_size for name, path in paths.items()}
+        file_id = bundles_id(job, file_bytes, files[RESIDENT_FILE])
+        header = BundleHeader.for_spec(job.spec, file_id)
         progress.start(BUNDLES, header.file_bytes)
         files |= write_bundles(
             directory, header, job.checkpoint, assignment, hashing.used, progress
         )
-        source = _describe_source(job, hashing.records(progress))
+        hashed = hashing.records(progress)
     progress.finish()
     job.checkpoint.check_unchanged()
-    manifest = Manifest(
-        layout_version=LAYOUT_VERSION,
-        spec=job.spec,
-        name=model_name(job.source),
-        synthetic=job.config.flag(SYNTHETIC_KEY, False),
-        source=source,
-        files=files,
-        tool_version=flashllm.__version__,
-    )
+    manifest = make_manifest(job, hashed, files)
     write_manifest(directory, manifest)
     return manifest
-
-
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).exists() for name in TOKENIZERS)
-
-
-def _copy(job: Job, name: str, directory: Path) -> FileRecord:
-    """One small file of the source as it is."""
-    with OutputFile(directory / name) as file:
-        file.write(read_small(job.source, name, TOKENIZER_BYTES_MAX))
-    return file.record
-
-
-def _hashed_files(job: Job) -> dict[str, Path]:
-    """The files of the source on which the weights depend."""
-    names = [CONFIG_FILE, *job.checkpoint.files]
-    return {name: source_file(job.source, name) for name in names}
-
-
-def _describe_source(job: Job, hashed: dict[str, FileRecord]) -> dict[str, Any]:
-    """`source` of the manifest: the family, what was asked for, and the hashes of the files."""
-    files = {name: asdict(record) for name, record in hashed.items()}
-    overrides = job.overrides.to_json()
-    source: dict[str, Any] = {
-        "family": job.family.model_type, "overrides": overrides, "files": files
-    }  # fmt: skip
-    note = job.config.get(NOTE_KEY)
-    if job.config.flag(SYNTHETIC_KEY, False) and isinstance(note, str):
-        source["synthetic_note"] = note[:NOTE_CHARACTERS_MAX]
-    return source
-
-
-def _file_id(job: Job, resident: FileRecord) -> bytes:
-    """What the checksums of the bundles are seeded with.
-
-    It changes with the settings, with what the source's files are called and where which tensor
-    lies in them, and with the resident weights. The hashes of the source are not in it: they are
-    known when all of it was read, bundles included.
-    """
-    paths = _hashed_files(job)
-    identity = {
-        "layout_version": LAYOUT_VERSION,
-        "spec": job.spec.to_json(),
-        "family": job.family.model_type,
-        "overrides": job.overrides.to_json(),
-        "files": {name: path.stat().st_size for name, path in paths.items()},
-        "config": sha256_of(paths[CONFIG_FILE], SilentProgress()),
-        "tensors": {name: asdict(tensor) for name, tensor in job.checkpoint.tensors.items()},
-        "resident": resident.sha256,
-    }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()[:16]

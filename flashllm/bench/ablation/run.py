@@ -29,7 +29,6 @@ from flashllm.bench.ablation.rows import (
     table_rows,
 )
 from flashllm.engine.loading import KERNEL_THREADS, make_selector, model_sizes
-from flashllm.system.memory_limit import available_bytes
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.manifest import PREDICTORS_FILE, read_manifest
 from flashllm.flash.raw_tensor import RawTensor
@@ -41,6 +40,7 @@ from flashllm.planning.model_facts import AVAILABLE_SHARE, choose_selector
 from flashllm.planning.plan import Plan, make_plan
 from flashllm.planning.shape_estimate import Weights
 from flashllm.planning.slot_allocation import DEFAULT_WINDOW
+from flashllm.system.memory_limit import available_bytes
 from flashllm.telemetry.costs import TokenCost
 from flashllm.telemetry.meter import Meter
 from flashllm.units import format_ceiling

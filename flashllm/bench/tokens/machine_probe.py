@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 from flashllm import core
 from flashllm.bench.disk.probe import probe
 from flashllm.bench.tokens.machine_rates import dram_rate, last_cache_bytes, matrix_bytes
 from flashllm.bench.tokens.samples import ProbeSample, ReaderCounts, RunSample
-from flashllm.system.memory_limit import available_bytes
 from flashllm.errors import FlashllmError
+from flashllm.system.memory_limit import available_bytes
 from flashllm.telemetry.costs import ratio
 
 PROBE_SECONDS = 0.25

@@ -26,7 +26,7 @@ def convert(arguments: argparse.Namespace) -> int:
     from flashllm.convert import convert as convert_checkpoint
 
     report = ConversionReport(arguments.destination, arguments.progress, arguments.dry_run)
-    with _stopped_like_ctrl_c():
+    with stopped_like_ctrl_c():
         convert_checkpoint(
             arguments.source,
             arguments.destination,
@@ -50,7 +50,7 @@ def reorder(arguments: argparse.Namespace) -> int:
     from flashllm.convert import reorder as reorder_model
 
     report = ConversionReport(arguments.destination, arguments.progress, arguments.dry_run)
-    with _stopped_like_ctrl_c():
+    with stopped_like_ctrl_c():
         reorder_model(
             arguments.source,
             arguments.destination,
@@ -122,7 +122,7 @@ class ConversionReport:
 
 
 @contextlib.contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
+def stopped_like_ctrl_c() -> Iterator[None]:
     """Context manager in which signals to end clean up like Ctrl-C, since gigabytes may be there.
 
     Signals that are ignored, as under nohup, stay ignored.
@@ -156,11 +156,18 @@ examples:
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """What `convert` takes."""
-    from flashllm.dtypes import PREDICTOR_DTYPES  # later, as the chat starts faster without it
-
     parser.add_argument("source", type=Path, metavar="SRC", help="directory of the checkpoint")
     parser.add_argument("destination", type=Path, metavar="DST", help="directory to create")
     add_reading(parser)
+    add_learning(parser)
+    add_dry_run(parser)
+    add_progress(parser)
+
+
+def add_learning(parser: argparse.ArgumentParser) -> None:
+    """Adds options of what is learnt or taken over beside the weights."""
+    from flashllm.dtypes import PREDICTOR_DTYPES  # later, as the chat starts faster without it
+
     parser.add_argument(
         "--predictors",
         default="none",
@@ -187,8 +194,6 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         help="of neurons on flash: the checkpoint's, or those together that the calibration text "
         "needs together, so that fewer and larger reads are made (default: none)",
     )
-    add_dry_run(parser)
-    add_progress(parser)
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:

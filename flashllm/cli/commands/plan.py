@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Prints the plan for a checkpoint's config.json, a converted model, or a built-in shape."""
+    """Prints the plan for a checkpoint's config.json, a converted model, or a known one."""
     from flashllm.planning.advisor import advise, ceilings
 
     profile = _profile(arguments)
@@ -85,7 +85,7 @@ def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenari
 
 
 def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
-    """The scenario of a checkpoint, from its config.json alone, or of a built-in shape."""
+    """The scenario of a checkpoint, from its config.json alone, or of a known model."""
     from flashllm.engine.loading import interpreter_bytes
     from flashllm.planning.advisor import Scenario
     from flashllm.planning.model_facts import check_selector
@@ -101,9 +101,9 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scen
 
 
 def _described(arguments: argparse.Namespace) -> ModelSpec:
-    """The spec of a directory, or else of a built-in shape."""
+    """The spec of a directory, or else of a known model."""
     from flashllm.convert import describe
-    from flashllm.convert.families.known_shapes import describe_shape
+    from flashllm.convert.families.known_shapes import describe_shape, find_known
 
     options = {
         "act": arguments.act,
@@ -115,10 +115,13 @@ def _described(arguments: argparse.Namespace) -> ModelSpec:
     spec: ModelSpec
     if os.path.isdir(directory):
         spec = describe(directory, **options)
-    elif len(directory.parts) > 1 or os.path.exists(directory):
+    elif os.path.exists(directory) or (
+        len(directory.parts) > 1 and find_known(arguments.model) is None
+    ):
         raise ModelNotFound(
-            f"{directory}: no such directory; give a checkpoint's, a converted model's, or the name"
-            " of a built-in shape"
+            f"{directory}: no such directory; give a checkpoint's, a converted model's, or a name"
+            " from `flashllm models --all`; `flashllm pull ORG/NAME --dry-run` plans for a"
+            " repository of the Hugging Face hub"
         )
     else:
         spec = describe_shape(arguments.model, **options)
@@ -165,7 +168,7 @@ PLAN_EXAMPLES = """\
 examples:
   flashllm plan ~/big --memory 8GiB
   flashllm plan ~/other --act relu              # a config that does not say what its weights are
-  flashllm plan SHAPE --memory 16GiB            # one that is built in; an unknown name lists them
+  flashllm plan qwen3-8b --memory 16GiB         # one that is known: `flashllm models --all`
 """
 
 
@@ -173,9 +176,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `plan`."""
     parser.add_argument(
         "model",
-        metavar="SRC|MODEL|SHAPE",
+        metavar="SRC|MODEL|NAME",
         help="directory of a checkpoint (its config.json is enough) or of a converted model, or a"
-        " built-in shape",
+        " name from `flashllm models`",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(

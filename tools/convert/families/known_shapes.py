@@ -1,14 +1,16 @@
-"""Shapes that are built in, so that a model can be planned for before it is downloaded.
+"""Published models by name: their shapes, so that they can be planned for, and where they are.
 
-Contents of `config.json` as published, cut down to what a shape needs. Sources: OPT (arXiv
-2205.01068, table 1), Falcon (arXiv 2311.16867, table 15), LLaMA (arXiv 2302.13971, table 2) and
-Llama 2 (arXiv 2307.09288), and the files of their uploads. The Falcons are those whose activation
-was replaced by relu, as the paper runs them; of the others `-relu` says so.
+The data are in `known_models.toml`, and nowhere else.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,95 +20,107 @@ from flashllm.spec import ModelSpec
 from .config import CONFIG_FILE, Config
 from .spec_from_config import describe_config
 
+DATA_FILE = Path(__file__).with_name("known_models.toml")
 _NEAR_NAMES = 4
+_SAME_KIND = 0.75
+"""How much of the letters in front must be alike for two names to be of one kind."""
+_SIZE_FACTOR = 2.5
+"""How many times as large a model may be that was meant."""
+_PUNCTUATION = re.compile(r"[^a-z0-9.]")
+"""Of no meaning in a name; a point is: 1.3b is not 13b."""
+_TUNED = re.compile(r"[-_](instruct|chat|base|hf|it)$", re.IGNORECASE)
+"""Endings of names that change no shape."""
+_KIND = re.compile(r"[a-z]+")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
 
 
-def _opt(layers: int, width: int, heads: int, **other: Any) -> dict[str, Any]:
-    return {
-        "model_type": "opt",
-        "activation_function": "relu",
-        "do_layer_norm_before": True,
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "ffn_dim": 4 * width,
-        "word_embed_proj_dim": width,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-        "bos_token_id": 2,
-        "eos_token_id": 2,
-        "pad_token_id": 1,
-        "torch_dtype": "float16",
-    } | other
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A published model."""
+
+    name: str
+    config: dict[str, Any]
+    """What its `config.json` says."""
+    family: str
+    """What people call its kind."""
+    repository: str = ""
+    """organisation/name on the hub; "" where there is none."""
+    gated: bool = False
+    """Whether its licence must be accepted there first."""
+    listed: bool = False
+    """Whether it is one of those that this program runs well."""
 
 
-def _falcon(layers: int, width: int, heads: int, **other: Any) -> dict[str, Any]:
-    return {
-        "model_type": "falcon",
-        "activation": "relu",
-        "alibi": False,
-        "bias": False,
-        "multi_query": True,
-        "parallel_attn": True,
-        "new_decoder_architecture": False,
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "layer_norm_epsilon": 1e-5,
-        "vocab_size": 65024,
-        "max_position_embeddings": 2048,
-        "bos_token_id": 11,
-        "eos_token_id": 11,
-        "torch_dtype": "bfloat16",
-    } | other
+def _read(data: Mapping[str, Mapping[str, Any]]) -> dict[str, KnownModel]:
+    """The models of the file, each completed by what it is like."""
+    entries = {**data["base"], **data["model"]}
+
+    def completed(name: str) -> dict[str, Any]:
+        own = dict(entries[name])
+        config = dict.fromkeys(own.pop("null", ())) | own.pop("config", {})
+        like = own.pop("like", None)
+        found = {} if like is None else completed(like)
+        if like in data["model"]:
+            found.pop("listed", None)
+        return found | own | {"config": found.get("config", {}) | config}
+
+    return {name: KnownModel(name, **completed(name)) for name in data["model"]}
 
 
-def _llama(layers: int, width: int, heads: int, d_ffn: int, **other: Any) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "intermediate_size": d_ffn,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "rms_norm_eps": 1e-6,
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "float16",
-    } | other
-
-
-_LLAMAS = {
-    "llama-7b": _llama(32, 4096, 32, 11008),
-    "llama-13b": _llama(40, 5120, 40, 13824),
-    "llama-65b": _llama(80, 8192, 64, 22016),
-    "llama-70b": _llama(
-        80, 8192, 64, 28672,
-        num_key_value_heads=8, rms_norm_eps=1e-5, max_position_embeddings=4096,
-    ),
-}  # fmt: skip
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "opt-125m": _opt(12, 768, 12),
-    # The one whose norms come last and whose embeddings are narrow.
-    "opt-350m": _opt(24, 1024, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
-    "opt-1.3b": _opt(24, 2048, 32),
-    "opt-2.7b": _opt(32, 2560, 32),
-    "opt-6.7b": _opt(32, 4096, 32),
-    "opt-13b": _opt(40, 5120, 40),
-    "opt-30b": _opt(48, 7168, 56),
-    "opt-66b": _opt(64, 9216, 72),
-    "opt-175b": _opt(96, 12288, 96),
-    "falcon-7b": _falcon(32, 4544, 71),
-    "falcon-40b": _falcon(60, 8192, 128, new_decoder_architecture=True, num_kv_heads=8),
-    **_LLAMAS,
-    **{f"{name}-relu": config | {"hidden_act": "relu"} for name, config in _LLAMAS.items()},
-}
+KNOWN = _read(tomllib.loads(DATA_FILE.read_text("utf-8")))
+SHAPES: dict[str, dict[str, Any]] = {name: model.config for name, model in KNOWN.items()}
 """Name -> what its `config.json` says."""
+
+
+def find_known(text: str) -> KnownModel | None:
+    """The model of that name or repository, whatever its capitals and punctuation."""
+    plain = {_plain(text), _plain(_TUNED.sub("", text))}
+    for name, model in KNOWN.items():
+        if plain & {_plain(name), _plain(model.repository)} - {""}:
+            return model
+    return None
+
+
+def near_names(text: str) -> list[str]:
+    """Names that may have been meant, the nearest first; none where nothing is near.
+
+    Near are models of the same kind and about the same size, where the text says one.
+    """
+    text = text.rpartition("/")[2].lower()
+    distances = {}
+    for name in KNOWN:
+        if (distance := _distance(text, name)) is not None:
+            distances[name] = distance
+    return sorted(distances, key=lambda name: distances[name])[:_NEAR_NAMES]
+
+
+def _distance(text: str, name: str) -> float | None:
+    """How far a name is from what was typed; None for one that cannot have been meant."""
+    kind, other = _KIND.match(text), _KIND.match(name)
+    if kind is None or other is None or _alike(kind.group(), other.group()) < _SAME_KIND:
+        return None
+    size, known = _billions(text), _billions(name)
+    apart = 0.0 if size is None or known is None else abs(math.log(size / known))
+    if apart > math.log(_SIZE_FACTOR):
+        return None
+    typed, plain = _plain(text), _plain(name)
+    return apart if plain.startswith(typed) else apart + 2 * (1 - _alike(typed, plain))
+
+
+def _alike(first: str, second: str) -> float:
+    return difflib.SequenceMatcher(None, first, second).ratio()
+
+
+def _billions(name: str) -> float | None:
+    """The size that a name says, in billions of weights."""
+    match = _SIZE.search(name)
+    if match is None or not float(match[1]):
+        return None
+    return float(match[1]) / (1 if match[2] == "b" else 1000)
+
+
+def _plain(text: str) -> str:
+    return _PUNCTUATION.sub("", text.lower())
 
 
 def describe_shape(
@@ -117,18 +131,19 @@ def describe_shape(
     dtype: str | None = None,
     resident_dtype: str | None = None,
 ) -> ModelSpec:
-    """The spec of a built-in shape, as `describe` would find it in a checkpoint's directory.
+    """The spec of a known model, as `describe` would find it in a checkpoint's directory.
 
     `UsageError` for a name that is none, with those that are near.
     """
-    known = name.lower()
-    if known not in SHAPES:
-        near = difflib.get_close_matches(known, SHAPES, n=_NEAR_NAMES, cutoff=0.4) or [*SHAPES]
+    model = find_known(name)
+    if model is None:
+        near = near_names(name)
+        advice = f"one of: {', '.join(near)}" if near else "a name from `flashllm models --all`"
         raise UsageError(
-            f"{name}: no such directory, and no shape of that name is built in. Give the directory"
-            f" of a checkpoint or of a converted model, or one of: {', '.join(near)}"
+            f"{name}: no such directory, and no model of that name is known. Give the directory of"
+            f" a checkpoint or of a converted model, or {advice}"
         )
-    config = Config(Path(f"built-in:{known}") / CONFIG_FILE, dict(SHAPES[known]))
+    config = Config(Path(f"built-in:{model.name}") / CONFIG_FILE, dict(model.config))
     return describe_config(
         config,
         act=act,

@@ -68,7 +68,7 @@ def partial_directory(destination: Path) -> Iterator[Path]:
     try:
         try:
             yield partial
-            _publish(partial, destination)
+            publish(partial, destination)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -107,14 +107,14 @@ def _create(destination: Path) -> tuple[Path, int]:
             fcntl.flock(parent_lock, fcntl.LOCK_EX)
             _remove_stale(destination)
             partial.mkdir()
-            return partial, _lock(partial)
+            return partial, lock_directory(partial)
         finally:
             os.close(parent_lock)
     except OSError as problem:
         raise write_error(problem, partial) from problem
 
 
-def _lock(directory: Path) -> int:
+def lock_directory(directory: Path) -> int:
     """A descriptor that holds the lock of a directory; `BlockingIOError` when another has it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -132,7 +132,7 @@ def _remove_stale(destination: Path) -> None:
         if not path.name.startswith(prefix) or not path.name[len(prefix) :].isdigit():
             continue
         try:
-            lock = _lock(path)
+            lock = lock_directory(path)
         except BlockingIOError as problem:
             raise CannotCreate(
                 f"{destination}: process {path.name[len(prefix) :]} is writing it; wait for it"
@@ -141,8 +141,8 @@ def _remove_stale(destination: Path) -> None:
         os.close(lock)
 
 
-def _publish(partial: Path, destination: Path) -> None:
-    """Make the directory durable, then give it its name."""
+def publish(partial: Path, destination: Path) -> None:
+    """Make a directory beside `destination` durable, then give it that name."""
     sync(partial)
     if os.path.lexists(destination):
         raise DestinationExists(f"{destination}: was created by somebody else meanwhile")

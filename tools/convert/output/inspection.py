@@ -6,22 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashllm.errors import TensorMismatch, UsageError
+from flashllm.flash.layout import BundleHeader
 from flashllm.spec import ModelSpec
 
-from ..families.config import GENERATION_FILE, Config
+from ..families.config import Config
 from ..families.family import Family
 from ..families.matching import Assignment, assign
 from ..families.spec_from_config import Overrides
 from ..source.checkpoint import Checkpoint
-from .writing import blocks_of
-
-TOKENIZERS = ("tokenizer.model", "tokenizer.json", "vocab.json")
-"""One of these is needed to make ids of text."""
-TOKENIZER_FILES = (
-    "tokenizer.model", "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", GENERATION_FILE,
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+from ..source.tensor import SourceTensor
+from .tokenizer_files import TOKENIZER_FILES
+from .writing import blocks_of, resident_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +36,10 @@ class Job:
 def look(
     config: Config, family: Family, spec: ModelSpec, checkpoint: Checkpoint, overrides: Overrides
 ) -> Job:
-    """Checks everything that can be checked before a byte is written, and chooses the encoding."""
+    """Checks everything that headers show, and chooses the encoding."""
     source = checkpoint.directory
     assignment = assign(family, spec, checkpoint)
     chosen = overrides.dtype or _matrix_dtype(assignment, source)
-    for copy, original in assignment.copies:
-        _check_copy(checkpoint, copy.name, original.name)
     return Job(
         source=source,
         config=config,
@@ -57,6 +50,14 @@ def look(
         tokenizer_files=tuple(name for name in TOKENIZER_FILES if (source / name).exists()),
         overrides=overrides,
     )
+
+
+def converted_bytes(job: Job) -> int:
+    """Bytes that the converted model will take, without predictors."""
+    spec = job.spec
+    needed = resident_bytes(spec) + BundleHeader.for_spec(spec, bytes(16)).file_bytes
+    needed += 4 * spec.n_layers * spec.bundles_per_layer
+    return needed + sum((job.source / name).stat().st_size for name in job.tokenizer_files)
 
 
 def _matrix_dtype(assignment: Assignment, source: Path) -> str:
@@ -70,15 +71,22 @@ def _matrix_dtype(assignment: Assignment, source: Path) -> str:
     return dtypes[0]
 
 
-def _check_copy(checkpoint: Checkpoint, copy: str, original: str) -> None:
-    """`TensorMismatch` unless two tensors hold the same bytes."""
-    first, second = checkpoint.tensors[copy], checkpoint.tensors[original]
-    same = (first.dtype, first.shape) == (second.dtype, second.shape) and all(
-        (a == b).all()
-        for a, b in zip(blocks_of(checkpoint, first), blocks_of(checkpoint, second), strict=True)
-    )
-    if not same:
-        raise TensorMismatch(
-            f"{checkpoint.directory}: config.json says that {copy} and {original} are tied, but "
-            "they differ; set tie_word_embeddings to false if both are meant"
+def check_copies(job: Job) -> None:
+    """`TensorMismatch` unless tensors that are tied hold the same bytes."""
+    for copy, original in job.assignment.copies:
+        same = (copy.dtype, copy.shape) == (original.dtype, original.shape) and all(
+            (a == b).all()
+            for a, b in zip(
+                blocks_of(job.checkpoint, copy), blocks_of(job.checkpoint, original), strict=True
+            )
         )
+        if not same:
+            raise not_tied(job.source, copy, original)
+
+
+def not_tied(source: Path, copy: SourceTensor, original: SourceTensor) -> TensorMismatch:
+    """The error for tensors that should be the same and are not."""
+    return TensorMismatch(
+        f"{source}: config.json says that {copy.name} and {original.name} are tied, but they "
+        "differ; set tie_word_embeddings to false if both are meant"
+    )

@@ -41,8 +41,8 @@ from .destination import (
     partial_directory,
     whole_or_absent,
 )
-from .inspection import TOKENIZERS
 from .predictor_files import check_predictors
+from .tokenizer_files import TOKENIZERS
 from .writing import block_checksums, write_manifest
 
 _BY_NEURON = {

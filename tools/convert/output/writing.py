@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +63,11 @@ def resident_bytes(spec: ModelSpec) -> int:
     """Size of `resident.safetensors`."""
     layout = resident_layout(spec)
     data_bytes = sum(tensor_bytes(dtype, shape) for _, dtype, shape in layout)
-    return len(_resident_header(layout)) + data_bytes
+    return len(resident_header(layout)) + data_bytes
 
 
-def _resident_header(layout: Layout) -> bytes:
+def resident_header(layout: Layout) -> bytes:
+    """What `resident.safetensors` begins with."""
     return pack_tensor_header([(name, *stored_as(dtype, shape)) for name, dtype, shape in layout])
 
 
@@ -82,6 +83,37 @@ def blocks_of(
         yield block
 
 
+def resident_blocks(
+    spec: ModelSpec, checkpoint: Checkpoint, assigned: Mapping[str, Piece], shard: str | None = None
+) -> Generator[tuple[str, NDArray[np.uint8], Piece, bool]]:
+    """The resident weights in the order of `resident_layout`, encoded by several threads.
+
+    Yields our name, a block, what it is of, and whether it is the last of that. With a `shard`,
+    only what this file of the source holds.
+    """
+    layout = [
+        (name, assigned[name], dtype)
+        for name, dtype, _ in resident_layout(spec)
+        if shard in (None, assigned[name].tensor.file)
+    ]
+
+    def blocks() -> Iterator[tuple[str, Piece, int, str]]:
+        for following, (name, piece, dtype) in enumerate(layout, 1):
+            for _, expected, _ in layout[following : following + 1]:
+                checkpoint.expect(expected.tensor)
+            for first in block_starts(piece):
+                yield name, piece, first, dtype
+
+    def encoded(
+        block: tuple[str, Piece, int, str],
+    ) -> tuple[str, NDArray[np.uint8], Piece, bool]:
+        name, piece, first, dtype = block
+        last = first == block_starts(piece)[-1]
+        return name, encoded_block(checkpoint, piece, first, dtype), piece, last
+
+    yield from in_order(encoded, blocks())
+
+
 def write_resident(
     directory: Path,
     spec: ModelSpec,
@@ -94,31 +126,17 @@ def write_resident(
 
     `used` is called when each use of a tensor is over.
     """
-    layout = [(assigned[name], dtype) for name, dtype, _ in resident_layout(spec)]
-
-    def blocks() -> Iterator[tuple[Piece, int, str]]:
-        for following, (piece, dtype) in enumerate(layout, 1):
-            for expected, _ in layout[following : following + 1]:
-                checkpoint.expect(expected.tensor)
-            for first in block_starts(piece):
-                yield piece, first, dtype
-
-    def encoded(block: tuple[Piece, int, str]) -> tuple[NDArray[np.uint8], SourceTensor | None]:
-        piece, first, _ = block
-        last = first == block_starts(piece)[-1]
-        return encoded_block(checkpoint, *block), piece.tensor if last else None
-
     with (
         OutputFile(directory / RESIDENT_FILE) as file,
-        contextlib.closing(in_order(encoded, blocks())) as results,
+        contextlib.closing(resident_blocks(spec, checkpoint, assigned)) as blocks,
     ):
-        file.write(_resident_header(resident_layout(spec)))
+        file.write(resident_header(resident_layout(spec)))
         progress.advance(file.bytes)
-        for content, ended in results:
+        for _, content, piece, last in blocks:
             file.write(content.data)
             progress.advance(len(content))
-            if ended is not None:
-                used(ended)
+            if last:
+                used(piece.tensor)
     return file.record
 
 
@@ -175,14 +193,15 @@ def _expect(checkpoint: Checkpoint, rows: tuple[Piece, ...]) -> None:
 
 
 def layer_blocks(
-    header: BundleHeader, checkpoint: Checkpoint, rows: tuple[Piece, ...]
+    header: BundleHeader, checkpoint: Checkpoint, rows: Sequence[Piece | None]
 ) -> Generator[NDArray[np.uint8]]:
     """The bundles of a layer, [n, stride] bytes a block, made by several threads.
 
-    Row r of a neuron comes from the r-th of `rows`: its row, or its column where transposed.
+    Row r of a neuron comes from the r-th of `rows`: its row, or its column where transposed; zeros
+    where that is None.
     """
     assert header.neurons_per_bundle == 1, "bundles of several neurons are not written yet"
-    turned = [row.tensor for row in rows if row.transform == "transpose"]
+    turned = [row.tensor for row in rows if row is not None and row.transform == "transpose"]
     whole = {tensor.name: read_whole(checkpoint, tensor) for tensor in turned}
     # A row on its way is f32 for a while, which may be more than what it becomes.
     widest_bytes = max(header.stride, tensor_bytes("f32", (header.d_model,)))
@@ -198,7 +217,7 @@ def layer_blocks(
 def _bundles(
     header: BundleHeader,
     checkpoint: Checkpoint,
-    rows: tuple[Piece, ...],
+    rows: Sequence[Piece | None],
     whole: Mapping[str, NDArray[np.uint8]],
     first: int,
     count: int,
@@ -207,6 +226,8 @@ def _bundles(
     nbytes = row_bytes(header.dtype, header.d_model)
     block = np.zeros((count, header.stride), dtype=np.uint8)
     for position, row in enumerate(rows):
+        if row is None:
+            continue
         tensor = row.tensor
         if row.transform == "transpose":
             raw = columns(whole[tensor.name], tensor, first, count)

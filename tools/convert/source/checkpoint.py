@@ -6,8 +6,9 @@ shards with an index. The index is compared with the real content of the shards.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from .tensor import Shard, SourceTensor
 INDEX_BYTES_MAX = 32 << 20
 SAFETENSORS_FILE = "model.safetensors"
 PICKLED_FILE = "pytorch_model.bin"
+INDEX_ENDING = ".index.json"
 
 
 class Checkpoint:
@@ -54,6 +56,14 @@ class Checkpoint:
             shard.check_unchanged()
 
 
+def tensors_of(file: str, index: Mapping[str, TensorRecord]) -> list[SourceTensor]:
+    """The tensors of a `.safetensors` file, by its header."""
+    return [
+        SourceTensor(name, record.dtype, record.shape, file, record.offset, record.nbytes)
+        for name, record in index.items()
+    ]
+
+
 class SafetensorsShard:
     """A `.safetensors` file: our own strict reading of its header, then plain ranges."""
 
@@ -65,10 +75,7 @@ class SafetensorsShard:
 
     def tensors(self) -> list[SourceTensor]:
         """What the header names."""
-        return [
-            SourceTensor(name, record.dtype, record.shape, self._name, record.offset, record.nbytes)
-            for name, record in self._index.items()
-        ]
+        return tensors_of(self._name, self._index)
 
     def read_into(self, buffer: memoryview, name: str, start: int) -> None:
         """A positioned read."""
@@ -106,19 +113,32 @@ class WeightFiles:
         return not self.shards[0].endswith(".safetensors")
 
 
+def named_weights(is_there: Callable[[str], bool]) -> str | None:
+    """The file that leads to the weights, by names alone: all of them, or an index of shards."""
+    for whole in (SAFETENSORS_FILE, PICKLED_FILE):
+        for name in (whole, f"{whole}{INDEX_ENDING}"):
+            if is_there(name):
+                return name
+    return None
+
+
 def weight_files(directory: Path) -> WeightFiles:
     """The weights in a directory, by names alone; `NotACheckpoint` where there are none."""
-    for whole in (SAFETENSORS_FILE, PICKLED_FILE):
-        index = f"{whole}.index.json"
-        if (directory / whole).is_symlink() or (directory / whole).exists():
-            return WeightFiles((whole,), None, None)
-        if (directory / index).is_symlink() or (directory / index).exists():
-            weight_map = read_weight_map(directory, index)
-            return WeightFiles(tuple(sorted(set(weight_map.values()))), index, weight_map)
-    raise NotACheckpoint(
-        f"{directory}: no weights: looked for {SAFETENSORS_FILE} and {PICKLED_FILE}, "
-        "whole or with an index of shards"
-    )
+    name = named_weights(lambda name: os.path.lexists(directory / name))
+    if name is None:
+        raise NotACheckpoint(
+            f"{directory}: no weights: looked for {SAFETENSORS_FILE} and {PICKLED_FILE}, "
+            "whole or with an index of shards"
+        )
+    return weight_files_of(directory, name)
+
+
+def weight_files_of(directory: Path, name: str) -> WeightFiles:
+    """The weights that a file leads to, `name` being one that `named_weights` gave."""
+    if not name.endswith(INDEX_ENDING):
+        return WeightFiles((name,), None, None)
+    weight_map = read_weight_map(directory, name)
+    return WeightFiles(tuple(sorted(set(weight_map.values()))), name, weight_map)
 
 
 @contextmanager
@@ -131,8 +151,7 @@ def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
             shards[name] = _open_shard(directory, name)
             stack.callback(shards[name].close)
         checkpoint = Checkpoint(directory, shards, files.index)
-        if files.index is not None and files.weight_map is not None:
-            _check_weight_map(files.weight_map, checkpoint, directory / files.index)
+        check_weight_map(files, checkpoint)
         yield checkpoint
 
 
@@ -160,8 +179,11 @@ def read_weight_map(directory: Path, index: str) -> dict[str, str]:
     return weight_map
 
 
-def _check_weight_map(weight_map: dict[str, str], checkpoint: Checkpoint, path: Path) -> None:
-    """The index and the shards must name the same tensors in the same files."""
+def check_weight_map(files: WeightFiles, checkpoint: Checkpoint) -> None:
+    """The index, if there is one, and the shards must name the same tensors in the same files."""
+    if files.index is None or files.weight_map is None:
+        return
+    weight_map, path = files.weight_map, checkpoint.directory / files.index
     found = {name: tensor.file for name, tensor in checkpoint.tensors.items()}
     wrong = sorted(
         name for name in {*weight_map, *found} if weight_map.get(name) != found.get(name)
