@@ -17,7 +17,7 @@ from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.engine.answer import Request, start
-from flashllm.errors import EXIT_INTERRUPTED, UsageError
+from flashllm.errors import EXIT_INTERRUPTED
 from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS, SESSION_OPTIONS
 from flashllm.settings.values import parse_ids
 from flashllm.telemetry.token_report import stats_text
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
                     emit(token)
                 report = generation.report()
                 stats = stats_text(report, model.rates(), model.plan) if arguments.stats else ""
-                emit(AnswerEnd(report, model.tokenizer is not None, stats))
+                emit(AnswerEnd(report, model.has_tokenizer, stats))
             finally:
                 running.model = None
 
@@ -108,7 +108,7 @@ def _start(
     on_prefill: Callable[[float, int], None],
 ) -> EngineGeneration:
     """Starts the generation for a conversation, a text or ids."""
-    if is_chat(model.tokenizer, arguments):
+    if is_chat(model, arguments):
         started = start(model, request, on_prefill)
         if started.dropped:
             remark(
@@ -116,12 +116,7 @@ def _start(
                 f"{started.dropped} messages of this conversation are left out"
             )
         return started.generation
-    if arguments.ids:
-        ids = arguments.ids
-    elif model.tokenizer is not None:
-        ids = model.tokenizer.encode(text)
-    else:
-        raise UsageError("this model came without a tokenizer; give the prompt as ids: --ids 1,2,3")
+    ids = arguments.ids or model.tokenizer.encode(text)
     return model.generate(
         ids,
         max_tokens=request.max_tokens,
