@@ -10,6 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO, get_args
 
+from flashllm.json_schema import with_schema
+
 if TYPE_CHECKING:
     import rich.progress
 
@@ -192,7 +194,7 @@ class JsonlProgress:
 
     def _line(self, values: dict[str, object]) -> None:
         # Names of files may hold bytes that are no text; as escapes they pass every stream.
-        print(json.dumps(values), file=self._stream, flush=True)
+        print(json.dumps(with_schema(values)), file=self._stream, flush=True)
 
 
 def progress_for(stream: TextIO | None = None, kind: ProgressKind = "auto") -> Progress:
