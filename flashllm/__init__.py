@@ -1,6 +1,9 @@
 """Language models larger than RAM, on one machine: feed-forward weights stay on flash.
 
-`import flashllm` alone is cheap: torch is imported when a model is opened.
+    with flashllm.open_model() as model:
+        print(model.chat([{"role": "user", "content": "What does ocean mean?"}]).complete().text)
+
+docs/python.md has more. `import flashllm` alone is cheap: torch is imported when a model is opened.
 """
 
 from __future__ import annotations
@@ -8,10 +11,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from flashllm import errors
 from flashllm.engine.sampling import Sampling
+from flashllm.options import ModelOptions
 
 if TYPE_CHECKING:
-    from flashllm.engine.local import Generation, Model, Token
+    from flashllm.engine.async_generation import AsyncGeneration
+    from flashllm.engine.local import (
+        AnswerMessage,
+        Context,
+        Generation,
+        Message,
+        Model,
+        Token,
+        Usage,
+    )
     from flashllm.library.open import open_model
 
 # Read by OpenMP when torch is loaded: for how long its threads spin, waiting for each other, before
@@ -20,18 +34,33 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")
 
 __version__ = "0.2.0"
-__all__ = ["Generation", "Model", "Sampling", "Token", "__version__", "open_model"]
+__all__ = [
+    "AnswerMessage",
+    "AsyncGeneration",
+    "Context",
+    "Generation",
+    "Message",
+    "Model",
+    "ModelOptions",
+    "Sampling",
+    "Token",
+    "Usage",
+    "__version__",
+    "errors",
+    "open_model",
+]
+_PLACES = {
+    "AsyncGeneration": "flashllm.engine.async_generation",
+    "open_model": "flashllm.library.open",
+}
+"""Modules of the names that are looked up when they are first used; the others are the engine's."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "open_model":
-        from flashllm.library.open import open_model
-
-        return open_model
     if name in __all__:
-        from flashllm.engine import local
+        import importlib
 
-        return getattr(local, name)
+        return getattr(importlib.import_module(_PLACES.get(name, "flashllm.engine.local")), name)
     raise AttributeError(f"module 'flashllm' has no attribute {name!r}")
 
 

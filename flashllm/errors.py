@@ -3,6 +3,8 @@
     FlashllmError                   exit code 1, unexpected
     +-- UsageError                  2   a flag, a prompt or a setting that makes no sense
     |   +-- ProfileError            2   a profile that cannot be read or does not hold together
+    |   +-- NoTokenizer             2   text for a model that came without a tokenizer
+    |   +-- ModelClosed             2   a model is used after it was closed
     +-- ModelError                  65  the model's data is wrong
     |   +-- NotACheckpoint          65  the source is no checkpoint
     |   +-- UnsupportedModel        65  a family, an activation or a key that nobody here knows
@@ -13,6 +15,7 @@
     +-- ModelNotFound               66  nothing at that path
     +-- DownloadFailed              69  a server cannot be reached, or did not send what it should
     +-- EngineLost                  70  the engine's process ended, or does not answer
+    +-- EngineBusy                  75  another answer is being written in this context
     +-- MemoryCeilingTooSmall       71  the ceiling cannot be met
     +-- CannotCreate                73  the output cannot be written
     |   +-- DestinationExists       73  and it is not ours to overwrite
@@ -53,6 +56,21 @@ class UsageError(FlashllmError):
 
 class ProfileError(UsageError):
     """A profile of a device cannot be read, or does not hold together."""
+
+
+class NoTokenizer(UsageError):
+    """A model that came without a tokenizer was given text, or asked for it."""
+
+    def __init__(
+        self,
+        message: str = "this model came without a tokenizer; give the prompt as ids:"
+        " `flashllm run MODEL --ids 1,2,3`, in Python model.generate([1, 2, 3])",
+    ) -> None:
+        super().__init__(message)
+
+
+class ModelClosed(UsageError):
+    """A model, or an answer that was not finished, is used after the model was closed."""
 
 
 class ModelError(FlashllmError):
@@ -107,6 +125,12 @@ class EngineLost(FlashllmError):
     """The engine's process has ended, or does not answer; the model can be opened again."""
 
     exit_code = 70
+
+
+class EngineBusy(FlashllmError):
+    """Another answer is being written in this context; it goes on undisturbed."""
+
+    exit_code = 75
 
 
 class MemoryCeilingTooSmall(FlashllmError):

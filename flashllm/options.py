@@ -7,7 +7,7 @@ keywords of Python code; everything below gets the frozen result.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypedDict, Unpack, get_args
 
 Select = Literal["predicted", "gate", "all", "oracle"]
@@ -33,12 +33,13 @@ DEFAULT_OVERLAP: Overlap = "layer"
 
 DEFAULT_IO_THREADS = 32
 DEFAULT_CONTEXT = 2048
+DEFAULT_MAX_TOKENS = 512
+"""Tokens after which an answer ends, unless the caller says otherwise."""
 
 
-class ModelOverrides(TypedDict, total=False):
-    """The fields of ModelOptions, as keywords."""
+class OverridesWithoutMemory(TypedDict, total=False):
+    """The fields of ModelOptions but the ceiling, which Python code may also give as text."""
 
-    memory: int | None
     select: Select | None
     policy: Policy | None
     window: int | None
@@ -50,6 +51,12 @@ class ModelOverrides(TypedDict, total=False):
     profile: str | os.PathLike[str] | None
     application_bytes: int
     contexts: int
+
+
+class ModelOverrides(OverridesWithoutMemory, total=False):
+    """The fields of ModelOptions, as keywords."""
+
+    memory: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,15 @@ class ModelOptions:
     def having(self, **overrides: Unpack[ModelOverrides]) -> ModelOptions:
         """A copy with some options changed."""
         return replace(self, **overrides)
+
+    def __repr__(self) -> str:
+        """The options that are not at their defaults."""
+        changed = [
+            f"{field.name}={value!r}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        ]
+        return f"ModelOptions({', '.join(changed)})"
 
 
 DEFAULT_OPTIONS = ModelOptions()

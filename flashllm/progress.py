@@ -10,6 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Literal, Protocol, TextIO, get_args
 
+from flashllm.json_schema import with_schema
 from flashllm.schedule import Schedule
 from flashllm.units import format_bytes, format_duration, format_rate
 
@@ -255,7 +256,7 @@ class JsonlProgress:
 
     def _line(self, values: dict[str, object]) -> None:
         # Names of files may hold bytes that are no text; as escapes they pass every stream.
-        print(json.dumps(values), file=self._stream, flush=True)
+        print(json.dumps(with_schema(values)), file=self._stream, flush=True)
 
 
 def format_whole(schedule: Schedule) -> str:

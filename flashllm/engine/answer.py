@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashllm.conversations.fit import fit
+from flashllm.engine.answer_message import AnswerMessage
 from flashllm.errors import UsageError
+from flashllm.options import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
     from flashllm.engine.protocol import Engine, EngineGeneration, EngineTokenizer, OnPrefill
@@ -26,12 +28,57 @@ class Request:
     system: str = ""
     known: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Ids of earlier answers, by the number of their message."""
-    max_tokens: int = 512
+    max_tokens: int = DEFAULT_MAX_TOKENS
     sampling: Sampling | None = None
     stop: tuple[str, ...] = ()
     """Strings that end the answer, besides the chat template's own."""
     continues: bool = False
     """Whether the last message is a stopped answer to be continued."""
+
+    @classmethod
+    def of(
+        cls,
+        messages: Sequence[Message],
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+    ) -> Request:
+        """The request of a list of messages, the system prompt first if there is one.
+
+        A last message of the assistant is continued. `UsageError` for messages that are none.
+        """
+        if isinstance(messages, str | Mapping):
+            raise UsageError(
+                "a conversation is a list of messages; write it like"
+                ' [{"role": "user", "content": "What does ocean mean?"}]'
+            )
+        # Not at the top: the chat's first frame waits for this file, and not for subprocess.
+        from flashllm.tokenizer.chat_template import check_messages
+
+        check_messages(messages)
+        system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+        turns = messages[1:] if messages[0]["role"] == "system" else messages
+        if not turns:
+            raise UsageError("the conversation has a system prompt only; add a user's message")
+        known = {
+            number: message.ids
+            for number, message in enumerate(turns)
+            if isinstance(message, AnswerMessage)
+        }
+        continues = turns[-1]["role"] == "assistant"
+        return cls(turns, system, known, max_tokens, stop=tuple(stop), continues=continues)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request as ids that an engine continues."""
+
+    ids: list[int]
+    """Those of the stopped answer included."""
+    begun: list[int]
+    """The ids of the stopped answer that is continued; empty for a new answer."""
+    stop: tuple[str, ...]
+    dropped: int
+    """How many of the oldest messages were left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +92,27 @@ class Started:
 def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None) -> Started:
     """Encodes as much of a conversation as fits and starts its answer; runs when iterated.
 
-    `UsageError` for a model without a tokenizer, a last message that is too long, or an answer to
-    be continued in a full context.
+    Errors as of `encode`.
+    """
+    prompt = encode(engine, request)
+    generation = engine.generate(
+        prompt.ids,
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        stop=prompt.stop,
+        on_prefill=on_prefill,
+        answer=len(prompt.begun),
+    )
+    return Started(generation, prompt.dropped)
+
+
+def encode(engine: Engine, request: Request) -> Prompt:
+    """Encodes as much of a conversation as fits.
+
+    `NoTokenizer` for a model without one, `UsageError` for a last message that is too long, and for
+    an answer to be continued in a full context.
     """
     tokenizer = engine.tokenizer
-    if tokenizer is None:
-        raise UsageError(
-            "this model came without a tokenizer; give the prompt as ids: "
-            "`flashllm run MODEL --ids 1,2,3`"
-        )
     asked = request.messages[:-1] if request.continues else request.messages
     fitted = fit(
         asked,
@@ -69,15 +128,7 @@ def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None)
         raise UsageError(
             "the context is full, so this answer cannot go on; begin a new conversation"
         )
-    generation = engine.generate(
-        [*fitted.ids, *begun],
-        max_tokens=request.max_tokens,
-        sampling=request.sampling,
-        stop=stop,
-        on_prefill=on_prefill,
-        answer=len(begun),
-    )
-    return Started(generation, fitted.dropped)
+    return Prompt([*fitted.ids, *begun], begun, stop, fitted.dropped)
 
 
 def kept_numbers(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.engine.answer_message import AnswerMessage
 from flashllm.engine.sampling import Sampler, Sampling, StopMatcher
+from flashllm.engine.turns import Claim
 from flashllm.errors import Cancelled
-from flashllm.kv_cache.context import Context
 from flashllm.model.decoder import Decoder
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan
@@ -20,6 +21,7 @@ from flashllm.system.memory import rss_peak_bytes
 from flashllm.telemetry.costs import PrefillCost, TokenCost, decode_summary
 from flashllm.telemetry.meter import Meter, NoMeter
 from flashllm.tokenizer.tokenizer import Tokenizer
+from flashllm.units import format_token_count
 
 OnPrefill = Callable[[float, int], None]
 
@@ -39,11 +41,24 @@ class Token:
         """Plain values."""
         return {"id": self.id, "text": self.text, "cost": self.cost.to_json()}
 
+    def __repr__(self) -> str:
+        return f"Token(id={self.id}, text={self.text!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens that an answer took."""
+
+    prompt_tokens: int
+    """Of the whole prompt, `reused_tokens` included."""
+    reused_tokens: int
+    """Of the prompt, those that the context held already, so that they were not read again."""
+    answer_tokens: int
+
 
 class OpenModel(Protocol):
     """The parts of a model that a generation needs."""
 
-    tokenizer: Tokenizer | None
     info: ModelInfo
     plan: Plan
     reader_stats: Callable[[], dict[str, Any]]
@@ -64,49 +79,94 @@ class Generation:
         self,
         model: OpenModel,
         decoder: Decoder,
-        ids: list[int],
+        tokenizer: Tokenizer | None,
+        claim: Claim,
+        ids: Sequence[int],
         max_tokens: int,
         sampling: Sampling,
         stop: Sequence[str],
         on_prefill: OnPrefill | None,
-        telemetry: bool = True,
-        answer: int = 0,
-        context: Context | None = None,
+        telemetry: bool,
+        answer: int,
     ) -> None:
+        """`claim` is of the context to compute in; the rest is what `Model.generate` was given."""
         self.finish_reason: str | None = None
-        """"stop", "length", "context" or "cancelled"; None while it runs."""
+        """"stop", "length", "context" or "cancelled"; None while it runs, and after an error."""
         self.text = ""
         self.ids: list[int] = []
         self.prompt_tokens = len(ids)
         self.reused_tokens = 0
         """Tokens of the prompt that were in the context already; known once it runs."""
+        self.dropped_messages = 0
+        """How many of a conversation's oldest messages were left out, since they did not fit."""
+        self.continued = AnswerMessage("")
+        """The stopped answer that this one continues; empty if there is none."""
         self.prefill = PrefillCost()
         self.costs: list[TokenCost] = []
         """One for each token decoded; the first token is the prefill's. None without telemetry."""
         self._model = model
         self._decoder = decoder
-        self._context = context or decoder.context
+        self._claim = claim
+        self._context = claim.context
+        self._max_tokens = max_tokens
+        self._on_prefill = on_prefill
         self._steps_seen = -1
+        self._sampled: int | None = None  # the last token
         self._matcher = StopMatcher(stop)
-        self._text = model.tokenizer.decoder() if model.tokenizer else None
-        self._prompt, self._said = ids[: len(ids) - answer], ids[len(ids) - answer :]
+        self._text = tokenizer.decoder() if tokenizer else None
+        self._eos_ids = tokenizer.eos_ids if tokenizer else model.info.spec.eos_ids
+        self._prompt, self._said = list(ids[: len(ids) - answer]), list(ids[len(ids) - answer :])
         self._meter: Meter | NoMeter = NoMeter(decoder.clock)
         if telemetry:
             self._meter = Meter(model.reader_stats, decoder.pool.counters, decoder.clock)
         self._sampler = Sampler(sampling, self._prompt)
-        self._steps = self._run(max_tokens, on_prefill)
 
     def __iter__(self) -> Iterator[Token]:
         return self
 
+    # No generator: one would refer to itself, and an abandoned answer would hold its context until
+    # the next collection of garbage.
     def __next__(self) -> Token:
-        return next(self._steps)
+        if self._claim.is_released:
+            raise StopIteration
+        token = None
+        try:
+            token = self._claim.compute(self._step)
+        except Cancelled:
+            self.finish_reason = "cancelled"
+        if token is None:
+            raise StopIteration
+        return token
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("failed" if self._claim.is_released else "not finished")
+        return f"<Generation: {format_token_count(len(self.ids))}, {state}>"
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens that it took so far."""
+        return Usage(self.prompt_tokens, self.reused_tokens, len(self.ids))
+
+    @property
+    def message(self) -> AnswerMessage:
+        """The answer as a message, to be appended to those that `Model.chat` got."""
+        before = self.continued
+        knows_ids = bool(before.ids) or not before["content"]
+        ids = (*before.ids, *self.ids) if knows_ids else ()
+        return AnswerMessage(before["content"] + self.text, ids)
+
+    def complete(self) -> Generation:
+        """Generates the rest; returns itself: `model.chat(messages).complete().text`."""
+        for _ in self:
+            pass
+        return self
 
     def close(self) -> None:
-        """Stop here; the next `__next__` ends the iteration."""
-        if self.finish_reason is None:
-            self.finish_reason = "cancelled"
-        self._steps.close()
+        """Stop within a layer and free the context; the iteration ends. From any thread."""
+        if not self._claim.is_released:
+            self.finish_reason = self.finish_reason or "cancelled"
+            self._claim.cancel()
+            self._claim.release()
 
     def report(self) -> dict[str, Any]:
         """Everything about this generation, as `flashllm run --json` prints it."""
@@ -146,38 +206,42 @@ class Generation:
             },
         }
 
-    def _run(self, max_tokens: int, on_prefill: OnPrefill | None) -> Generator[Token, None, None]:
-        try:
-            with right_of_way.taken():
-                yield from self._tokens(max_tokens, on_prefill)
-        except Cancelled:
-            self.finish_reason = "cancelled"
+    def _step(self) -> Token | None:
+        """The next token; None if the answer ends without another one."""
+        if self._claim.is_released:  # while another thread computed the last token
+            return None
+        if self._sampled is None:
+            self._claim.held.enter_context(right_of_way.taken())
+            logits = self._first_logits()
+            if logits is None:
+                self._claim.release()
+                return None
+        else:
+            self._begin_step()
+            logits = self._decoder.decode(self._sampled, self._context)
+        clock = self._meter.clock
+        clock.switch("sample")
+        token = self._sampled = self._sampler.next(logits)
+        self._context.tokens.append_sampled(token)
+        clock.switch("other")
+        text = self._accept(token, last=len(self.ids) + 1 == self._max_tokens)
+        cost = self._close_step()
+        if self.finish_reason is not None:
+            self._claim.release()
+        return None if token in self._eos_ids else Token(token, text, cost)
 
-    def _tokens(self, max_tokens: int, on_prefill: OnPrefill | None) -> Iterator[Token]:
+    def _first_logits(self) -> NDArray[np.float32] | None:
         self._resume()
         if self._matcher.stopped:  # the answer had come to its end before
             self.finish_reason = "stop"
-            return
-        meter, decoder = self._meter, self._decoder
+            return None
         self._begin_step()
-        logits = self._read(on_prefill)
-        if max_tokens == 0:
+        logits = self._read()
+        if self._max_tokens == 0:
             self.finish_reason = "length"
             self._close_step()
-            return
-        while True:
-            meter.clock.switch("sample")
-            token = self._sampler.next(logits)
-            self._context.tokens.append_sampled(token)
-            meter.clock.switch("other")
-            text = self._accept(token, last=len(self.ids) + 1 == max_tokens)
-            cost = self._close_step()
-            if token not in self._eos_ids():
-                yield Token(token, text, cost)
-            if self.finish_reason is not None:
-                return
-            self._begin_step()
-            logits = decoder.decode(token, self._context)
+            return None
+        return logits
 
     def _resume(self) -> None:
         """Bring sampler and text back to the state in which the answer was stopped."""
@@ -186,13 +250,13 @@ class Generation:
             for token in self._said:
                 self._matcher.push(self._text.push(token))
 
-    def _read(self, on_prefill: OnPrefill | None) -> NDArray[np.float32]:
+    def _read(self) -> NDArray[np.float32]:
         """Compute the part of prompt and answer that the context lacks; returns logits [vocab]."""
         decoder, prompt, said = self._decoder, self._prompt, self._said
         cached = self._context.tokens.cached_prefix([*prompt, *said], len(said))
         self.reused_tokens = cached
         unread, to_decode = prompt[cached:], said[max(cached - len(prompt), 0) :]
-        total = len(unread) + len(to_decode)
+        total, on_prefill = len(unread) + len(to_decode), self._on_prefill
 
         def report(done: float, _: int) -> None:
             if on_prefill is not None:
@@ -209,7 +273,7 @@ class Generation:
 
     def _accept(self, token: int, last: bool) -> str:
         # Takes a token in: what to show, and whether it is the last one.
-        if token in self._eos_ids():
+        if token in self._eos_ids:
             self.finish_reason = "stop"
             self.text += self._matcher.flush()
             return ""
@@ -239,7 +303,3 @@ class Generation:
         else:
             self.costs.append(cost)
         return cost
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        tokenizer = self._model.tokenizer
-        return tokenizer.eos_ids if tokenizer else self._model.info.spec.eos_ids

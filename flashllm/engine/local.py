@@ -1,48 +1,68 @@
 """The engine: open a model, ask for logits, generate tokens, each with its cost.
 
-    with flashllm.open_model(path, memory=4 << 30) as model:
-        for token in model.generate(model.tokenizer.encode("Hello"), max_tokens=32):
+    with flashllm.open_model(path, memory="4GiB") as model:
+        for token in model.generate("Hello", max_tokens=32):
             print(token.text, token.cost.bytes_read)
 
-One generation at a time in each context; `cancel` may be called from any thread.
+One answer at a time in each context; other contexts may be used from other threads (`turns`).
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.core.numpy_twin.latency import Latencies
-from flashllm.engine.generation import Generation, OnPrefill, Token
+from flashllm.engine.answer import Request, encode
+from flashllm.engine.answer_message import AnswerMessage
+from flashllm.engine.generation import Generation, OnPrefill, Token, Usage
 from flashllm.engine.loading import load_planned, open_decoder
 from flashllm.engine.sampling import Sampling
-from flashllm.errors import UsageError
+from flashllm.engine.turns import Turns
+from flashllm.errors import NoTokenizer, UsageError
 from flashllm.flash.store import Store
 from flashllm.hardware import staleness
 from flashllm.hardware.machine_profile import Profile
 from flashllm.hardware.staleness import profile_for
 from flashllm.kv_cache.context import Context
 from flashllm.model.decoder import Decoder
-from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
+from flashllm.options import (
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_OPTIONS,
+    ModelOptions,
+    ModelOverrides,
+)
 from flashllm.planning.model_info import ModelInfo, describe
 from flashllm.planning.plan import Plan
 from flashllm.telemetry.device_rates import DeviceRates
 from flashllm.telemetry.neuron_map import NeuronMap
+from flashllm.tokenizer.chat_template import Message
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from flashllm.units import format_bytes
+from flashllm.untrusted.terminal import sanitize_line
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from flashllm.engine.async_generation import AsyncGeneration
 
 __all__ = [
+    "AnswerMessage",
+    "Context",
     "Generation",
+    "Message",
     "Model",
     "ModelInfo",
     "Sampling",
     "Token",
+    "Usage",
     "load_info",
     "open_decoder",
     "open_model",
@@ -75,8 +95,22 @@ def load_info(directory: str | os.PathLike[str]) -> ModelInfo:
         return describe(store, load_tokenizer(store.directory) is not None)
 
 
+class AnswerOptions(TypedDict, total=False):
+    """Keywords of `Model.chat` and of the asynchronous calls, with the meanings of `generate`."""
+
+    max_tokens: int
+    sampling: Sampling | None
+    stop: Sequence[str]
+    on_prefill: OnPrefill | None
+    telemetry: bool
+    context: Context | None
+
+
 class Model:
-    """An open model. Close it, or use it as a context manager."""
+    """An open model. Close it, or use it as a context manager.
+
+    Calls may come from any thread, and wait for a token or a prompt that another one computes.
+    """
 
     def __init__(
         self,
@@ -91,41 +125,59 @@ class Model:
         self._caution = _profile_caution(store.directory, options)
         self._profile = profile
         self._rates: DeviceRates | None = None
-        self.tokenizer: Tokenizer | None = load_tokenizer(store.directory)
-        self.info = describe(store, self.tokenizer is not None)
+        self._tokenizer = load_tokenizer(store.directory)
+        self.info = describe(store, self._tokenizer is not None)
         self._decoder = decoder
         self._store = store
         self.reader_stats: Callable[[], dict[str, Any]] = store.reader.stats
         """Counts of the reader since the model was opened; asked after every token, so without
         detours."""
-        self._running: WeakKeyDictionary[Context, Generation] = WeakKeyDictionary()
+        self._turns = Turns(decoder, sanitize_line(self.info.name))
+        self._last_io_report: dict[str, Any] = {}
+        """How bundles were read, once the model is closed."""
+        self._own_thread: Executor | None = None
+        self._executor_lock = threading.Lock()
 
     @property
     def decoder(self) -> Decoder:
         """The layers, their slots and the context in use, for those who look at how it computes."""
         return self._decoder
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the model came with a tokenizer; without one, prompts are ids."""
+        return self._tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; `NoTokenizer` if it came without one."""
+        if self._tokenizer is None:
+            raise NoTokenizer
+        return self._tokenizer
+
     def new_context(self) -> Context:
         """A new context for `generate`, besides the default one.
 
         `UsageError` if the model was opened with memory for no more (option `contexts`).
         """
+        self._turns.check_open()
         return self._decoder.new_context()
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Exact logits [tokens, vocab] after each of `ids`, all neurons computed.
 
         Keys and values are rounded to the cache's encoding, as for every answer; with
-        `kv_dtype="f32"` only f32 arithmetic rounds.
+        `kv_dtype="f32"` only f32 arithmetic rounds. Computed in the default context: `EngineBusy`
+        while an answer is written there.
         """
         self.info.check_prompt(ids, self.plan.context)
-        self._stop_running(self._decoder.context)
-        return self._decoder.logits(ids)
+        claim = self._turns.claim(self._decoder.context)
+        return claim.compute(lambda: self._decoder.logits(ids))
 
     def generate(
         self,
-        ids: Sequence[int],
-        max_tokens: int = 256,
+        prompt: str | Sequence[int],
+        max_tokens: int = DEFAULT_MAX_TOKENS,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         on_prefill: OnPrefill | None = None,
@@ -134,69 +186,100 @@ class Model:
         answer: int = 0,
         context: Context | None = None,
     ) -> Generation:
-        """Continue `ids` by up to `max_tokens`; nothing runs before the first token is asked for.
+        """Continue a text, or ids, by up to `max_tokens`; runs when tokens are asked for.
 
-        The part of `ids` that the context still holds is not read again. The strings `stop` end the
-        text and are not part of it. `on_prefill` is called after each layer with (tokens done,
-        tokens to be read in all), where one layer counts as 1 / layers of a token. Without
+        The part of the prompt that the context still holds is not read again. The strings `stop`
+        end the text and are not part of it. `on_prefill` is called after each layer with (tokens
+        done, tokens to be read in all), where one layer counts as 1 / layers of a token. Without
         `telemetry` nothing is measured, and costs are empty. The last `answer` ids are a stopped
-        answer, which continues as if it had not been stopped. A `context` has one generation at a
-        time; generations of several contexts may be interleaved token by token.
+        answer, which continues as if it had not been stopped. A `context` writes one answer at a
+        time: `EngineBusy` until it is over, closed or no longer referred to. Answers in several
+        contexts may be interleaved token by token, also from several threads.
         """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self.info.check_prompt(ids, self.plan.context)
         if not 0 <= answer < len(ids):
             raise UsageError(f"answer is {answer}; expected 0 to {len(ids) - 1}, fewer than ids")
         if max_tokens < 0:
             raise UsageError(f"max_tokens is {max_tokens}; expected 0 or more")
-        if stop and self.tokenizer is None:
-            raise UsageError("stop strings need a tokenizer, and this model came without one")
-        context = context or self._decoder.context
-        self._stop_running(context)
-        generation = self._running[context] = Generation(
+        if context is not None and not self._decoder.owns(context):
+            raise UsageError("this context is another model's; model.new_context() makes one")
+        if stop and self._tokenizer is None:
+            raise NoTokenizer("stop strings need a tokenizer, and this model came without one")
+        return Generation(
             self,
             self._decoder,
-            list(ids),
+            self._tokenizer,
+            self._turns.claim(context or self._decoder.context),
+            ids,
             max_tokens,
             sampling or Sampling(),
             stop,
             on_prefill,
             telemetry,
             answer,
-            context,
         )
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[AnswerOptions]) -> Generation:
+        """Answer a conversation by the model's chat template; `options` are those of `generate`.
+
+        `messages` have a role (system, user, assistant) and a content. If the last one is the
+        assistant's, the answer continues it. Messages that do not fit into the context are left
+        out, the oldest first (`Generation.dropped_messages`). Append `Generation.message` for the
+        next turn: with it, only what is new is read. Errors: as of `generate`, `UsageError` for a
+        last message that is too long.
+        """
+        stop, most = options.get("stop", ()), options.get("max_tokens", DEFAULT_MAX_TOKENS)
+        prompt = encode(self, Request.of(messages, most, stop))
+        given: AnswerOptions = {**options, "stop": prompt.stop}
+        generation = self.generate(prompt.ids, answer=len(prompt.begun), **given)
+        generation.dropped_messages = prompt.dropped
+        if prompt.begun:
+            generation.continued = AnswerMessage(messages[-1]["content"], prompt.begun)
         return generation
 
+    async def agenerate(
+        self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
+    ) -> AsyncGeneration:
+        """`generate` for asyncio: `async for token in await model.agenerate("The sea is")`."""
+        return await self._asynchronous(lambda: self.generate(prompt, **options))
+
+    async def achat(
+        self, messages: Sequence[Message], **options: Unpack[AnswerOptions]
+    ) -> AsyncGeneration:
+        """`chat` for asyncio: `async for token in await model.achat(messages)`."""
+        return await self._asynchronous(lambda: self.chat(messages, **options))
+
     def forget(self) -> None:
-        """Empty the default context and the slots: the next prompt is read whole."""
-        self._stop_running(self._decoder.context)
-        self._decoder.truncate(0)
+        """Empty the default context and the slots: the next prompt is read whole.
+
+        `EngineBusy` while an answer is written there.
+        """
+        claim = self._turns.claim(self._decoder.context)
+        claim.compute(lambda: self._decoder.truncate(0))
 
     def cancel(self) -> None:
-        """End the running generation within a layer. From any thread, also after `close`."""
-        self._decoder.cancel()
+        """End all unfinished answers within a layer. From any thread, also after `close`."""
+        self._turns.cancel_all()
 
     def close(self) -> None:
-        """Stop the threads and free the memory."""
-        for context in list(self._running):
-            self._stop_running(context)
-        self._store.close()
+        """Stop the threads and free the memory; answers that are not finished raise `ModelClosed`.
+
+        From any thread; waits for the layer that is being computed. May be called again.
+        """
+        self._turns.close(self._release)
 
     def io_report(self) -> dict[str, Any]:
-        """How bundles are read: directly or not, how many at a time, by which back-end, and why."""
-        reader = self._store.reader
-        return {
-            "direct": bool(reader.direct),
-            "threads": int(reader.threads),
-            "alignment_bytes": int(reader.alignment),
-            "fallback": str(reader.fallback) or None,
-            "backend": str(reader.backend),
-            "backend_problem": str(reader.backend_problem) or None,
-        }
+        """How bundles are read: directly or not, how many at a time, by which back-end, and why.
+
+        After `close`, how they were read at the end.
+        """
+        return self._last_io_report or self._read_io_report()
 
     def rates(self) -> DeviceRates:
         """What this device and machine can give, as far as the profile knows."""
         if self._rates is None:
-            direct = bool(self._store.reader.direct)
+            direct = self.io_report()["direct"]
             self._rates = DeviceRates.of(self._profile, self.info, self.plan, direct)
         return self._rates
 
@@ -214,6 +297,7 @@ class Model:
 
     def neuron_map(self) -> NeuronMap:
         """Which neurons are in DRAM, and which the last token used or read; from any thread."""
+        self._turns.check_open()
         pool = self._decoder.pool
         return NeuronMap.of([pool.marks(layer) for layer in range(self.info.spec.n_layers)])
 
@@ -224,20 +308,59 @@ class Model:
             found.append(f"without the compiled core everything is slow ({core.FALLBACK})")
         if self._decoder.isa == "scalar":
             found.append("the kernels use no vector instructions (scalar), so computing is slow")
-        fallback = str(self._store.reader.fallback)
+        fallback = self.io_report()["fallback"]
         if fallback and self._options.direct:
             found.append(f"reads go through the page cache, not direct ({fallback})")
         return [*found, self._caution] if self._caution else found
 
     def read_latencies(self) -> Latencies:
         """A histogram of the latencies of all reads since the model was opened."""
+        self._turns.check_open()
         return Latencies(self._store.reader.latency_histogram())
 
-    def _stop_running(self, context: Context) -> None:
-        running = self._running.pop(context, None)
-        if running is not None:
-            running.close()
-        self._decoder.clear_cancel()
+    def _read_io_report(self) -> dict[str, Any]:
+        reader = self._store.reader
+        return {
+            "direct": bool(reader.direct),
+            "threads": int(reader.threads),
+            "alignment_bytes": int(reader.alignment),
+            "fallback": str(reader.fallback) or None,
+            "backend": str(reader.backend),
+            "backend_problem": str(reader.backend_problem) or None,
+        }
+
+    async def _asynchronous(self, start: Callable[[], Generation]) -> AsyncGeneration:
+        # Not at the top: most models are opened without it.
+        import asyncio
+
+        from flashllm.engine.async_generation import AsyncGeneration
+
+        # Making ids of messages may take a tenth of a second, for which the event loop does not
+        # wait; nor does it wait for a prompt that is being read in the model's own thread.
+        generation = await asyncio.to_thread(start)
+        return AsyncGeneration(generation, self._executor())
+
+    def _executor(self) -> Executor:
+        """One thread that computes for all asynchronous answers: each has pools of its own."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with self._executor_lock:
+            if self._own_thread is None:
+                self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="flashllm")
+            return self._own_thread
+
+    def _release(self) -> None:
+        self._last_io_report = self._read_io_report()
+        with self._executor_lock:
+            if self._own_thread is not None:
+                self._own_thread.shutdown(wait=False)
+        self._store.close()
+
+    def __repr__(self) -> str:
+        spec = self.info.spec
+        state = "closed" if self._turns.is_closed else f"in {format_bytes(self.plan.ceiling_bytes)}"
+        name = sanitize_line(self.info.name)
+        return f"<Model {name!r}: {spec.n_layers} layers, {spec.encoding_label}, {state}>"
 
     def __enter__(self) -> Model:
         return self

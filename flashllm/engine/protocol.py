@@ -43,7 +43,7 @@ OnOpening = Callable[[OpeningProgress], None]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keywords of `generate`; what each does, and is where it is left out, `local.Model` says."""
+    """Keywords of `generate`; `local.Model.generate` has their meanings and defaults."""
 
     max_tokens: int
     sampling: Sampling | None
@@ -104,14 +104,21 @@ class EngineTokenizer(Protocol):
 
 
 class Engine(Protocol):
-    """An open model: one generation at a time; `cancel` may be called from any thread."""
+    """An open model: one generation at a time; `cancel` may be called from any thread.
+
+    `EngineBusy` if a generation is started while another one is neither over nor closed.
+    """
 
     @property
     def info(self) -> ModelInfo: ...  # noqa: D102
     @property
     def plan(self) -> Plan: ...  # noqa: D102
     @property
-    def tokenizer(self) -> EngineTokenizer | None: ...  # noqa: D102
+    def has_tokenizer(self) -> bool: ...  # noqa: D102
+    @property
+    def tokenizer(self) -> EngineTokenizer:
+        """The model's tokenizer; `NoTokenizer` if it came without one."""
+
     @property
     def wants_quick_profile(self) -> bool:
         """Whether a quick profile would tell of the model's disk what nobody has measured yet."""
@@ -119,6 +126,7 @@ class Engine(Protocol):
     def generate(
         self,
         ids: Sequence[int],
+        /,
         *,
         on_prefill: OnPrefill | None = None,
         **options: Unpack[GenerateOptions],

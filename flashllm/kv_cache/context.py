@@ -9,6 +9,7 @@ from flashllm.kv_cache.context_tokens import ContextTokens
 from flashllm.kv_cache.dram import KvCache
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
+from flashllm.units import format_token_count
 
 
 class Context:
@@ -42,6 +43,9 @@ class Context:
     def capacity(self) -> int:
         """The most tokens that the context can hold."""
         return self.keys_values.context
+
+    def __repr__(self) -> str:
+        return f"<Context: {self.length} of {format_token_count(self.capacity)}>"
 
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`, a result of `tokens.cached_prefix`."""

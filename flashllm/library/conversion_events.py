@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.errors import LayoutError
+from flashllm.json_schema import JSON_SCHEMA
 from flashllm.library.formatting import clean
 from flashllm.untrusted.strict_json import parse_object
 
@@ -75,6 +76,8 @@ def parse_event(line: bytes) -> Event:
     except LayoutError:
         values = {}
     found: Event | None = None
+    if values.pop("schema", JSON_SCHEMA) != JSON_SCHEMA:
+        values = {}
     kind = values.get("event")
     if kind == "phase":
         found = _phase(values)

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
+from flashllm.options import DEFAULT_OPTIONS, ModelOptions, OverridesWithoutMemory
+from flashllm.settings.values import bytes_of
 from flashllm.system.imports import gc_paused
 
 if TYPE_CHECKING:
@@ -17,18 +18,25 @@ if TYPE_CHECKING:
 def open_model(
     path: str | os.PathLike[str] | None = None,
     options: ModelOptions | None = None,
-    **overrides: Unpack[ModelOverrides],
+    *,
+    memory: int | str | None = None,
+    **overrides: Unpack[OverridesWithoutMemory],
 ) -> Model:
     """Open a converted model; without a path, the one that comes with the project.
 
-    `overrides` are options by their names in `ModelOptions`; they take precedence over `options`.
+    `memory` is the ceiling, in bytes or as text like "8GiB"; it and `overrides`, options by their
+    names in `ModelOptions`, take precedence over `options`.
     Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
+    options = options or DEFAULT_OPTIONS
+    ceiling = options.memory if memory is None else memory
+    if ceiling is not None:
+        options = options.having(memory=bytes_of(ceiling, "memory"))
     directory = model_directory(path)
     with gc_paused():
         from flashllm.engine import local
 
-    return local.open_model(directory, options or DEFAULT_OPTIONS, **overrides)
+    return local.open_model(directory, options, **overrides)
 
 
 def model_directory(path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:

@@ -42,7 +42,8 @@ LOGIT_BLOCK_BYTES = 4 << 20
 class Decoder:
     """A model in memory, which computes one call at a time for any of its contexts.
 
-    Only `cancel` may be called from another thread. Calls without a context use `context`.
+    Only `cancel` and `new_context` may be called from another thread. Calls without a context use
+    `context`.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Decoder:
         """Prompts and tokens that went through, of all contexts."""
         self._scratch = decoded_scratch(spec, plan.context, plan.kv_dtype)
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+        self._contexts_lock = threading.Lock()
         self.context = self.new_context()
         """The one that calls go on where they name none."""
         self.use(selector)
@@ -110,22 +112,27 @@ class Decoder:
 
     def new_context(self) -> Context:
         """A new, empty context; `UsageError` if the plan has no memory for another one."""
-        if len(self._contexts) >= self.plan.contexts:
-            raise UsageError(
-                f"this model was opened with contexts={self.plan.contexts}, and as many are in use;"
-                " drop one, or open it with more"
+        with self._contexts_lock:
+            if len(self._contexts) >= self.plan.contexts:
+                raise UsageError(
+                    f"this model was opened with contexts={self.plan.contexts}, and as many are in"
+                    " use; drop one, or open it with more"
+                )
+            context = Context(
+                self.spec,
+                self.plan.context,
+                self.plan.kv_dtype,
+                self._kernels,
+                self.plan.prefill.tokens,
+                self._scratch,
+                cut_anywhere=self._products.batch_invariant,
             )
-        context = Context(
-            self.spec,
-            self.plan.context,
-            self.plan.kv_dtype,
-            self._kernels,
-            self.plan.prefill.tokens,
-            self._scratch,
-            cut_anywhere=self._products.batch_invariant,
-        )
-        self._contexts.add(context)
+            self._contexts.add(context)
         return context
+
+    def owns(self, context: Context) -> bool:
+        """Whether the context is one of this model."""
+        return context in self._contexts
 
     def truncate(self, length: int, context: Context | None = None) -> None:
         """Forget all tokens of a context but the first `length`, found by `cached_prefix`.
@@ -133,7 +140,8 @@ class Decoder:
         Bundles in DRAM stay there, unless all contexts are empty afterwards.
         """
         context = context or self.context
-        others = any(other.length for other in self._contexts if other is not context)
+        with self._contexts_lock:
+            others = any(other.length for other in self._contexts if other is not context)
         if length or others:
             self.pool.drain()
         else:
@@ -207,6 +215,10 @@ class Decoder:
             self.spec, selector, self.pool, self._norms, self.plan.overlap, self.clock,
             decode.choose_early,
         )  # fmt: skip
+
+    def settle(self) -> None:
+        """Wait for the reads of a call that failed, so that a call for any context may follow."""
+        self.pool.drain()
 
     def cancel(self) -> None:
         """Make the running call raise `Cancelled` within a layer. From any thread."""

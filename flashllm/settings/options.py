@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flashllm.options import KV_DTYPES, OVERLAPS, POLICIES, SELECTORS
+from flashllm.options import DEFAULT_MAX_TOKENS, KV_DTYPES, OVERLAPS, POLICIES, SELECTORS
 from flashllm.settings.values import (
     number_between,
     one_of,
@@ -160,7 +160,14 @@ PROFILE_OPTIONS = (
     ),
 )
 SAMPLING_OPTIONS = (
-    Option("max_tokens", ("-n", "--max-tokens"), parse_positive, 512, "longest answer (512)", "N"),
+    Option(
+        "max_tokens",
+        ("-n", "--max-tokens"),
+        parse_positive,
+        DEFAULT_MAX_TOKENS,
+        f"longest answer ({DEFAULT_MAX_TOKENS})",
+        "N",
+    ),
     Option(
         "temp",
         ("--temp",),

@@ -25,6 +25,22 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 
+def bytes_of(size: int | str, name: str) -> int:
+    """A size from Python code: bytes, or a text as above. `name` is for the `UsageError`."""
+    if isinstance(size, str):
+        try:
+            return parse_size(size)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise UsageError(
+            f'{name} is {size!r}; expected bytes, as in {name}=8 << 30, or a text like "8GiB"'
+        )
+    if 0 < size < 1024:
+        raise UsageError(f'{name} is {size} bytes; did you mean {name}="{size}GiB"?')
+    return size
+
+
 def parse_count(text: str) -> int:
     """A whole number, 0 or more."""
     if not re.fullmatch(r"[0-9]{1,20}", text.strip()):

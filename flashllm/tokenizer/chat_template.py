@@ -63,12 +63,18 @@ def check_messages(messages: Sequence[Message]) -> None:
     """Raises `UsageError` for an empty list and for invalid messages."""
     if not messages:
         raise UsageError("the conversation is empty; there is nothing to answer")
-    for message in messages:
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise UsageError(
+                f"message {number} is {message!r:.80}; expected a mapping with role and content"
+            )
         if message.get("role") not in ROLES:
             known = ", ".join(ROLES)
-            raise UsageError(f"unknown role {message.get('role')!r}; expected one of {known}")
+            raise UsageError(
+                f"message {number}: unknown role {message.get('role')!r}; expected one of {known}"
+            )
         if not isinstance(message.get("content"), str):
-            raise UsageError("a message has no content; expected a text")
+            raise UsageError(f"message {number}: has no content; expected a text")
 
 
 def render_plain(messages: Sequence[Message]) -> list[Segment]:

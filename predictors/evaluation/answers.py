@@ -31,7 +31,6 @@ def answer_all(
     directory, kv_dtype = model.directory, model.decoder.kv_dtype
     for name, select in selects.items():
         with open_model(directory, select=select, kv_dtype=kv_dtype) as engine:
-            assert engine.tokenizer is not None
             for outcome, (where, _, messages, expected) in zip(outcomes, questions, strict=True):
                 ids = engine.tokenizer.encode_chat(messages)
                 if len(ids) >= engine.plan.context:
@@ -43,9 +42,7 @@ def answer_all(
                 generation = engine.generate(
                     ids, max_tokens=longest, stop=engine.tokenizer.chat_stops
                 )
-                for _ in generation:
-                    pass
-                answer = normalised(generation.text)
+                answer = normalised(generation.complete().text)
                 outcome.add("exact", name, answer, answer == normalised(expected))
                 progress.advance(1)
     progress.finish()

@@ -142,20 +142,24 @@ def test_the_longest_run_fills_the_context(model: Model) -> None:
     assert [(run.complete, len(run.tokens)) for run in runs] == [(True, 155)] * 2
 
 
+def end_at(model: Model, token: int) -> None:
+    """From now on this token ends an answer."""
+    spec = dataclasses.replace(model.info.spec, eos_ids=(token,))
+    model.info = dataclasses.replace(model.info, spec=spec)
+
+
 @pytest.mark.parametrize("steps", [0, 1])
-def test_an_answer_that_ends_at_once(
-    model: Model, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_ends_at_once(model: Model, steps: int) -> None:
     first = list(model.generate(IDS, max_tokens=5))[steps].id
-    monkeypatch.setattr("flashllm.engine.local.Generation._eos_ids", lambda _: (first,))
+    end_at(model, first)
     with pytest.raises(UsageError, match=r"the answer ended .*; give another prompt"):
         list(measure(model, IDS, FEW, FakeProbe()))
 
 
-def test_the_step_that_ends_an_answer_counts(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_that_ends_an_answer_counts(model: Model) -> None:
     drawn = [token.id for token in model.generate(IDS, max_tokens=21)]
     end = next(i for i in range(3, 21) if drawn[i] not in drawn[:i])
-    monkeypatch.setattr("flashllm.engine.local.Generation._eos_ids", lambda _: (drawn[end],))
+    end_at(model, drawn[end])
     runs = runs_of(list(measure(model, IDS, FEW, FakeProbe())))
     for run in runs:
         assert [token.id for token in run.tokens] == [*drawn[1:end], None]

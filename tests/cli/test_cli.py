@@ -251,7 +251,7 @@ def test_a_model_without_a_tokenizer_runs_by_ids(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = FakeModel(["", ""])
-    model.tokenizer = None
+    model.has_tokenizer = False
     use(monkeypatch, model)
     assert main(["run", "m", "--ids", "5,6"]) == 0
     assert capsys.readouterr().out == "0 1\n"

@@ -110,7 +110,8 @@ def test_the_sum_is_that_of_the_lines(
 def test_one_object(sparse_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, _ = report_of(sparse_model, capsys, "--json")
     report = json.loads(text)
-    assert set(report) == {"header", "complete", "plan", "summary", "runs", "probes"}
+    fields = {"schema", "header", "complete", "plan", "summary", "runs", "probes"}
+    assert set(report) == fields
     assert report["complete"] is True
     assert report["header"]["settings"]["prompt_ids"] == [5, 17, 40, 8, 61]
     assert len(report["runs"]) == 11

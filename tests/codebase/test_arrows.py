@@ -20,7 +20,7 @@ LOOSE_MAX = 10
 FLOORS = (
     ("errors",),
     ("dtypes",),
-    ("arrays", "options", "progress", "schedule", "spec", "text_table", "units"),
+    ("arrays", "json_schema", "options", "progress", "schedule", "spec", "text_table", "units"),
     ("core", "tokenizer", "untrusted"),
     ("system",),
     ("conversations", "flash"),

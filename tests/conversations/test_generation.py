@@ -103,7 +103,7 @@ def test_an_answer_cannot_go_on_in_a_context_that_is_full() -> None:
 
 def test_a_model_without_a_tokenizer_cannot_be_talked_to() -> None:
     model = FakeModel(["x"])
-    model.tokenizer = None
+    model.has_tokenizer = False
     conversation = Conversation()
     conversation.ask("a")
     with pytest.raises(UsageError, match="without a tokenizer"):

@@ -16,6 +16,7 @@ from flashllm.convert import progress_for
 
 from flashllm import progress
 from flashllm.cli.commands.convert import PROGRESS_KINDS
+from flashllm.json_schema import with_schema
 from flashllm.library.conversion_events import PhaseEvent, parse_event
 from flashllm.progress import (
     JsonlProgress,
@@ -190,9 +191,9 @@ def test_a_json_object_a_line() -> None:
     assert len(first) < 100  # not one for every step
     done = [(line["phase"], line["done_bytes"], line["total_bytes"]) for line in phases[-2:]]
     assert done == [("empty", 0, 1), ("empty", 1, 1)]
-    assert {"event": "warning", "text": "\x1b[31modd"} in lines
+    assert with_schema({"event": "warning", "text": "\x1b[31modd"}) in lines
     assert [line["event"] for line in lines].count("end") == 1
-    assert lines[-1] == {"event": "end"}
+    assert lines[-1] == with_schema({"event": "end"})
     assert "\x1b" not in stream.getvalue()
 
 

@@ -204,15 +204,6 @@ def test_the_context_ends_a_generation(sparse_model: Path) -> None:
         assert generation.finish_reason == "context"
 
 
-def test_a_new_generation_ends_the_one_before(model: Model) -> None:
-    first = model.generate(PROMPT, max_tokens=50)
-    next(first)
-    second = model.generate(PROMPT, max_tokens=5)
-    assert list(first) == []
-    assert first.finish_reason == "cancelled"
-    assert len(list(second)) == 5
-
-
 @pytest.mark.parametrize(
     ("ids", "message"),
     [([], "empty"), ([96], "outside the vocabulary"), ([-1], "outside"), ([3] * 161, "context")],

@@ -29,6 +29,7 @@ from flashllm.engine.protocol import Engine, EngineGeneration, OpeningProgress
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import (
     ChecksumMismatch,
+    EngineBusy,
     EngineLost,
     FlashllmError,
     MemoryCeilingTooSmall,
@@ -112,7 +113,6 @@ def test_an_answer_is_the_same_as_in_this_process() -> None:
 
 def test_messages_become_ids_in_the_child_and_an_answer_goes_on() -> None:
     with opened("plain") as engine:
-        assert engine.tokenizer is not None
         assert engine.tokenizer.decode(engine.tokenizer.encode("one two")) == "one two"
         conversation = Conversation("Be brief.")
         conversation.ask("a b")
@@ -173,14 +173,26 @@ def test_a_stop_before_the_answer_has_begun_is_not_lost_and_not_kept() -> None:
         assert text_of(engine.generate([1])) == "fine"
 
 
-def test_a_new_answer_ends_the_one_before() -> None:
+def test_a_second_answer_is_refused_until_the_first_is_closed() -> None:
     with opened("endless") as engine:
         first = engine.generate([1], max_tokens=5000)
         assert next(first).text == "begun"
+        with pytest.raises(EngineBusy, match="another answer"):
+            engine.generate([1])
+        assert next(first).text == " on", "it goes on"
+        first.close()
         assert text_of(engine.generate([1])) == "fine"
         assert list(first) == []
         assert first.finish_reason == "cancelled"
         assert first.report()["finish_reason"] == "cancelled"
+
+
+def test_an_answer_that_nobody_refers_to_is_over() -> None:
+    with opened("endless") as engine:
+        for token in engine.generate([1], max_tokens=5000):
+            assert token.text == "begun"
+            break
+        assert text_of(engine.generate([1])) == "fine"
 
 
 def test_a_map_of_neurons_comes_without_waiting_while_an_answer_is_written() -> None:
@@ -244,7 +256,6 @@ def test_an_engine_that_vanishes_is_an_error_that_says_what_to_do(
         assert "/retry" in str(caught.value)
         assert children[-1].returncode == code
         # Whatever is asked afterwards says the same, and waits for nothing.
-        assert engine.tokenizer is not None
         with pytest.raises(EngineLost):
             engine.tokenizer.encode("x")
         with pytest.raises(EngineLost):

@@ -100,7 +100,6 @@ def test_the_second_turn_is_that_of_a_fresh_run(demo: Path, select: str) -> None
     """Exactly computed, a conversation comes to the same in turns and at once."""
     with open_model(demo, select=select, kv_dtype="f32") as model:
         decoder, tokenizer = model.decoder, model.tokenizer
-        assert tokenizer is not None
         talk: list[Message] = [{"role": "user", "content": "What does ocean mean?"}]
         first = finished(model, tokenizer.encode_chat(talk), 30)
         talk += [
@@ -178,7 +177,6 @@ def test_an_answer_that_was_read_as_a_prompt_is_decoded_to_go_on(model: Model) -
 def test_text_goes_on_where_it_stopped(demo: Path) -> None:
     with open_model(demo) as model:
         tokenizer = model.tokenizer
-        assert tokenizer is not None
         ids = tokenizer.encode_chat([{"role": "user", "content": "What does ocean mean?"}])
         whole = model.generate(ids, 60)
         list(whole)

@@ -25,7 +25,6 @@ def definitions() -> list[dict[str, Any]]:
 
 def answers(directory: Path, select: str) -> list[str]:
     with open_model(directory, select=select) as model:
-        assert model.tokenizer is not None
         found = []
         for record in definitions():
             generation = model.generate(model.tokenizer.encode_chat(record["messages"]), 64)
@@ -59,7 +58,6 @@ def test_logits_agree_with_transformers(demo: Path) -> None:
 
     oracle = OPTForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
     with open_model(demo, select="all", kv_dtype="f32") as model, torch.no_grad():
-        assert model.tokenizer is not None
         ids = model.tokenizer.encode_chat([{"role": "user", "content": "What does ocean mean?"}])
         expected = oracle(torch.tensor([ids])).logits[0].numpy()
         np.testing.assert_allclose(model.logits(ids), expected, atol=1e-4, rtol=0)

@@ -142,7 +142,6 @@ class Talk:
     """A chat as a user leads it: each answer's own ids are in the prompt of the next turn."""
 
     def __init__(self, model: Model) -> None:
-        assert model.tokenizer is not None
         self._model, self._tokenizer = model, model.tokenizer
         self._messages: list[Message] = []
         self._known: dict[int, list[int]] = {}

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashllm.errors import MemoryCeilingTooSmall, ReadFailed
+from flashllm.errors import EngineBusy, MemoryCeilingTooSmall, NoTokenizer, ReadFailed
+from flashllm.options import DEFAULT_MAX_TOKENS
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan, PrefillShape
 from flashllm.system.clock import PARTS
@@ -179,6 +182,11 @@ class FakeGeneration:
     def __next__(self) -> FakeToken:
         return next(self._iterator)
 
+    @property
+    def is_running(self) -> bool:
+        is_over = inspect.getgeneratorstate(self._iterator) == inspect.GEN_CLOSED
+        return not (is_over or self.finish_reason or self._model.cancelled.is_set())
+
     def close(self) -> None:
         self.finish_reason = self.finish_reason or "cancelled"
         self._iterator.close()
@@ -188,7 +196,7 @@ class FakeGeneration:
         steps: Sequence[Step],
         max_tokens: int,
         on_prefill: Callable[[float, int], None] | None,
-    ) -> Iterator[FakeToken]:
+    ) -> Generator[FakeToken, None, None]:
         for step in steps:
             if isinstance(step, Exception):
                 raise step
@@ -222,8 +230,8 @@ class FakeGeneration:
             self.costs.append(cost)
         else:
             self.prefill = PrefillCost.of(cost, self.prompt_tokens, self.reused_tokens)
-        tokenizer = self._model.tokenizer
-        self.ids.append(len(self.ids) if tokenizer is None else tokenizer.id_of(text))
+        model = self._model
+        self.ids.append(model.tokenizer.id_of(text) if model.has_tokenizer else len(self.ids))
         self._model.cached.append(self.ids[-1])
         self.text += text
         return FakeToken(self.ids[-1], text, cost)
@@ -264,7 +272,8 @@ class FakeModel:
     ) -> None:
         self.info = INFO
         self.plan = dataclasses.replace(PLAN, context=context)
-        self.tokenizer: FakeTokenizer | None = tokenizer or FakeTokenizer()
+        self.has_tokenizer = True
+        self._tokenizer = tokenizer or FakeTokenizer()
         self.cancelled = threading.Event()
         self.closed = False
         self.slow_because: list[str] = []
@@ -278,11 +287,18 @@ class FakeModel:
         self.cached: list[int] = []
         """Ids whose keys and values would be in the cache."""
         self._answers = list(answers)
+        self._running: weakref.ref[FakeGeneration] | None = None
+
+    @property
+    def tokenizer(self) -> FakeTokenizer:
+        if not self.has_tokenizer:
+            raise NoTokenizer
+        return self._tokenizer
 
     def generate(
         self,
         ids: Sequence[int],
-        max_tokens: int = 256,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
         sampling: object = None,
         stop: Sequence[str] = (),
         on_prefill: Callable[[float, int], None] | None = None,
@@ -290,13 +306,17 @@ class FakeModel:
         telemetry: bool = True,
         answer: int = 0,
     ) -> FakeGeneration:
+        if self._running is not None and (before := self._running()) and before.is_running:
+            raise EngineBusy("the engine is writing another answer")
         self.cancelled.clear()
         self.requests.append(
             {"ids": list(ids), "max_tokens": max_tokens, "sampling": sampling, "stop": stop,
              "answer": answer}
         )  # fmt: skip
         steps = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        return FakeGeneration(self, ids, steps, max_tokens, on_prefill)
+        generation = FakeGeneration(self, ids, steps, max_tokens, on_prefill)
+        self._running = weakref.ref(generation)
+        return generation
 
     def reuse(self, ids: Sequence[int]) -> int:
         """How many of the ids are in the cache, which then holds them all; the last is read."""

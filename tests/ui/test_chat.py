@@ -242,7 +242,7 @@ async def test_what_is_sent_while_opening_is_answered_then() -> None:
 
 async def test_a_model_without_a_tokenizer_is_refused() -> None:
     model = FakeModel(["x"])
-    model.tokenizer = None
+    model.has_tokenizer = False
     async with make_app(model).run_test() as pilot:
         app = cast("ChatApp", pilot.app)
         await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)

@@ -121,8 +121,6 @@ def _measure(
 
 def _encode(model: Model, prompt: str | None) -> list[int]:
     tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise UsageError("this model came without a tokenizer; give the prompt as ids: --ids 1,2,3")
     text = PROMPT if prompt is None else prompt
     if not text.strip():
         raise UsageError("the prompt is empty; give it some text")

@@ -18,7 +18,7 @@ from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.engine.answer import Request, start
-from flashllm.errors import EXIT_INTERRUPTED, UsageError
+from flashllm.errors import EXIT_INTERRUPTED
 from flashllm.settings.options import (
     MODEL_OPTIONS,
     PROFILE_OPTIONS,
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
                 report = generation.report()
                 stats = stats_text(report, model.rates(), model.plan) if arguments.stats else ""
                 wants_quick_profile = not arguments.no_quick_profile and model.wants_quick_profile
-                emit(AnswerEnd(report, model.tokenizer is not None, stats, wants_quick_profile))
+                emit(AnswerEnd(report, model.has_tokenizer, stats, wants_quick_profile))
             finally:
                 running.model = None
 
@@ -131,7 +131,7 @@ def _start(
     on_prefill: Callable[[float, int], None],
 ) -> EngineGeneration:
     """Starts the generation for a conversation, a text or ids."""
-    if is_chat(model.tokenizer, arguments):
+    if is_chat(model, arguments):
         started = start(model, request, on_prefill)
         if started.dropped:
             remark(
@@ -139,12 +139,7 @@ def _start(
                 f"{started.dropped} messages of this conversation are left out"
             )
         return started.generation
-    if arguments.ids:
-        ids = arguments.ids
-    elif model.tokenizer is not None:
-        ids = model.tokenizer.encode(text)
-    else:
-        raise UsageError("this model came without a tokenizer; give the prompt as ids: --ids 1,2,3")
+    ids = arguments.ids or model.tokenizer.encode(text)
     return model.generate(
         ids,
         max_tokens=request.max_tokens,

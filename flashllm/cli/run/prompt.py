@@ -14,7 +14,7 @@ from flashllm.cli.shared.output import remark
 from flashllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from flashllm.engine.protocol import EngineTokenizer
+    from flashllm.engine.protocol import Engine
 
 TEXT_BYTES_MAX = 16 << 20
 PIPE_WAIT_SECONDS = 3.0
@@ -42,15 +42,15 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     return _not_empty("\n\n".join(part for part in parts if part))
 
 
-def is_chat(tokenizer: EngineTokenizer | None, arguments: argparse.Namespace) -> bool:
+def is_chat(model: Engine, arguments: argparse.Namespace) -> bool:
     """Whether the prompt is a message to be answered, rather than a text to be continued.
 
     It is one if the model has a chat template or a conversation is asked for, and neither `--raw`
     nor `--ids` is given.
     """
-    if tokenizer is None or arguments.raw or arguments.ids is not None:
+    if not model.has_tokenizer or arguments.raw or arguments.ids is not None:
         return False
-    return tokenizer.has_chat_template or bool(arguments.system) or wants_saving(arguments)
+    return model.tokenizer.has_chat_template or bool(arguments.system) or wants_saving(arguments)
 
 
 def wants_saving(arguments: argparse.Namespace) -> bool:

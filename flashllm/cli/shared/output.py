@@ -7,9 +7,11 @@ import io
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from flashllm.errors import CannotCreate
+from flashllm.json_schema import with_schema
 from flashllm.units import format_bytes as format_bytes
 from flashllm.untrusted.terminal import Sanitizer, sanitize, sanitize_line
 
@@ -49,9 +51,9 @@ class Output:
         if not self._at_line_start:
             self.write("\n")
 
-    def json(self, value: object) -> None:
-        """One object on one line."""
-        self.write(json.dumps(value, ensure_ascii=False) + "\n")
+    def json(self, values: Mapping[str, Any]) -> None:
+        """One object on one line, with the number of its schema; docs/json.md has the fields."""
+        self.write(json.dumps(with_schema(values), ensure_ascii=False) + "\n")
 
 
 def remark(text: str) -> None:

@@ -9,13 +9,14 @@ import functools
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from flashllm.engine.process import messages as messages
 from flashllm.engine.process.supervisor import WorkerSupervisor, error_of
-from flashllm.errors import UsageError
+from flashllm.errors import EngineBusy, NoTokenizer
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan
 from flashllm.system.memory import rss_bytes, rss_peak_bytes
@@ -98,6 +99,7 @@ class RemoteGeneration:
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._report: dict[str, Any] | None = None
         self._is_over = False
+        self._is_cancelled = False
         self._number = process.ask(lambda number: replace(request, number=number), self._inbox.put)
 
     def __iter__(self) -> Iterator[messages.Token]:
@@ -121,9 +123,20 @@ class RemoteGeneration:
                 self._take(message)
         return self._report
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it is neither over nor cancelled."""
+        return self.finish_reason is None and not (self._is_over or self._is_cancelled)
+
     def cancel(self) -> None:
         """Ends it within a layer; tokens that were already sent still arrive."""
+        self._is_cancelled = True
         self._process.send(messages.Cancel(self._number))
+
+    def __del__(self) -> None:
+        # Nobody will take the tokens: the engine need not write them.
+        if getattr(self, "_number", None) is not None and self.is_running:
+            self.cancel()
 
     def close(self) -> None:
         """Stop here; the next `__next__` ends the iteration."""
@@ -153,37 +166,46 @@ class EngineClient:
     def __init__(self, process: WorkerSupervisor, opened: messages.Opened) -> None:
         self.info: ModelInfo = opened.info
         self.plan: Plan = opened.plan
-        self.tokenizer: RemoteTokenizer | None = None
-        if opened.has_tokenizer:
-            self.tokenizer = RemoteTokenizer(process, opened.has_chat_template)
+        self.has_tokenizer = opened.has_tokenizer
+        self._tokenizer = RemoteTokenizer(process, opened.has_chat_template)
         self._process = process
         self._opened = opened
         self._rates: DeviceRates = opened.rates
-        self._running: RemoteGeneration | None = None
+        self._running: weakref.ref[RemoteGeneration] | None = None
         self._lock = threading.Lock()
         self._map: NeuronMap | None = None
         self._map_asked_at: float | None = None
 
+    @property
+    def tokenizer(self) -> RemoteTokenizer:
+        """The model's tokenizer; `NoTokenizer` if it came without one."""
+        if not self.has_tokenizer:
+            raise NoTokenizer
+        return self._tokenizer
+
     def generate(
         self,
         ids: Sequence[int],
+        /,
         *,
         on_prefill: OnPrefill | None = None,
         **options: Unpack[GenerateOptions],
     ) -> RemoteGeneration:
         """Continue `ids`, like `local.Model.generate`, but begins at once."""
         self.info.check_prompt(ids, self.plan.context)
-        if options.get("stop") and self.tokenizer is None:
-            raise UsageError("stop strings need a tokenizer, and this model came without one")
-        if self._running is not None:
-            self._running.close()
+        if options.get("stop") and not self.has_tokenizer:
+            raise NoTokenizer("stop strings need a tokenizer, and this model came without one")
+        before = self._last_generation()
+        if before is not None and before.is_running:
+            raise EngineBusy("the engine is writing another answer; close() that, or wait for it")
         request = messages.Generate(messages.OPENING, list(ids), options)
-        self._running = RemoteGeneration(self._process, request, on_prefill)
-        return self._running
+        generation = RemoteGeneration(self._process, request, on_prefill)
+        self._running = weakref.ref(generation)
+        return generation
 
     def cancel(self) -> None:
         """End the running generation within a layer. From any thread, also after `close`."""
-        running = self._running
+        running = self._last_generation()
         if running is not None:
             running.cancel()
 
@@ -223,6 +245,9 @@ class EngineClient:
         if due:
             self._process.ask(lambda number: messages.Call(number, "neuron_map"), self._take_map)
         return self._map
+
+    def _last_generation(self) -> RemoteGeneration | None:
+        return None if self._running is None else self._running()
 
     def _take_map(self, message: object) -> None:
         if isinstance(message, messages.Returned):

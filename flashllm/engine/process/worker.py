@@ -102,12 +102,11 @@ class Worker:
 
         with self._sending_errors(messages.OPENING):
             model = opens(command.path, command.options, report)
-            tokenizer = model.tokenizer
             opened = messages.Opened(
                 info=model.info,
                 plan=model.plan,
-                has_tokenizer=tokenizer is not None,
-                has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+                has_tokenizer=model.has_tokenizer,
+                has_chat_template=model.has_tokenizer and model.tokenizer.has_chat_template,
                 cautions=model.cautions(),
                 io_report=model.io_report(),
                 rates=model.rates(),
@@ -171,7 +170,6 @@ class Worker:
         if call.name in ("neuron_map", "renew_rates"):
             return getattr(model, call.name)()
         tokenizer = model.tokenizer
-        assert tokenizer is not None
         assert call.name in ("encode", "encode_chat", "decode", "chat_stops"), call.name
         value = getattr(tokenizer, call.name)
         return value(*call.arguments) if callable(value) else value

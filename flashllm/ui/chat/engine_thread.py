@@ -123,7 +123,7 @@ class EngineThread:
         try:
             self._close()
             model = self._open_engine(choice)
-            if model.tokenizer is None:
+            if not model.has_tokenizer:
                 model.close()
                 raise UsageError(
                     "this model came without a tokenizer, which a chat needs; "

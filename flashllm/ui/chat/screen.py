@@ -24,6 +24,7 @@ from textual.widgets import Static
 from flashllm.conversations.tree import Conversation
 from flashllm.errors import EngineLost, FlashllmError, UsageError
 from flashllm.library.models import ModelChoice
+from flashllm.options import DEFAULT_MAX_TOKENS
 from flashllm.settings.resolve import ChatSettings
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.answer_settings import AnswerSettings
@@ -84,7 +85,7 @@ class ChatScreen(Screen[None]):
         library: Callable[[], Models] | None = None,
         settings: ChatSettings | None = None,
         sampling: Sampling | None = None,
-        max_tokens: int = 512,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
         system: str = "",
         welcome: str = "Ask something below. F1 explains keys and numbers.",
         keymap: Mapping[str, str] | None = None,

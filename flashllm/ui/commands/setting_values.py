@@ -9,6 +9,7 @@ from typing import Any
 
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import UsageError
+from flashllm.options import DEFAULT_MAX_TOKENS
 from flashllm.settings.options import SAMPLING_OPTIONS
 from flashllm.ui.widgets.themes import find_theme, nearest
 from flashllm.untrusted.terminal import sanitize, sanitize_line
@@ -58,7 +59,7 @@ class ChatValues:
 
     system: str = ""
     sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 512
+    max_tokens: int = DEFAULT_MAX_TOKENS
     theme: str = "textual-dark"
 
     def text_of(self, name: str) -> str:

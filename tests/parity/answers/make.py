@@ -61,7 +61,6 @@ def answers(folder: Path) -> dict[str, Any]:
             predictor_dtype=precision,
         )
         with open_model(directory, context=128) as model:
-            assert model.tokenizer is not None
             for how, sampling in HOW.items():
                 rows = []
                 for question in found["questions"]:
