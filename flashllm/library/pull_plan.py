@@ -151,18 +151,22 @@ def _narrower(
 
 
 def check_room(plan: PullPlan, *, converts: bool, streams: bool) -> None:
-    """`NotEnoughSpace` where a disk cannot take what is to come, before anything comes."""
+    """`NotEnoughSpace` where a disk cannot take what is to come, before anything comes.
+
+    A conversion that `streams` checks that itself, since it knows what an earlier one left.
+    """
+    if streams:
+        return
     missing_bytes = plan.fetch_bytes - plan.here_bytes
-    if not streams:
-        place = existing_parent(cache_directories()[0])
-        status = os.statvfs(place)
-        free_bytes = status.f_bavail * status.f_frsize
-        if free_bytes < missing_bytes:
-            raise NotEnoughSpace(
-                f"{place}: {format_bytes(missing_bytes)} are to come, {format_bytes(free_bytes)}"
-                " are free; make room, set HF_HOME to another disk, or convert each file as it"
-                " comes (--convert)"
-            )
+    place = existing_parent(cache_directories()[0])
+    status = os.statvfs(place)
+    free_bytes = status.f_bavail * status.f_frsize
+    if free_bytes < missing_bytes:
+        raise NotEnoughSpace(
+            f"{place}: {format_bytes(missing_bytes)} are to come, {format_bytes(free_bytes)} are"
+            " free; make room, set HF_HOME to another disk, or convert each file as it comes"
+            " (--convert)"
+        )
     free_bytes = plan.converted.free_bytes
     if converts and free_bytes < plan.converted.disk_bytes:
         raise NotEnoughSpace(

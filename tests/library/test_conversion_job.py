@@ -124,9 +124,9 @@ def test_cancelling_interrupts_also_where_ctrl_c_is_ignored(tmp_path: Path, inhe
     watched = scripted(
         tmp_path,
         """
-        from flashllm.cli.commands.convert import _stopped_like_ctrl_c
+        from flashllm.cli.commands.convert import stopped_like_ctrl_c
         try:
-            with _stopped_like_ctrl_c():
+            with stopped_like_ctrl_c():
                 phase("waiting", 1); time.sleep(60)
         except KeyboardInterrupt:
             print("flashllm: stopped", file=sys.stderr); sys.exit(75)
