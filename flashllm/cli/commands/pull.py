@@ -86,7 +86,8 @@ def _repository(arguments: argparse.Namespace) -> str:
         return str(known.repository)
     if os.path.isdir(typed):
         raise UsageError(
-            f"{typed}: is a directory here; convert it: flashllm convert {shlex.quote(typed)} DST"
+            f"{typed}: is a directory here; convert it: flashllm convert {shlex.quote(typed)} DST."
+            f" A repository of that name is hf.co/{typed}"
         )
     if "/" not in typed:
         near = near_names(typed)
