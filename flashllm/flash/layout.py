@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flashllm.core.numpy_twin.kernels import crc32c
+from flashllm.core import crc32c
 from flashllm.dtypes import row_bytes
 from flashllm.errors import LayoutError, ModelTruncated
 from flashllm.flash.manifest import FileRecord, Manifest, read_manifest

@@ -1,7 +1,6 @@
-"""The Hugging Face hub: repositories, their files, and downloads that are verified and go on.
+"""Asks the Hugging Face hub: what a repository holds, and the contents of its files.
 
-The only module that imports huggingface_hub, and only once something is asked of the hub. Whatever
-it or the network raises becomes an error of ours that says what to do next.
+This and `hub_errors` are the only modules that import huggingface_hub, once something is asked.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,29 +15,21 @@ from typing import Any, BinaryIO, Protocol, cast
 
 import flashllm
 from flashllm.errors import (
-    AccessRefused,
     ChecksumMismatch,
     DownloadFailed,
-    FlashllmError,
-    ModelNotFound,
     NotACheckpoint,
-    UsageError,
 )
 from flashllm.library.formatting import clean
+from flashllm.library.hub_errors import our_errors
+from flashllm.library.hub_names import DEFAULT_REVISION, endpoint, is_name, offline_variable
 from flashllm.progress import Progress
 from flashllm.system.log import without_secrets
 
-DEFAULT_REVISION = "main"
-DEFAULT_ENDPOINT = "https://huggingface.co"
 SECONDS_MAX = 30.0
 """How long the hub may take to describe a repository."""
 FILES_MAX = 10_000
-OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-_TRUE = ("1", "on", "yes", "true")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
 class Hash(Protocol):
@@ -83,54 +73,15 @@ class Repository:
     """The branch, tag or commit that was asked for."""
     commit: str
     files: Mapping[str, RemoteFile]
-    gated: bool
     made_from: str | None
     """The repository whose weights were requantised or finetuned into these, if it is told."""
-
-    @property
-    def page(self) -> str:
-        """The address of its page."""
-        return f"{endpoint()}/{self.name}"
-
-
-def endpoint() -> str:
-    """The address of the hub: HF_ENDPOINT where that is set."""
-    return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
-
-
-def offline_variable() -> str | None:
-    """The variable that forbids to use the network, if one does."""
-    for name in OFFLINE_VARIABLES:
-        if os.environ.get(name, "").lower() in _TRUE:
-            return name
-    return None
-
-
-def parse_name(text: str) -> tuple[str, str]:
-    """Name and revision of `ORG/NAME[@REV]`, or of the address of a page; `UsageError`."""
-    plain = re.sub(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/|^hf://", "", text)
-    name, _, revision = plain.partition("@")
-    if plain != text:
-        name, _, branch = name.rstrip("/").partition("/tree/")
-        revision = revision or branch
-    if not _NAME.fullmatch(name) or "--" in name or ".." in name:
-        raise UsageError(
-            f"{text}: is no name of a repository; expected ORG/NAME or ORG/NAME@REVISION, as in the"
-            " address of its page on huggingface.co"
-        )
-    if "@" in text and not revision:
-        raise UsageError(f"{text}: no revision follows the @; it is a branch, a tag or a commit")
-    revision = revision or DEFAULT_REVISION
-    if not _REVISION.fullmatch(revision) or ".." in revision:
-        raise UsageError(f"{text}: {revision!r} is no name of a branch, a tag or a commit")
-    return name, revision
 
 
 def look(name: str, revision: str = DEFAULT_REVISION) -> Repository:
     """What the hub says of a repository; errors where it cannot be asked, or has none."""
     if (variable := offline_variable()) is not None:
         raise DownloadFailed(f"{name}: {variable} is set, so nothing is fetched; unset it to go on")
-    with _our_errors(name, revision):
+    with our_errors(name, revision):
         from huggingface_hub import HfApi
 
         _send_no_telemetry()
@@ -141,11 +92,10 @@ def look(name: str, revision: str = DEFAULT_REVISION) -> Repository:
         found = [_remote_file(sibling) for sibling in (info.siblings or [])[:FILES_MAX]]
         commit = info.sha
         tags = info.tags or []
-        gated = bool(info.gated)
     if commit is None or not _COMMIT.fullmatch(commit):
         raise DownloadFailed(f"{name}: {endpoint()} names no commit; is that a hub?")
     files = {file.name: file for file in found if file is not None}
-    return Repository(name, revision, commit, files, gated, _made_from(tags))
+    return Repository(name, revision, commit, files, _made_from(tags))
 
 
 def _send_no_telemetry() -> None:
@@ -173,7 +123,7 @@ def _made_from(tags: list[str]) -> str | None:
     for tag in tags:
         if isinstance(tag, str) and tag.startswith("base_model:"):
             name = tag.rpartition(":")[2]
-            if _NAME.fullmatch(name):
+            if is_name(name):
                 return name
     return None
 
@@ -272,7 +222,7 @@ def receive(
 
     `into` has write, tell, seek and truncate. A connection that breaks off is tried again.
     """
-    with _our_errors(repository.name, repository.revision, file.name):
+    with our_errors(repository.name, repository.revision, file.name):
         from huggingface_hub.file_download import hf_hub_url, http_get
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -307,104 +257,6 @@ def locked(path: str, progress: Progress, what: str) -> Iterator[None]:
 
 WAIT_SECONDS = 1.0
 """How long a lock may be held before that is told."""
-
-
-@contextlib.contextmanager
-def _our_errors(name: str, revision: str, file: str = "") -> Iterator[None]:
-    """Turns whatever asking the hub raises into an error of ours."""
-    try:
-        yield
-    except (FlashllmError, AssertionError):
-        raise
-    except Exception as problem:  # httpx2, its parts, the hub and the system raise many kinds
-        raise _translated(problem, name, revision, file) from problem
-
-
-def _translated(problem: Exception, name: str, revision: str, file: str) -> FlashllmError:
-    from huggingface_hub import errors
-
-    status = _status(problem)
-    if isinstance(problem, errors.GatedRepoError):
-        return AccessRefused(_gated(name, status))
-    if isinstance(problem, errors.DisabledRepoError):
-        return AccessRefused(f"{name}: was closed by its authors or by the hub")
-    if isinstance(problem, errors.RevisionNotFoundError):
-        return ModelNotFound(
-            f"{name}: has no branch, tag or commit {revision}; leave @{revision} out for the"
-            f" latest, or look at {endpoint()}/{name}/tree/main"
-        )
-    if isinstance(problem, errors.EntryNotFoundError):
-        return ModelNotFound(f"{name}: has no file {file} any more; run the same command again")
-    if isinstance(problem, errors.RepositoryNotFoundError) or status in (401, 404):
-        return ModelNotFound(_absent(name, status))
-    if status == 403:
-        return AccessRefused(
-            f"{name}: access is refused; the token must be allowed to read it:"
-            f" {endpoint()}/settings/tokens"
-        )
-    if status is not None:
-        later = "wait a few minutes" if status == 429 else "try again later"
-        return DownloadFailed(f"{_where(name, file)}: {endpoint()} answers {status}; {later}")
-    if isinstance(problem, errors.HFValidationError):
-        return UsageError(f"{name}: is no name of a repository")
-    again = "; it goes on where this one ended" if file else ""
-    return DownloadFailed(
-        f"{_where(name, file)}: cannot be fetched from {endpoint()}: {_words(problem)}. Check the"
-        f" connection (HTTPS_PROXY, HF_ENDPOINT), then run the same command again{again}"
-    )
-
-
-def _where(name: str, file: str) -> str:
-    return f"{name}: {file}" if file else name
-
-
-def _status(problem: Exception) -> int | None:
-    """The status of the answer that an error is about."""
-    response = getattr(problem, "response", None)
-    status = getattr(response, "status_code", None)
-    return status if isinstance(status, int) else None
-
-
-def _has_token() -> bool:
-    from huggingface_hub import get_token
-
-    return get_token() is not None
-
-
-_SIGN_IN = "set HF_TOKEN to a token of yours ({endpoint}/settings/tokens), or `hf auth login`"
-
-
-def _gated(name: str, status: int | None) -> str:
-    page = f"{endpoint()}/{name}"
-    if status == 401 or not _has_token():
-        advice = _SIGN_IN.format(endpoint=endpoint())
-        return f"{name}: is gated. Accept its licence at {page}, then {advice}"
-    return (
-        f"{name}: is gated, and the token's account may not read it yet. Accept its licence at"
-        f" {page} (some authors answer by hand); a fine-grained token must also be allowed to read"
-        " gated repositories"
-    )
-
-
-def _absent(name: str, status: int | None) -> str:
-    page = f"{endpoint()}/{name}"
-    if not _has_token():
-        advice = _SIGN_IN.format(endpoint=endpoint())
-        return (
-            f"{name}: there is no such repository, or it is private. Check the name at {page}; for"
-            f" a private one, {advice}"
-        )
-    refused = ", the token (HF_TOKEN) is not valid any more" if status == 401 else ""
-    return (
-        f"{name}: there is no such repository{refused}, or the token's account may not read it."
-        f" Check the name at {page}, and the token at {endpoint()}/settings/tokens"
-    )
-
-
-def _words(problem: Exception) -> str:
-    """What a library says is wrong, in one clean line without secrets."""
-    text = str(problem).strip().splitlines() or [""]
-    return clean(without_secrets(text[0])) or type(problem).__name__
 
 
 class _Relay(logging.Handler):

@@ -40,8 +40,8 @@ from flashllm.system.filesystem import existing_parent
 if TYPE_CHECKING:
     from flashllm.spec import ModelSpec
 
-NAMED_MAX = 6
-"""Names of files that an error lists."""
+COMMIT_LENGTH_MIN = 7
+"""Of the beginning of a commit that stands for it."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,10 @@ def find_cached(name: str, revision: str) -> Checkpoint | None:
     """A checkpoint of that name and revision in the cache that can be converted, without asking."""
     for found in checkpoints():
         if found.name == name and not found.problem:
-            commit = found.path.name
-            if revision in found.revision.split(" ")[:1] or commit.startswith(revision):
+            abbreviated = len(revision) >= COMMIT_LENGTH_MIN
+            if revision == found.revision.split(" ")[0] or (
+                abbreviated and found.path.name.startswith(revision)
+            ):
                 return found
     return None
 

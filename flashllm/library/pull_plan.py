@@ -43,11 +43,13 @@ class PullPlan:
     here_bytes: int
     """The part of it that is in the cache already."""
     converted: Preview
-    """The model that a conversion makes; with trained predictors where it can have some."""
+    """The model that it becomes."""
     select: Select
     """What should choose its neurons, as it runs best."""
     trains: bool
-    """Whether this conversion trains predictors."""
+    """Whether that trains predictors."""
+    predicts: bool
+    """Whether it has predictors then."""
     convert_seconds: float
     """About how long converting takes here, without fetching and training."""
     at_once_bytes: int
@@ -96,11 +98,15 @@ def plan_pull(
     making: Making,
     conditions: Conditions,
     *,
+    converts: bool,
     streams: bool,
 ) -> PullPlan:
-    """The plan; `streams` where each shard goes as soon as it is converted."""
+    """The plan; `streams` where each shard goes as soon as it is converted.
+
+    Where nothing is converted now, it is planned as it should be later.
+    """
     spec = checkpoint.describe(**making.reading)
-    options = _options(spec, making, streams=streams)
+    options = _options(spec, making, converts=converts)
     made = preview_shape(spec, destination, options, conditions)
     place = cached(checkpoint)
     source_bytes = checkpoint.bytes
@@ -117,14 +123,15 @@ def plan_pull(
         select=usual_selector(spec),
         trains=options.predictors == TRAIN,
         convert_seconds=conversion_seconds(spec, source_bytes, made.disk_bytes, destination)[0],
+        predicts=options.predictors != NO_PREDICTORS,
         at_once_bytes=made.disk_bytes + beside,
         narrower=_narrower(checkpoint, destination, making, options, conditions, made),
     )
 
 
-def _options(spec: ModelSpec, making: Making, *, streams: bool) -> ConvertOptions:
-    """How it will be converted, or should be where that is not said: with what it runs best."""
-    if making.predictors == NO_PREDICTORS and usual_selector(spec) == "predicted" and not streams:
+def _options(spec: ModelSpec, making: Making, *, converts: bool) -> ConvertOptions:
+    """How it is converted, or should be later."""
+    if not converts and usual_selector(spec) == "predicted":
         return ConvertOptions(making.dtype, TRAIN)
     return ConvertOptions(making.dtype, making.predictors)
 
@@ -151,18 +158,22 @@ def _narrower(
 
 
 def check_room(plan: PullPlan, *, converts: bool, streams: bool) -> None:
-    """`NotEnoughSpace` where a disk cannot take what is to come, before anything comes."""
+    """`NotEnoughSpace` where a disk cannot take what is to come, before anything comes.
+
+    A conversion that `streams` checks that itself, since it knows what an earlier one left.
+    """
+    if streams:
+        return
     missing_bytes = plan.fetch_bytes - plan.here_bytes
-    if not streams:
-        place = existing_parent(cache_directories()[0])
-        status = os.statvfs(place)
-        free_bytes = status.f_bavail * status.f_frsize
-        if free_bytes < missing_bytes:
-            raise NotEnoughSpace(
-                f"{place}: {format_bytes(missing_bytes)} are to come, {format_bytes(free_bytes)}"
-                " are free; make room, set HF_HOME to another disk, or convert each file as it"
-                " comes (--convert)"
-            )
+    place = existing_parent(cache_directories()[0])
+    status = os.statvfs(place)
+    free_bytes = status.f_bavail * status.f_frsize
+    if free_bytes < missing_bytes:
+        raise NotEnoughSpace(
+            f"{place}: {format_bytes(missing_bytes)} are to come, {format_bytes(free_bytes)} are"
+            " free; make room, set HF_HOME to another disk, or convert each file as it comes"
+            " (--convert)"
+        )
     free_bytes = plan.converted.free_bytes
     if converts and free_bytes < plan.converted.disk_bytes:
         raise NotEnoughSpace(

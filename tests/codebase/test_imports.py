@@ -157,6 +157,20 @@ def test_every_module_can_be_imported_first() -> None:
     assert loaded_after(FIRST.format(names=names), "flashllm.engine.local") == set()
 
 
+def test_the_core_is_asked_for_and_not_its_twin() -> None:
+    """What both have comes from `flashllm.core`: the twin is a hundred times slower."""
+    folders = (PACKAGE, PACKAGE.parent / "tools", PACKAGE.parent / "predictors")
+    pattern = r"numpy_twin\.(?:attention|kernels|memory|reader|rows|selection)\b"
+    naming = [
+        path.relative_to(PACKAGE.parent).as_posix()
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if "core" not in path.relative_to(folder).parts
+        and re.search(pattern, path.read_text("utf-8"))
+    ]
+    assert naming == []
+
+
 def test_one_module_asks_the_hub_and_loads_its_library_then() -> None:
     folders = (PACKAGE, PACKAGE.parent / "tools", PACKAGE.parent / "predictors")
     paths = [path for folder in folders for path in folder.rglob("*.py")]
@@ -165,7 +179,7 @@ def test_one_module_asks_the_hub_and_loads_its_library_then() -> None:
         for path in paths
         if re.search(r"^\s*(?:from|import) huggingface_hub", path.read_text("utf-8"), re.MULTILINE)
     ]
-    assert naming == ["flashllm/library/hub.py"]
+    assert sorted(naming) == ["flashllm/library/hub.py", "flashllm/library/hub_errors.py"]
 
 
 def test_no_module_is_loaded_twice_under_two_names() -> None:

@@ -313,6 +313,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(
     with pytest.raises(NotEnoughSpace, match="are needed, 40,960 are free"):
         convert_shards(shards, tmp_path / "out")
     assert shards.fetched == []
+    assert not kept(tmp_path).exists()
 
 
 def test_little_more_than_the_result_is_on_disk(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -127,6 +128,7 @@ def test_an_interruption_keeps_what_came(server: HubServer) -> None:
     assert [*told.phases.values()] == [[checkpoint.bytes - here] * 2]
     found = pulling.find_cached(NAME, "main")
     assert found is not None
+    assert pulling.find_cached(NAME, COMMIT[:3]) is None
     for revision in (COMMIT, COMMIT[:7]):
         assert pulling.find_cached(NAME, revision) == found
     for other in (("org/other", "main"), (NAME, "dev")):
@@ -136,7 +138,7 @@ def test_an_interruption_keeps_what_came(server: HubServer) -> None:
 def test_the_plan_is_that_of_the_checkpoint_itself(server: HubServer, tmp_path: Path) -> None:
     checkpoint = examined()
     asked = len(server.requests)
-    plan = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, streams=True)
+    plan = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, converts=True, streams=True)
     assert len(server.requests) == asked
     from flashllm.library.conversion_options import ConvertOptions
 
@@ -148,30 +150,34 @@ def test_the_plan_is_that_of_the_checkpoint_itself(server: HubServer, tmp_path: 
     assert plan.here_bytes == 0
     largest = max(file.size for file in checkpoint.shards)
     assert plan.at_once_bytes == same.disk_bytes + largest
-    kept = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, streams=False)
+    kept = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, converts=False, streams=False)
     assert kept.trains
+    now = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, converts=True, streams=False)
+    assert not now.trains
     assert kept.at_once_bytes > plan.at_once_bytes
     assert json.loads(json.dumps(plan.to_json()))["repository"] == NAME
     pulling.fetch(checkpoint, SilentProgress())
-    again = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, streams=False)
+    again = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, converts=False, streams=False)
     assert again.here_bytes == again.fetch_bytes
 
 
 def test_what_is_too_large_is_told_with_what_would_fit(server: HubServer, tmp_path: Path) -> None:
     checkpoint = examined()
     place = tmp_path / "out"
-    needs = plan_pull(checkpoint, place, Making(), KNOWN, streams=True).converted
-    narrow = plan_pull(checkpoint, place, Making(dtype="int4"), KNOWN, streams=True).converted
+    needs = plan_pull(checkpoint, place, Making(), KNOWN, converts=True, streams=True).converted
+    narrow = plan_pull(
+        checkpoint, place, Making(dtype="int4"), KNOWN, converts=True, streams=True
+    ).converted
     assert needs.smallest_ceiling_bytes is not None
     assert narrow.smallest_ceiling_bytes is not None
     assert narrow.smallest_ceiling_bytes < needs.smallest_ceiling_bytes
     tight = Conditions(200 * MIB, ModelOptions(memory=narrow.smallest_ceiling_bytes))
-    plan = plan_pull(checkpoint, place, Making(), tight, streams=True)
+    plan = plan_pull(checkpoint, place, Making(), tight, converts=True, streams=True)
     assert plan.fits is False
     assert plan.narrower == (("int4", narrow.smallest_ceiling_bytes),)
     none = Conditions(200 * MIB, ModelOptions(memory=MIB))
-    assert plan_pull(checkpoint, place, Making(), none, streams=True).narrower == ()
-    unknown = plan_pull(checkpoint, place, Making(), Conditions(None), streams=True)
+    assert plan_pull(checkpoint, place, Making(), none, converts=True, streams=True).narrower == ()
+    unknown = plan_pull(checkpoint, place, Making(), Conditions(None), converts=True, streams=True)
     assert unknown.fits is None
 
 
@@ -182,11 +188,13 @@ def test_disks_that_are_too_small(
 
     checkpoint = examined()
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=3, f_frsize=4096))
-    plan = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, streams=False)
+    plan = plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, converts=False, streams=False)
     with pytest.raises(NotEnoughSpace, match=r"are to come, 12\.0 KiB are free.*--convert"):
         check_room(plan, converts=False, streams=False)
+    check_room(plan, converts=True, streams=True)
+    pulled = dataclasses.replace(plan, here_bytes=plan.fetch_bytes)
     with pytest.raises(NotEnoughSpace, match="the converted model takes about"):
-        check_room(plan, converts=True, streams=True)
+        check_room(pulled, converts=True, streams=False)
     with pytest.raises(NotEnoughSpace):
         pulling.fetch(checkpoint, SilentProgress())
     assert not (tmp_path / "hub").exists()
@@ -384,7 +392,9 @@ def test_pickles(server: HubServer, tmp_path: Path) -> None:
     files["pytorch_model.bin"] = b"a pickle"
     checkpoint = examined()
     assert checkpoint.weights.pickled
-    assert plan_pull(checkpoint, tmp_path / "out", Making(), KNOWN, streams=False).pickled
+    assert plan_pull(
+        checkpoint, tmp_path / "out", Making(), KNOWN, converts=False, streams=False
+    ).pickled
     with pytest.raises(UsageError, match=r"weights are pickles.*--keep-source"):
         pulling.fetch_and_convert(checkpoint, tmp_path / "out", Making(), SilentProgress())
     path = pulling.fetch(checkpoint, SilentProgress())

@@ -24,12 +24,12 @@ INTENT_WEIGHTS = {
 }
 # How a conversation goes: so much of each kind in every hundred.
 PLAN_WEIGHTS = {
-    "definition": 15,
-    "definition_then_more": 24,
-    "other": 18,
-    "everything": 13,
-    "chain": 5,
-    "unknown": 11,
+    "definition": 14,
+    "definition_then_more": 17,
+    "other": 14,
+    "everything": 7,
+    "chain": 6,
+    "unknown": 27,
     "refused": 6,
     "small_talk": 2.5,
     "task": 2,
@@ -265,7 +265,7 @@ def unknown_word(material: Material, rng: random.Random) -> str:
         return made_up_word(rng)
     if draw < 0.25 and not material.held_out:
         return rng.choice(sorted(FUNCTION_WORDS - small_talk.SMALL_TALK_WORDS))
-    if draw < 0.40 and material.not_sure_words:
+    if draw < 0.50 and material.not_sure_words:
         return rng.choice(sorted(material.not_sure_words))
     return rng.choice(material.unknown_words)
 

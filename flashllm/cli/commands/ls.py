@@ -105,7 +105,10 @@ def _write_checkpoints(output: Output, checkpoints: Sequence[Checkpoint]) -> Non
         from flashllm.library.hf_cache import cache_directories
 
         places = ", ".join(map(str, cache_directories()))
-        remark(f"no checkpoints in {places}; `flashllm convert DIR` takes any directory")
+        remark(
+            f"no checkpoints in {places}; `flashllm pull ORG/NAME` gets one, and"
+            " `flashllm convert DIR` takes any directory"
+        )
         return
     rows = [(_checkpoint_row(one), _checkpoint_about(one)) for one in checkpoints]
     output.write(_columns(CHECKPOINT_HEAD, rows))

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashllm.cli.commands.convert import (
     add_learning,
@@ -14,12 +14,12 @@ from flashllm.cli.commands.convert import (
     add_reading,
     stopped_like_ctrl_c,
 )
+from flashllm.cli.commands.pull_report import plan_rows
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_options
 from flashllm.cli.shared.output import Output, remark, table
 from flashllm.errors import DestinationExists, DownloadFailed, FlashllmError, UsageError
 from flashllm.settings.options import MODEL_OPTIONS
-from flashllm.units import format_bytes, format_ceiling, format_duration, format_speed
 from flashllm.untrusted.terminal import sanitize
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ USUAL_PLACE = ""
 
 def pull(arguments: argparse.Namespace) -> int:
     """Says what it will take, fetches, converts where asked to; prints where the result is."""
-    from flashllm.library import hub
+    from flashllm.library import hub, hub_names
     from flashllm.library import pull as library_pull
     from flashllm.library.library import usual_library
     from flashllm.library.pull_plan import check_room, plan_pull
 
-    name, revision = hub.parse_name(_repository(arguments))
+    name, revision = hub_names.parse_name(_repository(arguments))
     making = _making(arguments)
     library = usual_library(arguments.settings)
     destination = _destination(arguments, library, name)
     with stopped_like_ctrl_c():
-        if (variable := hub.offline_variable()) is not None:
+        if (variable := hub_names.offline_variable()) is not None:
             return _without_network(arguments, name, revision, variable)
         try:
             checkpoint = library_pull.examine(hub.look(name, revision))
@@ -51,7 +51,14 @@ def pull(arguments: argparse.Namespace) -> int:
             raise DownloadFailed(f"{problem}{_where_it_is(name, revision)}") from problem
         streams = _streams(arguments, checkpoint, making)
         place = destination or library.destination(library_pull.cached(checkpoint).snapshot)
-        plan = plan_pull(checkpoint, place, making, library.conditions(), streams=streams)
+        plan = plan_pull(
+            checkpoint,
+            place,
+            making,
+            library.conditions(),
+            converts=destination is not None,
+            streams=streams,
+        )
         if arguments.dry_run:
             _write_plan(arguments, plan, streams=streams)
             return 0
@@ -85,7 +92,8 @@ def _repository(arguments: argparse.Namespace) -> str:
         return str(known.repository)
     if os.path.isdir(typed):
         raise UsageError(
-            f"{typed}: is a directory here; convert it: flashllm convert {shlex.quote(typed)} DST"
+            f"{typed}: is a directory here; convert it: flashllm convert {shlex.quote(typed)} DST."
+            f" A repository of that name is hf.co/{typed}"
         )
     if "/" not in typed:
         near = near_names(typed)
@@ -178,7 +186,9 @@ def _write_plan(arguments: argparse.Namespace, plan: PullPlan, *, streams: bool)
     if arguments.json:
         output.json(plan.to_json())
     else:
-        output.write(table(_rows(plan, converts=arguments.convert is not None, streams=streams)))
+        output.write(
+            table(plan_rows(plan, converts=arguments.convert is not None, streams=streams))
+        )
 
 
 def _tell(plan: PullPlan, *, converts: bool, streams: bool) -> None:
@@ -186,77 +196,11 @@ def _tell(plan: PullPlan, *, converts: bool, streams: bool) -> None:
     import sys
 
     print(
-        sanitize(table(_rows(plan, converts=converts, streams=streams))),
+        sanitize(table(plan_rows(plan, converts=converts, streams=streams))),
         end="",
         file=sys.stderr,
         flush=True,
     )
-
-
-def _rows(plan: PullPlan, *, converts: bool, streams: bool) -> list[tuple[str, Any]]:
-    made = plan.converted
-    here = f", {format_bytes(plan.here_bytes)} of them here already" if plan.here_bytes else ""
-    if plan.here_bytes == plan.fetch_bytes:
-        here = ", all of them here already"
-    rows = [
-        ("repository", f"{plan.repository}, {plan.revision} ({plan.commit[:7]})"),
-        ("model", f"{made.features}, in {made.encoding}"),
-        ("to fetch", f"{format_bytes(plan.fetch_bytes)} in {plan.files} files{here}"),
-        ("memory", _memory(plan)),
-        ("speed", _speed(plan)),
-        ("converted", _disk(plan, converts=converts, streams=streams)),
-    ]
-    if plan.pickled:
-        rows.append(("weights", "pickles: converted without running what they hold"))
-    if plan.trains:
-        rows.append(("predictors", "lossy, and trained on a text: --predictors train"))
-    elif plan.select == "predicted" and streams:
-        rows.append(
-            ("predictors", "none: every neuron is read; --keep-source --predictors train for some")
-        )
-    elif not made.sparse:
-        rows.append(("neurons", "never zero: a token reads whatever does not fit into memory"))
-    return rows
-
-
-def _memory(plan: PullPlan) -> str:
-    made = plan.converted
-    if made.smallest_ceiling_bytes is None:
-        return "unknown"
-    needs = f"{format_ceiling(made.smallest_ceiling_bytes)} at least"
-    if made.ceiling_bytes is None:
-        return needs
-    ceiling = format_ceiling(made.ceiling_bytes)
-    if plan.fits:
-        return f"{needs}; it fits into the {ceiling} there are"
-    if plan.narrower:
-        dtype, fewer = plan.narrower[0]
-        return (
-            f"{needs}: more than the {ceiling} there are; --dtype {dtype} needs"
-            f" {format_ceiling(fewer)}"
-        )
-    return f"{needs}: more than the {ceiling} there are, in fewer bits too"
-
-
-def _speed(plan: PullPlan) -> str:
-    made = plan.converted
-    if made.tokens_per_second is None or made.ceiling_bytes is None:
-        return "unknown; `flashllm bench io` measures disk and machine"
-    seconds = 1 / made.tokens_per_second
-    words = (
-        f"about {format_speed(made.tokens_per_second)} tokens/s ({seconds:.2g} s a token) in"
-        f" {format_ceiling(made.ceiling_bytes)}"
-    )
-    return f"{words}; assumed: {made.assumed}" if made.assumed else words
-
-
-def _disk(plan: PullPlan, *, converts: bool, streams: bool) -> str:
-    made = plan.converted
-    words = f"{format_bytes(made.disk_bytes)} on disk, {format_bytes(made.free_bytes)} free"
-    if converts:
-        how = "while it is fetched" if streams else "beside the source"
-        words += f"; {format_bytes(plan.at_once_bytes)} at once, {how}"
-    return f"{words}; converting takes about {format_duration(max(plan.convert_seconds, 1))} here"
 
 
 def _say_what_is_next(
@@ -312,7 +256,7 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
         const=USUAL_PLACE,
         metavar="DST",
         help="convert each file as it comes and drop it then, so that disk holds little more than"
-        " the result (default place: NAME.flash in `flashllm path data`)",
+        " the result (default place: NAME.flash, where `flashllm ls` finds it)",
     )
     parser.add_argument(
         "--keep-source",

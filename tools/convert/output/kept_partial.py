@@ -67,8 +67,9 @@ class KeptPartial:
 def kept_partial(destination: Path, made: Mapping[str, Any]) -> Iterator[KeptPartial]:
     """A locked directory beside `destination`, whose `model` takes its place when the block ends.
 
-    Whatever ends it otherwise, the directory stays, and the next one with the same `made` goes on
-    with it. `CannotCreate` where another process holds it, or where it holds something else.
+    Whatever ends it otherwise, the directory stays as soon as `model` holds anything, and the next
+    one with the same `made` goes on with it. `CannotCreate` where another process holds it, or
+    where it holds something else.
     """
     check_destination(destination)
     directory = destination.with_name(destination.name + ENDING)
@@ -82,7 +83,12 @@ def kept_partial(destination: Path, made: Mapping[str, Any]) -> Iterator[KeptPar
             ) from problem
         try:
             partial = _opened(directory, dict(made))
-            yield partial
+            try:
+                yield partial
+            except BaseException:
+                if not any(partial.model.iterdir()):  # nothing large had begun
+                    shutil.rmtree(directory, ignore_errors=True)
+                raise
             publish(partial.model, destination)
             shutil.rmtree(directory, ignore_errors=True)
         finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.core.numpy_twin.kernels import bundle_checksums
+from flashllm.core import bundle_checksums
 from flashllm.dtypes import row_bytes, tensor_bytes
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.manifest import (

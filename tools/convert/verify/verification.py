@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.core.numpy_twin.kernels import bundle_checksums
+from flashllm.core import bundle_checksums
 from flashllm.errors import FlashllmError, LayoutError
 from flashllm.flash.layout import BundleHeader, read_header
 from flashllm.flash.manifest import (
