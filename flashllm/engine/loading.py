@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -12,8 +12,9 @@ from typing import Unpack
 import torch
 
 from flashllm import core
+from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.flash.store import Store
+from flashllm.flash.store import OnRead, Store, ignore_read
 from flashllm.hardware.machine_profile import Profile
 from flashllm.hardware.staleness import profile_for
 from flashllm.model.active_set_selectors import (
@@ -34,6 +35,8 @@ from flashllm.planning.plan import Plan, Sizes, make_plan
 from flashllm.system import right_of_way
 from flashllm.system.memory import rss_bytes
 
+OnLoading = Callable[[int, int], None]
+"""Called with the bytes that were read of a model's files while it is opened, and with all."""
 KERNEL_THREADS = torch.get_num_threads()
 """Threads that compute; counted before anything is decoded, since then torch is left with one."""
 
@@ -68,15 +71,24 @@ def load_decoder(
 
 
 def load_planned(
-    directory: Path, options: ModelOptions, profile: Profile | None, *, least: bool = False
+    directory: Path,
+    options: ModelOptions,
+    profile: Profile | None,
+    *,
+    least: bool = False,
+    on_loading: OnLoading | None = None,
 ) -> tuple[Decoder, Plan, Store]:
     """Like `load_decoder`, with a profile that was already found."""
     with right_of_way.taken():
-        return _load(directory, options, profile, least)
+        return _load(directory, options, profile, least, on_loading)
 
 
 def _load(
-    directory: Path, options: ModelOptions, profile: Profile | None, least: bool
+    directory: Path,
+    options: ModelOptions,
+    profile: Profile | None,
+    least: bool,
+    on_loading: OnLoading | None,
 ) -> tuple[Decoder, Plan, Store]:
     store = Store(directory)
     try:
@@ -90,16 +102,34 @@ def _load(
         direct = options.direct
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         kernels = core.open_kernels(KERNEL_THREADS)
-        resident = store.load_resident(direct)
-        selector = make_selector(store, chosen, kernels, direct)
+        on_read = _counting(store, chosen, on_loading)
+        resident = store.load_resident(direct, on_read)
+        selector = make_selector(store, chosen, kernels, direct, on_read)
         return Decoder(store, resident, selector, plan, kernels), plan, store
     except BaseException:
         store.close()
         raise
 
 
+def _counting(store: Store, select: str, on_loading: OnLoading | None) -> OnRead:
+    """Tells `on_loading` how much of what is read while opening is there."""
+    if on_loading is None:
+        return ignore_read
+    total = store.file_bytes(RESIDENT_FILE)
+    total += store.file_bytes(PREDICTORS_FILE) if select == "predicted" else 0
+    done = 0
+
+    def count(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        on_loading(min(done, total), total)
+
+    on_loading(0, total)
+    return count
+
+
 def make_selector(
-    store: Store, select: str, kernels: core.Kernels, direct: bool
+    store: Store, select: str, kernels: core.Kernels, direct: bool, on_read: OnRead = ignore_read
 ) -> Selector | None:
     """The selector of one of the names in SELECTORS; None for the oracle."""
     if select == "all":
@@ -108,7 +138,7 @@ def make_selector(
         return SelectGate()
     if select == "oracle":
         return None
-    tensors: dict[str, RawTensor] | None = store.load_predictors(direct)
+    tensors: dict[str, RawTensor] | None = store.load_predictors(direct, on_read)
     assert tensors is not None
     return SelectPredicted(tensors, store.spec, kernels)
 

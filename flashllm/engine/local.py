@@ -23,7 +23,7 @@ from flashllm.core.numpy_twin.latency import Latencies
 from flashllm.engine.answer import Request, encode
 from flashllm.engine.answer_message import AnswerMessage
 from flashllm.engine.generation import Generation, OnPrefill, Token, Usage
-from flashllm.engine.loading import load_planned, open_decoder
+from flashllm.engine.loading import OnLoading, load_planned, open_decoder
 from flashllm.engine.sampling import Sampling
 from flashllm.engine.turns import Turns
 from flashllm.errors import NoTokenizer, UsageError
@@ -72,16 +72,19 @@ __all__ = [
 def open_model(
     directory: str | os.PathLike[str],
     options: ModelOptions = DEFAULT_OPTIONS,
+    *,
+    on_loading: OnLoading | None = None,
     **overrides: Unpack[ModelOverrides],
 ) -> Model:
     """Open the converted model in a directory, with `options` changed by `overrides`.
 
-    `flashllm.open_model` also knows the demo. Errors: `ModelNotFound`, `ModelError`,
+    `flashllm.open_model` also knows the demo. `on_loading` is called with the bytes read and those
+    to be read. Errors: `ModelNotFound`, `ModelError`,
     `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     where, options = Path(directory), options.having(**overrides)
     profile = profile_for(where, options)
-    decoder, plan, store = load_planned(where, options, profile)
+    decoder, plan, store = load_planned(where, options, profile, on_loading=on_loading)
     try:
         return Model(decoder, plan, store, options, profile)
     except BaseException:

@@ -7,6 +7,8 @@ a truncated file is a short read and the page cache stays empty). Not here: torc
 from __future__ import annotations
 
 import contextlib
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,17 @@ from flashllm.untrusted.strict_json import parse_object
 # Large sequential reads: a few threads saturate any device at this size.
 _LOAD_READ_BYTES = 1 << 20
 _LOAD_THREADS = 4
+_LOAD_PIECE_BYTES = 64 << 20
+"""Read at a time, two pieces in flight: progress is told after each, and the device never waits."""
 _ACTIVITY_BYTES_MAX = 64 << 20
+
+
+OnRead = Callable[[int], None]
+"""Called with the bytes of each piece of a file that is read whole."""
+
+
+def ignore_read(_nbytes: int) -> None:
+    """Tells nobody."""
 
 
 class Store:
@@ -118,28 +130,35 @@ class Store:
         with ReadErrors(f"{self._bundles}, layer {layer}"):
             self.reader.wait(ticket)
 
-    def load_resident(self, direct: bool) -> dict[str, RawTensor]:
-        """All resident tensors, read once; `LayoutError` unless they fit the spec."""
-        return self.load_resident_image(direct)[0]
+    def load_resident(self, direct: bool, on_read: OnRead = ignore_read) -> dict[str, RawTensor]:
+        """All resident tensors, read once; `LayoutError` unless they fit the spec.
 
-    def load_resident_image(self, direct: bool) -> tuple[dict[str, RawTensor], core.Buffer]:
+        `on_read` gets the bytes of each piece that was read.
+        """
+        return self.load_resident_image(direct, on_read)[0]
+
+    def load_resident_image(
+        self, direct: bool, on_read: OnRead = ignore_read
+    ) -> tuple[dict[str, RawTensor], core.Buffer]:
         """The same, and the buffer with the whole file, of which the tensors are views."""
         path = self.directory / RESIDENT_FILE
         index = read_tensor_index(path)
         check_resident(index, self.spec, path)
-        tensors, image = _load(path, index, direct)
+        tensors, image = _load(path, index, direct, on_read)
         for name, shape in tensor_table(self.spec).items():
             dtype = resident_dtype(name, shape, self.spec)
             tensors[name] = RawTensor(tensors[name].raw, dtype, shape)
         return tensors, image
 
-    def load_predictors(self, direct: bool) -> dict[str, RawTensor] | None:
+    def load_predictors(
+        self, direct: bool, on_read: OnRead = ignore_read
+    ) -> dict[str, RawTensor] | None:
         """The predictors' tensors, or None if the model has none."""
         if PREDICTORS_FILE not in self.manifest.files:
             return None
         path = self.directory / PREDICTORS_FILE
         index = read_tensor_index(path)
-        tensors = _load(path, index, direct)[0]
+        tensors = _load(path, index, direct, on_read)[0]
         for name, columns in predictor_columns(index, self.spec).items():
             encoding = encoding_of(index[name], columns)
             if encoding in GROUP_BYTES:
@@ -239,14 +258,13 @@ def _open_reader(path: Path, direct: bool, **options: int) -> core.Reader:
 
 
 def _load(
-    path: Path, index: dict[str, TensorRecord], direct: bool
+    path: Path, index: dict[str, TensorRecord], direct: bool, on_read: OnRead
 ) -> tuple[dict[str, RawTensor], core.Buffer]:
     reader = open_file_reader(path, direct)
     try:
         buffer = core.Buffer(reader.file_bytes)
-        zero = np.zeros(1, dtype=np.int64)
         with ReadErrors(str(path)):
-            reader.read(zero, reader.file_bytes, buffer, zero)
+            _read_whole(reader, buffer, on_read)
     finally:
         reader.close()
     raw = buffer.array()
@@ -255,6 +273,25 @@ def _load(
         for name, t in index.items()
     }
     return tensors, buffer
+
+
+def _read_whole(reader: core.Reader, buffer: core.Buffer, on_read: OnRead) -> None:
+    """The whole of a file, piece by piece."""
+    under_way: deque[tuple[int, int]] = deque()
+    for start in range(0, reader.file_bytes, _LOAD_PIECE_BYTES):
+        length = min(_LOAD_PIECE_BYTES, reader.file_bytes - start)
+        place = np.array([start], dtype=np.int64)
+        under_way.append((int(reader.submit(place, length, buffer, place)), length))
+        if len(under_way) > 1:
+            _wait(reader, under_way, on_read)
+    while under_way:
+        _wait(reader, under_way, on_read)
+
+
+def _wait(reader: core.Reader, under_way: deque[tuple[int, int]], on_read: OnRead) -> None:
+    ticket, length = under_way.popleft()
+    reader.wait(ticket)
+    on_read(length)
 
 
 def _check_header(header: BundleHeader, spec: ModelSpec, path: Path) -> None:

@@ -51,4 +51,12 @@ def open_engine(path: str | None, options: ModelOptions, on_opening: OnOpening) 
     """Opens a model; the demo is converted at its first use."""
     directory = model_directory(path, _OpeningProgress(on_opening))
     on_opening(OpeningProgress("loading"))
-    return open_model(directory, options)
+    sent_at = 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal sent_at
+        if time.monotonic() - sent_at >= _SEND_SECONDS or done == total:
+            sent_at = time.monotonic()
+            on_opening(OpeningProgress("loading", done, total))
+
+    return open_model(directory, options, on_loading=tell)

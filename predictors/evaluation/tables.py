@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,55 @@ def report_table(report: dict[str, Any]) -> str:
     if text is not None:
         parts += _text(text, report["select"])
     parts += [part for tasks in report.get("tasks", ()) for part in _tasks(tasks, report["select"])]
+    parts.append(f"{textwrap.fill(summary_text(report), WIDTH - 1)}\n")
     return "\n".join(part for part in parts if part)
+
+
+def summary_text(report: dict[str, Any]) -> str:
+    """What it comes to, in sentences: what the selector costs in quality, and what it saves."""
+    sentences = []
+    if (text := report.get("text")) is not None:
+        sentences += _text_summary(text, report["select"])
+    for tasks in report.get("tasks", ()):
+        for kind in ("multiple_choice", "generation"):
+            if kind in tasks:
+                name = sanitize_line(Path(tasks["file"]).name)
+                sentences.append(_task_summary(tasks[kind], name, report["select"]))
+    return " ".join(sentences)
+
+
+def _text_summary(text: dict[str, Any], select: str) -> list[str]:
+    modes, mean = text["modes"], text.get("mean")
+    found = []
+    if select in modes and select != "dense":
+        ratio = _decimals(modes[select]["ratio"], 4)
+        same = f"{modes[select]['same_token']:.1%}"
+        found.append(
+            f"On {text['tokens_scored']:,} tokens the perplexity is {ratio} of the exact model's,"
+            f" and {same} of the likeliest tokens are the same."
+        )
+    else:
+        perplexity = _decimals(modes["dense"]["perplexity"], 4)
+        found.append(f"On {text['tokens_scored']:,} tokens the perplexity is {perplexity}.")
+    if mean is None:
+        return [*found, "No neuron is ever zero, so every token needs all of them."]
+    active = f"{mean['active']:.1%} of the neurons are active"
+    if "false_negatives" in mean:
+        active += (
+            f"; {mean['false_negatives']:.1%} of these are missed, and"
+            f" {mean['false_positives']:.1%} of the others are read needlessly"
+        )
+    return [*found, f"{active}."]
+
+
+def _task_summary(found: dict[str, Any], name: str, select: str) -> str:
+    measures = found["measures"]
+    values = measures.get("acc_norm") or measures.get("exact") or next(iter(measures.values()))
+    words = f"Of {found['questions']:,} questions in {name}, {values['dense']['right']:.1%}"
+    if select not in values or select == "dense":
+        return f"{words} are answered right."
+    right = f"{values[select]['right']:.1%}"
+    return f"{words} are answered right with all neurons and {right} with those selected."
 
 
 def _head(report: dict[str, Any]) -> str:

@@ -20,11 +20,13 @@ from flashllm.errors import MemoryCeilingTooSmall, ReadFailed, UsageError
 from flashllm.settings.values import parse_ids, parse_size
 from tests.support.fake_engine import FakeModel, Step
 
+KEPT = ("FLASHLLM_HOME", "FLASHLLM_NO_QUICK_PROFILE")
+
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("FLASHLLM_") and name != "FLASHLLM_HOME":
+        if name.startswith("FLASHLLM_") and name not in KEPT:
             monkeypatch.delenv(name)
 
 
@@ -429,3 +431,41 @@ def test_a_standard_output_that_is_closed() -> None:
     assert done.returncode == 73
     assert b"flashllm: standard output: is closed" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+class Unmeasured(FakeModel):
+    """A model on a disk that nobody has measured."""
+
+    def __init__(self, *answers: list[Step]) -> None:
+        super().__init__(*answers)
+        self.wants_quick_profile = True
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [([], False), (["--stats"], True), (["--json"], False), (["--no-quick-profile"], None)],
+    ids=str,
+)
+def test_an_unknown_disk_is_measured_after_the_answer(
+    more: list[str],
+    said: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("FLASHLLM_NO_QUICK_PROFILE")
+    model = Unmeasured(["yes"])
+    started: list[tuple[Path, bool]] = []
+
+    def start_detached(directory: Path) -> bool:
+        started.append((directory, model.closed))
+        return True
+
+    monkeypatch.setattr(open_model, "model_directory", lambda name: Path("/some/model"))
+    monkeypatch.setattr(open_model, "open_engine", lambda *_: model)
+    monkeypatch.setattr("flashllm.library.quick_profile_job.start_detached", start_detached)
+    assert main(["run", "-p", "go", *more]) == 0
+    shown = capsys.readouterr()
+    assert "quick" not in shown.out
+    assert ("this disk was not measured yet" in shown.err) is bool(said)
+    # Once the model is closed: nothing of it waits, and its memory is free.
+    assert started == ([] if said is None else [(Path("/some/model"), True)])

@@ -205,6 +205,29 @@ def test_without_arguments_the_demo_is_evaluated_on_what_comes_with_it(capsys, d
     assert report["text"]["modes"]["predicted"]["ratio"] <= 1.01
 
 
+def test_sentences_sum_a_report_up(capsys, sparse_model, text):
+    report = evaluated(capsys, sparse_model, "--text", text)
+    found, mean = report["text"], report["text"]["mean"]
+    summed = tables.summary_text(report)
+    assert " ".join(tables.report_table(report).rpartition("\n\n")[2].split()) == summed
+    assert summed.startswith(f"On {found['tokens_scored']:,} tokens the perplexity is ")
+    assert f"{found['modes']['predicted']['ratio']:.4f} of the exact model's" in summed
+    assert f"{mean['active']:.1%} of the neurons are active" in summed
+    assert f"{mean['false_negatives']:.1%} of these are missed" in summed
+    exact = evaluated(capsys, sparse_model, "--text", text, "--select", "all")
+    assert " the perplexity is " in tables.summary_text(exact)
+    assert "missed" not in tables.summary_text(exact)
+    measures = {"dense": {"right": 0.75}, "predicted": {"right": 0.5}}
+    tasks = {"file": "/x/q.jsonl", "generation": {"questions": 8, "measures": {"exact": measures}}}
+    asked = {"select": "predicted", "tasks": [tasks]}
+    assert tables.summary_text(asked) == (
+        "Of 8 questions in q.jsonl, 75.0% are answered right with all neurons and 50.0% with those"
+        " selected."
+    )
+    asked["select"] = "all"
+    assert tables.summary_text(asked) == "Of 8 questions in q.jsonl, 75.0% are answered right."
+
+
 def test_hopeless_figures_fit_a_terminal_too(capsys, sparse_model, text):
     report = evaluated(capsys, sparse_model, "--text", text)
     for found in report["text"]["modes"].values():

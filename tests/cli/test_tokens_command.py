@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -19,9 +20,11 @@ import pytest
 from flashllm.bench import header, page_cache, steal_time
 from flashllm.bench.tokens import machine_probe
 from flashllm.cli.bench import tokens_table
+from flashllm.cli.bench.tokens_table import _peak, summary_text
 from flashllm.cli.main import main
 from flashllm.cli.shared import open_model
 from flashllm.system.clock import PARTS
+from flashllm.telemetry.formatting import PART_WORDS
 from tests.support.stolen_time import take_away
 from tests.support.token_fakes import FakeProbe
 
@@ -136,6 +139,33 @@ def test_the_report_for_people(sparse_model: Path, capsys: pytest.CaptureFixture
     assert "p99.9 " not in text.split("read latency")[0]
     assert "SYNTHETIC" not in text + err
     assert max(map(len, text.splitlines())) < 130
+    last = " ".join(text.rpartition("\n\n")[2].split())
+    assert re.match(r"A token took [\d.]+ [mµ]s, [\d.]+ a second; most of it, \d+%, was ", last)
+    assert re.search(r"It read .*; \d+% of its neurons were in memory\.", last)
+    assert "of what this machine allows" in last
+    assert " MB" not in text  # amounts are in MiB, rates in GB/s
+
+
+def test_the_sentences_are_the_reports_numbers(
+    sparse_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = json.loads(report_of(sparse_model, capsys, "--json")[0])
+    text = summary_text(report)
+    token = report["summary"]["decode"]["ns_per_token"]["median"]
+    assert f"{1e9 / token:.3g} a second" in text
+    shares = report["summary"]["parts"]["shares"]
+    part = max(shares, key=lambda name: shares[name])
+    assert f"{shares[part]:.0%}, was {PART_WORDS[part]}" in text
+    assert f"{report['summary']['bound']['share']:.0%} of what this machine allows" in text
+    report["complete"] = report["summary"]["same_tokens"] = False
+    text = summary_text(report)
+    assert text.startswith("Until it was interrupted: a token took")
+    assert text.endswith("NOT THE SAME in all runs.")
+
+
+def test_a_peak_beside_its_ceiling_is_in_mebibytes() -> None:
+    assert _peak(6348 << 20, 6350 << 20) == "6,348 of 6,350 MiB"
+    assert _peak(292 << 20, 13 << 30) == "292 MiB of 13.0 GiB"
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--jsonl"], ["--csv"]])

@@ -15,6 +15,7 @@ from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import Model, open_model
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall, ModelError, ModelNotFound, UsageError
+from flashllm.flash import store
 from flashllm.model.active_set_selectors import SelectAll
 from flashllm.system.clock import PARTS
 from tests.support.tiny import save_opt, tiny_opt
@@ -302,3 +303,23 @@ def test_rates_of_a_device_without_a_profile_are_unknown(
         assert "flashllm bench io" in rates.origin
         assert rates.work is not None
         assert model.rates() is rates
+
+
+@pytest.mark.parametrize("select", ["predicted", "all"])
+def test_opening_tells_how_much_is_read(
+    sparse_model: Path, monkeypatch: pytest.MonkeyPatch, select: Any
+) -> None:
+    whole = tokens(sparse_model, select=select)
+    monkeypatch.setattr(store, "_LOAD_PIECE_BYTES", 8192)
+    told: list[tuple[int, int]] = []
+    with open_model(
+        sparse_model, select=select, on_loading=lambda *bytes_: told.append(bytes_)
+    ) as model:
+        names = ["resident.safetensors"]
+        names += ["predictors.safetensors"] if select == "predicted" else []
+        total = sum((sparse_model / name).stat().st_size for name in names)
+        assert [token.id for token in model.generate(PROMPT, max_tokens=60)] == whole
+    assert told[0] == (0, total)
+    assert told[-1] == (total, total)
+    assert told == sorted(told)
+    assert len(told) > total // 8192

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from flashllm.bench.sample_statistics import LEAST_VALUES
 from flashllm.cli.shared.output import table
-from flashllm.units import format_bytes
+from flashllm.telemetry.formatting import PART_WORDS
+from flashllm.units import MIB, format_bytes
 
+WIDTH = 79
 SYNTHETIC = "SYNTHETIC: made-up weights"
 _SIZES_SHOWN = 6
 Row = tuple[str, Any]
@@ -27,7 +30,34 @@ def report_table(report: dict[str, Any]) -> str:
         _bound(summary["bound"], report["header"]["settings"]),
         _checks(report),
     ]
-    return "\n".join(table(rows) for rows in sections if rows)
+    tables = "\n".join(table(rows) for rows in sections if rows)
+    return f"{tables}\n{textwrap.fill(summary_text(report), WIDTH)}\n"
+
+
+def summary_text(report: dict[str, Any]) -> str:
+    """What it comes to, in sentences: time, flash, memory, and what the machine would allow."""
+    summary = report["summary"]
+    decode, flash, parts = summary["decode"], summary["flash"], summary["parts"]
+    begin = "" if report["complete"] else "Until it was interrupted: "
+    token = decode["ns_per_token"]
+    sentences = []
+    if token:
+        speed = 1e9 / token["median"]
+        part, share = max(parts["shares"].items(), key=lambda item: item[1])
+        sentences.append(
+            f"{begin}a token took {_seconds(token['median'])}, {speed:.3g} a second; most of it,"
+            f" {share:.0%}, was {PART_WORDS.get(part, part)}."
+        )
+    hits = f"{summary['cache']['hit_rate']:.0%} of its neurons were in memory"
+    read = format_bytes(flash["bytes_read_per_token"]) if flash["reads_per_token"] else "nothing"
+    sentences.append(f"It read {read} from flash; {hits}.")
+    if (bound := summary["bound"]) is not None:
+        binds = "" if bound["flash_ns"] is None else f", and {bound['binds']} is the bound"
+        sentences.append(f"That is {bound['share']:.0%} of what this machine allows{binds}.")
+    if not summary["same_tokens"]:
+        sentences.append("The tokens were NOT THE SAME in all runs.")
+    text = " ".join(sentences)
+    return text[0].upper() + text[1:]
 
 
 def _what(report: dict[str, Any]) -> list[Row]:
@@ -73,7 +103,9 @@ def _time(summary: dict[str, Any]) -> list[Row]:
     if prefill:
         speed = prefill["tokens_per_second"]["median"]
         rows.append(("  first token", _spread(prefill["first_token_ns"])))
-        rows.append(("  prefill", f"{speed:,.0f} tokens/s, {_bytes(prefill['bytes_read'])} read"))
+        rows.append(
+            ("  prefill", f"{speed:,.0f} tokens/s, {format_bytes(prefill['bytes_read'])} read")
+        )
     if decode["ns_per_token"]:
         speed = decode["tokens_per_second"]["median"]
         rows.append(("  token", f"{_spread(decode['ns_per_token'])}: {speed:.2f} tokens/s"))
@@ -112,9 +144,9 @@ def _flash(summary: dict[str, Any]) -> list[Row]:
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:_SIZES_SHOWN]
     shown = sorted((int(size), count) for size, count in largest)
     rows: list[Row] = [
-        ("flash, a token", f"{_bytes(flash['bytes_read_per_token'])} in"
+        ("flash, a token", f"{format_bytes(flash['bytes_read_per_token'])} in"
          f" {flash['reads_per_token']:.1f} reads of {format_bytes(flash['read_bytes_mean'])};"
-         f" useful {_bytes(flash['bytes_useful_per_token'])}"),
+         f" useful {format_bytes(flash['bytes_useful_per_token'])}"),
         ("  amplification", f"{flash['amplification']:.3f} bytes read for a useful one;"
          f" {flash['bundles_per_read']:.2f} bundles a read"),
         ("  read sizes", ", ".join(f"{format_bytes(size)}+ {count}" for size, count in shown)),
@@ -144,14 +176,14 @@ def _process(summary: dict[str, Any]) -> list[Row]:
     process, memory = summary["process"], summary["memory"]
     peak = memory["rss_peak_bytes"]
     over = "" if memory["within_ceiling"] in (True, None) else "  ABOVE THE CEILING"
-    known = format_bytes(peak) if peak is not None else "unknown"
+    known = _peak(peak, memory["ceiling_bytes"]) if peak is not None else "unknown"
     stolen = summary["stolen_share"]
     taken = "unknown"
     if stolen:
         taken = f"{stolen['median']:.1%} of all processors' time ({stolen['min']:.1%} to"
         taken += f" {stolen['max']:.1%}, n = {stolen['n']})"
     return [
-        ("memory", f"peak {known} of {format_bytes(memory['ceiling_bytes'])}{over}"),
+        ("memory", f"peak {known}{over}"),
         ("process, a token", f"{_seconds(process['user_ns_per_token'])} user,"
          f" {_seconds(process['system_ns_per_token'])} system,"
          f" {process['voluntary_switches_per_token']:.1f} waits,"
@@ -167,16 +199,16 @@ def _bound(bound: dict[str, Any] | None, settings: dict[str, Any]) -> list[Row]:
     where = f"reads of {format_bytes(bound['read_bytes'])}, depth {bound['depth']:.0f}"
     if bound["flash_ns"] is None:
         problem = settings.get("flash_problem") or "the device cannot be read directly"
-        flash = f"{_bytes(bound['flash_bytes'])} at an unknown rate: {problem}"
+        flash = f"{format_bytes(bound['flash_bytes'])} at an unknown rate: {problem}"
     elif not bound["flash_bytes"]:
         flash = "nothing is read"
     else:
-        flash = f"{_bytes(bound['flash_bytes'])} / {_rate(bound['flash_bytes_per_second'])}"
+        flash = f"{format_bytes(bound['flash_bytes'])} / {_rate(bound['flash_bytes_per_second'])}"
         flash += f" ({where}) = {_seconds(bound['flash_ns'])}"
     rows: list[Row] = [
         ("the bound, a token", "bytes / what this machine gave in the same run"),
         ("  flash", flash),
-        ("  DRAM", f"{_bytes(bound['dram_bytes'])} / {_rate(bound['dram_bytes_per_second'])}"
+        ("  DRAM", f"{format_bytes(bound['dram_bytes'])} / {_rate(bound['dram_bytes_per_second'])}"
          f" ({bound['dram_threads']} threads) = {_seconds(bound['dram_ns'])}"),
     ]  # fmt: skip
     if bound["flash_all_rates"]:
@@ -247,8 +279,11 @@ def _percentiles(values: dict[str, Any]) -> str:
     return f"{shown}; n = {values['n']:,}"
 
 
-def _bytes(nbytes: float) -> str:
-    return f"{nbytes / 1e6:,.2f} MB"
+def _peak(peak_bytes: float, ceiling_bytes: float) -> str:
+    """In MiB where they lie near each other: in GiB both would look the same."""
+    if peak_bytes > 0.9 * ceiling_bytes:
+        return f"{peak_bytes / MIB:,.0f} of {ceiling_bytes / MIB:,.0f} MiB"
+    return f"{format_bytes(peak_bytes)} of {format_bytes(ceiling_bytes)}"
 
 
 def _rate(bytes_per_second: float) -> str:
