@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from flashllm.cli.shared import open_model
 from flashllm.cli.shared.output import Output, table
 from flashllm.dtypes import DTYPES
 from flashllm.errors import ModelNotFound
@@ -33,7 +34,8 @@ BUNDLES_FILE = "ffn.bundles"
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Prints facts and warnings; warnings do not change the exit code."""
-    facts = examine(Path(arguments.model) if arguments.model else None)
+    model = open_model.model_directory(arguments.model) if arguments.model else None
+    facts = examine(model)
     output = Output()
     if arguments.json:
         output.json(facts)
