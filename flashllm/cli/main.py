@@ -11,8 +11,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from flashllm.cli.parser import COMMANDS, DEFAULT_COMMAND, build_parser
+from flashllm.cli.parser import DEFAULT_COMMAND, build_parser, command_names
 from flashllm.cli.shared.flags import resolve_options
+from flashllm.cli.shared.output import remark
 from flashllm.errors import (
     EXIT_INTERRUPTED,
     FlashllmError,
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         parsed = parse(sys.argv[1:] if arguments is None else list(arguments))
+        for text in parsed.settings.remarks if hasattr(parsed, "settings") else ():
+            remark(text)
         module, _, function = parsed.handler.partition(":")
         handler: Callable[[argparse.Namespace], int] = getattr(
             importlib.import_module(module), function
@@ -62,27 +65,26 @@ def fail(error: FlashllmError) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The arguments of one command, options filled in; `UsageError` for what makes no sense."""
-    names = [command.name for command in COMMANDS]
-    first = arguments[0] if arguments else ""
-    if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
-        arguments = [DEFAULT_COMMAND, *arguments]
-    elif not first.startswith("-") and first not in names:
-        raise UsageError(f"there is no command {first!r}; {_hint(first, names)}")
+    arguments = _with_command(arguments)
     parsed = build_parser(only=arguments[0]).parse_args(arguments)
     resolve_options(parsed)
     return parsed
 
 
+def _with_command(arguments: list[str]) -> list[str]:
+    """The arguments, the command first; `UsageError` where the first word is none."""
+    first = arguments[0] if arguments else ""
+    if first == "help":
+        return [*(word for word in arguments[1:] if not word.startswith("-")), "--help"]
+    if not first or (first.startswith("-") and first not in ("-h", "--help", "--version")):
+        return [DEFAULT_COMMAND, *arguments]
+    if not first.startswith("-") and first not in command_names():
+        from flashllm.cli.shared.unknown_command import format_unknown_command
+
+        raise UsageError(format_unknown_command(first, command_names()))
+    return arguments
+
+
 def _words_of(error: OSError) -> str:
     words = error.strerror or str(error) or type(error).__name__
     return words if error.filename is None else f"{error.filename}: {words}"
-
-
-def _hint(word: str, names: list[str]) -> str:
-    """What may have been meant instead of a command."""
-    import difflib
-
-    if os.path.exists(word):  # not by Path's, which raises where a name cannot be looked at
-        return f"did you mean `flashllm chat {word}`?"
-    close = difflib.get_close_matches(word, names, 1)
-    return f"did you mean `flashllm {close[0]}`?" if close else "see --help"

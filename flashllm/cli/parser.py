@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import argparse
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NoReturn
 
 import flashllm
 from flashllm.cli.completion.arguments import add_completion_arguments
-from flashllm.cli.shared.flags import add_model, add_options
-from flashllm.errors import UsageError
-from flashllm.settings.options import MODEL_OPTIONS
+from flashllm.cli.shared.flags import add_model
+from flashllm.cli.shared.mistakes import Parser
 
 EXAMPLES = """\
 examples:
   flashllm                                      chat with the small model that comes with flashllm
-  flashllm run -p "What does ocean mean?"       one answer on standard output
+  flashllm run "What does ocean mean?"          one answer on standard output
   flashllm convert ~/big ~/big.flash --predictors train
   flashllm chat ~/big.flash --memory 8GiB       a model larger than the memory it gets
   flashllm doctor                               what this machine can do
@@ -31,14 +29,6 @@ model or conversation; 69 a download failed; 71 not enough memory; 73 output can
 reading failed, or a conversation could not be saved; 75 stopped, start again; 77 no access; 78 bad
 settings; 130 interrupted
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Raises `UsageError` instead of leaving."""
-
-    def error(self, message: str) -> NoReturn:
-        """One message, as for every other error."""
-        raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +45,15 @@ class Command:
     """`module:name` of a text."""
     kinds: tuple[Command, ...] = ()
     kinds_title: str = ""
+    others: tuple[str, ...] = ()
+    """Further names of it."""
+    tolerant: bool = False
+    """Whether it works where settings make no sense: these are left out, and it says so."""
 
-
-def _add_info_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    parser.add_argument("--plan", action="store_true", help="open it, and say how memory is split")
-    add_options(parser, "model", MODEL_OPTIONS)
-    _add_json(parser)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of its names."""
+        return (self.name, *self.others)
 
 
 def _add_model_and_json(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +78,7 @@ CONFIG_COMMANDS = (
         "flashllm.cli.commands.config:show",
         "flashllm.cli.commands.config:add_show_arguments",
         "flashllm.cli.commands.config:SHOW_EXAMPLES",
+        tolerant=True,
     ),
     Command(
         "edit",
@@ -178,7 +171,7 @@ SESSIONS_COMMANDS = (
         "set-aside",
         "rename a damaged database, so that a new one can begin",
         "flashllm.cli.commands.sessions:set_aside_database",
-        "flashllm.cli.commands.sessions:add_yes",
+        "flashllm.cli.shared.confirm:add_yes",
     ),
 )
 COMMANDS = (
@@ -209,17 +202,35 @@ COMMANDS = (
         "flashllm.cli.commands.ls:ls",
         "flashllm.cli.commands.ls:add_ls_arguments",
         "flashllm.cli.commands.ls:LS_EXAMPLES",
+        tolerant=True,
     ),
     Command(
-        "info",
-        "describe a converted model",
-        "flashllm.cli.commands.info:info",
-        _add_info_arguments,
+        "show",
+        "describe a converted model: what it is, where it lies, what it needs",
+        "flashllm.cli.commands.show:show",
+        "flashllm.cli.commands.show:add_show_arguments",
+        "flashllm.cli.commands.show:SHOW_EXAMPLES",
+        others=("info",),
+        tolerant=True,
+    ),
+    Command(
+        "mv",
+        "give a converted model another name",
+        "flashllm.cli.commands.mv:mv",
+        "flashllm.cli.commands.mv:add_mv_arguments",
+        "flashllm.cli.commands.mv:MV_EXAMPLES",
+    ),
+    Command(
+        "rm",
+        "remove converted models",
+        "flashllm.cli.commands.rm:rm",
+        "flashllm.cli.commands.rm:add_rm_arguments",
+        "flashllm.cli.commands.rm:RM_EXAMPLES",
     ),
     Command(
         "verify",
         "check every byte of a converted model",
-        "flashllm.cli.commands.info:verify",
+        "flashllm.cli.commands.show:verify",
         _add_model_and_json,
     ),
     Command(
@@ -228,6 +239,7 @@ COMMANDS = (
         "flashllm.cli.commands.doctor:doctor",
         "flashllm.cli.commands.doctor:add_doctor_arguments",
         "flashllm.cli.commands.doctor:DOCTOR_EXAMPLES",
+        tolerant=True,
     ),
     Command(
         "plan",
@@ -296,6 +308,11 @@ COMMANDS = (
 DEFAULT_COMMAND = "chat"
 
 
+def command_names(commands: Iterable[Command] = COMMANDS) -> list[str]:
+    """What can be typed as a command."""
+    return [name for command in commands for name in command.names]
+
+
 def build_parser(only: str | None = None) -> Parser:
     """The parser for all commands; with `only`, the others are names without arguments.
 
@@ -310,7 +327,7 @@ def build_parser(only: str | None = None) -> Parser:
     parser.add_argument("--version", action="version", version=f"flashllm {flashllm.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        _add_command(commands, command, with_arguments=only in (None, command.name))
+        _add_command(commands, command, with_arguments=only in (None, *command.names))
     return parser
 
 
@@ -318,14 +335,17 @@ def _add_command(
     commands: argparse._SubParsersAction[Parser], command: Command, *, with_arguments: bool
 ) -> None:
     parser = commands.add_parser(
-        command.name, help=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
+        command.name,
+        aliases=command.others,
+        help=command.help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if not with_arguments:
         return
     examples = pkgutil.resolve_name(command.examples) if command.examples else ""
     parser.description = f"{command.help[0].upper()}{command.help[1:]}.\n\n{examples}"
     if not command.kinds:
-        parser.set_defaults(handler=command.handler)
+        parser.set_defaults(handler=command.handler, tolerant=command.tolerant)
         add = command.add_arguments
         (pkgutil.resolve_name(add) if isinstance(add, str) else add)(parser)
         return

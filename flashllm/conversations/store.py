@@ -150,6 +150,13 @@ class SessionStore:
             self._touch(run, session_id, created)
             run.execute(database.SAVE_HEAD, database.UNCHANGED | head | {"id": session_id})
 
+    def replace_model(self, before: str, after: str) -> int:
+        """Names another model in conversations that have `before`; returns how many had."""
+        with self._transaction() as run:
+            return run.execute(
+                "UPDATE session SET model = ? WHERE model = ?", (after, before)
+            ).rowcount
+
     def remove_turn(self, session_id: int, turn_id: int) -> None:
         """Deletes a turn with all below it; if it was shown, the branch ends above it."""
         names = {"session": session_id, "turn": turn_id}

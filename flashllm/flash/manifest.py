@@ -145,11 +145,11 @@ def _read_small(path: Path, directory: Path) -> bytes:
         if (directory / "config.json").is_file() and not (directory / BUNDLES_FILE).exists():
             raise LayoutError(
                 f"{directory}: this is a checkpoint, not yet a converted model; "
-                f"first: flashllm convert {directory} DESTINATION"
+                f"first: flashllm convert {directory}"
             )
         raise LayoutError(
             f"{directory}: not a converted model, or half of one: it has no {path.name}; "
-            "make one with: flashllm convert CHECKPOINT DESTINATION"
+            "make one with: flashllm convert CHECKPOINT"
         )
     if path.stat().st_size > MANIFEST_BYTES_MAX:
         raise LayoutError(f"{path}: larger than {MANIFEST_BYTES_MAX} bytes")

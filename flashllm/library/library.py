@@ -15,9 +15,10 @@ from flashllm.library.conversion_options import ConvertOptions
 from flashllm.library.conversion_preview import Preview, preview
 from flashllm.library.formatting import clean, format_error, format_shape
 from flashllm.library.hf_cache import CACHED_PREFIX
-from flashllm.library.models import Checkpoint, FoundModel
+from flashllm.library.models import DEMO_NAME, Checkpoint, FoundModel
+from flashllm.library.names import names_in
 from flashllm.library.runtime_memory import interpreter_bytes, kept_bytes
-from flashllm.library.scan import DEMO_NAME, Conditions, examine, find_models
+from flashllm.library.scan import Conditions, examine, find_models
 from flashllm.settings.resolve import Settings
 from flashllm.system.paths import models_dir
 
@@ -116,11 +117,10 @@ def usual_library(
     Without a ceiling in the settings it is that of the model which is open now: it is closed before
     another is opened, and its memory does not count as available until then.
     """
-    named = [Path(settings.value("model"))] if settings.value("model") else []
     options = settings.model_options
     return Library(
         directories=(*directories, *settings.chat.model_dirs),
-        models=tuple(named),
+        models=names_in(settings).models,
         used=used,
         home=models_dir(),
         given=Conditions(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+
+DEMO_DIRECTORY = re.compile(r"demo-[0-9a-f]{16}")
+"""Names of directories of the demo, of any version."""
+DEMO_NAME = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +16,7 @@ class ModelChoice:
     """Which model to open: the directory of a converted one, or None for the demo."""
 
     path: Path | None = None
-    name: str = field(default="the demo", compare=False)
+    name: str = field(default=DEMO_NAME, compare=False)
     """For display only; it does not identify the model."""
 
 
@@ -21,6 +26,7 @@ class FoundModel:
 
     path: Path
     name: str
+    """Of its directory; what can be typed."""
     features: str = ""
     """Its shape in words."""
     encoding: str = ""
@@ -40,6 +46,8 @@ class FoundModel:
     problem: str = ""
     """Why it cannot be opened; "" where it can."""
     is_demo: bool = False
+    source: str = ""
+    """The checkpoint that it was made from, as its manifest calls it."""
     application_bytes: int = 0
     """The part of the least memory that is for the application's own process."""
 

@@ -39,10 +39,42 @@ def open_model(
     return local.open_model(directory, options, **overrides)
 
 
-def model_directory(path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
-    """The directory of a model; None is the demo, which is converted at its first use."""
-    if path is not None:
-        return Path(path)
+def model_directory(model: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
+    """The directory of a model; None is the demo, which is converted at its first use.
+
+    A text may be a name (`flashllm.library.names`), a `Path` is one.
+    Errors: `ModelNotFound`, `LayoutError` and `NotACheckpoint` for what is no converted model.
+    """
+    directory: Path | None = None
+    if isinstance(model, str):
+        from flashllm.library.names import usual_names
+
+        directory = usual_names().find(model).path
+    elif model is not None:
+        directory = Path(model)
+    if directory is not None:
+        return directory
     from flashllm.convert import demo_model
 
     return Path(demo_model(progress))
+
+
+def checkpoint_directory(text: str, *, whole: bool = True) -> Path:
+    """The directory of a checkpoint, which may be named by `org/name` of the Hugging Face cache.
+
+    With `whole`, its weights must be there. Errors: `ModelNotFound`, `NotACheckpoint`.
+    """
+    from flashllm.library.names import usual_names
+
+    return usual_names().find_checkpoint(text, whole=whole)
+
+
+def usual_destination(source: Path) -> Path:
+    """Where the model of a checkpoint goes unless something else is said; `CannotCreate`."""
+    from flashllm.library.library import Library
+    from flashllm.system.paths import models_dir
+
+    library = Library(home=models_dir())
+    destination = library.destination(source)
+    library.prepare(destination)
+    return destination

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
-from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import profile_for
+from flashllm.library.directories import candidates, looks_converted, shown_name
 from flashllm.library.formatting import clean, format_error, format_shape
-from flashllm.library.models import FoundModel
+from flashllm.library.models import DEMO_NAME, FoundModel
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, Select
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Scenario
@@ -30,15 +29,7 @@ from flashllm.planning.plan import Sizes
 from flashllm.spec import ModelSpec
 
 SECONDS_MAX = 20.0
-ENTRIES_MAX = 1000
-"""The most entries of a directory to look at."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-DEMO_NAME = "the demo"
-_MARKS = (MANIFEST_FILE, MANIFEST_HASH_FILE, BUNDLES_FILE)
-_DEMO = re.compile(r"demo-[0-9a-f]{16}")
-"""Directories of the demo, of any version; the demo is listed separately."""
-_PARTIAL = re.compile(r".*\.partial-\d+")
-"""Directories that are being written."""
 _LOG = logging.getLogger("flashllm")
 
 
@@ -94,7 +85,7 @@ def find_models(
     """
     end = time.monotonic() + seconds_max
     seen: set[str] = set()
-    for path, must_be in _candidates(directories, models, demo):
+    for path, must_be in candidates(directories, models, demo):
         key = os.path.realpath(path)
         if key in seen:
             continue
@@ -111,39 +102,6 @@ def find_models(
         yield replace(found, is_demo=True, name=DEMO_NAME) if path == demo else found
 
 
-def _candidates(
-    directories: Iterable[Path], models: Iterable[Path], demo: Path | None
-) -> Iterator[tuple[Path, bool | str]]:
-    """Paths, and whether each was named as a model; or what is wrong with a directory."""
-    if demo is not None:
-        yield demo, True
-    for model in map(Path, models):
-        # A conversation with the demo names the directory where the demo was then.
-        if not _DEMO.fullmatch(model.name):
-            yield model, True
-    for directory in map(Path, directories):
-        if looks_converted(directory):
-            yield directory, True
-            continue
-        try:
-            with os.scandir(directory) as entries:
-                names = [entry.name for _, entry in zip(range(ENTRIES_MAX + 1), entries)]  # noqa: B905
-        except OSError as problem:
-            yield directory, f"cannot be looked through: {problem.strerror}"
-            continue
-        for name in sorted(names[:ENTRIES_MAX]):
-            yield directory / name, False
-        if len(names) > ENTRIES_MAX:
-            yield directory, f"has more than {ENTRIES_MAX} entries; the others were not looked at"
-
-
-def looks_converted(path: Path) -> bool:
-    """Whether a directory is a converted model, or half of one."""
-    if _DEMO.fullmatch(path.name) or _PARTIAL.fullmatch(path.name):
-        return False
-    return any(os.path.lexists(path / mark) for mark in _MARKS)
-
-
 def examine(path: Path, conditions: Conditions) -> FoundModel:
     """Describes one model; whatever is wrong with it becomes its `problem`."""
     try:
@@ -158,7 +116,7 @@ def examine(path: Path, conditions: Conditions) -> FoundModel:
 
 
 def _broken(path: Path, problem: str) -> FoundModel:
-    return FoundModel(path, clean(path.name or str(path)), problem=clean(problem))
+    return FoundModel(path, shown_name(path) or clean(str(path)), problem=clean(problem))
 
 
 def _described(store: Store) -> FoundModel:
@@ -170,7 +128,8 @@ def _described(store: Store) -> FoundModel:
         remarks.append("synthetic: random weights")
     return FoundModel(
         path=store.directory,
-        name=clean(manifest.name) or clean(store.directory.name),
+        name=shown_name(store.directory) or clean(str(store.directory)),
+        source=clean(manifest.name),
         features=format_shape(spec),
         encoding=spec.encoding_label,
         size_bytes=sum(record.bytes for record in manifest.files.values()),

@@ -17,7 +17,15 @@ from flashllm.kv_cache.layout import kv_bytes
 from flashllm.options import KV_DTYPES, ModelOptions, ModelOverrides
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.latency_model import Model, TokenEstimate, expect
-from flashllm.planning.plan import Plan, Sizes, make_plan
+from flashllm.planning.plan import (
+    ADVICE_MARGIN_BYTES,
+    SHORT_CONTEXT,
+    Plan,
+    Sizes,
+    make_plan,
+    smaller_options,
+    smallest_ceiling,
+)
 from flashllm.planning.shape_estimate import predictor_bytes, sizes_of_shape
 from flashllm.planning.slot_allocation import SLACK
 from flashllm.spec import ModelSpec
@@ -26,7 +34,6 @@ from flashllm.weight_cache.blocks import smallest_slots
 
 TIME_SHARE_MAX = 0.97
 """An alternative is listed if a token then takes at most this share of its time."""
-SHORT_CONTEXT = 512
 _NARROWER: dict[str, tuple[str, DType]] = {
     "f32": ("weights in 16 bits", "f16"),
     "f16": ("weights in 8 bits, which are rounded", "int8"),
@@ -81,6 +88,16 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoding:
+    """Weights in fewer bits, and other options where those alone are not enough."""
+
+    change: str
+    smallest_bytes: int
+    fits: bool
+    """Whether the scenario's ceiling is enough then."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ceilings:
     """Ceilings at which something changes, in bytes."""
 
@@ -122,6 +139,38 @@ def advise(scenario: Scenario, plan: Plan, expected: TokenEstimate) -> list[Advi
         if token is not None and token.total <= TIME_SHARE_MAX * expected.token.total:
             found.append(Advice(change, token.total))
     return sorted(found, key=lambda advice: advice.token_seconds)
+
+
+def narrower_encodings(scenario: Scenario) -> list[Encoding]:
+    """Encodings of fewer bits, the most bits first, each with the least that makes it fit.
+
+    The last one needs the least memory of all, whether that fits or not.
+    """
+    ceiling_bytes = scenario.options.memory
+    found, dtype = [], scenario.spec.dtype
+    while (narrower := _NARROWER.get(dtype)) is not None:
+        words, dtype = narrower
+        spec = dataclasses.replace(scenario.spec, dtype=dtype, resident_dtype=None)
+        sizes = _resized(spec, scenario.sizes)
+        how = f"{words}: {_convert_words(scenario)}--dtype {dtype}"
+        choices = [(how, scenario.options)]
+        choices += [
+            (f"{how} {flags}", options)
+            for flags, options in smaller_options(spec, scenario.options)
+        ]
+        tried = []
+        for change, options in choices:
+            smallest = smallest_ceiling(spec, sizes, options, scenario.profile)
+            fits = ceiling_bytes is None or smallest + ADVICE_MARGIN_BYTES <= ceiling_bytes
+            tried.append(Encoding(change, smallest, fits))
+            if fits:
+                break
+        found.append(tried[-1])
+    return found
+
+
+def _convert_words(scenario: Scenario) -> str:
+    return "convert it again with " if scenario.converted else ""
 
 
 def _alternatives(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, Scenario, float]]:

@@ -7,6 +7,7 @@ rounding of a matrix product depends on its shape, and the answer must not depen
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,10 @@ from flashllm.units import MIB
 from flashllm.weight_cache.blocks import summation_ids
 from flashllm.weight_cache.policies import choose_policy
 
+SHORT_CONTEXT = 512
+"""Tokens of the context that is advised where memory is short."""
+ADVICE_MARGIN_BYTES = 8 * MIB
+"""What is advised has this much to spare: two processes are never of exactly one size."""
 GAP_BYTES = 4096
 """Bundles on flash at most this far apart share one read, unless the profile says otherwise."""
 MAX_READ_BYTES = 512 << 10
@@ -193,17 +198,13 @@ def make_plan(
     """
     select, window, ceiling_bytes = options.select, options.window, options.memory
     assert select is not None
-    default_context = min(DEFAULT_CONTEXT, spec.max_positions)
-    context = _within("ctx-size", options.context, default_context, spec.max_positions)
-    encoding = parse_kv_dtype(options.kv_dtype or DEFAULT_KV_DTYPE)
-    contexts = _within("contexts", options.contexts, 1, _MAX_CONTEXTS)
+    context, encoding = _context(spec, options), _encoding(options)
     if window is not None:
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
     policy = choose_policy(options.policy, window)
     shape = PrefillShape.of(spec, sizes.stride)
-    split = _fixed_bytes(spec, sizes, select, context, encoding, contexts)
-    least_bytes = spec.n_layers * least_slots(spec, select) * sizes.stride
-    needed_bytes = sum(split.values()) + least_bytes
+    split = _fixed_bytes(spec, sizes, options)
+    needed_bytes = sum(split.values()) + _least_slot_bytes(spec, sizes, select)
     reads = _ways_to_read(sizes, select, options.io_threads, profile)
     smallest_bytes = needed_bytes + min(read.reserve_bytes for read in reads)
     if ceiling_bytes is None:
@@ -211,9 +212,10 @@ def make_plan(
     fitting = [read for read in reads if needed_bytes + read.reserve_bytes <= ceiling_bytes]
     split["reserve"] = (fitting or reads[-1:])[0].reserve_bytes
     if not fitting:
-        raise MemoryCeilingTooSmall(
-            _too_small(ceiling_bytes, smallest_bytes, split), smallest_bytes
-        )
+        message = _too_small(ceiling_bytes, smallest_bytes, split)
+        if fitting_words := _fitting_options(spec, sizes, options, profile):
+            message += f", or {fitting_words}"
+        raise MemoryCeilingTooSmall(message, smallest_bytes)
     activity, bundles = sizes.activity, shape.bundles
     allocator = SlotAllocator(spec, sizes.stride, activity, select, policy, window, bundles)
     allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
@@ -236,19 +238,66 @@ def make_plan(
         overlap=_overlap(options.overlap),
         policy=policy,
         kv_dtype=encoding,
-        contexts=contexts,
+        contexts=_contexts(options),
     )
 
 
-def _fixed_bytes(
-    spec: ModelSpec,
-    sizes: Sizes,
-    select: str,
-    context: int,
-    encoding: KvDType,
-    contexts: int,
-) -> dict[str, int]:
+def smallest_ceiling(
+    spec: ModelSpec, sizes: Sizes, options: ModelOptions, profile: Profile | None = None
+) -> int:
+    """The smallest ceiling that `make_plan` accepts with these options, whatever theirs is."""
+    select = options.select
+    assert select is not None
+    reads = _ways_to_read(sizes, select, options.io_threads, profile)
+    needed_bytes = sum(_fixed_bytes(spec, sizes, options).values())
+    needed_bytes += _least_slot_bytes(spec, sizes, select)
+    return needed_bytes + min(read.reserve_bytes for read in reads)
+
+
+def smaller_options(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, ModelOptions]]:
+    """Options that need less memory, and their flags: the least changed first."""
+    kv_dtype: KvDType = "int8"
+    narrow = options.having(kv_dtype=kv_dtype)
+    if _encoding(options) != kv_dtype:
+        yield f"--kv-dtype {kv_dtype}", narrow
+    if _context(spec, options) > SHORT_CONTEXT:
+        yield f"--ctx-size {SHORT_CONTEXT}", options.having(context=SHORT_CONTEXT)
+        if _encoding(options) != kv_dtype:
+            words = f"--ctx-size {SHORT_CONTEXT} --kv-dtype {kv_dtype}"
+            yield words, narrow.having(context=SHORT_CONTEXT)
+
+
+def _fitting_options(
+    spec: ModelSpec, sizes: Sizes, options: ModelOptions, profile: Profile | None
+) -> str:
+    """The flags of the first smaller options that fit into the ceiling; "" where none do."""
+    assert options.memory is not None
+    for words, smaller in smaller_options(spec, options):
+        if smallest_ceiling(spec, sizes, smaller, profile) + ADVICE_MARGIN_BYTES <= options.memory:
+            return words
+    return ""
+
+
+def _context(spec: ModelSpec, options: ModelOptions) -> int:
+    usual = min(DEFAULT_CONTEXT, spec.max_positions)
+    return _within("ctx-size", options.context, usual, spec.max_positions)
+
+
+def _contexts(options: ModelOptions) -> int:
+    return _within("contexts", options.contexts, 1, _MAX_CONTEXTS)
+
+
+def _encoding(options: ModelOptions) -> KvDType:
+    return parse_kv_dtype(options.kv_dtype or DEFAULT_KV_DTYPE)
+
+
+def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
+    return spec.n_layers * least_slots(spec, select) * sizes.stride
+
+
+def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[str, int]:
     """Bytes by component that any ceiling must hold; the prefill with its smallest ring."""
+    context, encoding, contexts = _context(spec, options), _encoding(options), _contexts(options)
     prefill = PrefillShape.of(spec, sizes.stride).bytes(spec, sizes.stride, context)
     beside = {"application": sizes.application} if sizes.application else {}
     return {
@@ -256,7 +305,7 @@ def _fixed_bytes(
         "interpreter": sizes.interpreter,
         "embeddings": sizes.embeddings,
         "attention": sizes.attention,
-        "predictors": sizes.predictors if select == "predicted" else 0,
+        "predictors": sizes.predictors if options.select == "predicted" else 0,
         "kv": contexts * kv_bytes(spec, context, encoding) + score_bytes(spec, context),
         "prefill": prefill + decoded_block_bytes(spec, context, encoding),
     }
@@ -308,10 +357,10 @@ def _within(name: str, value: int | None, default: int, limit: int) -> int:
 
 def _too_small(ceiling_bytes: int, smallest_bytes: int, split: dict[str, int]) -> str:
     # Rounded up, so that the figure printed is accepted when it is typed in.
-    smallest_mib = -(-smallest_bytes // MIB)
+    smallest_mib, margin_mib = -(-smallest_bytes // MIB), ADVICE_MARGIN_BYTES // MIB
     parts = ", ".join(f"{name} {bytes_ / MIB:.0f}" for name, bytes_ in split.items() if bytes_)
     return (
         f"a memory ceiling of {ceiling_bytes / MIB:.0f} MiB is too small; the smallest that works"
         f" here is {smallest_mib} MiB ({parts}, the rest for slots). Try"
-        f" --memory {smallest_mib + 8}MiB, or a smaller --ctx-size"
+        f" --memory {smallest_mib + margin_mib}MiB"
     )

@@ -8,11 +8,12 @@ import textwrap
 from typing import Any
 
 from flashllm.settings.options import OPTIONS, Option
-from flashllm.settings.values import parse_size
+from flashllm.settings.values import parse_memory
 
 HEADER = """\
 # Settings of flashllm. A flag or a FLASHLLM_ variable beats what is said here.
-# `flashllm config show --origin` tells what holds and why.
+# `flashllm config show --origin` tells what holds and why. Lines have the default, or
+# say that they are an example.
 """
 CHAT_HEADER = """
 # Settings of the chat alone.
@@ -24,13 +25,11 @@ KEYS_HEADER = """
 # "chat.stop" = "escape,ctrl+x"
 """
 _EXAMPLES = {
-    "SIZE": "8GiB", "MODEL": "~/big.flash", "FILE": "~/disk.json", "COMMAND": "vim",
-    "FOLDERS": "~/models", "TEXT": "Answer briefly.",
+    "memory": "8GiB", "ctx_size": "4096", "window": "64", "select": "predicted",
+    "io_threads": "32", "profile": "~/disk.json", "system": "Answer briefly.", "editor": "vim",
+    "model_dirs": "~/models",
 }  # fmt: skip
-_EXAMPLES_BY_NAME = {
-    "theme": "nord", "ctx_size": "4096", "window": "64",
-    "io_threads": "32",
-}  # fmt: skip
+"""Of options whose default is no value of theirs."""
 
 
 def default_config() -> str:
@@ -43,17 +42,22 @@ def default_config() -> str:
 
 
 def _remark(option: Option) -> str:
-    words = textwrap.wrap(option.help, 96, initial_indent="# ", subsequent_indent="# ")
-    return "\n".join([*words, f"# {option.name} = {_example(option)}", ""])
+    value = in_force(option, option.default)
+    example = "" if value is not None else ". An example:"
+    words = textwrap.wrap(
+        f"{option.help}{example}", 96, initial_indent="# ", subsequent_indent="# "
+    )
+    text = to_toml(option, value) if value is not None else _example(option)
+    return "\n".join([*words, f"# {option.name} = {text}", ""])
+
+
+def in_force(option: Option, value: Any) -> Any:
+    """The value that holds where an option has `value`; None where that depends on the model."""
+    return option.usual if value in (None, "", ()) else value
 
 
 def _example(option: Option) -> str:
-    """The default as an example; another possible value if the default is empty."""
-    if option.default not in (None, "", ()):
-        return to_toml(option, option.default)
-    if option.choices:
-        return to_toml(option, option.choices[0])
-    text = _EXAMPLES_BY_NAME.get(option.name) or _EXAMPLES[option.metavar]
+    text = _EXAMPLES[option.name]
     return to_toml(option, option.parse(text)) if option.is_number else _quoted(option, text)
 
 
@@ -69,7 +73,7 @@ def to_toml(option: Option, value: Any) -> str:
         return "true" if value else "false"
     if option.is_list:
         return json.dumps([os.fspath(part) for part in value], ensure_ascii=False)
-    if option.parse is parse_size:
+    if option.parse is parse_memory:
         return json.dumps(_size(value))
     return json.dumps(value, ensure_ascii=False)
 

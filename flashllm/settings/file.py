@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashllm.errors import ConfigError, UsageError
+from flashllm.errors import ConfigError, FlashllmError, UsageError
+from flashllm.settings.nearest import nearest
 from flashllm.settings.options import OPTIONS, Option
 
 KEYS_TABLE = "keys"
@@ -36,25 +38,52 @@ class ConfigFile:
     """Keys of the chat, by the name of their action."""
 
 
-def read_config(path: Path) -> ConfigFile:
-    """Reads a file; `ConfigError` for anything invalid."""
-    text = _read_text(path)
-    if text is None:
-        return ConfigFile(path)
-    content = _parse(path, text)
-    options = {option.key: option for option in OPTIONS if option.in_file}
-    values, keys = {}, {}
-    for key, value in _flatten(content, {option.table for option in options.values()}):
-        line = _line_of(text, key)
-        place = f"{path}:{line}" if line else str(path)
-        table, _, name = key.partition(".")
-        if table == KEYS_TABLE and name:
-            keys[name] = Said(_text_of_key(place, key, value), place)
-        elif key in options:
-            values[options[key].name] = Said(_value(place, options[key], value), place)
-        else:
-            raise ConfigError(f"{place}: there is no setting {key!r}; {_nearest(key, options)}")
+def read_config(path: Path, problems: list[FlashllmError] | None = None) -> ConfigFile:
+    """Reads a file; `ConfigError` for anything invalid.
+
+    With `problems`, errors are put there, and what they are about is left out.
+    """
+    values: dict[str, Said] = {}
+    keys: dict[str, Said] = {}
+    with collected(problems):
+        text = _read_text(path) or ""
+        content = _parse(path, text)
+        options = {option.key: option for option in OPTIONS if option.in_file}
+        for key, value in _flatten(content, {option.table for option in options.values()}):
+            line = _line_of(text, key)
+            place = f"{path}:{line}" if line else str(path)
+            with collected(problems):
+                _take(place, key, value, options, values, keys)
     return ConfigFile(path, values, keys)
+
+
+@contextlib.contextmanager
+def collected(problems: list[FlashllmError] | None) -> Iterator[None]:
+    """Context manager that adds an error of ours to `problems`, or raises it where that is None."""
+    try:
+        yield
+    except FlashllmError as error:
+        if problems is None:
+            raise
+        problems.append(error)
+
+
+def _take(
+    place: str,
+    key: str,
+    value: Any,
+    options: Mapping[str, Option],
+    values: dict[str, Said],
+    keys: dict[str, Said],
+) -> None:
+    """Adds one line's value to `values` or to `keys`."""
+    table, _, name = key.partition(".")
+    if table == KEYS_TABLE and name:
+        keys[name] = Said(_text_of_key(place, key, value), place)
+    elif key in options:
+        values[options[key].name] = Said(_value(place, options[key], value), place)
+    else:
+        raise ConfigError(f"{place}: there is no setting {key!r}; {_nearest(key, options)}")
 
 
 def _read_text(path: Path) -> str | None:
@@ -139,12 +168,10 @@ def _text_of(option: Option, value: Any) -> str:
 
 
 def _nearest(key: str, options: Mapping[str, Option]) -> str:
-    import difflib  # for this only
-
     names = {option.name: known for known, option in options.items()}
     table, _, last = key.rpartition(".")
-    close = [names[last]] if last in names else difflib.get_close_matches(key, options, 1)
-    close = close or [names[name] for name in difflib.get_close_matches(last, names, 1)]
+    close = [names[last]] if last in names else nearest(key, options)
+    close = close or [names[name] for name in nearest(last, names)]
     if not close:
         return "`flashllm config show` lists them"
     known = options[close[0]]

@@ -9,17 +9,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flashllm.options import DEFAULT_MAX_TOKENS, KV_DTYPES, OVERLAPS, POLICIES, SELECTORS
+from flashllm.options import (
+    DEFAULT_CONTEXT,
+    DEFAULT_IO_THREADS,
+    DEFAULT_KV_DTYPE,
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_OVERLAP,
+    DEFAULT_POLICY,
+    KV_DTYPES,
+    OVERLAPS,
+    POLICIES,
+    SELECTORS,
+)
 from flashllm.settings.values import (
     number_between,
     one_of,
     parse_count,
     parse_flag,
     parse_folders,
+    parse_memory,
     parse_path,
     parse_positive,
     parse_seed,
-    parse_size,
 )
 
 
@@ -39,6 +50,10 @@ class Option:
     """Table in config.toml; empty for the top level."""
     in_file: bool = True
     """Whether config.toml may set it."""
+    usual: Any = None
+    """What holds while nothing sets it, where `default` leaves the choice to others."""
+    unset: str = ""
+    """The same in words, where it depends on the model or the machine."""
 
     @property
     def variable(self) -> str:
@@ -66,29 +81,47 @@ class Option:
         return not (self.is_flag or self.is_list or self.choices or self.parse in (str, parse_path))
 
 
-def _choice(name: str, flag: str, choices: tuple[str, ...], text: str, metavar: str) -> Option:
-    return Option(name, (flag,), one_of(*choices), None, text, metavar, choices)
+def _choice(
+    name: str,
+    flag: str,
+    choices: tuple[str, ...],
+    text: str,
+    metavar: str,
+    usual: str | None = None,
+    unset: str = "",
+) -> Option:
+    parse = one_of(*choices)
+    return Option(name, (flag,), parse, None, text, metavar, choices, usual=usual, unset=unset)
 
 
 MODEL = Option(
-    "model", (), parse_path, None, "directory of a converted model (default: the demo)", "MODEL"
+    "model",
+    (),
+    parse_path,
+    None,
+    "a converted model: its name in `flashllm ls`, or its directory (default: the demo)",
+    "MODEL",
+    usual="demo",
 )
 MODEL_OPTIONS = (
     Option(
         "memory",
         ("--memory",),
-        parse_size,
+        parse_memory,
         None,
-        "ceiling for the memory of the whole program (of the chat: both its processes), like 4GiB",
+        "ceiling for the memory of the whole program (of the chat: both its processes), like 4GiB"
+        " (default: three quarters of what is available)",
         "SIZE",
+        unset="three quarters of what is available when a model is opened",
     ),
     Option(
         "ctx_size",
         ("-c", "--ctx-size"),
         parse_positive,
         None,
-        "tokens that the context holds (default: what the model and the memory allow)",
+        "tokens that the context holds (default: what the model allows, up to 2048)",
         "N",
+        unset=f"{DEFAULT_CONTEXT}, or what the model allows where that is less",
     ),
     _choice(
         "policy",
@@ -97,6 +130,7 @@ MODEL_OPTIONS = (
         "which neurons stay in memory: blend (of frequency and recency, the default), frequency,"
         " lru2, lru, or window, the paper's",
         "NAME",
+        DEFAULT_POLICY,
     ),
     _choice(
         "kv_dtype",
@@ -105,6 +139,7 @@ MODEL_OPTIONS = (
         "encoding of keys and values in memory: f32, f16 (the default) or int8, which halves them"
         " again and rounds more",
         "TYPE",
+        DEFAULT_KV_DTYPE,
     ),
     Option(
         "window",
@@ -114,6 +149,7 @@ MODEL_OPTIONS = (
         "with the policy window, which it implies: keep the neurons of the last N tokens (default:"
         " from the memory)",
         "N",
+        unset="where the policy is window, as many as the memory allows",
     ),
     _choice(
         "select",
@@ -122,6 +158,7 @@ MODEL_OPTIONS = (
         "how active neurons are found: gate, all, oracle (exact), or predicted (lossy; the default"
         " of a model converted with predictors)",
         "HOW",
+        unset="predicted where a model has predictors, else gate where it has one, else all",
     ),
     Option(
         "io_threads",
@@ -130,6 +167,7 @@ MODEL_OPTIONS = (
         None,
         "reading threads (default: from the profile of the disk, else 32)",
         "N",
+        unset=f"as the profile of the disk says, else {DEFAULT_IO_THREADS}",
     ),
     _choice(
         "overlap",
@@ -138,6 +176,7 @@ MODEL_OPTIONS = (
         "what is computed while neurons are read: none, hits, attention, layer (each more than the"
         " one before; the default is the last); no answer depends on it",
         "WHAT",
+        DEFAULT_OVERLAP,
     ),
     Option(
         "profile",
@@ -147,6 +186,7 @@ MODEL_OPTIONS = (
         "what `flashllm bench io` measured of a disk, to plan with (default: what it kept of the"
         " disk that the model is on)",
         "FILE",
+        unset="the one that was kept of the disk that the model is on",
     ),
     Option("no_direct", ("--no-direct",), parse_flag, False, "read through the page cache"),
 )
@@ -220,10 +260,20 @@ SESSION_OPTIONS = (
         "go on with this conversation; `flashllm sessions list` shows them",
         "ID|NAME",
         in_file=False,
+        unset="a new one",
     ),
 )
 CHAT_OPTIONS = (
-    Option("system", ("-s", "--system"), str, "", "system prompt", "TEXT", table="chat"),
+    Option(
+        "system",
+        ("-s", "--system"),
+        str,
+        "",
+        "system prompt",
+        "TEXT",
+        table="chat",
+        unset="none",
+    ),
     Option(
         "no_save",
         ("--no-save",),
@@ -240,7 +290,16 @@ CHAT_OPTIONS = (
         "draw below the shell's prompt instead of filling the terminal",
         table="chat",
     ),
-    Option("theme", ("--theme",), str, "", "colours, like nord or gruvbox", "THEME", table="chat"),
+    Option(
+        "theme",
+        ("--theme",),
+        str,
+        "",
+        "colours, like nord or gruvbox",
+        "THEME",
+        table="chat",
+        usual="textual-dark",
+    ),
     Option("show_io", (), parse_flag, False, "show the I/O panel at the start", table="chat"),
     Option(
         "editor",
@@ -250,6 +309,7 @@ CHAT_OPTIONS = (
         "editor for long prompts (default: $VISUAL, $EDITOR)",
         "COMMAND",
         table="chat",
+        unset="$VISUAL, else $EDITOR, else vi",
     ),
     Option(
         "model_dirs",
@@ -259,6 +319,7 @@ CHAT_OPTIONS = (
         "folders in which to look for models",
         "FOLDERS",
         table="chat",
+        unset="only the usual one (`flashllm path models`)",
     ),
 )
 OPTIONS = (

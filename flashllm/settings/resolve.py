@@ -8,12 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from flashllm.errors import UsageError
+from flashllm.errors import FlashllmError, UsageError
 from flashllm.options import ModelOptions
-from flashllm.settings.file import Said, read_config
+from flashllm.settings.file import Said, collected, read_config
+from flashllm.settings.nearest import nearest
 from flashllm.settings.options import CHAT_OPTIONS, OPTIONS, Option
 from flashllm.system import paths
 
+VARIABLE_PREFIX = "FLASHLLM_"
+OTHER_VARIABLES = ("FLASHLLM_HOME", "FLASHLLM_CORE", "FLASHLLM_IO", "FLASHLLM_ISA")
+"""Variables that are no options: where the user's files are, and what the core uses."""
 Origin = Literal["flag", "env", "file", "default"]
 
 
@@ -49,6 +53,8 @@ class Settings:
     settings: Mapping[str, Setting]
     keys: Mapping[str, Said] = field(default_factory=dict)
     """Keys of the chat, by the name of their action; not checked yet."""
+    remarks: tuple[str, ...] = ()
+    """What the user should know: variables that do not exist, and settings that were left out."""
 
     def value(self, name: str) -> Any:
         """The value of an option, by `Option.name`."""
@@ -95,21 +101,42 @@ class Settings:
 
 
 def load_settings(
-    environment: Mapping[str, str] | None = None, file: Path | None = None
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    problems: list[FlashllmError] | None = None,
 ) -> Settings:
-    """Settings without flags; `ConfigError` names a line of the file, `UsageError` a variable."""
+    """Settings without flags; `ConfigError` names a line of the file, `UsageError` a variable.
+
+    With `problems`, errors are put there, and the settings that they are about are left out.
+    """
     environment = os.environ if environment is None else environment
-    config = read_config(paths.config_file() if file is None else file)
+    config = read_config(paths.config_file() if file is None else file, problems)
     settings = {}
     for option in OPTIONS:
-        said = config.values.get(option.name)
-        if (given := _from_environment(option, environment)) is not None:
+        said, given = config.values.get(option.name), None
+        with collected(problems):
+            given = _from_environment(option, environment)
+        if given is not None:
             settings[option.name] = given
         elif said is not None:
             settings[option.name] = Setting(said.value, "file", said.place)
         else:
             settings[option.name] = Setting(option.default, "default")
-    return Settings(config.path, settings, config.keys)
+    remarks = [*unknown_variables(environment), *(f"{error}; left out" for error in problems or ())]
+    return Settings(config.path, settings, config.keys, tuple(remarks))
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each FLASHLLM_ variable that nothing reads."""
+    known = (*(option.variable for option in OPTIONS), *OTHER_VARIABLES)
+    ends = [name.removeprefix(VARIABLE_PREFIX) for name in known]
+    found = []
+    for name in sorted(environment):
+        if name.startswith(VARIABLE_PREFIX) and name not in known:
+            near = nearest(name.removeprefix(VARIABLE_PREFIX), ends)
+            meant = f"did you mean {VARIABLE_PREFIX}{near[0]}?" if near else "it is ignored"
+            found.append(f"{name}: there is no such variable; {meant}")
+    return found
 
 
 def _from_environment(option: Option, environment: Mapping[str, str]) -> Setting | None:

@@ -12,6 +12,10 @@ from flashllm.errors import UsageError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kmgt]?)(i?)(b?)", re.IGNORECASE)
+_MEMORY_BYTES_MIN = 1 << 20
+"""Fewer bytes run nothing, so such a number lacks its unit."""
+_GIBIBYTES_LIKELY = 256
+"""Below it, a number without a unit may be one of gibibytes."""
 
 
 def parse_size(text: str) -> int:
@@ -23,6 +27,15 @@ def parse_size(text: str) -> int:
     binary = bool(match[3]) or (bool(unit) and not match[4])
     factor = 1024 ** " kmgt".index(unit) if binary and unit else _UNITS[unit]
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def parse_memory(text: str) -> int:
+    """The same, of memory to run in; so few bytes that nothing runs lack a unit."""
+    size, number = parse_size(text), text.strip()
+    if number.replace(".", "", 1).isdecimal() and 0 < size < _MEMORY_BYTES_MIN:
+        likely = f"{number}GiB or {number}MiB" if size < _GIBIBYTES_LIKELY else f"{number}MiB"
+        raise UsageError(f"{number} has no unit; did you mean {likely}?")
+    return size
 
 
 def bytes_of(size: int | str, name: str) -> int:

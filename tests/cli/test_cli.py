@@ -21,6 +21,7 @@ from flashllm.settings.values import parse_ids, parse_size
 from tests.support.fake_engine import FakeModel, Step
 
 KEPT = ("FLASHLLM_HOME", "FLASHLLM_NO_QUICK_PROFILE")
+pytestmark = pytest.mark.usefixtures("m")
 
 
 @pytest.fixture(autouse=True)
@@ -100,17 +101,17 @@ def test_token_ids() -> None:
         (["run", "--temp", "nan"], "--temp: 'nan' is not a number"),
         (["run", "-n", "0"], "'0' is too small"),
         (["run", "--json", "--jsonl"], "not allowed with"),
-        (["run", "--nonsense"], "unrecognized arguments"),
+        (["run", "--nonsense"], "there is no option --nonsense; see `flashllm run --help`"),
         (["run", "-p", "x", "--ids", "1"], "--ids and -p"),
         (["run", "--ids", ""], "--ids is empty"),
         (["run", "-p", "  "], "the prompt is empty"),
         (["run"], "there is no prompt"),
         (["run", "-p", "x", "--top-p", "2"], "--top-p: '2' is out of range"),
-        (["convert", "a"], "required"),
-        (["frobnicate"], "no command 'frobnicate'; see --help"),
+        (["convert"], "required: SRC"),
+        (["frobnicate"], "no command 'frobnicate'; see `flashllm --help`"),
         (["cmplete"], "no command 'cmplete'; did you mean `flashllm completion`?"),
-        (["."], "did you mean `flashllm chat .`"),
-        (["a" * 300], "see --help"),
+        (["m"], "did you mean `flashllm chat m`"),
+        (["a" * 300], "see `flashllm --help`"),
         (["chat"], "needs a terminal"),
         ([], "needs a terminal"),
     ],
@@ -137,8 +138,10 @@ def test_remarks_never_become_output() -> None:
 
 def test_what_the_system_refuses_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     name = "a" * 300
-    assert main(["info", name]) == ReadFailed.exit_code
-    assert capsys.readouterr().err == f"flashllm: {name}: File name too long\n"
+    assert main(["run", "m", "-f", name]) == 2
+    assert f"{name}: cannot be read: File name too long" in capsys.readouterr().err
+    assert main(["info", name]) == 66
+    assert f"{name}: there is no model of that name" in capsys.readouterr().err
 
 
 def test_a_flag_beats_the_environment_and_that_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +150,10 @@ def test_a_flag_beats_the_environment_and_that_the_default(monkeypatch: pytest.M
     monkeypatch.setenv("FLASHLLM_MEMORY", "1GiB")
     monkeypatch.setenv("FLASHLLM_NO_DIRECT", "1")
     monkeypatch.setenv("FLASHLLM_MODEL", "/models/a")
-    parsed = parse(["run", "-n", "9"])
+    parsed = parse(["chat", "-n", "9"])
     assert (parsed.max_tokens, parsed.memory, parsed.no_direct) == (9, 1 << 30, True)
     assert parsed.model == "/models/a"
-    assert parse(["run", "/models/b"]).model == "/models/b"
+    assert parse(["chat", "/models/b"]).model == "/models/b"
 
 
 def test_a_wrong_environment_names_its_variable(
@@ -354,8 +357,8 @@ def start(steps: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes
     )
 
 
-def test_a_reader_that_leaves_ends_it_quietly() -> None:
-    more_than_a_pipe_holds = ("run", "m", "-p", "x", "-n", "100000")
+def test_a_reader_that_leaves_ends_it_quietly(m: Path) -> None:
+    more_than_a_pipe_holds = ("run", str(m), "-p", "x", "-n", "100000")
     process = start("['word '] * 100_000", *more_than_a_pipe_holds, stdin=subprocess.DEVNULL)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -366,21 +369,21 @@ def test_a_reader_that_leaves_ends_it_quietly() -> None:
     assert process.wait(60) == 141
 
 
-def test_standard_input_goes_before_the_text() -> None:
+def test_standard_input_goes_before_the_text(m: Path) -> None:
     script = "['ok']"
-    process = start(script, "run", "m", "-p", "after", "--json", stdin=subprocess.PIPE)
+    process = start(script, "run", str(m), "-p", "after", "--json", stdin=subprocess.PIPE)
     out, err = process.communicate(b"one two three\n", timeout=60)
     assert err == b""
     assert json.loads(out)["prompt_tokens"] == 5  # four words and the message's own
-    process = start(script, "run", "m", "-p", "-", "--json", stdin=subprocess.PIPE)
+    process = start(script, "run", str(m), "-p", "-", "--json", stdin=subprocess.PIPE)
     out, err = process.communicate(b"one two\n", timeout=60)
     assert json.loads(out)["prompt_tokens"] == 3
 
 
-def test_an_open_and_empty_pipe_does_not_hold_a_prompt_up() -> None:
+def test_an_open_and_empty_pipe_does_not_hold_a_prompt_up(m: Path) -> None:
     reading, writing = os.pipe()
     try:
-        process = start("['ok']", "run", "m", "-p", "x", stdin=reading)
+        process = start("['ok']", "run", str(m), "-p", "x", stdin=reading)
         out, err = process.communicate(timeout=60)
     finally:
         os.close(reading)
@@ -389,8 +392,10 @@ def test_an_open_and_empty_pipe_does_not_hold_a_prompt_up() -> None:
     assert b"nothing on standard input" in err
 
 
-def test_an_interrupt_of_the_process_ends_it_without_a_traceback() -> None:
-    process = start("['begun', threading.Event()]", "run", "m", "-p", "x", stdin=subprocess.DEVNULL)
+def test_an_interrupt_of_the_process_ends_it_without_a_traceback(m: Path) -> None:
+    process = start(
+        "['begun', threading.Event()]", "run", str(m), "-p", "x", stdin=subprocess.DEVNULL
+    )
     assert process.stdout is not None
     assert process.stdout.read(5) == b"begun"
     process.send_signal(signal.SIGINT)
@@ -401,8 +406,8 @@ def test_an_interrupt_of_the_process_ends_it_without_a_traceback() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_full_disk_under_standard_output(form: list[str]) -> None:
-    arguments = ["run", "m", "-p", "x", *form]
+def test_a_full_disk_under_standard_output(m: Path, form: list[str]) -> None:
+    arguments = ["run", str(m), "-p", "x", *form]
     root = Path(__file__).parents[2]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
@@ -418,9 +423,9 @@ def test_a_full_disk_under_standard_output(form: list[str]) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_a_standard_output_that_is_closed() -> None:
+def test_a_standard_output_that_is_closed(m: Path) -> None:
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", SCRIPT.format(steps="['x']"), "run", "m", "-p", "x"]
+    command = [sys.executable, "-c", SCRIPT.format(steps="['x']"), "run", str(m), "-p", "x"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command],
         cwd=root,

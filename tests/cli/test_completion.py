@@ -121,12 +121,46 @@ def test_bash_offers_conversations(
     assert sorted(offered(program + written("bash", capsys), tmp_path, *words)) == expected
 
 
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model among those of the user, and a repository of the Hugging Face cache."""
+    monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "home" / "models" / "my big.flash").mkdir(parents=True)
+    (tmp_path / "home" / "models" / "my big.flash" / "manifest.json").touch()
+    (tmp_path / "hub" / "models--org--tiny").mkdir(parents=True)
+
+
+@pytest.mark.skipif(not BASH, reason="no bash here")
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["chat", "d"], ["demo"]),
+        (["rm", "m"], ["my big"]),
+        (["mv", "my"], ["my big"]),
+        (["convert", "o"], ["org/tiny"]),
+        (["convert", "my"], []),
+        (["plan", "my"], ["my big"]),
+        (["plan", "org"], ["org/tiny"]),
+        (["run", "de"], ["demo"]),
+    ],
+)
+def test_bash_offers_names_of_models(
+    words: list[str], expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = f'flashllm() {{ "{sys.executable}" -m flashllm "$@"; }}\n'
+    assert sorted(offered(program + written("bash", capsys), tmp_path, *words)) == expected
+
+
 def test_fish_and_zsh_offer_what_a_value_can_be(capsys: pytest.CaptureFixture[str]) -> None:
     fish, zsh = written("fish", capsys), written("zsh", capsys)
     assert "-l session -x -a '(__flashllm_sessions)'" in fish
     assert "-l temp -x -d" in fish  # with -r alone, files would be offered
     assert "-l profile -r -F" in fish
     assert ":ID|NAME:_flashllm_sessions'" in zsh
+    assert "::MODEL:{_files -/; _flashllm_names --models}'" in zsh
+    assert "(__flashllm_names --models)'" in fish
     assert ":{compadd -- none train checkpoint; _files}'" in zsh
 
 
@@ -169,7 +203,10 @@ def test_the_parser_is_read_in_full(entries: list[Entry]) -> None:
     assert "--version" in by_path[""].spellings
     assert "--version" not in by_path["chat"].spellings
     places = {value.name: value.places for value in by_path["convert"].values}
-    assert places == {"SRC": "directories", "DST": "directories"}
+    assert places == {"SRC": "checkpoints", "DST": "directories"}
+    (model,) = by_path["rm"].values
+    assert (model.places, model.repeats) == ("models", True)
+    assert by_path["plan"].values[0].places == "sources"
 
 
 def test_words_that_mean_something_to_a_shell_are_quoted(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from flashllm.cli.main import main
-from flashllm.settings.defaults import default_config, to_toml
+from flashllm.settings.defaults import default_config, in_force, to_toml
 from flashllm.settings.file import read_config
-from flashllm.settings.options import OPTIONS
-from flashllm.settings.resolve import load_settings
+from flashllm.settings.options import OPTIONS, Option
+from flashllm.settings.resolve import OTHER_VARIABLES, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,10 @@ def test_show_says_what_holds_and_who_said_so(
     assert rows["memory"] == ['"8GiB"', "file", f"{file}:1"]
     assert rows["temp"] == ["0.7", "flag", "--temp"]
     assert rows["top_k"] == ["5", "env", "FLASHLLM_TOP_K"]
-    assert rows["window"] == ["-", "default"]
+    assert rows["window"][-1] == "default"
+    assert " ".join(rows["window"][:-1]).startswith("(where the policy is window")
+    assert rows["policy"] == ['"blend"', "default"]
+    assert rows["model"] == ['"demo"', "default"]
     assert rows["chat.theme"] == ['"nord"', "file", f"{file}:4"]
     assert rows["keys.a.b"] == ["f9", "file", f"{file}:6"]
     assert set(rows) == {option.key for option in OPTIONS} | {"keys.a.b"}
@@ -55,17 +59,89 @@ def test_show_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text('[keys]\n"chat.help" = "f9"')
     assert main(["config", "show", "--json", "--memory", "1GiB"]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert values["memory"] == {"value": 1 << 30, "origin": "flag", "place": "--memory"}
-    assert values["chat.model_dirs"] == {"value": [], "origin": "default", "place": ""}
+    told = {"value": 1 << 30, "in_force": 1 << 30, "origin": "flag", "place": "--memory"}
+    assert values["memory"] == told
+    assert values["chat.model_dirs"]["value"] == []
+    assert values["overlap"]["value"] is None
+    assert values["overlap"]["in_force"] == "layer"
     assert values["keys.chat.help"] == {"value": "f9", "origin": "file", "place": f"{file}:2"}
 
 
 def test_show_on_a_file_that_makes_no_sense(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home.mkdir()
-    (home / "config.toml").write_text('temp = "hot"')
-    assert main(["config", "show"]) == 78
-    assert ":1: temp: 'hot' is not a number" in capsys.readouterr().err
+    (home / "config.toml").write_text('temp = "hot"\ntop_k = 5\nmemmory = "8GiB"')
+    assert main(["config", "show", "--origin"]) == 0
+    told = capsys.readouterr()
+    assert ":1: temp: 'hot' is not a number; left out" in told.err
+    assert ":3: there is no setting 'memmory'; did you mean 'memory'" in told.err
+    rows = {line.split()[0]: line.split()[1:] for line in told.out.splitlines()}
+    assert rows["temp"] == ["0.0", "default"]
+    assert rows["top_k"] == ["5", "file", f"{home / 'config.toml'}:2"]
     assert main(["config", "path"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [('temp = "hot"', "'hot' is not a number"), ("temp = = 1", "is not TOML"), ("\xff", "UTF-8")],
+)
+def test_a_bad_file_stops_what_answers_and_nothing_else(
+    text: str, problem: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(text, "latin-1")
+    for command in (["ls", "--checkpoints"], ["show"], ["doctor"], ["config", "show"]):
+        assert main(command) == 0, command
+        assert problem in capsys.readouterr().err, command
+    for command in (["run", "-p", "x"], ["chat"], ["eval"]):
+        assert main(command) == 78, command
+        assert problem in capsys.readouterr().err, command
+
+
+def test_a_variable_that_does_not_exist_is_noticed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHLLM_MEMROY", "8GiB")
+    monkeypatch.setenv("FLASHLLM_ZZZ", "1")
+    assert main(["config", "show"]) == 0
+    told = capsys.readouterr().err
+    assert "FLASHLLM_MEMROY: there is no such variable; did you mean FLASHLLM_MEMORY?" in told
+    assert "FLASHLLM_ZZZ: there is no such variable; it is ignored" in told
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    root = Path(__file__).parents[2] / "flashllm"
+    sources = [path for path in root.rglob("*") if path.suffix in (".py", ".cpp")]
+    read = {
+        name
+        for path in sources
+        for name in re.findall(
+            r'(?:environ\.get|environ|getenv)[(\[]"(FLASHLLM_[A-Z_]+)', path.read_text("utf-8")
+        )
+    }
+    assert len(read) >= 4
+    assert read <= {*OTHER_VARIABLES, *(option.variable for option in OPTIONS)}
+
+
+def test_the_theme_that_is_told_is_textuals() -> None:
+    from textual.constants import DEFAULT_THEME
+
+    (theme,) = (option for option in OPTIONS if option.name == "theme")
+    assert theme.usual == DEFAULT_THEME
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_the_first_file_has_the_defaults(option: Option) -> None:
+    """Each line of the first file is what holds without it, or is said to be an example."""
+    assert (in_force(option, option.default) is None) == bool(option.unset)
+    if not option.in_file:
+        return
+    lines = default_config().splitlines()
+    (at,) = (n for n, line in enumerate(lines) if line.startswith(f"# {option.name} = "))
+    is_example = "An example:" in " ".join(lines[max(at - 3, 0) : at]).rpartition("# \n")[2]
+    if option.unset:
+        assert is_example
+    else:
+        assert lines[at] == f"# {option.name} = {to_toml(option, in_force(option, option.default))}"
 
 
 def test_the_first_file_sets_nothing_and_names_everything(tmp_path: Path) -> None:

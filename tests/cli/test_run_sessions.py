@@ -25,6 +25,8 @@ from flashllm.conversations.tree import Turn
 from flashllm.errors import ReadFailed, SessionNotFound
 from tests.support.fake_engine import FakeModel, Held, Step
 
+pytestmark = pytest.mark.usefixtures("m")
+
 
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -111,13 +113,15 @@ def test_the_model_is_that_of_the_conversation_unless_another_is_named(
     _, opened = use(monkeypatch, ["yes"])
     monkeypatch.setenv("FLASHLLM_MODEL", str(tmp_path / "usual"))
     before = tmp_path / "before"
-    before.mkdir()
+    for name in ("usual", "before", "other"):
+        (tmp_path / name).mkdir()
     with SessionStore(path) as store:
         number = store.create(model=str(before))
     assert main(["run", "-p", "x", "--session", "1"]) == 0
     assert main(["run", str(tmp_path / "other"), "-p", "x", "--session", "1"]) == 0
     assert load(path, number).meta.model == str(tmp_path / "other")
     capsys.readouterr()
+    (tmp_path / "other").rmdir()
     assert main(["run", "-p", "x", "--session", "1"]) == 0
     assert f"{tmp_path / 'other'}, the model of this conversation, is gone" in (
         capsys.readouterr().err
@@ -377,13 +381,13 @@ from tests.support.fake_engine import FakeModel
 steps = [step for word in range(10_000) for step in (0.02, f"{word} ")]
 opening.open_engine = lambda directory, arguments: FakeModel(steps)
 prompt._has_piped_stdin = lambda wait: False
-sys.exit(main(["run", "m", "-p", "count", "--save", "-n", "10000"]))
+sys.exit(main(["run", sys.argv[1], "-p", "count", "--save", "-n", "10000"]))
 """
 
 
-def test_an_interrupted_answer_is_kept_and_says_so(path: Path) -> None:
+def test_an_interrupted_answer_is_kept_and_says_so(m: Path, path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD],
+        [sys.executable, "-c", CHILD, str(m)],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -401,10 +405,10 @@ def test_an_interrupted_answer_is_kept_and_says_so(path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [5, 60])
-def test_what_was_answered_a_second_before_kill_9_is_there(path: Path, words: int) -> None:
+def test_what_was_answered_a_second_before_kill_9_is_there(m: Path, path: Path, words: int) -> None:
     arrived: list[float] = []
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
+        [sys.executable, "-c", CHILD, str(m)], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
         seen = b""

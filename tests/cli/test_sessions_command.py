@@ -53,7 +53,7 @@ def test_a_list_has_a_line_each(path: Path, ocean: int, capsys: pytest.CaptureFi
     assert [line.split()[0] for line in lines[1:]] == ["3", "2", "1"]
     assert lines[1].endswith(" " * 18 + "title")
     assert lines[2].endswith("       1" + " " * 18 + "Why is the sky blue?")
-    assert lines[3].endswith("       2  big.flash       Seas")
+    assert lines[3].endswith("       2  big             Seas")
     assert main(["sessions", "search", "OCEAN"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert main(["sessions", "list", "--limit", "2", "--json"]) == 0
@@ -167,7 +167,7 @@ def test_deleting_asks(
     asked: list[str] = []
 
     def answer(agreed: bool) -> None:
-        monkeypatch.setattr(sessions, "_agreed", lambda text: asked.append(text) or agreed)
+        monkeypatch.setattr(sessions, "agreed", lambda text: asked.append(text) or agreed)
 
     answer(False)
     assert main(["sessions", "delete", "1"]) == 0

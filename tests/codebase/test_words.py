@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = re.compile(r"\b(opt|falcon|llama|mixtral)\b|(OPT|Opt|Falcon|Llama|Mixtral)[A-Z][a-z]\w*")
+FAMILIES = re.compile(
+    r"\b(opt|falcon|llama(?!\.cpp)|mixtral)\b|(OPT|Opt|Falcon|Llama|Mixtral)[A-Z][a-z]\w*"
+)
 FOLDERS = ("flashllm", "predictors", "tools/convert")
 ALLOWED = {
     "tools/convert/families/families.py",

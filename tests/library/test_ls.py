@@ -41,7 +41,7 @@ def test_models(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0].split() == ["model", "size", "precision", "needs", "tok/s", "path"]
-    assert lines[1].startswith("the demo")
+    assert lines[1].startswith("demo ")
     assert lines[2] == "    made when it is opened"
     assert lines[3].split()[-2:] == ["-", str(broken)]
     assert lines[4] == "    cannot be opened: ffn.bundles: missing; convert the checkpoint again"

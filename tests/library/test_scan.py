@@ -198,9 +198,12 @@ def test_each_is_listed_once(models: Path) -> None:
 
 def test_names_are_harmless(models: Path) -> None:
     rewrite_manifest(models / "whole", name="\x1b[31mred\nline\u202e [b]x[/b]")
-    assert only(models).name == "red line [b]x[/b]"
+    odd = models / "\x1b[31mblue\nline\u202e [b]x.flash"
+    (models / "whole").rename(odd)
+    assert only(models).name == "blue line [b]x"
+    assert only(models).source == "red line [b]x[/b]"
     nameless = models / "\x1b[2J"
-    shutil.copytree(models / "whole", nameless)
+    shutil.copytree(odd, nameless)
     (nameless / MANIFEST_FILE).unlink()
     broken = next(m for m in find_models([models], [], KNOWN) if m.problem)
     assert "\x1b" not in broken.name + broken.problem
@@ -221,7 +224,7 @@ def test_directories_that_cannot_be_looked_through(tmp_path: Path) -> None:
 
 
 def test_a_crowded_directory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashllm.library.scan.ENTRIES_MAX", 1)
+    monkeypatch.setattr("flashllm.library.directories.ENTRIES_MAX", 1)
     shutil.copytree(models / "whole", models / "second")
     one, rest = find_models([models], [], KNOWN)
     assert one.problem == ""
@@ -241,7 +244,7 @@ def test_the_demo_comes_first_and_models_again_once_memory_is_known(
     library = Library(home=models, given=Conditions(options=ModelOptions(application_bytes=MIB)))
     demo, first, again = library.scan()
     assert (demo.is_demo, demo.choice, demo.remarks) == (
-        True, ModelChoice(None, "the demo"), ("made when it is opened",),
+        True, ModelChoice(None, "demo"), ("made when it is opened",),
     )  # fmt: skip
     assert first.smallest_ceiling_bytes is None
     assert again.path == first.path

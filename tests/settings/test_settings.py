@@ -158,7 +158,7 @@ def test_a_wrong_variable_is_named() -> None:
 
 def test_a_command_without_settings_works_whatever_they_say(home: Path) -> None:
     write(home, "memory = ")
-    assert parse(["reorder", "a", "b"]).source == Path("a")
+    assert parse(["reorder", "a", "b"]).source == "a"
 
 
 def test_names_are_unique_and_the_chat_knows_all_of_its_own() -> None:

@@ -18,7 +18,7 @@ from flashllm.library.models import Checkpoint, FoundModel
 GIB = 1 << 30
 DEMO = FoundModel(
     Path("/cache/demo"),
-    "the demo",
+    "demo",
     "6 layers of 1024 neurons, relu",
     "f16",
     14_498_737,

@@ -78,7 +78,7 @@ async def test_what_is_shown(size: tuple[int, int]) -> None:
         if size[0] == 40:
             assert shown[1] == ["  org/big", "6144 MiB", "~2.3"]
         else:
-            assert shown[0] == ["● the demo", "13.8 MiB", "f16", "309 MiB", "410", ""]
+            assert shown[0] == ["● demo", "13.8 MiB", "f16", "309 MiB", "410", ""]
             assert shown[1] == ["  org/big", "13.0 GiB", "int8", "6144 MiB", "~2.3", ""]
             assert shown[3][-1] == BROKEN.problem
         assert shown[2][-2 if size[0] > 40 else -1] == "-"  # the speed of the huge one is unknown
@@ -87,6 +87,17 @@ async def test_what_is_shown(size: tuple[int, int]) -> None:
         table = picker.query_one(DataTable)
         assert table.size.height >= 4  # a head and three rows at least, however small
         assert picker.query_one("#details").region.bottom <= size[1]
+
+
+async def test_a_name_that_is_begun_is_completed() -> None:
+    app = Host(ModelPicker(FakeLibrary()))
+    async with app.run_test() as pilot:
+        picker = await filled(pilot)
+        await pilot.press("slash", *"oRG/b")
+        field = picker.query_one(Input)
+        await until(pilot, lambda: field._suggestion == "org/big")
+        await pilot.press("right", "enter")
+        assert (field.value, app.given) == ("org/big", BIG.choice)
 
 
 async def test_enter_opens_the_chosen_one() -> None:
@@ -113,7 +124,7 @@ async def test_the_demo_has_no_path() -> None:
         await filled(pilot)
         await pilot.press("enter")
         await until(pilot, lambda: app.given is not NOTHING)
-    assert app.given == ModelChoice(None, "the demo")
+    assert app.given == ModelChoice(None, "demo")
 
 
 async def test_a_click_on_the_chosen_row_opens_it() -> None:
@@ -569,7 +580,7 @@ async def test_the_picker_opens_what_it_converted(tmp_path: Path) -> None:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: app.given is not NOTHING)
     assert app.given == ModelChoice(tmp_path / "made.flash")
-    assert app.given.name == "made.flash"
+    assert app.given.name == "made"
 
 
 async def test_a_cancelled_conversion_leaves_the_picker() -> None:

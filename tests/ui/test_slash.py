@@ -15,6 +15,8 @@ from textual.widgets import Input
 from flashllm.conversations.database import set_aside
 from flashllm.conversations.store import SessionStore
 from flashllm.engine.sampling import Sampling
+from flashllm.library.models import ModelChoice
+from flashllm.library.names import ModelNames
 from flashllm.ui.app import ChatApp
 from flashllm.ui.commands.table import COMMANDS
 from flashllm.ui.prompt.suggestions import Suggestions
@@ -48,9 +50,9 @@ async def test_an_unknown_command_says_so_and_stays() -> None:
             ("/rename x", "/rename: nothing is kept yet; ask something first"),
             ("/session 1", "conversations are not kept in this chat"),
             ("/import a.json", "conversations are not kept in this chat"),
-            ("/model /nowhere/at/all", "/model: there is no folder '/nowhere/at/all'"),
-            ("/model ~nobody-at-all/x", "/model: there is no folder '~nobody-at-all/x'"),
-            (f"/model {'a' * 300}", "/model: there is no folder 'aaa"),
+            ("/model /nowhere/at/all", "/nowhere/at/all: there is no such directory"),
+            ("/model ~nobody-at-all/x", "~nobody-at-all/x: there is no such directory"),
+            (f"/model {'a' * 300}", "aaaa: there is no model of that name"),
             ("/stop", "/stop: there is nothing to stop now"),
         ):
             await say(pilot, line)
@@ -322,6 +324,39 @@ async def test_a_home_of_nobody_is_a_folder_that_is_not_there() -> None:
     async with make_app(FakeModel(["fine"]), library=FakeLibrary).run_test() as pilot:
         app = await ready(pilot)
         await say(pilot, "/model ~nobody-of-that-name/a")
-        await until(pilot, lambda: any("there is no folder" in text for text in texts(app, Notice)))
+        await until(
+            pilot, lambda: any("there is no such directory" in text for text in texts(app, Notice))
+        )
         await say(pilot, "/convert ~nobody-of-that-name/a")
         await until(pilot, lambda: isinstance(app.screen, ConvertScreen))
+
+
+def put_model(directory: Path) -> Path:
+    """What looks like a converted model."""
+    directory.mkdir(parents=True)
+    (directory / "manifest.json").touch()
+    return directory
+
+
+async def test_a_model_is_named_and_its_name_is_completed(tmp_path: Path) -> None:
+    big = put_model(tmp_path / "big.flash")
+    names = ModelNames((tmp_path,))
+    async with make_app(FakeModel(["fine"]), names=names).run_test() as pilot:
+        app = await ready(pilot)
+        app.chat.prompt.load_text("/model ")
+        await until(pilot, lambda: suggestions(app) == ["demo", "big"])
+        put_model(tmp_path / "brown")  # is there the next time
+        app.chat.prompt.load_text("/model bi")
+        await until(pilot, lambda: suggestions(app) == ["big"])
+        await pilot.press("tab")
+        assert app.chat.prompt.text == "/model big"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.choice == ModelChoice(big))
+        await ready(pilot)
+        await say(pilot, "/model demo")
+        await until(pilot, lambda: app.chat.choice == ModelChoice(None))
+        assert app.chat.choice.name == "demo"
+        await ready(pilot)
+        await say(pilot, "/model bg")
+        await until(pilot, lambda: any("did you mean big?" in text for text in texts(app, Notice)))
+        assert app.chat.choice == ModelChoice(None)

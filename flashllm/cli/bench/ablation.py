@@ -11,6 +11,7 @@ import flashllm
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.errors import EXIT_INTERRUPTED, UsageError
+from flashllm.library.directories import shown_name
 
 if TYPE_CHECKING:
     from flashllm.bench.ablation.rows import Row
@@ -43,7 +44,7 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
         kv_dtype=arguments.kv_dtype,
         direct=not arguments.no_direct,
         add=arguments.add,
-        beside=tuple(arguments.beside),
+        beside=tuple(open_model.model_directory(model) for model in arguments.beside),
         profile=Path(arguments.profile) if arguments.profile else None,
     )
     text = _text(arguments, directory)
@@ -95,7 +96,7 @@ def _text(arguments: argparse.Namespace, directory: Path) -> list[int]:
 
     path = arguments.text
     if path is None:
-        if arguments.model is not None:
+        if not open_model.is_demo(arguments.model, directory):
             raise UsageError("there is no text to decode; give --text FILE (.ids, .txt or .jsonl)")
         path = Path(flashllm.__file__).parent / "demo" / DEMO_TEXT
     with Store(directory) as store:
@@ -112,7 +113,7 @@ def _text(arguments: argparse.Namespace, directory: Path) -> list[int]:
 
 def _title(found: dict[str, Any], directory: Path) -> str:
     made_up = " (synthetic weights)" if found["header"].get("synthetic") else ""
-    return f"{directory.name}{made_up}, {found['model_bytes'] / 1e9:.2f} GB of weights"
+    return f"{shown_name(directory)}{made_up}, {found['model_bytes'] / 1e9:.2f} GB of weights"
 
 
 def _plain(settings: Any) -> dict[str, Any]:

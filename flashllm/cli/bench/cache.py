@@ -117,7 +117,7 @@ def _passages(arguments: argparse.Namespace, directory: Path) -> list[list[int]]
 
     path = arguments.text
     if path is None:
-        if arguments.model is not None:
+        if not open_model.is_demo(arguments.model, directory):
             raise UsageError("there is no text to record; give --text FILE (.ids, .txt or .jsonl)")
         path = Path(flashllm.__file__).parent / "demo" / DEMO_TEXT
     with Store(directory) as store:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.cli.bench.disk_report import write_json, write_text
+from flashllm.cli.shared import open_model
 from flashllm.cli.shared.output import Ticker, remark
 from flashllm.errors import (
     EXIT_INTERRUPTED,
@@ -96,7 +97,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Any, Any]:
         raise UsageError(
             f"bench io needs the native core ({core.FALLBACK}): its numpy twin reads one at a time"
         )
-    target = find_target(arguments.target)
+    target = find_target(open_model.file_or_model(arguments.target))
     sizes, left_out = choose_sizes(target, arguments.sizes)
     if left_out:
         remark(left_out)

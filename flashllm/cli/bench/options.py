@@ -169,7 +169,6 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--beside",
-        type=Path,
         action="append",
         default=[],
         metavar="MODEL",

@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import sys
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.conversation_choice import chosen_session, model_of
 from flashllm.cli.shared.flags import add_model, add_options
 from flashllm.errors import FlashllmError, UsageError
+from flashllm.library.names import models_of_conversations, names_in
 from flashllm.settings.options import (
     CHAT_OPTIONS,
     MODEL_OPTIONS,
@@ -76,16 +76,19 @@ def chat(arguments: argparse.Namespace) -> int:
 
     def used_models() -> list[str]:
         with contextlib.suppress(FlashllmError):  # the chat tells of a store that is broken
-            return open_model.models_of_conversations()
+            return models_of_conversations()
         return []
 
     def is_given(name: str) -> bool:
         return arguments.settings.origin(name) in ("flag", "env")
 
+    names = names_in(arguments.settings)
     model = model_of(arguments, session)
+    choice = names.find(model).choice if model else ModelChoice()
     screen = ChatScreen(
         open_engine,
-        choice=ModelChoice(Path(model), model) if model else ModelChoice(),
+        choice=choice,
+        names=names,
         store=None if arguments.no_save else paths.database_file(),
         session=session.id if session else None,
         history=None if arguments.no_save else paths.history_file(),
@@ -94,7 +97,7 @@ def chat(arguments: argparse.Namespace) -> int:
         sampling=sampling,
         max_tokens=arguments.max_tokens,
         system=arguments.system,
-        welcome=WELCOME if model else DEMO_WELCOME,
+        welcome=WELCOME if choice.path else DEMO_WELCOME,
         keymap=keymap,
         given=[name for name in ("system", *SAMPLING_NAMES) if is_given(name)],
         quick_profile=not arguments.no_quick_profile,
@@ -106,7 +109,7 @@ def chat(arguments: argparse.Namespace) -> int:
 CHAT_EXAMPLES = """\
 examples:
   flashllm chat
-  flashllm chat ~/big.flash --memory 8GiB --temp 0.7
+  flashllm chat big --memory 8GiB --temp 0.7
   flashllm chat --continue                      the latest conversation, where it was left
   flashllm chat --inline --no-save              in a part of the terminal; nothing is kept
 """

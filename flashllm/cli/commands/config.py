@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from flashllm.cli.shared.flags import add_options
 from flashllm.cli.shared.output import Output, remark
 from flashllm.errors import CannotCreate, ConfigError, UsageError
-from flashllm.settings.defaults import default_config, to_toml
+from flashllm.settings.defaults import default_config, in_force, to_toml
 from flashllm.settings.options import (
     CHAT_OPTIONS,
     MODEL,
@@ -24,6 +25,7 @@ from flashllm.settings.options import (
 from flashllm.settings.resolve import Settings, load_settings
 from flashllm.system import paths
 from flashllm.text_table import columns
+from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
 SHOW_EXAMPLES = """\
@@ -79,14 +81,35 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def _shown(settings: Settings, option: Option) -> str:
-    value = settings.value(option.name)
-    return "-" if value in (None, "", ()) else to_toml(option, value)
+    value = in_force(option, settings.value(option.name))
+    if value is not None:
+        return to_toml(option, value)
+    now = _NOW[option.name]() if option.name in _NOW else ""
+    return f"({now}{option.unset})"
+
+
+def _editor_now() -> str:
+    return f"{os.environ.get('VISUAL') or os.environ.get('EDITOR') or 'vi'}: "
+
+
+def _memory_now() -> str:
+    """The usual ceiling, where the memory of a process before a model is known."""
+    from flashllm.library.runtime_memory import kept_bytes
+    from flashllm.planning.model_facts import usual_ceiling
+
+    kept = kept_bytes()
+    return "" if kept is None else f"{format_bytes(usual_ceiling(kept))} now: "
+
+
+_NOW: dict[str, Callable[[], str]] = {"editor": _editor_now, "memory": _memory_now}
+"""What an option that is not set comes to on this machine at this moment."""
 
 
 def _as_json(settings: Settings, option: Option) -> dict[str, Any]:
     value = settings.value(option.name)
     return {
         "value": [os.fspath(part) for part in value] if option.is_list else value,
+        "in_force": in_force(option, value) if not option.is_list else None,
         "origin": settings.origin(option.name),
         "place": settings.place(option.name),
     }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.output import Output, remark
+from flashllm.library.open import usual_destination
 from flashllm.schedule import Schedule
 from flashllm.settings.values import parse_number
 
@@ -25,6 +26,9 @@ def convert(arguments: argparse.Namespace) -> int:
     """Converts as the arguments ask and prints where the model is."""
     from flashllm.convert import convert as convert_checkpoint
 
+    arguments.source = open_model.checkpoint_directory(arguments.source)
+    if arguments.destination is None:
+        arguments.destination = usual_destination(arguments.source)
     report = ConversionReport(arguments.destination, arguments.progress, arguments.dry_run)
     with stopped_like_ctrl_c():
         convert_checkpoint(
@@ -49,6 +53,7 @@ def reorder(arguments: argparse.Namespace) -> int:
     """Rewrites the model in another order and prints where it is."""
     from flashllm.convert import reorder as reorder_model
 
+    arguments.source = open_model.model_directory(arguments.source)
     report = ConversionReport(arguments.destination, arguments.progress, arguments.dry_run)
     with stopped_like_ctrl_c():
         reorder_model(
@@ -142,6 +147,7 @@ PROGRESS_KINDS = ("auto", "plain", "jsonl", "none")
 """As in `flashllm.progress`, which is not loaded for `--help`."""
 CONVERT_EXAMPLES = """\
 examples:
+  flashllm convert org/big --predictors train              # from the Hugging Face cache
   flashllm convert ~/big ~/big.flash --predictors train
   flashllm convert ~/big ~/big.flash --predictors train --dry-run         # says what it would do
   flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
@@ -156,8 +162,19 @@ examples:
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     """What `convert` takes."""
-    parser.add_argument("source", type=Path, metavar="SRC", help="directory of the checkpoint")
-    parser.add_argument("destination", type=Path, metavar="DST", help="directory to create")
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        help="directory of the checkpoint, or ORG/NAME[@REVISION] of the Hugging Face cache"
+        " (`flashllm ls --checkpoints`)",
+    )
+    parser.add_argument(
+        "destination",
+        nargs="?",
+        type=Path,
+        metavar="DST",
+        help="directory to create (default: NAME.flash among the models that `flashllm ls` finds)",
+    )
     add_reading(parser)
     add_learning(parser)
     add_dry_run(parser)
@@ -244,7 +261,7 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
 
 def add_reorder_arguments(parser: argparse.ArgumentParser) -> None:
     """What `reorder` takes."""
-    parser.add_argument("source", type=Path, metavar="SRC", help="a converted model")
+    parser.add_argument("source", metavar="MODEL", help="a converted model, by name or directory")
     parser.add_argument("destination", type=Path, metavar="DST", help="directory to create")
     parser.add_argument(
         "--calibration",

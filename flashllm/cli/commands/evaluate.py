@@ -67,7 +67,8 @@ class CountProgress:
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluates as the arguments ask, and prints tables or one JSON object."""
-    text, tasks, limit = _wanted(arguments)
+    directory = open_model.model_directory(arguments.model)
+    text, tasks, limit = _wanted(arguments, directory)
     if arguments.plot is not None and text is None:
         raise UsageError("--plot draws what --text measures; give a text")
     from flashllm.predictors.evaluation import (
@@ -83,7 +84,6 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plots.require_matplotlib()
         plots.make_directory(arguments.plot)
-    directory = open_model.model_directory(arguments.model)
     progress, start = CountProgress(), time.monotonic()
     with EvaluatedModel.open(directory, arguments.select, arguments.kv_dtype) as model:
         report: dict[str, Any] = model.to_json()
@@ -113,12 +113,14 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(arguments: argparse.Namespace) -> tuple[Path | None, list[Path], int | None]:
+def _wanted(
+    arguments: argparse.Namespace, directory: Path
+) -> tuple[Path | None, list[Path], int | None]:
     """The text, the tasks and their number; for the demo, its own unless others are given."""
     text, tasks = arguments.text, list(arguments.tasks)
     if text is not None or tasks:
         return text, tasks, arguments.limit
-    if arguments.model is not None:
+    if not open_model.is_demo(arguments.model, directory):
         raise UsageError("there is nothing to evaluate on; give --text FILE, --tasks FILE, or both")
     demo = Path(flashllm.__file__).parent / "demo"
     limit = DEMO_LIMIT if arguments.limit is None else arguments.limit

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_options
 from flashllm.cli.shared.output import Output, remark
 from flashllm.errors import FlashllmError
 from flashllm.library.formatting import ASSUMED, UNKNOWN, figures, format_rates_origin
+from flashllm.library.names import models_of_conversations
 from flashllm.settings.options import CHAT_OPTIONS, MODEL, MODEL_OPTIONS
 from flashllm.text_table import aligned
 from flashllm.units import format_bytes, format_ceiling
@@ -52,7 +52,7 @@ def ls(arguments: argparse.Namespace) -> int:
 
 def _used_by_sessions() -> list[str]:
     try:
-        return open_model.models_of_conversations()
+        return models_of_conversations()
     except FlashllmError as problem:
         remark(f"{problem}; the models of conversations are not looked at")
         return []

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from flashllm.cli.commands import plan_report
 from flashllm.cli.commands.convert import add_reading
-from flashllm.cli.commands.info import plan_rows
+from flashllm.cli.commands.show import plan_rows
+from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_options, argument
 from flashllm.cli.shared.open_model import options_of
 from flashllm.cli.shared.output import Output, remark, table
-from flashllm.errors import ModelNotFound, UsageError
+from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, UsageError
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_share
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from flashllm.hardware.machine_profile import Profile
     from flashllm.planning.activation_stats import Activity
     from flashllm.planning.advisor import Scenario
+    from flashllm.planning.plan import Plan
     from flashllm.spec import ModelSpec
 
 
@@ -28,9 +30,10 @@ def plan(arguments: argparse.Namespace) -> int:
     """Prints the plan for a checkpoint's config.json, a converted model, or a known one."""
     from flashllm.planning.advisor import advise, ceilings
 
+    arguments.model = _resolved(arguments)
     profile = _profile(arguments)
     scenario = _scenario(arguments, profile)
-    made = scenario.plan()
+    made = _made(scenario)
     expected = scenario.expect(made)
     limits = ceilings(scenario, made)
     advice = advise(scenario, made, expected)
@@ -45,6 +48,56 @@ def plan(arguments: argparse.Namespace) -> int:
     output.write("\n" + table(plan_report.expected_rows(scenario, made, expected, limits)))
     output.write("\n" + plan_report.verdict(scenario, made, expected, limits, advice))
     return 0
+
+
+def _resolved(arguments: argparse.Namespace) -> str:
+    """The directory that the argument means, or else the name of a known model.
+
+    A converted model's name goes before a known one's, but for options that only checkpoints have.
+    """
+    from flashllm.convert.families.known_shapes import find_known, near_names
+    from flashllm.library.names import as_path, refuse_foreign, usual_names
+
+    text: str = arguments.model
+    path = as_path(text)
+    if os.path.isdir(path):
+        refuse_foreign(text, path)
+        return str(path)
+    names, is_known = usual_names(), find_known(text) is not None
+    if is_known and any(value is not None for value in _reading(arguments)):
+        return text
+    if (named := names.find_named(text)) is not None:
+        return str(open_model.model_directory(text) if named.path is None else named.path)
+    if is_known:
+        return text
+    try:
+        return str(names.find_checkpoint(text, whole=False, others=near_names(text)))
+    except ModelNotFound as error:
+        raise ModelNotFound(
+            f"{error}. Known models: flashllm models --all; those of the Hugging Face hub:"
+            " flashllm pull ORG/NAME --dry-run"
+        ) from error
+
+
+def _reading(arguments: argparse.Namespace) -> tuple[object, ...]:
+    """Options that are for checkpoints."""
+    return (
+        arguments.act,
+        arguments.fatrelu_threshold,
+        arguments.dtype,
+        arguments.resident_dtype,
+    )
+
+
+def _made(scenario: Scenario) -> Plan:
+    """The plan; where it does not fit, an error with the encoding that does."""
+    from flashllm.planning.advisor import narrower_encodings
+
+    try:
+        return scenario.plan()
+    except MemoryCeilingTooSmall as error:
+        advice = plan_report.encoding_advice(narrower_encodings(scenario))
+        raise MemoryCeilingTooSmall(f"{error}{advice}", error.smallest_bytes) from error
 
 
 def _profile(arguments: argparse.Namespace) -> Profile | None:
@@ -70,13 +123,7 @@ def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenari
     directory = Path(arguments.model)
     if not os.path.isfile(directory / MANIFEST_FILE):
         return _unconverted(arguments, profile)
-    said = (
-        arguments.act,
-        arguments.fatrelu_threshold,
-        arguments.dtype,
-        arguments.resident_dtype,
-    )
-    if any(value is not None for value in said):
+    if any(value is not None for value in _reading(arguments)):
         raise UsageError(
             f"{directory} is converted already; --act, --fatrelu-threshold, --dtype and"
             " --resident-dtype are for checkpoints"
@@ -103,7 +150,7 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scen
 def _described(arguments: argparse.Namespace) -> ModelSpec:
     """The spec of a directory, or else of a known model."""
     from flashllm.convert import describe
-    from flashllm.convert.families.known_shapes import describe_shape, find_known
+    from flashllm.convert.families.known_shapes import describe_shape
 
     options = {
         "act": arguments.act,
@@ -115,14 +162,6 @@ def _described(arguments: argparse.Namespace) -> ModelSpec:
     spec: ModelSpec
     if os.path.isdir(directory):
         spec = describe(directory, **options)
-    elif os.path.exists(directory) or (
-        len(directory.parts) > 1 and find_known(arguments.model) is None
-    ):
-        raise ModelNotFound(
-            f"{directory}: no such directory; give a checkpoint's, a converted model's, or a name"
-            " from `flashllm models --all`; `flashllm pull ORG/NAME --dry-run` plans for a"
-            " repository of the Hugging Face hub"
-        )
     else:
         spec = describe_shape(arguments.model, **options)
     return spec
@@ -168,6 +207,7 @@ PLAN_EXAMPLES = """\
 examples:
   flashllm plan ~/big --memory 8GiB
   flashllm plan ~/other --act relu              # a config that does not say what its weights are
+  flashllm plan org/big                         # from the Hugging Face cache
   flashllm plan qwen3-8b --memory 16GiB         # one that is known: `flashllm models --all`
 """
 
@@ -177,8 +217,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="SRC|MODEL|NAME",
-        help="directory of a checkpoint (its config.json is enough) or of a converted model, or a"
-        " name from `flashllm models`",
+        help="a checkpoint (directory, of which config.json is enough, or ORG/NAME of the Hugging"
+        " Face cache), a converted model (name or directory), or a name from `flashllm models`",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(

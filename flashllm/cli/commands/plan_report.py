@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flashllm.units import MIB, format_bytes, format_ceiling
 
 if TYPE_CHECKING:
-    from flashllm.planning.advisor import Advice, Ceilings, Scenario
+    from flashllm.planning.advisor import Advice, Ceilings, Encoding, Scenario
     from flashllm.planning.latency_model import TokenEstimate
     from flashllm.planning.plan import Plan
     from flashllm.spec import ModelSpec
@@ -120,6 +120,19 @@ def verdict(
         lines = [f"  {_seconds(a.token_seconds):>8}  {a.change}" for a in advice[:ADVICE_MOST]]
         paragraphs.append("\n".join(["What would help, and the time a token would take:", *lines]))
     return "\n\n".join(paragraphs) + "\n"
+
+
+def encoding_advice(encodings: Sequence[Encoding]) -> str:
+    """Which encoding of the weights fits into a ceiling that is too small, or that none does."""
+    if not encodings:
+        return ""
+    fitting = [encoding for encoding in encodings if encoding.fits]
+    if fitting:
+        best = fitting[0]
+        return f". Or {best.change}, which needs {format_ceiling(best.smallest_bytes)}"
+    least = min(encodings, key=lambda encoding: encoding.smallest_bytes)
+    needs = format_ceiling(least.smallest_bytes)
+    return f". No encoding fits: {least.change} needs {needs}"
 
 
 def _seconds_missing(scenario: Scenario) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flashllm.library.conversion_formatting import format_duration
-from flashllm.units import format_bytes, format_ceiling, format_speed
+from flashllm.units import format_bytes, format_ceiling, format_duration, format_speed
 
 if TYPE_CHECKING:
     from flashllm.library.pull_plan import PullPlan

@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from flashllm.cli.shared.confirm import add_yes, agreed
 from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.output import Output, remark
 from flashllm.conversations import exchange, files
@@ -16,6 +17,7 @@ from flashllm.conversations.database import set_aside
 from flashllm.conversations.records import SessionSummary
 from flashllm.conversations.store import SessionStore
 from flashllm.errors import DestinationExists, SessionStoreBroken, UsageError
+from flashllm.library.directories import shown_name
 from flashllm.settings.values import parse_positive
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -93,7 +95,7 @@ def delete(arguments: argparse.Namespace) -> int:
         for summary in dict.fromkeys(chosen):
             what = f"conversation {summary.id}, {summary.turns} messages"
             question = f'delete "{_title(summary)}" ({what})?'
-            if arguments.yes or _agreed(question):
+            if arguments.yes or agreed(question):
                 store.delete(summary.id)
             else:
                 remark(f"conversation {summary.id} was kept")
@@ -127,7 +129,7 @@ def _problem(path: Path) -> str:
 
 def _line(summary: SessionSummary) -> str:
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.updated))
-    model = sanitize_line(Path(summary.model).name)
+    model = shown_name(summary.model)
     head = f"{summary.id:>5}  {date}  {summary.turns:>8}  {model[:MODEL_WIDTH]:<{MODEL_WIDTH}}"
     return f"{head}  {_title(summary)}"
 
@@ -140,13 +142,6 @@ def _read_stdin() -> object:
     if sys.stdin is None or sys.stdin.closed:
         raise UsageError("standard input is closed; name a file")
     return exchange.parse(sys.stdin.buffer.read(exchange.FILE_BYTES_MAX + 1))
-
-
-def _agreed(question: str) -> bool:
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError("there is no terminal to ask on; --yes deletes without asking")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 LIST_MAX = 50
@@ -219,8 +214,3 @@ def add_delete_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `sessions delete`."""
     parser.add_argument("session", nargs="+", metavar="ID|NAME", help="which conversations")
     add_yes(parser)
-
-
-def add_yes(parser: argparse.ArgumentParser) -> None:
-    """Adds `--yes`, which answers the question."""
-    parser.add_argument("--yes", action="store_true", help="do not ask")

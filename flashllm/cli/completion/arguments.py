@@ -17,4 +17,5 @@ def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `completion`."""
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     # What the scripts ask for, while somebody types.
-    parser.add_argument("--sessions", action="store_true", help=argparse.SUPPRESS)
+    for what in ("sessions", "models", "checkpoints"):
+        parser.add_argument(f"--{what}", action="store_true", help=argparse.SUPPRESS)

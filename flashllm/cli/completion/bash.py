@@ -17,6 +17,13 @@ _flashllm_paths() {
     compopt -o filenames 2>/dev/null
     while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen "$1" -- "$current")
 }
+_flashllm_names() {
+    local word
+    compopt -o filenames 2>/dev/null  # a name may need quotes
+    while IFS= read -r word; do
+        if [[ $word == "$current"* ]]; then COMPREPLY+=("$word"); fi
+    done < <("${COMP_WORDS[0]}" completion bash "$@" 2>/dev/null)
+}
 _flashllm_sessions() {
     local word
     compopt -o filenames 2>/dev/null  # a name may need quotes
@@ -61,6 +68,10 @@ _LOOKS = {
     "files": "_flashllm_paths -f; ",
     "directories": "_flashllm_paths -d; ",
     "sessions": "_flashllm_sessions; ",
+    "models": "_flashllm_paths -d; _flashllm_names --models; ",
+    "checkpoints": "_flashllm_paths -d; _flashllm_names --checkpoints; ",
+    "sources": "_flashllm_paths -d; _flashllm_names --models --checkpoints; ",
+    "model_files": "_flashllm_paths -f; _flashllm_names --models; ",
 }
 
 

@@ -12,6 +12,8 @@ from flashllm.cli.shared.output import Output
 
 def completion(arguments: argparse.Namespace) -> int:
     """Prints the script of a shell; returns the exit code."""
+    if arguments.models or arguments.checkpoints:
+        return _models(arguments)
     if arguments.sessions:
         return _sessions()
     writers: dict[str, Callable[[list[Entry], str], str]] = {
@@ -22,6 +24,18 @@ def completion(arguments: argparse.Namespace) -> int:
     default = arguments.default_command
     entries = describe(arguments.build_parser(), default)
     Output().write(writers[arguments.shell](entries, default))
+    return 0
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    """Prints the names of models and of checkpoints, whichever is asked for."""
+    from flashllm.library.formatting import clean
+    from flashllm.library.hf_repository import cached_names
+    from flashllm.library.names import usual_names
+
+    names = usual_names().names() if arguments.models else []
+    names += map(clean, cached_names()) if arguments.checkpoints else []
+    Output().write("".join(f"{name}\n" for name in names))
     return 0
 
 

@@ -23,6 +23,10 @@ function __flashllm_sessions
     set -l program (commandline -opc)[1]
     $program completion fish --sessions 2>/dev/null
 end
+function __flashllm_names
+    set -l program (commandline -opc)[1]
+    $program completion fish $argv 2>/dev/null
+end
 complete -c flashllm -f
 @ENTRIES@
 """
@@ -33,6 +37,10 @@ _LOOKS = {
     "files": "-F",
     "directories": "-a '(__fish_complete_directories)'",
     "sessions": "-a '(__flashllm_sessions)'",
+    "models": "-a '(__fish_complete_directories) (__flashllm_names --models)'",
+    "checkpoints": "-a '(__fish_complete_directories) (__flashllm_names --checkpoints)'",
+    "sources": "-a '(__fish_complete_directories) (__flashllm_names --models --checkpoints)'",
+    "model_files": "-a '(__fish_complete_path) (__flashllm_names --models)'",
 }
 
 

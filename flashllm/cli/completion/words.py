@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-_DIRECTORY_WORDS = frozenset(("MODEL", "DIR", "SRC", "DST"))
+_DIRECTORY_WORDS = frozenset(("DIR", "DST"))
 _FILE_WORDS = frozenset(("FILE", "PATH"))
+_MODEL_WORD = "MODEL"
+_SOURCE_WORD = "SRC"
 
 _SESSION_WORD = "ID"
 _THEME_WORD = "THEME"
@@ -21,7 +23,10 @@ THEMES = (
 )  # fmt: skip
 """Textual's themes; Textual takes too long to load in a shell that starts."""
 
-Places = Literal["", "files", "directories", "sessions"]
+Places = Literal[
+    "", "files", "directories", "sessions", "models", "checkpoints", "sources", "model_files"
+]
+"""Models and checkpoints are directories and names, sources both of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class Value:
     name: str
     choices: tuple[str, ...] = ()
     places: Places = ""
-    """What to complete it with at run time: paths, or conversations."""
+    """What to complete it with at run time."""
     repeats: bool = False
 
 
@@ -112,6 +117,10 @@ def _value(action: argparse.Action) -> Value:
     places: Places = ""
     if _SESSION_WORD in parts:
         places = "sessions"
+    elif _SOURCE_WORD in parts:
+        places = "sources" if _MODEL_WORD in parts else "checkpoints"
+    elif _MODEL_WORD in parts:
+        places = "model_files" if _FILE_WORDS & set(parts) else "models"
     elif _FILE_WORDS & set(parts):
         places = "files"
     elif _DIRECTORY_WORDS & set(parts):

@@ -12,6 +12,11 @@ _flashllm_sessions() {
     found=(${(f)"$($program completion zsh --sessions 2>/dev/null)"})
     compadd "$@" -- ${found%%$'\t'*}
 }
+_flashllm_names() {
+    local -a found
+    found=(${(f)"$($program completion zsh $@ 2>/dev/null)"})
+    compadd -- $found
+}
 _flashllm() {
     local command="" program=$words[1] word
     local -i depth=0
@@ -37,6 +42,10 @@ _LOOKS = {
     "files": "_files",
     "directories": "_files -/",
     "sessions": "_flashllm_sessions",
+    "models": "{_files -/; _flashllm_names --models}",
+    "checkpoints": "{_files -/; _flashllm_names --checkpoints}",
+    "sources": "{_files -/; _flashllm_names --models --checkpoints}",
+    "model_files": "{_files; _flashllm_names --models}",
 }
 
 

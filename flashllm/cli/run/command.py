@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Union
 
 from flashllm.cli.run.prompt import check_prompt, is_chat, read_prompt
 from flashllm.cli.run.session import SavedExchange, open_saved
+from flashllm.cli.run.words import take_words
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.conversation_choice import ignore_named_conversation
-from flashllm.cli.shared.flags import add_model, add_options, argument
+from flashllm.cli.shared.flags import add_options, argument, resolve_later
 from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
+from flashllm.cli.shared.mistakes import WORDS, Once
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.engine.answer import Request, start
 from flashllm.errors import EXIT_INTERRUPTED
 from flashllm.settings.options import (
+    MODEL,
     MODEL_OPTIONS,
     PROFILE_OPTIONS,
     SAMPLING_OPTIONS,
@@ -64,6 +67,7 @@ Event = Union[PromptProgress, "EngineToken", AnswerEnd]
 def run(arguments: argparse.Namespace) -> int:
     """Answers the prompt; returns the exit code."""
     open_model.sampling_of(arguments)  # what makes no sense is said before anything is read
+    take_words(arguments)
     if arguments.save or arguments.raw or arguments.ids is not None:
         ignore_named_conversation(arguments)
     check_prompt(arguments)
@@ -208,25 +212,42 @@ def _print_end(output: Output, arguments: argparse.Namespace, end: AnswerEnd) ->
 
 RUN_EXAMPLES = """\
 examples:
-  flashllm run -p "What does ocean mean?"
-  flashllm run ~/big.flash -p "The capital of France is" --raw -n 20 --memory 6GiB
-  cat notes.txt | flashllm run -p "Summarise this."     # standard input goes before the text
-  flashllm run -p "Summarise this." -f notes.txt        # and so does a file
-  flashllm run -p "Define river." --save                # keep it; the chat finds it too
-  flashllm run -p "And sea?" --continue                 # go on with the latest conversation
+  flashllm run "What does ocean mean?"                  # the demo, or FLASHLLM_MODEL, answers
+  flashllm run big "The capital of France is" --raw -n 20 --memory 6GiB
+  cat notes.txt | flashllm run "Summarise this."        # standard input goes before the text
+  flashllm run "Summarise this." -f notes.txt           # and so does a file
+  flashllm run "Define river." --save                   # keep it; the chat finds it too
+  flashllm run "And sea?" --continue                    # go on with the latest conversation
   flashllm run --continue                               # and with its answer that was stopped
   flashllm run -p "Define river." --json | jq .decode.tokens_per_second
+
+The first word is the model where it names one (`flashllm ls`, a path, ORG/NAME), and the rest the
+prompt; otherwise all words are the prompt. -p TEXT is always a prompt.
 """
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `run`."""
-    add_model(parser)
     parser.add_argument(
-        "-p", "--prompt", metavar="TEXT", help="the prompt; `-`, or a pipe, is standard input"
+        WORDS,
+        nargs="*",
+        metavar="MODEL|TEXT",
+        help=f"{MODEL.help} [{MODEL.variable}], and the prompt",
+    )
+    resolve_later(parser, (MODEL,))
+    parser.add_argument(
+        "-p",
+        "--prompt",
+        action=Once,
+        metavar="TEXT",
+        help="the prompt; `-`, or a pipe, is standard input",
     )
     parser.add_argument(
-        "-f", "--file", metavar="FILE", help="text that comes before that of -p, or is the prompt"
+        "-f",
+        "--file",
+        action=Once,
+        metavar="FILE",
+        help="text that comes before that of -p, or is the prompt",
     )
     parser.add_argument("-s", "--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument(

@@ -38,7 +38,10 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     if not parts or (text is None and file is None and not parts[0]):
         if wants_continuing(arguments):
             return ""
-        raise UsageError('there is no prompt; give -p "TEXT", -f FILE, or pipe text in')
+        raise UsageError(
+            'there is no prompt; give it as words, `flashllm run MODEL "TEXT"`, with -f FILE, or'
+            " pipe text in; `flashllm chat` is a conversation"
+        )
     return _not_empty("\n\n".join(part for part in parts if part))
 
 

@@ -17,6 +17,8 @@ from flashllm.conversations.tree import UNFINISHED, Conversation, Turn
 from flashllm.conversations.writer import NewSession, SessionWriter
 from flashllm.engine.answer import Request, kept_numbers
 from flashllm.errors import FlashllmError, SessionError, SessionNotFound, UsageError
+from flashllm.library.directories import name_of
+from flashllm.library.models import DEMO_NAME
 from flashllm.settings.options import SAMPLING_OPTIONS
 from flashllm.untrusted.terminal import sanitize_line
 
@@ -61,7 +63,12 @@ class SavedExchange:
         """
         chosen = model_of(arguments, self._meta)
         before = self._meta.model if self._meta else ""
-        if before not in ("", chosen) and arguments.settings.origin("model") != "flag":
+        same = chosen is None and name_of(before) == DEMO_NAME
+        if (
+            not same
+            and before not in ("", chosen)
+            and (arguments.settings.origin("model") != "flag")
+        ):
             remark(f"{before}, the model of this conversation, is gone; going on without it")
         return chosen
 

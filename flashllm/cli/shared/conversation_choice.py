@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from flashllm.errors import UsageError
+from flashllm.library.directories import name_of
+from flashllm.library.models import DEMO_NAME
 from flashllm.settings.options import SESSION_OPTIONS
 
 if TYPE_CHECKING:
@@ -54,8 +56,13 @@ def chosen_session(arguments: argparse.Namespace) -> SessionSummary | None:
 
 
 def model_of(arguments: argparse.Namespace, session: SessionSummary | None) -> str | None:
-    """Path of the model: from the command line, else the conversation's, if it still exists."""
+    """The model as it is typed, or its path: from the command line, else the conversation's.
+
+    None is the demo, of today's version; a conversation's model that no longer exists is left out.
+    """
     asked: str | None = arguments.model
     if session is None or not session.model or arguments.settings.origin("model") == "flag":
         return asked
+    if name_of(session.model) == DEMO_NAME:
+        return None
     return session.model if os.path.isdir(session.model) else asked  # False for what is no path

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flashllm.errors import UsageError
+from flashllm.errors import FlashllmError, UsageError
 from flashllm.settings.options import (
     CHAT_OPTIONS,
     MODEL,
@@ -29,7 +29,7 @@ from flashllm.settings.values import (
 __all__ = [
     "CHAT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SESSION_OPTIONS", "Option", "add_model",
     "add_options", "argument", "parse_count", "parse_flag", "parse_ids", "parse_number",
-    "parse_positive", "parse_share", "parse_size", "resolve_options",
+    "parse_positive", "parse_share", "parse_size", "resolve_later", "resolve_options",
 ]  # fmt: skip
 
 _Value = TypeVar("_Value")
@@ -51,7 +51,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Adds the model argument; the demo by default."""
     text = f"{MODEL.help} [{MODEL.variable}]"
     parser.add_argument(MODEL.name, nargs="?", metavar=MODEL.metavar, help=text)
-    _resolve_later(parser, (MODEL,))
+    resolve_later(parser, (MODEL,))
 
 
 def add_options(parser: argparse.ArgumentParser, title: str, options: tuple[Option, ...]) -> None:
@@ -67,10 +67,11 @@ def add_options(parser: argparse.ArgumentParser, title: str, options: tuple[Opti
             keywords |= {"type": argument(option.parse), "metavar": option.metavar}
             keywords |= {"choices": option.choices} if option.choices else {}
         group.add_argument(*option.flags, help=f"{option.help} [{option.variable}]", **keywords)
-    _resolve_later(parser, options)
+    resolve_later(parser, options)
 
 
-def _resolve_later(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -> None:
+def resolve_later(parser: argparse.ArgumentParser, options: tuple[Option, ...]) -> None:
+    """Has the options filled in from their other sources, flags or not."""
     parser.set_defaults(resolvable=(*(parser.get_default("resolvable") or ()), *options))
 
 
@@ -81,7 +82,8 @@ def resolve_options(
 ) -> None:
     """Fills in options that the command line does not set; all are in `arguments.settings` too.
 
-    A command without such options reads no settings, so it works even if they are invalid.
+    A command without such options reads no settings, so it works even if they are invalid; one
+    that is `tolerant` leaves out those that are.
     """
     options: tuple[Option, ...] = getattr(arguments, "resolvable", None) or ()
     if not options:
@@ -89,6 +91,7 @@ def resolve_options(
     from flashllm.settings.resolve import load_settings
 
     given = {option.name: getattr(arguments, option.name, None) for option in options}
-    arguments.settings = load_settings(environment, file).with_flags(given)
+    problems: list[FlashllmError] | None = [] if getattr(arguments, "tolerant", False) else None
+    arguments.settings = load_settings(environment, file, problems).with_flags(given)
     for option in options:
         setattr(arguments, option.name, arguments.settings.value(option.name))

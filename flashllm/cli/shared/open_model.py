@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.library import open as library_open
-from flashllm.system import paths
+from flashllm.library.directories import name_of
+from flashllm.library.models import DEMO_NAME
+from flashllm.library.names import may_be_name
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -61,6 +64,23 @@ def model_directory(model: str | Path | None) -> Path:
     return library_open.model_directory(model, terminal_progress())
 
 
+def checkpoint_directory(source: str | Path) -> Path:
+    """The directory of a whole checkpoint: a path, or ORG/NAME of the Hugging Face cache."""
+    return library_open.checkpoint_directory(str(source))
+
+
+def file_or_model(target: str | Path) -> Path:
+    """A path where something is, else the directory of the model of that name."""
+    if os.path.exists(target) or not may_be_name(str(target)):
+        return Path(target)
+    return model_directory(str(target))
+
+
+def is_demo(model: str | None, directory: Path) -> bool:
+    """Whether the model that was asked for, which is in `directory`, is the demo."""
+    return model is None or name_of(directory) == DEMO_NAME
+
+
 def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
     """Opens the model with the options of the command line."""
     return library_open.open_model(directory, options_of(arguments))
@@ -91,13 +111,3 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
         repetition_penalty=arguments.repetition_penalty,
         seed=arguments.seed,
     )
-
-
-def models_of_conversations() -> list[str]:
-    """The models of saved conversations, as they name them; raises the store's errors."""
-    if not paths.database_file().exists():
-        return []
-    from flashllm.conversations.store import SessionStore
-
-    with SessionStore() as store:
-        return sorted({session.model for session in store.list() if session.model})

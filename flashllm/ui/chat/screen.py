@@ -23,7 +23,9 @@ from textual.widgets import Static
 
 from flashllm.conversations.tree import Conversation
 from flashllm.errors import EngineLost, FlashllmError, UsageError
+from flashllm.library.directories import shown_name
 from flashllm.library.models import ModelChoice
+from flashllm.library.names import ModelNames
 from flashllm.options import DEFAULT_MAX_TOKENS
 from flashllm.settings.resolve import ChatSettings
 from flashllm.ui.chat import messages
@@ -43,6 +45,7 @@ from flashllm.ui.commands.keys import bindings_in, give_way, reworded, with_keys
 from flashllm.ui.commands.table import is_command, parse, unescaped
 from flashllm.ui.panels.panels import SidePanels
 from flashllm.ui.prompt.history import InputHistory
+from flashllm.ui.prompt.model_names import FreshNames
 from flashllm.ui.prompt.prompt import Prompt
 from flashllm.ui.prompt.suggestions import Suggestions
 from flashllm.ui.transcript.transcript import Transcript
@@ -83,6 +86,7 @@ class ChatScreen(Screen[None]):
         session: int | None = None,
         history: Path | None = None,
         library: Callable[[], Models] | None = None,
+        names: ModelNames | None = None,
         settings: ChatSettings | None = None,
         sampling: Sampling | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
@@ -109,7 +113,9 @@ class ChatScreen(Screen[None]):
         self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
         # Held, since to look for them goes through all that a long answer is made of.
         self.status_line, self.meter = StatusLine(), ContextMeter()
-        self.suggestions = Suggestions({"theme": self._themes})
+        names = names or ModelNames()
+        fresh_names = FreshNames(names.names, self.run_worker, self.follow_prompt)
+        self.suggestions = Suggestions({"theme": self._themes, "model": fresh_names.latest})
         self.panels = SidePanels(self.settings.show_io)
         self.answer_settings = AnswerSettings(self, self.shown, sampling, max_tokens, given)
         self.answering = Answering(
@@ -118,7 +124,13 @@ class ChatScreen(Screen[None]):
         self.turns = TurnActions(self, self.shown, self.prompt, self.activity, self.answering)
         self.kept = KeptConversations(self.shown)
         self.slash = SlashCommands(
-            self, self._run_action, self.activity, self.answer_settings, self.kept, self._themes
+            self,
+            self._run_action,
+            self.activity,
+            self.answer_settings,
+            self.kept,
+            self._themes,
+            names,
         )
         self.quick_profile = QuickProfile(self, quick_profile)
         self.session = session
@@ -264,7 +276,7 @@ class ChatScreen(Screen[None]):
                 "All of the conversation is sent to the model again, as far as it fits."
             )
         self.activity.plan = plan
-        self.activity.model_name = sanitize_line(described.name)
+        self.activity.model_name = shown_name(described.directory)
         self.saving.model = str(Path(described.directory).absolute())
         self.saving.head(model=self.saving.model)
         select = f"{plan.select} (lossy)" if plan.lossy else plan.select
@@ -760,7 +772,7 @@ class ChatScreen(Screen[None]):
         from flashllm.ui.screens.convert import ConvertScreen
 
         def opened(made: Path | None) -> None:
-            self.take_model(None if made is None else ModelChoice(made, sanitize_line(made.name)))
+            self.take_model(None if made is None else ModelChoice(made, shown_name(made)))
 
         page = ConvertScreen(self.conversions, self.library(), source, destination)
         self.app.push_screen(page, opened)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.errors import UsageError
-from flashllm.library.models import ModelChoice
 from flashllm.ui.chat import messages
 from flashllm.ui.commands.setting_values import find_setting
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
+    from flashllm.library.names import ModelNames
     from flashllm.ui.chat.answer_settings import AnswerSettings
     from flashllm.ui.chat.kept_conversations import KeptConversations
     from flashllm.ui.chat.status import Activity
@@ -38,6 +37,7 @@ class SlashCommands:
         settings: AnswerSettings,
         kept: KeptConversations,
         themes: Callable[[], Sequence[str]],
+        names: ModelNames,
     ) -> None:
         self._owner = owner
         self._run_action = run_action
@@ -45,6 +45,7 @@ class SlashCommands:
         self._settings = settings
         self._kept = kept
         self._themes = themes
+        self._names = names
         self._own: dict[str, Callable[..., Awaitable[None]]] = {
             "set": self._set,
             "show": self._show,
@@ -99,12 +100,10 @@ class SlashCommands:
         self._refuse_while_answering("import")
         self._owner.post_message(messages.SessionChosen(await self._kept.read_file(path)))
 
-    async def _model(self, path: str) -> None:
+    async def _model(self, text: str) -> None:
         self._refuse_while_answering("model")
-        folder = Path(os.path.expanduser(path))
-        if not os.path.isdir(folder):  # Path's raises where a name cannot be looked at
-            raise UsageError(f"/model: there is no folder {path!r}; /models lists models")
-        self._owner.post_message(messages.ModelChosen(ModelChoice(folder, folder.name)))
+        found = await asyncio.to_thread(self._names.find, text)
+        self._owner.post_message(messages.ModelChosen(found.choice))
 
     def _refuse_while_answering(self, name: str) -> None:
         if self._activity.is_answering:

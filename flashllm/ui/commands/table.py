@@ -77,7 +77,7 @@ COMMANDS = (
     SlashCommand("export", "md|json [file]", "write this conversation into a file", "export"),
     SlashCommand("import", "FILE", "read a conversation that was exported as JSON", "import"),
     SlashCommand("models", "", "models on this machine", "models"),
-    SlashCommand("model", "PATH", "open another converted model", "model", True),
+    SlashCommand("model", "NAME|PATH", "open another converted model", "model", True),
     SlashCommand("convert", "[SRC DST]", "make a converted model of a checkpoint", "convert"),
     SlashCommand("io", "", "show or hide where time and bytes go", "io_panel"),
     SlashCommand("measure", "", "measure the disk for some seconds: a quick profile", "measure"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -14,10 +14,12 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
+from textual.suggester import Suggester
 from textual.widgets import DataTable, Input, Static
 from textual.worker import get_current_worker
 
 from flashllm.library.conversion_job import Conversions
+from flashllm.library.directories import shown_name
 from flashllm.library.formatting import clean, figures, format_least_memory, speed_sentence
 from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.ui.commands.bindings import PICKER_BINDINGS
@@ -36,6 +38,18 @@ class Models(Preparation, Protocol):
     def scan(self) -> Iterator[FoundModel]:
         """Models as they are found."""
         ...
+
+
+class NameSuggester(Suggester):
+    """Shows how the name that is being typed goes on; Right takes it."""
+
+    def __init__(self, names: Callable[[], list[str]]) -> None:
+        super().__init__(use_cache=False, case_sensitive=False)  # more are found all the time
+        self._names = names
+
+    async def get_suggestion(self, value: str) -> str | None:
+        """The first name that begins so; `value` is in small letters."""
+        return next((name for name in self._names() if name.lower().startswith(value)), None)
 
 
 class ModelPicker(ModalScreen[ModelChoice | None]):
@@ -93,7 +107,10 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         """A line, what is looked for, the table, what is known of the chosen one, keys."""
         with Vertical(id="picker"):
             yield Static(id="picker-title", markup=False)
-            yield LineInput(placeholder="type to filter", compact=True, id="filter")
+            names = NameSuggester(lambda: [model.name for model in self._models.values()])
+            yield LineInput(
+                placeholder="type to filter", compact=True, id="filter", suggester=names
+            )
             yield DataTable(cursor_type="row", zebra_stripes=True, cell_padding=1)
             yield Static(id="details", markup=False)
             yield KeyFooter()
@@ -148,7 +165,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
             if made is None:
                 self.action_scan()  # something may have been made all the same
             else:
-                self.dismiss(ModelChoice(made, clean(made.name)))
+                self.dismiss(ModelChoice(made, shown_name(made)))
 
         self.app.push_screen(ConvertScreen(self._conversions, self._library), take)
 
@@ -268,7 +285,8 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
 
 def _searched(model: FoundModel) -> str:
     """What a filter looks at."""
-    words = (model.name, str(model.path), model.encoding, model.features, *model.remarks)
+    named = (model.name, model.source, str(model.path))
+    words = (*named, model.encoding, model.features, *model.remarks)
     return " ".join(words).lower()
 
 
@@ -302,7 +320,8 @@ def details(model: FoundModel) -> list[str]:
         if needs is not None:
             lines.append(f"Needs {format_least_memory(needs, model.application_bytes)}")
     if model.features:
-        lines.append(f"{model.features}, in {model.encoding}")
+        made = f", made from {model.source}" if model.source not in ("", model.name) else ""
+        lines.append(f"{model.features}, in {model.encoding}{made}")
     if model.remarks:
         lines.append("; ".join(model.remarks))
     return [*lines, clean(str(model.path))]

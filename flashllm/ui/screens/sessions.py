@@ -24,6 +24,7 @@ from flashllm.conversations.files import export, export_name, import_file
 from flashllm.conversations.records import SessionSummary
 from flashllm.conversations.store import NEWEST_MAX, SessionStore
 from flashllm.errors import FlashllmError
+from flashllm.library.directories import shown_name
 from flashllm.ui.commands.bindings import SESSIONS_BINDINGS
 from flashllm.ui.commands.keys import format_page_text
 from flashllm.ui.widgets.footer import KeyFooter
@@ -345,6 +346,6 @@ def _row(summary: SessionSummary, is_current: bool) -> Content:
     is_recent = updated.tm_year == time.localtime().tm_year
     day = time.strftime("%d %b %H:%M" if is_recent else "%d %b %Y %H:%M", updated)
     mark = "● " if is_current else "  "
-    model = sanitize_line(Path(summary.model).name)[:24]
+    model = shown_name(summary.model)[:24]
     end = f"  {day}  {_count(summary.turns, 'message')}  {model}"
     return Content.assemble(mark, (_title(summary), "bold"), (end, "dim"))

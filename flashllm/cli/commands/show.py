@@ -1,17 +1,23 @@
-"""`flashllm info` and `flashllm verify`: describe a converted model, and check it."""
+"""`flashllm show` (also `info`) and `flashllm verify`: describe a converted model, and check it."""
 
 from __future__ import annotations
 
 import argparse
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashllm.cli.shared import open_model
+from flashllm.cli.shared.flags import add_model, add_options
 from flashllm.cli.shared.output import Output, remark, table
 from flashllm.errors import ModelError
-from flashllm.units import format_bytes
+from flashllm.flash.manifest import MANIFEST_FILE
+from flashllm.settings.options import MODEL_OPTIONS
+from flashllm.units import format_bytes, format_ceiling
 
 if TYPE_CHECKING:
     from flashllm.convert import Problem
+    from flashllm.library.models import FoundModel
     from flashllm.planning.model_info import ModelInfo
     from flashllm.planning.plan import Plan
 
@@ -24,33 +30,59 @@ SELECTOR_LABELS = {
 EXIT_BAD_DATA = ModelError.exit_code
 
 
-def info(arguments: argparse.Namespace) -> int:
-    """Prints the manifest's facts and, with `--plan`, how the memory would be split."""
-    from flashllm.engine.local import load_info
+def show(arguments: argparse.Namespace) -> int:
+    """Prints what a model is, where it lies, and what it needs; with `--plan`, how it would run."""
+    from flashllm.flash.store import Store
+    from flashllm.library.library import usual_library
+    from flashllm.library.scan import examine
+    from flashllm.planning.model_info import describe
+    from flashllm.tokenizer.tokenizer import load_tokenizer
 
     directory = open_model.model_directory(arguments.model)
+    with Store(directory) as store:
+        described = describe(store, load_tokenizer(store.directory) is not None)
+    found = examine(directory, usual_library(arguments.settings).conditions())
     plan: Plan | None = None
     if arguments.plan:
         with open_model.open_engine(directory, arguments) as model:
-            described, plan = model.info, model.plan
-    else:
-        described = load_info(directory)
+            plan = model.plan
     output = Output()
     if arguments.json:
-        output.json(described.to_json() | ({"plan": plan.to_json()} if plan else {}))
+        output.json(_json(described, found) | ({"plan": plan.to_json()} if plan else {}))
     else:
-        output.write(table(_info_rows(described)))
+        output.write(table(_rows(described, found)))
         if plan is not None:
             output.write("\n" + table(plan_rows(plan)))
     return 0
 
 
-def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
+def _json(described: ModelInfo, found: FoundModel) -> dict[str, Any]:
+    return described.to_json() | {
+        "name": found.name,
+        "made_from": described.name,
+        "made_seconds": _made_seconds(described),
+        "size_bytes": found.size_bytes,
+        "smallest_ceiling_bytes": found.smallest_ceiling_bytes,
+        "tokens_per_second": found.tokens_per_second,
+        "ceiling_bytes": found.ceiling_bytes,
+    }
+
+
+def _made_seconds(described: ModelInfo) -> float:
+    """When the model was complete, in seconds since 1970: its manifest is written last."""
+    return (Path(described.directory) / MANIFEST_FILE).stat().st_mtime
+
+
+def _rows(described: ModelInfo, found: FoundModel) -> list[tuple[str, Any]]:
     spec = described.spec
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(_made_seconds(described)))
+    note = " (synthetic: random weights)" if described.synthetic else ""
     rows: list[tuple[str, Any]] = [
-        ("model", described.name + (" (synthetic: random weights)" if described.synthetic else "")),
+        ("model", found.name),
+        ("made from", f"{described.name}{note}, {made}"),
         ("directory", described.directory),
         ("size", format_bytes(sum(described.file_bytes.values()))),
+        ("needs", _format_needs(found)),
         ("layers", f"{spec.n_layers}, width {spec.d_model}, {spec.n_heads} heads"),
         ("feed-forward", f"{spec.d_ffn} neurons a layer, {spec.activation_label}"),
         ("bundle", f"{format_bytes(spec.bundle_bytes)}, {spec.bundles_per_layer} a layer"),
@@ -70,6 +102,19 @@ def _info_rows(described: ModelInfo) -> list[tuple[str, Any]]:
     if isinstance(shares.get("perplexity_ratio"), float):
         rows.append(("  perplexity", f"{shares['perplexity_ratio']:.4f} of the exact model's"))
     return rows
+
+
+def _format_needs(found: FoundModel) -> str:
+    """The least memory, and the speed to expect in the usual one."""
+    from flashllm.library.formatting import speed_sentence
+
+    if found.problem:
+        return found.problem
+    speed = speed_sentence(found)
+    speed = speed[0].lower() + speed[1:]
+    if found.smallest_ceiling_bytes is None:
+        return speed
+    return f"--memory {format_ceiling(found.smallest_ceiling_bytes)} at least; {speed}"
 
 
 def _format_selector(described: ModelInfo) -> str:
@@ -131,3 +176,19 @@ def verify(arguments: argparse.Namespace) -> int:
 def _where(problem: Problem) -> str:
     places = (("layer", problem.layer), ("bundle", problem.bundle), ("offset", problem.offset))
     return ", ".join([problem.file, *(f"{name} {at}" for name, at in places if at is not None)])
+
+
+SHOW_EXAMPLES = """\
+examples:
+  flashllm show                                 the demo
+  flashllm show big                             a model by its name in `flashllm ls`
+  flashllm show ~/big.flash --plan              open it, and say how memory is split
+"""
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `show`."""
+    add_model(parser)
+    parser.add_argument("--plan", action="store_true", help="open it, and say how memory is split")
+    add_options(parser, "model", MODEL_OPTIONS)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
