@@ -31,6 +31,7 @@ from flashllm.planning.model_facts import (
     usual_ceiling,
 )
 from flashllm.planning.plan import Plan, Sizes, make_plan
+from flashllm.progress import Progress
 from flashllm.system.memory import rss_bytes
 
 KERNEL_THREADS = torch.get_num_threads()
@@ -67,9 +68,14 @@ def load_decoder(
 
 
 def load_planned(
-    directory: Path, options: ModelOptions, profile: Profile | None, *, least: bool = False
+    directory: Path,
+    options: ModelOptions,
+    profile: Profile | None,
+    *,
+    least: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[Decoder, Plan, Store]:
-    """Like `load_decoder`, with a profile that was already found."""
+    """Like `load_decoder`, with a profile that was already found; `progress` follows the reads."""
     store = Store(directory)
     try:
         check_runnable(store)
@@ -79,6 +85,9 @@ def load_planned(
         if memory is None and not least:
             memory = usual_ceiling(sizes.interpreter) + options.application_bytes
         plan = make_plan(store.spec, sizes, options.having(memory=memory, select=chosen), profile)
+        if progress is not None:
+            store.loading = progress
+            progress.start("loading", _loaded_bytes(plan))
         direct = options.direct
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         kernels = core.open_kernels(KERNEL_THREADS)
@@ -88,6 +97,12 @@ def load_planned(
     except BaseException:
         store.close()
         raise
+
+
+def _loaded_bytes(plan: Plan) -> int:
+    """What opening reads: resident weights, predictors, and bundles that are pinned."""
+    pinned = plan.split["slots"] if plan.select == "all" else 0
+    return plan.resident_bytes + plan.split["predictors"] + pinned
 
 
 def make_selector(

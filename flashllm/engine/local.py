@@ -33,6 +33,7 @@ from flashllm.model.decoder import Decoder
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
 from flashllm.planning.model_info import ModelInfo, describe
 from flashllm.planning.plan import Plan
+from flashllm.progress import Progress
 from flashllm.telemetry.device_rates import DeviceRates
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -52,16 +53,19 @@ __all__ = [
 def open_model(
     directory: str | os.PathLike[str],
     options: ModelOptions = DEFAULT_OPTIONS,
+    *,
+    progress: Progress | None = None,
     **overrides: Unpack[ModelOverrides],
 ) -> Model:
     """Open the converted model in a directory, with `options` changed by `overrides`.
 
+    `progress` is told how much of what has to be read is there.
     `flashllm.open_model` also knows the demo. Errors: `ModelNotFound`, `ModelError`,
     `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     where, options = Path(directory), options.having(**overrides)
     profile = profile_for(where, options)
-    decoder, plan, store = load_planned(where, options, profile)
+    decoder, plan, store = load_planned(where, options, profile, progress=progress)
     try:
         return Model(decoder, plan, store, options, profile)
     except BaseException:

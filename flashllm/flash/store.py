@@ -34,12 +34,15 @@ from flashllm.flash.tensor_table import (
     resident_dtype,
     tensor_table,
 )
+from flashllm.progress import Progress, SilentProgress
 from flashllm.spec import ModelSpec
 from flashllm.untrusted.strict_json import parse_object
 
 # Large sequential reads: a few threads saturate any device at this size.
 _LOAD_READ_BYTES = 1 << 20
 _LOAD_THREADS = 4
+_LOAD_SPAN_BYTES = 64 << 20
+"""After so many bytes it is told how far loading is."""
 _ACTIVITY_BYTES_MAX = 64 << 20
 
 
@@ -55,6 +58,8 @@ class Store:
         self._bundles = str(directory / BUNDLES_FILE)  # named some sixty times a token
         self._reader: core.Reader | None = None
         self._rows_apart = False
+        self.loading: Progress = SilentProgress()
+        """Is told of what is read while a model is opened."""
 
     def open_reader(
         self, direct: bool, threads: int, gap_bytes: int = 0, rows_apart: bool = False
@@ -127,7 +132,7 @@ class Store:
         path = self.directory / RESIDENT_FILE
         index = read_tensor_index(path)
         check_resident(index, self.spec, path)
-        tensors, image = _load(path, index, direct)
+        tensors, image = _load(path, index, direct, self.loading)
         for name, shape in tensor_table(self.spec).items():
             dtype = resident_dtype(name, shape, self.spec)
             tensors[name] = RawTensor(tensors[name].raw, dtype, shape)
@@ -139,7 +144,7 @@ class Store:
             return None
         path = self.directory / PREDICTORS_FILE
         index = read_tensor_index(path)
-        tensors = _load(path, index, direct)[0]
+        tensors = _load(path, index, direct, self.loading)[0]
         for name, columns in predictor_columns(index, self.spec).items():
             encoding = encoding_of(index[name], columns)
             if encoding in GROUP_BYTES:
@@ -239,14 +244,17 @@ def _open_reader(path: Path, direct: bool, **options: int) -> core.Reader:
 
 
 def _load(
-    path: Path, index: dict[str, TensorRecord], direct: bool
+    path: Path, index: dict[str, TensorRecord], direct: bool, loading: Progress
 ) -> tuple[dict[str, RawTensor], core.Buffer]:
     reader = open_file_reader(path, direct)
     try:
         buffer = core.Buffer(reader.file_bytes)
-        zero = np.zeros(1, dtype=np.int64)
         with ReadErrors(str(path)):
-            reader.read(zero, reader.file_bytes, buffer, zero)
+            for first in range(0, reader.file_bytes, _LOAD_SPAN_BYTES):
+                place = np.array([first], dtype=np.int64)
+                length = min(_LOAD_SPAN_BYTES, reader.file_bytes - first)
+                reader.read(place, length, buffer, place)
+                loading.advance(length)
     finally:
         reader.close()
     raw = buffer.array()

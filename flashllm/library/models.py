@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+
+DEMO_DIRECTORY = re.compile(r"demo-[0-9a-f]{16}")
+"""Names of directories of the demo, of any version."""
+
+
+NO_TOKENIZER = (
+    "this model came without a tokenizer, which a chat needs; "
+    "`flashllm run MODEL --ids 1,2,3` works without one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +23,22 @@ class ModelChoice:
     path: Path | None = None
     name: str = field(default="the demo", compare=False)
     """For display only; it does not identify the model."""
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether it is the model that came with the project; conversations name its directory."""
+        return self.path is None or DEMO_DIRECTORY.fullmatch(self.path.name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A model to open, and in how much memory; None leaves that to the plan."""
+
+    choice: ModelChoice
+    memory: int | None = None
+    """Ceiling of all processes together, in bytes."""
+    context: int | None = None
+    """The most tokens that its context can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +64,8 @@ class FoundModel:
     problem: str = ""
     """Why it cannot be opened; "" where it can."""
     is_demo: bool = False
+    has_tokenizer: bool = True
+    """Whether it takes text; without one only ids, as `flashllm run --ids` gives them."""
     application_bytes: int = 0
     """The part of the least memory that is for the application's own process."""
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
-from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
+from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE, Manifest
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import profile_for
 from flashllm.library.formatting import clean, format_error, format_shape
-from flashllm.library.models import FoundModel
+from flashllm.library.models import DEMO_DIRECTORY, FoundModel
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, Select
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Scenario
@@ -35,8 +35,6 @@ ENTRIES_MAX = 1000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DEMO_NAME = "the demo"
 _MARKS = (MANIFEST_FILE, MANIFEST_HASH_FILE, BUNDLES_FILE)
-_DEMO = re.compile(r"demo-[0-9a-f]{16}")
-"""Directories of the demo, of any version; the demo is listed separately."""
 _PARTIAL = re.compile(r".*\.partial-\d+")
 """Directories that are being written."""
 _LOG = logging.getLogger("flashllm")
@@ -119,7 +117,7 @@ def _candidates(
         yield demo, True
     for model in map(Path, models):
         # A conversation with the demo names the directory where the demo was then.
-        if not _DEMO.fullmatch(model.name):
+        if not DEMO_DIRECTORY.fullmatch(model.name):
             yield model, True
     for directory in map(Path, directories):
         if looks_converted(directory):
@@ -139,9 +137,14 @@ def _candidates(
 
 def looks_converted(path: Path) -> bool:
     """Whether a directory is a converted model, or half of one."""
-    if _DEMO.fullmatch(path.name) or _PARTIAL.fullmatch(path.name):
+    if DEMO_DIRECTORY.fullmatch(path.name) or _PARTIAL.fullmatch(path.name):
         return False
     return any(os.path.lexists(path / mark) for mark in _MARKS)
+
+
+def has_tokenizer(manifest: Manifest) -> bool:
+    """Whether a model came with the files of a tokenizer."""
+    return any(name in manifest.files for name in TOKENIZER_FILES)
 
 
 def examine(path: Path, conditions: Conditions) -> FoundModel:
@@ -164,7 +167,7 @@ def _broken(path: Path, problem: str) -> FoundModel:
 def _described(store: Store) -> FoundModel:
     manifest, spec = store.manifest, store.spec
     remarks = []
-    if not any(name in manifest.files for name in TOKENIZER_FILES):
+    if not has_tokenizer(manifest):
         remarks.append("no tokenizer: takes only token ids")
     if manifest.synthetic:
         remarks.append("synthetic: random weights")
@@ -175,6 +178,7 @@ def _described(store: Store) -> FoundModel:
         encoding=spec.encoding_label,
         size_bytes=sum(record.bytes for record in manifest.files.values()),
         remarks=tuple(remarks),
+        has_tokenizer=has_tokenizer(manifest),
     )
 
 

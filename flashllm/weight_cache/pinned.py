@@ -121,3 +121,4 @@ class PinnedBundles:
                 bundles = min(step, count - first)
                 ticket = self._store.submit_span(layer, first, bundles, self._buffer, place)
                 self._store.wait(ticket, layer)
+                self._store.loading.advance(bundles * self._stride)

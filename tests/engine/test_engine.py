@@ -16,6 +16,7 @@ from flashllm.engine.local import Model, open_model
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall, ModelError, ModelNotFound, UsageError
 from flashllm.model.active_set_selectors import SelectAll
+from flashllm.progress import SilentProgress
 from flashllm.system.clock import PARTS
 from tests.support.tiny import save_opt, tiny_opt
 
@@ -311,3 +312,24 @@ def test_rates_of_a_device_without_a_profile_are_unknown(
         assert "flashllm bench io" in rates.origin
         assert rates.work is not None
         assert model.rates() is rates
+
+
+@pytest.mark.parametrize("select", ["predicted", "all"])
+def test_how_far_opening_is_adds_up(sparse_model: Path, select: Any) -> None:
+    class Heard(SilentProgress):
+        def __init__(self) -> None:
+            self.phases: list[tuple[str, int]] = []
+            self.done = 0
+
+        def start(self, phase: str, total_bytes: int) -> None:
+            self.phases.append((phase, total_bytes))
+
+        def advance(self, nbytes: int) -> None:
+            self.done += nbytes
+
+    heard = Heard()
+    with open_model(sparse_model, progress=heard, select=select) as model:
+        pinned = model.plan.split["slots"] if select == "all" else 0
+    assert heard.phases == [("loading", heard.done)]
+    assert heard.done > pinned
+    assert (pinned > 0) == (select == "all")
