@@ -108,7 +108,10 @@ MATCHING = """
 """
 NAMES = "SELECT id, CAST(name AS TEXT) FROM session ORDER BY id"
 NEWEST_FIRST = " ORDER BY updated DESC, id DESC"
-NEWEST = "SELECT id FROM session ORDER BY updated DESC, id DESC LIMIT 1"
+NEWEST = """
+    SELECT id FROM session WHERE EXISTS (SELECT 1 FROM turn WHERE turn.session = session.id)
+    ORDER BY updated DESC, id DESC LIMIT 1
+"""
 # With NULL for when it was created, the id alone decides.
 TOUCH = """
     UPDATE session SET updated = :now
@@ -116,6 +119,10 @@ TOUCH = """
 """
 DELETE = """
     DELETE FROM session WHERE id = :id AND coalesce(CAST(created AS REAL) = :created, 1)
+"""
+DELETE_EMPTY = """
+    DELETE FROM session
+    WHERE id = :id AND NOT EXISTS (SELECT 1 FROM turn WHERE turn.session = session.id)
 """
 INSERT_SESSION = """
     INSERT INTO session (name, model, system, settings, leaf, created, updated)

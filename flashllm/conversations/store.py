@@ -190,7 +190,7 @@ class SessionStore:
         return [rows.summary_of(row) for row in found]
 
     def latest(self) -> int | None:
-        """The conversation that was changed last."""
+        """The conversation that was changed last, of those that have messages."""
         with self._transaction("BEGIN") as run:
             found = run.execute(database.NEWEST).fetchone()
         return found[0] if found else None
@@ -229,6 +229,14 @@ class SessionStore:
         with self._lock, contextlib.suppress(sqlite3.Error):
             # The log still holds it while another program, like the chat, is open.
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def delete_empty(self, session_id: int) -> None:
+        """Deletes a conversation that has no message; one that has some stays as it is.
+
+        Another program that continues the same conversation may have added some.
+        """
+        with self._transaction() as run:
+            run.execute(database.DELETE_EMPTY, {"id": session_id})
 
     def export_json(self, session_id: int) -> dict[str, Any]:
         """The whole conversation, as `import_json` reads it."""

@@ -81,6 +81,22 @@ class Conversation:
         """Adds a question at the end of the path."""
         return self._add(self.leaf, "user", text)
 
+    def begin_branch(self, text: str) -> Turn:
+        """Adds a first question besides those that there are; the path now ends there."""
+        return self._add(None, "user", text)
+
+    def append_copy(self, turn: Turn) -> Turn:
+        """Adds a copy of a turn at the end of the path.
+
+        Its numbers say nothing of the context, which holds other messages before it here.
+        """
+        copy = self._add(self.leaf, turn.role, turn.text)
+        copy.ids, copy.finish_reason = turn.ids, turn.finish_reason
+        copy.numbers = {
+            name: value for name, value in turn.numbers.items() if name != "prompt_tokens"
+        }
+        return copy
+
     def begin_answer(self) -> Turn:
         """Adds an answer, still empty, to the question at the end of the path."""
         assert self.leaf is not None, "an answer to nothing"
@@ -134,11 +150,11 @@ class Conversation:
 
     def messages(self) -> list[Message]:
         """The messages to send: the path without its `dropped` first ones and empty ones."""
-        return [{"role": turn.role, "content": turn.text} for turn in self._sent()]
+        return [{"role": turn.role, "content": turn.text} for turn in self.sent()]
 
     def known(self) -> dict[int, tuple[int, ...]]:
         """Known ids of the answers in `messages()`, by their number there."""
-        return {number: turn.ids for number, turn in enumerate(self._sent()) if turn.ids}
+        return {number: turn.ids for number, turn in enumerate(self.sent()) if turn.ids}
 
     def clear(self) -> None:
         """Forgets everything but the system prompt."""
@@ -146,7 +162,8 @@ class Conversation:
         self._left_out.clear()
         self.leaf = None
 
-    def _sent(self) -> list[Turn]:
+    def sent(self) -> list[Turn]:
+        """The turns of `messages()`."""
         sent: list[Turn] = []
         for turn in self.path():
             if turn.role == "user" and sent and sent[-1].role == "user":

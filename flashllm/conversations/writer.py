@@ -173,6 +173,10 @@ class SessionWriter:
 
         self._put(_Operation(session, write))
 
+    def remove_empty(self, session: SessionKey) -> None:
+        """As `SessionStore.delete_empty`; nothing else may follow for this conversation."""
+        self._put(_Operation(session, lambda store: store.delete_empty(self._id(store, session))))
+
     def began(self, session: SessionKey) -> float | None:
         """When the conversation began, or None while that is not known.
 

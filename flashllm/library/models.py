@@ -11,6 +11,12 @@ DEMO_DIRECTORY = re.compile(r"demo-[0-9a-f]{16}")
 DEMO_NAME = "demo"
 
 
+NO_TOKENIZER = (
+    "this model came without a tokenizer, which a chat needs; "
+    "`flashllm run MODEL --ids 1,2,3` works without one"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
     """Which model to open: the directory of a converted one, or None for the demo."""
@@ -18,6 +24,22 @@ class ModelChoice:
     path: Path | None = None
     name: str = field(default=DEMO_NAME, compare=False)
     """For display only; it does not identify the model."""
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether it is the model that came with the project; conversations name its directory."""
+        return self.path is None or DEMO_DIRECTORY.fullmatch(self.path.name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A model to open, and in how much memory; None leaves that to the plan."""
+
+    choice: ModelChoice
+    memory: int | None = None
+    """Ceiling of all processes together, in bytes."""
+    context: int | None = None
+    """The most tokens that its context can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +70,8 @@ class FoundModel:
     is_demo: bool = False
     source: str = ""
     """The checkpoint that it was made from, as its manifest calls it."""
+    has_tokenizer: bool = True
+    """Whether it takes text; without one only ids, as `flashllm run --ids` gives them."""
     application_bytes: int = 0
     """The part of the least memory that is for the application's own process."""
 

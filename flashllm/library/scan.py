@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
+from flashllm.flash.manifest import Manifest
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import profile_for
 from flashllm.library.directories import candidates, looks_converted, shown_name
@@ -31,6 +32,11 @@ from flashllm.spec import ModelSpec
 SECONDS_MAX = 20.0
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _LOG = logging.getLogger("flashllm")
+
+
+def has_tokenizer(manifest: Manifest) -> bool:
+    """Whether a model came with the files of a tokenizer."""
+    return any(name in manifest.files for name in TOKENIZER_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,7 @@ def _broken(path: Path, problem: str) -> FoundModel:
 def _described(store: Store) -> FoundModel:
     manifest, spec = store.manifest, store.spec
     remarks = []
-    if not any(name in manifest.files for name in TOKENIZER_FILES):
+    if not has_tokenizer(manifest):
         remarks.append("no tokenizer: takes only token ids")
     if manifest.synthetic:
         remarks.append("synthetic: random weights")
@@ -134,6 +140,7 @@ def _described(store: Store) -> FoundModel:
         encoding=spec.encoding_label,
         size_bytes=sum(record.bytes for record in manifest.files.values()),
         remarks=tuple(remarks),
+        has_tokenizer=has_tokenizer(manifest),
     )
 
 

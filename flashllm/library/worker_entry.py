@@ -19,7 +19,7 @@ _SEND_SECONDS = 0.1
 
 
 class _OpeningProgress:
-    """Passes the converter's progress on as the progress of opening."""
+    """Passes progress, of converting the demo and of loading, on as the progress of opening."""
 
     def __init__(self, on_opening: OnOpening) -> None:
         self._on_opening = on_opening
@@ -49,7 +49,8 @@ class _OpeningProgress:
 
 def open_engine(path: str | None, options: ModelOptions, on_opening: OnOpening) -> Engine:
     """Opens a model; the demo is converted at its first use."""
-    directory = model_directory(path, _OpeningProgress(on_opening))
+    progress = _OpeningProgress(on_opening)
+    directory = model_directory(path, progress)
     on_opening(OpeningProgress("loading"))
     sent_at = 0.0
 

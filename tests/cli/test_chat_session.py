@@ -9,6 +9,7 @@ import pytest
 from flashllm.cli.main import parse
 from flashllm.cli.shared.conversation_choice import chosen_session, model_of
 from flashllm.conversations.store import SessionStore
+from flashllm.conversations.tree import Turn
 from flashllm.errors import SessionNotFound, UsageError
 
 
@@ -31,6 +32,10 @@ def test_a_new_one_unless_one_is_asked_for(
     first = store.create(name="Rivers")
     second = store.create(name="Seas")
     assert chosen() is None
+    assert chosen("--continue") is None  # neither has a message
+    for kept in (first, second):
+        store.save_turn(kept, Turn(1, None, "user", "x"))
+    store.create(name="empty")
     assert chosen("--continue") == second
     assert chosen("--session", "rivers") == first
     assert chosen("--session", str(second)) == second
@@ -51,7 +56,7 @@ def test_it_goes_on_with_its_model_while_that_is_there(
 ) -> None:
     there, gone = str(tmp_path), str(tmp_path / "gone")
     for model, expected in ((there, there), (gone, "/usual"), ("", "/usual")):
-        store.create(model=model)
+        store.save_turn(store.create(model=model), Turn(1, None, "user", "x"))
         monkeypatch.setenv("FLASHLLM_MODEL", "/usual")
         arguments = parse(["chat", "--continue"])
         assert model_of(arguments, chosen_session(arguments)) == expected

@@ -135,10 +135,11 @@ def test_the_model_is_that_of_the_conversation_unless_another_is_named(
 def test_a_flag_beats_a_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, ["yes"])
     with SessionStore(path) as store:
-        first, second = store.create(), store.create()
+        first, second, _empty = store.create(), store.create(), store.create()
+        store.save_turn(second, Turn(1, None, "user", "first of all"))
     monkeypatch.setenv("FLASHLLM_SESSION", str(first))
     assert main(["run", "m", "-p", "x", "--continue"]) == 0
-    assert len(said(load(path, second))) == 2
+    assert len(said(load(path, second))) == 3
     monkeypatch.delenv("FLASHLLM_SESSION")
     monkeypatch.setenv("FLASHLLM_CONTINUE", "1")
     assert main(["run", "m", "-p", "x", "--session", str(first)]) == 0

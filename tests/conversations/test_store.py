@@ -140,6 +140,18 @@ def test_the_last_changed_comes_first(store: SessionStore) -> None:
     assert [one.id for one in store.list(limit=1)] == [first]
 
 
+def test_the_latest_is_one_that_has_messages(store: SessionStore) -> None:
+    first, second = store.create(name="a"), store.create(name="b")
+    assert store.latest() is None
+    store.save_turn(first, Turn(1, None, "user", "x"))
+    store.rename(second, "c")
+    assert [one.id for one in store.list()] == [second, first]
+    assert store.latest() == first
+    store.delete_empty(first)
+    store.delete_empty(second)
+    assert [one.id for one in store.list()] == [first]
+
+
 def test_found_by_id_and_by_a_name_that_is_unique(store: SessionStore) -> None:
     first, second = store.create(name="Seas"), store.create(name="2 rivers")
     third = store.create(name="1")

@@ -9,7 +9,7 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from flashllm.library.models import ModelChoice
+from flashllm.library.models import OpenRequest
 from flashllm.ui.app import ChatApp
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.screen import ChatScreen
@@ -40,7 +40,7 @@ class ClosingApp(CountingApp):
 
 
 def make_app(model: FakeModel | Exception, **options: Any) -> CountingApp:
-    def open_engine(_choice: ModelChoice) -> Any:
+    def open_engine(_request: OpenRequest) -> Any:
         if isinstance(model, Exception):
             raise model
         model.closed = False  # a picker may open the same one again
@@ -85,6 +85,11 @@ def notes(app: ChatApp) -> list[str]:
 
 def status(app: ChatApp) -> str:
     return str(app.query_one(StatusLine).render())
+
+
+def waiting(app: ChatApp) -> list[str]:
+    """Messages above the prompt."""
+    return [draft.text for draft in app.chat.waiting.drafts]
 
 
 def screen_text(app: App[None]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from textual.app import App
@@ -13,18 +15,21 @@ from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.screen import Screen
 
+from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall, ReadFailed
 from flashllm.library.conversion_job import Conversions
+from flashllm.library.models import FoundModel, OpenRequest
 from flashllm.settings.resolve import ChatSettings
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.panels.io_panel import IoPanel
 from flashllm.ui.panels.neuron_map import NeuronMapView
 from flashllm.ui.screens.convert import ConvertScreen
+from flashllm.ui.screens.log import LogScreen
 from flashllm.ui.screens.models import ModelPicker
 from flashllm.ui.screens.sessions import SessionsScreen
-from tests.support.chat_pilot import answers, ask, make_app, ready, say, screen_text
+from tests.support.chat_pilot import answers, ask, make_app, ready, say, screen_text, waiting
 from tests.support.fake_engine import FakeModel, Prefill, Step
-from tests.support.fake_library import BIG, CHECKPOINT, FakeLibrary
+from tests.support.fake_library import BIG, CHECKPOINT, MODELS, FakeLibrary
 from tests.support.screens import shown, until
 from tests.ui.test_sessions_screen import Kept, Store
 
@@ -56,6 +61,8 @@ HOSTILE = (
     "\x1b]0;owned\x07red \x1b[31mtext\x1b[0m, [bold]markup[/], [@click=app.bell]x[/], "
     "<b>html</b>, [a link](https://example.org), \u202eback\u202c"
 )
+LONG_LINE = "Lines of more than a hundred characters are hard to read. " * 4
+LOG = Path(os.path.relpath(Path(__file__).with_name("log.txt")))  # no place of this machine
 Prepare = Callable[[Pilot[None]], Awaitable[object]]
 
 
@@ -84,6 +91,12 @@ class Behind(App[None]):
 def chat(*answer: Sequence[Step], context: int = 512, **options: Any) -> Callable[[], App[None]]:
     """A chat over scripted answers."""
     return lambda: make_app(FakeModel(*(answer or [["x"]]), context=context), **options)
+
+
+def refuse(request: OpenRequest, plan: object) -> None:
+    """What a check finds of another model."""
+    if request.choice.path is not None:
+        raise OPENING
 
 
 def failing(error: Exception) -> Callable[[], App[None]]:
@@ -148,6 +161,53 @@ async def branch(pilot: Pilot[None]) -> None:
     await pilot.press("tab", "r")
     await until(pilot, lambda: answers(app) == ["two"])
     await ready(pilot)
+
+
+def no_tokenizer() -> FoundModel:
+    """A model that is whole, and not for a chat."""
+    return replace(BIG, path=Path("/models/ids.flash"), name="org/ids", has_tokenizer=False)
+
+
+async def waits(pilot: Pilot[None]) -> None:
+    """Two messages wait for the end of an answer, a third is being typed."""
+    app = await ready(pilot)
+    await say(pilot, QUESTION)
+    await until(pilot, lambda: "large body" in screen_text(app))
+    for number, text in enumerate(("And a lake?", "Is a lake a sea?"), 1):
+        await say(pilot, text)
+        await until(pilot, lambda number=number: len(waiting(app)) == number)
+    await pilot.press(*"What")
+
+
+async def held(pilot: Pilot[None]) -> None:
+    """The same, once the answer was stopped."""
+    await waits(pilot)
+    await pilot.press("escape")
+    await ready(cast("Any", pilot))
+
+
+async def switch_fails(pilot: Pilot[None]) -> None:
+    """Another model is refused, and the first stays."""
+    app = await ask(pilot, QUESTION)
+    app.chat.open_model(BIG.choice)
+    await until(pilot, lambda: "Still open" in screen_text(app))
+    await ready(pilot)
+
+
+async def compacted(pilot: Pilot[None]) -> None:
+    """Earlier messages are summed up."""
+    await ask(pilot, QUESTION)
+    app = await ask(pilot, "And a lake?")
+    await say(pilot, "/compact")
+    await until(pilot, lambda: "summed up here" in screen_text(app))
+    await ready(pilot)
+
+
+async def attached(pilot: Pilot[None]) -> None:
+    """A file is part of the message, and another path is being typed."""
+    app = await ready(pilot)
+    app.chat.prompt.attach("notes.txt", "the sea " * 40)
+    await pilot.press("ctrl+j", *"What is it about?")
 
 
 async def unknown_command(pilot: Pilot[None]) -> None:
@@ -244,11 +304,17 @@ LOOKS = (
     Look("error", chat(BROKEN), asked(QUESTION), (USUAL, SMALL)),
     Look("not-opened", failing(OPENING), until_shown("309 MiB"), (USUAL, SMALL)),
     Look("context-nearly-full", chat(["word "] * 90, context=128), asked(QUESTION), (USUAL, SMALL)),
-    Look("branches", chat(["one"], ["two"]), branch, (USUAL, SMALL)),
+    Look("branches", chat(["one"], ["two"], sampling=Sampling(0.7)), branch, (USUAL, SMALL)),
     Look("selected", chat([DOCUMENT]), asked(QUESTION, "tab", "k"), (USUAL,)),
     Look("delete-asks", chat(["fine"]), asked(QUESTION, "tab", "d"), (USUAL, SMALL)),
     Look("editing", chat(["fine"]), asked(QUESTION, "tab", "k", "e"), (USUAL,)),
-    Look("slash", chat(), then("slash", "s"), (USUAL, SMALL)),
+    Look("slash", chat(), then("slash", "s", "down"), (USUAL, SMALL)),
+    Look("waiting", chat(WRITING), waits, (USUAL, SMALL)),
+    Look("held", chat(WRITING), held, (USUAL,)),
+    Look("switch-fails", chat(["fine"], check=refuse), switch_fails, (USUAL, SMALL)),
+    Look("draw-asks", chat(["fine"]), asked(QUESTION, "tab", "r"), (USUAL, SMALL)),
+    Look("compacted", chat(["one"], ["two"], ["They spoke of oceans."]), compacted, (USUAL,)),
+    Look("file", chat(), attached, (USUAL,)),
     Look("unknown-command", chat(), unknown_command, (USUAL,)),
     Look(
         "several-lines", chat(), then(*"one", "ctrl+j", *"two", "ctrl+j", *"three"), (USUAL, SMALL)
@@ -260,11 +326,16 @@ LOOKS = (
         "tokens", chat(["one ", "two ", "three"]), asked(QUESTION, "tab", "t"), (WIDE, USUAL, SMALL)
     ),
     Look("help", chat(), then("f1"), (WIDE, USUAL, SMALL)),
+    Look("help-keys", chat(), then("f1", "right"), (USUAL,)),
+    Look("help-commands", chat(), then("f1", "left"), (USUAL,)),
+    Look("log", lambda: Behind(lambda: LogScreen(LOG)), until_shown("in wait"), (USUAL, SMALL)),
+    Look("wide", chat([DOCUMENT + LONG_LINE]), asked(LONG_LINE), ((200, 50),)),
     Look("palette", chat(), palette, (USUAL,)),
     Look("settings", chat(), then("f6"), (WIDE, USUAL, SMALL)),
     Look("sessions", sessions(*KEPT), until_shown("rivers"), (WIDE, USUAL, SMALL)),
     Look("sessions-empty", sessions(), until_shown("New"), (USUAL,)),
     Look("picker", picker(FakeLibrary()), found_all, (WIDE, USUAL, SMALL)),
+    Look("picker-problems", picker(FakeLibrary((*MODELS, no_tokenizer()))), found_all, (USUAL,)),
     Look("picker-empty", picker(FakeLibrary((), ())), found_all, (USUAL,)),
     Look(
         "convert",

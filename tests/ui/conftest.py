@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from textual.app import ComposeResult
-from textual.widgets import Footer
+
+from flashllm.ui.widgets.footer import KeyFooter
 
 
 @pytest.fixture
@@ -21,10 +22,10 @@ def no_footer(request: pytest.FixtureRequest) -> Iterator[None]:
     It is made anew whenever other keys work than before: much of what a test computes.
     """
 
-    def nothing(_footer: Footer) -> ComposeResult:
+    def nothing(_footer: KeyFooter) -> ComposeResult:
         return ()
 
     with pytest.MonkeyPatch.context() as patch:
         if "footer" not in request.fixturenames:
-            patch.setattr(Footer, "compose", nothing)
+            patch.setattr(KeyFooter, "compose", nothing)
         yield

@@ -11,12 +11,13 @@ from typing import Any, cast
 import pytest
 from textual import events
 from textual.widget import Widget
-from textual.widgets import Markdown, Static
+from textual.widgets import Markdown
 
 from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, ReadFailed, UsageError
-from flashllm.library.models import ModelChoice
+from flashllm.library.models import ModelChoice, OpenRequest
 from flashllm.ui.app import ChatApp
 from flashllm.ui.chat.engine_thread import EngineThread
+from flashllm.ui.chat.header import EngineHeader
 from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.prompt.prompt import Prompt
@@ -34,6 +35,7 @@ from tests.support.chat_pilot import (
     screen_text,
     status,
     texts,
+    waiting,
 )
 from tests.support.fake_engine import End, FakeGeneration, FakeModel, Prefill, fake_cost
 from tests.support.screens import WAIT_SECONDS, until
@@ -183,7 +185,7 @@ async def test_a_model_that_does_not_open_says_why_and_can_be_tried_again() -> N
         FakeModel(["yes"]),
     ]
 
-    def open_engine(_choice: ModelChoice) -> Any:
+    def open_engine(_request: OpenRequest) -> Any:
         attempt = attempts.pop(0)
         if isinstance(attempt, Exception):
             raise attempt
@@ -206,7 +208,7 @@ async def test_a_model_that_does_not_open_says_why_and_can_be_tried_again() -> N
 async def test_what_is_typed_while_opening_stays() -> None:
     gate = threading.Event()
 
-    def open_engine(_choice: ModelChoice) -> Any:
+    def open_engine(_request: OpenRequest) -> Any:
         gate.wait(WAIT_SECONDS)
         return FakeModel(["yes"])
 
@@ -214,9 +216,10 @@ async def test_what_is_typed_while_opening_stays() -> None:
     async with app.run_test() as pilot:
         await until(pilot, lambda: "opening slow" in status(app))
         await say(pilot, "early")
-        await until(pilot, lambda: "then sends" in status(app))
+        await until(pilot, lambda: waiting(app) == ["early"])
+        assert app.query_one(Prompt).text == ""
         await pilot.press("escape")
-        await until(pilot, lambda: "then sends" not in status(app))
+        await until(pilot, lambda: waiting(app) == [])
         gate.set()
         await ready(pilot)
         assert app.query_one(Prompt).text == "early"
@@ -226,7 +229,7 @@ async def test_what_is_typed_while_opening_stays() -> None:
 async def test_what_is_sent_while_opening_is_answered_then() -> None:
     gate = threading.Event()
 
-    def open_engine(_choice: ModelChoice) -> Any:
+    def open_engine(_request: OpenRequest) -> Any:
         gate.wait(WAIT_SECONDS)
         return FakeModel(["yes"])
 
@@ -234,7 +237,7 @@ async def test_what_is_sent_while_opening_is_answered_then() -> None:
     async with app.run_test() as pilot:
         await pilot.pause()
         await say(pilot, "early")
-        await until(pilot, lambda: app.chat.activity.send_when_open)
+        await until(pilot, lambda: waiting(app) == ["early"])
         gate.set()
         await until(pilot, lambda: answers(app) == ["yes"])
         assert texts(app, Question) == ["early"]
@@ -298,7 +301,7 @@ async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
         assert answers(app) == ["one two three four"]
         assert app.query_one(Markdown).source == "one two three four"
         assert texts(app, Question) == ["do this"]
-        assert "name" in str(app.query_one("#title", Static).content)
+        assert "name" in str(app.query_one(EngineHeader).render())
         assert clean(screen_text(app))
 
 
@@ -425,9 +428,11 @@ async def test_a_second_question_waits_for_the_first_answer() -> None:
         await until(pilot, lambda: answers(app) == ["a"])
         await say(pilot, "two")
         await pilot.press("ctrl+n")
-        assert app.query_one(Prompt).text == "two"
+        assert app.query_one(Prompt).text == ""
+        assert waiting(app) == ["two"]
         assert texts(app, Question) == ["one"]
         gate.set()
+        await until(pilot, lambda: texts(app, Question) == ["one", "two"])
         await ready(pilot)
 
 
@@ -542,17 +547,19 @@ async def test_what_makes_it_slow_is_said() -> None:
 async def test_where_nothing_is_opened_nothing_waits_to_be_sent() -> None:
     gate = threading.Event()
 
-    def open_engine(_choice: ModelChoice) -> Any:
+    def open_engine(_request: OpenRequest) -> Any:
         gate.wait(WAIT_SECONDS)
         raise ModelNotFound("gone")
 
     app = ChatApp(ChatScreen(open_engine))
     async with app.run_test() as pilot:
         await say(pilot, "early")
-        await until(pilot, lambda: app.chat.activity.send_when_open)
+        await until(pilot, lambda: waiting(app) == ["early"])
         gate.set()
         await until(pilot, lambda: app.chat.activity.phase is Phase.CLOSED)
-        assert not app.chat.activity.send_when_open
+        assert waiting(app) == ["early"]
+        assert app.chat.waiting.held == 1
+        await pilot.press("escape")
         assert not app.chat.check_action("stop", ())
         assert app.chat.prompt.text == "early"
 
@@ -594,16 +601,16 @@ async def test_characters_that_markdown_spells_out_are_made_harmless_too() -> No
 def test_no_model_is_opened_once_the_chat_is_left() -> None:
     gate, opening, opened = threading.Event(), threading.Event(), []
 
-    def open_engine(choice: ModelChoice) -> Any:
-        opened.append(choice.name)
+    def open_engine(request: OpenRequest) -> Any:
+        opened.append(request.choice.name)
         opening.set()
         gate.wait(WAIT_SECONDS)
         return FakeModel(["x"])
 
     engine = EngineThread(open_engine, lambda _: None)
-    engine.open(ModelChoice(name="one"))
+    engine.open(OpenRequest(ModelChoice(name="one")))
     assert opening.wait(WAIT_SECONDS)
-    engine.open(ModelChoice(name="two"))
+    engine.open(OpenRequest(ModelChoice(name="two")))
     assert not engine.close(0.0)
     gate.set()
     assert engine.close(WAIT_SECONDS)

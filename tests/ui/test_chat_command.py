@@ -13,6 +13,7 @@ from flashllm.cli.commands import chat
 from flashllm.cli.main import main
 from flashllm.cli.shared import open_model
 from flashllm.conversations.store import SessionStore
+from flashllm.conversations.tree import Turn
 from flashllm.system.log import stop_log
 from flashllm.ui import run as run_module
 from flashllm.ui.app import ChatApp
@@ -94,6 +95,8 @@ def test_it_goes_on_with_the_conversation_and_its_model(
 ) -> None:
     with SessionStore() as store:
         kept = store.create(name="Rivers", model=str(tmp_path))
+        store.save_turn(kept, Turn(1, None, "user", "What is a river?"))
+        store.create(name="of 0.2.0: a message that was refused left it")
     assert main(["chat", "--continue"]) == 0
     app, _ = started[0]
     assert app.chat.session == kept
@@ -107,7 +110,8 @@ def test_the_model_of_a_conversation_may_have_any_name(
     started: list[tuple[ChatApp, dict[str, Any]]],
 ) -> None:
     with SessionStore() as store:
-        store.create(model="a" * 300)
+        kept = store.create(model="a" * 300)
+        store.save_turn(kept, Turn(1, None, "user", "x"))
     assert main(["chat", "--continue"]) == 0
     assert started[0][0].chat.choice.path is None
 

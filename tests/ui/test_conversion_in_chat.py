@@ -46,7 +46,7 @@ async def test_the_status_line_shows_it_and_its_end(tmp_path: Path) -> None:
         app.chat.conversions.close()
         await until(pilot, lambda: "converting made.flash: stopped" in line(app))
         await until(pilot, lambda: not app.chat.activity.conversion)
-        assert not texts(app, Notice)[1:]  # after the welcome
+        assert not texts(app, Notice)
     assert isinstance(app.chat.conversions, Conversions)
     assert not app.chat.conversions.is_running
 
@@ -55,7 +55,7 @@ async def test_how_it_failed_stays_to_be_read(tmp_path: Path) -> None:
     script = "print('flashllm: \\x1b[2Jno [b]space[/b]', file=sys.stderr); sys.exit(73)"
     async with converting(tmp_path, script) as (app, pilot):
         failed = "converting made.flash failed: no [b]space[/b]"
-        await until(pilot, lambda: texts(app, Notice)[-1] == failed)
+        await until(pilot, lambda: texts(app, Notice)[-1:] == [failed])
         assert not app.chat.activity.conversion
 
 

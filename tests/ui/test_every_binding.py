@@ -21,7 +21,7 @@ from textual.binding import Binding
 from textual.command import CommandPalette
 from textual.dom import DOMNode
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Input, OptionList, Static, TextArea
+from textual.widgets import DataTable, Input, OptionList, RichLog, Static, TextArea
 
 import flashllm.ui
 from flashllm.conversations.store import SessionStore
@@ -33,10 +33,12 @@ from flashllm.ui.commands.table import COMMANDS, SlashCommand
 from flashllm.ui.screens.confirm import ConfirmScreen
 from flashllm.ui.screens.convert import ConvertScreen
 from flashllm.ui.screens.help import HelpScreen
+from flashllm.ui.screens.log import LogScreen
 from flashllm.ui.screens.models import ModelPicker
 from flashllm.ui.screens.sessions import SessionsScreen
 from flashllm.ui.screens.settings import SettingsScreen
 from flashllm.ui.screens.token_details import TokenView
+from flashllm.ui.transcript.invitation import SuggestedQuestion
 from flashllm.ui.transcript.turn import Notice, Question
 from tests.support.chat_pilot import (
     CountingApp,
@@ -46,6 +48,7 @@ from tests.support.chat_pilot import (
     say,
     status,
     texts,
+    waiting,
 )
 from tests.support.costs import RATES
 from tests.support.fake_engine import FakeModel
@@ -128,7 +131,7 @@ async def stopped_and_answered_again(_: Path) -> set[str]:
     model = FakeModel(
         ["one", never], [" two", never], [" three", never], ["four"], ["five"], ["six"]
     )
-    async with chat(model) as walk:
+    async with chat(model, sampling=Sampling(0.7)) as walk:
         app = walk.app
         app.chat.prompt.load_text("go")
         await walk.press("enter")
@@ -260,10 +263,61 @@ async def with_a_message_selected(_: Path) -> set[str]:
         return walk.done
 
 
-async def panels_and_pages(_: Path) -> set[str]:
+async def an_empty_conversation(_: Path) -> set[str]:
+    async with chat(FakeModel(["fine"])) as walk:
+        app = walk.app
+        for number, key in enumerate(("1", "2", "3", "enter")):
+            questions = list(app.query(SuggestedQuestion))
+            await walk.press("tab")
+            assert app.focused is questions[0]
+            for move, place in (("down", 1), ("up", 0)):
+                await walk.press(move)
+                assert app.focused is questions[place]
+            for leave in ("escape", "tab", "shift+tab"):
+                await walk.press(leave)
+                assert app.focused is app.chat.prompt
+                await walk.press("tab")
+            asked = questions[number % 3].question
+            await walk.press(key)
+            await walk.until(lambda asked=asked: texts(app, Question) == [asked])
+            await ready(walk.pilot)
+            await walk.press("ctrl+n")
+            await walk.until(lambda: len(app.query(SuggestedQuestion)) == 3)
+        return walk.done
+
+
+async def what_is_sent_besides(tmp_path: Path) -> set[str]:
+    gate = threading.Event()
+    (tmp_path / "notes.txt").write_text("the sea")
+    async with chat(FakeModel(["one", gate], ["two"], ["a summary"])) as walk:
+        app = walk.app
+        await say(walk.pilot, "first")
+        await walk.until(lambda: answers(app) == ["one"])
+        for text in ("second", "third"):
+            await say(walk.pilot, text)
+            await walk.until(lambda text=text: waiting(app)[-1:] == [text])
+        await walk.press("ctrl+t")
+        await walk.until(lambda: waiting(app) == ["second"])
+        await walk.say("/queue edit")
+        await walk.until(lambda: app.chat.prompt.text == "second")
+        gate.set()
+        await ready(walk.pilot)
+        await walk.press("enter")
+        await walk.answer("one", "two")
+        await walk.say("/compact")
+        await walk.tells("summed up here")
+        await ready(walk.pilot)
+        await walk.say(f"/file {tmp_path}/notes.txt")
+        await walk.until(lambda: "notes.txt" in app.chat.prompt.text)
+        return walk.done
+
+
+async def panels_and_pages(tmp_path: Path) -> set[str]:
+    log_file = tmp_path / "log"
+    log_file.write_text("a line\n" * 99)
     model = FakeModel(["one", " two", " three"])
     model.device_rates = RATES
-    async with chat(model) as walk:
+    async with chat(model, log_file=log_file) as walk:
         app = walk.app
         await walk.ask("go")
         for begin in ("f8", "/measure"):
@@ -281,6 +335,20 @@ async def panels_and_pages(_: Path) -> set[str]:
         for begin, key in (("f1", "q"), ("/help", "f1"), ("/?", "enter"), ("f1", "escape")):
             await (walk.say if begin[0] == "/" else walk.press)(begin)
             await walk.opens(HelpScreen)
+            for turn, page in (("right", 1), ("tab", 2), ("left", 1), ("shift+tab", 0)):
+                await walk.press(turn)
+                assert cast("HelpScreen", app.screen)._place == page
+            await walk.press(key)
+            await walk.closes()
+        for key in ("q", "escape"):
+            await walk.say("/log")
+            await walk.opens(LogScreen)
+            log = app.screen.query_one(RichLog)
+            await walk.until(lambda log=log: log.max_scroll_y > 0)
+            await walk.press("home")
+            await walk.until(lambda log=log: log.scroll_y == 0)
+            await walk.press("end")
+            await walk.until(lambda log=log: log.scroll_y > 0)
             await walk.press(key)
             await walk.closes()
         await walk.press("ctrl+p")
@@ -552,10 +620,18 @@ EXERCISED: dict[Scenario, str] = {
         chat.io_panel f2, chat.neuron_map f3, chat.help f1, chat.palette ctrl+p, chat.tokens t,
         chat.measure f8, /measure,
         help.close escape, help.close f1, help.close enter,
-        help.close q, tokens.previous left, tokens.previous h, tokens.next right,
+        help.close q, help.next right, help.next tab, help.previous left,
+        help.previous shift+tab, log.close escape, log.close q, log.first home, log.last end,
+        tokens.previous left, tokens.previous h, tokens.next right,
         tokens.next l, tokens.first home, tokens.last end,
         tokens.close escape, tokens.close t, tokens.close q,
-        /io, /map, /help, /?, /tokens
+        /io, /map, /help, /?, /tokens, /log
+    """,
+    what_is_sent_besides: "chat.drop_waiting ctrl+t, /queue, /compact, /file",
+    an_empty_conversation: """
+        invitation.ask enter, invitation.up up, invitation.down down,
+        invitation.first 1, invitation.second 2, invitation.third 3, invitation.back escape,
+        invitation.back tab, invitation.back shift+tab
     """,
     settings_page: """
         chat.settings f6, settings.next tab, settings.next down, settings.previous shift+tab,

@@ -193,7 +193,7 @@ class NoModels:
 async def test_another_model_is_opened_and_the_conversation_goes_on(tmp_path: Path) -> None:
     models = {None: FakeModel(["one"]), tmp_path: FakeModel(["two"])}
     app = make_app(FakeModel([]), library=NoModels)
-    app.chat.engine._open_engine = lambda choice: models[choice.path]  # type: ignore[assignment,return-value]
+    app.chat.engine._open_engine = lambda request: models[request.choice.path]  # type: ignore[assignment,return-value]
     async with app.run_test() as pilot:
         await ask(pilot, "first")
         await pilot.press("f5")

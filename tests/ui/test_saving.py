@@ -7,10 +7,10 @@ from pathlib import Path
 
 from flashllm.conversations.database import set_aside
 from flashllm.conversations.store import SessionStore
-from flashllm.conversations.tree import Conversation
+from flashllm.conversations.tree import Conversation, Turn
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.transcript.turn import Notice, Question
-from tests.support.chat_pilot import answers, ask, make_app, notes, ready, say, texts
+from tests.support.chat_pilot import answers, ask, make_app, notes, ready, say, status, texts
 from tests.support.fake_engine import FakeModel, Held
 from tests.support.screens import until
 
@@ -112,6 +112,48 @@ async def test_what_is_taken_back_or_deleted_is_not_kept(tmp_path: Path) -> None
         await until(pilot, lambda: answers(app) == [])
         assert app.chat.saving.flush(10)
     assert kept(path) == [("user", "first", None)]
+
+
+async def test_no_conversation_without_messages_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    model = FakeModel(["one"], ["two"], context=50)
+    async with make_app(model, store=path).run_test() as pilot:
+        app = await ask(pilot, "word " * 60)
+        assert any("this message has 61 tokens" in text for text in texts(app, Notice))
+        assert app.chat.saving.flush(10)
+        assert app.chat.session_id is None
+        with SessionStore(path) as store:
+            assert store.list() == []
+        app.chat.prompt.put_text("")
+        await ask(pilot, "first")
+        await say(pilot, "/rename Seas")
+        await until(pilot, lambda: "is called" in status(app))
+        await pilot.press("tab", "up", "d", "y")
+        await until(pilot, lambda: app.chat.conversation.turns == {})
+        assert app.chat.saving.flush(10)
+        with SessionStore(path) as store:
+            assert store.list() == []
+        app.chat.action_focus_prompt()
+        await ask(pilot, "second")  # the conversation has its name again
+        assert app.chat.saving.flush(10)
+        with SessionStore(path) as store:
+            (only,) = store.list()
+        assert (only.name, only.turns) == ("Seas", 2)
+
+
+async def test_what_another_chat_added_stays_where_all_of_ones_own_is_deleted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "sessions.db"
+    async with make_app(FakeModel(["one"]), store=path).run_test() as pilot:
+        app = await ask(pilot, "first")
+        assert app.chat.saving.flush(10)
+        with SessionStore(path) as store:
+            store.save_turn(1, Turn(7, None, "user", "from elsewhere", created=1.0))
+        await pilot.press("tab", "up", "d", "y")
+        await until(pilot, lambda: app.chat.conversation.turns == {})
+        assert app.chat.saving.flush(10)
+    assert [turn[1] for turn in kept(path)] == ["from elsewhere"]
 
 
 async def test_a_new_conversation_is_another_one(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
+from flashllm.engine.sampling import Sampling
 from flashllm.errors import ModelNotFound, ReadFailed
 from flashllm.ui.app import ChatApp
 from flashllm.ui.chat.status import Phase
@@ -28,9 +29,12 @@ from tests.support.chat_pilot import (
     screen_text,
     status,
     texts,
+    waiting,
 )
 from tests.support.fake_engine import FakeModel
 from tests.support.screens import WAIT_SECONDS, until
+
+DRAWING = Sampling(0.7, seed=3)
 
 
 def sent(model: FakeModel) -> list[list[str]]:
@@ -83,7 +87,7 @@ async def test_answering_again_keeps_the_first_answer_as_a_branch() -> None:
     gate = threading.Event()
     gate.set()
     model = gated(gate, "one", "two")
-    async with make_app(model).run_test() as pilot:
+    async with make_app(model, sampling=DRAWING).run_test() as pilot:
         app = await ask(pilot, "a")
         gate.clear()
         await pilot.press("tab", "r")
@@ -91,8 +95,9 @@ async def test_answering_again_keeps_the_first_answer_as_a_branch() -> None:
         gate.set()
         await ready(pilot)
         assert answers(app) == ["two."]
-        assert notes(app) == ["‹ 2/2 ›"]
+        assert notes(app) == ["‹ 2/2 ›  drawn at temperature 0.7, seed 4"]
         assert sent(model) == [["a"], ["a"]]
+        assert [one["sampling"].seed for one in model.requests] == [3, 4]
         await pilot.press("tab", "tab", "left")
         assert answers(app) == ["one."]
         assert notes(app) == ["‹ 1/2 ›"]
@@ -101,6 +106,67 @@ async def test_answering_again_keeps_the_first_answer_as_a_branch() -> None:
         await pilot.press("right")
         assert answers(app) == ["one."]
         assert [turn.text for turn in app.chat.conversation.path()] == ["a", "one."]
+
+
+async def test_at_temperature_0_another_answer_is_offered_to_be_drawn() -> None:
+    model = FakeModel(["one"], ["two"], ["three"])
+    async with make_app(model, sampling=Sampling(seed=3)).run_test() as pilot:
+        app = await ask(pilot, "a")
+        await pilot.press("tab", "r")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        assert "The temperature is 0, so the same text would come again." in screen_text(app)
+        await pilot.press("n")
+        assert len(model.requests) == 1
+        app.chat.action_focus_prompt()
+        await say(pilot, "/regenerate")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("y")
+        await until(pilot, lambda: answers(app) == ["two"])
+        await ready(pilot)
+        assert model.requests[-1]["sampling"] == Sampling(0.7, seed=4)
+        assert notes(app) == ["‹ 2/2 ›  drawn at temperature 0.7, seed 4"]
+        assert app.chat.answer_settings.sampling == Sampling(seed=3)
+
+
+async def test_what_would_not_be_the_same_is_answered_at_once() -> None:
+    model = FakeModel(["one", threading.Event()], ["two"], ["three"], ["four"])
+    async with make_app(model).run_test() as pilot:
+        app = await stopped(pilot, "one")  # it would go further now
+        await pilot.press("tab", "r")
+        await until(pilot, lambda: answers(app) == ["two"])
+        await ready(pilot)
+        app.chat.action_focus_prompt()
+        await say(pilot, "/system Rhyme.")
+        await until(pilot, lambda: app.chat.conversation.system == "Rhyme.")
+        await pilot.press("tab", "r")
+        await until(pilot, lambda: answers(app) == ["three"])
+        await ready(pilot)
+        await pilot.press("left", "r")  # of an older version it is not known how it was made
+        await until(pilot, lambda: answers(app) == ["four"])
+
+
+async def test_the_same_text_that_came_again_is_said() -> None:
+    async with make_app(FakeModel(["one"])).run_test() as pilot:
+        app = await ask(pilot, "a")
+        app.chat.answering._answered = None  # as if it had been opened from the database
+        await pilot.press("tab", "r")
+        await until(pilot, lambda: "the same text came again" in status(app))
+        assert notes(app) == ["‹ 2/2 ›"]
+
+
+async def test_an_answer_that_was_drawn_goes_on_as_it_was_drawn() -> None:
+    model = FakeModel(["one"], ["two", threading.Event()], [" three"])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "a")
+        await app.chat.answering.regenerate(draw=True)
+        await until(pilot, lambda: answers(app) == ["two"])
+        await pilot.press("escape")
+        await ready(pilot)
+        await say(pilot, "/continue")
+        await until(pilot, lambda: answers(app) == ["two three"])
+        assert [one["sampling"] for one in model.requests] == [
+            Sampling(), Sampling(0.7, seed=1), Sampling(0.7, seed=1),
+        ]  # fmt: skip
 
 
 async def test_editing_a_question_makes_a_branch_and_what_followed_is_kept() -> None:
@@ -324,7 +390,7 @@ async def test_what_is_being_answered_by_now_is_not_deleted() -> None:
         app = await ask(pilot, "first")
         gate = open_later(app, FakeModel(["two", more, "."]))
         await say(pilot, "second")
-        await until(pilot, lambda: app.chat.activity.send_when_open)
+        await until(pilot, lambda: waiting(app) == ["second"])
         await pilot.press("tab", "d")
         assert isinstance(app.screen, ConfirmScreen)
         gate.set()
@@ -374,7 +440,7 @@ async def test_the_numbers_of_an_answer_that_goes_on_are_kept(
 
 async def test_one_answer_is_asked_for_at_a_time() -> None:
     model = FakeModel(["one"], ["two"], ["three"])
-    async with make_app(model).run_test() as pilot:
+    async with make_app(model, sampling=DRAWING).run_test() as pilot:
         app = await ask(pilot, "a")
         await asyncio.gather(app.chat.turns.regenerate(), app.chat.turns.regenerate())
         await until(pilot, lambda: answers(app) == ["two"])

@@ -28,14 +28,11 @@ if TYPE_CHECKING:
     from flashllm.engine.process.launcher import EngineLauncher
     from flashllm.engine.protocol import Engine
     from flashllm.library.library import Library
+    from flashllm.library.models import OpenRequest
+    from flashllm.planning.plan import Plan
 
 
 SAMPLING_NAMES = [option.name for option in SAMPLING_OPTIONS]
-WELCOME = "Ask something below. F1 explains keys and numbers."
-DEMO_WELCOME = (
-    "This small model came with flashllm; it explains English words. "
-    "Try: What does ocean mean?\nF1 explains keys and numbers."
-)
 
 
 def chat(arguments: argparse.Namespace) -> int:
@@ -58,9 +55,24 @@ def chat(arguments: argparse.Namespace) -> int:
     def launcher() -> EngineLauncher:
         return open_model.start_launcher(arguments)
 
-    def open_engine(choice: ModelChoice) -> Engine:
-        path = None if choice.path is None else str(choice.path)
-        return launcher().open(path, screen.engine.tell_opening, screen.engine.tell_lost)
+    def open_engine(request: OpenRequest) -> Engine:
+        path = request.choice.path
+        return launcher().open(
+            None if path is None else str(path),
+            screen.engine.tell_opening,
+            screen.engine.tell_lost,
+            memory=request.memory,
+            context=request.context,
+        )
+
+    def check(request: OpenRequest, plan: Plan) -> None:
+        from flashllm.engine.process.launcher import application_bytes
+        from flashllm.library.open_check import check_openable
+
+        wanted = options.having(
+            memory=request.memory, context=request.context, application_bytes=application_bytes()
+        )
+        check_openable(request.choice.path, wanted, plan.split["interpreter"])
 
     def library() -> Library:
         from flashllm.engine.process.launcher import GROWTH_BYTES
@@ -85,8 +97,12 @@ def chat(arguments: argparse.Namespace) -> int:
     names = names_in(arguments.settings)
     model = model_of(arguments, session)
     choice = names.find(model).choice if model else ModelChoice()
+    options = open_model.options_of(arguments)
     screen = ChatScreen(
         open_engine,
+        check=check,
+        memory=options.memory,
+        context=options.context,
         choice=choice,
         names=names,
         store=None if arguments.no_save else paths.database_file(),
@@ -97,7 +113,7 @@ def chat(arguments: argparse.Namespace) -> int:
         sampling=sampling,
         max_tokens=arguments.max_tokens,
         system=arguments.system,
-        welcome=WELCOME if choice.path else DEMO_WELCOME,
+        log_file=paths.log_file(),
         keymap=keymap,
         given=[name for name in ("system", *SAMPLING_NAMES) if is_given(name)],
         quick_profile=not arguments.no_quick_profile,

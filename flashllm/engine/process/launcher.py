@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from flashllm.engine.process import messages as messages
 from flashllm.engine.process.supervisor import OnLost, WorkerSupervisor, error_of
-from flashllm.options import ModelOptions
+from flashllm.options import ModelOptions, ModelOverrides
 from flashllm.system.memory import rss_bytes
 
 if TYPE_CHECKING:
@@ -43,16 +43,19 @@ class EngineLauncher:
         path: str | None,
         on_opening: OnOpening | None = None,
         on_lost: OnLost | None = None,
+        **overrides: Unpack[ModelOverrides],
     ) -> EngineClient:
         """Opens the model at `path`, or the demo for None, with this launcher's options.
 
+        `overrides` take precedence over these.
         `on_lost` gets the `EngineLost` of an engine that ends later without being closed. Raises
         what `local.open_model` raises, and `EngineLost`.
         """
         with self._lock:
             process = self._opening = WorkerSupervisor(self._opener)
         try:
-            engine = open_in(process, path, self._options, on_opening)
+            options = self._options.having(**overrides)
+            engine = open_in(process, path, options, on_opening)
         finally:
             self._opening = None
         if on_lost is not None:
@@ -80,7 +83,7 @@ def open_in(
     try:
         while not isinstance(message := process.next_opening_message(), messages.Opened):
             if isinstance(message, messages.Ready):
-                own = options.having(application_bytes=_application_bytes())
+                own = options.having(application_bytes=application_bytes())
                 process.send(messages.Open(path, own))
             elif isinstance(message, messages.Opening):
                 if on_opening is not None:
@@ -94,7 +97,8 @@ def open_in(
     return engine
 
 
-def _application_bytes() -> int:
+def application_bytes() -> int:
+    """The part of a ceiling that is left to this process: what it uses now, and may grow by."""
     # Modules that read the engine's numbers are loaded now, so that their memory is measured; not
     # earlier, when the application is busy with its first frame.
     importlib.import_module(_REMOTE)

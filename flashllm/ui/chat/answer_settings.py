@@ -1,4 +1,4 @@
-"""What can be changed while one chats: system prompt, sampling, length of an answer, theme."""
+"""What can be changed while one chats: how answers are made, how the model is opened, the theme."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class AnswerSettings:
-    """The settings of the next answer, and the theme; `owner` gets `SettingsChanged`.
+    """The settings of the next answer, the theme, and the limits of the model that is open.
 
+    `owner` gets `SettingsChanged`, and `LimitsAsked` where the model is to be opened with others.
     `given` names those of the command line, which no conversation that is opened changes.
     """
 
@@ -33,6 +34,9 @@ class AnswerSettings:
         self.theme = ""
         """Not kept with a conversation: the terminal decides what can be read."""
         self.given = given
+        self.memory: int | None = None
+        self.context: int | None = None
+        """The ceiling and the context that the model was asked to be opened with, last."""
         self._owner = owner
         self._view = view
         view.saving.settings = self.values.kept()
@@ -41,7 +45,9 @@ class AnswerSettings:
     def values(self) -> ChatValues:
         """All of them, as they are."""
         system = self._view.conversation.system
-        return ChatValues(system, self.sampling, self.max_tokens, self.theme)
+        return ChatValues(
+            system, self.sampling, self.max_tokens, self.theme, self.memory, self.context
+        )
 
     def apply(self, values: ChatValues) -> None:
         """The next answer is made with these; they are kept with the conversation."""
@@ -51,6 +57,8 @@ class AnswerSettings:
         self._view.saving.settings = values.kept()
         self._view.saving.head(system=values.system)
         self._owner.post_message(messages.SettingsChanged())
+        if values.limits != (self.memory, self.context):
+            self._owner.post_message(messages.LimitsAsked(*values.limits))
 
     def adopt(self) -> None:
         """A conversation that was opened goes on with its own settings, but for those given."""

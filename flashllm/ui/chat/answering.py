@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from flashllm.conversations.tree import BROKEN_OFF
 from flashllm.engine.answer import Request, kept_numbers
-from flashllm.errors import FlashllmError
+from flashllm.errors import FlashllmError, UsageError
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
@@ -16,7 +18,10 @@ from flashllm.ui.chat.status import Phase
 if TYPE_CHECKING:
     from textual.timer import Timer
 
+    from flashllm.conversations.fit import Known
     from flashllm.conversations.tree import Turn
+    from flashllm.engine.sampling import Sampling
+    from flashllm.tokenizer.chat_template import Message
     from flashllm.ui.chat.answer_settings import AnswerSettings
     from flashllm.ui.chat.conversation_view import ConversationView
     from flashllm.ui.chat.engine_thread import EngineThread
@@ -27,6 +32,10 @@ if TYPE_CHECKING:
 AT_ONCE_SECONDS = 0.001
 QUIET_SECONDS = 1.0
 """Without an answer and without a key: nobody waits for the screen."""
+DRAW_TEMPERATURE = 0.7
+"""At which another answer is drawn, where the settings would give the same one again."""
+_ENDED_BY_ITSELF = ("stop", "length", "context")
+SAME_AGAIN = "the same text came again, as it does at temperature 0; once more offers to draw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,10 @@ class Answering:
         """Ids stand for the text only if they are those of all of it."""
         self._begun_characters = 0
         """Of the answer's text, what was there before."""
+        self._request: Request | None = None
+        """Of the answer that is being written, or was last."""
+        self._answered: tuple[int, Request, object] | None = None
+        """The last answer that ended by itself: its turn, its request, and by which model."""
         self._saving_later = False
         self._due: Timer | None = None
         """Shows the progress that has come."""
@@ -98,16 +111,48 @@ class Answering:
         conversation = self._shown.conversation
         self._before = edited
         self._asked = conversation.ask(text) if edited is None else conversation.edit(edited, text)
-        await self._begin(conversation.begin_answer(), self._asked)
+        await self._begin(self._asked, conversation.begin_answer())
 
-    async def regenerate(self) -> None:
-        """Answers the last question once more."""
+    async def regenerate(self, *, draw: bool = False) -> None:
+        """Answers the last question once more; `draw`: at a temperature, whatever is set.
+
+        What is drawn is drawn with a seed of its own, or the same text would come again.
+        """
         conversation = self._shown.conversation
         self._before, self._asked = conversation.leaf, None
         turn = conversation.regenerate()
         if self._before == turn.parent:
             self._before = None
-        await self._begin(turn)
+        sampling = self._settings.sampling
+        if draw:
+            sampling = replace(sampling, temperature=DRAW_TEMPERATURE)
+        if sampling.temperature > 0:
+            versions = len(conversation.siblings(turn.id)) - 1
+            sampling = replace(sampling, seed=(sampling.seed + versions) % (1 << 64))
+        request = replace(self._next_request(), sampling=sampling)
+        await self._begin(turn, request=request)
+
+    def would_repeat(self) -> bool:
+        """Whether it is known that answering the last question again would give the same text."""
+        conversation = self._shown.conversation
+        if self._answered is None or self._settings.sampling.temperature > 0:
+            return False
+        turn_id, request, model = self._answered
+        if turn_id != conversation.leaf or model != self._activity.identity:
+            return False
+        place = len(conversation.messages()) - 1
+        known = {number: ids for number, ids in conversation.known().items() if number < place}
+        return request == self._make_request(conversation.messages()[:place], known)
+
+    async def answer_aside(self, question: Turn, said: Sequence[Message], known: Known) -> None:
+        """Answers the messages `said`, in place of the path, whose last question is `question`.
+
+        `known` has ids of the answers among them. What was shown before is not come back to.
+        """
+        self._before = self._asked = None
+        turn = self._shown.conversation.begin_answer()
+        request = self._make_request(said, known)
+        await self._begin(question, turn, request=request)
 
     async def go_on(self, turn: Turn) -> None:
         """Continues the last answer, which was stopped."""
@@ -117,32 +162,35 @@ class Answering:
         view = shown.answer(turn.id)
         view.show_note(shown.note(turn))
         shown.transcript.anchor()
-        self._start(turn, view, continues=True)
+        sampling = _sampling_of(turn, self._settings.sampling)
+        request = replace(self._next_request(), sampling=sampling, continues=True)
+        self._start(turn, view, request)
 
-    async def _begin(self, turn: Turn, *before: Turn) -> None:
+    async def _begin(self, *turns: Turn, request: Request | None = None) -> None:
+        """Shows turns, and answers into the last one: `request`, or else the conversation."""
+        turn = turns[-1]
         self._enter(Phase.READING)  # at once: the palette and keys do not wait for each other
         self._shown.writing = turn.id
-        await self._shown.add(*before, turn)
+        await self._shown.add(*turns)
         view = self._shown.answer(turn.id)
-        self._start(turn, view)
+        self._start(turn, view, request or self._next_request())
         await view.expect()
 
-    def _start(self, turn: Turn, view: Answer, *, continues: bool = False) -> None:
+    def _next_request(self) -> Request:
+        """The conversation as it is, to be answered with the settings."""
         conversation = self._shown.conversation
-        self._turn, self._view = turn, view
+        return self._make_request(conversation.messages(), conversation.known())
+
+    def _make_request(self, said: Sequence[Message], known: Known) -> Request:
+        settings, system = self._settings, self._shown.conversation.system
+        return Request(said, system, known, settings.max_tokens, settings.sampling)
+
+    def _start(self, turn: Turn, view: Answer, request: Request) -> None:
+        self._turn, self._view, self._request = turn, view, request
         self._begun_characters = len(turn.text)
         self._ids_known = bool(turn.ids) or not turn.text
         self._enter(Phase.READING)
-        self._engine.ask(
-            Request(
-                conversation.messages(),
-                conversation.system,
-                conversation.known(),
-                self._settings.max_tokens,
-                self._settings.sampling,
-                continues=continues,
-            )
-        )
+        self._engine.ask(request)
 
     def _enter(self, phase: Phase) -> None:
         self._activity.enter(phase)
@@ -192,7 +240,7 @@ class Answering:
         """The answer is complete, or as complete as it will be; what is returned has no text."""
         await self.show_progress()
         if self._turn is not None and self._view is not None:
-            self._turn.numbers = kept_numbers(event.report)
+            self._turn.numbers = kept_numbers(event.report) | self._drawn()
             self._activity.statistics.end(event.report["decode"])
             # What was held back for a stop string that did not come has no token of its own.
             held = event.report["text"][len(self._turn.text) - self._begun_characters :]
@@ -229,9 +277,33 @@ class Answering:
         if not turn.text.strip():
             return Unanswered(turn, self._asked, self._before, reason)
         turn.finish_reason = reason
+        self._answered = None
+        if reason in _ENDED_BY_ITSELF and self._request is not None:
+            self._answered = turn.id, self._request, self._activity.identity
         shown.saving.turn(shown.conversation, turn)
         view.show_note(shown.note(turn))
         return None
+
+    def _drawn(self) -> dict[str, Any]:
+        """How an answer was sampled, where that was not as the settings say."""
+        sampling = None if self._request is None else self._request.sampling
+        if sampling is None or sampling == self._settings.sampling:
+            return {}
+        return {"temp": sampling.temperature, "seed": sampling.seed}
+
+    def came_again(self) -> bool:
+        """Whether the answer that is shown last has the text of another version of it."""
+        conversation = self._shown.conversation
+        turn = conversation.turns.get(conversation.leaf or 0)
+        if turn is None or self._answered is None or self._answered[0] != turn.id:
+            return False
+        sampling = self._answered[1].sampling
+        others = (one for one in conversation.siblings(turn.id) if one != turn.id)
+        return (
+            sampling is not None
+            and sampling.temperature == 0
+            and any(conversation.turns[one].text == turn.text for one in others)
+        )
 
     def _collect_later(self) -> None:
         if self._collecting is not None:
@@ -258,6 +330,16 @@ class Answering:
     def _save_now(self) -> None:
         self._saving_later = False
         self._save()
+
+
+def _sampling_of(turn: Turn, usual: Sampling) -> Sampling:
+    """How an answer was sampled, if that was kept with it; a file may say anything."""
+    temperature, seed = turn.numbers.get("temp"), turn.numbers.get("seed")
+    if not isinstance(temperature, int | float) or not isinstance(seed, int):
+        return usual
+    with contextlib.suppress(UsageError):
+        return replace(usual, temperature=float(temperature), seed=seed)
+    return usual
 
 
 def explain(error: BaseException) -> str:

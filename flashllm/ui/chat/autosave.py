@@ -32,6 +32,8 @@ class Autosave:
         self.path = path
         self.model = ""
         self.settings: dict[str, Any] = {}
+        self._name = ""
+        """The conversation's own, which stays while all of its messages are deleted."""
         self._tell = (on_error, on_recovered)
         self._writer: SessionWriter | None = None
         self._session: SessionKey | None = None
@@ -54,7 +56,13 @@ class Autosave:
 
     def forget(self) -> None:
         """The next turn begins a new conversation."""
-        self._session = None
+        self._session, self._name = None, ""
+
+    def emptied(self) -> None:
+        """The conversation has no message any more: it is not kept, until it has one again."""
+        if self._session is not None:
+            self._open().remove_empty(self._session)
+            self._session = None
 
     def load(self, session_id: int) -> Session:
         """Reads a conversation, which is kept from now on; all that was said is written before."""
@@ -65,7 +73,7 @@ class Autosave:
         with SessionStore(self.path) as store:
             session = store.load(session_id)
         self._open().reopened(session_id, session.meta.created)
-        self._session = session_id
+        self._session, self._name = session_id, session.meta.name
         return session
 
     def turn(self, conversation: Conversation, turn: Turn) -> None:
@@ -75,7 +83,10 @@ class Autosave:
         writer = self._open()
         if self._session is None:
             self._session = writer.create(
-                model=self.model, system=conversation.system, settings=self.settings
+                name=self._name,
+                model=self.model,
+                system=conversation.system,
+                settings=self.settings,
             )
         writer.save_turn(self._session, turn)
         self._saved_at = time.monotonic()
@@ -99,6 +110,7 @@ class Autosave:
         """Saves what is said of the whole; False where nothing is kept yet."""
         if self._session is None:
             return False
+        self._name = self._name if name is None else name
         self._open().save_head(
             self._session, name=name, system=system, model=model, settings=self.settings
         )

@@ -22,12 +22,13 @@ WIDE = 100
 class Fill:
     """Tokens of the context in use, and how many there may be before something is left out."""
 
-    used: int = 0
+    used: int | None = 0
+    """None where the next answer has to tell."""
     context: int = 0
     limit: int = 0
 
     @classmethod
-    def of(cls, used: int, context: int, max_tokens: int) -> Fill:
+    def of(cls, used: int | None, context: int, max_tokens: int) -> Fill:
         """`fit` keeps room for an answer; what is asked must fit into the rest."""
         room = min(max_tokens, max(1, context // ANSWER_ROOM_SHARE))
         return cls(used, context, max(context - room, 1))
@@ -35,17 +36,23 @@ class Fill:
     @property
     def share(self) -> float:
         """1 where the next question leaves out the oldest ones."""
-        return self.used / self.limit if self.limit else 0.0
+        return self.used / self.limit if self.limit and self.used is not None else 0.0
 
     def words(self) -> str:
         """A sentence on how it stands, and on what comes."""
         if not self.context:
             return "No model is open, so nothing is known of its context."
+        begin = f"{self.used} of {self.context} tokens of the context are in use."
+        if self.used is None:
+            begin = (
+                f"The context holds {self.context} tokens; how many of them are in use, the next "
+                "answer tells."
+            )
         return (
-            f"{self.used} of {self.context} tokens of the context are in use. Beyond {self.limit}, "
-            "so that there is room for an answer, the oldest questions and their answers, down to "
-            "half of the context, are no longer sent to the model (they stay on the screen and are "
-            "kept). Ctrl+N or /new begins a new conversation."
+            f"{begin} Beyond {self.limit}, so that there is room for an answer, the oldest "
+            "questions and their answers, down to half of the context, are no longer sent to the "
+            "model (they stay on the screen and are kept). /compact sums them up before that; "
+            "Ctrl+N or /new begins a new conversation."
         )
 
 
@@ -68,7 +75,8 @@ class ContextMeter(SingleLayout, Widget):
             return Content("")
         bar = ""
         if self.app.size.width >= WIDE:
-            done = min(round(BAR_CELLS * fill.used / fill.context), BAR_CELLS)
+            done = min(round(BAR_CELLS * (fill.used or 0) / fill.context), BAR_CELLS)
             bar = "━" * done + "╌" * (BAR_CELLS - done) + " "
-        words = f"ctx {bar}{fill.used}/{fill.context}"
+        used = "?" if fill.used is None else fill.used
+        words = f"ctx {bar}{used}/{fill.context}"
         return Content(words.rjust(len(f"ctx {bar}{fill.context}/{fill.context}")))

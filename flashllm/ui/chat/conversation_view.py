@@ -23,6 +23,14 @@ ENDS = {
 UNANSWERED = "nothing was answered; r here, or /regenerate, answers it"
 
 
+def _drawn(turn: Turn) -> str:
+    """How an answer was drawn, where that was not as the settings said; a file may say anything."""
+    temperature, seed = turn.numbers.get("temp"), turn.numbers.get("seed")
+    if not isinstance(temperature, int | float) or not isinstance(seed, int):
+        return ""
+    return f"drawn at temperature {temperature:g}, seed {seed}"
+
+
 class ConversationView:
     """Every change of the conversation goes through here."""
 
@@ -61,6 +69,10 @@ class ConversationView:
         parts = []
         if len(siblings) > 1:
             parts.append(f"‹ {siblings.index(turn.id) + 1}/{len(siblings)} ›")
+        if "sums_up" in turn.numbers:
+            parts.append("a summary of earlier messages, written by the model")
+        elif drawn := _drawn(turn):
+            parts.append(drawn)
         if turn.finish_reason in ENDS and turn.id != self.writing:
             parts.append(ENDS[turn.finish_reason] if turn.text.strip() else UNANSWERED)
         return "  ".join(parts)
@@ -92,7 +104,10 @@ class ConversationView:
         self.saving.removed(turn_id)
         if instead is not None and instead in self.conversation.turns:
             self.conversation.choose(instead)
-        self.saving.leaf(self.conversation)
+        if self.conversation.turns:
+            self.saving.leaf(self.conversation)
+        else:
+            self.saving.emptied()
         await self.refresh()
 
     async def choose(self, turn_id: int) -> None:

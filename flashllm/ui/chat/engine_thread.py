@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from flashllm.engine.answer import Request, start
 from flashllm.errors import FlashllmError, UsageError
-from flashllm.library.models import ModelChoice
+from flashllm.library.models import NO_TOKENIZER, OpenRequest
 from flashllm.ui.chat import messages
 
 if TYPE_CHECKING:
     from textual.message import Message as TextualMessage
 
     from flashllm.engine.protocol import Engine, EngineGeneration, OpeningProgress
+    from flashllm.planning.plan import Plan
     from flashllm.telemetry.costs import PrefillCost
     from flashllm.telemetry.token_record import EngineToken
 
@@ -35,19 +36,32 @@ class Progress:
     """Tokens of the prompt that were read, and how many there are to be read."""
 
 
+Check = Callable[[OpenRequest, "Plan"], None]
+"""Raises what is known to end an opening, by the plan of the model that is open."""
+
+
 class EngineThread:
-    """Owns the model. Progress is kept until `take`, all else is posted as it happens."""
+    """Owns the model. Progress is kept until `take`, all else is posted as it happens.
+
+    A ceiling holds for one model, so the one that is open is closed before another is opened; what
+    `check` finds is found before that. Where the other fails all the same, the first one is opened
+    again.
+    """
 
     def __init__(
         self,
-        open_engine: Callable[[ModelChoice], Engine],
+        open_engine: Callable[[OpenRequest], Engine],
         post: Callable[[TextualMessage], object],
+        check: Check | None = None,
     ) -> None:
         self._open_engine = open_engine
         self._post = post
-        self._commands: queue.SimpleQueue[Request | ModelChoice | None] = queue.SimpleQueue()
+        self._check: Check = check or (lambda _request, _plan: None)
+        self._commands: queue.SimpleQueue[Request | OpenRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._model: Engine | None = None
+        self._opened: OpenRequest | None = None
+        """How the model was opened, while it is there."""
         self._stopping = threading.Event()
         self._leaving = False
         self.abandon: Callable[[], None] | None = None
@@ -60,11 +74,14 @@ class EngineThread:
         self.prefill: PrefillCost | None = None
         """What the prompt of the last tokens cost."""
 
-    def open(self, choice: ModelChoice) -> None:
-        """Closes what is open and opens this; `Opened` or `OpenFailed` tells the end of it."""
+    def open(self, request: OpenRequest) -> None:
+        """Opens this model instead of the one that is open.
+
+        `Opened` or `OpenFailed` tells the end of it, and `Closed` that the first one is gone.
+        """
         if not self._thread.is_alive():
             self._thread.start()
-        self._commands.put(choice)
+        self._commands.put(request)
 
     def ask(self, request: Request) -> None:
         """Starts an answer; `Answered` or `Failed` tells the end of it."""
@@ -102,11 +119,12 @@ class EngineThread:
 
     def tell_lost(self, error: BaseException) -> None:
         """An engine has gone without being closed; called by what opens models."""
+        self._opened = None  # nothing that a failure should bring back
         self._post(messages.Lost(error))
 
     def _run(self) -> None:
         while (command := self._commands.get()) is not None and not self._leaving:
-            if isinstance(command, ModelChoice):
+            if isinstance(command, OpenRequest):
                 self._open(command)
             else:
                 self._serve(command)
@@ -115,25 +133,42 @@ class EngineThread:
     def _close(self) -> None:
         with self._lock:
             model, self._model = self._model, None
+            self._opened = None
         if model is not None:
             with contextlib.suppress(FlashllmError, OSError):  # it may be gone already
                 model.close()
 
-    def _open(self, choice: ModelChoice) -> None:
+    def _open(self, request: OpenRequest) -> None:
+        before, model = self._opened, self._model
+        if before is not None and model is not None:
+            try:
+                self._check(request, model.plan)
+            except BaseException as error:  # noqa: BLE001  shown in the application
+                self._post(messages.OpenFailed(request, error, stays=True))
+                return
+        failure = self._replace(request)
+        if failure is None:
+            return
+        returns = None if self._leaving or before == request else before
+        self._post(messages.OpenFailed(request, failure, returns=returns))
+        if returns is not None and (again := self._replace(returns)) is not None:
+            self._post(messages.OpenFailed(returns, again))
+
+    def _replace(self, request: OpenRequest) -> BaseException | None:
+        """Closes what is open, and opens this; the error where that fails."""
         try:
-            self._close()
-            model = self._open_engine(choice)
+            if self._model is not None:
+                self._post(messages.Closed())
+                self._close()
+            model = self._open_engine(request)
             if not model.has_tokenizer:
                 model.close()
-                raise UsageError(
-                    "this model came without a tokenizer, which a chat needs; "
-                    "`flashllm run MODEL --ids 1,2,3` works without one"
-                )
+                raise UsageError(NO_TOKENIZER)
         except BaseException as error:  # noqa: BLE001  shown in the application
-            self._post(messages.OpenFailed(error))
-        else:
-            self._model = model
-            self._post(messages.Opened(model))
+            return error
+        self._model, self._opened = model, request
+        self._post(messages.Opened(request, model))
+        return None
 
     def _serve(self, request: Request) -> None:
         try:

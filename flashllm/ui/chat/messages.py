@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from flashllm.engine.protocol import Engine, OpeningProgress
     from flashllm.errors import FlashllmError
     from flashllm.library.conversion_job import JobStatus
-    from flashllm.library.models import ModelChoice
+    from flashllm.library.models import ModelChoice, OpenRequest
     from flashllm.library.quick_profile_job import QuickProfileStatus
     from flashllm.telemetry.device_rates import DeviceRates
     from flashllm.telemetry.token_record import EngineToken
@@ -26,20 +26,38 @@ class Opening(Message):
         self.progress = progress
 
 
+class Closed(Message):
+    """The model that was open is closed, so that another can be opened."""
+
+
 class Opened(Message):
     """The model is open."""
 
-    def __init__(self, model: Engine) -> None:
+    def __init__(self, request: OpenRequest, model: Engine) -> None:
         super().__init__()
+        self.request = request
         self.model = model
 
 
 class OpenFailed(Message):
-    """The model could not be opened."""
+    """The model could not be opened.
 
-    def __init__(self, error: BaseException) -> None:
+    `stays`: the one that was open still is. `returns`: that one was closed, and is opened again.
+    """
+
+    def __init__(
+        self,
+        request: OpenRequest,
+        error: BaseException,
+        *,
+        stays: bool = False,
+        returns: OpenRequest | None = None,
+    ) -> None:
         super().__init__()
+        self.request = request
         self.error = error
+        self.stays = stays
+        self.returns = returns
 
 
 class Lost(Message):
@@ -149,6 +167,15 @@ class SettingsChanged(Message):
     """The next answer is made with other settings, or the theme is another."""
 
 
+class LimitsAsked(Message):
+    """The model is to be opened with this ceiling and this context; None leaves it to the plan."""
+
+    def __init__(self, memory: int | None, context: int | None) -> None:
+        super().__init__()
+        self.memory = memory
+        self.context = context
+
+
 class SessionChosen(Message):
     """A conversation that was kept is to be opened."""
 
@@ -189,6 +216,10 @@ class CopyAsked(Message):
         self.text = text
 
 
+class DrawAsked(Message):
+    """The same answer would come again; another one may be drawn, if the user says yes."""
+
+
 class DeleteAsked(Message):
     """A message is to be deleted with all that follows it, if the user says yes to `question`."""
 
@@ -196,6 +227,15 @@ class DeleteAsked(Message):
         super().__init__()
         self.turn_id = turn_id
         self.question = question
+
+
+class FileRead(Message):
+    """A file was read, for the next message."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__()
+        self.name = name
+        self.text = text
 
 
 class CommandChosen(Message):

@@ -19,35 +19,47 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Static
 
-from flashllm.conversations.tree import Conversation
+from flashllm.conversations.tree import BROKEN_OFF, Conversation
 from flashllm.errors import EngineLost, FlashllmError, UsageError
 from flashllm.library.directories import shown_name
-from flashllm.library.models import ModelChoice
+from flashllm.library.models import ModelChoice, OpenRequest
 from flashllm.library.names import ModelNames
 from flashllm.options import DEFAULT_MAX_TOKENS
 from flashllm.settings.resolve import ChatSettings
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.answer_settings import AnswerSettings
-from flashllm.ui.chat.answering import Answering, Unanswered, explain
+from flashllm.ui.chat.answering import DRAW_TEMPERATURE, SAME_AGAIN, Answering, Unanswered, explain
 from flashllm.ui.chat.autosave import Autosave
+from flashllm.ui.chat.compaction import Compaction
 from flashllm.ui.chat.context_meter import TELLS_AT, ContextMeter, Fill
 from flashllm.ui.chat.conversation_view import ConversationView
-from flashllm.ui.chat.engine_thread import EngineThread
+from flashllm.ui.chat.engine_thread import Check, EngineThread
+from flashllm.ui.chat.header import EngineHeader
 from flashllm.ui.chat.kept_conversations import NOTHING_KEPT, KeptConversations
+from flashllm.ui.chat.model_switch import ModelSwitch
 from flashllm.ui.chat.quick_profile import QuickProfile, format_measured, format_measuring
+from flashllm.ui.chat.sending import Sending
 from flashllm.ui.chat.slash_commands import SlashCommands
 from flashllm.ui.chat.status import HINT_SECONDS, Activity, Phase, StatusLine
 from flashllm.ui.chat.turn_actions import TurnActions
-from flashllm.ui.commands.bindings import CHAT_BINDINGS, EVERYWHERE_BINDINGS, QUIT
+from flashllm.ui.chat.welcome import invitation
+from flashllm.ui.commands.bindings import (
+    CHAT_BINDINGS,
+    EVERYWHERE_BINDINGS,
+    FOOTER_ORDER,
+    QUIT,
+)
 from flashllm.ui.commands.keys import bindings_in, give_way, reworded, with_keys
-from flashllm.ui.commands.table import is_command, parse, unescaped
+from flashllm.ui.commands.table import is_command, parse
 from flashllm.ui.panels.panels import SidePanels
+from flashllm.ui.prompt.draft import Draft
 from flashllm.ui.prompt.history import InputHistory
 from flashllm.ui.prompt.model_names import FreshNames
-from flashllm.ui.prompt.prompt import Prompt
+from flashllm.ui.prompt.prompt import Prompt, command_in
 from flashllm.ui.prompt.suggestions import Suggestions
+from flashllm.ui.prompt.waiting import WaitingMessages
+from flashllm.ui.transcript.invitation import Invitation
 from flashllm.ui.transcript.transcript import Transcript
 from flashllm.ui.transcript.turn import Notice, TurnView
 from flashllm.ui.widgets.footer import KeyFooter
@@ -79,9 +91,12 @@ class ChatScreen(Screen[None]):
 
     def __init__(
         self,
-        open_engine: Callable[[ModelChoice], Engine],
+        open_engine: Callable[[OpenRequest], Engine],
         *,
+        check: Check | None = None,
         choice: ModelChoice | None = None,
+        memory: int | None = None,
+        context: int | None = None,
         store: Path | str | None = None,
         session: int | None = None,
         history: Path | None = None,
@@ -91,18 +106,20 @@ class ChatScreen(Screen[None]):
         sampling: Sampling | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         system: str = "",
-        welcome: str = "Ask something below. F1 explains keys and numbers.",
+        log_file: Path | None = None,
         keymap: Mapping[str, str] | None = None,
         given: Collection[str] = (),
         quick_profile: bool = False,
     ) -> None:
         super().__init__()
-        self.choice = choice or ModelChoice(name="the model")
+        self.log_file = log_file
         self.settings = settings or ChatSettings()
         self.keymap = dict(keymap or {})
         self.library = library
-        self.engine = EngineThread(open_engine, self._post)
-        self.activity = Activity(sanitize_line(self.choice.name))
+        self.engine = EngineThread(open_engine, self._post, check)
+        wanted = OpenRequest(choice or ModelChoice(name="the model"), memory, context)
+        self.activity = Activity(sanitize_line(wanted.choice.name))
+        self.header = EngineHeader(self.activity.state)
         self.saving = Autosave(
             store,
             lambda error: self._post(messages.SavingFailed(error)),
@@ -110,33 +127,52 @@ class ChatScreen(Screen[None]):
         )
         self.shown = ConversationView(Conversation(system), self.saving)
         self.shown.transcript = Transcript(self.shown.make_view)
-        self.prompt = Prompt(InputHistory(history), placeholder="Ask something; / for commands")
         # Held, since to look for them goes through all that a long answer is made of.
         self.status_line, self.meter = StatusLine(), ContextMeter()
         names = names or ModelNames()
         fresh_names = FreshNames(names.names, self.run_worker, self.follow_prompt)
         self.suggestions = Suggestions({"theme": self._themes, "model": fresh_names.latest})
+        self.waiting = WaitingMessages()
+        words = "Ask something; / for commands"
+        self.prompt = Prompt(InputHistory(history), self.suggestions, self.waiting, words)
         self.panels = SidePanels(self.settings.show_io)
         self.answer_settings = AnswerSettings(self, self.shown, sampling, max_tokens, given)
+        self.quick_profile = QuickProfile(self, quick_profile)
+        self.models = ModelSwitch(
+            self,
+            self.engine,
+            self.activity,
+            self.answer_settings,
+            self.saving,
+            self.panels,
+            self.quick_profile,
+            wanted,
+        )
         self.answering = Answering(
             self, self.engine, self.shown, self.activity, self.answer_settings
         )
         self.turns = TurnActions(self, self.shown, self.prompt, self.activity, self.answering)
+        self.sending = Sending(self.shown, self.activity, self.answering, self.waiting)
         self.kept = KeptConversations(self.shown)
+        self.compaction = Compaction(self, self.shown, self.activity, self.answering)
         self.slash = SlashCommands(
             self,
             self._run_action,
             self.activity,
             self.answer_settings,
             self.kept,
+            self.compaction,
             self._themes,
             names,
         )
-        self.quick_profile = QuickProfile(self, quick_profile)
         self.session = session
         """The conversation that is opened first."""
-        self._welcome = welcome
         self._told_full = False
+
+    @property
+    def choice(self) -> ModelChoice:
+        """The model that is open, is being opened, or could not be."""
+        return self.models.wanted.choice
 
     @property
     def conversation(self) -> Conversation:
@@ -149,16 +185,15 @@ class ChatScreen(Screen[None]):
         return self.saving.session_id
 
     def compose(self) -> ComposeResult:
-        """Title, transcript, prompt, status, keys."""
-        yield Static(f"flashllm  {self.activity.model_name}", id="title", markup=False)
+        """Model and state, transcript, what waits, prompt, status, keys."""
+        yield self.header
         yield self.shown.transcript
         yield from (self.panels.map, self.panels.io)
-        yield self.suggestions
-        yield self.prompt
+        yield from (self.waiting, self.suggestions, self.prompt)
         with Horizontal(id="bottom"):
             yield self.status_line
             yield self.meter
-        yield KeyFooter()
+        yield KeyFooter(FOOTER_ORDER)
 
     async def on_mount(self) -> None:
         """Starts to open the model; the prompt can be written meanwhile."""
@@ -167,51 +202,114 @@ class ChatScreen(Screen[None]):
         self._ticker = self.set_interval(TICK_SECONDS, self.show_status)
         # Actions get the keys of the configuration before the text's own ones.
         give_way(self.prompt, with_keys(bindings_in(EVERYWHERE_BINDINGS), self.keymap))
-        await self.tell(self._welcome)
         if self.session is not None:
             system = self.conversation.system
             await self.open_session(self.session)
             self.answer_settings.keep_given(system)
-        self.open_model(self.choice)
+        self.models.reopen()
+        self.call_after_refresh(self._invite)  # the first frame does not wait for it
         self.call_after_refresh(self.shown.load_answers)
 
     # What the user types
 
     @on(Prompt.Submitted)
     async def send(self, event: Prompt.Submitted) -> None:
-        """Sends the message, if it can be answered now; otherwise it stays where it is."""
-        text = event.text.strip()
-        if not text:
-            return
+        """Sends the message, or lets it wait; with nothing typed, sends what waits already."""
+        draft, text = event.draft, event.draft.text.strip()
+        # It is typed where no message is chosen, though a click may have left one behind.
         if is_command(text):
-            # It is typed where no message is chosen, though a click may have left one behind.
             self.shown.transcript.select(None)
-            await self._run_typed(text)
-        elif self.activity.phase is Phase.OPENING:
-            self._wait_to_send(True)
-        elif reason_not_ready := self.activity.reason_not_ready:
-            self.show_hint(reason_not_ready)
+            await self._run_typed(text, draft)
+        elif command_in(draft.shown) != draft.shown:
+            await self._add_file(draft)
+        elif not text:
+            await self.sending.send_first()
+        elif self.activity.phase is Phase.CLOSED:
+            self.show_hint(self.activity.reason_not_ready)
         else:
-            self.prompt.take()
-            await self.answering.ask(unescaped(text), self.prompt.end_edit())
+            self.prompt.take(draft)
+            self.prompt.end_edit()
+            await self.sending.send(draft)
+
+    @on(WaitingMessages.Changed)
+    def follow_waiting(self) -> None:
+        """Says when they are sent; keys for them come and go."""
+        self.waiting.hint = self.with_keys(self.sending.hint())
+        self.refresh_bindings()
+
+    @on(WaitingMessages.TakeBackAsked)
+    def take_back_waiting(self, event: WaitingMessages.TakeBackAsked) -> None:
+        """A message that was clicked on goes back into the prompt."""
+        if self.prompt.take_back(event.index):
+            self.prompt.focus()
+        else:
+            self.show_hint("the prompt holds something else; send it or delete it first")
 
     @on(Prompt.Changed)
     def follow_prompt(self) -> None:
         """Shows what a command that is being typed could become; answers give way to keys."""
         self.answering.typed()
         if self.suggestions.is_attached:
-            self.suggestions.follow(self.prompt.text)
+            self.suggestions.follow(self.prompt.command_line)
 
-    async def _run_typed(self, line: str) -> None:
+    @on(Suggestions.Clicked)
+    def take_suggestion(self, event: Suggestions.Clicked) -> None:
+        """A click is as good as Enter."""
+        self.prompt.take_suggestion(event.suggestion)
+        self.prompt.focus()
+
+    async def _run_typed(self, line: str, draft: Draft) -> None:
         """Runs a command, and takes it out of the prompt unless it is wrong."""
         try:
             invocation = parse(line)
-            self.prompt.take()
+            self.prompt.take(draft)
+            self.suggestions.follow("")  # Esc, or /stop, is about something else by now
             await self.slash.run(invocation)
         except FlashllmError as error:
             if not self.prompt.text:
-                self.prompt.put_text(line)
+                self.prompt.put_draft(draft)
             await self.tell(str(error), "error")
+
+    async def _add_file(self, draft: Draft) -> None:
+        """The last line of a message adds a file, which then stands in its place."""
+        self.prompt.put_command("")
+        left = self.prompt.text
+        try:
+            await self.slash.run(parse(command_in(draft.shown).strip()))
+        except FlashllmError as error:
+            if self.prompt.text == left:
+                self.prompt.put_draft(draft)
+            await self.tell(str(error), "error")
+
+    @on(messages.FileRead)
+    def attach_file(self, event: messages.FileRead) -> None:
+        """A file is part of the message that is being written."""
+        self.prompt.attach(event.name, event.text)
+        self.prompt.focus()
+
+    # An empty conversation
+
+    async def _invite(self) -> None:
+        """Shows what can be asked, while nothing has been."""
+        if not self.conversation.turns:
+            found = invitation(self.choice, self.models.has_chat_template, self.keymap)
+            await self.shown.transcript.invite(found)
+
+    @on(Invitation.Taken)
+    async def ask_suggested(self, event: Invitation.Taken) -> None:
+        """A question of the invitation is asked; what stands in the prompt stays there."""
+        self.prompt.focus()
+        if self.activity.phase is Phase.CLOSED:
+            self.show_hint(self.activity.reason_not_ready)
+        else:
+            self.prompt.inputs.add(event.question)
+            await self.sending.send(Draft(event.question))
+
+    @on(Invitation.Typed)
+    def type_character(self, event: Invitation.Typed) -> None:
+        """What is typed there belongs into the prompt."""
+        self.prompt.focus()
+        self.prompt.insert(event.character)
 
     async def _run_chosen(self, line: str) -> None:
         """Runs a command of the palette; the prompt stays as it is."""
@@ -238,15 +336,14 @@ class ChatScreen(Screen[None]):
     # The model
 
     def open_model(self, choice: ModelChoice) -> None:
-        """Closes the model that is open, and opens this one; the conversation stays."""
-        if choice != self.choice:
-            self.choice = choice
-            self.activity.model_name = sanitize_line(choice.name)
-        self.activity.send_when_open = False
-        self.panels.show_closed()
-        self.quick_profile.follow_closed()
-        self._enter(Phase.OPENING)
-        self.engine.open(choice)
+        """Opens this model instead of the one that is open; the conversation stays."""
+        self.models.open(choice)
+
+    @on(messages.LimitsAsked)
+    def open_with_limits(self, event: messages.LimitsAsked) -> None:
+        """Opens the same model in another amount of memory, or with another context."""
+        if not self._is_busy():
+            self.models.open_with(event.memory, event.context)
 
     def take_model(self, choice: ModelChoice | None) -> None:
         """Opens the model that was chosen on a page, if one was."""
@@ -266,39 +363,32 @@ class ChatScreen(Screen[None]):
         self.activity.opening(event.progress)
         self.show_status()
 
+    @on(messages.Closed)
+    def show_closing(self) -> None:
+        """Nothing is open until another model is."""
+        self.models.forget()
+        self.show_status()
+
     @on(messages.Opened)
     async def show_opened(self, event: messages.Opened) -> None:
         """The model is there."""
-        plan, described, before = event.model.plan, event.model.info, self.activity.plan
-        if before is not None and plan.context > before.context and self.conversation.dropped:
+        if self.models.take_opened(event) and self.conversation.dropped:
             self.conversation.leave_nothing_out()
             await self.tell(
                 "All of the conversation is sent to the model again, as far as it fits."
             )
-        self.activity.plan = plan
-        self.activity.model_name = shown_name(described.directory)
-        self.saving.model = str(Path(described.directory).absolute())
-        self.saving.head(model=self.saving.model)
-        select = f"{plan.select} (lossy)" if plan.lossy else plan.select
-        title = f"flashllm  {self.activity.model_name}, {described.spec.encoding_label}, {select}, "
-        self.query_one("#title", Static).update(f"{title}context {plan.context}")
-        self.panels.show_opened(event.model)
-        self.quick_profile.follow_opened(event.model)
-        self._enter(Phase.READY)
         self.check_context()
         for caution in event.model.cautions():
             await self.tell(sanitize_line(caution), "error")
-        if self.activity.send_when_open:
-            self._wait_to_send(False)
-            self.prompt.action_submit()
+        await self._invite()
+        self.show_status()
+        await self.sending.send_due()
 
     @on(messages.OpenFailed)
     async def show_open_failed(self, event: messages.OpenFailed) -> None:
-        """The model is not there, and why."""
-        self.activity.send_when_open = False
-        self._enter(Phase.CLOSED)
-        text = f"{self.activity.model_name} cannot be opened: {explain(event.error)}"
-        await self.tell(f"{text}\nCtrl+R tries again, Ctrl+Q leaves.", "error")
+        """The model is not there, and why; the one that was open is, or will be again."""
+        self.waiting.hold()
+        await self.tell(self.models.take_failed(event), "error")
 
     @on(messages.Lost)
     async def show_lost(self, event: messages.Lost) -> None:
@@ -309,8 +399,8 @@ class ChatScreen(Screen[None]):
 
     def _show_closed(self) -> None:
         """No model is open; `/retry` or Ctrl+R opens it again."""
-        self.panels.show_closed()
-        self.quick_profile.follow_closed()
+        self.waiting.hold()
+        self.models.forget()
         self._enter(Phase.CLOSED)
 
     # The answer
@@ -332,18 +422,25 @@ class ChatScreen(Screen[None]):
     @on(messages.Answered)
     async def finish_answer(self, event: messages.Answered) -> None:
         """The answer is complete, or as complete as it will be."""
-        await self._after_answer(await self.answering.finish(event))
+        await self._after_answer(await self.answering.finish(event), event.finish_reason)
+        if self.answering.came_again():
+            self.show_hint(SAME_AGAIN)
+        await self.sending.send_due()
 
     @on(messages.Failed)
     async def show_failed(self, event: messages.Failed) -> None:
         """The answer broke off; what was typed comes back if nothing was answered."""
-        await self._after_answer(await self.answering.break_off())
+        self.waiting.hold()
+        await self._after_answer(await self.answering.break_off(), BROKEN_OFF)
         await self.tell(explain(event.error), "error")
         if isinstance(event.error, EngineLost):
             self._show_closed()
 
-    async def _after_answer(self, unanswered: Unanswered | None) -> None:
-        if unanswered is not None:
+    async def _after_answer(self, unanswered: Unanswered | None, reason: str) -> None:
+        if self.compaction.is_running:
+            await self.compaction.finish(reason)
+        elif unanswered is not None:
+            self.waiting.hold()
             # What was asked in vain can be sent again, unless something else is typed already.
             question = unanswered.question if not self.prompt.text else None
             await self.answering.take_back(unanswered, with_question=question is not None)
@@ -353,11 +450,15 @@ class ChatScreen(Screen[None]):
                     self.turns.begin_edit(unanswered.shown_before, question.text)
             if unanswered.is_unexpected:
                 self.show_hint(EMPTY_HINT)
+        await self._invite()
         self.check_context()
 
     @on(messages.Shortened)
     async def show_shortened(self, event: messages.Shortened) -> None:
         """Old messages are left out from now on."""
+        if self.compaction.is_running:
+            self.compaction.note_unread(event.dropped)
+            return
         self.conversation.dropped += event.dropped
         await self.tell(
             f"The conversation outgrew the context: its first {self.conversation.dropped} messages "
@@ -372,6 +473,7 @@ class ChatScreen(Screen[None]):
         # A cursor that blinks is a picture twice a second, a quarter of what a slow token costs.
         self.prompt.cursor_blink = not answering
         self.panels.is_answering = answering
+        self.waiting.hint = self.with_keys(self.sending.hint())
         self.refresh_bindings()
         self.show_status()
 
@@ -409,6 +511,7 @@ class ChatScreen(Screen[None]):
     def _leave_conversation(self) -> None:
         """Turns of another one have the same numbers, so nothing may be left of those before."""
         self.prompt.end_edit()
+        self.waiting.hold()  # what waits was written for another conversation
         self.panels.tokens.clear()
         self.activity.forget()
 
@@ -421,6 +524,21 @@ class ChatScreen(Screen[None]):
     async def show_saving_recovered(self) -> None:
         """All is well again."""
         await self.tell("The conversation is saved again.")
+
+    @on(messages.DrawAsked)
+    def ask_to_draw(self) -> None:
+        """Answers again at a temperature, if the user says yes."""
+        from flashllm.ui.screens.confirm import ConfirmScreen
+
+        async def draw(yes: bool | None) -> None:
+            if yes and not self.activity.reason_not_ready:
+                await self.answering.regenerate(draw=True)
+
+        question = (
+            "The temperature is 0, so the same text would come again. Draw another answer at "
+            f"temperature {DRAW_TEMPERATURE:g}? (/set temp {DRAW_TEMPERATURE:g} draws all of them.)"
+        )
+        self.app.push_screen(ConfirmScreen(question), draw)
 
     @on(messages.DeleteAsked)
     def ask_to_delete(self, event: messages.DeleteAsked) -> None:
@@ -486,16 +604,24 @@ class ChatScreen(Screen[None]):
         """The status line as it is now; it ticks only while something is waited for."""
         if self.status_line.is_attached:
             self.status_line.parts = tuple(map(self.with_keys, self.activity.parts()))
+            self.header.model, self.header.state = self.activity.title, self.activity.state
         waits = self.activity.phase in (Phase.OPENING, Phase.READING)
         (self._ticker.resume if waits else self._ticker.pause)()
 
     @on(messages.PathChanged)
+    async def follow_path(self) -> None:
+        """Another branch is shown, or less: perhaps nothing, where something can be asked."""
+        await self._invite()
+        self.check_context()
+
     def check_context(self) -> None:
         """After an answer, or where another branch is shown: says how full the context is."""
-        used = 0
+        used: int | None = 0
         for turn in self.conversation.path():
             if turn.role == "assistant" and turn.numbers:
-                used = turn.numbers.get("prompt_tokens", 0) + turn.numbers.get("tokens", 0)
+                prompt_tokens = turn.numbers.get("prompt_tokens")
+                tokens = turn.numbers.get("tokens", 0)
+                used = None if prompt_tokens is None else prompt_tokens + tokens
         fill = self._show_fill(used)
         if fill.share < TELLS_AT:
             self._told_full = False
@@ -503,17 +629,12 @@ class ChatScreen(Screen[None]):
             self._told_full = True
             self.run_worker(self.tell(fill.words()), exit_on_error=False)
 
-    def _show_fill(self, used: int) -> Fill:
+    def _show_fill(self, used: int | None) -> Fill:
         plan, most = self.activity.plan, self.answer_settings.max_tokens
         fill = Fill.of(used, plan.context, most) if plan is not None else Fill()
         if self.meter.is_attached:
             self.meter.fill = fill
         return fill
-
-    def _wait_to_send(self, wait: bool) -> None:
-        self.activity.send_when_open = wait
-        self.refresh_bindings()
-        self.show_status()
 
     def _is_busy(self) -> bool:
         """Whether an answer is being written, which is said then."""
@@ -577,31 +698,57 @@ class ChatScreen(Screen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that would do nothing now are not shown."""
         if action == "stop":
-            waits = self.activity.send_when_open or self.prompt.editing is not None
-            return self.activity.is_answering or waits
+            waits = bool(self.waiting.drafts) or self.prompt.editing is not None
+            return self.activity.is_answering or waits or self.suggestions.is_open
         if action == "reopen":
             return self.activity.phase is Phase.CLOSED
+        if action in ("drop_waiting", "edit_waiting"):
+            return bool(self.waiting.drafts)
+        if action == "send_waiting":
+            return bool(self.waiting.drafts) and self.activity.phase is Phase.READY
         return super().check_action(action, parameters)
 
     def action_stop(self) -> None:
-        """Stops the answer, or keeps what waits for the model from being sent, or ends an edit."""
-        if self.activity.send_when_open:
-            self._wait_to_send(False)
+        """Closes suggestions, or stops the answer, or ends an edit, or takes back what waits.
+
+        After a stop nothing is sent that waits, until the user asks for it.
+        """
+        if self.suggestions.is_open:
+            self.suggestions.close()
         elif self.activity.is_answering:
+            self.waiting.hold()
             self.engine.stop()
             self.show_hint("stopping")
-        else:
+        elif self.prompt.editing is not None:
             self.prompt.end_edit()
+        else:
+            self.action_edit_waiting()
+
+    def action_edit_waiting(self) -> None:
+        """Takes the last message that waits back into the prompt, in place of what is there."""
+        if self.prompt.text.strip():
+            self.prompt.take()  # it is in the prompt's history
+        if self.prompt.take_back():
+            self.prompt.focus()
+
+    def action_drop_waiting(self) -> None:
+        """Removes the last message that waits."""
+        if self.waiting.take(-1) is not None:
+            self.show_hint("removed; Up finds it again")
+
+    async def action_send_waiting(self) -> None:
+        """Sends the first message that waits."""
+        await self.sending.send_first()
 
     def action_reopen(self) -> None:
         """Tries again to open the model."""
         if self.activity.phase is Phase.CLOSED:
-            self.open_model(self.choice)
+            self.models.reopen()
 
     async def action_retry(self) -> None:
         """Opens the model again; if it is open, the last question is asked again."""
         if self.activity.phase is Phase.CLOSED:
-            self.open_model(self.choice)
+            self.models.reopen()
         else:
             await self.turns.regenerate()
 
@@ -653,9 +800,12 @@ class ChatScreen(Screen[None]):
 
     async def action_focus_transcript(self) -> None:
         """Goes to the messages; the last one is selected. A command is completed instead."""
-        line = self.suggestions.completed(self.prompt.text)
-        if self.prompt.has_focus and line != self.prompt.text:
-            self.prompt.put_text(line)
+        line = self.suggestions.completed(self.prompt.command_line)
+        if self.prompt.has_focus and line != self.prompt.command_line:
+            self.prompt.put_command(line)
+            return
+        if invited := self.shown.transcript.invitation:
+            invited.take_focus()
             return
         self.shown.transcript.focus()
         await self.shown.transcript.step(-1)
@@ -721,7 +871,7 @@ class ChatScreen(Screen[None]):
             return
         self._leave_conversation()
         await self.shown.begin()
-        await self.tell(self._welcome)
+        await self._invite()
         self.check_context()
         self.show_status()
 
@@ -788,6 +938,12 @@ class ChatScreen(Screen[None]):
     def action_measure(self) -> None:
         """Takes a quick profile of the model's disk now."""
         self.show_hint(self.quick_profile.ask())
+
+    def action_log(self) -> None:
+        """Shows the program's log."""
+        from flashllm.ui.screens.log import LogScreen
+
+        self.app.push_screen(LogScreen(self.log_file))
 
     def action_help(self) -> None:
         """Shows the page of help."""

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from flashllm.errors import UsageError
 from flashllm.ui.chat import messages
-from flashllm.ui.commands.setting_values import find_setting
+from flashllm.ui.commands.setting_values import AUTO, find_setting
+from flashllm.ui.prompt.text_file import read_text_file
+from flashllm.units import format_ceiling
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
     from flashllm.library.names import ModelNames
     from flashllm.ui.chat.answer_settings import AnswerSettings
+    from flashllm.ui.chat.compaction import Compaction
     from flashllm.ui.chat.kept_conversations import KeptConversations
     from flashllm.ui.chat.status import Activity
     from flashllm.ui.commands.table import Invocation
@@ -26,7 +29,7 @@ RunAction = Callable[[str, tuple[str | int, ...]], Awaitable[bool]]
 class SlashCommands:
     """Runs commands; `UsageError` says what cannot be done.
 
-    `owner` gets `Remarked`, `Hinted`, `SessionChosen` and `ModelChosen`.
+    `owner` gets `Remarked`, `Hinted`, `SessionChosen`, `ModelChosen` and `FileRead`.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class SlashCommands:
         activity: Activity,
         settings: AnswerSettings,
         kept: KeptConversations,
+        compaction: Compaction,
         themes: Callable[[], Sequence[str]],
         names: ModelNames,
     ) -> None:
@@ -44,11 +48,15 @@ class SlashCommands:
         self._activity = activity
         self._settings = settings
         self._kept = kept
+        self._compaction = compaction
         self._themes = themes
         self._names = names
         self._own: dict[str, Callable[..., Awaitable[None]]] = {
             "set": self._set,
             "show": self._show,
+            "queue": self._queue,
+            "file": self._file,
+            "compact": self._compact,
             "system": self._system,
             "theme": self._theme,
             "session": self._session,
@@ -67,15 +75,45 @@ class SlashCommands:
             raise UsageError(f"/{command.name}: there is nothing to {command.name} now")
 
     async def _set(self, name: str, text: str) -> None:
-        self._settings.apply(self._settings.values.with_text(name, text, self._themes()))
-        when = "now" if find_setting(name).name == "theme" else "from the next answer on"
+        setting, before = find_setting(name).name, self._settings.values
+        values = before.with_text(name, text, self._themes())
+        if setting in ("memory", "ctx_size"):
+            self._refuse_while_answering("set")
+            is_same = values.limits == before.limits
+            when = "already" if is_same else "asked for; the model is opened again"
+        else:
+            when = "now" if setting == "theme" else "from the next answer on"
+        self._settings.apply(values)
         self._hint(f"{name} is {sanitize_line(text)} {when}")
 
     async def _show(self) -> None:
-        rows = self._settings.values.rows()
+        rows = [(name, self._in_force(name, text)) for name, text in self._settings.values.rows()]
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:<{width}}  {sanitize_line(text) or '(none)'}" for name, text in rows]
         self._remark("\n".join(lines))
+
+    def _in_force(self, name: str, text: str) -> str:
+        """A setting with what the plan made of it, where that is left to the plan."""
+        plan = self._activity.plan
+        if text != AUTO or plan is None or not self._activity.title:
+            return text
+        now = format_ceiling(plan.ceiling_bytes) if name == "memory" else f"{plan.context} tokens"
+        return f"{text}: {now}"
+
+    async def _queue(self, what: str) -> None:
+        actions = {"edit": "edit_waiting", "send": "send_waiting", "drop": "drop_waiting"}
+        if what not in actions:
+            raise UsageError(f"/queue: {what!r} is none of edit, send and drop")
+        if not await self._run_action(actions[what], ()):
+            raise UsageError(f"/queue {what}: there is nothing to {what} now")
+
+    async def _file(self, path: str) -> None:
+        self._owner.post_message(messages.FileRead(*await asyncio.to_thread(read_text_file, path)))
+
+    async def _compact(self, how: str = "") -> None:
+        if how not in ("", "drop"):
+            raise UsageError(f"/compact: {how!r} is unknown; /compact sums up, /compact drop omits")
+        await (self._compaction.leave_out() if how else self._compaction.sum_up())
 
     async def _system(self, text: str = "") -> None:
         if text:

@@ -106,15 +106,27 @@ class Phase(Enum):
     WRITING = auto()
 
 
+_STATES = {
+    Phase.CLOSED: "failed",
+    Phase.READY: "ready",
+    Phase.READING: "reading a prompt",
+    Phase.WRITING: "answering",
+}
+
+
 @dataclass(slots=True)
 class Activity:
     """The phase, and the numbers that go with it."""
 
-    model_name: str
+    opening_name: str
+    """The model that is being opened, or was opened last."""
     phase: Phase = Phase.OPENING
+    title: str = ""
+    """The model that is open, in words; empty where none is."""
     plan: Plan | None = None
-    send_when_open: bool = False
-    """A message waits in the prompt until the model is open."""
+    """Of the model that is open, or was last."""
+    identity: object = None
+    """Whatever of that model decides its answers, to be compared."""
     statistics: AnswerStatistics = field(default_factory=AnswerStatistics)
     conversion: str = ""
     """What is being converted beside the chat, and how far it is."""
@@ -122,6 +134,7 @@ class Activity:
     """What is measured of the machine beside the chat, and how far it is."""
     _prefill: tuple[float, int] = (0, 0)
     _opening: str = ""
+    _opening_share: int | None = None
     _since: float = field(default_factory=time.monotonic)
     _hint: str = ""
     _hint_until: float = 0.0
@@ -140,19 +153,29 @@ class Activity:
             return OPENING_HINT
         return BUSY_HINT if self.is_answering else CLOSED_HINT
 
+    @property
+    def state(self) -> str:
+        """What the engine does, in a few words."""
+        if self.phase is Phase.OPENING:
+            share = f" {self._opening_share} %" if self._opening_share is not None else ""
+            return f"opening {self.opening_name}{share}"
+        return _STATES[self.phase]
+
     def enter(self, phase: Phase) -> None:
         """A phase begins."""
         self.phase = phase
         self._since = time.monotonic()
         self._hint = self._opening = ""
+        self._opening_share = None
         if phase is Phase.READING:
             self.forget()
 
     def opening(self, progress: OpeningProgress) -> None:
         """Opening is so far; the demo is converted at its first use."""
-        self._opening = progress.phase
+        self._opening, self._opening_share = progress.phase, None
         if progress.total:
-            self._opening += f" {min(100 * progress.done // progress.total, 100)} %"
+            self._opening_share = min(100 * progress.done // progress.total, 100)
+            self._opening += f" {self._opening_share} %"
 
     def forget(self) -> None:
         """The numbers of the last answer are no longer of interest."""
@@ -176,11 +199,9 @@ class Activity:
         parts = [self._hint] if self._hint and time.monotonic() < self._hint_until else []
         elapsed_seconds = time.monotonic() - self._since
         if self.phase is Phase.OPENING:
-            parts.append(f"opening {self.model_name}: {elapsed_seconds:.0f} s")
+            parts.append(f"opening {self.opening_name}: {elapsed_seconds:.0f} s")
             if self._opening:
                 parts.append(self._opening)
-            if self.send_when_open:
-                parts.append("then sends (Esc: no)")
         elif self.phase is Phase.READING:
             parts.append(prefill_text(*self._prefill, elapsed_seconds))
         elif self.statistics.tokens and self.plan is not None:

@@ -26,7 +26,7 @@ CLIPBOARD_BYTES_MAX = 70_000
 class TurnActions:
     """Acts on the selected turn, or on one that is counted from the end: 1 is the last one.
 
-    `owner` gets `Hinted`, `CopyAsked`, `DeleteAsked` and `PathChanged`.
+    `owner` gets `Hinted`, `CopyAsked`, `DeleteAsked`, `DrawAsked` and `PathChanged`.
     """
 
     def __init__(
@@ -76,7 +76,13 @@ class TurnActions:
         """Answers the last question anew."""
         if self._view.conversation.leaf is None:
             self._hint("there is no question yet")
-        elif not self._is_hindered():
+        elif self._is_hindered():
+            return
+        elif self._is_summary():
+            self._hint("that is a summary; /compact makes another")
+        elif self._answering.would_repeat():
+            self._owner.post_message(messages.DrawAsked())
+        else:
             await self._answering.regenerate()
 
     async def go_on(self) -> None:
@@ -152,6 +158,11 @@ class TurnActions:
             place = siblings.index(turn) + step
             await self._view.choose(siblings[place % len(siblings)])
             self._owner.post_message(messages.PathChanged())
+
+    def _is_summary(self) -> bool:
+        """Whether the last answer sums up messages that are on another branch."""
+        conversation = self._view.conversation
+        return "sums_up" in conversation.turns[conversation.leaf or 0].numbers
 
     def _is_hindered(self) -> bool:
         """Whether nothing can be asked now, which is said then."""

@@ -24,15 +24,16 @@ def _part(keys: str, action: str, words: str, *, name: str = "", show: bool = Fa
 CHAT_BINDINGS: list[BindingType] = [
     _binding("escape", "stop", "Stop", show=True),
     _binding("ctrl+r", "reopen", "Open again", show=True),
+    _binding("ctrl+t", "drop_waiting", "Remove waiting", show=True),
     _binding("f1", "help", "Help", show=True),
     _binding("ctrl+n", "new_conversation", "New", show=True),
     _binding("f2", "io_panel", "I/O", show=True),
     _binding("f3", "neuron_map", "Neurons"),
     _binding("f4", "sessions", "Sessions", show=True),
     _binding("f5", "models", "Models", show=True),
-    _binding("f6", "settings", "Settings"),
+    _binding("f6", "settings", "Settings", show=True),
     _binding("f8", "measure", "Measure the disk"),
-    _binding("ctrl+p", "palette", "Palette"),
+    _binding("ctrl+p", "palette", "Palette", show=True),
     _binding("ctrl+g", "editor", "Editor"),
 ]
 
@@ -46,6 +47,15 @@ APP_BINDINGS: list[BindingType] = [
 EVERYWHERE_BINDINGS: list[BindingType] = [*CHAT_BINDINGS, *APP_BINDINGS]
 """Those of the chat wherever the focus is."""
 
+FOOTER_ORDER = (
+    "chat.stop", "chat.reopen", "chat.send", "chat.edit", "chat.regenerate", "chat.copy",
+    "chat.continue", "chat.focus_prompt", "invitation.ask", "invitation.back", "chat.help",
+    "chat.quit", "chat.models", "chat.new_conversation", "chat.drop_waiting", "chat.sessions",
+    "chat.focus_transcript", "chat.settings", "chat.delete", "chat.code", "chat.io_panel",
+    "chat.palette",
+)  # fmt: skip
+"""The chat's keys in its last line, the most useful ones first: not all of them fit."""
+
 PROMPT_BINDINGS: list[BindingType] = [
     Binding("enter", "submit", "Send", id="chat.send"),
     Binding("ctrl+j,shift+enter", "break_line", "Line break", show=False, id="chat.break_line"),
@@ -54,6 +64,16 @@ PROMPT_BINDINGS: list[BindingType] = [
     _part("tab,shift+tab", "focus_transcript", "Messages", show=True),
     _part("pageup", "scroll_transcript(-1)", "Page up", name="page_up"),
     _part("pagedown", "scroll_transcript(1)", "Page down", name="page_down"),
+]
+
+INVITATION_BINDINGS: list[BindingType] = [
+    Binding("enter", "ask", "Ask", id="invitation.ask"),
+    Binding("up", "go(-1)", "Up", show=False, id="invitation.up"),
+    Binding("down", "go(1)", "Down", show=False, id="invitation.down"),
+    Binding("1", "ask(1)", "The first", show=False, id="invitation.first"),
+    Binding("2", "ask(2)", "The second", show=False, id="invitation.second"),
+    Binding("3", "ask(3)", "The third", show=False, id="invitation.third"),
+    Binding("escape,tab,shift+tab", "screen.focus_prompt", "Back", id="invitation.back"),
 ]
 
 TRANSCRIPT_BINDINGS: list[BindingType] = [
@@ -115,6 +135,17 @@ CONVERT_BINDINGS: list[BindingType] = [
 
 HELP_BINDINGS: list[BindingType] = [
     Binding("escape,f1,enter,q", "dismiss", "Close", id="help.close"),
+    # Before the text, which would scroll sideways with them.
+    Binding("right,tab", "turn(1)", "Next page", show=False, priority=True, id="help.next"),
+    Binding(
+        "left,shift+tab", "turn(-1)", "Page before", show=False, priority=True, id="help.previous"
+    ),
+]
+
+LOG_BINDINGS: list[BindingType] = [
+    Binding("escape,q", "dismiss", "Close", id="log.close"),
+    Binding("home", "scroll(False)", "First", show=False, priority=True, id="log.first"),
+    Binding("end", "scroll(True)", "Last", priority=True, id="log.last"),
 ]
 
 CONFIRM_BINDINGS: list[BindingType] = [
@@ -137,11 +168,13 @@ _FIRST = bindings_in(APP_BINDINGS)
 PLACES = (
     Place(bindings_in(EVERYWHERE_BINDINGS, PROMPT_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, TRANSCRIPT_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, INVITATION_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, SESSIONS_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, SETTINGS_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, PICKER_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, CONVERT_BINDINGS), typed=True),
     Place(bindings_in(_FIRST, HELP_BINDINGS), typed=False),
+    Place(bindings_in(_FIRST, LOG_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, CONFIRM_BINDINGS), typed=False),
     Place(bindings_in(_FIRST, TOKEN_BINDINGS), typed=False),
 )

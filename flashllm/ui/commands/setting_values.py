@@ -10,8 +10,9 @@ from typing import Any
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import UsageError
 from flashllm.options import DEFAULT_MAX_TOKENS
-from flashllm.settings.options import SAMPLING_OPTIONS
+from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS
 from flashllm.ui.widgets.themes import find_theme, nearest
+from flashllm.units import GIB, MIB
 from flashllm.untrusted.terminal import sanitize, sanitize_line
 
 
@@ -46,26 +47,51 @@ SETTINGS = (
     ),
     Setting("seed", "Seed", "the same seed draws the same tokens"),
     Setting("max_tokens", "Longest answer", "tokens after which an answer stops", ("n",)),
+    Setting(
+        "memory",
+        "Memory",
+        "ceiling of both processes, like 6GiB; auto: of what is free; opens the model again",
+    ),
+    Setting(
+        "ctx_size",
+        "Context",
+        "tokens that the context holds; auto: as the model allows; opens the model again",
+        ("ctx-size", "context"),
+    ),
     Setting("theme", "Theme", "colours of the chat"),
 )
+AUTO = "auto"
+"""What is typed and shown where the plan chooses."""
 _OPTIONS = {option.name: option for option in SAMPLING_OPTIONS}
+_LIMITS = {option.name: option for option in MODEL_OPTIONS if option.name in ("memory", "ctx_size")}
 _FIELDS = {"temp": "temperature"}
 """Fields of `Sampling` that have another name than their option."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatValues:
-    """What the next answer is made with, and what the chat looks like."""
+    """What the next answer is made with, how the model is opened, and what the chat looks like."""
 
     system: str = ""
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = DEFAULT_MAX_TOKENS
     theme: str = "textual-dark"
+    memory: int | None = None
+    """The ceiling in bytes; None: of what is free."""
+    ctx_size: int | None = None
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """Ceiling and context, for which the model is opened again."""
+        return self.memory, self.ctx_size
 
     def text_of(self, name: str) -> str:
         """A value as one would type it."""
         if name in _OPTIONS and name != "max_tokens":
             return repr(getattr(self.sampling, _FIELDS.get(name, name))).removesuffix(".0")
+        if name in _LIMITS:
+            limit: int | None = getattr(self, name)
+            return AUTO if limit is None else _format_limit(name, limit)
         return str(getattr(self, name))
 
     def with_text(self, name: str, text: str, themes: Sequence[str] = ()) -> ChatValues:
@@ -76,6 +102,11 @@ class ChatValues:
         if setting.name == "theme":
             return replace(self, theme=find_theme(text, themes or (self.theme,)))
         try:
+            if setting.name in _LIMITS:
+                is_auto = text.strip().lower() in (AUTO, "")
+                limit = None if is_auto else _LIMITS[setting.name].parse(sanitize_line(text))
+                limits: dict[str, Any] = {setting.name: limit}
+                return replace(self, **limits)
             value = _OPTIONS[setting.name].parse(sanitize_line(text))
             if setting.name == "max_tokens":
                 return replace(self, max_tokens=value)
@@ -104,6 +135,14 @@ class ChatValues:
     def rows(self) -> list[tuple[str, str]]:
         """Names and values, to be shown."""
         return [(setting.name, self.text_of(setting.name)) for setting in SETTINGS]
+
+
+def _format_limit(name: str, limit: int) -> str:
+    """As it is typed: `6GiB`, and other bytes as they are; `4096` tokens."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB)):
+        if name == "memory" and limit % factor == 0:
+            return f"{limit // factor}{unit}"
+    return str(limit)
 
 
 def find_setting(name: str) -> Setting:

@@ -31,6 +31,8 @@ class SlashCommand:
     action: str
     whole: bool = False
     others: tuple[str, ...] = ()
+    takes_path: bool = False
+    """Whether paths are offered for its argument."""
 
     @property
     def needed(self) -> int:
@@ -60,6 +62,7 @@ COMMANDS = (
     SlashCommand("help", "", "keys, commands, and what the numbers mean", "help", others=("?",)),
     SlashCommand("new", "", "begin a new conversation", "new_conversation"),
     SlashCommand("stop", "", "stop the answer; what is there of it stays", "stop"),
+    SlashCommand("queue", "edit|send|drop", "the messages that wait: the last one", "queue"),
     SlashCommand("continue", "", "go on with an answer that was stopped", "continue"),
     SlashCommand("regenerate", "", "answer the last question once more", "regenerate"),
     SlashCommand("edit", "[n]", "change a question; n counts back from the last one", "edit"),
@@ -67,6 +70,9 @@ COMMANDS = (
     SlashCommand("copy", "[n]", "copy an answer; n counts back from the last one", "copy"),
     SlashCommand("code", "[n]", "copy code of the last answer; n counts its blocks", "code"),
     SlashCommand("branch", "next|prev", "show another version of a message", "branch"),
+    SlashCommand(
+        "file", "NAME", "put a text file into the next message", "file", True, takes_path=True
+    ),
     SlashCommand("system", "[text]", "what the model is told first; no text: ask", "system", True),
     SlashCommand("set", "NAME VALUE", "change a setting, like /set temp 0.7", "set"),
     SlashCommand("show", "", "the settings as they are", "show"),
@@ -85,6 +91,8 @@ COMMANDS = (
     SlashCommand("tokens", "", "each token of an answer with its numbers", "tokens"),
     SlashCommand("theme", "NAME", "other colours", "theme", True),
     SlashCommand("context", "", "how full the context is, and what comes then", "context"),
+    SlashCommand("compact", "[drop]", "sum up earlier messages; drop: leave them out", "compact"),
+    SlashCommand("log", "", "the program's log: events and errors", "log"),
     SlashCommand("retry", "", "open the model again, or ask again what failed", "retry"),
     SlashCommand("clear", "", "empty the screen of remarks", "clear"),
     SlashCommand("quit", "", "leave; the conversation is kept", "app.quit", others=("exit", "bye")),
@@ -124,6 +132,8 @@ class Suggestion:
     line: str
     shown: str
     help: str
+    is_whole: bool = True
+    """Whether the line can be run as it is; else something is still to be typed."""
 
 
 Choices = Mapping[str, Callable[[], Sequence[str]]]
@@ -168,22 +178,35 @@ def find_command(name: str) -> SlashCommand:
     return _BY_NAME[known]
 
 
-def suggest(text: str, choices: Choices | None = None) -> list[Suggestion]:
+Paths = Callable[[str], Sequence[str]]
+"""What a path that is begun could become; a slash is at the end of directories."""
+
+
+def suggest(
+    text: str, choices: Choices | None = None, paths: Paths | None = None
+) -> list[Suggestion]:
     """What a line that begins with a slash could become, in the order of the table."""
     found = re.fullmatch(r"/(\S*)", text)
     if found:
         wanted = found[1].lower()
         fitting = [c for c in COMMANDS if any(n.startswith(wanted) for n in (c.name, *c.others))]
         return [
-            Suggestion(f"/{c.name}{' ' if c.arguments else ''}", c.usage, c.help) for c in fitting
+            Suggestion(f"/{c.name}{' ' if c.arguments else ''}", c.usage, c.help, not c.needed)
+            for c in fitting
         ]
     found = re.fullmatch(r"/(\S+) +(.*)", text)
     if not found or found[1].lower() not in _BY_NAME:
         return []
     command = _BY_NAME[found[1].lower()]
+    if command.takes_path:
+        found_paths = paths(found[2]) if paths is not None else ()
+        return [
+            Suggestion(f"/{command.name} {path}", path, "", not path.endswith("/"))
+            for path in found_paths
+        ]
     begun = found[2].lower()
     return [
-        Suggestion(f"/{command.name} {value}", value, explained)
+        Suggestion(f"/{command.name} {value}", value, explained, not value.endswith(" "))
         for value, explained in _first_arguments(command, choices or {})
         if value.lower().startswith(begun) and value.lower().rstrip() != begun
     ]

@@ -13,7 +13,11 @@ from textual.widgets import TextArea
 from textual.widgets.text_area import Edit, EditResult, Location
 
 from flashllm.ui.commands.bindings import PROMPT_BINDINGS
+from flashllm.ui.commands.table import Suggestion
+from flashllm.ui.prompt.draft import Draft
 from flashllm.ui.prompt.history import InputHistory
+from flashllm.ui.prompt.suggestions import Suggestions
+from flashllm.ui.prompt.waiting import WaitingMessages
 from flashllm.untrusted.terminal import sanitize
 
 SHOWN_CHARACTERS = 10_000
@@ -21,24 +25,37 @@ SHOWN_LINES = 200
 """A longer text is replaced by a placeholder, since the widget wraps its whole text at each key."""
 AT_ONCE_CHARACTERS = 50_000
 """A longer paste is made harmless on another thread."""
+ADDS_FILE = "/file "
 EDITING = "another version of an earlier message; Esc: leave it as it was"
 
 
 class Prompt(TextArea):
-    """Grows with its text; Enter sends, Shift+Enter and Ctrl+J break the line."""
+    """Grows with its text; Enter sends, Shift+Enter and Ctrl+J break the line.
+
+    Above it are `suggestions`, through which the arrows go while a command is typed, and messages
+    that are `waiting`, of which an arrow up in an empty prompt takes the last one back.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [*PROMPT_BINDINGS]
 
     class Submitted(Message):
         """The user wants to send the text."""
 
-        def __init__(self, text: str) -> None:
+        def __init__(self, draft: Draft) -> None:
             super().__init__()
-            self.text = text
+            self.draft = draft
 
-    def __init__(self, inputs: InputHistory | None = None, placeholder: str = "") -> None:
+    def __init__(
+        self,
+        inputs: InputHistory,
+        suggestions: Suggestions,
+        waiting: WaitingMessages,
+        placeholder: str = "",
+    ) -> None:
         super().__init__(compact=False, highlight_cursor_line=False, placeholder=placeholder)
-        self.inputs = inputs or InputHistory()
+        self.inputs = inputs
+        self._suggestions = suggestions
+        self._waiting = waiting
         self.editing: int | None = None
         """The question of which another version is being written."""
         self._draft = ""
@@ -48,10 +65,12 @@ class Prompt(TextArea):
     @property
     def whole_text(self) -> str:
         """The text to send, with placeholders replaced by what they stand for."""
-        text = self.text
-        for words, held_back in self._held_back.items():
-            text = text.replace(words, held_back)
-        return text
+        return self.draft.text
+
+    @property
+    def draft(self) -> Draft:
+        """What stands here, as it can be put here again."""
+        return Draft(self.text, dict(self._held_back), self.editing)
 
     def edit(self, edit: Edit) -> EditResult:
         """A long paste's placeholder is deleted as a whole; text typed inside goes after it.
@@ -71,17 +90,66 @@ class Prompt(TextArea):
         self.load_text(self._shown(harmless(text)))
         self.move_cursor(self.document.end)
 
-    def action_submit(self) -> None:
-        """Submits the text; it stays in the prompt until `take`."""
-        self.post_message(self.Submitted(self.whole_text))
+    @property
+    def command_line(self) -> str:
+        """What may be a command: all of the text, or behind a message the line that adds a file."""
+        return command_in(self.text)
 
-    def take(self) -> str:
-        """The text has been sent: it is remembered, and the field is empty."""
-        text = self.whole_text
-        self.inputs.add(text)
-        self._held_back.clear()
-        self.clear()
-        return text
+    def put_command(self, line: str) -> None:
+        """Replaces the command that is being typed; the message before it stays."""
+        before = self.text.removesuffix(self.command_line)
+        if not before:
+            self.put_text(line)
+            return
+        self.load_text(before + line)
+        self.move_cursor(self.document.end)
+
+    def put_draft(self, draft: Draft) -> None:
+        """Replaces everything by what was written before."""
+        if draft.edited is not None:
+            self.begin_edit(draft.edited, "")
+        self._held_back = dict(draft.held_back)
+        self.load_text(draft.shown)
+        self.move_cursor(self.document.end)
+
+    def attach(self, name: str, text: str) -> None:
+        """Puts a text where the cursor is, behind words with a name, since nobody edits it here."""
+        words = self._words_for(f"{name}: {len(text):,} characters")
+        self._held_back[words] = text
+        self._put(words)
+
+    def take_back(self, index: int = -1) -> bool:
+        """Puts a message that waits here, in place of nothing; False where that cannot be."""
+        if self.text or self.editing is not None:
+            return False
+        draft = self._waiting.take(index)
+        if draft is not None:
+            self.put_draft(draft)
+        return draft is not None
+
+    def action_submit(self) -> None:
+        """Submits the text, which stays in the prompt until `take`; or takes a suggestion."""
+        suggestion = self._suggestions.chosen(self.command_line)
+        if suggestion is None:
+            self.post_message(self.Submitted(self.draft))
+        else:
+            self.take_suggestion(suggestion)
+
+    def take_suggestion(self, suggestion: Suggestion) -> None:
+        """Puts a suggestion in place of what was typed of it, and submits it if it is whole."""
+        self.put_command(suggestion.line)
+        if suggestion.is_whole:
+            self.post_message(self.Submitted(self.draft))
+
+    def take(self, draft: Draft | None = None) -> None:
+        """A text has been sent: it is remembered, and no longer here; what was typed since is."""
+        draft = draft or self.draft
+        self.inputs.add(draft.text)
+        more = self.text.removeprefix(draft.shown) if self.text.startswith(draft.shown) else ""
+        for words in draft.held_back:
+            self._held_back.pop(words, None)
+        self.load_text(more)
+        self.move_cursor(self.document.end)
 
     def begin_edit(self, turn_id: int, text: str) -> None:
         """Another version of a question is written; what was here before comes back after it."""
@@ -106,18 +174,27 @@ class Prompt(TextArea):
         self._put("\n")
 
     def action_earlier(self) -> None:
-        """A line up; from the first one to what was sent before."""
+        """A suggestion up, or a line; from the first one to what waits, and was sent before."""
+        if self._suggestions.step(-1, self.command_line):
+            return
         if not self.cursor_at_first_line:
             self.action_cursor_up()
-        elif (text := self.inputs.earlier(self.whole_text)) is not None:
-            self.put_text(text)
+        elif not self.take_back() and (text := self.inputs.earlier(self.whole_text)) is not None:
+            self._recall(text)
 
     def action_later(self) -> None:
-        """A line down; from the last one to what was sent after."""
+        """A suggestion down, or a line; from the last one to what was sent after."""
+        if self._suggestions.step(1, self.command_line):
+            return
         if not self.cursor_at_last_line:
             self.action_cursor_down()
         elif (text := self.inputs.later()) is not None:
-            self.put_text(text)
+            self._recall(text)
+
+    def _recall(self, text: str) -> None:
+        # The arrows go on through what was sent, also where that was a command.
+        self._suggestions.recalled = text
+        self.put_text(text)
 
     async def _on_key(self, event: events.Key) -> None:
         # Bindings are looked up here and not left to the application, which gets a key so late
@@ -150,6 +227,14 @@ class Prompt(TextArea):
         self._held_back[words] = text
         return words
 
+    def _words_for(self, what: str) -> str:
+        """`[what]`, with a number where the same words stand for something else already."""
+        words, number = f"[{what}]", 1
+        while words in self._held_back or words in self.text:
+            number += 1
+            words = f"[{what}, {number}]"
+        return words
+
     def _around(self, place: Location) -> tuple[Location, Location]:
         """Where such words begin and end, if the place is amid them."""
         row, column = place
@@ -163,6 +248,12 @@ class Prompt(TextArea):
 
     def _put(self, text: str) -> None:
         self.replace(text, *self.selection, maintain_selection_offset=False)
+
+
+def command_in(shown: str) -> str:
+    """What may be a command in a text: all of it, or its last line where that adds a file."""
+    last = shown.rpartition("\n")[2]
+    return last if last.startswith(ADDS_FILE) else shown
 
 
 def harmless(text: str) -> str:

@@ -32,6 +32,7 @@ from flashllm.library.conversion_options import INSIDE, NO_PREDICTORS, TRAIN, Co
 from flashllm.library.conversion_preview import Preview
 from flashllm.library.formatting import clean
 from flashllm.library.models import Checkpoint
+from flashllm.library.open_check import can_chat
 from flashllm.ui.commands.bindings import CONVERT_BINDINGS
 from flashllm.ui.widgets.footer import KeyFooter
 from flashllm.ui.widgets.line_input import LineInput
@@ -215,6 +216,7 @@ def _line(checkpoint: Checkpoint) -> str:
 
 PREVIEW_SECONDS = 0.2
 """Waited for the next letter before a preview is made."""
+NOT_FOR_CHATS = "It came without a tokenizer, which a chat needs; `flashllm run"
 STEPS = 1000
 """Of the bar."""
 _LOG = logging.getLogger("flashllm")
@@ -307,6 +309,7 @@ class ConvertScreen(ModalScreen[Path | None]):
         """What is to begin once it has been looked at."""
         self._timer: Timer | None = None
         self._shows_job = conversions.is_news
+        self._is_for_chats: dict[Path, bool] = {}
         self._stop_listening: Callable[[], None] = lambda: None
 
     def compose(self) -> ComposeResult:
@@ -388,13 +391,20 @@ class ConvertScreen(ModalScreen[Path | None]):
         """Keys of what cannot be done now are not shown."""
         job = self._conversions.job
         state = job.status.state if self._shows_job and job is not None else JobState.WAITING
+        is_made = state is JobState.DONE
         possible = {
             "start": not self._shows_job,
             "stop": state in (JobState.RUNNING, JobState.STOPPING),
-            "open": state is JobState.DONE,
+            "open": is_made and job is not None and self._can_chat(job.destination),
             "again": self._shows_job and job is not None and job.status.is_over,
         }
         return possible.get(action, True)
+
+    def _can_chat(self, made: Path) -> bool:
+        """Whether a model that was made is for a chat; its files are looked at once."""
+        if made not in self._is_for_chats:
+            self._is_for_chats[made] = can_chat(made)
+        return self._is_for_chats[made]
 
     # Looking, on threads
 
@@ -486,6 +496,8 @@ class ConvertScreen(ModalScreen[Path | None]):
             words = f"{words}\n{format_amount(status)}"
         if status.state is JobState.DONE:
             words = "\n".join(["Complete.", *status.summary])
+            if not self._can_chat(job.destination):
+                words += f"\n{NOT_FOR_CHATS} {clean(str(job.destination))} --ids 1,2,3` runs it."
         elif status.is_over:
             words = status.error
         if status.is_over:

@@ -30,6 +30,10 @@ from flashllm.ui.widgets.line_input import LineInput
 
 NARROW = 70
 """Below so many columns only the most wanted cells are shown."""
+WIDE = 100
+"""From so many columns on, long names leave room for a problem."""
+NO_TOKENIZER = "no tokenizer"
+TOO_LARGE = "too large"
 
 
 class Models(Preparation, Protocol):
@@ -135,7 +139,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         model = self._selected()
         if model is None:
             return
-        if model.problem:
+        if chat_problem(model):
             self.app.bell()
             return
         self.dismiss(model.choice)
@@ -255,13 +259,15 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
             if all(word in _searched(model) for word in words)
         ]
         narrow = self.size.width < NARROW
+        name_width = 36 if self.size.width >= WIDE else 24
         table = self.query_one(DataTable)
         table.clear(columns=True)
         for label in _columns(narrow):
             table.add_column(label)
         for model in self._shown:
             current = self._current is not None and model.choice.path == self._current.path
-            table.add_row(*(_cell(text, model) for text in _row(model, narrow, current)))
+            row = _row(model, narrow, name_width, current)
+            table.add_row(*(_cell(text, model) for text in row))
         paths = [model.path for model in self._shown]
         if self._chosen in paths:
             table.move_cursor(row=paths.index(self._chosen))
@@ -296,17 +302,25 @@ def _columns(narrow: bool) -> list[str]:
     return ["model", "size", "precision", "needs", "tok/s", "problem"]
 
 
-def _row(model: FoundModel, narrow: bool, current: bool) -> list[str]:
-    name = f"{'●' if current else ' '} {'! ' if model.problem else ''}{model.name}"
+def chat_problem(model: FoundModel) -> str:
+    """Why the chat cannot open a model; empty where it can."""
+    return model.problem or ("" if model.has_tokenizer else NO_TOKENIZER)
+
+
+def _row(model: FoundModel, narrow: bool, name_width: int, current: bool) -> list[str]:
+    problem = chat_problem(model)
+    name = f"{'●' if current else ' '} {'! ' if problem else ''}{model.name}"
     size, precision, needs, speed = figures(model)
     if narrow:
         return [name[:22], needs, speed]
-    return [name[:36], size, precision, needs, speed, model.problem[:60]]
+    doubt = problem or (TOO_LARGE if model.is_too_large else "")
+    return [name[:name_width], size, precision, needs, speed, doubt[:60]]
 
 
 def _cell(text: str, model: FoundModel) -> Text:
     # Not a plain string, which the table would read as markup.
-    return Text(text, style="dim" if model.problem else "", no_wrap=True, overflow="ellipsis")
+    style = "dim" if chat_problem(model) else ""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def details(model: FoundModel) -> list[str]:
@@ -315,6 +329,8 @@ def details(model: FoundModel) -> list[str]:
     needs = model.smallest_ceiling_bytes
     if model.problem:
         lines.append(f"Cannot be opened: {model.problem}")
+    elif problem := chat_problem(model):
+        lines.append(f"Not for a chat: {problem}; `flashllm run MODEL --ids 1,2,3` runs it")
     else:
         lines.append(speed_sentence(model))
         if needs is not None:

@@ -10,6 +10,7 @@ from textual.containers import VerticalScroll
 from textual.widget import Widget
 
 from flashllm.ui.commands.bindings import TRANSCRIPT_BINDINGS
+from flashllm.ui.transcript.invitation import Invitation
 from flashllm.ui.transcript.turn import Notice, TurnView
 from flashllm.ui.widgets.single_layout import SingleLayout
 
@@ -40,6 +41,11 @@ class Transcript(SingleLayout, VerticalScroll):
         """Sticks to the end."""
         self.anchor()
 
+    @property
+    def invitation(self) -> Invitation | None:
+        """What stands there while nothing was asked."""
+        return next((child for child in self.children if isinstance(child, Invitation)), None)
+
     def views(self) -> list[TurnView]:
         """Of the turns that have been mounted, in order."""
         return [child for child in self.children if isinstance(child, TurnView)]
@@ -48,8 +54,18 @@ class Transcript(SingleLayout, VerticalScroll):
         """Of one turn, if it is there."""
         return next((view for view in self.views() if view.turn_id == turn_id), None)
 
+    async def invite(self, invitation: Invitation) -> None:
+        """Shows what one could ask, until something is."""
+        if self.invitation is not None and self.invitation.says_same(invitation):
+            return
+        await self.remove_children(Invitation)
+        await self.mount(invitation, before=0 if self.children else None)
+        self.anchor()
+
     async def add(self, *widgets: TurnView | Notice) -> None:
         """Appends, and goes to the end."""
+        if any(isinstance(widget, TurnView) for widget in widgets):
+            await self.remove_children(Invitation)
         await self.mount_all(widgets)
         self.anchor()
 

@@ -1,0 +1,63 @@
+"""What can be checked of a model before it is opened: nothing is loaded, and no process starts.
+
+The chat closes one model to open another. What would fail is found here, while the first is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from flashllm.errors import FlashllmError, UsageError
+from flashllm.flash.manifest import read_manifest
+from flashllm.flash.store import Store
+from flashllm.hardware.staleness import profile_for
+from flashllm.library.models import NO_TOKENIZER
+from flashllm.library.scan import has_tokenizer
+from flashllm.options import ModelOptions
+from flashllm.planning.model_facts import check_runnable, choose_selector, converted_sizes
+from flashllm.planning.plan import make_plan
+
+
+def check_openable(path: Path | None, options: ModelOptions, interpreter_bytes: int) -> None:
+    """Raises what opening the model for a chat would, as far as that can be known; None: the demo.
+
+    Looks at manifest, files, tokenizer, options and the ceiling. Without a ceiling the memory that
+    there will be is not known here. `interpreter_bytes` is the memory of the engine's process
+    before a model is loaded. Errors: those of `local.open_model`.
+    """
+    directory = _demo_if_made() if path is None else path
+    if directory is None:
+        return
+    with Store(directory) as store:
+        check_runnable(store)
+        if not has_tokenizer(store.manifest):
+            raise UsageError(NO_TOKENIZER)
+        select = choose_selector(store, options.select)
+        sizes = converted_sizes(store, select, interpreter_bytes)
+        make_plan(
+            store.spec,
+            replace(sizes, application=options.application_bytes),
+            options.having(select=select),
+            profile_for(directory, options),
+        )
+
+
+def can_chat(directory: Path) -> bool:
+    """Whether a converted model came with a tokenizer; True where that cannot be read."""
+    try:
+        return has_tokenizer(read_manifest(directory))
+    except FlashllmError:
+        return True  # opening it says what is wrong
+
+
+def _demo_if_made() -> Path | None:
+    """The demo's directory; None while it is yet to be made, which opening does."""
+    from flashllm.convert import demo_directory
+
+    with contextlib.suppress(FlashllmError, OSError):
+        directory = Path(demo_directory())
+        read_manifest(directory)
+        return directory
+    return None

@@ -1,0 +1,69 @@
+"""The line of keys: whole ones, the most useful first, in any width."""
+
+from __future__ import annotations
+
+import pytest
+from textual.widgets._footer import FooterKey
+
+from flashllm.ui.app import ChatApp
+from flashllm.ui.commands.bindings import FOOTER_ORDER, PLACES
+from flashllm.ui.screens.models import ModelPicker
+from tests.support.chat_pilot import ask, make_app, ready, screen_text
+from tests.support.fake_engine import FakeModel
+from tests.support.fake_library import FakeLibrary
+from tests.support.screens import until
+
+pytestmark = pytest.mark.usefixtures("footer")
+
+
+def keys(app: ChatApp) -> list[str]:
+    return [f"{key.key_display} {key.description}" for key in app.screen.query(FooterKey)]
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (40, ["⏎ Send", "f1 Help", "^q Quit", "f5 Models", "^n New"]),
+        (
+            80,
+            ["⏎ Send", "f1 Help", "^q Quit", "f5 Models", "^n New", "f4 Sessions",
+             "tab Messages", "f6 Settings"],
+        ),
+        (20, ["⏎ Send", "f1 Help"]),
+    ],
+)  # fmt: skip
+async def test_as_many_as_fit(width: int, expected: list[str]) -> None:
+    async with make_app(FakeModel(["x"])).run_test(size=(width, 24)) as pilot:
+        app = await ready(pilot)
+        await until(pilot, lambda: keys(app) == expected)
+        assert " ".join(expected) in screen_text(app)
+
+
+async def test_others_fit_when_the_terminal_grows_or_other_keys_work() -> None:
+    async with make_app(FakeModel(["x"])).run_test(size=(40, 24)) as pilot:
+        app = await ask(pilot, "a")
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: len(keys(app)) == 8)
+        await pilot.press("tab")
+        await until(
+            pilot,
+            lambda: keys(app)[:5] == ["e Edit", "r Regenerate", "c Copy", "⏎ Continue", "esc Back"],
+        )
+
+
+@pytest.mark.parametrize("width", [40, 80])
+async def test_pages_show_whole_keys_too(width: int) -> None:
+    async with make_app(FakeModel(["x"]), library=FakeLibrary).run_test(size=(width, 24)) as pilot:
+        app = await ready(pilot)
+        await pilot.press("f5")
+        await until(pilot, lambda: isinstance(app.screen, ModelPicker) and len(keys(app)) > 2)
+        line = " ".join(keys(app))
+        await until(pilot, lambda: line in screen_text(app))
+        assert keys(app)[:3] == ["⏎ Open", "c Convert", "/ Filter"]
+
+
+def test_the_order_names_keys_that_there_are() -> None:
+    known = {binding.id: binding for place in PLACES for binding in place.bindings}
+    assert set(FOOTER_ORDER) <= known.keys()
+    assert all(known[name].show for name in FOOTER_ORDER)
+    assert len(set(FOOTER_ORDER)) == len(FOOTER_ORDER)
