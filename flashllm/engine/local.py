@@ -9,6 +9,7 @@ One answer at a time in each context; other contexts may be used from other thre
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -100,7 +101,7 @@ class AnswerOptions(TypedDict, total=False):
 
     max_tokens: int
     sampling: Sampling | None
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     on_prefill: OnPrefill | None
     telemetry: bool
     context: Context | None
@@ -170,16 +171,17 @@ class Model:
         `kv_dtype="f32"` only f32 arithmetic rounds. Computed in the default context: `EngineBusy`
         while an answer is written there.
         """
-        self.info.check_prompt(ids, self.plan.context)
+        known = _checked_ids(ids)
+        self.info.check_prompt(known, self.plan.context)
         claim = self._turns.claim(self._decoder.context)
-        return claim.compute(lambda: self._decoder.logits(ids))
+        return claim.compute(lambda: self._decoder.logits(known))
 
     def generate(
         self,
         prompt: str | Sequence[int],
         max_tokens: int = DEFAULT_MAX_TOKENS,
         sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         on_prefill: OnPrefill | None = None,
         *,
         telemetry: bool = True,
@@ -196,12 +198,14 @@ class Model:
         time: `EngineBusy` until it is over, closed or no longer referred to. Answers in several
         contexts may be interleaved token by token, also from several threads.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _checked_ids(prompt)
         self.info.check_prompt(ids, self.plan.context)
         if not 0 <= answer < len(ids):
             raise UsageError(f"answer is {answer}; expected 0 to {len(ids) - 1}, fewer than ids")
-        if max_tokens < 0:
-            raise UsageError(f"max_tokens is {max_tokens}; expected 0 or more")
+        if not isinstance(max_tokens, int) or max_tokens < 0:
+            raise UsageError(f"max_tokens is {max_tokens!r}; expected a whole number, 0 or more")
+        if not isinstance(sampling, Sampling | None):
+            raise UsageError(f"sampling is {sampling!r}; expected flashllm.Sampling(...)")
         if context is not None and not self._decoder.owns(context):
             raise UsageError("this context is another model's; model.new_context() makes one")
         if stop and self._tokenizer is None:
@@ -214,7 +218,7 @@ class Model:
             ids,
             max_tokens,
             sampling or Sampling(),
-            stop,
+            (stop,) if isinstance(stop, str) else stop,
             on_prefill,
             telemetry,
             answer,
@@ -230,7 +234,8 @@ class Model:
         last message that is too long.
         """
         stop, most = options.get("stop", ()), options.get("max_tokens", DEFAULT_MAX_TOKENS)
-        prompt = encode(self, Request.of(messages, most, stop))
+        stops = (stop,) if isinstance(stop, str) else stop
+        prompt = encode(self, Request.of(messages, most, stops))
         given: AnswerOptions = {**options, "stop": prompt.stop}
         generation = self.generate(prompt.ids, answer=len(prompt.begun), **given)
         generation.dropped_messages = prompt.dropped
@@ -355,6 +360,16 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _checked_ids(ids: Sequence[int]) -> list[int]:
+    """The ids as plain whole numbers; `UsageError` for what is none."""
+    try:
+        if not isinstance(ids, bytes | str):
+            return [operator.index(token) for token in ids]
+    except TypeError:
+        pass
+    raise UsageError(f"the prompt is {ids!r:.80}; expected a text, or a list of token ids")
 
 
 def _profile_caution(directory: Path, options: ModelOptions) -> str:
