@@ -9,12 +9,13 @@ One answer at a time in each context; other contexts may be used from other thre
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import os
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from flashllm import core
 from flashllm.core.numpy_twin.latency import Latencies
 from flashllm.engine.answer import Request, encode
 from flashllm.engine.answer_message import AnswerMessage
+from flashllm.engine.async_generation import AsyncGeneration
 from flashllm.engine.generation import Generation, OnPrefill, Token, Usage
 from flashllm.engine.loading import load_planned, open_decoder
 from flashllm.engine.sampling import Sampling
@@ -49,13 +51,9 @@ from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from flashllm.engine.async_generation import AsyncGeneration
-
 __all__ = [
     "AnswerMessage",
+    "AsyncGeneration",
     "Context",
     "Generation",
     "Message",
@@ -136,8 +134,8 @@ class Model:
         self._turns = Turns(decoder, sanitize_line(self.info.name))
         self._last_io_report: dict[str, Any] = {}
         """How bundles were read, once the model is closed."""
-        self._own_thread: Executor | None = None
-        self._executor_lock = threading.Lock()
+        # Computes for all asynchronous answers: each thread that computes has pools of its own.
+        self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="flashllm")
 
     @property
     def decoder(self) -> Decoder:
@@ -323,30 +321,13 @@ class Model:
         }
 
     async def _asynchronous(self, start: Callable[[], Generation]) -> AsyncGeneration:
-        # Not at the top: most models are opened without it.
-        import asyncio
-
-        from flashllm.engine.async_generation import AsyncGeneration
-
-        # Making ids of messages may take a tenth of a second, for which the event loop does not
-        # wait; nor does it wait for a prompt that is being read in the model's own thread.
-        generation = await asyncio.to_thread(start)
-        return AsyncGeneration(generation, self._executor())
-
-    def _executor(self) -> Executor:
-        """One thread that computes for all asynchronous answers: each has pools of its own."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        with self._executor_lock:
-            if self._own_thread is None:
-                self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="flashllm")
-            return self._own_thread
+        # Not in the model's own thread: making ids of messages may take a tenth of a second, and a
+        # refusal should not wait for the prompt that is being read there.
+        return AsyncGeneration(await asyncio.to_thread(start), self._own_thread)
 
     def _release(self) -> None:
         self._last_io_report = self._read_io_report()
-        with self._executor_lock:
-            if self._own_thread is not None:
-                self._own_thread.shutdown(wait=False)
+        self._own_thread.shutdown(wait=False)
         self._store.close()
 
     def __repr__(self) -> str:
