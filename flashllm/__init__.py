@@ -16,9 +16,9 @@ from flashllm.engine.sampling import Sampling
 from flashllm.options import ModelOptions
 
 if TYPE_CHECKING:
-    from flashllm.engine.async_generation import AsyncGeneration
     from flashllm.engine.local import (
         AnswerMessage,
+        AsyncGeneration,
         Context,
         Generation,
         Message,
@@ -49,18 +49,17 @@ __all__ = [
     "errors",
     "open_model",
 ]
-_PLACES = {
-    "AsyncGeneration": "flashllm.engine.async_generation",
-    "open_model": "flashllm.library.open",
-}
-"""Modules of the names that are looked up when they are first used; the others are the engine's."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        import importlib
+    if name == "open_model":
+        from flashllm.library.open import open_model
 
-        return getattr(importlib.import_module(_PLACES.get(name, "flashllm.engine.local")), name)
+        return open_model
+    if name in __all__:
+        from flashllm.engine import local
+
+        return getattr(local, name)
     raise AttributeError(f"module 'flashllm' has no attribute {name!r}")
 
 

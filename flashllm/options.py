@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypedDict, Unpack, get_args
 
+from flashllm.errors import UsageError
+
 Select = Literal["predicted", "gate", "all", "oracle"]
 """What finds the active set: low-rank predictors, which are lossy; or exactly: a resident gate, all
 neurons, or the oracle, which reads all and uses those whose output is not zero."""
@@ -82,6 +84,12 @@ class ModelOptions:
     """The part of the ceiling that is left to another process."""
     contexts: int = 1
     """Contexts that may live at once, the default one included."""
+
+    def __post_init__(self) -> None:
+        for name in ("window", "io_threads", "context", "application_bytes", "contexts"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                raise UsageError(f"{name} is {value!r}; expected a whole number")
 
     def having(self, **overrides: Unpack[ModelOverrides]) -> ModelOptions:
         """A copy with some options changed."""

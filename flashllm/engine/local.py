@@ -9,11 +9,13 @@ One answer at a time in each context; other contexts may be used from other thre
 
 from __future__ import annotations
 
+import asyncio
+import operator
 import os
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ from flashllm import core
 from flashllm.core.numpy_twin.latency import Latencies
 from flashllm.engine.answer import Request, encode
 from flashllm.engine.answer_message import AnswerMessage
+from flashllm.engine.async_generation import AsyncGeneration
 from flashllm.engine.generation import Generation, OnPrefill, Token, Usage
 from flashllm.engine.loading import OnLoading, load_planned, open_decoder
 from flashllm.engine.sampling import Sampling
@@ -48,13 +51,9 @@ from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from flashllm.engine.async_generation import AsyncGeneration
-
 __all__ = [
     "AnswerMessage",
+    "AsyncGeneration",
     "Context",
     "Generation",
     "Message",
@@ -103,7 +102,7 @@ class AnswerOptions(TypedDict, total=False):
 
     max_tokens: int
     sampling: Sampling | None
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     on_prefill: OnPrefill | None
     telemetry: bool
     context: Context | None
@@ -138,8 +137,8 @@ class Model:
         self._turns = Turns(decoder, sanitize_line(self.info.name))
         self._last_io_report: dict[str, Any] = {}
         """How bundles were read, once the model is closed."""
-        self._own_thread: Executor | None = None
-        self._executor_lock = threading.Lock()
+        # Computes for all asynchronous answers: each thread that computes has pools of its own.
+        self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="flashllm")
 
     @property
     def decoder(self) -> Decoder:
@@ -173,16 +172,17 @@ class Model:
         `kv_dtype="f32"` only f32 arithmetic rounds. Computed in the default context: `EngineBusy`
         while an answer is written there.
         """
-        self.info.check_prompt(ids, self.plan.context)
+        known = _checked_ids(ids)
+        self.info.check_prompt(known, self.plan.context)
         claim = self._turns.claim(self._decoder.context)
-        return claim.compute(lambda: self._decoder.logits(ids))
+        return claim.compute(lambda: self._decoder.logits(known))
 
     def generate(
         self,
         prompt: str | Sequence[int],
         max_tokens: int = DEFAULT_MAX_TOKENS,
         sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         on_prefill: OnPrefill | None = None,
         *,
         telemetry: bool = True,
@@ -199,12 +199,14 @@ class Model:
         time: `EngineBusy` until it is over, closed or no longer referred to. Answers in several
         contexts may be interleaved token by token, also from several threads.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _checked_ids(prompt)
         self.info.check_prompt(ids, self.plan.context)
         if not 0 <= answer < len(ids):
             raise UsageError(f"answer is {answer}; expected 0 to {len(ids) - 1}, fewer than ids")
-        if max_tokens < 0:
-            raise UsageError(f"max_tokens is {max_tokens}; expected 0 or more")
+        if not isinstance(max_tokens, int) or max_tokens < 0:
+            raise UsageError(f"max_tokens is {max_tokens!r}; expected a whole number, 0 or more")
+        if not isinstance(sampling, Sampling | None):
+            raise UsageError(f"sampling is {sampling!r}; expected flashllm.Sampling(...)")
         if context is not None and not self._decoder.owns(context):
             raise UsageError("this context is another model's; model.new_context() makes one")
         if stop and self._tokenizer is None:
@@ -217,7 +219,7 @@ class Model:
             ids,
             max_tokens,
             sampling or Sampling(),
-            stop,
+            (stop,) if isinstance(stop, str) else stop,
             on_prefill,
             telemetry,
             answer,
@@ -233,7 +235,8 @@ class Model:
         last message that is too long.
         """
         stop, most = options.get("stop", ()), options.get("max_tokens", DEFAULT_MAX_TOKENS)
-        prompt = encode(self, Request.of(messages, most, stop))
+        stops = (stop,) if isinstance(stop, str) else stop
+        prompt = encode(self, Request.of(messages, most, stops))
         given: AnswerOptions = {**options, "stop": prompt.stop}
         generation = self.generate(prompt.ids, answer=len(prompt.begun), **given)
         generation.dropped_messages = prompt.dropped
@@ -333,30 +336,13 @@ class Model:
         }
 
     async def _asynchronous(self, start: Callable[[], Generation]) -> AsyncGeneration:
-        # Not at the top: most models are opened without it.
-        import asyncio
-
-        from flashllm.engine.async_generation import AsyncGeneration
-
-        # Making ids of messages may take a tenth of a second, for which the event loop does not
-        # wait; nor does it wait for a prompt that is being read in the model's own thread.
-        generation = await asyncio.to_thread(start)
-        return AsyncGeneration(generation, self._executor())
-
-    def _executor(self) -> Executor:
-        """One thread that computes for all asynchronous answers: each has pools of its own."""
-        from concurrent.futures import ThreadPoolExecutor
-
-        with self._executor_lock:
-            if self._own_thread is None:
-                self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="flashllm")
-            return self._own_thread
+        # Not in the model's own thread: making ids of messages may take a tenth of a second, and a
+        # refusal should not wait for the prompt that is being read there.
+        return AsyncGeneration(await asyncio.to_thread(start), self._own_thread)
 
     def _release(self) -> None:
         self._last_io_report = self._read_io_report()
-        with self._executor_lock:
-            if self._own_thread is not None:
-                self._own_thread.shutdown(wait=False)
+        self._own_thread.shutdown(wait=False)
         self._store.close()
 
     def __repr__(self) -> str:
@@ -370,6 +356,16 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _checked_ids(ids: Sequence[int]) -> list[int]:
+    """The ids as plain whole numbers; `UsageError` for what is none."""
+    try:
+        if not isinstance(ids, bytes | str):
+            return [operator.index(token) for token in ids]
+    except TypeError:
+        pass
+    raise UsageError(f"the prompt is {ids!r:.80}; expected a text, or a list of token ids")
 
 
 def _profile_caution(directory: Path, options: ModelOptions) -> str:

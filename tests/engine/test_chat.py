@@ -42,6 +42,16 @@ def test_text_is_encoded(model: Model) -> None:
     assert model.generate("The sea is", 8).complete().ids == model.generate(ids, 8).complete().ids
 
 
+def test_one_stop_may_be_a_text(model: Model) -> None:
+    whole = model.chat([QUESTION], max_tokens=24).complete().text
+    stop = whole[3:6]
+    for stops in (stop, [stop]):
+        answer = model.chat([QUESTION], max_tokens=24, stop=stops).complete()
+        assert (answer.text, answer.finish_reason) == (whole[: whole.index(stop)], "stop")
+    ids = model.tokenizer.encode_chat([QUESTION])
+    assert model.generate(ids, 24, stop=stop).complete().text == whole[: whole.index(stop)]
+
+
 def test_the_system_prompt_comes_first_and_counts(model: Model) -> None:
     ids = model.tokenizer.encode_chat([SYSTEM, QUESTION])
     answer = model.chat([SYSTEM, QUESTION], max_tokens=8)

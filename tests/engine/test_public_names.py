@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashllm
@@ -46,6 +47,45 @@ def test_a_ceiling_that_is_none(sparse_model: Path, memory: Any, words: str) -> 
 def test_a_small_ceiling_names_the_smallest(sparse_model: Path) -> None:
     with pytest.raises(MemoryCeilingTooSmall):
         flashllm.open_model(sparse_model, memory="10MiB")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"context": "4096"}, "context is '4096'; expected a whole number"),
+        ({"contexts": 2.0}, "contexts is 2.0; expected a whole number"),
+        ({"io_threads": True}, "io_threads is True"),
+        ({"policy": "lruu"}, "expected one of blend, frequency"),
+    ],
+)
+def test_options_that_are_none(sparse_model: Path, options: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        flashllm.open_model(sparse_model, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prompt": 5}, "the prompt is 5; expected a text, or a list of token ids"),
+        ({"prompt": [1.5]}, r"the prompt is \[1.5\]"),
+        ({"prompt": ["a"]}, "expected a text, or a list of token ids"),
+        ({"prompt": b"abc"}, "expected a text, or a list of token ids"),
+        ({"prompt": [5], "max_tokens": "5"}, "max_tokens is '5'; expected a whole number"),
+        ({"prompt": [5], "max_tokens": -1}, "max_tokens is -1"),
+        ({"prompt": [5], "sampling": {"temperature": 1}}, r"expected flashllm.Sampling\("),
+    ],
+)
+def test_arguments_that_are_none(model: Model, arguments: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        model.generate(**arguments)
+    assert len(model.generate([5], 2).complete().ids) == 2, "nothing is held"
+
+
+def test_ids_may_be_of_numpy(model: Model) -> None:
+    expected = model.generate([5, 6, 7], 4).complete()
+    drawn = model.generate(np.array([5, 6, 7]), 4).complete()  # type: ignore[arg-type]
+    assert drawn.ids == expected.ids
+    assert (model.logits(np.array([5, 6])) == model.logits([5, 6])).all()  # type: ignore[arg-type]
 
 
 def test_the_longest_answer_is_one_number_everywhere() -> None:
