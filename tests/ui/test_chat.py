@@ -295,7 +295,9 @@ def clean(screen: str) -> bool:
 async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
     split = len(payload) // 2
     model = FakeModel([f"one {payload}two", f" three {payload[:split]}", f"{payload[split:]}four"])
-    model.info = dataclasses.replace(model.info, name=f"na{payload}me")
+    # A model is called after its directory, of which the last part counts.
+    hostile = payload.replace("/", "")
+    model.info = dataclasses.replace(model.info, directory=f"/models/na{hostile}me.flash")
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, f"do {payload}this")
         assert answers(app) == ["one two three four"]
