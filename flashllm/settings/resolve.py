@@ -122,7 +122,10 @@ def load_settings(
             settings[option.name] = Setting(said.value, "file", said.place)
         else:
             settings[option.name] = Setting(option.default, "default")
-    remarks = [*unknown_variables(environment), *(f"{error}; left out" for error in problems or ())]
+    remarks = [
+        *unknown_variables(environment),
+        *(f"{error} (left out)" for error in problems or ()),
+    ]
     return Settings(config.path, settings, config.keys, tuple(remarks))
 
 

@@ -72,7 +72,7 @@ def test_show_on_a_file_that_makes_no_sense(home: Path, capsys: pytest.CaptureFi
     (home / "config.toml").write_text('temp = "hot"\ntop_k = 5\nmemmory = "8GiB"')
     assert main(["config", "show", "--origin"]) == 0
     told = capsys.readouterr()
-    assert ":1: temp: 'hot' is not a number; left out" in told.err
+    assert ":1: temp: 'hot' is not a number (left out)" in told.err
     assert ":3: there is no setting 'memmory'; did you mean 'memory'" in told.err
     rows = {line.split()[0]: line.split()[1:] for line in told.out.splitlines()}
     assert rows["temp"] == ["0.0", "default"]

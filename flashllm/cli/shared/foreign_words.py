@@ -111,6 +111,19 @@ OPTIONS = {
 }
 """The same for options, as they are spelt with `-` between words."""
 
+_ENDLESS = "an answer ends after some tokens here; give their number, as in -n 4096"
+_SEED = "a seed is 0 or more; answers vary by it where --temp is above 0"
+PAIRS = {
+    ("--ctx-size", "0"): "leave it out for the usual context",
+    ("--max-tokens", "-1"): _ENDLESS,
+    ("--max-tokens", "-2"): _ENDLESS,
+    ("--seed", "-1"): _SEED,
+    ("-c", "0"): "leave it out for the usual context",
+    ("-n", "-1"): _ENDLESS,
+    ("-n", "-2"): _ENDLESS,
+}
+"""What values of our options mean elsewhere."""
+
 VALUES = {
     "bfloat16": "bf16", "bf16": "bf16", "float16": "f16", "fp16": "f16", "half": "f16",
     "float32": "f32", "fp32": "f32", "float": "f32", "8bit": "int8", "8-bit": "int8", "i8": "int8",

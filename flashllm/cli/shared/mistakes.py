@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from flashllm.errors import UsageError
@@ -67,13 +68,16 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse_foreign(self, given: Sequence[str]) -> None:
         """An error for options of other programs, which may look like some of ours (`-ngl`)."""
-        from flashllm.cli.shared.foreign_words import OPTIONS
+        from flashllm.cli.shared.foreign_words import OPTIONS, PAIRS
 
         options = given[: given.index("--")] if "--" in given else given
-        for word in options:
-            name = word.partition("=")[0].replace("_", "-")
-            if name in OPTIONS and name not in self._option_string_actions:
-                self.error(f"{word.partition('=')[0]}: {OPTIONS[name]}")
+        for word, following in pairwise([*options, ""]):
+            name, _, value = word.partition("=")
+            known = name in self._option_string_actions
+            if not known and (sentence := OPTIONS.get(name.replace("_", "-"))):
+                self.error(f"{name}: {sentence}")
+            if known and (sentence := PAIRS.get((name, value or following))):
+                self.error(f"{name} {value or following}: {sentence}")
 
     def _format_unknown(self, option: str) -> str:
         from flashllm.settings.nearest import nearest
