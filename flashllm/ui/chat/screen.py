@@ -130,7 +130,7 @@ class ChatScreen(Screen[None]):
         # Held, since to look for them goes through all that a long answer is made of.
         self.status_line, self.meter = StatusLine(), ContextMeter()
         names = names or ModelNames()
-        fresh_names = FreshNames(names.names, self.run_worker, self.follow_prompt)
+        fresh_names = FreshNames(names.names, self.run_worker, self._renew_suggestions)
         self.suggestions = Suggestions({"theme": self._themes, "model": fresh_names.latest})
         self.waiting = WaitingMessages()
         words = "Ask something; / for commands"
@@ -251,6 +251,9 @@ class ChatScreen(Screen[None]):
         self.answering.typed()
         if self.suggestions.is_attached:
             self.suggestions.follow(self.prompt.command_line)
+
+    def _renew_suggestions(self) -> None:
+        self.suggestions.renew()
 
     @on(Suggestions.Clicked)
     def take_suggestion(self, event: Suggestions.Clicked) -> None:

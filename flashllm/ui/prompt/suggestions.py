@@ -77,6 +77,11 @@ class Suggestions(Widget):
             self._folder = None  # by the next time there may be other files
         self._suggest()
 
+    def renew(self) -> None:
+        """What there is to choose from has become other."""
+        if self.is_attached:
+            self._suggest()
+
     def close(self) -> None:
         """Shows none until the text is another."""
         self._closed_for = self._text
