@@ -292,7 +292,8 @@ def clean(screen: str) -> bool:
 async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
     split = len(payload) // 2
     model = FakeModel([f"one {payload}two", f" three {payload[:split]}", f"{payload[split:]}four"])
-    model.info = dataclasses.replace(model.info, name=f"na{payload}me")
+    directory = f"/models/na{payload.replace('/', '')}me.flash"
+    model.info = dataclasses.replace(model.info, directory=directory)
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, f"do {payload}this")
         assert answers(app) == ["one two three four"]
