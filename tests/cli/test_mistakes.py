@@ -74,7 +74,7 @@ def test_words_of_others_are_not_ours() -> None:
 def test_what_is_advised_exists() -> None:
     """Commands and options that the sentences name; some commands are made elsewhere."""
     sentences = " ".join([*foreign_words.COMMANDS.values(), *foreign_words.OPTIONS.values()])
-    named = set(re.findall(r"flashllm ([a-z]+)", sentences))
+    named = set(re.findall(r"`flashllm ([a-z]+)", sentences))
     assert named <= {*command_names(), "pull", "models"}
     flags = {flag for option in OPTIONS for flag in option.flags}
     asked = set(re.findall(r"did you mean (--[a-z-]+)", sentences))

@@ -295,9 +295,8 @@ def clean(screen: str) -> bool:
 async def test_escape_sequences_do_not_reach_the_screen(payload: str) -> None:
     split = len(payload) // 2
     model = FakeModel([f"one {payload}two", f" three {payload[:split]}", f"{payload[split:]}four"])
-    # A model is called after its directory, of which the last part counts.
-    hostile = payload.replace("/", "")
-    model.info = dataclasses.replace(model.info, directory=f"/models/na{hostile}me.flash")
+    directory = f"/models/na{payload.replace('/', '')}me.flash"
+    model.info = dataclasses.replace(model.info, directory=directory)
     async with make_app(model).run_test() as pilot:
         app = await ask(pilot, f"do {payload}this")
         assert answers(app) == ["one two three four"]

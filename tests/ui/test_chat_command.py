@@ -130,3 +130,62 @@ def test_no_save_keeps_nothing(
     assert main(["chat", "--no-save"]) == 0
     assert started[0][0].chat.saving.path is None
     assert {file.name for file in tmp_path.iterdir()} == {"flashllm.log"}
+
+
+def put_model(directory: Path) -> Path:
+    """What looks like a converted model."""
+    directory.mkdir(parents=True)
+    (directory / "manifest.json").touch()
+    return directory
+
+
+def test_a_model_is_opened_by_its_name(
+    tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
+) -> None:
+    big = put_model(tmp_path / "models" / "big.flash")
+    for words in (["big"], [str(big)], ["big.flash"]):
+        assert main(["chat", *words]) == 0
+        choice = started[-1][0].chat.choice
+        assert (choice.path, choice.name) == (big, "big")
+    for words in ([], ["demo"]):
+        assert main(["chat", *words]) == 0
+        choice = started[-1][0].chat.choice
+        assert (choice.path, choice.name) == (None, "demo")
+
+
+def test_a_name_that_is_none_is_told_before_the_screen_is_drawn(
+    tmp_path: Path,
+    started: list[tuple[ChatApp, dict[str, Any]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    put_model(tmp_path / "models" / "big.flash")
+    assert main(["chat", "bgi"]) == 66
+    assert "did you mean big?" in capsys.readouterr().err
+    assert started == []
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_conversation_with_the_demo_goes_on_with_todays(
+    is_there: bool, tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
+) -> None:
+    before = tmp_path / "models" / "demo-0123456789abcdef"
+    if is_there:
+        put_model(before)
+    with SessionStore() as store:
+        store.create(model=str(before))
+    assert main(["chat", "--continue"]) == 0
+    choice = started[-1][0].chat.choice
+    assert (choice.path, choice.name) == (None, "demo")
+    with SessionStore() as store:
+        assert store.summary(1).model == str(before)  # stored names keep theirs
+
+
+def test_a_conversation_goes_on_with_its_model_by_one_name(
+    tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
+) -> None:
+    big = put_model(tmp_path / "elsewhere" / "big.flash")
+    with SessionStore() as store:
+        store.create(model=str(big))
+    assert main(["chat", "--continue"]) == 0
+    choice = started[-1][0].chat.choice
+    assert (choice.path, choice.name) == (big, "big")

@@ -33,6 +33,9 @@ from flashllm.ui.chat.screen import ChatScreen
 from flashllm.cli.main import main
 from flashllm.cli.shared import open_model as opening
 from tests.support.fake_engine import FakeLauncher, FakeModel
+from pathlib import Path
+from flashllm.library.names import ModelNames, NamedModel
+ModelNames.find = lambda self, text: NamedModel.at(Path(text))  # no model of that name is needed
 opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(["x"]))
 def broken(self):
     secret = "what was typed"

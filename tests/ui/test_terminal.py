@@ -25,6 +25,9 @@ import sys
 from flashllm.cli.shared import open_model as opening
 from flashllm.cli.main import main
 from tests.support.fake_engine import FakeLauncher, FakeModel
+from pathlib import Path
+from flashllm.library.names import ModelNames, NamedModel
+ModelNames.find = lambda self, text: NamedModel.at(Path(text))  # no model of that name is needed
 answers = {answers!r}
 opening.open_engine = lambda directory, arguments: FakeModel(*answers)
 opening.start_launcher = lambda arguments: FakeLauncher(FakeModel(*answers))

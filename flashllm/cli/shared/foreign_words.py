@@ -10,7 +10,7 @@ _GPU = "flashllm computes on the processor, so there are no layers to offload; l
 _MODEL = "the model is the first word: `flashllm run MODEL TEXT`, `flashllm chat MODEL`"
 _PULL = "`flashllm pull ORG/NAME` fetches a model from Hugging Face"
 _READING = "weights are read past the page cache; --memory SIZE says how much may stay in memory"
-_SERVER = "there is no server; `flashllm run` and `flashllm chat` open the model themselves"
+_SERVER = "nothing has to be served: `flashllm run` and `flashllm chat` open the model themselves"
 _TALK = "`flashllm chat` is the conversation in the terminal"
 _THREADS = "--io-threads N is for reading; OMP_NUM_THREADS=N says how many compute"
 
