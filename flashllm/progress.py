@@ -152,7 +152,7 @@ class TerminalProgress:
         )
         self._bar.add_task(phase, total=self._total_bytes, words=format_bytes(total_bytes))
         if self._schedule.phases:
-            self._bar.add_task("all", total=1.0, words=format_whole(self._schedule))
+            self._bar.add_task("all", total=1.0, words=_whole_words(self._schedule))
         self._bar.start()
 
     def advance(self, nbytes: int) -> None:
@@ -164,7 +164,7 @@ class TerminalProgress:
         first, *others = self._bar.task_ids
         self._bar.update(first, advance=nbytes, words=self._words())
         for whole in others:
-            words = format_whole(self._schedule)
+            words = _whole_words(self._schedule)
             self._bar.update(whole, completed=self._schedule.share, words=words)
 
     def _words(self) -> str:
@@ -185,6 +185,8 @@ class TerminalProgress:
         """Leave the bar as it is and give the terminal back."""
         self._schedule.finish()
         if self._bar is not None:
+            for whole in self._bar.task_ids[1:]:  # the next phase goes on with it
+                self._bar.remove_task(whole)
             self._bar.stop()
             self._bar = None
 
@@ -261,10 +263,15 @@ class JsonlProgress:
 
 def format_whole(schedule: Schedule) -> str:
     """`all: 25 %, 3 min left`; "" where nothing is expected."""
+    words = _whole_words(schedule)
+    return f"all: {words}" if words else ""
+
+
+def _whole_words(schedule: Schedule) -> str:
     left = schedule.seconds_left
     if left is None:
         return ""
-    return f"all: {100 * schedule.share:.0f} %, {format_duration(left)} left"
+    return f"{100 * schedule.share:.0f} %, {format_duration(left)} left"
 
 
 def progress_for(

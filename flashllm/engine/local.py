@@ -297,7 +297,8 @@ class Model:
     @property
     def wants_quick_profile(self) -> bool:
         """Whether a quick profile would tell of the model's disk what nobody has measured yet."""
-        if self._options.profile is not None or not self._store.reader.direct:
+        is_possible = core.NAME == "native" and self._store.reader.direct
+        if self._options.profile is not None or not is_possible:
             return False
         return staleness.wants_quick_profile(self._store.directory)
 

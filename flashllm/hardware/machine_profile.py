@@ -12,6 +12,7 @@ import bisect
 import contextlib
 import json
 import math
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,10 @@ __all__ = [
     "MachineRates",
     "Profile",
     "cache_path",
+    "failed_lately",
     "find",
     "load",
+    "note_failure",
     "quick_path",
     "save",
 ]
@@ -49,6 +52,8 @@ GAP_BYTES_MAX = 64 << 10
 _GAP_STEP_BYTES = 512
 _VALUE_LEAST, _VALUE_MOST = 1e-3, 1e18
 """Of all rates, sizes, numbers and times: beyond them, what is computed overflows or vanishes."""
+FAILURE_SECONDS = 3600.0
+"""For so long a quick profile that failed is not tried again by itself."""
 _BEST_SHARE = 0.97  # of the best throughput: more threads than give this are not worth it
 
 
@@ -226,6 +231,26 @@ def cache_path(device: DeviceIdentity) -> Path:
 def quick_path(device: DeviceIdentity) -> Path:
     """Where the quick profile of a device is kept."""
     return cache_dir() / "profiles" / f"{device.key}.quick.json"
+
+
+def note_failure(path: Path) -> None:
+    """Remembers that no quick profile could be taken of the device of `path`."""
+    with contextlib.suppress(OSError, RuntimeError):
+        place = _failure_path(describe_device(path))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+
+
+def failed_lately(path: Path, seconds: float = FAILURE_SECONDS) -> bool:
+    """Whether that was tried in vain not long ago."""
+    with contextlib.suppress(OSError, RuntimeError):
+        age = time.time() - _failure_path(describe_device(path)).stat().st_mtime
+        return 0 <= age < seconds
+    return False
+
+
+def _failure_path(device: DeviceIdentity) -> Path:
+    return quick_path(device).with_suffix(".failed")
 
 
 def _check_values(profile: Profile) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from flashllm import core
 from flashllm.errors import FlashllmError
 from flashllm.hardware.device import describe_device, machine_name
-from flashllm.hardware.machine_profile import Profile, cache_path, find, load
+from flashllm.hardware.machine_profile import Profile, cache_path, failed_lately, find, load
 from flashllm.options import ModelOptions
 
 DAYS_MOST = 90
@@ -99,11 +99,13 @@ def profile_for(directory: Path, options: ModelOptions) -> Profile | None:
 def wants_quick_profile(directory: Path) -> bool:
     """Whether a quick profile of the device of `directory` would tell more than what is kept.
 
-    It would where nothing is kept, or a quick one that is stale or knows the disk alone. What
-    `flashllm bench io` has measured is never replaced.
+    It would where nothing is kept, or a quick one that is stale or knows the disk alone, unless it
+    failed lately. What `flashllm bench io` has measured is never replaced.
     """
     kept = find(directory)
-    return kept is None or (kept.quick and (kept.rates is None or bool(staleness(kept))))
+    if kept is not None and not (kept.quick and (kept.rates is None or staleness(kept))):
+        return False
+    return not failed_lately(directory)
 
 
 def caution(path: Path, file: Path | None = None) -> str:

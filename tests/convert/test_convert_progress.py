@@ -97,8 +97,12 @@ def test_a_terminal_gets_a_second_bar_for_everything() -> None:
     shown.start("first", 1000)
     clock[0] = 5.0
     shown.advance(500)
+    assert shown._bar is not None
+    phase, whole = shown._bar.tasks
+    assert (whole.description, whole.fields["words"]) == ("all", "12 %, 35 s left")
+    assert phase.fields["words"].startswith("500 B of 1000 B")
     shown.finish()
-    assert "all: 12 %, 35 s left" in stream.getvalue()
+    assert "first" in stream.getvalue()
 
 
 def test_lines_of_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,11 @@ def test_a_quick_profile_is_wanted_until_something_better_is_there(
     machine_profile.save(replace(quick, rates=None))
     assert wants_quick_profile(tmp_path)  # it knows the disk alone
     machine_profile.save(replace(quick, date=today(91)))
+    assert wants_quick_profile(tmp_path)
+    machine_profile.note_failure(tmp_path)
+    assert not wants_quick_profile(tmp_path)  # not again and again in vain
+    (marker,) = (tmp_path / "home" / "profiles").glob("*.failed")
+    os.utime(marker, (1e9, 1e9))
     assert wants_quick_profile(tmp_path)
     machine_profile.save(replace(good, date=today(91), rates=None))
     assert not wants_quick_profile(tmp_path)  # never instead of what bench io has measured

@@ -154,12 +154,15 @@ def test_two_do_not_measure_at_once(home: Path, sparse_model: Path) -> None:
     QuickProfileJob(sparse_model, second.take).start()
     assert second.wait().error == "another process is measuring already"
     job.close()
+    assert wants_quick_profile(sparse_model)  # that was no failure
 
 
 def test_memory_that_others_need_is_left_to_them(home: Path, sparse_model: Path) -> None:
     watched = Watched()
     QuickProfileJob(sparse_model, watched.take, leave_bytes=1 << 50).start()
-    assert "memory are left, so the disk is not measured now" in watched.wait().error
+    assert "memory are left, so nothing is measured now" in watched.wait().error
+    assert machine_profile.failed_lately(sparse_model)
+    assert not wants_quick_profile(sparse_model)
     assert the_profile(sparse_model) is None
 
 

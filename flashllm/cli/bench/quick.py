@@ -30,16 +30,33 @@ MATRIX_BYTES = 128 * MIB
 IDLE_NICENESS = 19
 
 
+class _OtherMeasuresError(BenchmarkInvalid):
+    """No failure: what is wanted is on its way."""
+
+
 def bench_quick(arguments: argparse.Namespace) -> int:
     """Samples the disk and this machine, keeps the quick profile, and reports it."""
-    from flashllm.bench.disk.quick import GiveWay, make_quick_profile
+    from flashllm.hardware.machine_profile import note_failure
 
     _check(arguments)
+    try:
+        return _bench_quick(arguments)
+    except FlashllmError as error:
+        is_failure = not isinstance(error, _OtherMeasuresError)
+        if is_failure and arguments.background and arguments.target is not None:
+            note_failure(arguments.target)
+        raise
+
+
+def _bench_quick(arguments: argparse.Namespace) -> int:
+    from flashllm.bench.disk.quick import GiveWay, make_quick_profile
+
+    if arguments.background:
+        _become_idle()
     target, settings = _prepare(arguments)
     with contextlib.ExitStack() as stack:
         way, progress = GiveWay(), _progress(arguments)
         if arguments.background:
-            _become_idle()
             way = GiveWay(stack.enter_context(_alone()))
         stack.callback(progress.finish)
         remarks = [*target.remarks]
@@ -76,15 +93,26 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Any, Any]:
         raise UsageError(
             f"bench io needs the native core ({core.FALLBACK}): its numpy twin reads one at a time"
         )
-    needed = DISK_MEMORY_BYTES + (arguments.leave or 0)
+    path = arguments.target if arguments.target is not None else model_directory(None)
+    # Where the disk is known, only the rest is worth it.
+    needed = MACHINE_MEMORY_BYTES if _knows_disk(path) else DISK_MEMORY_BYTES
+    needed += arguments.leave or 0
     if arguments.background and available_bytes() < needed:
         raise BenchmarkInvalid(
-            f"less than {format_bytes(needed)} of memory are left, so the disk is not measured now"
+            f"less than {format_bytes(needed)} of memory are left, so nothing is measured now"
         )
-    path = arguments.target if arguments.target is not None else model_directory(None)
     target = find_target(quick_target(path))
     rotates = is_rotational(find_block_device(target.path))
     return target, quick_settings(target, is_rotational=bool(rotates))
+
+
+def _knows_disk(path: Path) -> bool:
+    """Whether the quick profile that is kept of the disk is still true."""
+    from flashllm.hardware.machine_profile import find
+    from flashllm.hardware.staleness import staleness
+
+    kept = find(path)
+    return kept is not None and kept.quick and not staleness(kept)
 
 
 def _progress(arguments: argparse.Namespace) -> Progress:
@@ -121,7 +149,7 @@ def _alone() -> Iterator[Callable[[], bool]]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise BenchmarkInvalid("another process is measuring already") from error
+            raise _OtherMeasuresError("another process is measuring already") from error
         else:
             yield way.is_taken
         finally:

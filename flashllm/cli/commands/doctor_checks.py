@@ -38,9 +38,12 @@ class Check:
 def find_checks(facts: dict[str, Any]) -> list[Check]:
     """Everything that the facts lead to, in the order of their sections."""
     found = [*_core(facts["core"]), *_memory(facts["memory"]), *_settings(facts.get("settings"))]
-    for section in ("cache", "model"):
-        if section in facts:
-            found += _place(facts[section], is_model=section == "model")
+    cache, model = facts["cache"], facts.get("model")
+    found += _place(cache, is_model=False)
+    if model is None or model.get("device_name") != cache.get("device_name"):
+        found += _profile(cache, is_model=False)
+    if model is not None:
+        found += [*_place(model, is_model=True), *_profile(model, is_model=True)]
     found += _packages(facts["versions"])
     if facts.get("plan") is not None:
         found += _plan(facts["plan"], facts["model"]["directory"])
@@ -140,7 +143,6 @@ def _place(place: dict[str, Any], is_model: bool) -> Iterator[Check]:
         where = f"{place['filesystem'] or 'a file system'} on {place.get('device_name', 'a disk')}"
         yield Check("ok", topic, f"{directory}: direct I/O on {where}, {free} free")
     yield from trouble
-    yield from _profile(place, topic)
 
 
 def _place_troubles(place: dict[str, Any], topic: str, is_model: bool) -> Iterator[Check]:
@@ -177,9 +179,9 @@ def _place_troubles(place: dict[str, Any], topic: str, is_model: bool) -> Iterat
         yield Check("warning", topic, what, "make room before converting a model")
 
 
-def _profile(place: dict[str, Any], topic: str) -> Iterator[Check]:
-    """What is known of the disk: two places on one disk lead to the same line."""
-    target = f" {shlex.quote(place['directory'])}" if topic == "model" else ""
+def _profile(place: dict[str, Any], is_model: bool) -> Iterator[Check]:
+    """What is known of the disk."""
+    target = f" {shlex.quote(place['directory'])}" if is_model else ""
     name = place.get("device_name", "this disk")
     profile = place.get("profile")
     if place["profile_problem"]:
