@@ -138,6 +138,21 @@ async def test_a_click_on_the_chosen_row_opens_it() -> None:
     assert app.given == BIG.choice
 
 
+async def test_one_without_a_tokenizer_is_not_opened() -> None:
+    ids = replace(BIG, path=Path("/models/ids"), name="ids", has_tokenizer=False)
+    app = Host(ModelPicker(FakeLibrary((DEMO, ids, HUGE))))
+    async with app.run_test(size=(120, 40)) as pilot:
+        picker = await filled(pilot, 3)
+        assert [row[-1] for row in rows(picker)] == ["", "no tokenizer", "too large"]
+        assert rows(picker)[1][0] == "  ! ids"
+        await pilot.press("down", "enter")
+        assert app.given is NOTHING
+        words = "Not for a chat: no tokenizer; `flashllm run MODEL --ids 1,2,3` runs it"
+        assert text_of(picker, "details").splitlines()[0] == words
+        await pilot.press("down", "enter")  # what is too large may fit by now
+        await until(pilot, lambda: app.given == HUGE.choice)
+
+
 async def test_a_broken_one_is_not_opened() -> None:
     app = Host(ModelPicker(FakeLibrary()))
     async with app.run_test() as pilot:
@@ -348,6 +363,25 @@ async def test_from_the_form_to_an_open_model(tmp_path: Path, size: tuple[int, i
         await pilot.press("ctrl+o")
         await until(pilot, lambda: app.given is not NOTHING)
     assert app.given == tmp_path / "made"
+
+
+async def test_what_is_made_without_a_tokenizer_is_not_offered_to_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashllm.ui.screens.convert.can_chat", lambda _made: False)
+    app, conversions, _ = convert_host("phase(5); make(); phase(10)")
+    async with app.run_test() as pilot:
+        await write(pilot, "source", str(tmp_path / "source"))
+        await write(pilot, "destination", str(tmp_path / "made"))
+        await previewed(pilot)
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: not conversions.is_running)
+        await until(pilot, lambda: buttons(app) == ["Another", "Close"])
+        said = text_of(app.screen, "job-text")
+        assert "It came without a tokenizer, which a chat needs" in said
+        assert f"flashllm run {tmp_path}/made --ids 1,2,3" in said.replace("\n", "")
+        await pilot.press("ctrl+o")
+        assert app.given is NOTHING
 
 
 async def test_progress_then_stop_then_another(tmp_path: Path) -> None:
