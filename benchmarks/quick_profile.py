@@ -131,7 +131,7 @@ def _profiling(model: Path) -> Iterator[None]:
 
 
 def _prompt(model: Model) -> list[int]:
-    if model.tokenizer is None:
+    if not model.has_tokenizer:
         return list(PROMPT_IDS)
     return model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
 
