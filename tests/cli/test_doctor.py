@@ -219,7 +219,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 KEYS = {
     *("system", "core", "memory", "settings", "cache", "model", "plan", "versions"),
-    *("warnings", "checks"),
+    *("warnings", "checks", "schema"),
 }
 
 

@@ -176,7 +176,7 @@ def test_events_for_programs(server: HubServer, capsys: pytest.CaptureFixture[st
         ([NAME, "--convert", "x", "--predictors", "train"], 2, "add --keep-source"),
         ([NAME, "--convert", "x", "--order", "coactivation"], 2, "add --keep-source"),
         ([NAME, "--convert", "no/such/place"], 73, "no such directory; create it first"),
-        ([NAME, "--dtype", "int3"], 2, "invalid choice"),
+        ([NAME, "--dtype", "int3"], 2, "'int3' is unknown; did you mean int8?"),
         ([NAME, "--act", "mish"], 2, "--act is 'mish'"),
     ],
 )
@@ -249,7 +249,7 @@ def test_offline_is_honoured_and_said(
     assert shown.out.strip() == path
     assert "HF_HUB_OFFLINE is set, so nothing is fetched" in shown.err
     assert main(["pull", NAME, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"path": path}
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "path": path}
     assert main(["pull", NAME, "--convert"]) == 2
     assert f"flashllm convert {path} DST" in capsys.readouterr().err
     assert main(["pull", "org/other"]) == 69
@@ -389,4 +389,4 @@ def test_plan_knows_them_by_name_and_repository(capsys: pytest.CaptureFixture[st
         assert main(["plan", name]) == 0
         assert "smallest ceiling" in capsys.readouterr().out
     assert main(["plan", "Qwen/Qwen9-8B"]) == 66
-    assert "flashllm pull ORG/NAME --dry-run" in capsys.readouterr().err
+    assert "flashllm pull Qwen/Qwen9-8B" in capsys.readouterr().err

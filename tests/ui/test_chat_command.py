@@ -185,7 +185,7 @@ def test_a_conversation_goes_on_with_its_model_by_one_name(
 ) -> None:
     big = put_model(tmp_path / "elsewhere" / "big.flash")
     with SessionStore() as store:
-        store.create(model=str(big))
+        store.save_turn(store.create(model=str(big)), Turn(1, None, "user", "x"))
     assert main(["chat", "--continue"]) == 0
     choice = started[-1][0].chat.choice
     assert (choice.path, choice.name) == (big, "big")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.output import Output, remark
+from flashllm.json_schema import with_schema
 from flashllm.library.open import usual_destination
 from flashllm.schedule import Schedule
 from flashllm.settings.values import parse_number
@@ -119,7 +120,7 @@ class ConversionReport:
 
     def _say(self, event: str, lines: list[str], values: dict[str, Any]) -> None:
         if self._kind == "jsonl":
-            said = {"event": event, "lines": lines, **values}
+            said = with_schema({"event": event, "lines": lines, **values})
             print(json.dumps(said), file=sys.stderr, flush=True)
         elif self._kind != "none":
             for line in lines:

@@ -14,7 +14,7 @@ from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_options, argument
 from flashllm.cli.shared.open_model import options_of
 from flashllm.cli.shared.output import Output, remark, table
-from flashllm.errors import MemoryCeilingTooSmall, ModelNotFound, UsageError
+from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_share
 
@@ -70,13 +70,7 @@ def _resolved(arguments: argparse.Namespace) -> str:
         return str(open_model.model_directory(text) if named.path is None else named.path)
     if is_known:
         return text
-    try:
-        return str(names.find_checkpoint(text, whole=False, others=near_names(text)))
-    except ModelNotFound as error:
-        raise ModelNotFound(
-            f"{error}. Known models: flashllm models --all; those of the Hugging Face hub:"
-            " flashllm pull ORG/NAME --dry-run"
-        ) from error
+    return str(names.find_checkpoint(text, whole=False, others=near_names(text)))
 
 
 def _reading(arguments: argparse.Namespace) -> tuple[object, ...]:
