@@ -15,7 +15,7 @@ def test_a_report_is_read(sparse_model: Path) -> None:
 
 
 def test_what_a_command_says_when_it_fails_is_told_with_its_exit_code(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="there is no such model") as failed:
+    with pytest.raises(CommandError, match="there is no such directory") as failed:
         ask("info", str(tmp_path / "absent"), "--json")
     assert failed.value.exit_code == 66
     assert not str(failed.value).startswith("flashllm:")
