@@ -297,7 +297,7 @@ PLAIN = (("NO_COLOR", "1"),)
 
 LOOKS = (
     Look("empty", chat(), then(), (WIDE, USUAL, SMALL)),
-    Look("prefill", chat(READING), amid("reading"), (WIDE, USUAL, SMALL)),
+    Look("prefill", chat(READING), amid("120 of"), (WIDE, USUAL, SMALL)),
     Look("generating", chat(WRITING), amid("large body"), (WIDE, USUAL, SMALL)),
     Look("answered", chat([DOCUMENT]), asked(QUESTION), (WIDE, USUAL, SMALL)),
     Look("stopped", chat(WRITING), stop_it, (USUAL, SMALL)),

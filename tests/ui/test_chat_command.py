@@ -106,6 +106,20 @@ def test_it_goes_on_with_the_conversation_and_its_model(
     assert started[1][0].chat.choice.path is None
 
 
+def test_limits_go_to_the_chat_and_models_are_judged_by_those_that_it_has(
+    started: list[tuple[ChatApp, dict[str, Any]]],
+) -> None:
+    assert main(["chat", "--memory", "1GiB", "--ctx-size", "256"]) == 0
+    chat = started[0][0].chat
+    settings = chat.answer_settings
+    assert (settings.memory, settings.context) == (1 << 30, 256)
+    assert chat.library is not None
+    for memory, context in ((1 << 30, 256), (6 << 30, 4096)):  # as `/set` would
+        settings.memory, settings.context = memory, context
+        options = chat.library().given.options  # type: ignore[attr-defined]
+        assert (options.memory, options.context) == (memory, context)
+
+
 def test_the_model_of_a_conversation_may_have_any_name(
     started: list[tuple[ChatApp, dict[str, Any]]],
 ) -> None:

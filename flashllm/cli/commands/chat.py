@@ -79,8 +79,12 @@ def chat(arguments: argparse.Namespace) -> int:
         from flashllm.library.library import usual_library
 
         plan = screen.activity.plan if screen.activity.phase is not Phase.CLOSED else None
+        limits = {
+            "memory": screen.answer_settings.memory,
+            "ctx_size": screen.answer_settings.context,
+        }
         return usual_library(
-            arguments.settings,
+            arguments.settings.with_flags(limits),
             used=used_models,
             application_bytes=memory.rss_bytes() + GROWTH_BYTES,
             open_ceiling_bytes=None if plan is None else plan.ceiling_bytes,

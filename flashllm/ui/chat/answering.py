@@ -347,5 +347,5 @@ def explain(error: BaseException) -> str:
     if isinstance(error, FlashllmError):
         return str(error)
     if isinstance(error, MemoryError):
-        return "out of memory; leave, and come back with a smaller --memory"
+        return "out of memory; less for the model may help, by --memory or /set memory"
     return f"unexpected: {type(error).__name__}: {error}"
