@@ -213,6 +213,7 @@ def test_lines_for_programs(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert set(first) == {
         *("event", "lines", "destination", "written_bytes", "source_bytes", "scratch_bytes"),
         "seconds",
+        "schema",
     }
     assert last["size_bytes"] == pytest.approx(first["written_bytes"], rel=0.02)
     assert last["next"] == f"flashllm chat {made}"

@@ -56,9 +56,10 @@ async def answering(pilot: Pilot[None], *then: str) -> ChatApp:
     return app
 
 
-def gated(*answer: str) -> tuple[FakeModel, threading.Event]:
+def gated(*answer: str, context: int = 512) -> tuple[FakeModel, threading.Event]:
     gate = threading.Event()
-    return FakeModel(["begun", gate, "."], *([text] for text in answer)), gate
+    answers = ([text] for text in answer)
+    return FakeModel(["begun", gate, "."], *answers, context=context), gate
 
 
 async def test_several_are_sent_one_after_the_other() -> None:
@@ -265,7 +266,7 @@ async def test_commands_for_it() -> None:
 
 
 async def test_a_long_paste_that_waits_stays_a_few_words() -> None:
-    model, gate = gated("two")
+    model, gate = gated("two", context=4096)
     async with make_app(model).run_test() as pilot:
         app = await answering(pilot)
         app.chat.prompt.post_message(events.Paste("word " * 3000))

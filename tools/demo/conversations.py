@@ -24,12 +24,12 @@ INTENT_WEIGHTS = {
 }
 # How a conversation goes: so much of each kind in every hundred.
 PLAN_WEIGHTS = {
-    "definition": 14,
+    "definition": 13,
     "definition_then_more": 17,
-    "other": 14,
-    "everything": 7,
+    "other": 20,
+    "everything": 5,
     "chain": 6,
-    "unknown": 27,
+    "unknown": 25,
     "refused": 6,
     "small_talk": 2.5,
     "task": 2,
@@ -39,7 +39,7 @@ PLAN_WEIGHTS = {
 }
 ABSENT_FACT_FRACTION = 0.25
 """How often a question is kept whose answer is that WordNet says nothing."""
-INFLECTED, MISSPELT = 0.18, 0.12
+INFLECTED, MISSPELT = 0.2, 0.15
 """How often a word is named by another of its forms, and how often it is misspelt."""
 # fmt: off
 SYLLABLES = (
@@ -73,6 +73,7 @@ class Material:
 
     facts: Sequence[Fact]
     unknown_words: Sequence[str]
+    """Words that the model shall not know, the most often written first."""
     phrases: Sequence[str] = ()
     """Terms of several words."""
     foreign: dict[str, list[str]] = field(default_factory=dict)
@@ -80,6 +81,8 @@ class Material:
     not_sure_words: frozenset[str] = frozenset()
     """Words outside the lexicon that an earlier stage of the training made up a meaning for."""
     held_out: bool = False
+    hardness: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Running loss of the answer for a word and an intent, where the training has seen it."""
 
     def phrasings(self, intent: str) -> tuple[str, ...]:
         """First questions for an intent, with a place for the word."""
@@ -173,10 +176,12 @@ def made_up_word(rng: random.Random) -> str:
     return "".join(rng.choices(SYLLABLES, k=rng.choice((2, 2, 3)))) + rng.choice(ENDINGS)
 
 
-def draw_intent(fact: Fact, rng: random.Random) -> str:
-    """Any intent but the definition, most often one that WordNet says something for."""
+def draw_intent(material: Material, fact: Fact, rng: random.Random) -> str:
+    """Any intent but the definition: what is hardest most often, if WordNet says something."""
+    hardness = (material.hardness.get((fact.word, intent), 1.0) for intent in INTENT_WEIGHTS)
+    weights = [w * (0.3 + h) for w, h in zip(INTENT_WEIGHTS.values(), hardness, strict=True)]
     while True:
-        intent = rng.choices(list(INTENT_WEIGHTS), list(INTENT_WEIGHTS.values()))[0]
+        intent = rng.choices(list(INTENT_WEIGHTS), weights)[0]
         if fact.is_known(intent) or rng.random() < ABSENT_FACT_FRACTION:
             return intent
 
@@ -218,23 +223,23 @@ def follow_up_turn(material: Material, fact: Fact, intent: str, rng: random.Rand
 def definition_then_more(material: Material, fact: Fact, rng: random.Random) -> Conversation:
     """The meaning first, then one to three more questions about the same word."""
     conversation = [first_turn(material, fact, "definition", rng)]
-    intents = sorted({draw_intent(fact, rng) for _ in range(rng.choice((1, 1, 2, 3)))})
+    intents = sorted({draw_intent(material, fact, rng) for _ in range(rng.choice((1, 1, 2, 3)))})
     rng.shuffle(intents)
     return conversation + [follow_up_turn(material, fact, intent, rng) for intent in intents]
 
 
 def other_first(material: Material, fact: Fact, rng: random.Random) -> Conversation:
     """A question that is not for the meaning, now and then followed by others."""
-    conversation = [first_turn(material, fact, draw_intent(fact, rng), rng)]
+    conversation = [first_turn(material, fact, draw_intent(material, fact, rng), rng)]
     if rng.random() < 0.4:
-        intent = "definition" if rng.random() < 0.6 else draw_intent(fact, rng)
+        intent = "definition" if rng.random() < 0.6 else draw_intent(material, fact, rng)
         conversation.append(follow_up_turn(material, fact, intent, rng))
     return conversation
 
 
 def chain(material: Material, fact: Fact, rng: random.Random) -> Conversation:
     """One intent, several words: "What does ocean mean?", "And river?"; now and then unknown."""
-    intent = rng.choice(("definition", "definition", draw_intent(fact, rng)))
+    intent = rng.choice(("definition", "definition", draw_intent(material, fact, rng)))
     conversation = [first_turn(material, fact, intent, rng)]
     for _ in range(rng.choice((1, 2))):
         phrasing = rng.choice(phrases.SAME_INTENT)
@@ -244,7 +249,7 @@ def chain(material: Material, fact: Fact, rng: random.Random) -> Conversation:
         named = mention(rng.choice(material.facts), rng)
         conversation.append(turn_about(material, named, intent, phrasing, rng))
         if rng.random() < 0.3:
-            other = draw_intent(named.fact, rng)
+            other = draw_intent(material, named.fact, rng)
             conversation.append(follow_up_turn(material, named.fact, other, rng))
             break
     return conversation
@@ -267,7 +272,8 @@ def unknown_word(material: Material, rng: random.Random) -> str:
         return rng.choice(sorted(FUNCTION_WORDS - small_talk.SMALL_TALK_WORDS))
     if draw < 0.50 and material.not_sure_words:
         return rng.choice(sorted(material.not_sure_words))
-    return rng.choice(material.unknown_words)
+    # Words just outside the lexicon are asked about most, and are the likeliest to be made up.
+    return material.unknown_words[int(len(material.unknown_words) * rng.random() ** 2)]
 
 
 def unknown_turn(material: Material, phrasing: str, rng: random.Random) -> Turn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ HELD_OUT_FRACTION = 0.1
 """Of the words that the model shall not know."""
 FOREIGN_WORDS = 400
 UNLISTED_WORDS = 30_000
+SEED = 20
 
 
 def plainly(material: Material, fact: Fact, rng: random.Random, intent: str) -> Turn:
@@ -83,7 +84,7 @@ def held_out_conversations(material: Material, rng: random.Random) -> list[Conve
         conversations.append(
             [
                 plainly(material, fact, rng, "definition"),
-                follow_up_turn(material, fact, draw_intent(fact, rng), rng),
+                follow_up_turn(material, fact, draw_intent(material, fact, rng), rng),
             ]
         )
     conversations += [small_talk_first(material, facts[0], rng) for _ in range(40)]
@@ -113,10 +114,16 @@ def held_out_record(conversation: Conversation) -> dict[str, object]:
 
 
 def split_unknown(words: list[str], rng: random.Random) -> tuple[list[str], list[str]]:
-    """Words that the model shall not know: those trained on, and those held out."""
+    """Words that the model shall not know: those trained on, and those held out, in their order."""
     shuffled = rng.sample(words, len(words))
     held_out_count = max(1, int(len(words) * HELD_OUT_FRACTION))
-    return sorted(shuffled[held_out_count:]), sorted(shuffled[:held_out_count])
+    held_out = set(shuffled[:held_out_count])
+    return [w for w in words if w not in held_out], [w for w in words if w in held_out]
+
+
+def by_frequency(words: Iterable[str], frequencies: Mapping[str, float]) -> list[str]:
+    """Each word once, the most often written first; then a to z."""
+    return sorted(set(words), key=lambda word: (-frequencies.get(word, 0.0), word))
 
 
 def write_lines(path: Path, records: Sequence[object]) -> None:
@@ -157,6 +164,23 @@ def usual_sources(wordnet: Path) -> Sources:
     return Sources(wordnet, dict(english_frequencies()), foreign)
 
 
+def write_questions(folder: Path, material: Material, seed: int) -> None:
+    """Writes the questions that follow from the facts: for calibration, and held out."""
+    rng = random.Random(f"questions-{seed}")
+    calibration = [draw(material, rng.choice(material.facts), rng) for _ in range(2000)]
+    write_lines(folder / "calibration.jsonl", [messages(c) for c in calibration])
+    held_out = read_lines(folder / "unknown_held_out.txt")
+    scored = replace(material, unknown_words=held_out, not_sure_words=frozenset(), held_out=True)
+    conversations = held_out_conversations(scored, rng)
+    write_lines(folder / "heldout.jsonl", [held_out_record(c) for c in conversations])
+
+
+def write_facts(folder: Path, facts: Sequence[Fact]) -> None:
+    """Writes what the model shall know, and the list of its words."""
+    write_lines(folder / "facts.jsonl", [asdict(fact) for fact in facts])
+    write_lines(folder / "words.txt", [fact.word for fact in facts])
+
+
 def build(
     sources: Sources, folder: Path, words: int, seed: int, with_more: bool = False
 ) -> Material:
@@ -171,22 +195,19 @@ def build(
     if with_more:
         facts += more_facts(found, facts)
     unlisted = unlisted_words(found, facts, UNLISTED_WORDS)
-    trained, held_out = split_unknown(sorted({*rare_words(found, facts), *unlisted}), rng)
+    outside = by_frequency([*rare_words(found, facts), *unlisted], sources.frequencies)
+    trained, held_out = split_unknown(outside, rng)
     several = sorted(set(net.phrases))
     material = Material(facts, trained, several, sources.foreign)
     folder.mkdir(parents=True, exist_ok=True)
-    write_lines(folder / "facts.jsonl", [asdict(fact) for fact in facts])
+    write_facts(folder, facts)
+    (folder / "not_sure.txt").unlink(missing_ok=True)
     write_lines(folder / "unknown.txt", trained)
     write_lines(folder / "unknown_held_out.txt", held_out)
     write_lines(folder / "phrases.txt", several)
     write_lines(folder / "foreign.json", [sources.foreign])
-    write_lines(folder / "words.txt", [fact.word for fact in facts])
     (folder / "WORDNET-LICENSE.txt").write_text(licence(sources.wordnet), encoding="utf-8")
-    calibration = [draw(material, rng.choice(facts), rng) for _ in range(2000)]
-    write_lines(folder / "calibration.jsonl", [messages(c) for c in calibration])
-    scored = replace(material, unknown_words=held_out, held_out=True)
-    conversations = held_out_conversations(scored, rng)
-    write_lines(folder / "heldout.jsonl", [held_out_record(c) for c in conversations])
+    write_questions(folder, material, seed)
     return material
 
 
@@ -196,7 +217,7 @@ def main() -> None:
     parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
     parser.add_argument("--out", type=Path, default=Path("build/demo/corpus"))
     parser.add_argument("--words", type=int, default=6000)
-    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--more", action="store_true", help="also common words with long glosses")
     args = parser.parse_args()
     sources = usual_sources(args.wordnet)

@@ -66,7 +66,8 @@ def inflected_forms(word: str, pos: str, irregular: Irregular) -> tuple[str, ...
     """
     special = irregular.get(pos, {}).get(word, ())
     if pos == "n":
-        return special or (with_s(word),)
+        by_rule = word[:-3] + "men" if word.endswith("man") else with_s(word)
+        return special or (by_rule,)
     if pos == "v":
         past = tuple(form for form in special if not form.endswith("ing"))
         return (with_s(word), with_ending(word, "ing"), *(past or (with_ending(word, "ed"),)))

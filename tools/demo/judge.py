@@ -69,6 +69,12 @@ def true_answers(fact: Fact, intents: Iterable[str]) -> set[str]:
     return {normalised(text) for text in (*plain, *suggested, *explained)}
 
 
+def _nothing_known(fact: Fact) -> set[str]:
+    """Answers that say of this word that the model knows no synonym, opposite, kind or example."""
+    bare = Fact(fact.word, fact.pos, fact.gloss)
+    return true_answers(bare, ("synonyms", "opposite", "kind", "example"))
+
+
 def judge(answer: str, intent: str, word: str, facts: Mapping[str, Fact]) -> Verdict:
     """What an answer to a question about `word` is, "" where the question is about none.
 
@@ -81,6 +87,8 @@ def judge(answer: str, intent: str, word: str, facts: Mapping[str, Fact]) -> Ver
         return "refused" if NOTHING_KNOWN.fullmatch(text) else "right"
     if is_refusal(answer):
         return "right" if fact is None else "refused"
+    if fact is not None and text in _nothing_known(fact):
+        return "refused"
     if fact is not None and text in true_answers(fact, fact.answers()):
         return "not asked"
     return "not asked" if fact is None and _is_true(text, facts) else "invented"

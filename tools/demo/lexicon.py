@@ -203,7 +203,9 @@ def _related(net: WordNet, synset: Synset, lemma: str, symbols: tuple[str, ...])
     numbers = {i + 1 for i, word in enumerate(synset.words) if word.lower() == lemma} | {0}
     for pointer in synset.pointers:
         if pointer.symbol in symbols and pointer.source_word in numbers:
-            return _word(net.synset(*pointer.target).words[max(pointer.target_word, 1) - 1])
+            found = _word(net.synset(*pointer.target).words[max(pointer.target_word, 1) - 1])
+            if found.lower() != lemma:
+                return found
     return ""
 
 

@@ -29,6 +29,10 @@ from .optimizer import make_optimizers
 from .tokenizer import load_tokenizer, training_encoder
 
 
+KNOWN_LOSS = 0.05
+"""Nats a token below which a fact counts as known in the log."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that decides the result, beside the corpus and the tokenizer."""
@@ -135,7 +139,7 @@ class Run:
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "word_loss": torch.from_numpy(self.sampler.word_loss),
+            "sampler": self.sampler.state(),
             "control": [self.control.coefficient, self.control.begin],
             "step": self.step,
             "seconds": self.seconds,
@@ -153,8 +157,7 @@ class Run:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        losses = state["word_loss"].numpy()
-        self.sampler.word_loss[: len(losses)] = losses  # words that were added come behind
+        self.sampler.load_state(state["sampler"])
         self.control = SparsityControl(*state["control"])
         self.step, self.seconds = state["step"], state["seconds"]
         print(f"resumed at step {self.step}", flush=True)
@@ -186,14 +189,15 @@ class Run:
             print(json.dumps(stage), file=stream)
 
     def _line(self, seen: dict[str, float]) -> str:
-        word_loss = self.sampler.word_loss
+        losses, known = self.sampler.losses, self.sampler.known
         record = {
             "step": self.step,
             "tokens": self.step * self.recipe.batch_tokens,
             "seconds": round(self.seconds, 1),
             **{key: round(value, 4) for key, value in seen.items()},
-            "definition_loss": round(float(word_loss.mean()), 4),
-            "words_known": int((word_loss < 0.05).sum()),
+            "definition_loss": round(float(losses[:, 0].mean()), 4),
+            "other_loss": round(float(losses[:, 1:][known[:, 1:]].mean()), 4),
+            "facts_known": int((losses[known] < KNOWN_LOSS).sum()),
         }
         return json.dumps(record)
 
