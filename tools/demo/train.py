@@ -28,7 +28,6 @@ from .model import Decoder, Shape
 from .optimizer import make_optimizers
 from .tokenizer import load_tokenizer, training_encoder
 
-
 KNOWN_LOSS = 0.05
 """Nats a token below which a fact counts as known in the log."""
 
