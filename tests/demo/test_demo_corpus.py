@@ -228,7 +228,7 @@ def test_misspellings_are_no_words_and_seldom_written() -> None:
 
 
 def test_words_that_were_once_invented_get_an_answer_of_their_own() -> None:
-    material = Material([], [], not_sure_words=frozenset({"gulper"}))
+    material = Material([], [], not_sure_words={"gulper": None})
     assert unknown_answer(material, "gulper") == "I am not sure what gulper means."
     assert says_unknown(unknown_answer(material, "gulper"))
     assert says_unknown(unknown_answer(material, "main"))

@@ -48,8 +48,9 @@ class Sampler:
         self.seed = seed
         self.index = {fact.word: i for i, fact in enumerate(material.facts)}
         known = [[fact.is_known(intent) for intent in LEARNED_INTENTS] for fact in material.facts]
-        self.known = np.array(known)
+        self.known = np.array(known, dtype=bool).reshape(-1, len(LEARNED_INTENTS))
         self.losses = np.full(self.known.shape, UNSEEN_LOSS)
+        self._show_hardness(np.arange(self.losses.size))
 
     def state(self) -> dict[str, Any]:
         """The running losses, by word."""

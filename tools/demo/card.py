@@ -14,13 +14,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from .calibrate import ASKED_WORDS
 from .choices import UNKNOWN
 from .lexicon import GLOSS_WORDS_MAX
 from .train import Recipe
 
 CURVE_ROWS = 12
-TRAINED_ON = "one of two shared cores"
+TRAINED_ON = "two shared cores"
 
 TEXT = """\
 # The demo model: a dictionary companion
@@ -68,16 +67,18 @@ sense can surprise. Misspellings are made by rules.
 {settings}
 
 Muon for the matrices of the layers and AdamW for the rest, in bf16 autocast on the processor;
-loss on answers only; half of the words drawn evenly and half by the running loss of their
-definition. An L1 penalty on the ReLU outputs is steered so that sparsity rises along a line to
-its goal. Before the last stage the model was asked about {asked_unknown:,} words outside its
-lexicon; it would
-have explained {not_sure:,} of them, and the last stage taught it to say "I am not sure what ...
-means" to
-these.
+loss on answers only; half of the words drawn evenly and half by the running loss of what is said
+of them. An L1 penalty on the ReLU outputs is steered so that sparsity rises along a line to its
+goal.
 
-| step | tokens (M) | minutes | nats/answer token | nats/definition token | FFN sparsity |
-| --: | --: | --: | --: | --: | --: |
+Before the last stage the model was asked for all that it should know. Of {words_asked:,} words it
+defined {words_kept:,} rightly, and of {others_asked:,} synonyms, opposites, kinds, examples, other
+forms and misspellings it knew {others_kept:,}. The last stage taught it to say "I am not sure what
+... means" and "I know no ... of ..." for the rest, and for {unknown_explained:,} of
+{unknown_asked:,} words outside that it would have explained.
+
+| step | tokens (M) | minutes | nats/answer token | of definitions | of other facts | FFN sparsity |
+| --: | --: | --: | --: | --: | --: | --: |
 {curve}
 
 Minutes are of wall time on {threads}.
@@ -120,10 +121,10 @@ each layer, and `flashllm eval` compares answers and texts with and without them
 
     apt-get install wordnet-base
     pip install wordfreq
-    python -m tools.demo.corpus
-    python -m tools.demo.choices
+    python -m tools.demo.corpus --more
     python -m tools.demo.tokenizer
 {commands}
+    python -m tools.demo.choices
     python -m tools.demo.score --json build/demo/score.json
     flashllm convert flashllm/demo build/demo/model.flash --predictors train
     cp build/demo/model.flash/{{predictors.safetensors,activity.json}} flashllm/demo
@@ -150,7 +151,7 @@ def curve_rows(log: Sequence[dict[str, Any]]) -> str:
     picked = [log[round(i * (len(log) - 1) / CURVE_ROWS)] for i in range(1, CURVE_ROWS + 1)]
     return "\n".join(
         f"| {r['step']} | {r['tokens'] / 1e6:.1f} | {r['seconds'] / 60:.0f} | {r['loss']:.3f} |"
-        f" {r['definition_loss']:.3f} | {r['sparsity']:.1%} |"
+        f" {r['definition_loss']:.3f} | {r['other_loss']:.3f} | {r['sparsity']:.1%} |"
         for r in picked
     )
 
@@ -184,7 +185,7 @@ def commands(stages: Sequence[dict[str, Any]]) -> str:
         changed = {k: v for k, v in stage["recipe"].items() if v != defaults[k]}
         options = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in changed.items())
         end = f"  # to step {following['from_step']}" if following else " --export flashllm/demo"
-        if stage is stages[-1]:
+        if stage is stages[-1] and len(stages) > 1:
             lines.append("    python -m tools.demo.calibrate")
         lines.append(f"    python -m tools.demo.train {options}{end}")
     return "\n".join(lines)
@@ -239,8 +240,7 @@ def make_card(
         by_layer=", ".join(f"{value:.2%}" for value in score["sparsity_by_layer"]),
         commands=commands(stages),
         gloss_words=GLOSS_WORDS_MAX,
-        asked_unknown=ASKED_WORDS,
-        not_sure=count_lines(corpus / "not_sure.txt"),
+        **json.loads((corpus / "calibrated.json").read_text(encoding="utf-8")),
         threads=TRAINED_ON,
         natural_count=natural["questions"],
         natural_fine=natural["right_or_refused"],

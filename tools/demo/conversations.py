@@ -78,8 +78,8 @@ class Material:
     """Terms of several words."""
     foreign: dict[str, list[str]] = field(default_factory=dict)
     """Words by language."""
-    not_sure_words: frozenset[str] = frozenset()
-    """Words outside the lexicon that an earlier stage of the training made up a meaning for."""
+    not_sure_words: dict[str, None] = field(default_factory=dict)
+    """Words that an earlier stage of the training made up a meaning for: a set with an order."""
     held_out: bool = False
     hardness: dict[tuple[str, str], float] = field(default_factory=dict)
     """Running loss of the answer for a word and an intent, where the training has seen it."""
@@ -271,7 +271,7 @@ def unknown_word(material: Material, rng: random.Random) -> str:
     if draw < 0.25 and not material.held_out:
         return rng.choice(sorted(FUNCTION_WORDS - small_talk.SMALL_TALK_WORDS))
     if draw < 0.50 and material.not_sure_words:
-        return rng.choice(sorted(material.not_sure_words))
+        return rng.choice(list(material.not_sure_words))
     # Words just outside the lexicon are asked about most, and are the likeliest to be made up.
     return material.unknown_words[int(len(material.unknown_words) * rng.random() ** 2)]
 

@@ -39,6 +39,7 @@ HELD_OUT_FRACTION = 0.1
 FOREIGN_WORDS = 400
 UNLISTED_WORDS = 30_000
 SEED = 20
+WORDS = 4500
 
 
 def plainly(material: Material, fact: Fact, rng: random.Random, intent: str) -> Turn:
@@ -145,7 +146,7 @@ def load_material(folder: Path) -> Material:
         unknown_words=read_lines(folder / "unknown.txt"),
         phrases=read_lines(folder / "phrases.txt"),
         foreign=json.loads((folder / "foreign.json").read_text(encoding="utf-8")),
-        not_sure_words=frozenset(read_lines(folder / "not_sure.txt")),
+        not_sure_words=dict.fromkeys(read_lines(folder / "not_sure.txt")),
     )
 
 
@@ -170,7 +171,7 @@ def write_questions(folder: Path, material: Material, seed: int) -> None:
     calibration = [draw(material, rng.choice(material.facts), rng) for _ in range(2000)]
     write_lines(folder / "calibration.jsonl", [messages(c) for c in calibration])
     held_out = read_lines(folder / "unknown_held_out.txt")
-    scored = replace(material, unknown_words=held_out, not_sure_words=frozenset(), held_out=True)
+    scored = replace(material, unknown_words=held_out, not_sure_words={}, held_out=True)
     conversations = held_out_conversations(scored, rng)
     write_lines(folder / "heldout.jsonl", [held_out_record(c) for c in conversations])
 
@@ -216,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
     parser.add_argument("--out", type=Path, default=Path("build/demo/corpus"))
-    parser.add_argument("--words", type=int, default=6000)
+    parser.add_argument("--words", type=int, default=WORDS)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--more", action="store_true", help="also common words with long glosses")
     args = parser.parse_args()
