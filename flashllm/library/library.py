@@ -77,9 +77,15 @@ class Library:
         return replace(self.given, interpreter_bytes=measured)
 
     def preview(self, source: Path, destination: Path, options: ConvertOptions) -> Preview:
-        """What a conversion would make; an error where it would make nothing."""
-        from flashllm.convert import check_destination
+        """What a conversion would make; an error where it would make nothing.
 
+        A source that is no path may be `org/name` of the Hugging Face cache.
+        """
+        from flashllm.convert import check_destination
+        from flashllm.library.names import usual_names
+
+        if not os.path.lexists(source):
+            source = usual_names().find_checkpoint(str(source))
         found = preview(source, destination, options, self.conditions())
         if destination.parent != self.home or os.path.lexists(destination):
             check_destination(destination)

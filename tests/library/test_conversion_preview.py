@@ -17,6 +17,7 @@ from flashllm.library.library import Library
 from flashllm.library.scan import Conditions, examine
 from flashllm.options import ModelOptions
 from flashllm.units import MIB, format_ceiling, format_speed
+from tests.library.test_hf_cache import put
 from tests.support.checkpoints import write_checkpoint
 
 KNOWN = Conditions(200 * MIB, ModelOptions(memory=1 << 30))
@@ -166,3 +167,18 @@ def test_what_is_wrong_with_the_destination_is_said_before(
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotCreate):
         Library(home=tmp_path / "file" / "home").prepare(tmp_path / "file" / "home" / "made")
+
+
+def test_a_checkpoint_of_the_cache_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashllm.library.library.interpreter_bytes", lambda: 200 * MIB)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    _, snapshot = put(tmp_path / "hub")
+    library, made = Library(home=tmp_path), tmp_path / "tiny.flash"
+    found = library.preview(Path("org/tiny"), made, ConvertOptions())
+    assert found == library.preview(snapshot, made, ConvertOptions())
+    assert library.destination(Path("org/tiny")) == made
+    with pytest.raises(ModelNotFound, match="did you mean org/tiny"):
+        library.preview(Path("org/tinny"), made, ConvertOptions())

@@ -24,12 +24,12 @@ INTENT_WEIGHTS = {
 }
 # How a conversation goes: so much of each kind in every hundred.
 PLAN_WEIGHTS = {
-    "definition": 13,
+    "definition": 8,
     "definition_then_more": 17,
-    "other": 20,
-    "everything": 5,
+    "other": 30,
+    "everything": 4,
     "chain": 6,
-    "unknown": 25,
+    "unknown": 21,
     "refused": 6,
     "small_talk": 2.5,
     "task": 2,
