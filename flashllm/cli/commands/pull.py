@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.cli.commands.convert import (
+    add_allow_pickle,
     add_learning,
     add_progress,
     add_reading,
@@ -118,6 +119,7 @@ def _making(arguments: argparse.Namespace) -> Making:
         calibration=arguments.calibration,
         predictor_dtype=arguments.predictor_dtype,
         order=arguments.order,
+        allow_pickle=arguments.allow_pickle,
     )
     if arguments.convert is None:
         for option in (*making.learning, *(["keep_source"] if arguments.keep_source else [])):
@@ -146,9 +148,12 @@ def _destination(arguments: argparse.Namespace, library: Library, name: str) -> 
 
 def _streams(arguments: argparse.Namespace, checkpoint: RemoteCheckpoint, making: Making) -> bool:
     """Whether each shard goes once it is converted; errors where it should and cannot."""
-    from flashllm.library.pull import check_streamable, is_cached
+    from flashllm.library.pull import check_pickles, check_streamable, is_cached
 
-    if arguments.convert is None or arguments.keep_source or is_cached(checkpoint):
+    if arguments.convert is None:
+        return False
+    check_pickles(checkpoint, making)
+    if arguments.keep_source or is_cached(checkpoint):
         return False
     check_streamable(checkpoint, making)
     return True
@@ -270,6 +275,7 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     add_reading(parser)
     add_learning(parser)
+    add_allow_pickle(parser)
     add_progress(parser)
     options = tuple(option for option in MODEL_OPTIONS if option.name in _OPTIONS)
     add_options(parser, "model", options)
