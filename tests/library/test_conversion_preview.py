@@ -54,7 +54,7 @@ def test_bytes_and_memory_are_those_of_the_converted_model(tmp_path: Path, dtype
 def test_pickles_are_for_the_command_line(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", **WIDE)
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="flashllm convert .*source --allow-pickle` reads"):
+    with pytest.raises(UsageError, match=r"flashllm convert .*source --allow-pickle` reads"):
         preview(source, tmp_path / "made", ConvertOptions(), KNOWN)
 
 
