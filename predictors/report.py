@@ -162,7 +162,8 @@ def table(report: Report) -> str:
     lines.append(f"{'mean':>5}  {'':>4}  {'':>9}  {_percentages(report.mean)}")
     lines.append(
         f"{report.heldout_tokens:,} held-out tokens of {report.calibration_tokens:,}; "
-        "false negatives per active neuron, false positives per inactive one"
+        "false negatives per active neuron, false positives per inactive one; the last line is the"
+        " mean of the layers, each counting alike"
     )
     judged = report.judgement
     if judged is not None:

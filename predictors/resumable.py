@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import flashllm
 from flashllm.errors import CannotCreate, LayoutError
+from flashllm.flash.unfinished import training_path
 
 from .files import write_error, write_file
 from .layer import TrainedLayer
@@ -41,8 +42,7 @@ FREE_SHARE_MAX = 0.9
 
 def default_work(output: Path) -> Path:
     """Next to the output, since an interrupted conversion may remove the output."""
-    output = output.absolute()
-    return output.with_name(f"{output.name}.predictors-work")
+    return training_path(output)
 
 
 def key_of(**about: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashllm.errors import UsageError
+from flashllm.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +56,17 @@ class Sampler:
         self._seen = set(prompt)
 
     def next(self, logits: NDArray[np.float32]) -> int:
-        """The next token; `logits` [vocab] is not changed."""
+        """The next token; `logits` [vocab] is not changed. `ModelError` for those that are NaN.
+
+        Minus infinity leaves a token out; nothing can be sampled where the largest is infinite.
+        """
+        if not math.isfinite(logits.max()):  # which is NaN where one of them is
+            raise ModelError(
+                "the model's logits hold NaN or infinity, of which no token can be sampled: its"
+                " weights may be damaged (`flashllm verify` checks them); if they are whole, a"
+                " value was too large on the way: try --kv-dtype f32, or convert it with --dtype"
+                " f32"
+            )
         token = self._draw(self._penalised(logits))
         self._seen.add(token)
         return token

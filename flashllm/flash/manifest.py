@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.errors import LayoutError, ModelNotFound, ModelTruncated
+from flashllm.flash.links import check_links
 from flashllm.spec import ModelSpec
 from flashllm.untrusted.strict_json import parse_object
 
@@ -123,11 +124,14 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of a complete converted model, its hash and the sizes of all files checked.
 
     `ModelNotFound` where there is nothing, `LayoutError` where it is no converted model or half of
-    one, `ModelTruncated` where a file is shorter than it was written.
+    one, or where a link leads out of it, `ModelTruncated` where a file is shorter than it was
+    written.
     """
     if not directory.exists():
         raise ModelNotFound(f"{directory}: there is no such model; `flashllm convert` makes one")
     path = directory / MANIFEST_FILE
+    if directory.is_dir():
+        check_links(directory)
     raw = _read_small(path, directory)
     if _read_small(directory / MANIFEST_HASH_FILE, directory) != manifest_hash_line(raw):
         raise LayoutError(

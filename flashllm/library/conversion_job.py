@@ -113,6 +113,7 @@ class ConvertJob:
         self._kill_seconds = kill_seconds
         self._status = JobStatus()
         self._lock = threading.Lock()
+        self._existed = os.path.lexists(self.destination)
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -227,12 +228,13 @@ class ConvertJob:
             self._change(warnings=warnings[:WARNINGS_MAX])
 
     def _end(self, code: int) -> None:
-        asked = self.status.state is JobState.STOPPING
+        stopped = self.status.state is JobState.STOPPING or code in _STOPPED
         from flashllm.flash.manifest import MANIFEST_FILE  # later: the chat loads this file early
 
-        if code == 0 and os.path.isfile(self.destination / MANIFEST_FILE):
-            self._change(state=JobState.DONE)
-        elif asked or code in _STOPPED:
+        is_made = os.path.isfile(self.destination / MANIFEST_FILE)
+        if is_made and (code == 0 or (stopped and not self._existed)):
+            self._change(state=JobState.DONE)  # a stop may come when the model is complete
+        elif stopped:
             self._change(state=JobState.STOPPED, error=self._format_stop(code))
         else:
             self._change(state=JobState.FAILED, error=self._format_failure(code))

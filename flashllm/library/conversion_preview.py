@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashllm.errors import FlashllmError, UsageError
+from flashllm.errors import FlashllmError, NotACheckpoint, UsageError
 from flashllm.library.conversion_options import NO_PREDICTORS, TRAIN, ConvertOptions
 from flashllm.library.conversion_speeds import speeds_for
 from flashllm.library.formatting import format_shape
@@ -58,9 +59,23 @@ def preview(
     from flashllm.convert import describe
 
     spec = describe(source, dtype=options.dtype)
+    _check_no_pickle(source)
     found = preview_shape(spec, destination, options, conditions)
     seconds, origin = _seconds_of_source(source, spec, options, destination, found.disk_bytes)
     return replace(found, seconds=seconds, seconds_origin=origin)
+
+
+def _check_no_pickle(source: Path) -> None:
+    """`UsageError` for weights in pickles, which only the command line may be told to read."""
+    from flashllm.convert import weight_files
+
+    with contextlib.suppress(NotACheckpoint):  # weights that are yet to come
+        if weight_files(source).pickled:
+            raise UsageError(
+                f"{source}: its weights are pickles, which can carry programs; `flashllm convert"
+                f" {shlex.quote(str(source))} --allow-pickle` reads their tensors, in a process"
+                " with limits"
+            )
 
 
 def preview_shape(

@@ -9,6 +9,7 @@ from typing import Any
 
 from flashllm.flash.manifest import PREDICTORS_FILE
 from flashllm.flash.store import Store
+from flashllm.library.names import usual_names
 from flashllm.library.scan import TOKENIZER_FILES
 from flashllm.planning.model_info import describe
 from flashllm.units import format_bytes, format_duration, format_rate
@@ -24,7 +25,10 @@ class ConversionSummary:
     has_predictors: bool
     has_tokenizer: bool
     errors: dict[str, float]
-    """Of the predictors, where they were measured: mean shares, and the ratio of perplexities."""
+    """Of the predictors, where they were measured: means of the layers' shares, and the ratio of
+    perplexities."""
+    typed: str
+    """What stands for it on the command line: its name, or its path."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -34,10 +38,10 @@ class ConversionSummary:
     @property
     def next_command(self) -> str:
         """What to type next."""
-        place = shlex.quote(str(self.directory))
+        model = shlex.quote(self.typed)
         if self.has_tokenizer:
-            return f"flashllm chat {place}"
-        return f"flashllm run {place} --raw --ids 1,2,3"
+            return f"flashllm chat {model}"
+        return f"flashllm run {model} --raw --ids 1,2,3"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -66,6 +70,7 @@ def summarize(directory: Path, seconds: float) -> ConversionSummary:
         has_predictors=PREDICTORS_FILE in files,
         has_tokenizer=info.has_tokenizer,
         errors={name: shares[name] for name in names if isinstance(shares.get(name), float)},
+        typed=usual_names().typed(directory),
     )
 
 
@@ -76,12 +81,19 @@ def format_summary(summary: ConversionSummary) -> list[str]:
         f" {format_rate(summary.bytes_per_second)}"
     ]
     if summary.has_predictors and summary.errors:
-        words = {
-            "false_negatives": "{:.2%} of the active neurons missed",
-            "false_positives": "{:.2%} of the others read needlessly",
-            "perplexity_ratio": "perplexity {:.3f} of the exact model's",
-        }
-        found = [words[name].format(value) for name, value in summary.errors.items()]
-        lines.append(f"predictors: {', '.join(found)}")
+        lines.append(f"predictors: {_format_errors(summary.errors)}")
     lines.append(f"next: {summary.next_command}")
     return lines
+
+
+def _format_errors(errors: dict[str, float]) -> str:
+    """Errors of predictors as a sentence that says what they are means of."""
+    words = {
+        "false_negatives": "{:.2%} of the active neurons missed",
+        "false_positives": "{:.2%} of the others read needlessly",
+    }
+    shares = [words[name].format(errors[name]) for name in words if name in errors]
+    parts = [f"{' and '.join(shares)} (means of the layers)"] if shares else []
+    if "perplexity_ratio" in errors:
+        parts.append(f"perplexity {errors['perplexity_ratio']:.3f} of the exact model's")
+    return ", ".join(parts)

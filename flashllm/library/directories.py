@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
+from flashllm.flash.unfinished import PARTIAL_NAME, PULLED
 from flashllm.library.formatting import clean
 from flashllm.library.models import DEMO_DIRECTORY, DEMO_NAME
 
@@ -16,8 +17,6 @@ SUFFIX = ".flash"
 ENTRIES_MAX = 1000
 """The most entries of a directory to look at."""
 _MARKS = (MANIFEST_FILE, MANIFEST_HASH_FILE, BUNDLES_FILE)
-_PARTIAL = re.compile(r"(.*)\.partial-(\d+)", re.DOTALL)
-"""Directories that are being written, by a process."""
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
@@ -33,7 +32,7 @@ def shown_name(path: str | os.PathLike[str]) -> str:
 
 def looks_converted(path: Path) -> bool:
     """Whether a directory is a converted model, or half of one. The demo is not meant."""
-    if DEMO_DIRECTORY.fullmatch(path.name) or _PARTIAL.fullmatch(path.name):
+    if DEMO_DIRECTORY.fullmatch(path.name) or PARTIAL_NAME.fullmatch(path.name):
         return False
     return any(os.path.lexists(path / mark) for mark in _MARKS)
 
@@ -64,18 +63,28 @@ def candidates(
             yield directory, f"has more than {ENTRIES_MAX} entries; the others were not looked at"
 
 
-def writing_process(name: str, directories: Iterable[Path]) -> int | None:
-    """The process that writes a model of that name in one of the directories; None without one."""
+def format_unfinished(name: str, directories: Iterable[Path]) -> str:
+    """What became of a model of that name that is not complete in a directory; "" without one."""
     for directory in directories:
         try:
             with os.scandir(directory) as entries:
                 names = [entry.name for _, entry in zip(range(ENTRIES_MAX), entries, strict=False)]
         except OSError:
             continue
-        for match in filter(None, map(_PARTIAL.fullmatch, names)):
-            if name in (match[1], name_of(match[1])) and _is_alive(int(match[2])):
-                return int(match[2])
-    return None
+        for match in filter(None, map(PARTIAL_NAME.fullmatch, names)):
+            if name not in (match[1], name_of(match[1])):
+                continue
+            if match[2] != PULLED:
+                if _is_alive(int(match[2])):
+                    return f"is being converted, by process {match[2]}; wait until it is done"
+            elif _is_locked(directory / match[0]):
+                return "is being fetched and converted by another process; wait until it is done"
+            else:
+                return (
+                    f"its conversion ended early and lies in {clean(match[0])}; the same"
+                    " `flashllm pull --convert` goes on with it"
+                )
+    return ""
 
 
 def _is_alive(process: int) -> bool:
@@ -86,3 +95,18 @@ def _is_alive(process: int) -> bool:
     except PermissionError:  # another user's
         return True
     return True
+
+
+def _is_locked(directory: Path) -> bool:
+    """Whether the process that writes a directory holds its lock."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

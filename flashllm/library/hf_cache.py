@@ -122,7 +122,7 @@ def _examine(snapshot: Path, name: str, revision: str) -> Checkpoint:
     try:
         features = format_shape(describe(snapshot))
         size_bytes, pickled = _weights(snapshot)
-        remark = "weights are pickles: converted without running what they hold" if pickled else ""
+        remark = "weights are pickles: converted only with --allow-pickle" if pickled else ""
         problem = ""
     except (FlashllmError, OSError, RecursionError, MemoryError) as error:
         problem = format_error(error, snapshot)

@@ -1,4 +1,4 @@
-"""One repository of the Hugging Face cache, by what people call it: `org/name[@revision]`."""
+"""One repository of the Hugging Face cache: its snapshots, and whether they are whole."""
 
 from __future__ import annotations
 
@@ -8,50 +8,20 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from flashllm.errors import ModelNotFound, NotACheckpoint
 from flashllm.library.formatting import clean
 from flashllm.library.hf_cache import CACHED_PREFIX, ENTRIES_MAX, SNAPSHOTS_MAX, cache_directories
+from flashllm.library.hub_names import DEFAULT_REVISION, RepositoryId
 from flashllm.settings.nearest import nearest
 
-_PREFIXES = ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/", "hf:")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
-_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT_SHOWN = 7
 SMALL_BYTES_MAX = 32 << 20
 """Files in git itself are small."""
-_MAIN = "main"
 NEAREST_MOST = 3
-
-
-@dataclass(frozen=True, slots=True)
-class RepositoryId:
-    """A repository, and one of its revisions: a branch, a tag or a commit; "" is the usual one."""
-
-    name: str
-    revision: str = ""
-
-    def __str__(self) -> str:
-        """As it is typed."""
-        return f"{self.name}@{self.revision}" if self.revision else self.name
-
-    @classmethod
-    def parse(cls, text: str) -> RepositoryId | None:
-        """`org/name`, `org/name@revision`, a page's address; None for what is none of these."""
-        for prefix in _PREFIXES:
-            text = text.removeprefix(prefix)
-        name, at, revision = text.partition("@")
-        name, _, below = name.partition("/tree/")
-        name, revision = name.rstrip("/"), revision if at else below
-        if not _NAME.fullmatch(name) or "--" in name:
-            return None
-        if (at or below) and (not _REVISION.fullmatch(revision) or ".." in revision):
-            return None
-        return cls(name, revision)
 
 
 def cached_names(environment: Mapping[str, str] | None = None) -> list[str]:
@@ -80,7 +50,7 @@ def find_snapshot(wanted: RepositoryId, environment: Mapping[str, str] | None = 
             f" such repository{meant} `flashllm pull {wanted}` fetches one"
         )
     snapshots = _snapshots(repository)
-    commit = _commit(repository, wanted.revision or _MAIN)
+    commit = _commit(repository, wanted.revision or DEFAULT_REVISION)
     if commit is None and not wanted.revision and len(snapshots) == 1:
         commit = snapshots[0]
     found = [name for name in snapshots if commit is not None and name.startswith(commit)]

@@ -123,7 +123,7 @@ def _made_from(tags: list[str]) -> str | None:
     for tag in tags:
         if isinstance(tag, str) and tag.startswith("base_model:"):
             name = tag.rpartition(":")[2]
-            if is_name(name):
+            if "/" in name and is_name(name):
                 return name
     return None
 

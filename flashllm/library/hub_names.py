@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 
 from flashllm.errors import UsageError
 
@@ -12,7 +13,51 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = ("1", "on", "yes", "true")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+_ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/|hf:(//)?")
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryId:
+    """A repository, and one of its revisions: a branch, a tag or a commit; "" is the usual one."""
+
+    name: str
+    revision: str = ""
+
+    def __str__(self) -> str:
+        """As it is typed."""
+        return f"{self.name}@{self.revision}" if self.revision else self.name
+
+    @classmethod
+    def read(cls, text: str) -> RepositoryId:
+        """`ORG/NAME`, `ORG/NAME@REVISION`, or the address of a page; `UsageError` for others.
+
+        Some old repositories have no organisation: a bare name is one too.
+        """
+        address = _ADDRESS.match(text)
+        name, at, revision = text[address.end() if address else 0 :].partition("@")
+        name, tree, branch = name.rstrip("/").partition("/tree/")
+        if not is_name(name):
+            raise UsageError(
+                f"{text}: is no name of a repository; expected ORG/NAME or ORG/NAME@REVISION, as in"
+                " the address of its page on huggingface.co"
+            )
+        if at and not revision:
+            raise UsageError(
+                f"{text}: no revision follows the @; it is a branch, a tag or a commit"
+            )
+        revision = revision or branch
+        if (at or tree) and (not _REVISION.fullmatch(revision) or ".." in revision):
+            raise UsageError(f"{text}: {revision!r} is no name of a branch, a tag or a commit")
+        return cls(name, revision)
+
+    @classmethod
+    def parse(cls, text: str) -> RepositoryId | None:
+        """The same; None for what is none of these."""
+        try:
+            return cls.read(text)
+        except UsageError:
+            return None
 
 
 def endpoint() -> str:
@@ -28,26 +73,6 @@ def offline_variable() -> str | None:
     return None
 
 
-def parse_name(text: str) -> tuple[str, str]:
-    """Name and revision of `ORG/NAME[@REV]`, or of the address of a page; `UsageError`."""
-    plain = re.sub(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/|^hf://", "", text)
-    name, _, revision = plain.partition("@")
-    if plain != text:
-        name, _, branch = name.rstrip("/").partition("/tree/")
-        revision = revision or branch
-    if not is_name(name):
-        raise UsageError(
-            f"{text}: is no name of a repository; expected ORG/NAME or ORG/NAME@REVISION, as in the"
-            " address of its page on huggingface.co"
-        )
-    if "@" in text and not revision:
-        raise UsageError(f"{text}: no revision follows the @; it is a branch, a tag or a commit")
-    revision = revision or DEFAULT_REVISION
-    if not _REVISION.fullmatch(revision) or ".." in revision:
-        raise UsageError(f"{text}: {revision!r} is no name of a branch, a tag or a commit")
-    return name, revision
-
-
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of a repository."""
+    """Whether a text can be the name of a repository, with or without its organisation."""
     return bool(_NAME.fullmatch(text)) and "--" not in text and ".." not in text

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.errors import FlashllmError, LayoutError, ModelNotFound, NotACheckpoint
-from flashllm.library.directories import candidates, looks_converted, name_of, writing_process
+from flashllm.library.directories import candidates, format_unfinished, looks_converted, name_of
 from flashllm.library.foreign_formats import describe_foreign
 from flashllm.library.formatting import clean
 from flashllm.library.models import DEMO_DIRECTORY, DEMO_NAME, ModelChoice
 from flashllm.settings.nearest import nearest
 
 if TYPE_CHECKING:
-    from flashllm.library.hf_repository import RepositoryId
+    from flashllm.library.hub_names import RepositoryId
     from flashllm.settings.resolve import Settings
 
 NEAREST_MOST = 3
@@ -115,6 +115,15 @@ class ModelNames:
             )
         return found[0] if found else None
 
+    def typed(self, directory: Path) -> str:
+        """What to type for the model in a directory: its name, where that stands for it."""
+        name = name_of(directory)
+        with contextlib.suppress(FlashllmError):
+            found = self.find(name).path
+            if found is not None and os.path.realpath(found) == os.path.realpath(directory):
+                return name
+        return str(directory)
+
     def find_checkpoint(self, text: str, *, whole: bool = True, others: Iterable[str] = ()) -> Path:
         """The directory of the checkpoint that a text stands for; to be converted, it is `whole`.
 
@@ -163,9 +172,8 @@ class ModelNames:
         """That there is nothing, and what may have been meant."""
         from flashllm.library.hf_repository import cached_names
 
-        process = writing_process(path.name, (path.absolute().parent, *self.directories))
-        if process is not None:
-            return f"{text}: is being converted, by process {process}; wait until it is done"
+        if words := format_unfinished(path.name, (path.absolute().parent, *self.directories)):
+            return f"{text}: {words}"
         names = [*others, *cached_names(), *(() if checkpoint else self.names())]
         last_parts = {name.rpartition("/")[2]: name for name in names}
         near = [last_parts.get(name, name) for name in nearest(text, last_parts, NEAREST_MOST)]
@@ -234,7 +242,8 @@ def refuse_foreign(text: str, path: Path) -> None:
 
 def _repository(text: str, *, bare: bool = False) -> RepositoryId | None:
     """The repository that a text names; `bare`: also one of the cache without an organisation."""
-    from flashllm.library.hf_repository import RepositoryId, cached_names
+    from flashllm.library.hf_repository import cached_names
+    from flashllm.library.hub_names import RepositoryId
 
     found = RepositoryId.parse(text)
     if found is None or "/" in found.name:

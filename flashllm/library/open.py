@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from flashllm.library.option_keywords import keywords_in_errors
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, OverridesWithoutMemory
 from flashllm.settings.values import bytes_of
 from flashllm.system.imports import gc_paused
@@ -33,6 +34,14 @@ def open_model(
     if ceiling is not None:
         options = options.having(memory=bytes_of(ceiling, "memory"))
     directory = model_directory(path)
+    with keywords_in_errors():
+        return open_directory(directory, options, **overrides)
+
+
+def open_directory(
+    directory: Path, options: ModelOptions, **overrides: Unpack[OverridesWithoutMemory]
+) -> Model:
+    """Open the model in a directory, for a command: errors name options by their flags."""
     with gc_paused():
         from flashllm.engine import local
 

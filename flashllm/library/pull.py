@@ -239,6 +239,7 @@ class Making:
     calibration: Path | None = None
     predictor_dtype: str | None = None
     order: str = "none"
+    allow_pickle: bool = False
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -256,6 +257,16 @@ class Making:
         usual = Making()
         names = ("predictors", "calibration", "predictor_dtype", "order")
         return {n: getattr(self, n) for n in names if getattr(self, n) != getattr(usual, n)}
+
+
+def check_pickles(checkpoint: RemoteCheckpoint, making: Making) -> None:
+    """`UsageError` for weights in pickles, unless they may be read; before they are fetched."""
+    if checkpoint.weights.pickled and not making.allow_pickle:
+        raise UsageError(
+            f"{checkpoint.repository.name}: its weights are pickles, which can carry programs; add"
+            " --keep-source --allow-pickle to read their tensors, in a process with limits, or look"
+            " for a repository with safetensors"
+        )
 
 
 def check_streamable(checkpoint: RemoteCheckpoint, making: Making) -> None:
@@ -294,7 +305,14 @@ def convert_cached(
 ) -> None:
     """A converted model at `destination`, from the files in the cache, which stay there."""
     source = cached(checkpoint).snapshot
-    convert(source, destination, progress=progress, **making.reading, **making.learning)
+    convert(
+        source,
+        destination,
+        allow_pickle=making.allow_pickle,
+        progress=progress,
+        **making.reading,
+        **making.learning,
+    )
 
 
 class HubShards:

@@ -39,10 +39,10 @@ def parse_memory(text: str) -> int:
 
 
 def bytes_of(size: int | str, name: str) -> int:
-    """A size from Python code: bytes, or a text as above. `name` is for the `UsageError`."""
+    """Memory from Python code: bytes, or a text as above. `name` is for the `UsageError`."""
     if isinstance(size, str):
         try:
-            return parse_size(size)
+            return parse_memory(size)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:

@@ -61,7 +61,8 @@ def _text_summary(text: dict[str, Any], select: str) -> list[str]:
     if "false_negatives" in mean:
         active += (
             f"; {mean['false_negatives']:.1%} of these are missed, and"
-            f" {mean['false_positives']:.1%} of the others are read needlessly"
+            f" {mean['false_positives']:.1%} of the others are read needlessly (means of the"
+            " layers)"
         )
     return [*found, f"{active}."]
 

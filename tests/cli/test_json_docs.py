@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 import flashllm
@@ -27,8 +28,10 @@ from flashllm.cli.parser import build_parser
 from flashllm.json_schema import JSON_SCHEMA
 from flashllm.library import runtime_memory
 from flashllm.units import MIB
+from tests.library.test_download import use_hub
 from tests.library.test_hf_cache import put
 from tests.support.checkpoints import write_checkpoint
+from tests.support.hub_server import serving
 from tests.support.json_page import PAGE, Page, read_page
 from tests.support.profiles import RATES
 from tests.support.tiny import tiny
@@ -51,6 +54,11 @@ CASES: dict[str, list[str]] = {
     "ls --checkpoints --json": ["ls --checkpoints --json"],
     "models --json": ["models --all --json"],
     "show --json": ["show {demo} --plan --json"],
+    "pull --json": [
+        "pull org/tiny --dry-run --memory 8GiB --json",
+        "pull org/tiny --convert {new} --json",
+        "pull org/tiny --json",
+    ],
     "plan --json": [
         "plan opt-6.7b --memory 8GiB --json",
         "plan opt-6.7b --memory 8GiB --profile {profile} --json",
@@ -119,6 +127,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def places(tmp_path: Path, demo: Path, sparse_model: Path) -> Places:
     return Places(tmp_path, demo, sparse_model)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub on the loopback that has `org/tiny`."""
+    with serving() as running:
+        running.add("org/tiny", write_checkpoint(tmp_path / "remote"))
+        use_hub(monkeypatch, running, tmp_path)
+        yield
+        huggingface_hub.close_session()
 
 
 class Places:
@@ -199,7 +217,12 @@ def printed(
 
 @pytest.mark.parametrize("command", CASES)
 def test_fields_are_those_of_the_page(
-    command: str, page: Page, places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    page: Page,
+    places: Places,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     if command == "bench io --json" and core.NAME != "native":
         pytest.skip("the twin reads one at a time")
@@ -207,6 +230,8 @@ def test_fields_are_those_of_the_page(
         assert main(["run", *places.arguments("{demo} {say}"), "--save"]) == 0
     if command.startswith("ls --checkpoints"):
         put(tmp_path / "hub")
+    if command.startswith("pull"):
+        request.getfixturevalue("hub")
     documented = SAME.get(command, command)
     count = 0
     for case in CASES[command]:
@@ -248,8 +273,8 @@ def commands_with_json() -> set[str]:
 
 
 def test_every_command_has_its_tables(page: Page) -> None:
-    # Reordering prints what converting does; test_pull_command.py, which has a hub, tests pull's.
-    known = {*CASES, "reorder --progress jsonl", "pull --json", "pull --progress jsonl"}
+    # Both print what converting does, as the page says.
+    known = {*CASES, "reorder --progress jsonl", "pull --progress jsonl"}
     assert commands_with_json() <= known
     tables = {name.split(",")[0] for name in page.commands}
     assert tables == {SAME.get(name, name) for name in CASES}

@@ -26,6 +26,7 @@ from flashllm.units import GIB, MIB
 from tests.library.test_download import use_hub
 from tests.support.checkpoints import write_checkpoint
 from tests.support.hub_server import HubServer, Served, serving
+from tests.support.json_page import read_page
 from tests.support.profiles import law
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +130,7 @@ def test_converted_on_the_way(
     assert "at once, while it is fetched" in shown.err
     assert "predictors  none: every neuron is read; --keep-source --predictors train" in shown.err
     assert "fetching and converting: 100 %" in shown.err
-    assert shown.err.splitlines()[-1] == f"flashllm: next: flashllm chat {place}"
+    assert shown.err.splitlines()[-1] == "flashllm: next: flashllm chat tiny"
     assert main(["pull", NAME, "--convert"]) == 73
     assert f"flashllm chat {place}" in capsys.readouterr().err
     assert main(["pull", NAME, "--convert", "two.flash", "--json", "--progress", "none"]) == 0
@@ -249,7 +250,11 @@ def test_offline_is_honoured_and_said(
     assert shown.out.strip() == path
     assert "HF_HUB_OFFLINE is set, so nothing is fetched" in shown.err
     assert main(["pull", NAME, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"schema": 1, "path": path}
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"schema": 1, "repository": NAME, "revision": "main", "path": path}
+    page = read_page()
+    page.check("pull --json", told)
+    assert page.problems == []
     assert main(["pull", NAME, "--convert"]) == 2
     assert f"flashllm convert {path} DST" in capsys.readouterr().err
     assert main(["pull", "org/other"]) == 69

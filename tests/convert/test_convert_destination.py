@@ -30,6 +30,7 @@ from flashllm.errors import (
 )
 from flashllm.flash.manifest import read_manifest
 from tests.support.checkpoints import all_bytes, write_checkpoint, write_tensors
+from tests.support.stops import stop_at
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,6 +109,85 @@ def test_ctrl_c_at_every_message_leaves_nothing(source: Path, tmp_path: Path) ->
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_a_stop_at_every_call_says_what_is_there(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Whatever a stop leaves is what the error says, and the next conversion works."""
+    out, partial = tmp_path / "out", tmp_path / f"out.partial-{os.getpid()}"
+    found = {"complete": 0, "nothing": 0, "unfinished": 0}
+    for count in range(1, 1000):
+        with stop_at(count, after=after) as stopped:
+            try:
+                convert(source, out)
+                said = ""
+            except Interrupted as error:
+                said = str(error)
+        if not stopped():
+            break
+        assert workers() == []
+        if out.exists():
+            assert verify(out).ok
+            assert said in ("", f"stopped when the model was complete: it is at {out}, to be used")
+            found["complete"] += 1
+            shutil.rmtree(out)
+        elif partial.exists():
+            left = f"stopped; {partial} is left, unfinished; the next conversion to the same place"
+            assert said.startswith(left)
+            found["unfinished"] += 1
+            shutil.rmtree(partial)
+        else:
+            assert said.startswith(f"stopped; nothing is left at {out}. The same command converts")
+            found["nothing"] += 1
+        assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    assert found["nothing"] >= 10
+    assert found["unfinished"] <= 1  # just after the directory was made
+    assert found["complete"] >= 1 + after  # between the rename and the end
+
+
+def test_a_second_stop_while_it_cleans_up_says_what_is_left(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", stop)
+        with pytest.raises(Interrupted) as raised:
+            convert(source, tmp_path / "out", progress=StopAt(5, KeyboardInterrupt()))
+    partial = tmp_path / f"out.partial-{os.getpid()}"
+    assert str(raised.value) == (
+        f"stopped; {partial} is left, unfinished; the next conversion to the same place removes it."
+        " The same command converts again, from the beginning"
+    )
+    assert partial.is_dir()
+    convert(source, tmp_path / "out")
+    assert not partial.exists()
+
+
+def test_a_stop_says_that_training_goes_on(source: Path, tmp_path: Path) -> None:
+    work = tmp_path / "out.predictors-work"
+    work.mkdir()
+    with pytest.raises(Interrupted) as raised:
+        convert(source, tmp_path / "out", progress=StopAt(5, KeyboardInterrupt()))
+    assert str(raised.value) == (
+        f"stopped; nothing is left at {tmp_path / 'out'}. What was trained is kept in {work}: the"
+        " same command converts again and goes on training from there"
+    )
+
+
+def test_a_stop_says_nothing_of_what_was_there_before(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr("flashllm.convert.pipeline.read_config", stop)
+    with pytest.raises(Interrupted, match=r"out was there before, and is as it was$"):
+        convert(source, tmp_path / "out")
+
+
 def test_no_space_is_seen_before_anything_is_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,18 +207,23 @@ def test_every_write_may_fail(
     expected = CannotCreate if number == errno.EIO else NotEnoughSpace
     monkeypatch.setattr(destination, "BLOCK_BYTES", 4096)  # so that threads write, too
     failures = 0
-    while not _run_with_failure(
-        source, tmp_path, monkeypatch, call, failures + 1, number, expected
-    ):
+    while (
+        said := _run_with_failure(
+            source, tmp_path, monkeypatch, call, failures + 1, number, expected
+        )
+    ) is not None:
         failures += 1
         assert workers() == []
         left = {path.name for path in tmp_path.iterdir()} - {"source"}
         if left and call == "fsync":  # that of the parent, after the rename
             assert left == {"out"}
+            assert said.startswith(f"{tmp_path / 'out'}: the model is complete, but {tmp_path} ")
+            assert os.strerror(number) in said
             assert verify(tmp_path / "out").ok
             shutil.rmtree(tmp_path / "out")
         else:
             assert not left
+            assert "complete" not in said
     assert failures >= {"write": 20, "fsync": 6, "rename": 1, "mkdir": 1}[call]
     assert verify(tmp_path / "out").ok
 
@@ -151,8 +236,8 @@ def _run_with_failure(
     nth: int,
     number: int,
     expected: type[FlashllmError],
-) -> bool:
-    """Whether the conversion went through although its `nth` call was to fail."""
+) -> str | None:
+    """What is said of its `nth` call, which fails; None where the conversion went through."""
     calls = 0
 
     def failing(real: Any) -> Any:
@@ -173,8 +258,11 @@ def _run_with_failure(
         try:
             convert(source, tmp_path / "out")
         except CannotCreate as error:
-            return type(error) is not expected
-    return True
+            failed, said = type(error), str(error)
+        else:
+            return None
+    assert failed is expected
+    return said
 
 
 def failing_open(failing: Any) -> Any:

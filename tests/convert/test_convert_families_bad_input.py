@@ -93,16 +93,29 @@ UNSUPPORTED = [
     ),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ("phi", {"partial_rotary_factor": 0.5, "rotary_pct": 0.25}, "contradict each other"),
-    ("phi", rope("default", partial_rotary_factor=0.25), "rope dims is 3"),
+    (
+        "phi",
+        rope("default", partial_rotary_factor=0.25),
+        "rope_parameters: partial_rotary_factor .* are 3 rotated values",
+    ),
     ("falcon", {"alibi": True}, "alibi is True"),
     ("falcon", {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
+    (
+        "falcon",
+        {"new_decoder_architecture": True, "parallel_attn": False},
+        "parallel_attn is False; with new_decoder_architecture it must be true",
+    ),
     ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 2"),
     ("phi", {"qk_layernorm": True}, "qk_layernorm is True"),
     ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
     ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
     ("llama", {"num_attention_heads": 5, "head_dim": None}, "num_attention_heads is 5"),
-    ("llama", {"num_key_value_heads": 4}, "n_kv_heads does not divide"),
+    (
+        "llama",
+        {"num_key_value_heads": 4},
+        "num_key_value_heads is 4; 4 does not divide 6, which num_attention_heads is",
+    ),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
     *[
         ("llama", {key: value}, f"{key} is .*nobody here knows what it changes")

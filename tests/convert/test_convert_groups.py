@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flashllm.convert import convert, verify
+from flashllm.convert import convert, convert_shards, verify
 from safetensors.numpy import load_file, save_file
 
 from flashllm.cli.main import main
@@ -29,6 +30,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.dequantised import bundled, dequantised
 from tests.support.encodings import decode
+from tests.support.local_shards import LocalShards
 from tests.tools.test_convert import bundle, our_name
 
 WIDE: dict[str, Any] = {"hidden_size": 36, "word_embed_proj_dim": 36, "ffn_dim": 33}
@@ -159,6 +161,42 @@ def test_what_no_scale_reaches_is_refused(tmp_path: Path, name: str, dtype: str)
     source = write_checkpoint(tmp_path / "source", tensors=tensors)
     with pytest.raises(TensorMismatch, match=rf"{name}: holds values too large for {dtype}; conv"):
         convert(source, tmp_path / "out", dtype=dtype)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("int8", 7e-6), ("int4", 4e-7)])
+@pytest.mark.parametrize("name", [UP, DOWN, Q])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_tensor_that_would_become_zero_is_refused(
+    tmp_path: Path, name: str, dtype: str, most: float, shards: int
+) -> None:
+    tensors = random_tensors(CONFIG)
+    for scale in (1e-8, most):
+        tensors[name] = np.clip(random_tensors(CONFIG)[name] * 50, -1, 1) * np.float32(scale)
+        source = write_checkpoint(tmp_path / f"source {scale}", tensors=tensors, shards=shards)
+        words = f"tensor {name}: all its weights are too small for {dtype}, under about "
+        with pytest.raises(TensorMismatch, match=f"{words}.* convert with --dtype bf16 or f32"):
+            convert(source, tmp_path / "out", dtype=dtype)
+        with pytest.raises(TensorMismatch, match=words):
+            convert_shards(LocalShards(source), tmp_path / "out", dtype=dtype)
+        shutil.rmtree(tmp_path / "out.partial-pull")
+        assert not (tmp_path / "out").exists()
+        convert(source, tmp_path / "kept", dtype="f32")  # kept there
+        shutil.rmtree(tmp_path / "kept")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_small_weights_in_a_tensor_of_usual_ones_are_only_rounded(
+    tmp_path: Path, dtype: str
+) -> None:
+    """So are rows of tokens that were never trained, and a tensor of zeros."""
+    tensors = random_tensors(CONFIG)
+    tensors[UP][1:] = 1e-9
+    tensors[Q][:] = 0
+    tensors["model.decoder.embed_tokens.weight"][5:] = 1e-16
+    convert(write_checkpoint(tmp_path / "source", tensors=tensors), tmp_path / "out", dtype=dtype)
+    found = dequantised(tmp_path / "out")
+    assert np.abs(found["layers.0.ffn.up"][1:] - tensors[UP][1:]).max() < 2.0**-25
+    assert not found[our_name(Q)].any()
 
 
 def test_files_of_another_encoding_do_not_open(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_predictors_of_others_are_measured(gated: Path, text: Path, tmp_path: Pa
     for layer in range(2):
         tensors = {"fc1.weight": torch.randn(9, 36), "fc2.weight": torch.randn(83, 9)}
         torch.save(tensors, folder / f"model_{layer}.pt")
-    convert(gated, tmp_path / "out", predictors=folder, calibration=text)
+    convert(gated, tmp_path / "out", predictors=folder, calibration=text, allow_pickle=True)
     manifest = read_manifest(tmp_path / "out")
     assert {"activity.json", "predictors.safetensors"} <= set(manifest.files)
     assert verify(tmp_path / "out").ok

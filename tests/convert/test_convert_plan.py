@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -233,12 +234,32 @@ def test_a_model_with_predictors_says_their_errors(sparse_model: Path, tmp_path:
     assert lines[0].endswith("MB/s") or lines[0].endswith("kB/s")
     assert lines[-1] == f"next: flashllm run {sparse_model} --raw --ids 1,2,3"  # no tokenizer
     found = {"false_negatives": 0.0123, "false_positives": 0.05, "perplexity_ratio": 1.01}
-    told = type(summary)(tmp_path / "a b", 1 << 20, 1.0, True, True, found)
+    told = type(summary)(tmp_path / "a b", 1 << 20, 1.0, True, True, found, "a b")
     assert format_summary(told)[1:] == [
-        "predictors: 1.23% of the active neurons missed, 5.00% of the others read needlessly,"
-        " perplexity 1.010 of the exact model's",
-        f"next: flashllm chat '{tmp_path / 'a b'}'",
+        "predictors: 1.23% of the active neurons missed and 5.00% of the others read needlessly"
+        " (means of the layers), perplexity 1.010 of the exact model's",
+        "next: flashllm chat 'a b'",
     ]
+
+
+def test_what_is_in_the_library_is_called_by_its_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_checkpoint(home / "source")
+    models = home / "home" / "models"
+    models.mkdir(parents=True)
+    convert(source, models / "big one.flash")
+    assert summarize(models / "big one.flash", 1.0).next_command == "flashllm chat 'big one'"
+    # Where the name stands for another model, or for two, the path is needed.
+    monkeypatch.chdir(home)
+    convert(source, home / "big one")
+    assert summarize(models / "big one.flash", 1.0).next_command == (
+        f"flashllm chat '{models / 'big one.flash'}'"
+    )
+    assert summarize(home / "big one", 1.0).next_command == "flashllm chat 'big one'"
+    shutil.rmtree(home / "big one")
+    convert(source, models / "big one")
+    assert str(models) in summarize(models / "big one.flash", 1.0).next_command
 
 
 # How long it takes

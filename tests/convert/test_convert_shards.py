@@ -35,6 +35,7 @@ from flashllm.flash.manifest import FileRecord, read_manifest
 from flashllm.progress import Progress, SilentProgress
 from tests.support.checkpoints import CONFIG, all_bytes, random_tensors, write_checkpoint
 from tests.support.local_shards import LocalShards
+from tests.support.stops import stop_at
 from tests.support.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -209,16 +210,78 @@ def test_ctrl_c_at_every_message(tmp_path: Path) -> None:
     assert messages > 20
     shutil.rmtree(tmp_path / "out")
     for message in range(1, messages + 1):
-        with pytest.raises(Interrupted, match=r"out\.partial-pull.*go on"):
+        with pytest.raises(Interrupted, match=r"so far stays in .*out\.partial-pull.*go on"):
             convert_shards(
                 LocalShards(tmp_path / "source"), tmp_path / "out", progress=StopAt(message)
             )
         assert not (tmp_path / "out").exists()
+        assert kept(tmp_path).is_dir()
         if message % 5 == 0:
             convert_shards(LocalShards(tmp_path / "source"), tmp_path / "out")
             assert all_bytes(tmp_path / "out") == expected
             shutil.rmtree(tmp_path / "out")
         shutil.rmtree(kept(tmp_path), ignore_errors=True)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_stop_at_every_call_says_what_is_there(tmp_path: Path, after: bool) -> None:
+    write_opt(tmp_path / "source", shards=2)
+    out = tmp_path / "out"
+    found = {"complete": 0, "kept": 0, "nothing": 0}
+    for count in range(1, 1000):
+        shards = LocalShards(tmp_path / "source")
+        with stop_at(count, after=after) as stopped:
+            try:
+                convert_shards(shards, out)
+                said = ""
+            except Interrupted as error:
+                said = str(error)
+        if not stopped():
+            break
+        if out.exists():
+            assert verify(out).ok
+            left = f"; {kept(tmp_path)}, what is left of its source, can go"
+            assert said in (
+                "",
+                f"stopped when the model was complete: it is at {out}, to be used"
+                + (left if kept(tmp_path).exists() else ""),
+            )
+            found["complete"] += 1
+            shutil.rmtree(out)
+        elif kept(tmp_path).exists():
+            assert said.startswith(f"stopped; what is written so far stays in {kept(tmp_path)}. ")
+            found["kept"] += 1
+            if count % 10 == 0:
+                convert_shards(LocalShards(tmp_path / "source"), out)
+                shutil.rmtree(out)
+        else:
+            assert said == (
+                f"stopped before anything was written to {out}. Run the same command again"
+            )
+            found["nothing"] += 1
+        shutil.rmtree(kept(tmp_path), ignore_errors=True)
+        assert {path.name for path in tmp_path.iterdir()} == {"source"}
+    assert found["kept"] >= 20
+    assert found["complete"] >= 2
+    assert found["nothing"] >= 1
+
+
+def test_a_last_sync_that_fails_says_that_the_model_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_opt(tmp_path / "source", shards=2)
+    real = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if (tmp_path / "out").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(CannotCreate, match=r"out: the model is complete, but .* durable"):
+        convert_shards(LocalShards(tmp_path / "source"), tmp_path / "out")
+    assert verify(tmp_path / "out").ok
+    assert not kept(tmp_path).exists()
 
 
 KILLED = """

@@ -9,8 +9,9 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashllm.engine.local import Model
 from flashllm.engine.sampling import Sampler, Sampling, StopMatcher
-from flashllm.errors import UsageError
+from flashllm.errors import ModelError, UsageError
 
 
 def shares(sampling: Sampling, logits: list[float], draws: int = 4000) -> np.ndarray:
@@ -61,6 +62,43 @@ def test_penalty_lowers_what_was_seen_on_both_sides_of_zero() -> None:
         )
         == 1
     )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "logits",
+    [
+        [1.0, np.nan, 2.0],
+        [np.nan, 1.0, 2.0],
+        [1.0, np.inf, 2.0],
+        [-np.inf, -np.inf, -np.inf],
+        [np.nan, np.inf, -np.inf],
+    ],
+)
+def test_logits_that_are_no_numbers_are_an_error(logits: list[float], temperature: float) -> None:
+    sampler = Sampler(Sampling(temperature=temperature), [])
+    with pytest.raises(ModelError, match="hold NaN or infinity"):
+        sampler.next(np.array(logits, dtype=np.float32))
+
+
+def test_minus_infinity_leaves_a_token_out() -> None:
+    logits = [-np.inf, 1.0, -np.inf, 0.5]
+    assert Sampler(Sampling(), []).next(np.array(logits, dtype=np.float32)) == 1
+    assert not shares(Sampling(temperature=5.0), logits, draws=200)[[0, 2]].any()
+
+
+def test_an_answer_that_becomes_nan_ends_and_the_model_goes_on(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = model.generate([5, 6, 7], 4).complete().ids
+    with monkeypatch.context() as patch:
+        real = model.decoder.decode
+        patch.setattr(model.decoder, "decode", lambda *given: real(*given) * np.float32(np.nan))
+        answer = model.generate([5, 6, 7], 4)
+        assert next(answer).id == expected[0]
+        with pytest.raises(ModelError, match="flashllm verify"):
+            next(answer)
+    assert model.generate([5, 6, 7], 4).complete().ids == expected
 
 
 def test_a_seed_repeats_itself() -> None:

@@ -145,6 +145,22 @@ def test_cancelling_interrupts_also_where_ctrl_c_is_ignored(tmp_path: Path, inhe
     assert watched.job.status.error == "stopped; nothing was made"
 
 
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_stop_when_all_is_done_is_no_stop(tmp_path: Path, existed: bool) -> None:
+    script = """
+        phase("the last", 1)
+        destination.mkdir(exist_ok=True); (destination / "manifest.json").touch()
+        sys.exit(75)
+    """
+    if existed:
+        (tmp_path / "made").mkdir()
+    watched = scripted(tmp_path, script)
+    status = run(watched)
+    expected = JobState.STOPPED if existed else JobState.DONE
+    assert watched.job.destination == tmp_path / "made"
+    assert status.state is expected
+
+
 def test_what_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
     watched = scripted(
         tmp_path,

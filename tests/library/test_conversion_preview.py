@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from flashllm.convert import convert
 
-from flashllm.errors import CannotCreate, DestinationExists, ModelNotFound, UnsupportedModel
+from flashllm.errors import (
+    CannotCreate,
+    DestinationExists,
+    ModelNotFound,
+    UnsupportedModel,
+    UsageError,
+)
 from flashllm.library.conversion_formatting import format_duration, format_preview
 from flashllm.library.conversion_options import ConvertOptions
 from flashllm.library.conversion_preview import preview
@@ -44,6 +50,13 @@ def test_bytes_and_memory_are_those_of_the_converted_model(tmp_path: Path, dtype
     assert (said.features, said.encoding) == (found.features, found.encoding)
     assert said.free_bytes > 0
     assert said.tokens_per_second is None  # no profile
+
+
+def test_pickles_are_for_the_command_line(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", **WIDE)
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    with pytest.raises(UsageError, match=r"flashllm convert .*source --allow-pickle` reads"):
+        preview(source, tmp_path / "made", ConvertOptions(), KNOWN)
 
 
 def test_predictors_take_room_and_are_called_lossy(tmp_path: Path) -> None:

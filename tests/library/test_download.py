@@ -500,27 +500,32 @@ def test_offline(server: HubServer, monkeypatch: pytest.MonkeyPatch, variable: s
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
-        ("org/name", ("org/name", "main")),
+        ("org/name", ("org/name", "")),
+        ("name", ("name", "")),
+        ("org/name/", ("org/name", "")),
         ("org/name@v1.0", ("org/name", "v1.0")),
         ("org/name@refs/pr/1", ("org/name", "refs/pr/1")),
-        ("https://huggingface.co/org/na-me_1.5", ("org/na-me_1.5", "main")),
+        ("https://huggingface.co/org/na-me_1.5", ("org/na-me_1.5", "")),
         ("huggingface.co/org/name/tree/dev/", ("org/name", "dev")),
         ("hf.co/org/name@dev", ("org/name", "dev")),
-        ("hf://org/name", ("org/name", "main")),
+        ("hf://org/name", ("org/name", "")),
+        ("hf:org/name@dev", ("org/name", "dev")),
     ],
 )
 def test_names(typed: str, found: tuple[str, str]) -> None:
-    assert hub_names.parse_name(typed) == found
+    assert hub_names.RepositoryId.read(typed) == hub_names.RepositoryId(*found)
+    assert hub_names.RepositoryId.parse(typed) == hub_names.RepositoryId(*found)
 
 
 @pytest.mark.parametrize(
     "typed",
-    ["", "name", "org/name/more", "org/na me", "../name", "org/..", "org/a--b", "org/name@",
+    ["", "org/name/more", "org/na me", "../name", "org/..", "org/a--b", "org/name@",
      "org/name@../x", "org/name@a b", "https://example.com/a/b", "org/\x1b[31m", "/etc/passwd"],
 )  # fmt: skip
 def test_names_that_are_none(typed: str) -> None:
     with pytest.raises(UsageError):
-        hub_names.parse_name(typed)
+        hub_names.RepositoryId.read(typed)
+    assert hub_names.RepositoryId.parse(typed) is None
 
 
 def test_what_a_library_would_print_is_told_clean(

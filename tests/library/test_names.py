@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from flashllm.convert.output.destination import lock_directory
 
 import flashllm
 from flashllm.conversations.store import SessionStore
@@ -197,6 +198,20 @@ def test_a_model_that_is_being_written(home: Path) -> None:
         dead.wait()
     (home / f"old.flash.partial-{dead.pid}").mkdir()
     assert "is being converted" not in refusal("old")
+
+
+def test_a_model_that_is_being_pulled(home: Path) -> None:
+    partial = home / "big.flash.partial-pull"
+    partial.mkdir(parents=True)
+    ended = "big: its conversion ended early and lies in big.flash.partial-pull; the same"
+    assert refusal("big").startswith(ended)
+    lock = lock_directory(partial)
+    try:
+        assert refusal("big").startswith("big: is being fetched and converted by another process")
+        assert "big.flash: is being fetched" in refusal(str(home / "big.flash"))
+    finally:
+        os.close(lock)
+    assert refusal("big").startswith(ended)
 
 
 def test_what_another_program_made_is_called_what_it_is(place: Path) -> None:

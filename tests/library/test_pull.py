@@ -395,6 +395,9 @@ def test_pickles(server: HubServer, tmp_path: Path) -> None:
     assert plan_pull(
         checkpoint, tmp_path / "out", Making(), KNOWN, converts=False, streams=False
     ).pickled
+    with pytest.raises(UsageError, match="weights are pickles, which can carry programs"):
+        pulling.check_pickles(checkpoint, Making())
+    pulling.check_pickles(checkpoint, Making(allow_pickle=True))
     with pytest.raises(UsageError, match=r"weights are pickles.*--keep-source"):
         pulling.fetch_and_convert(checkpoint, tmp_path / "out", Making(), SilentProgress())
     path = pulling.fetch(checkpoint, SilentProgress())

@@ -49,7 +49,7 @@ def test_exact_ones(tmp_path: Path, extra: dict[str, float]) -> None:
     model.save_pretrained(tmp_path / "source")
     folder = published(tmp_path / "predictors", model, **extra)
 
-    convert(tmp_path / "source", tmp_path / "out", predictors=folder)
+    convert(tmp_path / "source", tmp_path / "out", predictors=folder, allow_pickle=True)
 
     manifest = read_manifest(tmp_path / "out")
     assert manifest.spec.gate == "bundled"
@@ -112,7 +112,12 @@ def test_they_read_what_the_norm_reads(
     model = tiny(model_type, **changes)
     model.save_pretrained(tmp_path / "source")
     networks = random_ones(tmp_path / "predictors", 36, 83, threshold)
-    convert(tmp_path / "source", tmp_path / "out", predictors=tmp_path / "predictors")
+    convert(
+        tmp_path / "source",
+        tmp_path / "out",
+        predictors=tmp_path / "predictors",
+        allow_pickle=True,
+    )
     body = model.transformer.h if model_type == "falcon" else model.model.layers
     read: list[torch.Tensor] = []
     getattr(body[0], norm).register_forward_pre_hook(lambda _, inputs: read.append(inputs[0][0]))

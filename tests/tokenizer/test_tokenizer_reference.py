@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flashllm.tokenizer.chat_template import Message
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.support.chat_templates import EDGES, MARKERS, STRIPPING_MARKERS, TEMPLATES
 from tests.support.tokenizer_files import MAKERS, write_config, write_json
+from tests.tokenizer.test_template import QWEN_3, REASONED
 
 JSON_KINDS = ("byte-level", "byte-level-nfkc", "prepended", "prepended-first", "unigram")
 TALK = (
@@ -85,6 +87,28 @@ def test_conversations(root: Path, kind: str, name: str) -> None:
     assert tokenizer.encode_chat(messages) == expected
     text = reference.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert reference(text, add_special_tokens=False)["input_ids"] == expected
+
+
+@pytest.mark.parametrize("kind", JSON_KINDS)
+def test_twenty_conversations_with_reasoning(root: Path, kind: str) -> None:
+    """Ids are those of `apply_chat_template`, which drops the reasoning of earlier answers."""
+    directory, tokenizer = directory_of(root, kind, QWEN_3)
+    reference = reference_of(directory, QWEN_3)
+    rng = random.Random(25)
+    dropped = 0
+    for _ in range(20):
+        messages: list[Message] = [{"role": "system", "content": "Help."}] * rng.randint(0, 1)
+        for _ in range(rng.randint(1, 4)):
+            messages.append({"role": "user", "content": rng.choice(["Why?", "Is 2 < 3?", "Go on"])})
+            messages.append({"role": "assistant", "content": rng.choice([*REASONED, "Yes."])})
+        messages.append({"role": "user", "content": "And a lake?"})
+        expected = reference.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        assert tokenizer.encode_chat(messages) == expected
+        text = reference.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        dropped += "</think>" not in text and any("</think>" in m["content"] for m in messages)
+    assert dropped >= 10
 
 
 @pytest.mark.parametrize("kind", JSON_KINDS)

@@ -96,7 +96,7 @@ def test_what_transformers_saves(tmp_path: Path, save: Any, dtype: torch.dtype) 
     model = tiny_opt(hidden_size=36, word_embed_proj_dim=36, ffn_dim=83).to(dtype)
     source = save(model, tmp_path / "source")
 
-    convert(source, tmp_path / "out")
+    convert(source, tmp_path / "out", allow_pickle=True)
 
     resident = load_torch_file(tmp_path / "out" / "resident.safetensors")
     fc2 = {}

@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--predictors", default="none", help="(lossy) none, train, checkpoint, or a path"
     )
     parser.add_argument("--calibration", type=Path, help="text to train the predictors on")
+    parser.add_argument("--allow-pickle", action="store_true", help="read weights from pickles")
     options = parser.parse_args(arguments)
     try:
         convert(
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             calibration=options.calibration,
             resident_dtype=options.resident_dtype,
             predictor_dtype=options.predictor_dtype,
+            allow_pickle=options.allow_pickle,
             progress=progress_for(),
         )
     except FlashllmError as error:

@@ -56,6 +56,7 @@ def convert(
     resident_dtype: str | None = None,
     predictor_dtype: str | None = None,
     order: str = "none",
+    allow_pickle: bool = False,
     progress: Progress | None = None,
     on_plan: Callable[[ConversionPlan], None] | None = None,
     dry_run: bool = False,
@@ -69,9 +70,11 @@ def convert(
     the text `calibration`, or the one that lies with the checkpoint), "checkpoint" (those inside
     it), or the path of a predictors.safetensors or of a folder of model_0.pt, model_1.pt, ...
     `order` is how neurons lie on flash: "none" as in the checkpoint, "coactivation" so that those
-    that `calibration` needs together lie together. `on_plan` gets what will be done once all is
-    checked, before anything is written; with `dry_run` nothing is. The destination is complete
-    afterwards, or absent: any of the errors in `flashllm.errors`, `Interrupted` on Ctrl-C.
+    that `calibration` needs together lie together. Weights and predictors in pickles are refused
+    unless `allow_pickle` is set, and then read in a process with limits. `on_plan` gets what will
+    be done once all is checked, before anything is written; with `dry_run` nothing is. The
+    destination is complete afterwards, or absent: any of the errors in `flashllm.errors`,
+    `Interrupted` on Ctrl-C.
     """
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()
@@ -83,7 +86,7 @@ def convert(
         config = read_config(source)
         family = family_of(config)
         spec = spec_of(config, family, overrides, predicted=train_or_import.imports(predictors))
-        train_or_import.check_origin(predictors, spec, calibration, predictor_dtype)
+        train_or_import.check_origin(predictors, spec, calibration, predictor_dtype, allow_pickle)
         train_or_import.check_order(order, spec, predictors, calibration)
         tokens = 0
         if predictors == train_or_import.TRAIN or calibration is not None:
@@ -94,7 +97,7 @@ def convert(
             tokens = check_calibration(calibration, spec.vocab_size, has_tokenizer(source))
         if (warning := doubtful_activation(model_name(source), spec, overrides)) is not None:
             progress.warn(warning)
-        with open_checkpoint(source) as checkpoint:
+        with open_checkpoint(source, allow_pickle) as checkpoint:
             job = look(config, family, spec, checkpoint, overrides)
             ordered = order == train_or_import.COACTIVATION
             needed = converted_bytes(job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from .families.families import family_of
 from .families.spec_from_config import Overrides, doubtful_activation, model_name, spec_of
 from .output.destination import check_destination, check_space
 from .output.inspection import Job, converted_bytes, look, not_tied
-from .output.kept_partial import ENDING, KeptPartial, kept_partial
+from .output.interruption import format_stopped_pull
+from .output.kept_partial import KeptPartial, kept_partial
 from .output.placing import PlacedWeights, check_bundles, hash_resident
 from .output.provenance import bundles_id, make_manifest, source_names
 from .output.tokenizer_files import copy_tokenizer
@@ -77,16 +79,15 @@ class _Arriving:
 
 @contextlib.contextmanager
 def _kept(destination: Path, progress: Progress) -> Iterator[None]:
-    """Ctrl-C as an error of ours that says what stays."""
+    """Ctrl-C as an error of ours that says what is there."""
+    existed = os.path.lexists(destination)
     try:
-        yield
+        try:
+            yield
+        finally:
+            progress.finish()
     except KeyboardInterrupt as stop:
-        raise Interrupted(
-            f"stopped; what is written so far stays in {destination.name}{ENDING}. Run the same"
-            " command to go on"
-        ) from stop
-    finally:
-        progress.finish()
+        raise Interrupted(format_stopped_pull(destination, existed)) from stop
 
 
 def _inspect(

@@ -43,6 +43,7 @@ def convert(arguments: argparse.Namespace) -> int:
             resident_dtype=arguments.resident_dtype,
             predictor_dtype=arguments.predictor_dtype,
             order=arguments.order,
+            allow_pickle=arguments.allow_pickle,
             progress=open_model.terminal_progress(arguments.progress, report.schedule),
             on_plan=report.begin,
             dry_run=arguments.dry_run,
@@ -178,8 +179,19 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_reading(parser)
     add_learning(parser)
+    add_allow_pickle(parser)
     add_dry_run(parser)
     add_progress(parser)
+
+
+def add_allow_pickle(parser: argparse.ArgumentParser) -> None:
+    """Adds `--allow-pickle`."""
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="read weights (.bin) and predictors (.pt) from pickles, which can carry programs: as"
+        " plain tensors, in a process with limits; without it they are refused",
+    )
 
 
 def add_learning(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.cli.commands.convert import (
+    add_allow_pickle,
     add_learning,
     add_progress,
     add_reading,
@@ -19,6 +20,7 @@ from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_options
 from flashllm.cli.shared.output import Output, remark, table
 from flashllm.errors import DestinationExists, DownloadFailed, FlashllmError, UsageError
+from flashllm.library.names import names_in
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.untrusted.terminal import sanitize
 
@@ -38,7 +40,8 @@ def pull(arguments: argparse.Namespace) -> int:
     from flashllm.library.library import usual_library
     from flashllm.library.pull_plan import check_room, plan_pull
 
-    name, revision = hub_names.parse_name(_repository(arguments))
+    wanted = hub_names.RepositoryId.read(_repository(arguments))
+    name, revision = wanted.name, wanted.revision or hub_names.DEFAULT_REVISION
     making = _making(arguments)
     library = usual_library(arguments.settings)
     destination = _destination(arguments, library, name)
@@ -116,6 +119,7 @@ def _making(arguments: argparse.Namespace) -> Making:
         calibration=arguments.calibration,
         predictor_dtype=arguments.predictor_dtype,
         order=arguments.order,
+        allow_pickle=arguments.allow_pickle,
     )
     if arguments.convert is None:
         for option in (*making.learning, *(["keep_source"] if arguments.keep_source else [])):
@@ -144,9 +148,12 @@ def _destination(arguments: argparse.Namespace, library: Library, name: str) -> 
 
 def _streams(arguments: argparse.Namespace, checkpoint: RemoteCheckpoint, making: Making) -> bool:
     """Whether each shard goes once it is converted; errors where it should and cannot."""
-    from flashllm.library.pull import check_streamable, is_cached
+    from flashllm.library.pull import check_pickles, check_streamable, is_cached
 
-    if arguments.convert is None or arguments.keep_source or is_cached(checkpoint):
+    if arguments.convert is None:
+        return False
+    check_pickles(checkpoint, making)
+    if arguments.keep_source or is_cached(checkpoint):
         return False
     check_streamable(checkpoint, making)
     return True
@@ -165,7 +172,10 @@ def _without_network(arguments: argparse.Namespace, name: str, revision: str, va
     remark(f"{variable} is set, so nothing is fetched; what is in the cache is not looked up anew")
     if arguments.convert is not None:
         raise UsageError(f"{name}: is here; convert it: flashllm convert {found.path} DST")
-    _write_path(arguments, found.path)
+    if arguments.json:
+        Output().json({"repository": name, "revision": revision, "path": str(found.path)})
+    else:
+        _write_path(found.path)
     return 0
 
 
@@ -210,9 +220,9 @@ def _say_what_is_next(
         key = "converted" if converted else "path"
         Output().json(plan.to_json() | {key: str(path)})
         return 0
-    _write_path(arguments, path)
+    _write_path(path)
     if converted:
-        remark(f"next: flashllm chat {shlex.quote(str(path))}")
+        remark(f"next: flashllm chat {shlex.quote(names_in(arguments.settings).typed(path))}")
         return 0
     name = plan.repository.rpartition("/")[2]
     revision = "" if plan.revision == "main" else f"@{plan.revision}"
@@ -221,11 +231,8 @@ def _say_what_is_next(
     return 0
 
 
-def _write_path(arguments: argparse.Namespace, path: Path) -> None:
+def _write_path(path: Path) -> None:
     output = Output()
-    if arguments.json:
-        output.json({"path": str(path)})
-        return
     output.write(str(path))
     output.end_line()
 
@@ -268,6 +275,7 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     add_reading(parser)
     add_learning(parser)
+    add_allow_pickle(parser)
     add_progress(parser)
     options = tuple(option for option in MODEL_OPTIONS if option.name in _OPTIONS)
     add_options(parser, "model", options)

@@ -25,7 +25,7 @@ def plan_rows(plan: PullPlan, *, converts: bool, streams: bool) -> list[tuple[st
         ("converted", _disk(plan, converts=converts, streams=streams)),
     ]
     if plan.pickled:
-        rows.append(("weights", "pickles: converted without running what they hold"))
+        rows.append(("weights", "pickles: converted only with --keep-source --allow-pickle"))
     if plan.trains:
         rows.append(("predictors", "lossy, and trained on a text: --predictors train"))
     elif plan.select == "predicted" and not plan.predicts:

@@ -83,7 +83,7 @@ def is_demo(model: str | None, directory: Path) -> bool:
 
 def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
     """Opens the model with the options of the command line."""
-    return library_open.open_model(directory, options_of(arguments))
+    return library_open.open_directory(directory, options_of(arguments))
 
 
 def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:

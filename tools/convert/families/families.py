@@ -24,6 +24,8 @@ def _opt_features(config: Config) -> dict[str, Any]:
     """Features of an OPT model (Zhang et al. 2022, arXiv 2205.01068); defaults as transformers'."""
     width = config.size("hidden_size", MAX_WIDTH)
     heads = config.size("num_attention_heads", MAX_WIDTH)
+    if width % heads:
+        raise config.refuse("num_attention_heads", f"it does not divide hidden_size, {width}")
     pre_norm = config.flag("do_layer_norm_before", True)
     bias = config.flag("enable_bias", True)
     return {
@@ -83,8 +85,10 @@ def _falcon_features(config: Config, *, always_new: bool = False) -> dict[str, A
         if config.flag(key, False):
             raise config.refuse(key, "only models without it are supported")
     new = config.flag("new_decoder_architecture", always_new)
-    # What the older architecture says with these two, the newer one ignores.
+    # What the older architecture says with the first of these, the newer one ignores.
     multi_query, parallel = config.flag("multi_query", True), config.flag("parallel_attn", True)
+    if new and not parallel:
+        raise config.refuse("parallel_attn", "with new_decoder_architecture it must be true")
     heads_key = config.first("num_attention_heads", "n_head")
     kv_key = config.first("num_kv_heads", "n_head_kv")
     heads = config.size(heads_key, MAX_WIDTH)
@@ -99,6 +103,7 @@ def _falcon_features(config: Config, *, always_new: bool = False) -> dict[str, A
         layers_key=config.first("num_hidden_layers", "n_layer"),
         heads_key=heads_key,
         kv_heads=kv_heads if new else 1 if multi_query else heads,
+        kv_key=kv_key,
         d_ffn=config.size("ffn_hidden_size", MAX_WIDTH, default=4 * width),
         tied=True,
     ) | {

@@ -117,6 +117,7 @@ def rotary_features(
     layers_key: str = "num_hidden_layers",
     heads_key: str = "num_attention_heads",
     kv_heads: int | None = None,
+    kv_key: str = "num_key_value_heads",
     head_dim: int | None = None,
     d_ffn: int | None = None,
     max_positions: int = 2048,
@@ -136,7 +137,9 @@ def rotary_features(
         raise config.refuse(heads_key, f"it does not divide hidden_size, {width}")
     positions = config.size("max_position_embeddings", MAX_POSITIONS, default=max_positions)
     if kv_heads is None:
-        kv_heads = config.size("num_key_value_heads", MAX_WIDTH, default=heads)
+        kv_heads = config.size(kv_key, MAX_WIDTH, default=heads)
+    if heads % kv_heads:
+        raise config.refuse(kv_key, f"{kv_heads} does not divide {heads}, which {heads_key} is")
     return {
         "n_layers": config.size(layers_key, MAX_LAYERS),
         "d_model": width,

@@ -54,7 +54,7 @@ def rope_of(
             f"{config.path}: partial_rotary_factor is {share}; models of this model_type rotate "
             "all of a head"
         )
-    values: dict[str, Any] = {"theta": theta, "dims": int(head_dim * share)}
+    values: dict[str, Any] = {"theta": theta, "dims": _rotated(config, where, head_dim, share)}
     outer = config.get(_ORIGINAL)
     if kind == "default":
         return Rope(**values)
@@ -77,6 +77,22 @@ def rope_of(
             f"{config.path}: {where}: high_freq_factor is not above low_freq_factor"
         )
     return Rope(**values)
+
+
+def _rotated(config: Config, where: str, head_dim: int, share: float) -> int:
+    """How many values of a head are rotated, in pairs; else an error that names what says so."""
+    dims = int(head_dim * share)
+    if dims >= 2 and dims % 2 == 0:
+        return dims
+    names = [key for key in _SHARE_KEYS if config.values.get(key) is not None]
+    factor = f"{names[0] if names else f'{where}: {_SHARE_KEYS[0]}'} ({share:g})"
+    heads = config.first("num_attention_heads", "n_head")
+    width = "head_dim" if config.get("head_dim") is not None else f"hidden_size over {heads}"
+    of = f"{factor} of {width} ({head_dim})" if share != 1 else f"{width} ({head_dim})"
+    raise UnsupportedModel(
+        f"{config.path}: {of} are {dims} rotated values of a head; they are rotated in pairs, so"
+        " an even number is needed"
+    )
 
 
 def _yarn(

@@ -117,7 +117,32 @@ def spec_of(
     try:
         return _spec_of(config, family, overrides, predicted)
     except LayoutError as problem:
-        raise UnsupportedModel(f"{config.path}: {problem}") from problem
+        words = str(problem).removeprefix("spec: ")
+        keys = [
+            key
+            for field, names in _KEYS_OF_FIELDS.items()
+            if words.startswith(f"{field} ")
+            for key in names
+            if key in config.asked and _is_set(config, key)
+        ]
+        place = f"{keys[0]}: " if keys else ""
+        raise UnsupportedModel(f"{config.path}: {place}{words}") from problem
+
+
+_KEYS_OF_FIELDS = {
+    "norm_eps": ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+    "embed_scale": ("scale_emb",),
+    "residual_scale": ("scale_depth",),
+    "logit_scale": ("dim_model_base",),
+    "drelu": ("hidden_act", "activation", "activation_function"),
+    "rope theta": ("rope_theta", "rope_parameters"),
+    "rope": ("rope_parameters", "rope_scaling"),
+}
+"""What a field of a spec is named in its errors -> the keys that it may come from."""
+
+
+def _is_set(config: Config, key: str) -> bool:
+    return config.values.get(key) is not None
 
 
 def _spec_of(config: Config, family: Family, overrides: Overrides, predicted: bool) -> ModelSpec:

@@ -7,6 +7,7 @@ whether its process lives.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -16,7 +17,6 @@ import shutil
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,11 @@ from flashllm.errors import (
     ReadFailed,
 )
 from flashllm.flash.manifest import FileRecord
+from flashllm.flash.unfinished import PARTIAL_NAME, PULLED, partial_path
 from flashllm.progress import Progress
 
 from ..source.files import set_direct
+from .interruption import format_not_durable, format_stopped
 
 if TYPE_CHECKING:
     from typing import Self
@@ -42,23 +44,26 @@ BLOCKS = 4
 """Blocks of a file: one filled, one hashed and one written at once, and a spare one."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def whole_or_absent(source: Path, destination: Path, progress: Progress) -> Iterator[None]:
-    """Turns errors into ours; if one ends the making of `destination`, nothing is left of it."""
+    """Turns errors into ours; if one ends the making of `destination`, nothing is left of it.
+
+    A stop is `Interrupted`, and says what is there: a model may be complete by then.
+    """
+    existed = os.path.lexists(destination)
     try:
-        yield
+        try:
+            yield
+        finally:
+            progress.finish()
     except OSError as problem:
-        reason = os.strerror(problem.errno) if problem.errno else str(problem)
-        raise ReadFailed(f"{problem.filename or source}: cannot be read: {reason}") from problem
+        where = problem.filename or source
+        raise ReadFailed(f"{where}: cannot be read: {_reason(problem)}") from problem
     except KeyboardInterrupt as stop:
-        raise Interrupted(
-            f"stopped; nothing is left at {destination}. Run the same command to start again"
-        ) from stop
-    finally:
-        progress.finish()
+        raise Interrupted(format_stopped(destination, existed)) from stop
 
 
-@contextmanager
+@contextlib.contextmanager
 def partial_directory(destination: Path) -> Iterator[Path]:
     """A fresh locked directory that replaces `destination` when the block ends well.
 
@@ -70,7 +75,7 @@ def partial_directory(destination: Path) -> Iterator[Path]:
             yield partial
             publish(partial, destination)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_tree(partial)
             raise
         finally:
             os.close(lock)
@@ -99,7 +104,8 @@ def _create(destination: Path) -> tuple[Path, int]:
     """The new directory and the descriptor that holds its lock."""
     parent = destination.parent
     check_destination(destination)
-    partial = parent / f"{destination.name}.partial-{os.getpid()}"
+    partial = partial_path(destination, os.getpid())
+    is_made = False
     try:
         # Under the parent's lock nobody takes a directory just made for a stale one.
         parent_lock = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -107,11 +113,17 @@ def _create(destination: Path) -> tuple[Path, int]:
             fcntl.flock(parent_lock, fcntl.LOCK_EX)
             _remove_stale(destination)
             partial.mkdir()
-            return partial, lock_directory(partial)
+            is_made = True
+            lock = lock_directory(partial)
         finally:
             os.close(parent_lock)
-    except OSError as problem:
-        raise write_error(problem, partial) from problem
+    except BaseException as problem:
+        if is_made:
+            remove_tree(partial)
+        if isinstance(problem, OSError):
+            raise write_error(problem, partial) from problem
+        raise
+    return partial, lock
 
 
 def lock_directory(directory: Path) -> int:
@@ -127,27 +139,41 @@ def lock_directory(directory: Path) -> int:
 
 def _remove_stale(destination: Path) -> None:
     """Remove what dead processes left; `CannotCreate` when a living one writes the same model."""
-    prefix = f"{destination.name}.partial-"
     for path in sorted(destination.parent.iterdir()):
-        if not path.name.startswith(prefix) or not path.name[len(prefix) :].isdigit():
+        match = PARTIAL_NAME.fullmatch(path.name)
+        if match is None or match[1] != destination.name or match[2] == PULLED:
             continue
         try:
             lock = lock_directory(path)
         except BlockingIOError as problem:
             raise CannotCreate(
-                f"{destination}: process {path.name[len(prefix) :]} is writing it; wait for it"
+                f"{destination}: process {match[2]} is writing it; wait for it"
             ) from problem
         shutil.rmtree(path)
         os.close(lock)
 
 
 def publish(partial: Path, destination: Path) -> None:
-    """Make a directory beside `destination` durable, then give it that name."""
+    """Make a directory beside `destination` durable, then give it that name, durably too.
+
+    Where only the last fails, the model is complete: the error says so.
+    """
     sync(partial)
     if os.path.lexists(destination):
         raise DestinationExists(f"{destination}: was created by somebody else meanwhile")
     os.rename(partial, destination)
-    sync(destination.parent)
+    try:
+        sync(destination.parent)
+    except OSError as problem:
+        failed = type(write_error(problem, destination.parent))
+        raise failed(format_not_durable(destination, _reason(problem))) from problem
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory as far as that can be done."""
+    # Stopped just after it has closed a descriptor, rmtree closes that once more.
+    with contextlib.suppress(OSError):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -173,10 +199,13 @@ def check_space(directory: Path, needed_bytes: int) -> None:
 
 def write_error(problem: OSError, path: Path) -> CannotCreate:
     """The error of ours for a failed write."""
-    reason = os.strerror(problem.errno) if problem.errno else str(problem)
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotEnoughSpace(f"{path}: {reason}; make room or choose another disk")
-    return CannotCreate(f"{path}: cannot be written: {reason}")
+        return NotEnoughSpace(f"{path}: {_reason(problem)}; make room or choose another disk")
+    return CannotCreate(f"{path}: cannot be written: {_reason(problem)}")
+
+
+def _reason(problem: OSError) -> str:
+    return os.strerror(problem.errno) if problem.errno else str(problem)
 
 
 class OutputFile:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import Any
 
 from flashllm.errors import CannotCreate, LayoutError
 from flashllm.flash.manifest import FileRecord
+from flashllm.flash.unfinished import pulled_path
 from flashllm.system.atomic_file import write_whole
 from flashllm.untrusted.strict_json import parse_object
 
-from .destination import check_destination, lock_directory, publish, write_error
+from .destination import check_destination, lock_directory, publish, remove_tree, write_error
 
-ENDING = ".partial-pull"
 RECORD_FILE = "record.json"
 RECORD_FORMAT = 1
 RECORD_BYTES_MAX = 16 << 20
@@ -51,6 +50,11 @@ class KeptPartial:
         """Where the converted model grows."""
         return self.directory / "model"
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether anything of the model is in it, which the next conversion goes on with."""
+        return self.model.is_dir() and any(self.model.iterdir())
+
     def save(self) -> None:
         """Write the record, durably."""
         values = {
@@ -72,7 +76,7 @@ def kept_partial(destination: Path, made: Mapping[str, Any]) -> Iterator[KeptPar
     where it holds something else.
     """
     check_destination(destination)
-    directory = destination.with_name(destination.name + ENDING)
+    directory = pulled_path(destination)
     with _our_errors(directory):
         directory.mkdir(exist_ok=True)
         try:
@@ -85,12 +89,11 @@ def kept_partial(destination: Path, made: Mapping[str, Any]) -> Iterator[KeptPar
             partial = _opened(directory, dict(made))
             try:
                 yield partial
-            except BaseException:
-                if not any(partial.model.iterdir()):  # nothing large had begun
-                    shutil.rmtree(directory, ignore_errors=True)
-                raise
-            publish(partial.model, destination)
-            shutil.rmtree(directory, ignore_errors=True)
+                publish(partial.model, destination)
+            finally:
+                # Nothing large has begun, or the model has its name.
+                if not partial.holds_weights:
+                    remove_tree(directory)
         finally:
             os.close(lock)
 
@@ -111,7 +114,7 @@ def _opened(directory: Path, made: dict[str, Any]) -> KeptPartial:
         _read(path, partial)
     else:
         for left in (partial.source, partial.model):
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left)
     for needed in (partial.source, partial.model):
         needed.mkdir(exist_ok=True)
     if not path.exists():

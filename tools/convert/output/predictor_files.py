@@ -19,7 +19,7 @@ from flashllm.spec import ModelSpec
 from flashllm.system.atomic_file import replacing
 from flashllm.untrusted.strict_json import parse_object
 
-from ..source.encoding import encode
+from ..source.encoding import check_scales, encode, largest_scale
 from ..source.files import BLOCK_BYTES
 from .destination import OutputFile
 
@@ -171,4 +171,7 @@ def encode_predictors(path: Path, spec: ModelSpec, dtype: str) -> None:
             raw = np.frombuffer(source.read(record.nbytes), np.uint8)
             if name in widths:
                 raw = encode(raw, record.dtype, dtype, name, widths[name])
+                if dtype in GROUP_BYTES:
+                    rows = raw.reshape(-1, row_bytes(dtype, widths[name]))
+                    check_scales(largest_scale(rows, widths[name]), dtype, name)
             file.write(raw.data)

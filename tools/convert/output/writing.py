@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.core import bundle_checksums
-from flashllm.dtypes import row_bytes, tensor_bytes
+from flashllm.dtypes import GROUP_BYTES, row_bytes, tensor_bytes
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.manifest import (
     BUNDLES_FILE,
@@ -41,7 +41,7 @@ from ..families.transforms import (
     read_whole,
 )
 from ..source.checkpoint import Checkpoint
-from ..source.encoding import encode
+from ..source.encoding import check_scales, encode, largest_scale
 from ..source.files import BLOCK_BYTES
 from ..source.parallel import in_order
 from ..source.tensor import SourceTensor
@@ -97,6 +97,8 @@ def resident_blocks(
         if shard in (None, assigned[name].tensor.file)
     ]
 
+    dtypes = {name: dtype for name, _, dtype in layout}
+
     def blocks() -> Iterator[tuple[str, Piece, int, str]]:
         for following, (name, piece, dtype) in enumerate(layout, 1):
             for _, expected, _ in layout[following : following + 1]:
@@ -111,7 +113,17 @@ def resident_blocks(
         last = first == block_starts(piece)[-1]
         return name, encoded_block(checkpoint, piece, first, dtype), piece, last
 
-    yield from in_order(encoded, blocks())
+    largest = 0
+    with contextlib.closing(in_order(encoded, blocks())) as found:
+        for name, content, piece, last in found:
+            dtype, width = dtypes[name], piece.tensor.shape[-1]
+            if dtype in GROUP_BYTES:
+                rows = content.reshape(-1, row_bytes(dtype, width))
+                largest = max(largest, largest_scale(rows, width))
+            if last:
+                check_scales(largest, dtype, piece.tensor.name)
+                largest = 0
+            yield name, content, piece, last
 
 
 def write_resident(
@@ -211,7 +223,24 @@ def layer_blocks(
         count = min(bundles_max, header.bundles_per_layer - first)
         return _bundles(header, checkpoint, rows, whole, first, count)
 
-    yield from in_order(block, range(0, header.bundles_per_layer, bundles_max))
+    largest = [0] * len(rows)
+    starts = range(0, header.bundles_per_layer, bundles_max)
+    with contextlib.closing(in_order(block, starts)) as found:
+        for bundles in found:
+            if header.dtype in GROUP_BYTES:
+                _note_scales(largest, header, bundles)
+            yield bundles
+    for row, scale in zip(rows, largest, strict=True):
+        if row is not None:
+            check_scales(scale, header.dtype, row.tensor.name)
+
+
+def _note_scales(largest: list[int], header: BundleHeader, bundles: NDArray[np.uint8]) -> None:
+    """Raise the largest scale of each row of a neuron to that of some bundles [n, stride]."""
+    nbytes = row_bytes(header.dtype, header.d_model)
+    for position in range(len(largest)):
+        part = bundles[:, position * nbytes : (position + 1) * nbytes]
+        largest[position] = max(largest[position], largest_scale(part, header.d_model))
 
 
 def _bundles(

@@ -27,8 +27,9 @@ from flashllm.untrusted.strict_json import parse_object
 from ..output.destination import write_error
 from ..source.encoding import encode
 from ..source.files import read_small
-from ..source.pickled import PickledShard
+from ..source.pickled import PickledShard, open_pickles
 
+FIRST_FILE = "model_0.pt"
 CONFIG_FILE = "config.json"
 CONFIG_BYTES_MAX = 1 << 20
 _FLOAT16_MAX = 65504.0
@@ -57,8 +58,13 @@ def import_published(source: Path, spec: ModelSpec, directory: Path) -> None:
             f"{source / odd[0]}: {problem}; {spec.n_layers} layers need model_0.pt to {wanted[-1]} "
             f"({len(odd)} such files)"
         )
-    layers = (_layer(source, name, spec) for name in wanted)
-    write_published(layers, _threshold(source), spec, directory)
+    shards = open_pickles(source, wanted)
+    try:
+        layers = (_layer(source, name, shard, spec) for name, shard in shards.items())
+        write_published(layers, _threshold(source), spec, directory)
+    finally:
+        for shard in shards.values():
+            shard.close()
 
 
 def write_published(
@@ -112,37 +118,33 @@ def _threshold(source: Path) -> float:
     return float(value)
 
 
-def _layer(source: Path, name: str, spec: ModelSpec) -> tuple[Matrix, Matrix]:
+def _layer(source: Path, name: str, shard: PickledShard, spec: ModelSpec) -> tuple[Matrix, Matrix]:
     """fc1 and fc2 of one file."""
-    shard = PickledShard(source, name)
-    try:
-        tensors = {tensor.name: tensor for tensor in shard.tensors()}
-        odd = sorted(set(tensors) ^ {"fc1.weight", "fc2.weight"})
-        if odd:
-            problem = "is not expected" if odd[0] in tensors else "is missing"
+    tensors = {tensor.name: tensor for tensor in shard.tensors()}
+    odd = sorted(set(tensors) ^ {"fc1.weight", "fc2.weight"})
+    if odd:
+        problem = "is not expected" if odd[0] in tensors else "is missing"
+        raise TensorMismatch(
+            f"{source / name}: {odd[0]} {problem}; a predictor is fc1.weight and fc2.weight, "
+            "without biases"
+        )
+    rank = max(tensors["fc1.weight"].shape[:1], default=0)
+    shapes = {"fc1.weight": (rank, spec.d_model), "fc2.weight": (spec.d_ffn, rank)}
+    values = []
+    for key, shape in shapes.items():
+        tensor = tensors[key]
+        if tensor.shape != shape or not 0 < rank <= MAX_WIDTH:
+            expected = str(list(shape)) if rank else f"[rank, {spec.d_model}]"
             raise TensorMismatch(
-                f"{source / name}: {odd[0]} {problem}; a predictor is fc1.weight and fc2.weight, "
-                "without biases"
+                f"{source / name}: {key} is {list(tensor.shape)}; this model needs {expected}"
             )
-        rank = max(tensors["fc1.weight"].shape[:1], default=0)
-        shapes = {"fc1.weight": (rank, spec.d_model), "fc2.weight": (spec.d_ffn, rank)}
-        values = []
-        for key, shape in shapes.items():
-            tensor = tensors[key]
-            if tensor.shape != shape or not 0 < rank <= MAX_WIDTH:
-                expected = str(list(shape)) if rank else f"[rank, {spec.d_model}]"
-                raise TensorMismatch(
-                    f"{source / name}: {key} is {list(tensor.shape)}; this model needs {expected}"
-                )
-            if tensor.dtype not in ("f32", "f16", "bf16"):
-                raise TensorMismatch(f"{source / name}: {key} is of type {tensor.dtype}")
-            raw = np.empty(tensor.nbytes, dtype=np.uint8)
-            shard.read_into(raw.data, key, 0)
-            decoded = encode(raw, tensor.dtype, "f32", f"{key} of {source / name}")
-            values.append(decoded.view(np.float32).reshape(shape))
-        shard.check_unchanged()
-    finally:
-        shard.close()
+        if tensor.dtype not in ("f32", "f16", "bf16"):
+            raise TensorMismatch(f"{source / name}: {key} is of type {tensor.dtype}")
+        raw = np.empty(tensor.nbytes, dtype=np.uint8)
+        shard.read_into(raw.data, key, 0)
+        decoded = encode(raw, tensor.dtype, "f32", f"{key} of {source / name}")
+        values.append(decoded.view(np.float32).reshape(shape))
+    shard.check_unchanged()
     return values[0], values[1]
 
 

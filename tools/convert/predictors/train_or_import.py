@@ -22,8 +22,9 @@ from ..output.predictor_files import copy_predictors, encode_predictors
 from ..source.checkpoint import Checkpoint
 from ..source.encoding import encode
 from ..source.files import sha256_of
+from ..source.pickled import check_allowed
 from ..source.tensor import SourceTensor
-from .published import import_published, write_published
+from .published import FIRST_FILE, import_published, write_published
 
 PredictorOrigin = str | Path
 """The value of --predictors: one of the words below, or the path of published predictors."""
@@ -43,12 +44,17 @@ def imports(origin: PredictorOrigin) -> bool:
 
 
 def check_origin(
-    origin: PredictorOrigin, spec: ModelSpec, calibration: Path | None, dtype: str | None = None
+    origin: PredictorOrigin,
+    spec: ModelSpec,
+    calibration: Path | None,
+    dtype: str | None = None,
+    allow_pickle: bool = False,
 ) -> None:
     """`UsageError` where predictors are of no use for the model, or need not be trained.
 
     A calibration text is for training predictors, or for counting how many neurons other
-    predictors or a gate let through; it is an error where there are neither.
+    predictors or a gate let through; it is an error where there are neither. A folder of them
+    holds pickles, which must be allowed.
     """
     if origin == NONE and dtype is not None:
         raise UsageError(
@@ -72,6 +78,8 @@ def check_origin(
             "zero, so there is nothing to predict; convert it without, or say --act where it is "
             "wrong"
         )
+    if imports(origin) and origin != INSIDE and (Path(origin) / FIRST_FILE).is_file():
+        check_allowed(Path(origin) / FIRST_FILE, allow_pickle)
     if origin == TRAIN and spec.gated:
         raise UsageError(
             f"--predictors {origin}: this model has a gate that says exactly which neurons are "

@@ -18,6 +18,7 @@ from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.untrusted.strict_json import parse_object
 
 from .files import RangeFile, read_small, source_file
+from .pickled import check_allowed, open_pickles
 from .tensor import Shard, SourceTensor
 
 INDEX_BYTES_MAX = 32 << 20
@@ -142,26 +143,27 @@ def weight_files_of(directory: Path, name: str) -> WeightFiles:
 
 
 @contextmanager
-def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
-    """The weights in a directory; `NotACheckpoint` if there are none or they are inconsistent."""
+def open_checkpoint(directory: Path, allow_pickle: bool = False) -> Iterator[Checkpoint]:
+    """The weights in a directory; `NotACheckpoint` if there are none or they are inconsistent.
+
+    `UsageError` for pickles unless they are allowed.
+    """
     files = weight_files(directory)
+    if files.pickled:
+        check_allowed(directory / files.shards[0], allow_pickle)
     with ExitStack() as stack:
-        shards = {}
-        for name in files.shards:
-            shards[name] = _open_shard(directory, name)
-            stack.callback(shards[name].close)
+        shards: dict[str, Shard] = {}
+        if files.pickled:
+            for name, shard in open_pickles(directory, files.shards).items():
+                shards[name] = shard
+                stack.callback(shard.close)
+        else:
+            for name in files.shards:
+                shards[name] = SafetensorsShard(directory, name)
+                stack.callback(shards[name].close)
         checkpoint = Checkpoint(directory, shards, files.index)
         check_weight_map(files, checkpoint)
         yield checkpoint
-
-
-def _open_shard(directory: Path, name: str) -> Shard:
-    """A shard by the ending of its name."""
-    if name.endswith(".safetensors"):
-        return SafetensorsShard(directory, name)
-    from .pickled import PickledShard
-
-    return PickledShard(directory, name)
 
 
 def read_weight_map(directory: Path, index: str) -> dict[str, str]:

@@ -15,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
-from flashllm.dtypes import GROUP_BYTES, row_bytes
+from flashllm.dtypes import GROUP, GROUP_BYTES, row_bytes
 from flashllm.errors import TensorMismatch
 from flashllm.flash.raw_tensor import all_finite
 
 Place = Callable[[int], str]
 """From the index of an encoded value to a text that says where it is."""
+_SMALLEST_SCALE_BITS = 1
+"""Of an f16: 2**-24."""
+_LEAST_OF_LARGEST = {"int8": 127.5 * 2.0**-24, "int4": 15 * 2.0**-24}
+"""What the largest weight of a tensor must exceed, about, to get a larger scale."""
 _ONE_AT_A_TIME = threading.Lock()
 """The kernels have threads of their own and allow one caller at a time."""
 
@@ -65,6 +69,28 @@ def _in_groups(
     except ValueError as problem:  # of finite numbers it refuses those that no scale reaches
         raise _too_large(name, target) from problem
     return encoded
+
+
+def largest_scale(rows: NDArray[np.uint8], columns: int) -> int:
+    """The bits of the largest scale, its sign left out, of rows [n, bytes] in int8 or int4."""
+    scale_bytes = 2 * -(-columns // GROUP)
+    scales = np.ascontiguousarray(rows[:, rows.shape[1] - scale_bytes :]).view(np.uint16)
+    return int((scales & 0x7FFF).max(initial=0))
+
+
+def check_scales(largest: int, target: str, name: str) -> None:
+    """`TensorMismatch` for a tensor whose weights are all too small for the scales of an encoding.
+
+    `largest` is that of all its rows. Where it is the smallest scale there is, the largest weights
+    take few of the numbers and the others become zero: not rounded, but lost. (In a tensor of usual
+    weights a group may have it: what is lost there is less than the rounding of its other groups.)
+    """
+    if target in GROUP_BYTES and largest == _SMALLEST_SCALE_BITS:
+        raise TensorMismatch(
+            f"tensor {name}: all its weights are too small for {target}, under about"
+            f" {_LEAST_OF_LARGEST[target]:.0e}, and would become zero or nearly so; convert with"
+            " --dtype bf16 or f32"
+        )
 
 
 def _too_large(name: str, target: str) -> TensorMismatch:

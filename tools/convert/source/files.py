@@ -38,6 +38,11 @@ class RangeFile:
         self.size = os.fstat(self._descriptor).st_size
         self._direct = False
 
+    @property
+    def descriptor(self) -> int:
+        """The open file itself."""
+        return self._descriptor
+
     def read_directly(self) -> bool:
         """Bypass the page cache from now on, if the system can; returns whether it does.
 

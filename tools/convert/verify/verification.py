@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from flashllm.core import bundle_checksums
 from flashllm.errors import FlashllmError, LayoutError
 from flashllm.flash.layout import BundleHeader, read_header
+from flashllm.flash.links import links_out
 from flashllm.flash.manifest import (
     ACTIVITY_FILE,
     BUNDLES_FILE,
@@ -79,11 +80,17 @@ class _Check:
 
     def run(self) -> None:
         """Everything, from the manifest to the last byte of the bundles."""
+        outside = dict(links_out(self.directory)) if self.directory.is_dir() else {}
+        for name, end in outside.items():
+            self._add(name, f"a link that leads out of the model, to {end}; it is not read")
+        if outside.keys() & {MANIFEST_FILE, MANIFEST_HASH_FILE}:
+            return
         manifest = self._manifest()
         if manifest is None:
             return
         self._progress.start("checking", sum(record.bytes for record in manifest.files.values()))
-        present = {name for name in manifest.files if self._size_fits(manifest, name)}
+        inside = [name for name in manifest.files if name not in outside]
+        present = {name for name in inside if self._size_fits(manifest, name)}
         for name in sorted(present):
             digest = self._bundles(manifest) if name == BUNDLES_FILE else self._hash(name)
             if digest is not None and digest != manifest.files[name].sha256:
