@@ -36,7 +36,11 @@ def test_what_is_kept_of_targets_that_take_pairs(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(TARGETS.keys() - {"chat_template"}))
 def test_a_few_changed_inputs(name: str) -> None:
     @hypothesis.settings(
-        max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=20,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        derandomize=True,
     )
     @hypothesis.given(TARGETS[name].inputs)
     def check(value: object) -> None:
@@ -51,7 +55,7 @@ def test_an_input_that_a_parser_fails_at_is_found_and_made_small(tmp_path: Path)
             raise KeyError(raw)
 
     target = Target("planted", st.binary(max_size=200), check)
-    with pytest.raises(KeyError, match=r"^b'x'$"):
+    with pytest.raises(KeyError, match=r"^b'x'"):
         fuzz(target, 60, seed=1, last_input=tmp_path / "last")
     assert (tmp_path / "last").read_bytes() == b"x"
 

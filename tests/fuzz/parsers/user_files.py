@@ -1,4 +1,4 @@
-"""Targets: the user's own files: conversations, their exports, config.toml."""
+"""Targets: the user's own files: conversations, their exports, profiles, config.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from flashllm.conversations import exchange
 from flashllm.conversations.database import SIDE_FILES
 from flashllm.conversations.store import SessionStore
-from flashllm.errors import ConfigError, NotASession, SessionError, UsageError
+from flashllm.errors import ConfigError, NotASession, ProfileError, SessionError, UsageError
+from flashllm.hardware import machine_profile
 from flashllm.settings.file import read_config
 
 from .changes import changed_bytes, changed_json
@@ -111,8 +112,22 @@ def _check_settings_file(raw: bytes) -> None:
         assert read_config(path) == found
 
 
+def _check_profile(raw: bytes) -> None:
+    path = folder("profile") / "profile.json"
+    path.write_bytes(raw)
+    try:
+        profile = machine_profile.load(path)
+    except ProfileError:
+        return
+    assert machine_profile.Profile.from_json(profile.to_json(), "again") == profile
+    assert profile.best_threads(16384) >= 1
+    assert profile.read_seconds(100, 1 << 20, 8) > 0
+    assert profile.gap_bytes(16384, 8) >= 0
+
+
 USER_FILE_TARGETS = (
     Target("conversation_file", changed_json(corpus("conversation_file")), _check_exchange),
     Target("conversations_database", _databases(), _check_database),
+    Target("profile", changed_json(corpus("profile")), _check_profile),
     Target("config_toml", changed_bytes(corpus("config_toml")), _check_settings_file),
 )
