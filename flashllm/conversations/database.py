@@ -93,7 +93,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-# Types are cast, since a damaged database may hold any, even NULL, and the list must still be shown.
+# Types are cast, since a damaged database may hold any, even NULL, and the list has to be shown.
 SUMMARY = """
     SELECT id, coalesce(CAST(name AS TEXT), ''), coalesce(CAST(model AS TEXT), ''),
            coalesce(CAST(system AS TEXT), ''), coalesce(CAST(created AS REAL), 0.0),
