@@ -6,6 +6,9 @@
 # make bench   measure this machine
 # make peers   install what `python -m benchmarks.peers` compares with, into .venv-peers
 # make sanitize  the core's own tests under ASan, UBSan and TSan
+# make sanitize-binding  tests of the Python module, the module being under ASan and UBSan
+# make fuzz    mutated inputs for the core and the parsers, SECONDS of each target
+# make coverage  lines and branches that tests reach; all branches where input is checked
 # make clean   remove what was built, and the environments
 #
 # Each makes .venv when there is none and renews it when what it is made from has changed.
@@ -16,7 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NATIVE := CMakeLists.txt $(wildcard flashllm/core/native/*.* flashllm/core/native/*/*.*)
-NATIVE_TESTS := $(wildcard tests/core/native/*)
+NATIVE_TESTS := $(wildcard tests/core/native/*) $(wildcard tests/fuzz/native/*)
 INPUTS := pyproject.toml constraints.txt $(NATIVE)
 RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
@@ -25,7 +28,8 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 CORE_TEST := build/core/tests/core/native/flash_core_test
 
-.PHONY: chat test check core-test pytest bench-test wheel-test bench peers sanitize clean
+.PHONY: chat test check core-test pytest bench-test wheel-test bench peers sanitize clean \
+  sanitize-binding fuzz fuzz-core fuzz-parsers coverage
 .DELETE_ON_ERROR:
 
 chat: $(RUN_STAMP)
@@ -112,6 +116,58 @@ sanitize: $(TEST_STAMP)
 	$(call build-core-test,build/core-thread,thread)
 	$(subst build/core,build/core-thread,$(CORE_TEST))
 , := ,
+
+# The module in a folder of its own, for which tests/sanitized/ makes Python take it. ASan has to be
+# there before Python, and the library of C++ with it, so that exceptions are seen. What Python
+# keeps to its end is no leak of ours.
+SANITIZED := build/binding-address
+SANITIZED_TESTS ?= tests/core tests/faults tests/flash tests/weight_cache
+sanitize-binding: $(TEST_STAMP)
+	@$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DFLASHLLM_MODULE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	  -DFLASHLLM_SANITIZE=address,undefined >/dev/null
+	@$(BIN)/cmake --build $(SANITIZED) >$(SANITIZED)/build.log || { cat $(SANITIZED)/build.log; exit 1; }
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  FLASHLLM_SANITIZED_CORE=$(CURDIR)/$(SANITIZED) PYTHONPATH=$(CURDIR)/tests/sanitized \
+	  $(BIN)/python -m pytest -q $(SANITIZED_TESTS)
+
+# The targets of the core and those of the parsers go side by side; output comes target by target.
+SECONDS ?= 600
+SEED ?= $(shell date +%s)
+FUZZ := build/fuzz
+FUZZ_CORE := $(filter-out planted,$(patsubst tests/fuzz/native/fuzz_%.cpp,%,$(wildcard tests/fuzz/native/fuzz_*.cpp)))
+fuzz: $(TEST_STAMP)
+	@$(MAKE) --no-print-directory -j2 SECONDS=$(SECONDS) SEED=$(SEED) fuzz-core fuzz-parsers
+
+fuzz-core: $(TEST_STAMP)
+	@$(BIN)/cmake -S . -B $(FUZZ) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DFLASHLLM_FUZZ=ON -DFLASHLLM_WERROR=$(WERROR) -DFLASHLLM_SANITIZE=address,undefined >/dev/null
+	@$(BIN)/cmake --build $(FUZZ) >$(FUZZ)/build.log || { cat $(FUZZ)/build.log; exit 1; }
+	@tests/fuzz/native/run.sh $(FUZZ) $(SECONDS) $(SEED) $(FUZZ_CORE)
+
+fuzz-parsers: $(TEST_STAMP)
+	@$(BIN)/python -m tests.fuzz.parsers --seconds $(SECONDS) --seed $(SEED) --keep $(FUZZ)
+
+# The core by its own tests and the kept inputs of its targets; the Python by the tests of what checks
+# input, or with ALL=1 by all of them, which takes as long as they do.
+COVERAGE := build/coverage
+COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks,tests/conversations tests/convert \
+  tests/faults tests/flash tests/fuzz tests/test_sanitize.py tests/test_spec.py tests/untrusted)
+coverage: $(TEST_STAMP)
+	@$(BIN)/cmake -S . -B $(COVERAGE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DFLASHLLM_TESTS=ON -DFLASHLLM_FUZZ=ON -DFLASHLLM_COVERAGE=ON >/dev/null
+	@$(BIN)/cmake --build $(COVERAGE) >$(COVERAGE)/build.log || { cat $(COVERAGE)/build.log; exit 1; }
+	@find $(COVERAGE) -name '*.gcda' -delete
+	@$(COVERAGE)/tests/core/native/flash_core_test
+	@for target in $(FUZZ_CORE); do \
+	  $(COVERAGE)/tests/fuzz/native/fuzz_$$target -runs=0 tests/fuzz/corpus/$$target; done
+	@rm -f $(COVERAGE)/python*
+	COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage run -m pytest -q $(COVERAGE_TESTS)
+	@COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage combine --quiet
+	@COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage json --quiet -o $(COVERAGE)/python.json
+	$(BIN)/python -m tests.coverage --native $(COVERAGE) --python $(COVERAGE)/python.json \
+	  $(if $(ALL),--all)
 
 bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks

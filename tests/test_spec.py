@@ -16,6 +16,7 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.active_set_selectors import LowRank
 from flashllm.spec import ModelSpec, Rope
 from tests.planning.test_shape_estimate import OPT_6_7B
+from tests.support.specs import SPEC
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,62 @@ def test_an_encoding_of_its_own_is_kept_and_one_too_few_said_nothing_of() -> Non
 def test_encodings_that_there_are_not(name: str, value: object) -> None:
     with pytest.raises(LayoutError, match=f"spec: {name} is {value!r}; expected one of"):
         ModelSpec.from_json(OPT_6_7B.to_json() | {name: value})
+
+
+ROPE = {"theta": 1e4, "dims": 64}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"rope": ROPE | {"scaling": "longrope"}, "positions": "rope"}, "rope scaling is"),
+        ({"rope": ROPE | {"truncate": 1}, "positions": "rope"}, "rope truncate is 1"),
+        ({"rope": ROPE | {"more": 1}, "positions": "rope"}, "rope: unknown keys .'more'"),
+        ({"rope": {"dims": 8}, "positions": "rope"}, "rope: keys .'theta'. are missing"),
+        ({"rope": 3, "positions": "rope"}, "rope: expected an object"),
+        ({"rope": ROPE | {"dims": 256}, "positions": "rope"}, "rope dims are more than head_dim"),
+        ({"rope": ROPE}, "rope belongs to positions of that kind"),
+        ({"positions": "rope"}, "rope belongs to positions of that kind"),
+        ({"n_kv_heads": 3}, "n_kv_heads does not divide n_heads"),
+        ({"neurons_per_bundle": 3}, "neurons_per_bundle does not divide d_ffn"),
+        ({"rows_per_neuron": 3}, "rows_per_neuron does not fit the gate"),
+        ({"gate": "bundled"}, "rows_per_neuron does not fit the gate"),
+        ({"head_dim": 32}, "n_heads and head_dim do not fit d_model"),
+        ({"activation": "drelu"}, "drelu needs a gate"),
+        ({"shared_norm": True}, "shared_norm belongs to a parallel block"),
+        ({"block": "parallel", "norm_placement": "post"}, "a parallel block has its norms"),
+        ({"n_layers": 0}, "n_layers is 0; expected a whole number of 1 to"),
+        ({"d_ffn": True}, "d_ffn is True"),
+        ({"position_offset": 65}, "position_offset is 65"),
+        ({"attention_windows": [8]}, "attention_windows is not a list of sizes, one a layer"),
+        ({"attention_windows": [-1] * 4}, "attention_windows is not a list of sizes"),
+        ({"attention_windows": 8}, "attention_windows is not a list of whole numbers"),
+        ({"eos_ids": ["a"]}, "eos_ids is not a list of whole numbers"),
+        ({"bos_id": "a"}, "bos_id is 'a'"),
+        ({"norm_eps": 1.0}, "norm_eps is 1.0"),
+        ({"embed_scale": 0.0}, "embed_scale is 0.0"),
+        ({"activation_threshold": -1.0}, "activation_threshold is -1.0"),
+        ({"activation_threshold": 0.5}, "only fatrelu has an activation_threshold"),
+        ({"tied_head": 1}, "tied_head is 1; expected true or false"),
+        ({"block": "serial"}, "block is 'serial'; expected one of sequential, parallel"),
+    ],
+)
+def test_features_that_do_not_go_together(changes: dict[str, object], match: str) -> None:
+    with pytest.raises(LayoutError, match=f"spec: {match}"):
+        ModelSpec.from_json(SPEC.to_json() | changes)
+
+
+def test_features_that_do() -> None:
+    rotary = SPEC.to_json() | {"positions": "rope", "rope": ROPE, "attention_windows": [0, 4] * 2}
+    spec = ModelSpec.from_json(rotary)
+    assert ModelSpec.from_json(spec.to_json()) == spec
+    assert [spec.attention_window(layer) for layer in range(4)] == [0, 4, 0, 4]
+    assert SPEC.attention_window(3) == 0
+    assert (spec.gated, spec.sparse) == (False, True)
+    assert spec.activation_label == "relu"
+    assert spec.bundle_bytes == 2 * spec.row_bytes == 1024
+    fat = dataclasses.replace(SPEC, activation="fatrelu", activation_threshold=0.25)
+    assert fat.activation_label == "fatrelu above 0.25"
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4096)])

@@ -93,10 +93,11 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-# Types are cast, since a damaged database may hold any, and the list must still be shown.
+# Types are cast, since a damaged database may hold any, even NULL, and the list has to be shown.
 SUMMARY = """
-    SELECT id, CAST(name AS TEXT), CAST(model AS TEXT), CAST(system AS TEXT),
-           CAST(created AS REAL), CAST(updated AS REAL),
+    SELECT id, coalesce(CAST(name AS TEXT), ''), coalesce(CAST(model AS TEXT), ''),
+           coalesce(CAST(system AS TEXT), ''), coalesce(CAST(created AS REAL), 0.0),
+           coalesce(CAST(updated AS REAL), 0.0),
            (SELECT count(*) FROM turn WHERE turn.session = session.id),
            coalesce((SELECT CAST(substr(text, 1, 400) AS TEXT) FROM turn
                      WHERE turn.session = session.id ORDER BY turn.id LIMIT 1), '')

@@ -79,7 +79,9 @@ def _template(directory: Path, config: Mapping[str, Any]) -> str:
 def _default(template: object) -> str:
     """Of several templates the one that is called default, or the only one."""
     if isinstance(template, list):
-        named = {e.get("name"): e.get("template") for e in template if isinstance(e, dict)}
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        entries = [entry for entry in entries if isinstance(entry.get("name"), str | None)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
         only = next(iter(named.values())) if len(named) == 1 else None
         template = named.get("default", only)
     return template if isinstance(template, str) else ""

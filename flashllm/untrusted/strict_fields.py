@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 ITEMS_MAX = 100_000
+FLOAT_INTEGER_MAX = 1 << 1000
+"""Whole numbers up to this become floats; beyond some larger one Python would refuse."""
 
 
 def to_plain(value: Any) -> Any:
@@ -83,8 +85,10 @@ def _key(hint: Any, key: str, where: str) -> Any:
 
 
 def _scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is float and type(value) in (int, float) and math.isfinite(value):
+    if hint is float and type(value) is int and abs(value) <= FLOAT_INTEGER_MAX:
         return float(value)
     if type(value) is not hint:
         raise ValueError(f"{where}: expected {hint.__name__}, found {type(value).__name__}")
+    if hint is float and not math.isfinite(value):  # JSON's 1e999
+        raise ValueError(f"{where}: a number is too large")
     return value

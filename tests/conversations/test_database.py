@@ -165,6 +165,23 @@ def test_rows_that_do_not_hold_together(path: Path, statement: str, expected: st
         store.load(number)
 
 
+@pytest.mark.parametrize("column", ["name", "model", "system", "created", "updated"])
+def test_a_column_that_lost_its_value_is_empty(path: Path, column: str) -> None:
+    number = filled(path)
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA writable_schema = ON")
+    connection.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '')")
+    connection.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(f"UPDATE session SET {column} = NULL")
+    connection.close()
+    with SessionStore(path) as store:
+        (summary,) = store.list()
+        assert getattr(summary, column) in ("", 0)
+        assert len(store.load(number).conversation.turns) == summary.turns
+        store.export_markdown(number)
+
+
 def test_a_locked_database_is_told_soon_and_works_again(path: Path) -> None:
     number = filled(path)
     other = sqlite3.connect(path, isolation_level=None)

@@ -233,3 +233,10 @@ def test_a_conversation_without_turns(tmp_path: Path) -> None:
         again = store.import_json(store.export_json(number))
         assert store.load(again).conversation == Conversation()
         store.save_turn(again, Turn(1, None, "user", "x"))
+
+
+def test_an_answer_that_is_older_than_its_question() -> None:
+    question, answer = GOOD["turns"]
+    turns = [question | {"id": 2}, answer | {"id": 1, "parent": 2}]
+    with pytest.raises(NotASession, match="turn 1 is older than turn 2, which it answers"):
+        exchange.from_json(GOOD | {"turns": turns})

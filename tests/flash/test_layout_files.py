@@ -217,6 +217,12 @@ def test_sizes_of_the_files(tmp_path: Path, name: str) -> None:
         read_manifest(directory)
 
 
+def test_a_manifest_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashllm.flash.manifest.MANIFEST_BYTES_MAX", 100)
+    with pytest.raises(LayoutError, match=r"manifest\.json: larger than 100 bytes"):
+        read_manifest(rewritten(tmp_path / "model"))
+
+
 def test_directories_that_are_no_converted_model(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         read_manifest(tmp_path / "absent")

@@ -243,6 +243,17 @@ def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("name", [{"a": 1}, ["default"], 7])
+def test_a_template_whose_name_is_no_text_counts_as_none(tmp_path: Path, name: object) -> None:
+    make_byte_level(tmp_path)
+    named = [{"name": name, "template": "x"}, {"name": "default", "template": "0"}]
+    write_json(tmp_path, "tokenizer_config.json", {"chat_template": named})
+    tokenizer = loaded(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_chat(HELLO)) == "0"
+    write_json(tmp_path, "tokenizer_config.json", {"chat_template": named[:1]})
+    assert not loaded(tmp_path).has_chat_template
+
+
 def test_a_template_that_is_not_text(tmp_path: Path) -> None:
     make_byte_level(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")

@@ -203,6 +203,25 @@ TEST(weighted_sums_agree_with_wide_arithmetic_for_every_set_encoding_and_width) 
   }
 }
 
+TEST(a_weight_that_is_not_finite_makes_its_sums_no_numbers) {
+  const std::vector<int32_t> ids = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<int32_t> ends = {9};
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      for (const float wrong :
+           {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
+            std::numeric_limits<float>::infinity()}) {
+        const Case rows = make_case(9, 100, dtype);
+        std::vector<float> weights(ids.size(), wrong);
+        std::vector<float> out(100, 1.0F);
+        Kernels(1, table->name)
+            .weighted_sum_rows(rows.rows(), view(ids), view(weights), view(ends), out_view(&out));
+        for (const float value : out) CHECK(!std::isfinite(value));
+      }
+    }
+  }
+}
+
 TEST(bits_do_not_depend_on_the_number_of_threads) {
   for (const KernelTable* table : available_kernels()) {
     for (const DType dtype : kAll) {

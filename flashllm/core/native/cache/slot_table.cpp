@@ -119,8 +119,8 @@ SlotTable::SlotTable(int64_t n_bundles, int64_t n_slots, const std::vector<int>&
   if (first_slot < 0 || first_slot > std::numeric_limits<int32_t>::max() - n_slots) {
     throw std::invalid_argument("first_slot is " + std::to_string(first_slot));
   }
+  check_size("terms", terms.size, static_cast<size_t>(n_bundles) * n_terms_);
   slot_of_.assign(static_cast<size_t>(n_bundles), kNone);
-  check_size("terms", terms.size, slot_of_.size() * n_terms_);
   bundle_in_.assign(n_free_, kNone);
   prefetched_ids_.assign(n_free_, 0);
   prefetched_slots_.assign(n_free_, 0);

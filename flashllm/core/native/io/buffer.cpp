@@ -8,18 +8,37 @@
 
 #include "checked.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace flash_core {
 
 namespace {
+
 constexpr uint64_t kPageBytes = 4096;
-}
+
+// AddressSanitizer knows the ends of malloc's memory, not of mmap's: it is told of a page that
+// only its builds have behind the last byte.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr uint64_t kGuardBytes = kPageBytes;
+void guard(const uint8_t* begin, size_t bytes) { ASAN_POISON_MEMORY_REGION(begin, bytes); }
+void unguard(const uint8_t* begin, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(begin, bytes); }
+#else
+constexpr uint64_t kGuardBytes = 0;
+void guard(const uint8_t* /*begin*/, size_t /*bytes*/) {}
+void unguard(const uint8_t* /*begin*/, size_t /*bytes*/) {}
+#endif
+
+}  // namespace
 
 Buffer::Buffer(int64_t nbytes) {
   if (nbytes <= 0) {
     throw std::invalid_argument("a buffer of " + std::to_string(nbytes) + " bytes");
   }
   size_ = static_cast<size_t>(nbytes);
-  capacity_ = static_cast<size_t>(Checked(size_).round_up(kPageBytes).get());
+  capacity_ =
+      static_cast<size_t>((Checked(size_).round_up(kPageBytes) + Checked(kGuardBytes)).get());
   void* memory =
       mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -28,8 +47,12 @@ Buffer::Buffer(int64_t nbytes) {
   madvise(memory, capacity_, MADV_HUGEPAGE);
 #endif
   data_ = static_cast<uint8_t*>(memory);
+  guard(data_ + size_, capacity_ - size_);
 }
 
-Buffer::~Buffer() { munmap(data_, capacity_); }
+Buffer::~Buffer() {
+  unguard(data_ + size_, capacity_ - size_);
+  munmap(data_, capacity_);
+}
 
 }  // namespace flash_core

@@ -97,7 +97,8 @@ FLASH_INLINE void round_groups(const QuadRows<Quads>& rows, size_t scales, size_
     Whole numbers[4];
     for (size_t i = 0; i < 4; ++i) {
       const Float rounded = scaled[4 * q + i] * inverse + V::broadcast(kRounding);
-      numbers[i] = (Whole)rounded - bits(kRounding);
+      // Zeros where a value is not finite, so that no sum of them overflows: the scale says it.
+      numbers[i] = ((Whole)rounded - bits(kRounding)) & ~infinite;
       seeds -= numbers[i];
     }
     const auto even = (Halves)((numbers[0] & 0xFFFF) | (numbers[2] << 16));

@@ -1,0 +1,36 @@
+"""What has to be reached by tests: all branches of the code that checks input, most other lines."""
+
+from __future__ import annotations
+
+NATIVE = "flashllm/core/native/"
+CHECKING_NATIVE = tuple(
+    NATIVE + name
+    for name in (
+        "base/checked.h",
+        "cache/slot_table.cpp",
+        "io/read_plan.cpp",
+        "kernels/dtype.cpp",
+        "kernels/rows.cpp",
+        "kernels/rows.h",
+        "kernels/selection.cpp",
+    )
+)
+OTHER_INSTRUCTION_SETS = ("kernels_avx2.cpp", "kernels_avx512.cpp", "kernels_neon.cpp")
+"""Only some processors run them, and they are compared with the scalar ones where they are."""
+
+CHECKING_PYTHON = (
+    "flashllm/conversations/exchange.py",
+    "flashllm/flash/layout.py",
+    "flashllm/flash/manifest.py",
+    "flashllm/flash/neuron_order.py",
+    "flashllm/flash/safetensors_file.py",
+    "flashllm/flash/tensor_table.py",
+    "flashllm/spec.py",
+    "flashllm/untrusted/strict_fields.py",
+    "flashllm/untrusted/strict_json.py",
+    "flashllm/untrusted/terminal.py",
+    "tools/convert/families/config.py",
+    "tools/convert/source/checkpoint.py",
+)
+
+OTHER_LINES_PERCENT = 95.0

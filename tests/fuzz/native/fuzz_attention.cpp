@@ -1,0 +1,197 @@
+// Attention over encoded keys and values of any shape, and writing their rows: wrong sizes and
+// positions are refused, nothing outside is touched, and results are those of wide arithmetic.
+#include <cstring>
+
+#include "row_case.h"
+
+using namespace flash_core;
+
+namespace {
+
+constexpr size_t kHeadsMax = 6;
+constexpr size_t kCapacityMax = 90;  // more than a tile
+
+struct AttendCase {
+  HeadRows rows = {};
+  size_t sharing = 1;  // query heads of each head of keys
+  size_t capacity = 0;
+  Positions seen = {};
+  std::vector<uint8_t> keys;
+  std::vector<uint8_t> values;
+  std::vector<float> query;
+  std::vector<float> out;
+
+  Attend task() {
+    return {view_of(query), view_of(keys), view_of(values), rows, seen, 0.25F, out_view(&out)};
+  }
+  Wide row_bytes() const { return wide_row_bytes(rows.dtype, Wide{rows.columns}); }
+};
+
+// Rows of small values, or where `is_wild` of anything.
+std::vector<uint8_t> make_cache(FuzzInput* input, const AttendCase& one, size_t size) {
+  SeededValues values(input->word(2));
+  std::vector<uint8_t> cache(size);
+  for (uint8_t& byte : cache) byte = static_cast<uint8_t>(values.next());
+  if (input->byte() % 4 == 0 || one.rows.columns < 1) return cache;
+  const auto columns = static_cast<size_t>(one.rows.columns);
+  const auto bytes = static_cast<size_t>(one.row_bytes());
+  const EncodeFunction encode = scalar_kernels().encode[static_cast<size_t>(one.rows.dtype)];
+  for (size_t at = 0; at + bytes <= size; at += bytes) {
+    encode(values.values(columns, 2).data(), columns, cache.data() + at);
+  }
+  return cache;
+}
+
+AttendCase make_case(FuzzInput* input) {
+  AttendCase one;
+  one.rows.dtype = kDTypesAll[input->byte() % kDTypes];
+  one.rows.columns = input->byte() % 16 == 15 ? input->any() : input->within(0, 130);
+  one.rows.kv_heads = input->byte() % 16 == 15 ? input->any() : input->within(0, 3);
+  one.sharing = input->size_within(1, 3);
+  one.capacity = input->size_within(0, kCapacityMax);
+  one.seen.end = input->byte() % 16 == 15 ? input->any()
+                                          : input->within(0, static_cast<int64_t>(one.capacity));
+  one.seen.first = input->flag() ? 0 : input->within(-1, 90);
+  const bool is_usual = one.rows.columns >= 0 && one.rows.columns <= 130 &&
+                        one.rows.kv_heads >= 0 && one.rows.kv_heads <= 3;
+  const size_t heads = is_usual ? static_cast<size_t>(one.rows.kv_heads) : 1;
+  const size_t columns = is_usual ? static_cast<size_t>(one.rows.columns) : 16;
+  const size_t row = is_usual ? static_cast<size_t>(one.row_bytes()) : 32;
+  const size_t wrong = input->byte() % 16 == 15 ? 1 : 0;
+  one.keys = make_cache(input, one, heads * one.capacity * row + wrong);
+  one.values = make_cache(input, one, one.keys.size() + (input->byte() % 16 == 15 ? 1 : 0));
+  one.query = make_vector(input, heads * one.sharing * columns + (input->byte() % 16 == 15));
+  one.out.assign(one.query.size() + (input->byte() % 16 == 15), 3.0F);
+  return one;
+}
+
+bool is_valid(const AttendCase& one) {
+  constexpr int64_t kMost = int64_t{1} << 40;  // far more than any case has
+  if (one.rows.columns < 1 || one.rows.kv_heads < 1) return false;
+  if (one.rows.columns > kMost || one.rows.kv_heads > kMost) return false;
+  const Wide layer = one.row_bytes() * one.rows.kv_heads;
+  if (one.keys.size() % layer != 0 || one.values.size() != one.keys.size()) return false;
+  const Wide shared = Wide{one.rows.columns} * one.rows.kv_heads;
+  if (one.query.empty() || one.query.size() % shared != 0 || one.out.size() != one.query.size()) {
+    return false;
+  }
+  return one.seen.first >= 0 && one.seen.first < one.seen.end &&
+         Wide{one.seen.end} <= one.keys.size() / layer;
+}
+
+// The values of a row of the layer's keys or values.
+std::vector<float> row_values(const AttendCase& one, const std::vector<uint8_t>& cache,
+                              size_t row) {
+  RowCase all;
+  all.dtype = one.rows.dtype;
+  all.columns = static_cast<size_t>(one.rows.columns);
+  all.stride = static_cast<int64_t>(one.row_bytes());
+  all.bytes = cache;
+  all.ids = {static_cast<int32_t>(row)};
+  return decoded(all);
+}
+
+// Softmax and sum in doubles. In groups a query loses up to a share of 2^-13 of its largest value,
+// and so do the weights: `lost` bounds what comes of both.
+void check_head(const AttendCase& one, size_t head, size_t capacity) {
+  const auto columns = static_cast<size_t>(one.rows.columns);
+  const auto kv_heads = static_cast<size_t>(one.rows.kv_heads);
+  const size_t heads = one.query.size() / columns;
+  const size_t kv_head = head / (heads / kv_heads);
+  std::vector<double> weights;
+  std::vector<std::vector<float>> values;
+  double most = -1e300;
+  for (int64_t at = one.seen.first; at < one.seen.end; ++at) {
+    const size_t row = kv_head * capacity + static_cast<size_t>(at);
+    const std::vector<float> key = row_values(one, one.keys, row);
+    values.push_back(row_values(one, one.values, row));
+    double dot = 0;
+    for (size_t c = 0; c < columns; ++c) dot += double{key[c]} * one.query[head * columns + c];
+    weights.push_back(dot * 0.25);
+    most = std::max(most, weights.back());
+  }
+  double sum = 0;
+  for (double& weight : weights) sum += weight = std::exp(weight - most);
+  for (size_t c = 0; c < columns; ++c) {
+    double expected = 0;
+    double largest = 0;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      expected += weights[i] / sum * values[i][c];
+      largest = std::max(largest, std::fabs(double{values[i][c]}));
+    }
+    // A score of up to 130 * 2 * 8 / 4 is wrong by a share of 2^-13 in groups, of 2^-20 without.
+    const double lost = is_grouped(one.rows.dtype) ? 0.25 : 2e-3;
+    REQUIRE(std::fabs(one.out[head * columns + c] - expected) <= lost * (largest + 2.1) + 1e-6);
+  }
+}
+
+void check_attention(FuzzInput* input) {
+  AttendCase one = make_case(input);
+  const bool valid = is_valid(one);
+  const bool is_comparable = valid && is_moderate(one.query);
+  for (const KernelTable* table : available_kernels()) {
+    REQUIRE(valid == accepts([&] { Kernels(1, table->name).attend(one.task()); }));
+    if (!is_comparable) continue;
+    const auto layer = static_cast<size_t>(one.row_bytes() * one.rows.kv_heads);
+    const size_t capacity = one.keys.size() / layer;
+    bool is_small = true;
+    for (size_t row = 0; row < capacity * static_cast<size_t>(one.rows.kv_heads); ++row) {
+      for (const std::vector<uint8_t>* cache : {&one.keys, &one.values}) {
+        for (const float value : row_values(one, *cache, row)) is_small &= std::fabs(value) <= 2.1F;
+      }
+    }
+    const size_t heads = one.query.size() / static_cast<size_t>(one.rows.columns);
+    for (size_t head = 0; is_small && head < heads; ++head) check_head(one, head, capacity);
+  }
+}
+
+// Rows of tokens: those that were written decode to the values, and the others stay.
+void check_writing(FuzzInput* input) {
+  AttendCase one = make_case(input);
+  const auto columns = static_cast<size_t>(one.rows.columns & 0xFF);
+  const size_t shared = columns * static_cast<size_t>(one.rows.kv_heads & 3);
+  const size_t tokens = input->size_within(0, 5);
+  const std::vector<float> values =
+      make_vector(input, tokens * shared + (input->byte() % 16 == 15 ? 1 : 0));
+  const int64_t position = input->byte() % 16 == 15 ? input->any() : input->within(-1, 90);
+  std::vector<uint8_t> first;
+  for (const KernelTable* table : available_kernels()) {
+    std::vector<uint8_t> cache = one.keys;
+    bool is_accepted = false;
+    try {
+      is_accepted = accepts([&] {
+        Kernels(1, table->name)
+            .write_head_rows(one.rows, view_of(values), position, out_view(&cache));
+      });
+    } catch (const std::overflow_error&) {
+      REQUIRE(!is_moderate(values) || one.rows.dtype == DType::f16 || is_grouped(one.rows.dtype));
+      return;
+    }
+    if (!is_accepted) return;
+    if (first.empty()) first = cache;
+    REQUIRE(cache == first);
+    const auto bytes = static_cast<size_t>(one.row_bytes());
+    const auto heads = static_cast<size_t>(one.rows.kv_heads);
+    const size_t capacity = cache.size() / bytes / heads;
+    const size_t count = values.size() / heads / static_cast<size_t>(one.rows.columns);
+    REQUIRE(position >= 0 && static_cast<size_t>(position) + count <= capacity);
+    for (size_t at = 0; at < cache.size(); ++at) {
+      const size_t token = at / bytes % capacity;
+      const bool is_written =
+          token >= static_cast<size_t>(position) && token < static_cast<size_t>(position) + count;
+      REQUIRE(is_written || cache[at] == one.keys[at]);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  FuzzInput input(data, size);
+  if (input.byte() % 3 == 0) {
+    check_writing(&input);
+  } else {
+    check_attention(&input);
+  }
+  return 0;
+}
