@@ -6,6 +6,8 @@
 # make bench   measure this machine
 # make peers   install what `python -m benchmarks.peers` compares with, into .venv-peers
 # make sanitize  the core's own tests under ASan, UBSan and TSan
+# make faults  each read, write, open ... of the engine and the converter fails in turn
+# make crashtest  kill -9 of a conversion before each call that writes
 # make clean   remove what was built, and the environments
 #
 # Each makes .venv when there is none and renews it when what it is made from has changed.
@@ -25,7 +27,7 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 CORE_TEST := build/core/tests/core/native/flash_core_test
 
-.PHONY: chat test check core-test pytest bench-test wheel-test bench peers sanitize clean
+.PHONY: chat test check core-test pytest bench-test wheel-test bench peers sanitize clean faults crashtest
 .DELETE_ON_ERROR:
 
 chat: $(RUN_STAMP)
@@ -112,6 +114,13 @@ sanitize: $(TEST_STAMP)
 	$(call build-core-test,build/core-thread,thread)
 	$(subst build/core,build/core-thread,$(CORE_TEST))
 , := ,
+
+# The long forms of tests/faults, of which `make test` takes some operations only.
+faults: $(TEST_STAMP)
+	FAULTS=all $(BIN)/python -m pytest tests/faults --durations=0
+
+crashtest: $(TEST_STAMP)
+	$(BIN)/python -m tests.faults.crashtest
 
 bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks
