@@ -9,6 +9,8 @@
 # make sanitize-binding  tests of the Python module, the module being under ASan and UBSan
 # make fuzz    mutated inputs for the core and the parsers, SECONDS of each target
 # make coverage  lines and branches that tests reach; all branches where input is checked
+# make faults  each read, write, open ... of the engine and the converter fails in turn
+# make crashtest  kill -9 of a conversion before each call that writes
 # make clean   remove what was built, and the environments
 #
 # Each makes .venv when there is none and renews it when what it is made from has changed.
@@ -29,7 +31,7 @@ PEERS_STAMP := $(PEERS)/.installed
 CORE_TEST := build/core/tests/core/native/flash_core_test
 
 .PHONY: chat test check core-test pytest bench-test wheel-test bench peers sanitize clean \
-  sanitize-binding fuzz fuzz-core fuzz-parsers coverage
+  sanitize-binding fuzz fuzz-core fuzz-parsers coverage faults crashtest
 .DELETE_ON_ERROR:
 
 chat: $(RUN_STAMP)
@@ -168,6 +170,13 @@ coverage: $(TEST_STAMP)
 	@COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage json --quiet -o $(COVERAGE)/python.json
 	$(BIN)/python -m tests.coverage --native $(COVERAGE) --python $(COVERAGE)/python.json \
 	  $(if $(ALL),--all)
+
+# The long forms of tests/faults, of which `make test` takes some operations only.
+faults: $(TEST_STAMP)
+	FAULTS=all $(BIN)/python -m pytest tests/faults --durations=0
+
+crashtest: $(TEST_STAMP)
+	$(BIN)/python -m tests.faults.crashtest
 
 bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks

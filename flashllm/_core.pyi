@@ -33,7 +33,8 @@ class Reader:
     """Positioned reads on one file, `threads` in flight: by as many threads, or on one io_uring.
 
     `backend` is "auto" (as "threads"), "threads" or "uring"; where io_uring is refused, threads
-    read and `backend_problem` says why.
+    read and `backend_problem` says why. Where direct reads are optional and one is refused by
+    EINVAL, all go through the page cache from then on, and `direct` and `fallback` say so.
     """
 
     def __init__(

@@ -39,7 +39,9 @@ Assertions are for bugs; files, disks and users raise one of these.
 from __future__ import annotations
 
 EXIT_INTERRUPTED = 130
-"""Exit code of a command after Ctrl-C: the one that a shell reports after SIGINT."""
+"""Exit code of a command after Ctrl-C: the one that a shell reports after SIGINT.
+
+`run` and `bench tokens` end so after SIGTERM and SIGHUP too, with 143 and 129."""
 
 
 class FlashllmError(Exception):

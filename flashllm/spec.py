@@ -146,6 +146,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         self._check_sizes()
+        self._check_ids()
         self._check_choices()
         if self.n_heads % self.n_kv_heads:
             raise LayoutError("spec: n_kv_heads does not divide n_heads")
@@ -204,6 +205,16 @@ class ModelSpec:
             raise LayoutError(f"spec: activation_threshold is {threshold!r}")
         if threshold and self.activation != "fatrelu":
             raise LayoutError("spec: only fatrelu has an activation_threshold")
+
+    def _check_ids(self) -> None:
+        """`LayoutError` for ids of tokens that the vocabulary does not have."""
+        given = {"bos_id": () if self.bos_id is None else (self.bos_id,), "eos_ids": self.eos_ids}
+        for name, ids in given.items():
+            for token in ids:
+                if type(token) is not int or not 0 <= token < self.vocab_size:
+                    raise LayoutError(
+                        f"spec: {name} has {token!r:.40}; expected 0 to {self.vocab_size - 1}"
+                    )
 
     def _check_choices(self) -> None:
         choices: dict[str, tuple[Any, ...]] = {
@@ -293,9 +304,6 @@ class ModelSpec:
             if not isinstance(numbers, list | tuple) or not all(type(i) is int for i in numbers):
                 raise LayoutError(f"spec: {name} is not a list of whole numbers")
             known[name] = tuple(numbers)
-        bos_id = known.get("bos_id")
-        if bos_id is not None and type(bos_id) is not int:
-            raise LayoutError(f"spec: bos_id is {bos_id!r}")
         if known.get("rope") is not None:
             known["rope"] = Rope(**_known_fields(Rope, known["rope"], "spec: rope"))
         # Version 0.1 had one key for all four biases.

@@ -122,6 +122,16 @@ def test_features_that_do() -> None:
     assert fat.activation_label == "fatrelu above 0.25"
 
 
+@pytest.mark.parametrize("value", [-1, 1 << 63, 10**30, True, 1.0, "2", OPT_6_7B.vocab_size])
+def test_ids_that_the_vocabulary_does_not_have(value: object) -> None:
+    for key, given in (("bos_id", value), ("eos_ids", [2, value])):
+        with pytest.raises(LayoutError, match=f"spec: {key}"):
+            ModelSpec.from_json(OPT_6_7B.to_json() | {key: given})
+    highest = OPT_6_7B.vocab_size - 1
+    kept = ModelSpec.from_json(OPT_6_7B.to_json() | {"bos_id": 0, "eos_ids": [highest]})
+    assert (kept.bos_id, kept.eos_ids) == (0, (highest,))
+
+
 @pytest.mark.parametrize("shape", [(), (0, 4096)])
 def test_a_predictor_without_a_rank(shape: tuple[int, ...]) -> None:
     def tensor(dtype: str, *shape: int) -> RawTensor:

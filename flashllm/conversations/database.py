@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -165,6 +166,9 @@ REMOVE_TURN = """
 SIDE_FILES = ("", "-wal", "-shm")
 """Suffixes of a database's files: the database, its write-ahead log, and the log's index."""
 _LOCK_POLL_SECONDS = 0.05
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_PROBE_BYTES = 64 << 10
+"""More than SQLite asks for at once: the log's index grows by 32 KiB."""
 
 
 def connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
@@ -192,8 +196,10 @@ def session_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _session_error(path, str(error)) from error
+        raise _session_error(path, error) from error
     except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise _no_space(path) from error
         raise SessionError(
             f"{error.filename or path}: {error.strerror}, so conversations cannot be kept; set "
             "FLASHLLM_HOME to a directory that can be written"
@@ -259,12 +265,13 @@ def _contains(text: object, folded: str) -> bool:
     return isinstance(text, str) and folded in text.casefold()
 
 
-def _session_error(path: Path, problem: str) -> SessionError:
+def _session_error(path: Path, error: sqlite3.Error) -> SessionError:
+    problem = str(error)
     lower = problem.lower()
     if "locked" in lower or "busy" in lower:
         return SessionError(f"{path}: another program is writing to it; try again in a moment")
-    if "full" in lower:
-        return SessionError(f"{path}: there is no space left on its disk; free some")
+    if "full" in lower or ("disk i/o" in lower and _is_disk_full(path)):
+        return _no_space(path)
     if "readonly" in lower or "unable to open" in lower:
         return SessionError(
             f"{path}: cannot be written ({problem}); see who owns it and its directory, or set "
@@ -275,4 +282,27 @@ def _session_error(path: Path, problem: str) -> SessionError:
             f"{path}: is damaged ({problem}); it was left as it is. `flashllm sessions set-aside` "
             "renames it, so that a new one is begun"
         )
-    return SessionError(f"{path}: {problem}; see whether its disk is well, and try again")
+    code = getattr(error, "sqlite_errorname", "")  # which operation failed, where SQLite told
+    what = f"{problem} ({code})" if code else problem
+    return SessionError(f"{path}: {what}; see whether its disk is well, and try again")
+
+
+def _no_space(path: Path) -> SessionError:
+    return SessionError(f"{path}: there is no space left on its disk; free some")
+
+
+def _is_disk_full(path: Path) -> bool:
+    """Whether nothing more can be written next to `path`, be it for want of space or of quota.
+
+    SQLite tells of a full disk only where a plain write met it: the log's index, a sync and a quota
+    are "disk I/O error".
+    """
+    import tempfile  # slow to import, and hardly ever needed
+
+    try:
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as file:
+            file.write(bytes(_PROBE_BYTES))
+            os.fsync(file.fileno())  # some file systems look for space no earlier
+    except OSError as error:
+        return error.errno in _NO_SPACE
+    return False

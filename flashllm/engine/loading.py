@@ -13,6 +13,7 @@ import torch
 
 from flashllm import core
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import OnRead, Store, ignore_read
 from flashllm.hardware.machine_profile import Profile
@@ -79,7 +80,7 @@ def load_planned(
     on_loading: OnLoading | None = None,
 ) -> tuple[Decoder, Plan, Store]:
     """Like `load_decoder`, with a profile that was already found."""
-    with right_of_way.taken():
+    with opening_errors(directory), right_of_way.taken():
         return _load(directory, options, profile, least, on_loading)
 
 

@@ -30,6 +30,7 @@ from flashllm.engine.loading import OnLoading, load_planned, open_decoder
 from flashllm.engine.sampling import Sampling
 from flashllm.engine.turns import Turns
 from flashllm.errors import NoTokenizer, UsageError
+from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.store import Store
 from flashllm.hardware import staleness
 from flashllm.hardware.machine_profile import Profile
@@ -82,18 +83,19 @@ def open_model(
     `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     where, options = Path(directory), options.having(**overrides)
-    profile = profile_for(where, options)
-    decoder, plan, store = load_planned(where, options, profile, on_loading=on_loading)
-    try:
-        return Model(decoder, plan, store, options, profile)
-    except BaseException:
-        store.close()
-        raise
+    with opening_errors(where):
+        profile = profile_for(where, options)
+        decoder, plan, store = load_planned(where, options, profile, on_loading=on_loading)
+        try:
+            return Model(decoder, plan, store, options, profile)
+        except BaseException:
+            store.close()
+            raise
 
 
 def load_info(directory: str | os.PathLike[str]) -> ModelInfo:
     """Describe a converted model without loading it."""
-    with Store(Path(directory)) as store:
+    with opening_errors(directory), Store(Path(directory)) as store:
         return describe(store, load_tokenizer(store.directory) is not None)
 
 
@@ -309,7 +311,10 @@ class Model:
         return NeuronMap.of([pool.marks(layer) for layer in range(self.info.spec.n_layers)])
 
     def cautions(self) -> list[str]:
-        """Sentences about what makes this machine slower than it could be; may be empty."""
+        """Sentences about what makes this machine slower than it could be; may be empty.
+
+        One may be added while answers are written: where the system refuses a direct read.
+        """
         found = []
         if core.FALLBACK:
             found.append(f"without the compiled core everything is slow ({core.FALLBACK})")
@@ -332,6 +337,7 @@ class Model:
             "threads": int(reader.threads),
             "alignment_bytes": int(reader.alignment),
             "fallback": str(reader.fallback) or None,
+            "downgrades": int(self.reader_stats()["downgrades"]),
             "backend": str(reader.backend),
             "backend_problem": str(reader.backend_problem) or None,
         }

@@ -18,6 +18,7 @@ from flashllm.core import crc32c
 from flashllm.dtypes import row_bytes
 from flashllm.errors import LayoutError, ModelTruncated
 from flashllm.flash.manifest import FileRecord, Manifest, read_manifest
+from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.flash.tensor_table import (
     check_resident,
@@ -206,7 +207,7 @@ class BundleHeader:
 
 def read_header(path: Path) -> BundleHeader:
     """The header of `ffn.bundles`, held against the size of the file."""
-    with open(path, "rb") as file:
+    with opening_errors(path), open(path, "rb") as file:
         header = BundleHeader.unpack(file.read(HEADER_BYTES), path)
         size = file.seek(0, 2)
     if size < header.file_bytes:

@@ -14,6 +14,7 @@ from typing import Any
 
 from flashllm.errors import LayoutError, ModelNotFound, ModelTruncated
 from flashllm.flash.links import check_links
+from flashllm.flash.opening_errors import opening_errors
 from flashllm.spec import ModelSpec
 from flashllm.untrusted.strict_json import parse_object
 
@@ -129,11 +130,14 @@ def read_manifest(directory: Path) -> Manifest:
     """
     if not directory.exists():
         raise ModelNotFound(f"{directory}: there is no such model; `flashllm convert` makes one")
-    path = directory / MANIFEST_FILE
+    path, hash_path = directory / MANIFEST_FILE, directory / MANIFEST_HASH_FILE
     if directory.is_dir():
         check_links(directory)
-    raw = _read_small(path, directory)
-    if _read_small(directory / MANIFEST_HASH_FILE, directory) != manifest_hash_line(raw):
+    with opening_errors(path):
+        raw = _read_small(path, directory)
+    with opening_errors(hash_path):
+        hash_line = _read_small(hash_path, directory)
+    if hash_line != manifest_hash_line(raw):
         raise LayoutError(
             f"{path}: does not match {MANIFEST_HASH_FILE}: damaged or edited; convert again"
         )

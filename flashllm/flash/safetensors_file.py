@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.errors import LayoutError, ModelError, ModelTruncated
+from flashllm.flash.opening_errors import opening_errors
 from flashllm.untrusted.strict_json import parse_object
 
 PREFIX_BYTES = 8
@@ -51,7 +52,7 @@ def read_tensor_index(path: Path, error: type[ModelError] = LayoutError) -> dict
 
     `error` for an inconsistent header, `ModelTruncated` if the file ends before its last tensor.
     """
-    with open(path, "rb") as file:
+    with opening_errors(path), open(path, "rb") as file:
         file_bytes = os.fstat(file.fileno()).st_size
         raw = file.read(read_header_bytes(file.read(PREFIX_BYTES), file_bytes, path, error))
     return parse_tensor_index(raw, file_bytes, path, error)

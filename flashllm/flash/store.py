@@ -27,6 +27,7 @@ from flashllm.flash.manifest import (
     Manifest,
     read_manifest,
 )
+from flashllm.flash.opening_errors import opening_errors, read_failed
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.flash.tensor_table import (
@@ -60,9 +61,10 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.manifest: Manifest = read_manifest(directory)
+        with opening_errors(directory):
+            self.manifest: Manifest = read_manifest(directory)
+            self.header: BundleHeader = read_header(directory / BUNDLES_FILE)
         self.spec: ModelSpec = self.manifest.spec
-        self.header: BundleHeader = read_header(directory / BUNDLES_FILE)
         _check_header(self.header, self.spec, directory / BUNDLES_FILE)
         self._bundles = str(directory / BUNDLES_FILE)  # named some sixty times a token
         self._reader: core.Reader | None = None
@@ -179,11 +181,8 @@ class Store:
         if ACTIVITY_FILE not in self.manifest.files:
             return None
         path = self.directory / ACTIVITY_FILE
-        try:
-            with path.open("rb") as file:
-                raw = file.read(_ACTIVITY_BYTES_MAX + 1)
-        except OSError as error:
-            raise LayoutError(f"{path}: {error}. Convert the model again") from error
+        with opening_errors(path), path.open("rb") as file:
+            raw = file.read(_ACTIVITY_BYTES_MAX + 1)
         if len(raw) > _ACTIVITY_BYTES_MAX:
             raise LayoutError(f"{path}: larger than any recording. Convert the model again")
         return parse_object(raw, path, LayoutError)
@@ -234,7 +233,8 @@ class ReadErrors:
                 f"{self._where}: the file ends too early ({error}). Run `flashllm verify`,"
                 " then convert the model again"
             ) from error
-        if isinstance(error, InterruptedError):
+        # A cancelled read has no errno; a device that gives EINTR for ever has one.
+        if isinstance(error, InterruptedError) and error.errno is None:
             raise Cancelled("stopped while reading") from error
         if isinstance(error, OSError):
             raise ReadFailed(
@@ -254,7 +254,7 @@ def _open_reader(path: Path, direct: bool, **options: int) -> core.Reader:
         mode = "optional" if direct else "disabled"
         return core.Reader(str(path), direct=mode, backend=core.IO_BACKEND, **options)
     except OSError as error:
-        raise ReadFailed(f"{path}: {error.strerror or error}") from error
+        raise read_failed(error, path) from error
 
 
 def _load(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from flashllm.library.option_keywords import keywords_in_errors
+from flashllm.flash.opening_errors import opening_errors
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, OverridesWithoutMemory
 from flashllm.settings.values import bytes_of
 from flashllm.system.imports import gc_paused
@@ -58,7 +59,8 @@ def model_directory(model: str | os.PathLike[str] | None, progress: Progress | N
     if isinstance(model, str):
         from flashllm.library.names import usual_names
 
-        directory = usual_names().find(model).path
+        with opening_errors(model):
+            directory = usual_names().find(model).path
     elif model is not None:
         directory = Path(model)
     if directory is not None:

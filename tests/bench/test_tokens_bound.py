@@ -19,7 +19,7 @@ from tests.support.token_fakes import run
 DEVICE = {"direct": True, "threads": 32, "alignment_bytes": 512, "fallback": None}
 READ = ReaderCounts(
     bytes_read=100_000, bytes_useful=90_000, reads=20, busy_ns=1000, depth_ns=6600, retries=0,
-    short_reads=0, bounced=0,
+    short_reads=0, bounced=0, downgrades=0,
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_of_flash_nothing_is_said_where_it_is_unknown() -> None:
     [(100_000, 20, 512, 5120), (100_000, 20, 4096, 4096), (10, 5, 512, 512), (0, 0, 512, 512)],
 )
 def test_mean_read(nbytes: int, reads: int, alignment: int, expected: int) -> None:
-    assert mean_read_bytes(ReaderCounts(nbytes, 0, reads, 0, 0, 0, 0, 0), alignment) == expected
+    assert mean_read_bytes(ReaderCounts(nbytes, 0, reads, 0, 0, 0, 0, 0, 0), alignment) == expected
 
 
 @pytest.fixture

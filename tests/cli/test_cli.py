@@ -335,8 +335,11 @@ def _writing_sets(arrived: threading.Event, capsys: object) -> Any:
     return writing
 
 
+# What started the tests may ignore signals, as nohup does, and that would be inherited.
 SCRIPT = """
-import sys, threading
+import signal, sys, threading
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 from flashllm.cli.shared import open_model as opening
 from flashllm.cli.main import main
 from tests.support.fake_engine import FakeModel
@@ -392,15 +395,17 @@ def test_an_open_and_empty_pipe_does_not_hold_a_prompt_up(m: Path) -> None:
     assert b"nothing on standard input" in err
 
 
-def test_an_interrupt_of_the_process_ends_it_without_a_traceback(m: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_process_without_a_traceback(m: Path, number: signal.Signals) -> None:
     process = start(
         "['begun', threading.Event()]", "run", str(m), "-p", "x", stdin=subprocess.DEVNULL
     )
     assert process.stdout is not None
     assert process.stdout.read(5) == b"begun"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
+    assert b"interrupted; the answer is incomplete" in err
     assert b"Traceback" not in err
 
 

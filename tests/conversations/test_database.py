@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import stat
@@ -237,6 +238,28 @@ def test_a_full_disk_loses_nothing_that_was_there(path: Path) -> None:
             refusals += 1
         assert refusals >= 9
         assert store.load(number).conversation.turns[2] == long
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_an_io_error_of_a_full_disk_is_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """SQLite says "disk I/O error" where its log's index or a sync met the full disk."""
+    filled(path)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(SessionError) as caught, database.session_errors(path):
+            raise error
+    assert ("no space left" in str(caught.value)) == (number != errno.EIO)
+    with pytest.raises(SessionError, match="SQLITE_IOERR_SHMSIZE"), database.session_errors(path):
+        raise error
+    assert all(file.name.startswith(path.name) for file in path.parent.iterdir())
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:

@@ -285,6 +285,23 @@ def test_a_file_that_cannot_be_read_directly_falls_back(core: ModuleType) -> Non
         core.Reader("/proc/self/maps", direct="required")
 
 
+def test_close_gives_the_file_back(open_reader: Open, data_file: Path) -> None:
+    reader = open_reader()
+    assert data_file in open_files()
+    reader.close()
+    reader.close()
+    assert data_file not in open_files()
+    assert reader.file_bytes == data_file.stat().st_size
+    assert reader.stats()["reads"] == 0
+
+
+def open_files() -> list[Path]:
+    links = Path("/proc/self/fd")
+    if not links.exists():
+        pytest.skip("no /proc here")
+    return [link.readlink() for link in links.iterdir() if link.is_symlink()]
+
+
 def test_a_file_cut_short_while_open(
     core: ModuleType, backend: str, tmp_path: Path, contents: np.ndarray
 ) -> None:

@@ -333,7 +333,7 @@ class FakeModel:
 
     def io_report(self) -> dict[str, Any]:
         return {"direct": True, "threads": 32, "alignment_bytes": 4096, "fallback": None,
-                "backend": "threads", "backend_problem": None}  # fmt: skip
+                "downgrades": 0, "backend": "threads", "backend_problem": None}  # fmt: skip
 
     def rates(self) -> DeviceRates:
         return self.device_rates

@@ -545,6 +545,17 @@ async def test_what_makes_it_slow_is_said() -> None:
         assert not any("\x1b" in str(notice.render()) for notice in app.query(Notice))
 
 
+async def test_what_makes_it_slow_from_an_answer_on_is_said_once() -> None:
+    model = FakeModel(["one"], ["two"], ["three"])
+    async with make_app(model).run_test() as pilot:
+        app = await ask(pilot, "first")
+        assert not any("page cache" in text for text in texts(app, Notice))
+        model.slow_because = ["reads go through the page cache, not direct (refused)"]
+        for question in ("second", "third"):
+            await ask(pilot, question)
+        assert len([text for text in texts(app, Notice) if "page cache" in text]) == 1
+
+
 async def test_where_nothing_is_opened_nothing_waits_to_be_sent() -> None:
     gate = threading.Event()
 

@@ -9,38 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flashllm.engine import loading
 from flashllm.engine.local import Model, open_model
-from flashllm.errors import Cancelled, MemoryCeilingTooSmall
+from flashllm.errors import Cancelled
 from flashllm.flash.layout import read_header
-from flashllm.planning import plan, slot_allocation
+from tests.support.lent_slots import BLOCK, short_of_slots, shorten_blocks
 
 PROMPT = [5, 17, 40, 8, 61, 33, 12, 9, 77, 50]
 SECOND = [44, 7, 3, 90, 21, 21, 60]
-BLOCK = 64
-N_BUNDLES = 320
 
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch, sparse_model: Path) -> None:
-    """A layer of the tiny model is several blocks, and little room makes a ring of many."""
-    monkeypatch.setattr(loading, "interpreter_bytes", lambda: 200 << 20)
-    monkeypatch.setattr(plan, "_PREFILL_BLOCK_BYTES", BLOCK * stride_of(sparse_model))
-    monkeypatch.setattr(slot_allocation, "_RING_SHARE", 2)
-
-
-def stride_of(directory: Path) -> int:
-    return read_header(directory / "ffn.bundles").stride
-
-
-def short_of_slots(directory: Path) -> Model:
-    """With fewer slots than there are bundles, of which layers lend some."""
-    with pytest.raises(MemoryCeilingTooSmall) as caught:
-        open_model(directory, memory=10 << 20)
-    memory = caught.value.smallest_bytes + 3 * 150 * stride_of(directory)
-    model = open_model(directory, memory=memory)
-    assert sum(model.plan.slots_per_layer) < 3 * N_BUNDLES
-    return model
+    shorten_blocks(monkeypatch, sparse_model)
 
 
 def answer(model: Model, prompt: list[int], **settings: Any) -> list[int]:

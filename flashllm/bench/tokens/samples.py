@@ -81,6 +81,7 @@ class ReaderCounts:
     retries: int
     short_reads: int
     bounced: int
+    downgrades: int
 
     @classmethod
     def of(cls, stats: dict[str, Any]) -> ReaderCounts:

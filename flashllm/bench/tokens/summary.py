@@ -149,6 +149,7 @@ def _flash(runs: Sequence[RunSample]) -> dict[str, Any]:
         "retries": sum(run.reader.retries for run in runs),
         "short_reads": sum(run.reader.short_reads for run in runs),
         "bounced": sum(run.reader.bounced for run in runs),
+        "downgrades": sum(run.reader.downgrades for run in runs),
         "latency_ns": Latencies.merge(run.latencies for run in runs).to_json(),
     }
 

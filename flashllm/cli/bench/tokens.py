@@ -22,7 +22,7 @@ from flashllm.cli.bench.tokens_table import SYNTHETIC, report_table
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.output import Output, Ticker, remark
-from flashllm.errors import EXIT_INTERRUPTED, FlashllmError, UsageError
+from flashllm.errors import FlashllmError, UsageError
 from flashllm.telemetry.costs import ratio
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def bench_tokens(arguments: argparse.Namespace) -> int:
                 running.model = None
 
     worker = Worker(work)
-    with on_interrupt(running.stop):
+    with on_interrupt(running.stop) as interruption:
         try:
             for _ in worker.events():
                 pass
@@ -73,7 +73,7 @@ def bench_tokens(arguments: argparse.Namespace) -> int:
             raise
         finally:
             samples.ticker.clear()
-    return _print(report, samples, arguments)
+    return _print(report, samples, arguments, interruption.exit_code)
 
 
 def _dram_threads() -> int:
@@ -129,7 +129,12 @@ def _encode(model: Model, prompt: str | None) -> list[int]:
     return tokenizer.encode(text)
 
 
-def _print(report: dict[str, Any], samples: _Samples, arguments: argparse.Namespace) -> int:
+def _print(
+    report: dict[str, Any],
+    samples: _Samples,
+    arguments: argparse.Namespace,
+    interrupted: int,
+) -> int:
     """Prints the end of the report in any form; returns the exit code."""
     output, header = Output(), report["header"]
     if header["synthetic"]:
@@ -152,7 +157,7 @@ def _print(report: dict[str, Any], samples: _Samples, arguments: argparse.Namesp
         remark(warning)
     if not report["complete"]:
         remark("interrupted; the report is of what was measured until then")
-        return EXIT_INTERRUPTED
+        return interrupted
     if not report["summary"]["same_tokens"]:
         remark("runs of one prompt gave different tokens; this is a bug of flashllm, please report")
         return FlashllmError.exit_code

@@ -141,6 +141,7 @@ def _flash(summary: dict[str, Any]) -> list[Row]:
     if not flash["reads_per_token"]:
         return [("flash, a token", "nothing was read"), ("cache", hits)]
     latency, sizes = flash["latency_ns"], flash["read_sizes"]
+    downgraded = "; a direct read was refused, all go on buffered" if flash["downgrades"] else ""
     largest = sorted(sizes.items(), key=lambda item: -item[1])[:_SIZES_SHOWN]
     shown = sorted((int(size), count) for size, count in largest)
     rows: list[Row] = [
@@ -156,7 +157,7 @@ def _flash(summary: dict[str, Any]) -> list[Row]:
          f" {_seconds(flash['hidden_ns_per_token'])} behind other work"),
         ("  read latency", _percentiles(latency)),
         ("  trouble", f"{flash['retries']} retries, {flash['short_reads']} short reads,"
-         f" {flash['bounced']} through a second buffer"),
+         f" {flash['bounced']} through a second buffer{downgraded}"),
         ("cache", hits),
     ]  # fmt: skip
     if cache["guessed_per_token"]:

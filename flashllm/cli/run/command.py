@@ -20,7 +20,6 @@ from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.mistakes import WORDS, Once
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.engine.answer import Request, start
-from flashllm.errors import EXIT_INTERRUPTED
 from flashllm.settings.options import (
     MODEL,
     MODEL_OPTIONS,
@@ -59,6 +58,8 @@ class AnswerEnd:
     """The cost as lines of text, if that was asked for."""
     wants_quick_profile: bool
     """Whether nobody has measured the model's disk yet."""
+    cautions: list[str]
+    """Those that the answer added: what made it slower than the model was when it was opened."""
 
 
 Event = Union[PromptProgress, "EngineToken", AnswerEnd]
@@ -80,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     def work(emit: Callable[[Event], None]) -> None:
         with open_model.open_engine(directory, arguments) as model:
             running.model = model
-            for caution in model.cautions():
+            cautions = model.cautions()
+            for caution in cautions:
                 remark(caution)
             try:
                 request = kept.request(directory, arguments, sampling)
@@ -95,12 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
                 report = generation.report()
                 stats = stats_text(report, model.rates(), model.plan) if arguments.stats else ""
                 wants_quick_profile = not arguments.no_quick_profile and model.wants_quick_profile
-                emit(AnswerEnd(report, model.has_tokenizer, stats, wants_quick_profile))
+                added = [caution for caution in model.cautions() if caution not in cautions]
+                emit(AnswerEnd(report, model.has_tokenizer, stats, wants_quick_profile, added))
             finally:
                 running.model = None
 
     worker = Worker(work)
-    with on_interrupt(running.stop):
+    with on_interrupt(running.stop) as interruption:
         try:
             end = _show(worker, arguments, kept)
         except BaseException:
@@ -112,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         _measure_disk(directory, arguments)
     if kept.error is not None:
         raise kept.error
-    return EXIT_INTERRUPTED if end.report["finish_reason"] == "cancelled" else 0
+    return interruption.exit_code if end.report["finish_reason"] == "cancelled" else 0
 
 
 def _measure_disk(directory: Path, arguments: argparse.Namespace) -> None:
@@ -201,6 +204,8 @@ def _print_end(output: Output, arguments: argparse.Namespace, end: AnswerEnd) ->
     elif arguments.no_stream:
         output.write(end.report["text"])
         output.end_line()
+    for caution in end.cautions:
+        remark(caution)
     sys.stderr.write(end.stats)
     session = end.report.get("session")
     if arguments.save and session is not None:

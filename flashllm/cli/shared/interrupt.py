@@ -79,27 +79,46 @@ class Worker(Generic[_Event]):
             self._queue.put(_End(None))
 
 
+class Interruption:
+    """The signal that asked a command to stop, once one has."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that a shell reports after that signal."""
+        return EXIT_INTERRUPTED if self.number is None else 128 + self.number
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, `kill` and `docker stop`, a closed terminal."""
+
+
 @contextlib.contextmanager
-def on_interrupt(cancel: Callable[[], bool]) -> Iterator[None]:
-    """Context manager in which the first Ctrl-C calls `cancel` and the second exits at once.
+def on_interrupt(cancel: Callable[[], bool]) -> Iterator[Interruption]:
+    """Context manager in which the first of SIGNALS calls `cancel` and the second exits at once.
 
-    `cancel` returns False if there is nothing to cancel yet; then the first one exits.
+    `cancel` returns False if there is nothing to cancel yet; then the first one exits. SIGTERM and
+    SIGHUP stay ignored where they are, as under nohup.
     """
-    presses = 0
+    interruption = Interruption()
 
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal presses
-        presses += 1
-        if presses > 1 or not cancel():
+    def handle(number: int, _frame: FrameType | None) -> None:
+        first, interruption.number = interruption.number is None, number
+        if not (first and cancel()):
             # Threads in native code cannot be ended, and nothing that they hold outlives them.
-            os.write(sys.stderr.fileno(), b"\nflashllm: interrupted\n")
-            os._exit(EXIT_INTERRUPTED)
+            with contextlib.suppress(OSError):  # the terminal may be the one that is gone
+                os.write(sys.stderr.fileno(), b"\nflashllm: interrupted\n")
+            os._exit(interruption.exit_code)
 
-    before = signal.signal(signal.SIGINT, handle)
+    ignored = [n for n in SIGNALS[1:] if signal.getsignal(n) in (signal.SIG_IGN, None)]
+    before = {n: signal.signal(n, handle) for n in SIGNALS if n not in ignored}
     try:
-        yield
+        yield interruption
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class RunningModel:

@@ -73,6 +73,7 @@ nb::dict stats(const Reader& reader) {
   result["retries"] = now.retries;
   result["short_reads"] = now.short_reads;
   result["bounced"] = now.bounced;
+  result["downgrades"] = now.downgrades;
   result["size_histogram"] =
       std::vector<uint64_t>(now.size_histogram.begin(), now.size_histogram.end());
   return result;

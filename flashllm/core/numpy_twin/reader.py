@@ -7,6 +7,7 @@ scratch and is copied from there, so that direct I/O needs nothing of the destin
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import stat
@@ -26,6 +27,8 @@ _MAX_THREADS = 1024
 _MAX_PIECES = 256  # destinations of one read; the native core's vectors of a call are bounded
 _EIO_RETRIES = 2
 _TRANSIENT_RETRIES = 1000
+_SHORTAGES = (errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE)
+_SHORTAGE_PAUSES_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016)
 _DEGRADES = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
 
 
@@ -81,6 +84,25 @@ class _Batch:
     target: NDArray[np.uint8]
 
 
+class _Retries:
+    """Which failures of a read may pass, and how often it is tried again; as `io/retries.h`."""
+
+    def __init__(self) -> None:
+        self._left = {errno.EIO: _EIO_RETRIES, errno.EAGAIN: _TRANSIENT_RETRIES}
+        self._left[errno.EINTR] = _TRANSIENT_RETRIES
+        self._pauses = iter(_SHORTAGE_PAUSES_SECONDS)
+
+    def may_pass(self, code: int) -> bool:
+        """Whether to read again after this errno; waits first where something is short."""
+        if code in _SHORTAGES:
+            pause = next(self._pauses, None)
+            time.sleep(pause or 0.0)
+            return pause is not None
+        left = self._left.get(code, 0)
+        self._left[code] = left - 1
+        return left > 0
+
+
 class Reader:
     """Positioned reads on one file; `threads` is kept for its twin's sake, one read runs at a time.
 
@@ -106,7 +128,7 @@ class Reader:
             raise ValueError(f"gap_bytes is {gap_bytes} and max_read_bytes {max_read_bytes}")
         self._path, self.threads = path, threads
         self._file, self.alignment, self.fallback = _open(path, direct)
-        self.direct = not self.fallback
+        self._may_stop_direct = direct == "optional" and not self.fallback
         self.backend = "threads"
         self.backend_problem = "the numpy core has no ring" if backend == "uring" else ""
         self.file_bytes = _size(self._file)
@@ -119,9 +141,14 @@ class Reader:
         self._next_ticket = 1
         self._counts = dict.fromkeys(
             ("bytes_read", "bytes_useful", "reads", "busy_ns", "depth_ns", "depth_max"), 0
-        ) | dict.fromkeys(("retries", "short_reads", "bounced"), 0)
+        ) | dict.fromkeys(("retries", "short_reads", "bounced", "downgrades"), 0)
         self._sizes = [0] * 32
         self._latencies = np.zeros(latency.BINS, np.uint64)
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads bypass the page cache."""
+        return not self.fallback
 
     def submit(
         self,
@@ -254,19 +281,33 @@ class Reader:
 
     def _attempt(self, offset: int, view: memoryview) -> int:
         """One positioned read, tried again where the failure may pass."""
-        failures = {errno.EIO: _EIO_RETRIES, errno.EAGAIN: _TRANSIENT_RETRIES}
+        retries = _Retries()
         while True:
             begin_ns = time.perf_counter_ns()
             try:
-                return os.preadv(self._file, [view], offset)
+                return self._read_at(view, offset)
             except OSError as error:
-                if failures.get(error.errno or 0, 0) == 0:
+                if not (self._stop_direct(error) or retries.may_pass(error.errno or 0)):
                     message = f"{error.strerror}, reading {len(view)} bytes at offset {offset}"
                     raise OSError(error.errno, message, self._path) from error
-                failures[error.errno or 0] -= 1
                 self._counts["retries"] += 1
             finally:
                 self._count_read(len(view), time.perf_counter_ns() - begin_ns)
+
+    def _read_at(self, view: memoryview, offset: int) -> int:
+        """The system call itself."""
+        return os.preadv(self._file, [view], offset)
+
+    def _stop_direct(self, error: OSError) -> bool:
+        """Gives direct reads up for the page cache after EINVAL; False where that is no way out."""
+        if error.errno != errno.EINVAL or not self._may_stop_direct:
+            return False
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        self._may_stop_direct = False
+        self.fallback = f"a direct read was refused: {os.strerror(errno.EINVAL)}"
+        self._counts["downgrades"] += 1
+        return True
 
     def _count_read(self, asked: int, elapsed_ns: int) -> None:
         self._counts["reads"] += 1

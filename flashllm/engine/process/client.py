@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -84,7 +84,11 @@ class RemoteGeneration:
     """Yields the tokens of one answer, which arrive in batches: all but the newest may be late."""
 
     def __init__(
-        self, process: WorkerSupervisor, request: messages.Generate, on_prefill: OnPrefill | None
+        self,
+        process: WorkerSupervisor,
+        request: messages.Generate,
+        on_prefill: OnPrefill | None,
+        on_finished: Callable[[messages.Finished], None] = lambda _: None,
     ) -> None:
         """Sends `request` under a new number."""
         self.finish_reason: str | None = None
@@ -95,6 +99,7 @@ class RemoteGeneration:
         self.prefill = PrefillCost()
         self._process = process
         self._on_prefill = on_prefill
+        self._on_finished = on_finished
         self._memory = _ApplicationMemory()
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._report: dict[str, Any] | None = None
@@ -154,6 +159,7 @@ class RemoteGeneration:
             self.finish_reason = self.finish_reason or message.finish_reason
             self.text, self.ids = message.text, message.ids
             self._report = self._memory.reported(message.report)
+            self._on_finished(message)
         else:
             self._is_over = True
             self._inbox.put(message)  # for who asks again
@@ -171,6 +177,8 @@ class EngineClient:
         self._process = process
         self._opened = opened
         self._rates: DeviceRates = opened.rates
+        self._cautions = opened.cautions
+        self._io_report = opened.io_report
         self._running: weakref.ref[RemoteGeneration] | None = None
         self._lock = threading.Lock()
         self._map: NeuronMap | None = None
@@ -199,7 +207,7 @@ class EngineClient:
         if before is not None and before.is_running:
             raise EngineBusy("the engine is writing another answer; close() that, or wait for it")
         request = messages.Generate(messages.OPENING, list(ids), options)
-        generation = RemoteGeneration(self._process, request, on_prefill)
+        generation = RemoteGeneration(self._process, request, on_prefill, self._take_finished)
         self._running = weakref.ref(generation)
         return generation
 
@@ -215,11 +223,11 @@ class EngineClient:
 
     def cautions(self) -> list[str]:
         """Sentences about what makes this machine slower than it could be; may be empty."""
-        return self._opened.cautions
+        return self._cautions
 
     def io_report(self) -> dict[str, Any]:
         """How bundles are read: directly or not, how many at a time, by which back-end, and why."""
-        return self._opened.io_report
+        return self._io_report
 
     def rates(self) -> DeviceRates:
         """What this device and machine can give, as far as a profile knows."""
@@ -245,6 +253,10 @@ class EngineClient:
         if due:
             self._process.ask(lambda number: messages.Call(number, "neuron_map"), self._take_map)
         return self._map
+
+    def _take_finished(self, message: messages.Finished) -> None:
+        """How bundles are read may have changed during the answer."""
+        self._cautions, self._io_report = message.cautions, message.report["io"]
 
     def _last_generation(self) -> RemoteGeneration | None:
         return None if self._running is None else self._running()

@@ -118,7 +118,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The model is open; carries the facts that stay the same while it is."""
+    """The model is open; carries the facts about it."""
 
     info: ModelInfo
     plan: Plan
@@ -174,6 +174,8 @@ class Finished:
     text: str
     ids: list[int]
     report: dict[str, Any]
+    cautions: list[str]
+    """As `Opened.cautions`, by now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,9 +148,10 @@ class Worker:
         if is_first:
             self._send_prefilled(number, generation)
         reason = generation.finish_reason or "stop"
+        cautions = [] if self._model is None else self._model.cautions()
         self._channel.send(
             messages.Finished(
-                number, reason, generation.text, list(generation.ids), generation.report()
+                number, reason, generation.text, list(generation.ids), generation.report(), cautions
             )
         )
 

@@ -177,10 +177,11 @@ class EngineThread:
                 self.prefill = generation.prefill
                 self._keep(token, at_once=number == 0)
             reason, report = generation.finish_reason or "stop", generation.report()
+            cautions = [] if self._model is None else self._model.cautions()
         except BaseException as error:  # noqa: BLE001  shown in the application
             self._post(messages.Failed(error))
         else:
-            self._post(messages.Answered(reason, report))
+            self._post(messages.Answered(reason, report, cautions))
 
     def _start(self, request: Request) -> EngineGeneration:
         model = self._model

@@ -90,10 +90,14 @@ class ProgressReady(Message):
 class Answered(Message):
     """The answer is over; `finish_reason` and `report` are the generation's."""
 
-    def __init__(self, finish_reason: str, report: dict[str, Any]) -> None:
+    def __init__(
+        self, finish_reason: str, report: dict[str, Any], cautions: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.finish_reason = finish_reason
         self.report = report
+        self.cautions = cautions
+        """The model's, after the answer: one may have been added."""
 
 
 class Failed(Message):

@@ -8,7 +8,7 @@ imported where they are opened, since the first frame would wait for them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -117,6 +117,7 @@ class ChatScreen(Screen[None]):
         self.keymap = dict(keymap or {})
         self.library = library
         self.engine = EngineThread(open_engine, self._post, check)
+        self._cautions_told: set[str] = set()
         wanted = OpenRequest(choice or ModelChoice(name="the model"), memory, context)
         self.activity = Activity(sanitize_line(wanted.choice.name))
         self.header = EngineHeader(self.activity.state)
@@ -381,11 +382,18 @@ class ChatScreen(Screen[None]):
                 "All of the conversation is sent to the model again, as far as it fits."
             )
         self.check_context()
-        for caution in event.model.cautions():
-            await self.tell(sanitize_line(caution), "error")
+        self._cautions_told.clear()
+        await self._tell_cautions(event.model.cautions())
         await self._invite()
         self.show_status()
         await self.sending.send_due()
+
+    async def _tell_cautions(self, cautions: Sequence[str]) -> None:
+        """Says what makes the open model slower than it could be, each thing once."""
+        for caution in cautions:
+            if caution not in self._cautions_told:
+                self._cautions_told.add(caution)
+                await self.tell(sanitize_line(caution), "error")
 
     @on(messages.OpenFailed)
     async def show_open_failed(self, event: messages.OpenFailed) -> None:
@@ -426,6 +434,7 @@ class ChatScreen(Screen[None]):
     async def finish_answer(self, event: messages.Answered) -> None:
         """The answer is complete, or as complete as it will be."""
         await self._after_answer(await self.answering.finish(event), event.finish_reason)
+        await self._tell_cautions(event.cautions)
         if self.answering.came_again():
             self.show_hint(SAME_AGAIN)
         await self.sending.send_due()

@@ -1,6 +1,7 @@
 // The reader over memory that fails in every way a device can.
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -117,12 +118,67 @@ TEST_BACKENDS(a_device_error_that_stays_is_reported_with_its_offset) {
 }
 
 TEST_BACKENDS(what_cannot_pass_is_not_tried_again) {
-  for (const int code : {EINVAL, ENXIO, EBADF, ENOMEM}) {
+  for (const int code : {EINVAL, ENXIO, EBADF}) {
     const auto reader = faulty(backend, {{Kind::fail, code}});
     CHECK_THROWS(DeviceError, "offset 0", read_and_check(reader.get(), scattered()));
     CHECK(reader->stats().retries == 0);
     read_and_check(reader.get(), scattered());
   }
+}
+
+TEST_BACKENDS(a_shortage_may_pass) {
+  for (const int code : {ENOMEM, EMFILE, ENFILE, ENOBUFS}) {
+    const auto reader = faulty(backend, {{Kind::fail, code}, {Kind::fail, code}});
+    read_and_check(reader.get(), scattered());
+    CHECK(reader->stats().retries == 2);
+    const auto short_for_ever = faulty(backend, {{Kind::fail, code}}, true);
+    CHECK_THROWS(DeviceError, "offset", read_and_check(short_for_ever.get(), scattered()));
+  }
+}
+
+namespace {
+
+// As a file system that takes direct reads when it is asked at opening and refuses them later.
+class Refusing final : public RingedSource {
+ public:
+  // `left`: direct reads that it still takes.
+  Refusing(int left, bool stops) : inner_(memory(512)), left_(left), stops_(stops) {}
+  uint64_t size() const override { return inner_->size(); }
+  size_t alignment() const override { return inner_->alignment(); }
+  ssize_t read(const iovec* vectors, int count, uint64_t offset) override {
+    if (!stopped_ && left_-- <= 0) return -EINVAL;
+    return inner_->read(vectors, count, offset);
+  }
+  DirectStopped stop_direct() override {
+    if (!stops_) return DirectStopped::not_direct;
+    return stopped_.exchange(true) ? DirectStopped::before : DirectStopped::now;
+  }
+
+ private:
+  std::unique_ptr<Source> inner_;
+  std::atomic<int> left_;
+  bool stops_;
+  std::atomic<bool> stopped_{false};
+};
+
+}  // namespace
+
+TEST_BACKENDS(direct_reads_that_are_refused_are_given_up_once) {
+  for (const int taken : {0, 1, 2, 5}) {
+    for (const int threads : {1, 8}) {
+      Reader reader({std::make_unique<Refusing>(taken, true), ""}, "name",
+                    {threads, 0, 512, backend});
+      CHECK(reader.direct() && reader.stats().downgrades == 0);
+      for (int again = 0; again < 3; ++again) read_and_check(&reader, scattered());
+      CHECK(!reader.direct() && reader.stats().downgrades == 1);
+      CHECK(reader.fallback().find("refused: Invalid argument") != std::string::npos);
+      CHECK(reader.stats().retries >= 1);
+      CHECK(reader.stats().retries <= static_cast<uint64_t>(threads));  // those in flight then
+    }
+  }
+  Reader must_be_direct({std::make_unique<Refusing>(1, false), ""}, "name", {1, 0, 8192, backend});
+  CHECK_THROWS(DeviceError, "Invalid argument", read_and_check(&must_be_direct, scattered()));
+  CHECK(must_be_direct.direct() && must_be_direct.stats().retries == 0);
 }
 
 TEST_BACKENDS(an_interruption_that_never_ends_does_end) {
@@ -135,7 +191,8 @@ TEST_BACKENDS(an_interruption_that_never_ends_does_end) {
 TEST_BACKENDS(every_read_in_turn_fails_and_the_reader_goes_on) {
   for (const Fault& fault :
        {Fault{Kind::fail, EIO}, Fault{Kind::fail, ENXIO}, Fault{Kind::fail, EINTR},
-        Fault{Kind::shorten, 512}, Fault{Kind::shorten, 0}, Fault{Kind::delay, 1}}) {
+        Fault{Kind::fail, ENOMEM}, Fault{Kind::shorten, 512}, Fault{Kind::shorten, 0},
+        Fault{Kind::delay, 1}}) {
     for (size_t n = 0; n < 12; ++n) {
       std::deque<Fault> script(n);
       script.push_back(fault);
@@ -216,6 +273,40 @@ TEST(files_are_read_directly_or_not) {
   CHECK_THROWS(DeviceError, "directory", open_file("/tmp", Direct::disabled));
   CHECK_THROWS(std::invalid_argument, "expected required", parse_direct("perhaps"));
   CHECK_THROWS(std::invalid_argument, "expected auto", parse_backend("perhaps"));
+}
+
+// The same file by the same descriptor, before and after: what is given up is O_DIRECT itself.
+TEST(a_file_is_read_through_the_page_cache_once_direct_reads_are_given_up) {
+  char path[] = "/tmp/flash_core_test_XXXXXX";
+  const int file = mkstemp(path);
+  CHECK(file >= 0);
+  CHECK(write(file, contents().data(), contents().size()) ==
+        static_cast<ssize_t>(contents().size()));
+  close(file);
+  for (const Direct direct : {Direct::optional, Direct::required, Direct::disabled}) {
+    OpenedFile opened;
+    try {
+      opened = open_file(path, direct);
+    } catch (const DeviceError&) {
+      continue;  // this file system has no direct reads
+    }
+    const bool may_stop = direct == Direct::optional && opened.fallback.empty();
+    Source* const source = opened.source.get();
+    CHECK(source->stop_direct() == (may_stop ? DirectStopped::now : DirectStopped::not_direct));
+    CHECK(source->stop_direct() == (may_stop ? DirectStopped::before : DirectStopped::not_direct));
+    if (may_stop) {
+      uint8_t byte = 0;
+      const iovec vector = {&byte, 1};  // which no direct read would take
+      CHECK(source->read(&vector, 1, 12345) == 1 && byte == contents()[12345]);
+    }
+    for (const Backend backend : {Backend::threads, Backend::uring}) {
+      if (!opened.source) opened = open_file(path, direct);
+      Reader reader(std::move(opened), path, {4, 2048, 8192, backend});
+      opened.source.reset();
+      read_and_check(&reader, scattered());
+    }
+  }
+  unlink(path);
 }
 
 TEST(threads_read_where_there_is_no_ring) {

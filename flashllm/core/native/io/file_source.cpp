@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -14,6 +15,7 @@
 
 #include "buffer.h"
 #include "errors.h"
+#include "retries.h"
 #include "uring.h"
 
 namespace flash_core {
@@ -27,8 +29,9 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor() {
-    if (value_ >= 0) close(value_);
+  ~Descriptor() { reset(); }
+  void reset() {
+    if (value_ >= 0) ::close(std::exchange(value_, -1));
   }
   int get() const { return value_; }
 
@@ -36,10 +39,23 @@ class Descriptor {
   int value_;
 };
 
+// Bundles are read in no order: read-ahead would fetch what nobody asked for.
+void advise_random(const Descriptor& file) {
+#ifdef __linux__
+  posix_fadvise(file.get(), 0, 0, POSIX_FADV_RANDOM);
+#else
+  static_cast<void>(file);
+#endif
+}
+
 class FileSource final : public Source {
  public:
-  FileSource(Descriptor file, uint64_t size, size_t alignment)
-      : file_(std::move(file)), size_(size), alignment_(alignment) {}
+  // `may_stop_direct`: it was opened with O_DIRECT, which may be given up.
+  FileSource(Descriptor file, uint64_t size, size_t alignment, bool may_stop_direct)
+      : file_(std::move(file)),
+        size_(size),
+        alignment_(alignment),
+        may_stop_direct_(may_stop_direct) {}
 
   uint64_t size() const override { return size_; }
   size_t alignment() const override { return alignment_; }
@@ -47,6 +63,8 @@ class FileSource final : public Source {
     const ssize_t got = preadv(file_.get(), vectors, count, static_cast<off_t>(offset));
     return got < 0 ? -static_cast<ssize_t>(errno) : got;
   }
+  DirectStopped stop_direct() override;
+  void close() override { file_.reset(); }
   std::unique_ptr<Ring> open_ring(unsigned depth, std::string* problem) override {
     return open_uring(file_.get(), depth, problem);
   }
@@ -55,7 +73,25 @@ class FileSource final : public Source {
   Descriptor file_;
   uint64_t size_;
   size_t alignment_;
+  bool may_stop_direct_;
+  std::atomic<bool> stopped_{false};
 };
+
+// The alignment stays: plans were made with it, and the page cache takes any.
+DirectStopped FileSource::stop_direct() {
+#ifdef O_DIRECT
+  if (!may_stop_direct_) return DirectStopped::not_direct;
+  const int flags = fcntl(file_.get(), F_GETFL);
+  if (flags < 0 || fcntl(file_.get(), F_SETFL, flags & ~O_DIRECT) != 0) {
+    return DirectStopped::not_direct;
+  }
+  if (stopped_.exchange(true)) return DirectStopped::before;
+  advise_random(file_);
+  return DirectStopped::now;
+#else
+  return DirectStopped::not_direct;
+#endif
+}
 
 bool means_no_direct_io(int code) {
   return code == EINVAL || code == EOPNOTSUPP || code == ENOTSUP || code == EPERM;
@@ -66,10 +102,14 @@ bool means_no_direct_io(int code) {
 }
 
 Descriptor open_plain(const std::string& path, int flags) {
+  Retries retries;
   int file = -1;
+  int code = 0;
   do {
     file = open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
-  } while (file < 0 && errno == EINTR);
+    code = errno;
+  } while (file < 0 && retries.may_pass(code));
+  errno = code;
   return Descriptor(file);
 }
 
@@ -89,11 +129,8 @@ OpenedFile open_buffered(const std::string& path, const std::string& fallback) {
   Descriptor file = open_plain(path, 0);
   if (file.get() < 0) fail(errno, "open", path);
   const uint64_t size = size_of(file, path);
-#ifdef __linux__
-  // Bundles are read in no order: read-ahead would fetch what nobody asked for.
-  posix_fadvise(file.get(), 0, 0, POSIX_FADV_RANDOM);
-#endif
-  return {std::make_unique<FileSource>(std::move(file), size, 1), fallback};
+  advise_random(file);
+  return {std::make_unique<FileSource>(std::move(file), size, 1, false), fallback};
 }
 
 #ifdef O_DIRECT
@@ -119,15 +156,17 @@ int probe(const Descriptor& file, uint64_t size, size_t alignment) {
   Buffer memory(static_cast<int64_t>(2 * alignment));
   const iovec vector = {memory.data() + alignment, alignment};
   const uint64_t offset = size >= 2 * alignment ? alignment : 0;
-  ssize_t got = 0;
+  Retries retries;
+  int code = 0;
   do {
-    got = preadv(file.get(), &vector, 1, static_cast<off_t>(offset));
-  } while (got < 0 && errno == EINTR);
-  return got < 0 ? errno : 0;
+    const ssize_t got = preadv(file.get(), &vector, 1, static_cast<off_t>(offset));
+    code = got < 0 ? errno : 0;
+  } while (code != 0 && retries.may_pass(code));
+  return code;
 }
 
 // A direct source, or why there is none.
-std::optional<OpenedFile> open_direct(const std::string& path, std::string* reason) {
+std::optional<OpenedFile> open_direct(const std::string& path, bool required, std::string* reason) {
   Descriptor file = open_plain(path, O_DIRECT);
   if (file.get() < 0) {
     if (!means_no_direct_io(errno)) fail(errno, "open", path);
@@ -142,7 +181,8 @@ std::optional<OpenedFile> open_direct(const std::string& path, std::string* reas
     }
     const int code = probe(file, size, alignment);
     if (code == 0) {
-      return OpenedFile{std::make_unique<FileSource>(std::move(file), size, alignment), ""};
+      return OpenedFile{std::make_unique<FileSource>(std::move(file), size, alignment, !required),
+                        ""};
     }
     if (!means_no_direct_io(code)) fail(code, "probe read", path);
     *reason = std::string("probe read: ") + std::strerror(code);
@@ -153,7 +193,7 @@ std::optional<OpenedFile> open_direct(const std::string& path, std::string* reas
 #elif defined(F_NOCACHE)
 
 // macOS: not cached, and nothing need be aligned.
-std::optional<OpenedFile> open_direct(const std::string& path, std::string* reason) {
+std::optional<OpenedFile> open_direct(const std::string& path, bool, std::string* reason) {
   Descriptor file = open_plain(path, 0);
   if (file.get() < 0) fail(errno, "open", path);
   const uint64_t size = size_of(file, path);
@@ -162,12 +202,12 @@ std::optional<OpenedFile> open_direct(const std::string& path, std::string* reas
     return std::nullopt;
   }
   fcntl(file.get(), F_RDAHEAD, 0);
-  return OpenedFile{std::make_unique<FileSource>(std::move(file), size, 1), ""};
+  return OpenedFile{std::make_unique<FileSource>(std::move(file), size, 1, false), ""};
 }
 
 #else
 
-std::optional<OpenedFile> open_direct(const std::string&, std::string* reason) {
+std::optional<OpenedFile> open_direct(const std::string&, bool, std::string* reason) {
   *reason = "the platform has no direct I/O";
   return std::nullopt;
 }
@@ -186,7 +226,7 @@ Direct parse_direct(const std::string& name) {
 OpenedFile open_file(const std::string& path, Direct direct) {
   std::string reason = "disabled by request";
   if (direct != Direct::disabled) {
-    std::optional<OpenedFile> opened = open_direct(path, &reason);
+    std::optional<OpenedFile> opened = open_direct(path, direct == Direct::required, &reason);
     if (opened) return std::move(*opened);
     if (direct == Direct::required) {
       throw DeviceError(EINVAL, "direct I/O is required but refused (" + reason + ")", path);

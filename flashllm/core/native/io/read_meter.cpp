@@ -53,6 +53,11 @@ void ReadMeter::count_retry() {
   ++stats_.retries;
 }
 
+void ReadMeter::count_downgrade() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++stats_.downgrades;
+}
+
 void ReadMeter::count_short_read() {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++stats_.short_reads;

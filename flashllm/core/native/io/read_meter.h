@@ -22,6 +22,7 @@ struct ReadStats {
   uint64_t retries = 0;
   uint64_t short_reads = 0;
   uint64_t bounced = 0;
+  uint64_t downgrades = 0;  // 1 once direct reads were given up for the page cache
   std::array<uint64_t, 32> size_histogram = {};  // index: floor(log2(bytes of a read))
 };
 
@@ -32,6 +33,7 @@ class ReadMeter {
   Clock::time_point begin_read(uint64_t bytes);
   void end_read(Clock::time_point begun);  // with what begin_read gave
   void count_retry();
+  void count_downgrade();
   void count_short_read();
   void count_run(uint64_t bytes_useful, bool bounced);
   ReadStats stats() const;

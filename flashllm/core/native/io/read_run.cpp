@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "errors.h"
 
 namespace flash_core {
 
 namespace {
-
-constexpr int kEioRetries = 2;
-constexpr int kTransientRetries = 1000;
 
 Span span_of(const Piece* pieces, size_t count, uint64_t alignment) {
   const Checked start = Checked(pieces[0].offset).round_down(alignment);
@@ -54,9 +52,7 @@ RunRead::RunRead(const RunContext& context, const ReadPlan& plan, const Run& run
       pieces_(plan.pieces.data() + run.first),
       run_(run),
       target_(target),
-      span_(span_of(pieces_, run.count, context.source->alignment())),
-      eio_left_(kEioRetries),
-      transient_left_(kTransientRetries) {
+      span_(span_of(pieces_, run.count, context.source->alignment())) {
   if (run.bounced) {
     scatter_.to_scratch(span_, context.scratch->data());
   } else {
@@ -93,8 +89,7 @@ bool RunRead::end(ssize_t result) {
   done_ = reached;
   if (done_ < span_.needed) {
     context_.meter->count_short_read();
-    eio_left_ = kEioRetries;  // counted anew for each place that a read starts from
-    transient_left_ = kTransientRetries;
+    retries_ = Retries();  // counted anew for each place that a read starts from
     return true;
   }
   finish();
@@ -102,9 +97,16 @@ bool RunRead::end(ssize_t result) {
 }
 
 bool RunRead::may_pass(int code) {
-  if (code == EIO) return eio_left_-- > 0;
-  if (code == EINTR || code == EAGAIN) return transient_left_-- > 0;
-  return false;
+  return code == EINVAL ? stop_direct() : retries_.may_pass(code);
+}
+
+// EINVAL says that the read cannot be made as it is, so it is made through the page cache, and all
+// others from then on. Those that are in flight may be refused as well, and find it done before.
+bool RunRead::stop_direct() {
+  if (std::exchange(refused_, true)) return false;
+  const DirectStopped stopped = context_.source->stop_direct();
+  if (stopped == DirectStopped::now) context_.meter->count_downgrade();
+  return stopped != DirectStopped::not_direct;
 }
 
 void RunRead::finish() {

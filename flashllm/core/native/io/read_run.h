@@ -7,6 +7,7 @@
 #include "buffer.h"
 #include "read_meter.h"
 #include "read_plan.h"
+#include "retries.h"
 #include "source.h"
 
 namespace flash_core {
@@ -69,6 +70,7 @@ class RunRead {
 
  private:
   bool may_pass(int code);
+  bool stop_direct();
   void finish();
 
   RunContext context_;
@@ -81,8 +83,8 @@ class RunRead {
   ReadMeter::Clock::time_point begun_ = {};
   uint64_t resume_ = 0;  // bytes of the span that the read begun now follows
   uint64_t done_ = 0;
-  int eio_left_;
-  int transient_left_;
+  Retries retries_;
+  bool refused_ = false;  // a read was, by EINVAL
 };
 
 // DeviceError, EndOfFile.

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -70,6 +72,11 @@ Reader::~Reader() { close(); }
 void Reader::open_ring(Backend backend) {
   if (backend != Backend::uring) return;
   ring_ = source_->open_ring(static_cast<unsigned>(threads_wanted_), &backend_problem_);
+}
+
+std::string Reader::fallback() const {
+  if (!fallback_.empty() || stats().downgrades == 0) return fallback_;
+  return std::string("a direct read was refused: ") + std::strerror(EINVAL);
 }
 
 bool Reader::forked() const { return getpid() != process_; }
@@ -180,6 +187,8 @@ void Reader::close() {
   }
   signals_->work.notify_all();
   for (std::thread& thread : threads) thread.join();
+  // Not at a second call, which may come while the first one waits for reads.
+  if (!threads.empty()) source_->close();
 }
 
 void Reader::work() {

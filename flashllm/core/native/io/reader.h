@@ -65,8 +65,9 @@ class Reader {
 
   ReadStats stats() const { return meter_.stats(); }
   LatencyHistogram latencies() const { return meter_.latencies(); }
-  bool direct() const { return fallback_.empty(); }
-  const std::string& fallback() const { return fallback_; }
+  // Both change once, where the system refuses a direct read after it had taken others.
+  bool direct() const { return fallback().empty(); }
+  std::string fallback() const;
   size_t alignment() const { return source_->alignment(); }
   uint64_t file_bytes() const { return source_->size(); }
   const char* backend() const { return ring_ ? "uring" : "threads"; }

@@ -1,7 +1,7 @@
 // Where bytes come from: a few functions, and the back-ends that stand behind them.
 //
 // A source is used by many threads at once; none of these functions changes anything that
-// another thread could see, the script of a FaultySource apart, which has a lock.
+// another thread could see, but stop_direct, and the script of a FaultySource, which has a lock.
 #pragma once
 
 #include <sys/types.h>
@@ -15,6 +15,9 @@
 #include "ring.h"
 
 namespace flash_core {
+
+// What a call of Source::stop_direct found.
+enum class DirectStopped { not_direct, now, before };
 
 class Source {
  public:
@@ -32,6 +35,13 @@ class Source {
   // One read at an offset into `count` vectors: bytes read, fewer at the end of the file or where
   // the system liked it so; or minus an errno.
   virtual ssize_t read(const iovec* vectors, int count, uint64_t offset) = 0;
+
+  // Makes the reads that begin from now on go through the page cache, which takes what direct I/O
+  // refuses. `not_direct` where they always did, or must not.
+  virtual DirectStopped stop_direct() { return DirectStopped::not_direct; }
+
+  // Gives the file back; nothing is read any more. The facts above stay.
+  virtual void close() {}
 
   // The same reads with that many in flight on one thread, where the source can; else none and
   // why. The source lives as long.
