@@ -20,6 +20,8 @@ namespace flash_core {
 
 namespace {
 
+constexpr uint64_t kLargestPageBytes = 65536;
+
 class Descriptor {
  public:
   explicit Descriptor(int value) : value_(value) {}
@@ -46,6 +48,18 @@ class FileSource final : public Source {
   ssize_t read(const iovec* vectors, int count, uint64_t offset) override {
     const ssize_t got = preadv(file_.get(), vectors, count, static_cast<off_t>(offset));
     return got < 0 ? -static_cast<ssize_t>(errno) : got;
+  }
+  void forget(uint64_t offset, uint64_t length) override {
+#ifdef __linux__
+    // Only whole pages go: rounded out to those of any system.
+    const uint64_t start = offset - offset % kLargestPageBytes;
+    const uint64_t nbytes = length + 2 * kLargestPageBytes;
+    posix_fadvise(file_.get(), static_cast<off_t>(start), static_cast<off_t>(nbytes),
+                  POSIX_FADV_DONTNEED);
+#else
+    static_cast<void>(offset);
+    static_cast<void>(length);
+#endif
   }
   std::unique_ptr<Ring> open_ring(unsigned depth, std::string* problem) override {
     return open_uring(file_.get(), depth, problem);

@@ -33,6 +33,12 @@ class Source {
   // the system liked it so; or minus an errno.
   virtual ssize_t read(const iovec* vectors, int count, uint64_t offset) = 0;
 
+  // What a cache of the system holds of a range goes, so that the next read is of the device.
+  virtual void forget(uint64_t offset, uint64_t length) {
+    static_cast<void>(offset);
+    static_cast<void>(length);
+  }
+
   // The same reads with that many in flight on one thread, where the source can; else none and
   // why. The source lives as long.
   virtual std::unique_ptr<Ring> open_ring(unsigned depth, std::string* problem) {
