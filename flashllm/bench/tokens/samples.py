@@ -81,6 +81,8 @@ class ReaderCounts:
     retries: int
     short_reads: int
     bounced: int
+    bundles_verified: int
+    bundles_mismatched: int
 
     @classmethod
     def of(cls, stats: dict[str, Any]) -> ReaderCounts:

@@ -149,6 +149,8 @@ def _flash(runs: Sequence[RunSample]) -> dict[str, Any]:
         "retries": sum(run.reader.retries for run in runs),
         "short_reads": sum(run.reader.short_reads for run in runs),
         "bounced": sum(run.reader.bounced for run in runs),
+        "bundles_verified": sum(run.reader.bundles_verified for run in runs),
+        "bundles_mismatched": sum(run.reader.bundles_mismatched for run in runs),
         "latency_ns": Latencies.merge(run.latencies for run in runs).to_json(),
     }
 
