@@ -170,7 +170,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     target = find_target(options.model)
     pattern = pattern_of(options.model, options)
     probe.forget(target.path)
-    with Store(options.model) as store:
+    with Store(options.model, verify="off") as store:
         reads = DecodeReads(store, pattern)
 
         def theirs() -> float:

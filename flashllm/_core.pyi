@@ -18,6 +18,9 @@ def available_isas() -> list[str]:
 def row_bytes(dtype: str, columns: int) -> int:
     """Bytes of one row of an encoding: f32, f16, bf16, int8 or int4."""
 
+class ChecksumError(RuntimeError):
+    """A bundle is not what was written, also when it was read again."""
+
 class Buffer:
     """Anonymous page-aligned memory: allocated once, zero, never moves, touched when first used."""
 
@@ -60,6 +63,22 @@ class Reader:
     def backend(self) -> str: ...
     @property
     def backend_problem(self) -> str: ...
+    def verify_bundles(
+        self,
+        checksums: NDArray[np.uint32],
+        file_id: bytes,
+        data_offset: int,
+        stride: int,
+        bundle_bytes: int,
+        bundles_per_layer: int,
+        always: bool = False,
+    ) -> None:
+        """Hold every bundle against its checksum when it is read, at first or `always`.
+
+        From now on reads are of whole bundles, one every `stride` bytes from `data_offset` on. A
+        wrong one is read again, once, past the page cache. ValueError after the first `submit`.
+        """
+
     def submit(
         self,
         offsets: NDArray[np.int64],
@@ -74,7 +93,10 @@ class Reader:
         """
 
     def wait(self, ticket: int) -> None:
-        """Until the reads of a ticket are done: EOFError, InterruptedError or OSError if not."""
+        """Until the reads of a ticket are done.
+
+        EOFError, InterruptedError, OSError or ChecksumError if not.
+        """
 
     def read(
         self,

@@ -33,6 +33,12 @@ attention, while prefetches are under way; also the previous layer."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 DEFAULT_OVERLAP: Overlap = "layer"
 
+Verify = Literal["off", "first", "always"]
+"""Which weights are held against their checksums when they are read: none; resident weights and
+predictors when a model is opened, and each bundle the first time; bundles every time."""
+VERIFIES: tuple[Verify, ...] = get_args(Verify)
+DEFAULT_VERIFY: Verify = "first"
+
 DEFAULT_IO_THREADS = 32
 DEFAULT_CONTEXT = 2048
 DEFAULT_MAX_TOKENS = 512
@@ -47,6 +53,7 @@ class OverridesWithoutMemory(TypedDict, total=False):
     window: int | None
     io_threads: int | None
     overlap: Overlap | None
+    verify: Verify | None
     direct: bool
     context: int | None
     kv_dtype: KvDType | None
@@ -73,6 +80,7 @@ class ModelOptions:
     """The paper's window, in tokens; implies the policy `window`."""
     io_threads: int | None = None
     overlap: Overlap | None = None
+    verify: Verify | None = None
     direct: bool = True
     """Bypass the page cache, where the file system can."""
     context: int | None = None

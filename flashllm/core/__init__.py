@@ -19,6 +19,7 @@ __all__ = [
     "IO_BACKEND",
     "NAME",
     "Buffer",
+    "ChecksumError",
     "Kernels",
     "Reader",
     "SlotTable",
@@ -67,6 +68,7 @@ if TYPE_CHECKING or not FALLBACK:
     from flashllm._core import (
         NAME,
         Buffer,
+        ChecksumError,
         Kernels,
         Reader,
         SlotTable,
@@ -80,6 +82,7 @@ if TYPE_CHECKING or not FALLBACK:
         stream_read_ns,
     )
 else:
+    from flashllm.core.numpy_twin.bundle_checks import ChecksumError
     from flashllm.core.numpy_twin.kernels import (
         NAME,
         Kernels,

@@ -202,6 +202,7 @@ class Generation:
                 "context": plan.context,
                 "kv_dtype": plan.kv_dtype,
                 "overlap": plan.overlap,
+                "verify": plan.verify,
                 "slots": sum(plan.slots_per_layer),
             },
         }

@@ -25,7 +25,7 @@ from flashllm.model.active_set_selectors import (
     SelectPredicted,
 )
 from flashllm.model.decoder import Decoder
-from flashllm.options import DEFAULT_OPTIONS, ModelOptions, ModelOverrides
+from flashllm.options import DEFAULT_OPTIONS, DEFAULT_VERIFY, ModelOptions, ModelOverrides
 from flashllm.planning.model_facts import (
     check_runnable,
     choose_selector,
@@ -91,7 +91,7 @@ def _load(
     least: bool,
     on_loading: OnLoading | None,
 ) -> tuple[Decoder, Plan, Store]:
-    store = Store(directory)
+    store = Store(directory, options.verify or DEFAULT_VERIFY)
     try:
         check_runnable(store)
         chosen = choose_selector(store, options.select)
@@ -101,6 +101,7 @@ def _load(
             memory = usual_ceiling(sizes.interpreter) + options.application_bytes
         plan = make_plan(store.spec, sizes, options.having(memory=memory, select=chosen), profile)
         direct = options.direct
+        store.check_small_files()
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         kernels = core.open_kernels(KERNEL_THREADS)
         on_read = _counting(store, chosen, on_loading)

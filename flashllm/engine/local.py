@@ -340,7 +340,13 @@ class Model:
             "downgrades": int(self.reader_stats()["downgrades"]),
             "backend": str(reader.backend),
             "backend_problem": str(reader.backend_problem) or None,
+            **self._verify_report(reader.stats()),
         }
+
+    def _verify_report(self, stats: dict[str, Any]) -> dict[str, Any]:
+        """Which weights are verified, and what was found so far."""
+        counts = ("bundles_verified", "bundles_mismatched", "bundles_damaged")
+        return {"verify": self._store.verify} | {name: int(stats[name]) for name in counts}
 
     async def _asynchronous(self, start: Callable[[], Generation]) -> AsyncGeneration:
         # Not in the model's own thread: making ids of messages may take a tenth of a second, and a

@@ -27,6 +27,11 @@ CHECKSUMS_FILE = "ffn.crc32c"
 PREDICTORS_FILE = "predictors.safetensors"
 ACTIVITY_FILE = "activity.json"
 ORDER_FILE = "order.safetensors"
+TENSOR_CHECKSUMS = {
+    RESIDENT_FILE: "resident.crc32c",
+    PREDICTORS_FILE: "predictors.crc32c",
+}
+"""Files of tensors -> the file with a checksum of each; models converted before have none."""
 REQUIRED_FILES = (RESIDENT_FILE, BUNDLES_FILE, CHECKSUMS_FILE)
 
 MANIFEST_BYTES_MAX = 16 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,15 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.dtypes import GROUP_BYTES
 from flashllm.errors import Cancelled, LayoutError, ModelTruncated, ReadFailed
+from flashllm.flash.checksums import (
+    FileCheck,
+    Part,
+    bundle_checksums,
+    check_small_files,
+    damaged,
+    forget_cached,
+    parts_of,
+)
 from flashllm.flash.layout import BundleHeader, read_header
 from flashllm.flash.manifest import (
     ACTIVITY_FILE,
@@ -37,14 +46,16 @@ from flashllm.flash.tensor_table import (
     resident_dtype,
     tensor_table,
 )
+from flashllm.options import DEFAULT_VERIFY, Verify
 from flashllm.spec import ModelSpec
 from flashllm.untrusted.strict_json import parse_object
 
 # Large sequential reads: a few threads saturate any device at this size.
 _LOAD_READ_BYTES = 1 << 20
 _LOAD_THREADS = 4
-_LOAD_PIECE_BYTES = 64 << 20
-"""Read at a time, two pieces in flight: progress is told after each, and the device never waits."""
+_LOAD_PIECE_BYTES = 16 << 20
+"""Read at a time: progress is told after each, and each is checked while the others are read."""
+_PIECES_UNDER_WAY = 4
 _ACTIVITY_BYTES_MAX = 64 << 20
 
 
@@ -59,8 +70,10 @@ def ignore_read(_nbytes: int) -> None:
 class Store:
     """An open model directory. Close it, or use it as a context manager."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, verify: Verify = DEFAULT_VERIFY) -> None:
+        """`verify` says which weights are held against their checksums when they are read."""
         self.directory = directory
+        self.verify = verify
         with opening_errors(directory):
             self.manifest: Manifest = read_manifest(directory)
             self.header: BundleHeader = read_header(directory / BUNDLES_FILE)
@@ -75,7 +88,8 @@ class Store:
     ) -> core.Reader:
         """Open the bundle file for reading; returns the core's reader.
 
-        `rows_apart` reads each row of a bundle separately, to measure what bundling gains.
+        `rows_apart` reads each row of a bundle separately, to measure what bundling gains; rows
+        have no checksums, so that these are not verified.
         """
         assert self._reader is None
         self._rows_apart = rows_apart
@@ -86,7 +100,23 @@ class Store:
                 f"{path}: {self._reader.file_bytes} bytes; its header says"
                 f" {self.header.file_bytes}. Convert the model again"
             )
+        if self.verify != "off" and not rows_apart:
+            header = self.header
+            self._reader.verify_bundles(
+                bundle_checksums(self.directory, header),
+                header.file_id,
+                header.data_offset,
+                header.stride,
+                header.bundle_bytes,
+                header.bundles_per_layer,
+                self.verify == "always",
+            )
         return self._reader
+
+    def check_small_files(self) -> None:
+        """`ChecksumMismatch` for a file besides the weights that is not what was written."""
+        if self.verify != "off":
+            check_small_files(self.directory, self.manifest)
 
     @property
     def reader(self) -> core.Reader:
@@ -128,9 +158,12 @@ class Store:
         return int(self.reader.submit(offsets, length, buffer, np.array([place], dtype=np.int64)))
 
     def wait(self, ticket: int, layer: int) -> None:
-        """Wait for the reads of a ticket."""
-        with ReadErrors(f"{self._bundles}, layer {layer}"):
-            self.reader.wait(ticket)
+        """Wait for the reads of a ticket; `ChecksumMismatch` for a bundle that is damaged."""
+        try:
+            with ReadErrors(f"{self._bundles}, layer {layer}"):
+                self.reader.wait(ticket)
+        except core.ChecksumError as error:
+            raise damaged(Path(self._bundles), f", {str(error).partition(':')[0]}") from error
 
     def load_resident(self, direct: bool, on_read: OnRead = ignore_read) -> dict[str, RawTensor]:
         """All resident tensors, read once; `LayoutError` unless they fit the spec.
@@ -146,7 +179,8 @@ class Store:
         path = self.directory / RESIDENT_FILE
         index = read_tensor_index(path)
         check_resident(index, self.spec, path)
-        tensors, image = _load(path, index, direct, on_read)
+        parts = self._parts(RESIDENT_FILE, index)
+        tensors, image = _load(path, index, direct, on_read, parts)
         for name, shape in tensor_table(self.spec).items():
             dtype = resident_dtype(name, shape, self.spec)
             tensors[name] = RawTensor(tensors[name].raw, dtype, shape)
@@ -160,13 +194,20 @@ class Store:
             return None
         path = self.directory / PREDICTORS_FILE
         index = read_tensor_index(path)
-        tensors = _load(path, index, direct, on_read)[0]
+        parts = self._parts(PREDICTORS_FILE, index)
+        tensors = _load(path, index, direct, on_read, parts)[0]
         for name, columns in predictor_columns(index, self.spec).items():
             encoding = encoding_of(index[name], columns)
             if encoding in GROUP_BYTES:
                 shape = (index[name].shape[0], columns)
                 tensors[name] = RawTensor(tensors[name].raw, encoding, shape)
         return tensors
+
+    def _parts(self, name: str, index: dict[str, TensorRecord]) -> list[Part]:
+        """What of a file is to be held against checksums when it is read."""
+        if self.verify == "off":
+            return []
+        return parts_of(self.directory, name, self.manifest, index)
 
     def predictor_dtype(self) -> str | None:
         """Encoding of the predictors' matrices, or None where the model has none."""
@@ -258,13 +299,19 @@ def _open_reader(path: Path, direct: bool, **options: int) -> core.Reader:
 
 
 def _load(
-    path: Path, index: dict[str, TensorRecord], direct: bool, on_read: OnRead
+    path: Path,
+    index: dict[str, TensorRecord],
+    direct: bool,
+    on_read: OnRead,
+    parts: Sequence[Part],
 ) -> tuple[dict[str, RawTensor], core.Buffer]:
-    reader = open_file_reader(path, direct)
+    reader, check = open_file_reader(path, direct), FileCheck(parts)
     try:
         buffer = core.Buffer(reader.file_bytes)
         with ReadErrors(str(path)):
-            _read_whole(reader, buffer, on_read)
+            _read_whole(reader, buffer, on_read, check)
+            for part in check.wrong:
+                _read_again(reader, buffer, path, part)
     finally:
         reader.close()
     raw = buffer.array()
@@ -275,23 +322,38 @@ def _load(
     return tensors, buffer
 
 
-def _read_whole(reader: core.Reader, buffer: core.Buffer, on_read: OnRead) -> None:
-    """The whole of a file, piece by piece."""
-    under_way: deque[tuple[int, int]] = deque()
+def _read_again(reader: core.Reader, buffer: core.Buffer, path: Path, part: Part) -> None:
+    """What was wrong once more, from the device; `ChecksumMismatch` where it stays wrong."""
+    forget_cached(path)
+    place = np.array([part.start], dtype=np.int64)
+    reader.read(place, part.end - part.start, buffer, place)
+    if not part.is_right(buffer.array()):
+        raise damaged(path, part.where)
+
+
+def _read_whole(
+    reader: core.Reader, buffer: core.Buffer, on_read: OnRead, check: FileCheck
+) -> None:
+    """The whole of a file, piece by piece; each is checked while the next ones are read."""
+    raw = buffer.array()
+    under_way: deque[tuple[int, int, int]] = deque()
     for start in range(0, reader.file_bytes, _LOAD_PIECE_BYTES):
         length = min(_LOAD_PIECE_BYTES, reader.file_bytes - start)
         place = np.array([start], dtype=np.int64)
-        under_way.append((int(reader.submit(place, length, buffer, place)), length))
-        if len(under_way) > 1:
-            _wait(reader, under_way, on_read)
+        ticket = int(reader.submit(place, length, buffer, place))
+        under_way.append((ticket, length, start + length))
+        if len(under_way) == _PIECES_UNDER_WAY:
+            check.advance(raw, _wait(reader, under_way, on_read))
     while under_way:
-        _wait(reader, under_way, on_read)
+        check.advance(raw, _wait(reader, under_way, on_read))
 
 
-def _wait(reader: core.Reader, under_way: deque[tuple[int, int]], on_read: OnRead) -> None:
-    ticket, length = under_way.popleft()
+def _wait(reader: core.Reader, under_way: deque[tuple[int, int, int]], on_read: OnRead) -> int:
+    """Wait for the next piece; returns where it ends."""
+    ticket, length, end = under_way.popleft()
     reader.wait(ticket)
     on_read(length)
+    return end
 
 
 def _check_header(header: BundleHeader, spec: ModelSpec, path: Path) -> None:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from flashllm.library.option_keywords import keywords_in_errors
 from flashllm.flash.opening_errors import opening_errors
+from flashllm.library.option_keywords import keywords_in_errors
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, OverridesWithoutMemory
 from flashllm.settings.values import bytes_of
 from flashllm.system.imports import gc_paused

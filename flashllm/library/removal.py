@@ -17,6 +17,7 @@ from flashllm.flash.manifest import (
     ORDER_FILE,
     PREDICTORS_FILE,
     REQUIRED_FILES,
+    TENSOR_CHECKSUMS,
     Manifest,
 )
 from flashllm.library.openers import refuse_open
@@ -53,6 +54,7 @@ def own_files(directory: Path) -> list[str]:
             " remove it yourself if it is to go"
         )
     named |= {*REQUIRED_FILES, ACTIVITY_FILE, ORDER_FILE, PREDICTORS_FILE}
+    named |= set(TENSOR_CHECKSUMS.values())
     return [name for name in (*sorted(named), *_LAST) if os.path.lexists(directory / name)]
 
 

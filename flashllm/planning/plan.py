@@ -19,12 +19,15 @@ from flashllm.options import (
     DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
     DEFAULT_OVERLAP,
+    DEFAULT_VERIFY,
     OVERLAPS,
+    VERIFIES,
     KvDType,
     ModelOptions,
     Overlap,
     Policy,
     Select,
+    Verify,
 )
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.slot_allocation import (
@@ -156,6 +159,8 @@ class Plan:
     """Encoding of keys and values."""
     contexts: int = 1
     """Contexts that may live at once."""
+    verify: Verify = DEFAULT_VERIFY
+    """Which weights are held against their checksums when they are read; one of VERIFIES."""
 
     @property
     def seed_tokens(self) -> int:
@@ -239,6 +244,7 @@ def make_plan(
         policy=policy,
         kv_dtype=encoding,
         contexts=_contexts(options),
+        verify=_verify(options),
     )
 
 
@@ -306,9 +312,23 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "embeddings": sizes.embeddings,
         "attention": sizes.attention,
         "predictors": sizes.predictors if options.select == "predicted" else 0,
+        "checksums": checksum_bytes(spec, _verify(options)),
         "kv": contexts * kv_bytes(spec, context, encoding) + score_bytes(spec, context),
         "prefill": prefill + decoded_block_bytes(spec, context, encoding),
     }
+
+
+def checksum_bytes(spec: ModelSpec, verify: Verify) -> int:
+    """Bytes of the checksums of all bundles, and of the bits of those that were found right."""
+    bundles = spec.n_layers * spec.bundles_per_layer
+    bits = {"off": 0, "first": 33, "always": 32}[verify]
+    return -(-bundles * bits // 8)
+
+
+def _verify(options: ModelOptions) -> Verify:
+    if options.verify is not None and options.verify not in VERIFIES:
+        raise UsageError(f"--verify {options.verify}: expected one of {', '.join(VERIFIES)}")
+    return options.verify or DEFAULT_VERIFY
 
 
 def _overlap(name: Overlap | None) -> Overlap:

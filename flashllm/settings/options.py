@@ -16,10 +16,12 @@ from flashllm.options import (
     DEFAULT_MAX_TOKENS,
     DEFAULT_OVERLAP,
     DEFAULT_POLICY,
+    DEFAULT_VERIFY,
     KV_DTYPES,
     OVERLAPS,
     POLICIES,
     SELECTORS,
+    VERIFIES,
 )
 from flashllm.settings.values import (
     number_between,
@@ -177,6 +179,15 @@ MODEL_OPTIONS = (
         " one before; the default is the last); no answer depends on it",
         "WHAT",
         DEFAULT_OVERLAP,
+    ),
+    _choice(
+        "verify",
+        "--verify",
+        VERIFIES,
+        "which weights are held against their checksums: off, first (when a model is opened, and"
+        " each neuron the first time that it is read; the default) or always",
+        "WHEN",
+        DEFAULT_VERIFY,
     ),
     Option(
         "profile",

@@ -83,6 +83,7 @@ class Settings:
             window=self.value("window"),
             io_threads=self.value("io_threads"),
             overlap=self.value("overlap"),
+            verify=self.value("verify"),
             direct=not self.value("no_direct"),
             context=self.value("ctx_size"),
             kv_dtype=self.value("kv_dtype"),

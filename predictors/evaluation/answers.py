@@ -30,7 +30,7 @@ def answer_all(
     progress.start("answering questions", len(selects) * len(questions))
     directory, kv_dtype = model.directory, model.decoder.kv_dtype
     for name, select in selects.items():
-        with open_model(directory, select=select, kv_dtype=kv_dtype) as engine:
+        with open_model(directory, select=select, kv_dtype=kv_dtype, verify=model.verify) as engine:
             for outcome, (where, _, messages, expected) in zip(outcomes, questions, strict=True):
                 ids = engine.tokenizer.encode_chat(messages)
                 if len(ids) >= engine.plan.context:

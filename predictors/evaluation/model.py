@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import flashllm
 from flashllm.engine.loading import open_decoder
 from flashllm.flash.store import Store
-from flashllm.options import KvDType, Select
+from flashllm.options import KvDType, Select, Verify
 from flashllm.planning.model_facts import choose_selector
 from flashllm.spec import ModelSpec
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -66,23 +66,29 @@ class EvaluatedModel:
     source: dict[str, Any]
     decoder: Decoder
     tokenizer: Tokenizer | None
+    verify: Verify | None = None
 
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, directory: Path, select: Select | None, kv_dtype: KvDType | None = None
+        cls,
+        directory: Path,
+        select: Select | None,
+        kv_dtype: KvDType | None = None,
+        verify: Verify | None = None,
     ) -> Iterator[EvaluatedModel]:
         """Opens a converted model; `UsageError` for a selector that it does not have.
 
-        `kv_dtype` is the encoding of keys and values, for all that is compared.
+        `kv_dtype` is the encoding of keys and values, for all that is compared; `verify` says which
+        weights are held against their checksums.
         """
         with Store(directory) as store:
             chosen = choose_selector(store, select)
             name, stride = store.manifest.name, store.header.stride
             source = dict(store.manifest.source)
         tokenizer = load_tokenizer(directory)
-        with open_decoder(directory, select=chosen, kv_dtype=kv_dtype) as decoder:
-            yield cls(directory, name, stride, source, decoder, tokenizer)
+        with open_decoder(directory, select=chosen, kv_dtype=kv_dtype, verify=verify) as decoder:
+            yield cls(directory, name, stride, source, decoder, tokenizer, verify)
 
     @property
     def selector(self) -> Select | None:

@@ -19,7 +19,7 @@ from tests.support.token_fakes import run
 DEVICE = {"direct": True, "threads": 32, "alignment_bytes": 512, "fallback": None}
 READ = ReaderCounts(
     bytes_read=100_000, bytes_useful=90_000, reads=20, busy_ns=1000, depth_ns=6600, retries=0,
-    short_reads=0, bounced=0, downgrades=0,
+    short_reads=0, bounced=0, downgrades=0, bundles_verified=0, bundles_mismatched=0,
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import pytest
 from flashllm.convert import convert, verify
 
 import flashllm
+from flashllm.core.numpy_twin.kernels import crc32c
+from flashllm.errors import ChecksumMismatch
 from flashllm.flash import layout
 from flashllm.flash.layout import BundleHeader, read_header
 from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.flash.safetensors_file import read_tensor_index
+from flashllm.flash.store import Store
 from flashllm.flash.tensor_table import check_resident, tensor_table
 from flashllm.spec import ModelSpec
 from tests.flash.golden import make
@@ -83,6 +87,7 @@ def test_dumps() -> None:
         "converted-int8/ffn.bundles",
         "converted-int4/ffn.bundles",
         "ffn.crc32c",
+        "resident.crc32c",
     ]
     for name, text in dumps:
         path = GOLDEN / name if "/" in name else CONVERTED / name
@@ -192,6 +197,35 @@ def test_resident_file() -> None:
     bias = index["layers.1.ffn.up.bias"]
     values = np.frombuffer(path.read_bytes(), "<f4", 3, bias.offset)
     assert values.tolist() == [1, 2, 3]
+
+
+def test_checksums_of_tensors_by_the_document() -> None:
+    """CRC-32C of the name and the bytes, in the order of the file."""
+    path = CONVERTED / "resident.safetensors"
+    raw = np.frombuffer(path.read_bytes(), np.uint8)
+    sums = [
+        crc32c(
+            raw[at.offset : at.offset + at.nbytes], crc32c(np.frombuffer(name.encode(), np.uint8))
+        )
+        for name, at in read_tensor_index(path).items()
+    ]
+    assert np.fromfile(CONVERTED / "resident.crc32c", "<u4").tolist() == sums
+
+
+def test_a_model_of_0_2_is_still_read_and_verified(tmp_path: Path) -> None:
+    """Converted before there were checksums of tensors."""
+    old = Path(shutil.copytree(GOLDEN / "converted-0.2", tmp_path / "old"))
+    assert verify(old).ok
+    with Store(old) as store, Store(CONVERTED) as new:
+        store.check_small_files()
+        tensors, same = (one.load_resident(direct=False) for one in (store, new))
+        assert tensors.keys() == same.keys()
+        assert all((tensors[name].raw == same[name].raw).all() for name in same)
+    raw = bytearray((old / "resident.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (old / "resident.safetensors").write_bytes(raw)
+    with Store(old) as store, pytest.raises(ChecksumMismatch, match="resident"):
+        store.load_resident(direct=False)
 
 
 def test_manifest_table_and_round_trip() -> None:

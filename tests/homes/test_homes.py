@@ -19,7 +19,7 @@ from flashllm.hardware import machine_profile
 from flashllm.settings.resolve import load_settings
 
 HERE = Path(__file__).parent
-GOLDEN = HERE.parent / "flash" / "golden" / "converted"
+GOLDEN = HERE.parent / "flash" / "golden" / "converted-0.2"
 
 
 @pytest.fixture(params=["v0.2.0"])

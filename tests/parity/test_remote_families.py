@@ -148,7 +148,9 @@ def test_predictors_inside_name_what_they_named_there(tmp_path: Path) -> None:
 
     manifest = read_manifest(out)
     assert manifest.spec.gate == "bundled"
-    assert {"predictors.safetensors"} == {n for n in manifest.files if "predict" in n}
+    assert {"predictors.safetensors", "predictors.crc32c"} == {
+        n for n in manifest.files if "predict" in n
+    }
     assert "activity.json" not in manifest.files
     ids = prompt(30, 97)
     before = stream_before_ffn(ids, tensors, BASE)

@@ -170,7 +170,7 @@ def _write(
     paths = {name: source_file(job.source, name) for name in source_names(job)}
     with Hashing(paths, assignment.tensors()) as hashing:
         progress.start(RESIDENT, resident_bytes(job.spec))
-        files[RESIDENT_FILE] = write_resident(
+        files |= write_resident(
             directory, job.spec, job.checkpoint, assignment.resident, hashing.used, progress
         )
         file_bytes = {name: path.stat().st_size for name, path in paths.items()}

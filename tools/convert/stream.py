@@ -27,8 +27,9 @@ from .output.destination import check_destination, check_space
 from .output.inspection import Job, converted_bytes, look, not_tied
 from .output.interruption import format_stopped_pull
 from .output.kept_partial import KeptPartial, kept_partial
-from .output.placing import PlacedWeights, check_bundles, hash_resident
+from .output.placing import PlacedWeights, check_bundles
 from .output.provenance import bundles_id, make_manifest, source_names
+from .output.tensor_checksums import hash_tensors
 from .output.tokenizer_files import copy_tokenizer
 from .output.writing import blocks_of, resident_bytes, write_manifest
 from .source.arriving import ArrivingShard, ShardSource, arriving_shard
@@ -194,7 +195,7 @@ def _finish(partial: KeptPartial, job: Job, progress: Progress) -> None:
     hashed = {name: _source_record(partial, job, name) for name in source_names(job)}
     header = BundleHeader.for_spec(job.spec, bytes(16))
     progress.start("checksums of the model", resident_bytes(job.spec) + header.file_bytes)
-    files[RESIDENT_FILE] = hash_resident(partial.model, progress)
+    files |= hash_tensors(partial.model, RESIDENT_FILE, progress)
     file_bytes = {name: record.bytes for name, record in hashed.items()}
     header = BundleHeader.for_spec(job.spec, bundles_id(job, file_bytes, files[RESIDENT_FILE]))
     with PlacedWeights(partial.model, job) as weights:

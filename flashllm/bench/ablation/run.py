@@ -35,7 +35,14 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import find_profile
 from flashllm.model.decoder import Decoder
-from flashllm.options import DEFAULT_IO_THREADS, KvDType, ModelOptions, Select
+from flashllm.options import (
+    DEFAULT_IO_THREADS,
+    DEFAULT_VERIFY,
+    KvDType,
+    ModelOptions,
+    Select,
+    Verify,
+)
 from flashllm.planning.model_facts import AVAILABLE_SHARE, choose_selector
 from flashllm.planning.plan import Plan, make_plan
 from flashllm.planning.shape_estimate import Weights
@@ -67,6 +74,8 @@ class Settings:
     add: bool = False
     kv_dtype: KvDType | None = None
     """Encoding of keys and values; None for the default."""
+    verify: Verify | None = None
+    """Which weights are held against their checksums; None for the default."""
     profile: Path | None = None
     """The profile from which `added_rows` take threads and gap; None for the disk's own."""
     beside: tuple[Path, ...] = ()
@@ -122,7 +131,7 @@ class Ablation:
     def __init__(self, directory: Path, text: Sequence[int], settings: Settings) -> None:
         self.directory = directory
         self.settings = settings
-        with Store(directory) as store:
+        with Store(directory, settings.verify or DEFAULT_VERIFY) as store:
             self.spec = store.spec
             self.stride = store.header.stride
             self.select = choose_selector(store, settings.select)
@@ -202,6 +211,7 @@ class Ablation:
             select=self.select,
             io_threads=self.settings.io_threads,
             kv_dtype=self.settings.kv_dtype,
+            verify=self.settings.verify,
             context=len(self._ids),
         )
 
@@ -286,7 +296,8 @@ class Ablation:
 
     @contextlib.contextmanager
     def _decoder(self, row: Row, plan: Plan) -> Iterator[tuple[Decoder, Store]]:
-        with Store(self._directory(row)) as store:
+        verify = self.settings.verify or DEFAULT_VERIFY
+        with Store(self._directory(row), verify) as store:
             direct = self.settings.direct
             # Where all neurons are read there are no rows of single neurons to be read apart.
             apart = not row.bundled and not row.dense

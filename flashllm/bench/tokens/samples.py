@@ -82,6 +82,8 @@ class ReaderCounts:
     short_reads: int
     bounced: int
     downgrades: int
+    bundles_verified: int
+    bundles_mismatched: int
 
     @classmethod
     def of(cls, stats: dict[str, Any]) -> ReaderCounts:

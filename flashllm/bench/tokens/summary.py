@@ -150,6 +150,8 @@ def _flash(runs: Sequence[RunSample]) -> dict[str, Any]:
         "short_reads": sum(run.reader.short_reads for run in runs),
         "bounced": sum(run.reader.bounced for run in runs),
         "downgrades": sum(run.reader.downgrades for run in runs),
+        "bundles_verified": sum(run.reader.bundles_verified for run in runs),
+        "bundles_mismatched": sum(run.reader.bundles_mismatched for run in runs),
         "latency_ns": Latencies.merge(run.latencies for run in runs).to_json(),
     }
 

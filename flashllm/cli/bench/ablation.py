@@ -42,6 +42,7 @@ def bench_ablation(arguments: argparse.Namespace) -> int:
         window=arguments.window,
         io_threads=arguments.io_threads,
         kv_dtype=arguments.kv_dtype,
+        verify=arguments.verify,
         direct=not arguments.no_direct,
         add=arguments.add,
         beside=tuple(open_model.model_directory(model) for model in arguments.beside),

@@ -186,6 +186,7 @@ def _settings(
         "slots": sum(plan.slots_per_layer),
         "context": plan.context,
         "kv_dtype": plan.kv_dtype,
+        "verify": plan.verify,
         "io_threads": device["threads"],
         "io_backend": device["backend"],
         "io_backend_problem": device["backend_problem"],

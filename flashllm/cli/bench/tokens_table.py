@@ -157,7 +157,8 @@ def _flash(summary: dict[str, Any]) -> list[Row]:
          f" {_seconds(flash['hidden_ns_per_token'])} behind other work"),
         ("  read latency", _percentiles(latency)),
         ("  trouble", f"{flash['retries']} retries, {flash['short_reads']} short reads,"
-         f" {flash['bounced']} through a second buffer{downgraded}"),
+         f" {flash['bounced']} through a second buffer,"
+         f" {flash['bundles_mismatched']} wrong checksums{downgraded}"),
         ("cache", hits),
     ]  # fmt: skip
     if cache["guessed_per_token"]:

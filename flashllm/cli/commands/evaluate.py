@@ -23,6 +23,7 @@ DEMO_LIMIT = 400
 """Questions of each of the demo's own files by default: some minutes, not ten."""
 QUIET_SECONDS = 10.0
 TICK_SECONDS = 0.2
+_OPTIONS = ("select", "kv_dtype", "verify")
 
 
 class CountProgress:
@@ -85,7 +86,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         plots.require_matplotlib()
         plots.make_directory(arguments.plot)
     progress, start = CountProgress(), time.monotonic()
-    with EvaluatedModel.open(directory, arguments.select, arguments.kv_dtype) as model:
+    with EvaluatedModel.open(
+        directory, arguments.select, arguments.kv_dtype, arguments.verify
+    ) as model:
         report: dict[str, Any] = model.to_json()
         try:
             if text is not None:
@@ -189,5 +192,5 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="DIR", help="draw PNG pictures into DIR (needs matplotlib)"
     )
-    options = tuple(option for option in MODEL_OPTIONS if option.name in ("select", "kv_dtype"))
+    options = tuple(option for option in MODEL_OPTIONS if option.name in _OPTIONS)
     add_options(parser, "model", options)

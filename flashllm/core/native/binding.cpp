@@ -7,9 +7,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention.h"
@@ -61,6 +63,18 @@ uint64_t submit(Reader& reader, const Array<const int64_t>& offsets, int64_t len
                        std::move(buffer), urgent);
 }
 
+void verify_bundles(Reader& reader, const Array<const uint32_t>& checksums,
+                    const nb::bytes& file_id, uint64_t data_offset, uint64_t stride,
+                    uint64_t bundle_bytes, uint64_t bundles_per_layer, bool always) {
+  BundleFile file = {data_offset, stride, bundle_bytes, bundles_per_layer, {}};
+  if (file_id.size() != file.file_id.size()) {
+    throw std::invalid_argument("file_id must have 16 bytes");
+  }
+  std::memcpy(file.file_id.data(), file_id.data(), file.file_id.size());
+  std::vector<uint32_t> expected(checksums.data(), checksums.data() + checksums.size());
+  reader.verify_bundles(std::make_unique<BundleChecks>(file, std::move(expected), always));
+}
+
 nb::dict stats(const Reader& reader) {
   const ReadStats now = reader.stats();
   nb::dict result;
@@ -74,6 +88,10 @@ nb::dict stats(const Reader& reader) {
   result["short_reads"] = now.short_reads;
   result["bounced"] = now.bounced;
   result["downgrades"] = now.downgrades;
+  const CheckCounts checks = reader.check_counts();
+  result["bundles_verified"] = checks.verified;
+  result["bundles_mismatched"] = checks.mismatched;
+  result["bundles_damaged"] = checks.damaged;
   result["size_histogram"] =
       std::vector<uint64_t>(now.size_histogram.begin(), now.size_histogram.end());
   return result;
@@ -136,6 +154,8 @@ void define_reading(nb::module_& m) {
       .def_prop_ro("threads", &Reader::threads)
       .def_prop_ro("backend", &Reader::backend)
       .def_prop_ro("backend_problem", &Reader::backend_problem)
+      .def("verify_bundles", &verify_bundles, "checksums"_a.noconvert(), "file_id"_a,
+           "data_offset"_a, "stride"_a, "bundle_bytes"_a, "bundles_per_layer"_a, "always"_a = false)
       .def("submit", &submit, "offsets"_a.noconvert(), "length"_a, "buffer"_a,
            "destinations"_a.noconvert(), "urgent"_a = false, Released())
       .def("wait", &Reader::wait, "ticket"_a, Released())
@@ -338,6 +358,7 @@ NB_MODULE(_core, m) {
   // A program that ends in the middle of an answer still holds its model: no leak, and no news.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
+  nb::exception<ChecksumError>(m, "ChecksumError", PyExc_RuntimeError);
   define_reading(m);
   define_kernels(m);
   define_slots(m);

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.core.numpy_twin import rows as numpy_rows
-from flashllm.core.numpy_twin.reader import require_array
+from flashllm.core.numpy_twin.arguments import require_array
 
 _F16_END = 65520.0
 

@@ -6,15 +6,17 @@ It runs where nothing was compiled, and it is what the native core is tested aga
 from __future__ import annotations
 
 import itertools
-import struct
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.core.numpy_twin import attention
 from flashllm.core.numpy_twin import rows as numpy_rows
+from flashllm.core.numpy_twin.arguments import require_array
+from flashllm.core.numpy_twin.bundle_checks import ChecksumError
+from flashllm.core.numpy_twin.checksums import bundle_checksums, crc32c
 from flashllm.core.numpy_twin.memory import row_read_ns, row_starts, stream_read_ns
-from flashllm.core.numpy_twin.reader import Buffer, Reader, check_threads, require_array
+from flashllm.core.numpy_twin.reader import Buffer, Reader, check_threads
 from flashllm.core.numpy_twin.rows import row_bytes
 from flashllm.core.numpy_twin.selection import ids_above, keys_above
 from flashllm.core.numpy_twin.slots import SlotTable
@@ -22,6 +24,7 @@ from flashllm.core.numpy_twin.slots import SlotTable
 __all__ = [
     "NAME",
     "Buffer",
+    "ChecksumError",
     "Kernels",
     "Reader",
     "SlotTable",
@@ -306,51 +309,3 @@ def _vectors(
     if not len(vector_ends) or len(values) % len(vector_ends):
         raise ValueError(f"{name} has {len(values)} values for {len(vector_ends)} vectors")
     return values.reshape(len(vector_ends), -1)
-
-
-def _crc_table() -> NDArray[np.uint32]:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
-    return table
-
-
-_CRC_TABLE = _crc_table()
-
-
-def crc32c(data: NDArray[np.uint8], value: int = 0) -> int:
-    """CRC-32C of the bytes, continuing from `value`."""
-    require_array("data", data, np.uint8)
-    table = _CRC_TABLE.tolist()
-    state = value ^ 0xFFFFFFFF
-    for byte in data.tobytes():
-        state = table[(state ^ byte) & 0xFF] ^ (state >> 8)
-    return state ^ 0xFFFFFFFF
-
-
-def bundle_checksums(
-    data: NDArray[np.uint8],
-    stride: int,
-    bundle_bytes: int,
-    file_id: bytes,
-    layer: int,
-    first_bundle: int,
-) -> NDArray[np.uint32]:
-    """CRC-32C of each bundle, seeded by file, layer and bundle number."""
-    require_array("data", data, np.uint8)
-    if not 1 <= bundle_bytes <= stride or len(data) % stride or len(file_id) != 16:
-        raise ValueError(
-            f"{len(data)} bytes, stride {stride}, bundle {bundle_bytes}, file id {len(file_id)}: "
-            "expected whole strides, a bundle within its stride, 16 bytes of file id"
-        )
-    count = len(data) // stride
-    if not 0 <= layer < 1 << 32 or not 0 <= first_bundle <= (1 << 32) - max(count, 1):
-        raise ValueError(f"layer {layer} and bundle {first_bundle} must fit in 32 bits")
-    seed = crc32c(np.frombuffer(file_id + struct.pack("<I", layer), np.uint8))
-    numbers = np.arange(first_bundle, first_bundle + count, dtype="<u4")
-    state: NDArray[np.uint32] = np.full(count, seed ^ 0xFFFFFFFF, np.uint32)
-    for column in numbers.view(np.uint8).reshape(count, 4).T:
-        state = _CRC_TABLE[(state ^ column) & 0xFF] ^ (state >> np.uint32(8))
-    for column in data.reshape(count, stride)[:, :bundle_bytes].T:
-        state = _CRC_TABLE[(state ^ column) & 0xFF] ^ (state >> np.uint32(8))
-    return np.bitwise_not(state)

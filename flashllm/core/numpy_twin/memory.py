@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.core.numpy_twin.reader import Buffer, check_threads, require_array
+from flashllm.core.numpy_twin.arguments import require_array
+from flashllm.core.numpy_twin.reader import Buffer, check_threads
 
 __all__ = ["row_read_ns", "row_starts", "stream_read_ns"]
 

@@ -15,14 +15,16 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.core.numpy_twin import latency
+from flashllm.core.numpy_twin.arguments import require_array
+from flashllm.core.numpy_twin.bundle_checks import BundleChecks, ChecksumError
 
 _PAGE = 4096
+_LARGEST_PAGE = 65536
 _MAX_THREADS = 1024
 _MAX_PIECES = 256  # destinations of one read; the native core's vectors of a call are bounded
 _EIO_RETRIES = 2
@@ -36,16 +38,6 @@ def check_threads(threads: int) -> None:
     """`ValueError` for a number of threads out of range."""
     if not 1 <= threads <= _MAX_THREADS:
         raise ValueError(f"threads is {threads}; expected 1 to {_MAX_THREADS}")
-
-
-def require_array(
-    name: str, array: NDArray[Any], dtype: type[np.generic], writable: bool = False
-) -> None:
-    """TypeError unless the array is one-dimensional, contiguous and of that type."""
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        raise TypeError(f"{name} must be a one-dimensional array of {np.dtype(dtype).name}")
-    if not array.flags.c_contiguous or (writable and not array.flags.writeable):
-        raise TypeError(f"{name} must be contiguous{' and writable' if writable else ''}")
 
 
 class Buffer:
@@ -82,6 +74,9 @@ class _Piece:
 class _Batch:
     runs: list[list[_Piece]]
     target: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    length: int
+    destinations: NDArray[np.int64]
 
 
 class _Retries:
@@ -144,6 +139,25 @@ class Reader:
         ) | dict.fromkeys(("retries", "short_reads", "bounced", "downgrades"), 0)
         self._sizes = [0] * 32
         self._latencies = np.zeros(latency.BINS, np.uint64)
+        self._checks: BundleChecks | None = None
+
+    def verify_bundles(
+        self,
+        checksums: NDArray[np.uint32],
+        file_id: bytes,
+        data_offset: int,
+        stride: int,
+        bundle_bytes: int,
+        bundles_per_layer: int,
+        always: bool = False,
+    ) -> None:
+        """Hold every bundle against its checksum when it is read, at first or `always`."""
+        self._check_open()
+        if self._checks is not None or self._next_ticket != 1:
+            raise ValueError(f"bundles of {self._path} are verified from the first batch on")
+        self._checks = BundleChecks(
+            checksums, file_id, data_offset, stride, bundle_bytes, bundles_per_layer, always
+        )
 
     @property
     def direct(self) -> bool:
@@ -166,10 +180,14 @@ class Reader:
         require_array("offsets", offsets, np.int64)
         require_array("destinations", destinations, np.int64)
         _check_bounds(offsets, length, destinations, self.file_bytes, buffer.nbytes)
+        if self._checks is not None:
+            self._checks.check_batch(offsets, length)
         runs = list(self._plan(offsets, length, destinations))
         ticket = self._next_ticket
         self._next_ticket += 1
-        self._batches[ticket] = _Batch(runs, buffer.array())
+        self._batches[ticket] = _Batch(
+            runs, buffer.array(), offsets.copy(), length, destinations.copy()
+        )
         return ticket
 
     def wait(self, ticket: int) -> None:
@@ -182,6 +200,8 @@ class Reader:
             if self._cancelled.is_set():
                 raise InterruptedError(f"reading {self._path} was cancelled")
             self._read_run(run, batch.target)
+        if self._checks is not None:
+            self._verify(self._checks, batch)
 
     def read(
         self,
@@ -203,7 +223,8 @@ class Reader:
 
     def stats(self) -> dict[str, int | list[int]]:
         """Counters since the reader was opened."""
-        return {**self._counts, "size_histogram": list(self._sizes)}
+        checks = self._checks.counts if self._checks is not None else BundleChecks.NO_COUNTS
+        return {**self._counts, **checks, "size_histogram": list(self._sizes)}
 
     def latency_histogram(self) -> NDArray[np.uint64]:
         """Reads by how long they took, since then; `flash.latency` has the bins."""
@@ -278,6 +299,24 @@ class Reader:
             ]
             self._counts["bytes_useful"] += piece.length
         self._counts["bounced"] += not self._is_aligned(run)
+
+    def _verify(self, checks: BundleChecks, batch: _Batch) -> None:
+        """Hold what was read against its checksums; what is wrong is read again, once."""
+        bundles, places = checks.read_by(batch.offsets, batch.length, batch.destinations)
+        wrong = checks.wrong_ones(bundles, places, batch.target)
+        checks.counts["bundles_mismatched"] += len(wrong)
+        for bundle, place in zip(bundles[wrong], places[wrong], strict=True):
+            offset = np.array([checks.offset(int(bundle))], np.int64)
+            _forget(self._file, int(offset[0]), checks.stride)
+            for run in self._plan(offset, checks.stride, np.array([place], np.int64)):
+                self._read_run(run, batch.target)
+            again = np.array([bundle], np.int64), np.array([place], np.int64)
+            if len(checks.wrong_ones(*again, batch.target)):
+                checks.counts["bundles_damaged"] += 1
+                raise ChecksumError(
+                    f"{checks.place(int(bundle))}: the checksum is wrong, also of what was read"
+                    " again"
+                )
 
     def _attempt(self, offset: int, view: memoryview) -> int:
         """One positioned read, tried again where the failure may pass."""
@@ -368,6 +407,13 @@ def _open(path: str, direct: str) -> tuple[int, int, str]:
         os.close(file)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return file, 1, reason
+
+
+def _forget(file: int, offset: int, nbytes: int) -> None:
+    """What the page cache holds of a range goes; whole pages only, so it is rounded out."""
+    if hasattr(os, "posix_fadvise"):
+        start = offset - offset % _LARGEST_PAGE
+        os.posix_fadvise(file, start, nbytes + 2 * _LARGEST_PAGE, os.POSIX_FADV_DONTNEED)
 
 
 def _size(file: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.core.numpy_twin.reader import require_array
+from flashllm.core.numpy_twin.arguments import require_array
 
 
 def ids_above(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.arrays import Ids, Index, States, Values
-from flashllm.core.numpy_twin.reader import require_array
+from flashllm.core.numpy_twin.arguments import require_array
 
 MAX_TERMS = 2
 HERE, MISSING, IN_FLIGHT = 0, 1, 2

@@ -81,6 +81,18 @@ TEST(crc_is_the_same_with_and_without_instructions_at_every_size_and_address) {
   }
 }
 
+// Long enough for streams that go through the processor at once, with all that may be left over.
+TEST(crc_is_the_same_where_streams_are_joined) {
+  std::vector<uint8_t> bytes(8000);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<uint8_t>((i * 2654435761U) >> 11);
+  }
+  for (size_t size = 1500; size < 7990; size += size % 1536 < 20 ? 1 : 97) {
+    const uint8_t* data = bytes.data() + size % 9;
+    CHECK(crc32c(data, size, 0xDEADBEEF) == crc32c_portable(data, size, 0xDEADBEEF));
+  }
+}
+
 TEST(bundle_numbers_end_at_32_bits) {
   const std::vector<uint8_t> data(128);
   const std::vector<uint8_t> id(16);

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flashllm.errors import TensorMismatch, UsageError
 from flashllm.flash.layout import BundleHeader
+from flashllm.flash.tensor_table import tensor_table
 from flashllm.spec import ModelSpec
 
 from ..families.config import Config
@@ -56,7 +57,7 @@ def converted_bytes(job: Job) -> int:
     """Bytes that the converted model will take, without predictors."""
     spec = job.spec
     needed = resident_bytes(spec) + BundleHeader.for_spec(spec, bytes(16)).file_bytes
-    needed += 4 * spec.n_layers * spec.bundles_per_layer
+    needed += 4 * (spec.n_layers * spec.bundles_per_layer + len(tensor_table(spec)))
     return needed + sum((job.source / name).stat().st_size for name in job.tokenizer_files)
 
 

@@ -26,7 +26,7 @@ from flashllm.progress import Progress
 from flashllm.spec import ModelSpec
 
 from ..families.transforms import Piece
-from ..source.files import RangeFile, sha256_of
+from ..source.files import RangeFile
 from .destination import OutputFile, write_error
 from .inspection import Job
 from .writing import (
@@ -197,12 +197,6 @@ def _resident_offsets(spec: ModelSpec) -> dict[str, int]:
     start = len(resident_header(layout))
     places = itertools.accumulate(sizes, initial=start)
     return {name: place for (name, _, _), place in zip(layout, places, strict=False)}
-
-
-def hash_resident(directory: Path, progress: Progress) -> FileRecord:
-    """Size and hash of `resident.safetensors`."""
-    path = directory / RESIDENT_FILE
-    return FileRecord(path.stat().st_size, sha256_of(path, progress))
 
 
 def check_bundles(

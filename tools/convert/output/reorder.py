@@ -6,6 +6,7 @@ memory of a block, or of one layer's resident gate.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -24,6 +25,7 @@ from flashllm.flash.manifest import (
     ORDER_FILE,
     PREDICTORS_FILE,
     RESIDENT_FILE,
+    TENSOR_CHECKSUMS,
     FileRecord,
     Manifest,
     read_manifest,
@@ -42,6 +44,7 @@ from .destination import (
     whole_or_absent,
 )
 from .predictor_files import check_predictors
+from .tensor_checksums import TensorSums
 from .tokenizer_files import TOKENIZERS
 from .writing import block_checksums, write_manifest
 
@@ -50,7 +53,7 @@ _BY_NEURON = {
     PREDICTORS_FILE: re.compile(r"layers\.(\d+)\.(?:up|bias)"),
 }
 """Tensors whose rows are neurons."""
-_REWRITTEN = (BUNDLES_FILE, CHECKSUMS_FILE, *_BY_NEURON)
+_REWRITTEN = (BUNDLES_FILE, CHECKSUMS_FILE, *_BY_NEURON, *TENSOR_CHECKSUMS.values())
 
 Bytes = NDArray[np.uint8]
 Ids = NDArray[np.int32]
@@ -149,7 +152,7 @@ def write_reordered(
         if name not in _REWRITTEN:
             files[name] = _copy(source / name, directory / name, progress)
         elif name in _BY_NEURON:
-            files[name] = _copy_tensors(source, directory, name, order, progress)
+            files |= _copy_tensors(source, directory, name, order, progress)
     files |= _copy_bundles(source, directory, replace(old, file_id=file_id), order, progress)
     with OutputFile(directory / ORDER_FILE) as file:
         file.write(content)
@@ -167,30 +170,43 @@ def _copy(source: Path, destination: Path, progress: Progress) -> FileRecord:
 
 
 def _copy_range(
-    old: RangeFile, file: OutputFile, start: int, stop: int, progress: Progress
+    old: RangeFile,
+    file: OutputFile,
+    start: int,
+    stop: int,
+    progress: Progress,
+    also: Callable[[Bytes], None] = lambda _: None,
 ) -> None:
+    """`also` gets what is copied."""
     for place in range(start, stop, BLOCK_BYTES):
-        block = memoryview(bytearray(min(BLOCK_BYTES, stop - place)))
-        old.read_into(block, place)
-        file.write(block)
+        block = np.empty(min(BLOCK_BYTES, stop - place), dtype=np.uint8)
+        old.read_into(block.data, place)
+        file.write(block.data)
+        also(block)
         progress.advance(len(block))
 
 
 def _copy_tensors(
     source: Path, directory: Path, name: str, order: NeuronOrder, progress: Progress
-) -> FileRecord:
-    """A file of tensors, rows that are neurons in their new order; its header stays as it is."""
-    index = read_tensor_index(source / name)
+) -> dict[str, FileRecord]:
+    """A file of tensors, rows that are neurons in their new order, and its checksums.
+
+    Its header stays as it is.
+    """
+    index, sums = read_tensor_index(source / name), TensorSums()
     with RangeFile((source / name).resolve()) as old, OutputFile(directory / name) as file:
         _copy_range(old, file, 0, min(record.offset for record in index.values()), progress)
         for tensor, record in index.items():
-            match = _BY_NEURON[name].fullmatch(tensor)
+            match, add = _BY_NEURON[name].fullmatch(tensor), functools.partial(sums.add, tensor)
             if match is None:
-                _copy_range(old, file, record.offset, record.offset + record.nbytes, progress)
+                end = record.offset + record.nbytes
+                _copy_range(old, file, record.offset, end, progress, add)
                 continue
-            file.write(_rows_in_order(old, record, order.neurons[int(match[1])]).data)
+            rows = _rows_in_order(old, record, order.neurons[int(match[1])])
+            file.write(rows.data)
+            add(rows.reshape(-1))
             progress.advance(record.nbytes)
-    return file.record
+    return {name: file.record} | sums.write(directory, name)
 
 
 def _rows_in_order(old: RangeFile, record: TensorRecord, neurons: Ids) -> Bytes:

@@ -46,6 +46,7 @@ from ..source.files import BLOCK_BYTES
 from ..source.parallel import in_order
 from ..source.tensor import SourceTensor
 from .destination import OutputFile
+from .tensor_checksums import TensorSums
 
 Layout = list[tuple[str, str, tuple[int, ...]]]
 BUNDLED_BYTES = 4 << 20
@@ -133,8 +134,8 @@ def write_resident(
     assigned: Mapping[str, Piece],
     used: Callable[[SourceTensor], None],
     progress: Progress,
-) -> FileRecord:
-    """`resident.safetensors`, in the order of `resident_layout`.
+) -> dict[str, FileRecord]:
+    """`resident.safetensors`, in the order of `resident_layout`, and its checksums.
 
     `used` is called when each use of a tensor is over.
     """
@@ -142,14 +143,16 @@ def write_resident(
         OutputFile(directory / RESIDENT_FILE) as file,
         contextlib.closing(resident_blocks(spec, checkpoint, assigned)) as blocks,
     ):
+        sums = TensorSums()
         file.write(resident_header(resident_layout(spec)))
         progress.advance(file.bytes)
-        for _, content, piece, last in blocks:
+        for name, content, piece, last in blocks:
             file.write(content.data)
+            sums.add(name, content)
             progress.advance(len(content))
             if last:
                 used(piece.tensor)
-    return file.record
+    return {RESIDENT_FILE: file.record} | sums.write(directory, RESIDENT_FILE)
 
 
 def write_bundles(

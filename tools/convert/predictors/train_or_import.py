@@ -19,6 +19,7 @@ from ..families.transforms import read_whole
 from ..output.destination import sync
 from ..output.inspection import Job
 from ..output.predictor_files import copy_predictors, encode_predictors
+from ..output.tensor_checksums import hash_tensors
 from ..source.checkpoint import Checkpoint
 from ..source.encoding import encode
 from ..source.files import sha256_of
@@ -184,13 +185,19 @@ def learn(
 
 
 def records(directory: Path) -> dict[str, FileRecord]:
-    """Size and hash of the predictors' files that exist; the files are synced to disk."""
-    found = {}
-    for name in (PREDICTORS_FILE, ACTIVITY_FILE):
-        path = directory / name
-        if path.exists():
-            sync(path)
-            found[name] = FileRecord(path.stat().st_size, sha256_of(path, SilentProgress()))
+    """Size and hash of the predictors' files that exist; the files are synced to disk.
+
+    The checksums of the predictors are written beside them.
+    """
+    found: dict[str, FileRecord] = {}
+    predictors, activity = directory / PREDICTORS_FILE, directory / ACTIVITY_FILE
+    if predictors.exists():
+        sync(predictors)
+        found |= hash_tensors(directory, PREDICTORS_FILE, SilentProgress())
+    if activity.exists():
+        sync(activity)
+        record = FileRecord(activity.stat().st_size, sha256_of(activity, SilentProgress()))
+        found[ACTIVITY_FILE] = record
     return found
 
 

@@ -19,6 +19,9 @@ struct BundlePlace {
   uint32_t first_bundle;
 };
 
+// Of one bundle at its place, `first_bundle` being its number.
+uint32_t bundle_checksum(const uint8_t* data, size_t bundle_bytes, const BundlePlace& place);
+
 // Of each bundle, one every `stride` bytes, seeded by where it belongs: a bundle that is right
 // but in the wrong place has a wrong checksum. invalid_argument for sizes that do not fit.
 std::vector<uint32_t> bundle_checksums(const uint8_t* data, size_t size, int64_t stride,

@@ -27,6 +27,11 @@ class EndOfFile : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What the device gives is not what was written, also when it is read again.
+class ChecksumError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // The work was dropped because of a call of cancel() or close().
 class ReadCancelled : public std::runtime_error {
   using std::runtime_error::runtime_error;

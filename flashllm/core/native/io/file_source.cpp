@@ -22,6 +22,8 @@ namespace flash_core {
 
 namespace {
 
+constexpr uint64_t kLargestPageBytes = 65536;
+
 class Descriptor {
  public:
   explicit Descriptor(int value) : value_(value) {}
@@ -65,6 +67,18 @@ class FileSource final : public Source {
   }
   DirectStopped stop_direct() override;
   void close() override { file_.reset(); }
+  void forget(uint64_t offset, uint64_t length) override {
+#ifdef __linux__
+    // Only whole pages go: rounded out to those of any system.
+    const uint64_t start = offset - offset % kLargestPageBytes;
+    const uint64_t nbytes = length + 2 * kLargestPageBytes;
+    posix_fadvise(file_.get(), static_cast<off_t>(start), static_cast<off_t>(nbytes),
+                  POSIX_FADV_DONTNEED);
+#else
+    static_cast<void>(offset);
+    static_cast<void>(length);
+#endif
+  }
   std::unique_ptr<Ring> open_ring(unsigned depth, std::string* problem) override {
     return open_uring(file_.get(), depth, problem);
   }

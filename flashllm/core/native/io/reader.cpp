@@ -91,10 +91,24 @@ void Reader::check_open_locked() const {
   if (closed_) throw std::invalid_argument("the reader of " + path_ + " is closed");
 }
 
+void Reader::verify_bundles(std::unique_ptr<BundleChecks> checks) {
+  check_process();
+  const std::lock_guard<std::mutex> lock(signals_->mutex);
+  check_open_locked();
+  if (checks_ || next_ticket_ != 1) {
+    throw std::invalid_argument("bundles of " + path_ + " are verified from the first batch on");
+  }
+  checks_ = std::move(checks);
+}
+
 uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, bool urgent) {
   check_process();
   auto job = std::make_shared<Job>();
   job->plan = plan_reads(batch, source_->size(), target->size(), limits_);
+  if (checks_) {
+    checks_->check_batch(batch);
+    job->bundles = std::make_unique<BatchBundles>(checks_->file(), job->plan);
+  }
   job->target = std::move(target);
   job->urgent = urgent;
   job->unfinished = job->plan.runs.size();
@@ -221,6 +235,37 @@ void Reader::finish_locked(Job* job, const std::exception_ptr& error) {
   if (--job->unfinished == 0) signals_->done.notify_all();
 }
 
+// Holds what the run brought against its checksums; without the lock.
+void Reader::verify(const Work& work) {
+  Job* const job = work.job.get();
+  if (!job->bundles) return;
+  for (const ReadBundle& bundle : job->bundles->complete(*work.run)) {
+    if (!checks_->wants(bundle.number)) continue;
+    const uint8_t* const data = job->target->data() + bundle.destination;
+    if (!checks_->matches(bundle.number, data)) read_again(job, bundle);
+  }
+}
+
+// A bundle that was wrong, once more and from the device: memory, a cable or a cache may have been
+// the fault. ChecksumError where it stays wrong.
+void Reader::read_again(Job* job, const ReadBundle& bundle) {
+  checks_->count_mismatch();
+  const auto offset = static_cast<int64_t>(checks_->offset(bundle.number));
+  const auto destination = static_cast<int64_t>(bundle.destination);
+  const auto length = static_cast<int64_t>(checks_->file().stride);
+  const ReadPlan plan =
+      plan_reads({&offset, &destination, 1, length}, source_->size(), job->target->size(), limits_);
+  Buffer scratch(scratch_bytes(limits_));  // rare enough to be allocated each time
+  source_->forget(static_cast<uint64_t>(offset), checks_->file().stride);
+  for (const Run& run : plan.runs) {
+    read_run({source_.get(), &path_, &meter_, &scratch}, plan, run, job->target->data());
+  }
+  if (checks_->matches(bundle.number, job->target->data() + bundle.destination)) return;
+  checks_->count_damaged();
+  throw ChecksumError(checks_->place(bundle.number) +
+                      ": the checksum is wrong, also of what was read again");
+}
+
 void Reader::run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch) {
   const Work work = claim_locked();
   const bool more = !queue_.empty();
@@ -230,6 +275,7 @@ void Reader::run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch) {
   try {
     read_run({source_.get(), &path_, &meter_, scratch}, work.job->plan, *work.run,
              work.job->target->data());
+    verify(work);
   } catch (...) {
     error = std::current_exception();
   }
@@ -258,7 +304,15 @@ void Reader::work_ring() {
       const Work& work = works[slot];
       reads.start(slot, work.job->plan, *work.run, work.job->target->data());
     }
-    const std::vector<RingReads::Finished>& finished = reads.collect();
+    std::vector<RingReads::Finished>& finished = reads.collect();
+    for (RingReads::Finished& one : finished) {
+      if (one.error) continue;
+      try {
+        verify(works[one.slot]);
+      } catch (...) {
+        one.error = std::current_exception();
+      }
+    }
     lock.lock();
     for (const RingReads::Finished& one : finished) {
       finish_locked(works[one.slot].job.get(), one.error);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "bundle_checks.h"
 #include "file_source.h"
 #include "read_meter.h"
 #include "read_plan.h"
@@ -50,13 +51,17 @@ class Reader {
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
+  // From now on every batch is of whole bundles, and the thread that read a bundle holds it against
+  // its checksum; one that is wrong is read again, once. invalid_argument after the first batch.
+  void verify_bundles(std::unique_ptr<BundleChecks> checks);
+
   // Queues a batch; out_of_range and invalid_argument if any of it is wrong, with nothing queued.
   // Reads are started batch by batch, in the order of submitting; an urgent batch is before every
   // read not yet started of those that are not.
   uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target, bool urgent = false);
 
-  // Until a batch is done, once for each ticket; DeviceError, EndOfFile or ReadCancelled if it
-  // is not complete, and then no read of it is in flight any more.
+  // Until a batch is done, once for each ticket; DeviceError, EndOfFile, ChecksumError or
+  // ReadCancelled if it is not complete, and then no read of it is in flight any more.
   void wait(uint64_t ticket);
 
   void cancel();
@@ -65,6 +70,7 @@ class Reader {
 
   ReadStats stats() const { return meter_.stats(); }
   LatencyHistogram latencies() const { return meter_.latencies(); }
+  CheckCounts check_counts() const { return checks_ ? checks_->counts() : CheckCounts(); }
   // Both change once, where the system refuses a direct read after it had taken others.
   bool direct() const { return fallback().empty(); }
   std::string fallback() const;
@@ -78,6 +84,7 @@ class Reader {
  private:
   struct Job {
     ReadPlan plan;
+    std::unique_ptr<BatchBundles> bundles;  // none where nothing is verified
     std::shared_ptr<Buffer> target;
     bool urgent = false;
     size_t next = 0;        // run to be started
@@ -104,6 +111,8 @@ class Reader {
   void open_ring(Backend backend);
   Work claim_locked();
   void finish_locked(Job* job, const std::exception_ptr& error);
+  void verify(const Work& work);
+  void read_again(Job* job, const ReadBundle& bundle);
   void work();
   void work_ring();
   void queue_locked(std::shared_ptr<Job> job);
@@ -120,6 +129,7 @@ class Reader {
   size_t threads_wanted_;
   pid_t process_;
   ReadMeter meter_;
+  std::unique_ptr<BundleChecks> checks_;  // does not change once there was a batch
 
   std::unique_ptr<Signals> signals_ = std::make_unique<Signals>();
   std::deque<std::shared_ptr<Job>> queue_;  // those that are urgent come first

@@ -30,7 +30,7 @@ void RingReads::push(size_t slot) {
   ring_->push(next.vectors, next.count, next.offset, slot);
 }
 
-const std::vector<RingReads::Finished>& RingReads::collect() {
+std::vector<RingReads::Finished>& RingReads::collect() {
   finished_.clear();
   // One result: to wait for more saves no processor time, and delays what is queued meanwhile.
   ring_->enter(1);

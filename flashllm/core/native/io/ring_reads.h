@@ -36,7 +36,7 @@ class RingReads {
   void start(size_t slot, const ReadPlan& plan, const Run& run, uint8_t* target);
 
   // Waits for results, while something is in flight; the runs that ended by them.
-  const std::vector<Finished>& collect();
+  std::vector<Finished>& collect();
 
  private:
   struct Slot {

@@ -43,6 +43,12 @@ class Source {
   // Gives the file back; nothing is read any more. The facts above stay.
   virtual void close() {}
 
+  // What a cache of the system holds of a range goes, so that the next read is of the device.
+  virtual void forget(uint64_t offset, uint64_t length) {
+    static_cast<void>(offset);
+    static_cast<void>(length);
+  }
+
   // The same reads with that many in flight on one thread, where the source can; else none and
   // why. The source lives as long.
   virtual std::unique_ptr<Ring> open_ring(unsigned depth, std::string* problem) {
