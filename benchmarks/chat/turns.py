@@ -208,6 +208,8 @@ def measure(options: argparse.Namespace, home: Path, log: TextIO | None) -> dict
                     remark(NAME, f"turn {one.turn}: {one.both_bytes / MIB:.1f} MiB")
         except (ReadFailed, psutil.Error) as error:  # killed, perhaps: what was seen is shown
             problem = str(error)
+        except KeyboardInterrupt:
+            problem = "interrupted"
         usage = group.usage() if group is not None else None
     if not found:
         raise ReadFailed(problem)

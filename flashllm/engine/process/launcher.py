@@ -63,7 +63,8 @@ class EngineLauncher:
             self._opening = None
         if on_lost is not None:
             process.watch(on_lost)
-        engine.watch_memory(on_released)
+        if "application" in engine.plan.split:
+            engine.watch_memory(on_released)
         return engine
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ def bytes_to_release(plan: Plan, application: int, engine: int, released: int) -
     it, less what was given back; so slots go when the application outgrows its part, not when both
     together are at the ceiling.
     """
-    beyond_part = application - plan.split.get("application", 0)
+    beyond_part = application - plan.split.get("application", plan.ceiling_bytes)
     beyond_ceiling = application + engine + released - plan.ceiling_bytes
     wanted = max(max(beyond_part, beyond_ceiling) + MARGIN_BYTES, 0)
     steps, steps_released = -(-wanted // STEP_BYTES), released // STEP_BYTES
