@@ -32,6 +32,12 @@ class Buffer:
     def array(self) -> NDArray[np.uint8]:
         """The memory itself, writable; the array keeps the buffer alive."""
 
+    def discard(self, begin: int, nbytes: int) -> None:
+        """Give the whole pages within these bytes back to the system; what they held is lost.
+
+        `ValueError` for bytes outside.
+        """
+
 class Reader:
     """Positioned reads on one file, `threads` in flight: by as many threads, or on one io_uring.
 

@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -229,7 +229,7 @@ class Bench:
             terminal.type("\r")
             return float(self._kept(terminal)["decode"]["tokens_per_second"])
 
-    def _kept(self, terminal: ChatTerminal) -> dict[str, Any]:
+    def _kept(self, terminal: ChatTerminal) -> Mapping[str, Any]:
         """What was kept of the newest answer, once it is complete."""
         until = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < until:

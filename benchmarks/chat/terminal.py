@@ -72,6 +72,14 @@ class ChatTerminal:
         """How much was written until now."""
         return len(self._written)
 
+    def shown(self, bytes_last: int) -> str:
+        """The end of all that was written."""
+        return self._written[-bytes_last:].decode(errors="replace")
+
+    def forget(self) -> None:
+        """What was written until now is needed no more: of hours it would be a lot."""
+        self._written, self._pieces = b"", []
+
     def type(self, text: str) -> float:
         """Presses keys; returns when."""
         now = time.monotonic()
@@ -96,7 +104,7 @@ class ChatTerminal:
         wanted, until = text.encode(), time.monotonic() + WAIT_SECONDS
         while (at := self._written.find(wanted, since)) < 0:
             if time.monotonic() > until or not self._read_some():
-                end = self._written[-300:].decode(errors="replace")
+                end = self.shown(300)
                 raise ReadFailed(f"the chat never showed {text!r}; it ended with {end!r}")
         return next(when for when, size in self._pieces if size >= at + len(wanted))
 

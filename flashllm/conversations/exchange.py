@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from flashllm.conversations.packed_numbers import PackedNumbers
 from flashllm.conversations.records import Session, SessionSummary
 from flashllm.conversations.tree import Turn, restored
 from flashllm.errors import NotASession
@@ -103,7 +104,7 @@ def turn_of(value: object) -> Turn:
         tuple(whole_of(token, f"{where}: an id of a token") for token in ids),
         None if reason is None else text_of(reason, f"{where}: its finish_reason", 64),
         time_of(fields["created"], f"{where}: its time"),
-        numbers,
+        PackedNumbers(numbers) if numbers else numbers,
     )
 
 
@@ -133,7 +134,10 @@ _KEYS |= {"leaf", "turns"}
 def to_json(session: Session) -> dict[str, Any]:
     """A whole conversation without its id, which belongs to this database."""
     meta, conversation = session.meta, session.conversation
-    turns = [asdict(conversation.turns[number]) for number in sorted(conversation.turns)]
+    turns = [
+        asdict(turn) | {"ids": list(turn.ids), "numbers": dict(turn.numbers)}
+        for _, turn in sorted(conversation.turns.items())
+    ]
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -144,7 +148,7 @@ def to_json(session: Session) -> dict[str, Any]:
         "created": meta.created,
         "updated": meta.updated,
         "leaf": conversation.leaf,
-        "turns": [turn | {"ids": list(turn["ids"])} for turn in turns],
+        "turns": turns,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,7 +33,7 @@ class Turn:
     """The generation's finish reason; None while an answer is written, and for questions."""
     created: float = 0.0
     """Seconds since 1970."""
-    numbers: dict[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
     """The sums of an answer's report: prefill and decode."""
 
 

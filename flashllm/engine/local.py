@@ -266,6 +266,17 @@ class Model:
         claim = self._turns.claim(self._decoder.context)
         claim.compute(lambda: self._decoder.truncate(0))
 
+    def release_slots(self, nbytes: int) -> int:
+        """Give `nbytes` of memory in slots back to the system, in all; 0 takes all of it again.
+
+        Answers stay the same and read more. Returns the bytes that are given back by now: the next
+        token or prompt does what a running one does not let happen, and a model keeps what it needs
+        at the least. From any thread.
+        """
+        self._decoder.ask_to_release(nbytes)
+        self._turns.between_steps(self._decoder.release)
+        return self._decoder.bytes_released
+
     def cancel(self) -> None:
         """End all unfinished answers within a layer. From any thread, also after `close`."""
         self._turns.cancel_all()

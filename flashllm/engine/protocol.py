@@ -133,6 +133,9 @@ class Engine(Protocol):
     ) -> EngineGeneration:
         """Continue `ids`, the last `answer` of which are a stopped answer."""
 
+    def release_slots(self, nbytes: int) -> int:
+        """Give `nbytes` of memory in slots back, in all; returns what is given back by now."""
+
     def cancel(self) -> None:
         """End the running generation within a layer."""
 

@@ -134,6 +134,18 @@ class Turns:
                 if holder is not None:
                     self.cancel(holder)
 
+    def between_steps(self, work: Callable[[], object]) -> bool:
+        """Calls `work` where no step computes and the model is open; whether it did."""
+        if not self.computing.acquire(blocking=False):
+            return False
+        try:
+            is_free = self.current is None and not self.is_closed
+            if is_free:
+                work()
+            return is_free
+        finally:
+            self.computing.release()
+
     def settle(self) -> None:
         """A step has failed or was cancelled: waits for its reads, so that others may follow."""
         if not self.is_closed:

@@ -29,6 +29,7 @@ from flashllm.model.tile_decoder import TileDecoder
 from flashllm.model.transformer import Transformer
 from flashllm.options import KvDType
 from flashllm.planning.plan import Plan
+from flashllm.planning.release import slots_without
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import BlockStream
 from flashllm.weight_cache.pinned import PinnedBundles
@@ -88,6 +89,9 @@ class Decoder:
         )  # fmt: skip
         self.steps = 0
         """Prompts and tokens that went through, of all contexts."""
+        self.bytes_released = 0
+        """Memory of slots, or of pinned bundles, that was given back to the system."""
+        self._bytes_to_release = self._bytes_asked = 0
         self._scratch = decoded_scratch(spec, plan.context, plan.kv_dtype)
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._contexts_lock = threading.Lock()
@@ -133,6 +137,24 @@ class Decoder:
     def owns(self, context: Context) -> bool:
         """Whether the context is one of this model."""
         return context in self._contexts
+
+    def ask_to_release(self, nbytes: int) -> None:
+        """Before the next step, slots go, or come back, until `nbytes` of memory are given back.
+
+        As much as there is beyond what the model needs, where that is less. From any thread.
+        """
+        self._bytes_to_release = nbytes
+
+    def release(self) -> None:
+        """Gives back, or takes again, what was asked for; answers stay the same."""
+        nbytes = self._bytes_to_release
+        if nbytes == self._bytes_asked:
+            return
+        stride = self._store.header.stride
+        slots = slots_without(self.plan, self.spec, stride, nbytes)
+        self.pool.resize(slots)
+        self._bytes_asked = nbytes
+        self.bytes_released = (sum(self.plan.slots_per_layer) - sum(slots)) * stride
 
     def truncate(self, length: int, context: Context | None = None) -> None:
         """Forget all tokens of a context but the first `length`, found by `cached_prefix`.
@@ -193,6 +215,7 @@ class Decoder:
     def decode(self, token: int, context: Context | None = None) -> NDArray[np.float32]:
         """Append one token to a context; logits [vocab] after it."""
         self.steps += 1
+        self.release()
         hidden = self._tokens.run(context or self.context, token)
         logits: NDArray[np.float32] = self._logits(hidden)[0]
         return logits
@@ -242,6 +265,7 @@ class Decoder:
         assert 0 < len(ids) <= context.capacity - cached
         self.steps += 1
         self.truncate(cached, context)
+        self.release()
         return self._prompts.run(context, ids, how, progress)
 
     def _logits(self, hidden: Tensor) -> NDArray[np.float32]:

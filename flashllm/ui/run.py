@@ -33,8 +33,8 @@ _LOG = logging.getLogger("flashllm")
 CONVERSION_SECONDS = 3.0
 """For a conversion to remove what it wrote; one that is killed leaves that to the next."""
 FULL_COLLECTION_EVERY = 1000
-"""Of the younger collections. A full one looks at all widgets there are, and takes a tenth of a
-second or two, for which keys would wait; `Answering` has one when nobody does."""
+"""Of the younger collections. A full one looks at all widgets there are, for which keys would wait;
+`Answering` has one when nobody does. It does not look at what is loaded before the first frame."""
 
 
 def look_around(settings: Settings) -> dict[str, str]:
@@ -87,9 +87,11 @@ def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None)
 def _rarely_collecting_all() -> Iterator[None]:
     before = gc.get_threshold()
     gc.set_threshold(*before[:2], FULL_COLLECTION_EVERY)
+    gc.freeze()  # modules, mostly: they stay, and looking through them takes a tenth of a second
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.set_threshold(*before)
 
 

@@ -60,6 +60,7 @@ class LayerCache:
         The slots are numbered from `first_slot` on.
         """
         self.n_slots = n_slots
+        """Slots in use, those that are lent included."""
         self._first_slot = first_slot
         self._n_lent = 0
         self._policy = Recency(n_bundles, policy) if isinstance(policy, int) else policy
@@ -89,6 +90,15 @@ class LayerCache:
         self._n_lent = n_slots
         self._table.limit(self.n_slots - n_slots)
         return self._first_slot + self.n_slots - n_slots
+
+    def resize(self, n_slots: int) -> None:
+        """Use the first `n_slots` slots only; evicts the bundles in the others. None may be lent.
+
+        At most as many as there are.
+        """
+        assert not self._n_lent
+        self.n_slots = n_slots
+        self._table.limit(n_slots)
 
     def resident(self) -> Ids:
         """Ids of the bundles in DRAM, ascending."""

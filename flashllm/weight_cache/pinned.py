@@ -6,6 +6,7 @@ cache that replaces bundles would evict each one just before it is needed again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.arrays import NO_IDS, Ids
+from flashllm.errors import FlashllmError
 from flashllm.flash.store import Store
 from flashllm.weight_cache.block_stream import Block, BlockStream
 from flashllm.weight_cache.counters import StreamCounters
@@ -30,14 +32,16 @@ class PinnedBundles:
         self._store = store
         self._stream = stream
         self._stride = store.header.stride
-        self._counts = tuple(pinned_per_layer)
-        starts = np.concatenate([[0], np.cumsum(self._counts)])
+        self._counts = [0] * len(pinned_per_layer)
+        """Bundles of each layer that are pinned now."""
+        starts = np.concatenate([[0], np.cumsum(pinned_per_layer)])
         self._starts: list[int] = [int(start) for start in starts]
         self._buffer = core.Buffer(max(self._starts[-1] * self._stride, 1))
         self.counters = StreamCounters()
         self.token = 0
         """Number of the next token."""
-        self._load()
+        for layer, count in enumerate(pinned_per_layer):
+            self._pin(layer, count)
 
     @property
     def address(self) -> int:
@@ -91,7 +95,8 @@ class PinnedBundles:
     def rows(self, layer: int) -> NDArray[np.uint8]:
         """The pinned bundles of a layer, [count, stride]."""
         pool = self._buffer.array()[: self._starts[-1] * self._stride].reshape(-1, self._stride)
-        return pool[self._starts[layer] : self._starts[layer + 1]]
+        first = self._starts[layer]
+        return pool[first : first + self._counts[layer]]
 
     def marks(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Which bundles [n] are pinned, which of them the last token used, and which it read.
@@ -113,11 +118,22 @@ class PinnedBundles:
         """`tokens` tokens have passed."""
         self.token += tokens
 
-    def _load(self) -> None:
+    def resize(self, bundles_per_layer: Sequence[int]) -> None:
+        """Pin so many bundles of each layer, whole blocks of them; more are read now."""
+        self._stream.drain()
+        for layer, count in enumerate(bundles_per_layer):
+            with contextlib.suppress(FlashllmError):  # met again where the layer is streamed
+                self._pin(layer, count)
+
+    def _pin(self, layer: int, count: int) -> None:
+        """Pins the first `count` bundles of a layer: reads what is missing, or drops the rest."""
         step = max(_READ_BUNDLES_BYTES // self._stride, 1)
-        for layer, count in enumerate(self._counts):
-            for first in range(0, count, step):
-                place = (self._starts[layer] + first) * self._stride
-                bundles = min(step, count - first)
-                ticket = self._store.submit_span(layer, first, bundles, self._buffer, place)
-                self._store.wait(ticket, layer)
+        start, end = self._starts[layer], self._starts[layer + 1]
+        for first in range(self._counts[layer], count, step):
+            bundles = min(step, count - first)
+            place = (start + first) * self._stride
+            ticket = self._store.submit_span(layer, first, bundles, self._buffer, place)
+            self._store.wait(ticket, layer)
+        self._counts[layer] = count
+        unused = end - start - count
+        self._buffer.discard((end - unused) * self._stride, unused * self._stride)

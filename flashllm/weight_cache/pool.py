@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -89,6 +89,12 @@ class BundlePool(Protocol):
 
     def drain(self) -> None:
         """Wait for reads that nobody else will wait for."""
+
+    def resize(self, bundles_per_layer: Sequence[int]) -> None:
+        """Keep at most so many bundles of each layer from now on, between two calls.
+
+        At most as many as the pool was made for. Memory of the others is given back to the system.
+        """
 
     def advance(self, tokens: int = 1) -> None:
         """`tokens` tokens have passed."""

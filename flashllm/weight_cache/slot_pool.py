@@ -80,6 +80,8 @@ class SlotPool:
         policies = make_policies(policy, len(slots_per_layer), n_bundles, window)
         n_slots = [int(slots) for slots in slots_per_layer]
         *starts, together = itertools.accumulate(n_slots, initial=0)
+        self._starts = [*starts, together]
+        """First slots of the layers, and the end of all."""
         self._layers = [
             LayerCache(n_bundles, *of_layer)
             for of_layer in zip(n_slots, policies, starts, strict=True)
@@ -177,6 +179,17 @@ class SlotPool:
         """Use all slots for bundles again; those that were lent are free."""
         for layer in self._layers:
             layer.lend(0)
+
+    def resize(self, bundles_per_layer: Sequence[int]) -> None:
+        """Use so many slots of each layer from now on; what was lent stays what it is, of these."""
+        self.end_expecting()
+        self.drain()
+        for layer, n_slots, (begin, end) in zip(
+            self._layers, bundles_per_layer, itertools.pairwise(self._starts), strict=True
+        ):
+            layer.resize(n_slots)
+            unused = end - begin - n_slots
+            self._buffer.discard((end - unused) * self._stride, unused * self._stride)
 
     def layer(self, index: int) -> LayerCache:
         """The cache of one layer."""

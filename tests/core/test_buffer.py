@@ -55,3 +55,26 @@ def test_refuses_sizes_that_are_none(core: ModuleType, nbytes: int) -> None:
 def test_more_than_there_is_raises(core: ModuleType) -> None:
     with pytest.raises(MemoryError):
         core.Buffer(1 << 61)
+
+
+def test_what_is_discarded_is_whole_pages_of_zeros(core: ModuleType) -> None:
+    buffer = core.Buffer(5 * 4096)
+    array = buffer.array()
+    array[:] = 1
+    buffer.discard(4095, 3 * 4096)
+    assert not array[4096 : 3 * 4096].any()
+    assert array[:4096].all()
+    assert array[3 * 4096 :].all(), "the last page is discarded in part only"
+    buffer.discard(100, 200)
+    buffer.discard(5 * 4096, 0)
+    assert array[:4096].all()
+    array[4096:8192] = 2
+    assert (array[4096:8192] == 2).all(), "it can be used again"
+
+
+@pytest.mark.parametrize(
+    ("begin", "nbytes"), [(-1, 10), (0, -1), (0, 4097), (4097, 0), (1, 1 << 62), (1 << 62, 1)]
+)
+def test_nothing_outside_is_discarded(core: ModuleType, begin: int, nbytes: int) -> None:
+    with pytest.raises(ValueError, match="of a buffer of 4096"):
+        core.Buffer(4096).discard(begin, nbytes)

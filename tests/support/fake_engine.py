@@ -284,6 +284,7 @@ class FakeModel:
         """What the rates are once they are renewed."""
         self.wants_quick_profile = False
         self.maps_made = 0
+        self.bytes_released = 0
         self.cached: list[int] = []
         """Ids whose keys and values would be in the cache."""
         self._answers = list(answers)
@@ -352,6 +353,10 @@ class FakeModel:
             chance = draw.random(spec.d_ffn)
             marks.append((chance < 0.4, chance < 0.1, chance > 0.98))
         return NeuronMap.of(marks)
+
+    def release_slots(self, nbytes: int) -> int:
+        self.bytes_released = min(nbytes, self.plan.split["slots"])
+        return self.bytes_released
 
     def cancel(self) -> None:
         assert not self.closed, "the engine has let go of its reader"

@@ -6,8 +6,10 @@ import os
 import signal
 from typing import Any, cast
 
+import pytest
 from textual.pilot import Pilot
 
+from flashllm.engine.process import memory_watch
 from flashllm.engine.process.client import EngineClient
 from flashllm.engine.process.launcher import EngineLauncher
 from flashllm.library.models import ModelChoice
@@ -15,8 +17,9 @@ from flashllm.options import DEFAULT_OPTIONS
 from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.transcript.turn import Notice
-from tests.support.chat_pilot import CountingApp, answers, ask, ready, say, texts
+from tests.support.chat_pilot import CountingApp, answers, ask, ready, say, status, texts
 from tests.support.engine_openers import OPENER
+from tests.support.fake_engine import PLAN
 from tests.support.screens import WAIT_SECONDS, until
 
 
@@ -60,6 +63,22 @@ async def test_a_turn_and_how_far_opening_is() -> None:
         assert "converting 100 %" in app_of(pilot).shown_screen.progress
     assert app.chat.engine.close(WAIT_SECONDS)
     assert app_of(pilot).engines[0]._process._child.returncode == 0
+
+
+async def test_memory_that_the_engine_gives_back_is_told_quietly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_watch, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(
+        memory_watch, "rss_bytes", lambda pid=None: 0 if pid else PLAN.ceiling_bytes
+    )
+    async with ProcessApp("plain").run_test(size=(120, 24)) as pilot:
+        app = await ready(pilot)
+        app_of(pilot).engines[0].watch_memory(app.chat.engine.tell_released)
+        await until(pilot, lambda: "of weights left memory" in status(app))
+        assert texts(app, Notice) == []
+        assert answers(await ask(pilot, "ocean?")) == ["An ocean"]
+    assert app.chat.engine.close(WAIT_SECONDS)
 
 
 async def test_an_engine_that_is_killed_is_an_error_and_can_be_opened_again() -> None:

@@ -51,6 +51,15 @@ async def test_what_was_sent_comes_back_also_in_the_next_chat(tmp_path: Path) ->
         assert app.chat.prompt.text == "a draft"
 
 
+def test_a_history_keeps_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashllm.ui.prompt.history.ENTRIES_MAX", 3)
+    inputs = InputHistory()
+    for number in range(9):
+        inputs.add(f"question {number}")
+    found = [inputs.earlier("") for _ in range(4)]
+    assert found == ["question 8", "question 7", "question 6", None]
+
+
 def test_a_history_that_cannot_be_kept_is_no_loss(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     history = InputHistory(tmp_path / "file" / "history.jsonl")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from flashllm.ui.chat.status import AnswerStatistics, join_parts, prefill_text
+from flashllm.ui.chat.status import (
+    AnswerStatistics,
+    format_released,
+    join_parts,
+    prefill_text,
+)
 from flashllm.units import format_memory
 from tests.support.fake_engine import FakeToken, fake_cost
 
@@ -34,6 +39,14 @@ def test_the_first_token_counts_but_its_cost_is_the_prompts() -> None:
 )
 def test_memory(rss_bytes: int, ceiling_bytes: int, expected: str) -> None:
     assert format_memory(rss_bytes, ceiling_bytes) == expected
+
+
+def test_memory_that_was_given_back_is_said_in_a_line() -> None:
+    words = format_released(24 << 20)
+    assert (
+        words == "24.0 MiB of weights left memory, to stay below the ceiling; answers are the same"
+    )
+    assert format_released(0) == "the model has all of its memory again"
 
 
 def test_prefill_says_what_is_left_once_it_can_know() -> None:

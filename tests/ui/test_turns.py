@@ -316,8 +316,9 @@ async def test_of_a_long_conversation_the_end_is_mounted_first(
         for _ in range(5):
             transcript.scroll_home(animate=False)
             await pilot.pause()
-        await until(pilot, lambda: len(transcript.views()) == 32)
-        assert [view.turn_id for view in transcript.views()] == list(range(1, 33))
+        await until(pilot, lambda: transcript.views()[0].turn_id == 1)
+        turns = [view.turn_id for view in transcript.views()]
+        assert turns == list(range(1, len(turns) + 1))
 
 
 async def test_an_edit_ends_with_its_conversation() -> None:

@@ -61,6 +61,7 @@ def chat(arguments: argparse.Namespace) -> int:
             None if path is None else str(path),
             screen.engine.tell_opening,
             screen.engine.tell_lost,
+            screen.engine.tell_released,
             memory=request.memory,
             context=request.context,
         )

@@ -133,6 +133,7 @@ void define_reading(nb::module_& m) {
       .def_prop_ro("nbytes", &Buffer::size)
       .def_prop_ro("address",
                    [](const Buffer& self) { return reinterpret_cast<uintptr_t>(self.data()); })
+      .def("discard", &Buffer::discard, "begin"_a, "nbytes"_a)
       .def("array", [](nb::handle_t<Buffer> self) {
         const Buffer& buffer = nb::cast<const Buffer&>(self);
         return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(buffer.data(), {buffer.size()}, self);

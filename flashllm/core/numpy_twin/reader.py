@@ -47,7 +47,9 @@ class Buffer:
         if nbytes <= 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
         try:
-            self._memory = mmap.mmap(-1, -(-nbytes // _PAGE) * _PAGE)
+            # Private: of shared memory, pages that are discarded keep what they held.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._memory = mmap.mmap(-1, -(-nbytes // _PAGE) * _PAGE, flags=flags)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"no memory for a buffer of {nbytes} bytes") from error
         self._array = np.frombuffer(self._memory, np.uint8, nbytes)
@@ -57,6 +59,14 @@ class Buffer:
     def array(self) -> NDArray[np.uint8]:
         """The memory itself, writable; the array keeps it alive."""
         return self._array
+
+    def discard(self, begin: int, nbytes: int) -> None:
+        """Give the whole pages within these bytes back to the system; what they held is lost."""
+        if begin < 0 or nbytes < 0 or begin + nbytes > self.nbytes:
+            raise ValueError(f"{nbytes} bytes at {begin} of a buffer of {self.nbytes}")
+        first, end = -(-begin // _PAGE) * _PAGE, (begin + nbytes) // _PAGE * _PAGE
+        if first < end:
+            self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 @dataclass(frozen=True, slots=True)

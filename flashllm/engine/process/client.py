@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from flashllm.engine.process import messages as messages
+from flashllm.engine.process.memory_watch import MemoryWatch, OnReleased
 from flashllm.engine.process.supervisor import WorkerSupervisor, error_of
 from flashllm.errors import EngineBusy, NoTokenizer
 from flashllm.planning.model_info import ModelInfo
@@ -181,6 +182,7 @@ class EngineClient:
         self._io_report = opened.io_report
         self._running: weakref.ref[RemoteGeneration] | None = None
         self._lock = threading.Lock()
+        self._watch: MemoryWatch | None = None
         self._map: NeuronMap | None = None
         self._map_asked_at: float | None = None
 
@@ -217,8 +219,19 @@ class EngineClient:
         if running is not None:
             running.cancel()
 
+    def release_slots(self, nbytes: int) -> int:
+        """Gives slots back, as `local.Model.release_slots`; waits for the other process."""
+        released: int = _called(self._process, "release_slots", nbytes)
+        return released
+
+    def watch_memory(self, on_released: OnReleased) -> None:
+        """From now on slots are given back before both processes are at their ceiling."""
+        self._watch = MemoryWatch(self._process, self.plan, on_released)
+
     def close(self) -> None:
         """Ends the process, by force where it does not end by itself."""
+        if self._watch is not None:
+            self._watch.stop()
         self._process.close()
 
     def cautions(self) -> list[str]:

@@ -17,6 +17,7 @@ from flashllm.system.memory import rss_bytes
 
 if TYPE_CHECKING:
     from flashllm.engine.process.client import EngineClient
+    from flashllm.engine.process.memory_watch import OnReleased
     from flashllm.engine.protocol import OnOpening
 
 GROWTH_BYTES = 96 << 20
@@ -43,13 +44,15 @@ class EngineLauncher:
         path: str | None,
         on_opening: OnOpening | None = None,
         on_lost: OnLost | None = None,
+        on_released: OnReleased = lambda _: None,
         **overrides: Unpack[ModelOverrides],
     ) -> EngineClient:
         """Opens the model at `path`, or the demo for None, with this launcher's options.
 
         `overrides` take precedence over these.
-        `on_lost` gets the `EngineLost` of an engine that ends later without being closed. Raises
-        what `local.open_model` raises, and `EngineLost`.
+        `on_lost` gets the `EngineLost` of an engine that ends later without being closed;
+        `on_released` the bytes of slots that it gave back so that both stay below the ceiling.
+        Raises what `local.open_model` raises, and `EngineLost`.
         """
         with self._lock:
             process = self._opening = WorkerSupervisor(self._opener)
@@ -60,6 +63,8 @@ class EngineLauncher:
             self._opening = None
         if on_lost is not None:
             process.watch(on_lost)
+        if "application" in engine.plan.split:
+            engine.watch_memory(on_released)
         return engine
 
     def close(self) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from flashllm.conversations.packed_numbers import PackedNumbers
 from flashllm.conversations.tree import BROKEN_OFF
 from flashllm.engine.answer import Request, kept_numbers
 from flashllm.errors import FlashllmError, UsageError
+from flashllm.system.memory import trim_heap
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 AT_ONCE_SECONDS = 0.001
 QUIET_SECONDS = 1.0
 """Without an answer and without a key: nobody waits for the screen."""
+ANSWERS_UNCOLLECTED = 8
+"""After so many answers garbage is collected though nobody is quiet: widgets that have gone are
+garbage that only a full collection finds, and the ceiling holds for them too."""
 DRAW_TEMPERATURE = 0.7
 """At which another answer is drawn, where the settings would give the same one again."""
 _ENDED_BY_ITSELF = ("stop", "length", "context")
@@ -94,6 +99,8 @@ class Answering:
         self._due: Timer | None = None
         """Shows the progress that has come."""
         self._collecting: Timer | None = None
+        self._uncollected = 0
+        """Answers since garbage was collected."""
 
     @property
     def turn(self) -> Turn | None:
@@ -157,11 +164,12 @@ class Answering:
     async def go_on(self, turn: Turn) -> None:
         """Continues the last answer, which was stopped."""
         self._before, self._asked = None, None
+        self._enter(Phase.READING)  # at once: the palette and keys do not wait for each other
         shown = self._shown
         shown.writing, turn.finish_reason = turn.id, None
+        await shown.transcript.go_to_end()
         view = shown.answer(turn.id)
         view.show_note(shown.note(turn))
-        shown.transcript.anchor()
         sampling = _sampling_of(turn, self._settings.sampling)
         request = replace(self._next_request(), sampling=sampling, continues=True)
         self._start(turn, view, request)
@@ -240,7 +248,7 @@ class Answering:
         """The answer is complete, or as complete as it will be; what is returned has no text."""
         await self.show_progress()
         if self._turn is not None and self._view is not None:
-            self._turn.numbers = kept_numbers(event.report) | self._drawn()
+            self._turn.numbers = PackedNumbers(kept_numbers(event.report) | self._drawn())
             self._activity.statistics.end(event.report["decode"])
             # What was held back for a stop string that did not come has no token of its own.
             held = event.report["text"][len(self._turn.text) - self._begun_characters :]
@@ -269,6 +277,7 @@ class Answering:
     async def _end(self, reason: str) -> Unanswered | None:
         shown, turn, view = self._shown, self._turn, self._view
         self._turn = self._view = shown.writing = None
+        self._uncollected += 1
         self._collect_later()
         self._enter(Phase.READY)
         if turn is None or view is None:
@@ -308,15 +317,19 @@ class Answering:
     def _collect_later(self) -> None:
         if self._collecting is not None:
             self._collecting.stop()  # several short answers are followed by one collection
-        self._collecting = self._owner.set_timer(QUIET_SECONDS, self._collect_garbage)
+        wait_seconds = QUIET_SECONDS if self._uncollected < ANSWERS_UNCOLLECTED else AT_ONCE_SECONDS
+        self._collecting = self._owner.set_timer(wait_seconds, self._collect_garbage)
 
     def _collect_garbage(self) -> None:
-        if self._turn is not None:
+        is_due = self._uncollected >= ANSWERS_UNCOLLECTED
+        if self._turn is not None and not is_due:
             return  # the end of that answer asks for it again
-        if self._rate.seconds_since_typed() < QUIET_SECONDS:
+        if self._rate.seconds_since_typed() < QUIET_SECONDS and not is_due:
             self._collect_later()
-        else:
-            gc.collect()
+            return
+        self._uncollected = 0
+        gc.collect()
+        trim_heap()
 
     def _save(self) -> None:
         turn, shown = self._turn, self._shown

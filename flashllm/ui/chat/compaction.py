@@ -84,7 +84,7 @@ class Compaction:
             await self._view.remove(question.id, self._before)
             self._tell("Nothing was summed up; the conversation is as it was.")
             return
-        summary.numbers["sums_up"] = len(self._older)
+        summary.numbers = {**summary.numbers, "sums_up": len(self._older)}
         self._view.saving.turn(self._view.conversation, summary)
         await self._append(self._kept)
         words = f"{_messages(len(self._older))} are summed up here, by the model itself"

@@ -37,9 +37,18 @@ class ConversationView:
     def __init__(self, conversation: Conversation, saving: Autosave) -> None:
         self.conversation = conversation
         self.saving = saving
-        self.writing: int | None = None
-        """The answer that is being written."""
         self.transcript: Transcript
+        self._writing: int | None = None
+
+    @property
+    def writing(self) -> int | None:
+        """The answer that is being written; its widget stays while it is."""
+        return self._writing
+
+    @writing.setter
+    def writing(self, turn_id: int | None) -> None:
+        self._writing = turn_id
+        self.transcript.holds_end = turn_id is not None
 
     def load_answers(self) -> None:
         """Loads what the first answer needs: not for the first frame, and not when it is asked."""

@@ -122,6 +122,10 @@ class EngineThread:
         self._opened = None  # nothing that a failure should bring back
         self._post(messages.Lost(error))
 
+    def tell_released(self, nbytes: int) -> None:
+        """So much memory of slots is given back now; called by what opens models."""
+        self._post(messages.SlotsReleased(nbytes))
+
     def _run(self) -> None:
         while (command := self._commands.get()) is not None and not self._leaving:
             if isinstance(command, OpenRequest):

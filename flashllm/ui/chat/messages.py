@@ -68,6 +68,14 @@ class Lost(Message):
         self.error = error
 
 
+class SlotsReleased(Message):
+    """So that both processes stay below the ceiling, so many bytes of slots are given back now."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__()
+        self.nbytes = nbytes
+
+
 class Shortened(Message):
     """The conversation outgrew the context; so many of its oldest messages are left out now."""
 

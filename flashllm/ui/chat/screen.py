@@ -41,7 +41,13 @@ from flashllm.ui.chat.model_switch import ModelSwitch
 from flashllm.ui.chat.quick_profile import QuickProfile, format_measured, format_measuring
 from flashllm.ui.chat.sending import Sending
 from flashllm.ui.chat.slash_commands import SlashCommands
-from flashllm.ui.chat.status import HINT_SECONDS, Activity, Phase, StatusLine
+from flashllm.ui.chat.status import (
+    HINT_SECONDS,
+    Activity,
+    Phase,
+    StatusLine,
+    format_released,
+)
 from flashllm.ui.chat.turn_actions import TurnActions
 from flashllm.ui.chat.welcome import invitation
 from flashllm.ui.commands.bindings import (
@@ -408,6 +414,11 @@ class ChatScreen(Screen[None]):
             self._show_closed()
             await self.tell(explain(event.error), "error")
 
+    @on(messages.SlotsReleased)
+    def show_released(self, event: messages.SlotsReleased) -> None:
+        """The engine keeps fewer weights in memory, or all of them again."""
+        self.show_hint(format_released(event.nbytes))
+
     def _show_closed(self) -> None:
         """No model is open; `/retry` or Ctrl+R opens it again."""
         self.waiting.hold()
@@ -629,11 +640,10 @@ class ChatScreen(Screen[None]):
     def check_context(self) -> None:
         """After an answer, or where another branch is shown: says how full the context is."""
         used: int | None = 0
-        for turn in self.conversation.path():
-            if turn.role == "assistant" and turn.numbers:
-                prompt_tokens = turn.numbers.get("prompt_tokens")
-                tokens = turn.numbers.get("tokens", 0)
-                used = None if prompt_tokens is None else prompt_tokens + tokens
+        answers = (turn for turn in reversed(self.conversation.path()) if turn.role == "assistant")
+        if (last := next((turn for turn in answers if turn.numbers), None)) is not None:
+            prompt_tokens = last.numbers.get("prompt_tokens")
+            used = None if prompt_tokens is None else prompt_tokens + last.numbers.get("tokens", 0)
         fill = self._show_fill(used)
         if fill.share < TELLS_AT:
             self._told_full = False

@@ -13,7 +13,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from flashllm.ui.widgets.single_layout import SingleLayout
-from flashllm.units import format_memory
+from flashllm.units import format_bytes, format_memory
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -88,6 +88,16 @@ def join_parts(parts: list[str], width: int) -> str:
             break
         line = longer
     return line or (parts[0][:width] if parts else "")
+
+
+def format_released(nbytes: int) -> str:
+    """What is said where the engine gave memory back, or took it again."""
+    if not nbytes:
+        return "the model has all of its memory again"
+    return (
+        f"{format_bytes(nbytes)} of weights left memory, to stay below the ceiling; answers are"
+        " the same"
+    )
 
 
 HINT_SECONDS = 3.0

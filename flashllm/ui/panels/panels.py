@@ -111,6 +111,8 @@ class SidePanels:
             self._prefill = prefill
             place = len(self.tokens.of(turn_id)) - count
             before = self._prompts.get(turn_id, {}) if place else {}
+            kept = set(self.tokens.turns)
+            self._prompts = {turn: own for turn, own in self._prompts.items() if turn in kept}
             self._prompts[turn_id] = {**before, place: prefill.tokens}
 
     def _share_room(self) -> None:

@@ -32,6 +32,7 @@ class InputHistory:
         """Something was sent."""
         if text.strip() and self._entries[-1:] != [text]:
             self._entries.append(text)
+            del self._entries[:-ENTRIES_MAX]
             if self._path is not None and len(text) <= ENTRY_CHARACTERS_MAX:
                 _write(self._path, text)
         self._place, self._draft = len(self._entries), ""

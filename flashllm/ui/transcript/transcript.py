@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import BindingType
@@ -18,13 +20,19 @@ if TYPE_CHECKING:
     from flashllm.ui.transcript.markdown import AnswerMarkdown
 
 MOUNTED_AT_ONCE = 20
-"""Turns of a long conversation that are made into widgets: the last ones, older ones on demand."""
+"""Turns of a long conversation that are made into widgets: the last ones, others on demand."""
+FAR_SCREENS = 2
+"""So many screens away from what is seen, widgets may go: a turn takes 0.3 MiB and more."""
+FAR_LEAST = 8
+"""Fewer widgets that are far away stay: each time that some go, the rest is laid out anew."""
 
 
 class Transcript(SingleLayout, VerticalScroll):
     """All of it; stays at the end while answers grow, unless the reader scrolled away.
 
-    `make` gives the widget of a turn, when it is needed.
+    `make` gives the widget of a turn, when it is needed: of a path of any length there are those
+    near what is seen. What goes above and below comes back where the reader scrolls to it; remarks
+    do not, as they are no part of the conversation.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*TRANSCRIPT_BINDINGS]
@@ -33,9 +41,17 @@ class Transcript(SingleLayout, VerticalScroll):
         super().__init__()
         self.selected: int | None = None
         """The turn that keys act on."""
+        self.holds_end = False
+        """Whether the last widgets stay, since an answer is being written there."""
         self._make = make
         self._older: list[int] = []
-        self._adding_older = False
+        """Turns above those that have widgets."""
+        self._newer: list[int] = []
+        """Turns below them; none while the end is shown."""
+        self._changing = asyncio.Lock()
+        """Held while widgets come and go, which is asked for here and by the screen."""
+        self._is_due = False
+        """Whether it will be looked which widgets to add or to remove."""
 
     def on_mount(self) -> None:
         """Sticks to the end."""
@@ -58,37 +74,51 @@ class Transcript(SingleLayout, VerticalScroll):
         """Shows what one could ask, until something is."""
         if self.invitation is not None and self.invitation.says_same(invitation):
             return
-        await self.remove_children(Invitation)
-        await self.mount(invitation, before=0 if self.children else None)
+        async with self._changing:
+            await self.remove_children(Invitation)
+            await self.mount(invitation, before=0 if self.children else None)
         self.anchor()
 
     async def add(self, *widgets: TurnView | Notice) -> None:
         """Appends, and goes to the end."""
-        if any(isinstance(widget, TurnView) for widget in widgets):
-            await self.remove_children(Invitation)
-        await self.mount_all(widgets)
+        async with self._changing:
+            if any(isinstance(widget, TurnView) for widget in widgets):
+                await self.remove_children(Invitation)
+            await self._mount_end()
+            await self.mount_all(widgets)
         self.anchor()
+        self._adapt_later()
 
     async def show(self, turns: Sequence[int]) -> None:
         """Shows these turns; the widgets of the first ones that are there already stay."""
-        views = self.views()
-        there = [*self._older, *(view.turn_id for view in views)]
-        same = _common(there, turns)
-        kept = max(same - len(self._older), 0)
-        if not kept or len(turns) - same > MOUNTED_AT_ONCE:
-            kept, self._older = 0, list(turns[:-MOUNTED_AT_ONCE])
-            same = len(self._older)
-        first = self.children.index(views[kept - 1]) + 1 if kept else 0
-        self.select(None)
-        with self.app.batch_update():
-            await self.remove_children(list(self.children[first:]))
-            await self.mount_all([self._make(turn) for turn in turns[same:]])
+        async with self._changing:
+            views = self.views()
+            there = [*self._older, *(view.turn_id for view in views)]
+            same = _common(there, turns)
+            kept = max(same - len(self._older), 0)
+            if not kept or len(turns) - same > MOUNTED_AT_ONCE:
+                kept, self._older = 0, list(turns[:-MOUNTED_AT_ONCE])
+                same = len(self._older)
+            self._newer = []
+            first = self.children.index(views[kept - 1]) + 1 if kept else 0
+            self.select(None)
+            with self.app.batch_update():
+                await self.remove_children(list(self.children[first:]))
+                await self.mount_all([self._make(turn) for turn in turns[same:]])
+        self.anchor()
+        self._adapt_later()
+
+    async def go_to_end(self) -> None:
+        """Shows the last turns, wherever the reader was."""
+        async with self._changing:
+            await self._mount_end()
         self.anchor()
 
     async def empty(self) -> None:
         """Everything goes, also what is not mounted yet."""
-        self._older = []
-        await self.remove_children()
+        async with self._changing:
+            self._older, self._newer = [], []
+            await self.remove_children()
 
     async def clear_notices(self) -> None:
         """Remarks go, the conversation stays."""
@@ -104,20 +134,39 @@ class Transcript(SingleLayout, VerticalScroll):
                 view.scroll_visible(animate=False)
 
     async def step(self, step: int) -> None:
-        """Selects the turn before or after; older ones are mounted when they are reached."""
-        if step < 0 and self._older and self._index() == 0:
-            await self._add_older()
+        """Selects the turn before or after; those without widgets get them when reached."""
+        index, last = self._index(), len(self.views()) - 1
+        async with self._changing:
+            if step < 0 and index == 0:
+                await self._mount_older()
+            elif step > 0 and index == last:
+                await self._mount_newer()
         views = self.views()
         if views:
             index = min(max(self._index() + step, 0), len(views) - 1)
             self.select(views[index].turn_id)
 
+    def action_scroll_end(self) -> None:
+        """Goes to the last turn, which may have no widget yet."""
+        if self._newer:
+            self.call_later(self.go_to_end)
+        else:
+            super().action_scroll_end()
+
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Near the beginning of what is mounted, more is."""
+        """Near the beginning and the end of what is mounted, more is."""
         super().watch_scroll_y(old_value, new_value)
-        if self._older and new_value < self.size.height and new_value < old_value:
-            self.call_later(self._add_older)
+        height = self.size.height
+        is_up = self._older and new_value < height and new_value < old_value
+        is_down = self._newer and new_value > self.max_scroll_y - height and new_value > old_value
+        if is_up or is_down:
+            self._adapt_later()
         self._lay_out()
+
+    def _check_anchor(self) -> None:
+        # The end of what has widgets is not the end where others follow.
+        if not self._newer:
+            super()._check_anchor()
 
     def on_resize(self) -> None:
         """More or fewer lines are near."""
@@ -145,19 +194,93 @@ class Transcript(SingleLayout, VerticalScroll):
         ids = [view.turn_id for view in self.views()]
         return ids.index(self.selected) if self.selected in ids else len(ids)
 
-    async def _add_older(self) -> None:
-        if self._adding_older or not (self._older and self.children):
-            return
-        self._adding_older = True
-        turns, first = self._older[-MOUNTED_AT_ONCE:], self.children[0]
-        del self._older[-MOUNTED_AT_ONCE:]
-        await self.mount_all([self._make(turn) for turn in turns], before=first)
-        self.call_after_refresh(self._stay_at, first)
+    def _adapt_later(self) -> None:
+        """Once all that is there has its place, widgets come and go as that asks for."""
+        if not self._is_due:
+            self._is_due = True
+            self.call_after_refresh(self._adapt)
 
-    def _stay_at(self, first: Widget) -> None:
-        # What was at the top stays at the top.
-        self.scroll_to_widget(first, animate=False, top=True, force=True)
-        self._adding_older = False
+    async def _adapt(self) -> None:
+        async with self._changing:
+            self._is_due = False
+            height, top = self.size.height, self.scroll_y
+            if self._older and top < height:
+                await self._mount_older()
+            elif self._newer and top > self.max_scroll_y - height:
+                await self._mount_newer()
+            else:
+                await self._remove_far()
+                return
+        self._adapt_later()
+
+    async def _mount_end(self) -> None:
+        """The last turns get widgets, in place of what is mounted, unless they have them."""
+        if not self._newer:
+            return
+        turns = [*self._older, *(view.turn_id for view in self.views()), *self._newer]
+        self._older, self._newer = turns[:-MOUNTED_AT_ONCE], []
+        with self.app.batch_update():
+            await self.remove_children()
+            await self.mount_all([self._make(turn) for turn in turns[-MOUNTED_AT_ONCE:]])
+
+    async def _mount_older(self) -> None:
+        """Turns above get widgets; what is seen stays where it is."""
+        turns = self._older[-MOUNTED_AT_ONCE:]
+        if not turns:
+            return
+        del self._older[-MOUNTED_AT_ONCE:]
+        first = self.children[0] if self.children else None
+        above = self.scroll_y - first.virtual_region.y if first is not None else 0
+        await self.mount_all([self._make(turn) for turn in turns], before=first)
+        if first is not None and not self._sticks_to_end:
+            self.call_after_refresh(self._stay_at, first, above)
+
+    def _stay_at(self, first: Widget, above: float) -> None:
+        y = first.virtual_region.y + above
+        self.scroll_to(y=y, animate=False, force=True, immediate=True)
+
+    async def _mount_newer(self) -> None:
+        """Turns below get widgets."""
+        turns = self._newer[:MOUNTED_AT_ONCE]
+        if not turns:
+            return
+        del self._newer[:MOUNTED_AT_ONCE]
+        await self.mount_all([self._make(turn) for turn in turns])
+
+    async def _remove_far(self) -> None:
+        """Widgets far above and below what is seen go, but not all of a few."""
+        children, height, top = list(self.children), self.size.height, self.scroll_y
+        spare = len(children) - MOUNTED_AT_ONCE
+        if spare < FAR_LEAST or not height:
+            return
+        begin, end = top - FAR_SCREENS * height, top + (1 + FAR_SCREENS) * height
+        above = list(takewhile(lambda child: child.virtual_region.bottom < begin, children))
+        below = list(takewhile(lambda child: child.virtual_region.y > end, reversed(children)))
+        above = above[:spare]
+        below = [] if self.holds_end else below[: spare - len(above)][::-1]
+        if len(above) >= FAR_LEAST:
+            await self._remove_above(above, children[len(above)])
+        if len(below) >= FAR_LEAST:
+            self._newer = [*_turns_of(below), *self._newer]
+            await self.remove_children(below)
+
+    async def _remove_above(self, gone: Sequence[Widget], first: Widget) -> None:
+        self._older += _turns_of(gone)
+        higher = first.virtual_region.y - gone[0].virtual_region.y
+        with self.app.batch_update():
+            await self.remove_children(gone)
+            if not self._sticks_to_end:
+                y = self.scroll_y - higher
+                self.scroll_to(y=y, animate=False, force=True, immediate=True)
+
+    @property
+    def _sticks_to_end(self) -> bool:
+        """Whether the end stays in sight by itself, whatever changes."""
+        return self.is_anchored and not self._anchor_released
+
+
+def _turns_of(widgets: Sequence[Widget]) -> list[int]:
+    return [widget.turn_id for widget in widgets if isinstance(widget, TurnView)]
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -29,14 +29,17 @@ class KeyFooter(Footer):
     def compose(self) -> ComposeResult:
         """One widget for each key."""
         for binding, key, enabled, tooltip in self._made_of or ():
-            yield FooterKey(
+            made = FooterKey(
                 binding.key,
                 key,
                 binding.description,
                 binding.action,
                 disabled=not enabled,
                 tooltip=tooltip,
-            ).data_bind(compact=Footer.compact)
+            )
+            # Not bound to the footer's, as Textual does it: that would keep each one for ever.
+            made.compact = self.compact
+            yield made
 
     def on_resize(self) -> None:
         """Others fit."""

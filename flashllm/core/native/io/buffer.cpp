@@ -50,6 +50,17 @@ Buffer::Buffer(int64_t nbytes) {
   guard(data_ + size_, capacity_ - size_);
 }
 
+void Buffer::discard(int64_t begin, int64_t nbytes) {
+  const auto size = static_cast<int64_t>(size_);
+  if (begin < 0 || nbytes < 0 || begin > size || nbytes > size - begin) {
+    throw std::invalid_argument(std::to_string(nbytes) + " bytes at " + std::to_string(begin) +
+                                " of a buffer of " + std::to_string(size_));
+  }
+  const uint64_t first = Checked(static_cast<size_t>(begin)).round_up(kPageBytes).get();
+  const uint64_t end = static_cast<uint64_t>(begin + nbytes) / kPageBytes * kPageBytes;
+  if (first < end) madvise(data_ + first, end - first, MADV_DONTNEED);
+}
+
 Buffer::~Buffer() {
   unguard(data_ + size_, capacity_ - size_);
   munmap(data_, capacity_);

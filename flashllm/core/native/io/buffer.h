@@ -17,6 +17,10 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
+  // Gives the whole pages within these bytes back to the system, as far as it takes them; what they
+  // held is lost. Nothing may be on its way into them. invalid_argument for bytes outside.
+  void discard(int64_t begin, int64_t nbytes);
+
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 

@@ -1,0 +1,185 @@
+"""A chat of many turns: what is mounted and what is kept by turn stay bounded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import pytest
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from flashllm.ui.app import ChatApp
+from flashllm.ui.transcript.transcript import MOUNTED_AT_ONCE, Transcript
+from flashllm.ui.transcript.turn import Question
+from tests.support.chat_pilot import ask, make_app, ready, screen_text
+from tests.support.fake_engine import FakeModel, FakeTokenizer
+from tests.support.screens import until
+
+TURNS = 60
+SETTLED = 25
+"""By then there are as many widgets as there will be."""
+SIZE = (80, 16)
+MOUNTED_MAX = 2 * MOUNTED_AT_ONCE
+OBJECTS_PER_TURN = 300
+"""Most of them are cached lines of the screen; one widget has as many."""
+
+
+class ForgetfulTokenizer(FakeTokenizer):
+    """Remembers no conversation: what grows is the chat's own."""
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        known: Mapping[int, Sequence[int]] | None = None,
+    ) -> list[int]:
+        self.conversations.clear()
+        self.known.clear()
+        return super().encode_chat(messages[-1:])
+
+
+async def asked(pilot: Pilot[None], model: FakeModel, first: int, last: int) -> ChatApp:
+    app = await ready(pilot)
+    for number in range(first, last + 1):
+        await ask(pilot, f"question {number}")
+        model.requests.clear()
+    await pilot.pause(0.3)
+    return app
+
+
+async def reopened(pilot: Pilot[None], turns: int = TURNS) -> ChatApp:
+    """A conversation as it was kept, shown."""
+    app = await ready(pilot)
+    for number in range(1, turns + 1):
+        app.chat.conversation.ask(f"question {number}")
+        turn = app.chat.conversation.begin_answer()
+        turn.text, turn.finish_reason = "An answer", "stop"
+    await app.chat.shown.refresh()
+    await until(pilot, lambda: f"question {turns}" in screen_text(app))
+    return app
+
+
+def mounted(app: ChatApp) -> list[int]:
+    return [view.turn_id for view in app.query_one(Transcript).views()]
+
+
+def alive() -> tuple[int, int]:
+    """Widgets, and all objects, once what has gone is gone."""
+    gc.collect()
+    found = gc.get_objects()
+    return sum(isinstance(one, Widget) for one in found), len(found)
+
+
+def consecutive(turns: list[int]) -> bool:
+    return turns == list(range(turns[0], turns[-1] + 1))
+
+
+@pytest.mark.usefixtures("footer")
+async def test_after_many_turns_there_is_no_more_than_after_some() -> None:
+    model = FakeModel(["An answer", " of *some*", " words."], tokenizer=ForgetfulTokenizer())
+    async with make_app(model).run_test(size=SIZE) as pilot:
+        app = await asked(pilot, model, 1, SETTLED)
+        widgets, objects = alive()
+        await asked(pilot, model, SETTLED + 1, TURNS)
+        assert len(mounted(app)) <= MOUNTED_MAX
+        assert mounted(app)[-1] == 2 * TURNS
+        assert consecutive(mounted(app))
+        more_widgets, more_objects = alive()
+        # Of eight turns some may be there, or not: they go together.
+        assert more_widgets <= widgets + 8 * 5
+        assert more_objects - objects < OBJECTS_PER_TURN * (TURNS - SETTLED)
+        assert f"question {TURNS}" in screen_text(app)
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: not mounted(app))
+        await pilot.pause(0.2)
+        assert alive()[0] < widgets - 5 * MOUNTED_AT_ONCE // 2, "what was said before has gone"
+        assert not app.chat.panels.tokens.turns
+
+
+async def test_old_turns_come_back_where_the_reader_scrolls_to_them() -> None:
+    async with make_app(FakeModel(["An answer"])).run_test(size=SIZE) as pilot:
+        app = await reopened(pilot)
+        transcript, seen = app.query_one(Transcript), _questions(app)
+        for _ in range(TURNS):
+            above = max(_questions(app))
+            transcript.scroll_page_up(animate=False)
+            await _settle(pilot)
+            seen |= _questions(app)
+            assert consecutive(mounted(app))
+            assert len(mounted(app)) <= MOUNTED_MAX + MOUNTED_AT_ONCE
+            assert above - max(_questions(app)) <= 6, "a page is no more"
+            if 1 in seen:
+                break
+        assert seen == set(range(1, TURNS + 1)), "none was passed over"
+        assert 2 * TURNS not in mounted(app), "what is far below has gone"
+        for _ in range(TURNS):
+            transcript.scroll_page_down(animate=False)
+            await _settle(pilot)
+            seen -= _questions(app)
+            assert consecutive(mounted(app))
+            if TURNS in _questions(app):
+                break
+        assert not seen
+        assert mounted(app)[-1] == 2 * TURNS
+
+
+async def test_a_question_brings_the_end_back() -> None:
+    async with make_app(FakeModel(["An answer"])).run_test(size=SIZE) as pilot:
+        app = await reopened(pilot)
+        transcript = app.query_one(Transcript)
+        await _scroll_to_the_first(pilot, app)
+        transcript.action_scroll_end()
+        await until(pilot, lambda: f"question {TURNS}" in screen_text(app))
+        await _scroll_to_the_first(pilot, app)
+        await ask(pilot, "one more")
+        assert mounted(app)[-1] == 2 * TURNS + 2
+        assert consecutive(mounted(app))
+        await until(pilot, lambda: "one more" in screen_text(app))
+
+
+async def test_keys_select_turns_that_have_no_widget_yet() -> None:
+    async with make_app(FakeModel(["An answer"])).run_test(size=SIZE) as pilot:
+        app = await reopened(pilot, TURNS // 2)
+        transcript = app.query_one(Transcript)
+        await pilot.press("tab")
+        for turn in range(TURNS, 1, -1):
+            assert transcript.selected == turn
+            await transcript.step(-1)
+            await pilot.pause()
+        assert 2 * TURNS not in mounted(app)
+        for turn in range(2, TURNS + 1):
+            await transcript.step(1)
+            await pilot.pause()
+            assert transcript.selected == turn
+
+
+async def test_a_screen_that_is_higher_than_what_is_mounted_gets_more() -> None:
+    async with make_app(FakeModel(["x"])).run_test(size=(80, 200)) as pilot:
+        app = await reopened(pilot, 40)
+        await until(pilot, lambda: len(mounted(app)) == 80)
+        assert "question 40" in screen_text(app)
+
+
+async def _settle(pilot: Pilot[None]) -> None:
+    """Widgets came and went, and what is seen is in its place."""
+    for _ in range(4):
+        await pilot.pause()
+
+
+def _questions(app: ChatApp) -> set[int]:
+    """Numbers of the questions on the screen."""
+    words = screen_text(app).split()
+    return {
+        int(number) for word, number in pairwise(words) if word == "question" and number.isdigit()
+    }
+
+
+async def _scroll_to_the_first(pilot: Pilot[None], app: ChatApp) -> None:
+    for _ in range(TURNS):
+        app.query_one(Transcript).scroll_home(animate=False)
+        await pilot.pause()
+        if 1 in mounted(app):
+            break
+    await until(pilot, lambda: 2 * TURNS not in mounted(app))
+    assert app.query(Question)
