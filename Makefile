@@ -3,6 +3,7 @@
 # make check   format, lint, types, imports
 # make wheel-test  build a wheel, install it where there is no compiler, open the chat
 # make bench-test  the tests of the developers' own benchmarks
+# make soak    use chat and engine for an hour, and watch what they take; make soak-short: 45 s
 # make bench   measure this machine
 # make peers   install what `python -m benchmarks.peers` compares with, into .venv-peers
 # make sanitize  the core's own tests under ASan, UBSan and TSan
@@ -31,7 +32,7 @@ PEERS_STAMP := $(PEERS)/.installed
 CORE_TEST := build/core/tests/core/native/flash_core_test
 
 .PHONY: chat test check core-test pytest bench-test wheel-test bench peers sanitize clean \
-  sanitize-binding fuzz fuzz-core fuzz-parsers coverage faults crashtest
+  sanitize-binding fuzz fuzz-core fuzz-parsers coverage faults crashtest soak soak-short
 .DELETE_ON_ERROR:
 
 chat: $(RUN_STAMP)
@@ -111,6 +112,14 @@ wheel-test: $(TEST_STAMP)
 	  --disable-pip-version-check -c constraints.txt $(BARE)/flashllm-*.whl
 	$(BARE)/venv/bin/python tests/wheel/open_chat.py
 	@rm -rf $(BARE)
+
+# An hour by default; make soak SOAK="--minutes 10 --memory 400MiB --seed 3" changes that.
+SOAK ?=
+soak: $(TEST_STAMP)
+	$(BIN)/python -m benchmarks.soak $(SOAK)
+
+soak-short: $(TEST_STAMP)
+	$(BIN)/python -m benchmarks.soak --minutes 0.75
 
 sanitize: $(TEST_STAMP)
 	$(call build-core-test,build/core-address,address$(,)undefined)

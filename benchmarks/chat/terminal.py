@@ -13,6 +13,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psutil
 
@@ -20,6 +21,7 @@ from flashllm.errors import ReadFailed
 
 WAIT_SECONDS = 120.0
 PIECE_BYTES = 1 << 16
+END_BYTES = 300
 
 
 def _own_terminal() -> None:
@@ -38,7 +40,8 @@ class ChatTerminal:
         rows: int = 30,
     ) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.resize(columns, rows)
+        self.attributes_at_start = self.attributes()
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             command,
@@ -52,6 +55,7 @@ class ChatTerminal:
         )
         os.close(theirs)
         self._written = b""
+        self._forgotten = 0
         self._pieces: list[tuple[float, int]] = []  # when, and how much there was then
 
     def __enter__(self) -> ChatTerminal:
@@ -67,18 +71,27 @@ class ChatTerminal:
         """Resident memory of the process, without those that it started."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
+    def resize(self, columns: int, rows: int) -> None:
+        """Gives the terminal another size, of which the kernel tells the process."""
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def attributes(self) -> list[Any]:
+        """Those that the process has given to the terminal; both ends have the same."""
+        return termios.tcgetattr(self._ours)
+
     @property
     def position(self) -> int:
         """How much was written until now."""
-        return len(self._written)
-
-    def shown(self, bytes_last: int) -> str:
-        """The end of all that was written."""
-        return self._written[-bytes_last:].decode(errors="replace")
+        return self._forgotten + len(self._written)
 
     def forget(self) -> None:
-        """What was written until now is needed no more: of hours it would be a lot."""
-        self._written, self._pieces = b"", []
+        """Drops what was written until now: nothing looks for it any more."""
+        self._forgotten, self._written, self._pieces = self.position, b"", []
+
+    @property
+    def last_words(self) -> str:
+        """The end of what was written."""
+        return self._written[-END_BYTES:].decode(errors="replace")
 
     def type(self, text: str) -> float:
         """Presses keys; returns when."""
@@ -96,18 +109,21 @@ class ChatTerminal:
                 except OSError:  # the other side is closed
                     return False
                 self._written += piece
-                self._pieces.append((time.monotonic(), len(self._written)))
+                self._pieces.append((time.monotonic(), self.position))
         return True
 
-    def wait_for(self, text: str, since: int = 0) -> float:
+    def wait_for(self, text: str, since: int = 0, seconds: float = WAIT_SECONDS) -> float:
         """When `text` was first there behind position `since`; `ReadFailed` if it does not come."""
-        wanted, until = text.encode(), time.monotonic() + WAIT_SECONDS
-        while (at := self._written.find(wanted, since)) < 0:
+        wanted, until = text.encode(), time.monotonic() + seconds
+        start = max(since - self._forgotten, 0)
+        while (at := self._written.find(wanted, start)) < 0:
             if time.monotonic() > until or not self._read_some():
-                end = self.shown(300)
-                raise ReadFailed(f"the chat never showed {text!r}; it ended with {end!r}")
-        return next(when for when, size in self._pieces if size >= at + len(wanted))
+                raise ReadFailed(
+                    f"the chat never showed {text!r}; it ended with {self.last_words!r}"
+                )
+        end = self._forgotten + at + len(wanted)
+        return next(when for when, size in self._pieces if size >= end)
 
     def _read_some(self) -> bool:
-        before = len(self._written)
-        return self.read(0.005) or len(self._written) > before
+        before = self.position
+        return self.read(0.005) or self.position > before

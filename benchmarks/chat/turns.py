@@ -87,7 +87,7 @@ class ChatTurns:
         self._terminal.type(question + "\r")
         while self._answered() == before:
             if not self._terminal.read(0.05) or time.monotonic() > until:
-                end = self._terminal.shown(300)
+                end = self._terminal.last_words
                 raise ReadFailed(f"the chat did not answer {question!r}; it ended with {end!r}")
         self._terminal.forget()
 

@@ -27,6 +27,7 @@ from flashllm.engine.answer_message import AnswerMessage
 from flashllm.engine.async_generation import AsyncGeneration
 from flashllm.engine.generation import Generation, OnPrefill, Token, Usage
 from flashllm.engine.loading import OnLoading, load_planned, open_decoder
+from flashllm.engine.protocol import EngineWait
 from flashllm.engine.sampling import Sampling
 from flashllm.engine.turns import Turns
 from flashllm.errors import NoTokenizer, UsageError
@@ -314,6 +315,10 @@ class Model:
         if self._options.profile is not None or not is_possible:
             return False
         return staleness.wants_quick_profile(self._store.directory)
+
+    def current_wait(self) -> EngineWait:
+        """How long the present wait for the disk has lasted; from any thread."""
+        return EngineWait(disk_seconds=self._store.read_wait.seconds())
 
     def neuron_map(self) -> NeuronMap:
         """Which neurons are in DRAM, and which the last token used or read; from any thread."""

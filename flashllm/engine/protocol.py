@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from flashllm.telemetry.token_record import EngineToken
 
@@ -40,6 +40,15 @@ class OpeningProgress:
 
 OnOpening = Callable[[OpeningProgress], None]
 """Called with the progress, from any thread."""
+
+
+class EngineWait(NamedTuple):
+    """What an engine waits for at this moment, in seconds; 0 where it does not."""
+
+    disk_seconds: float = 0.0
+    """So long the wait for reads has lasted that is under way."""
+    silent_seconds: float = 0.0
+    """So long the engine's process has answered no question."""
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -153,6 +162,9 @@ class Engine(Protocol):
 
     def renew_rates(self) -> DeviceRates:
         """The same by the profile that is kept now; it may have been measured meanwhile."""
+
+    def current_wait(self) -> EngineWait:
+        """What the engine waits for at this moment; from any thread, and at once."""
 
     def neuron_map(self) -> NeuronMap | None:
         """Which neurons are in DRAM, and which the last token used or read; None if unknown."""

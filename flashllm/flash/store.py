@@ -48,6 +48,7 @@ from flashllm.flash.tensor_table import (
 )
 from flashllm.options import DEFAULT_VERIFY, Verify
 from flashllm.spec import ModelSpec
+from flashllm.system.clock import WaitClock
 from flashllm.untrusted.strict_json import parse_object
 
 # Large sequential reads: a few threads saturate any device at this size.
@@ -82,6 +83,8 @@ class Store:
         self._bundles = str(directory / BUNDLES_FILE)  # named some sixty times a token
         self._reader: core.Reader | None = None
         self._rows_apart = False
+        self.read_wait = WaitClock()
+        """How long the wait for bundles that is under way has lasted."""
 
     def open_reader(
         self, direct: bool, threads: int, gap_bytes: int = 0, rows_apart: bool = False
@@ -160,7 +163,7 @@ class Store:
     def wait(self, ticket: int, layer: int) -> None:
         """Wait for the reads of a ticket; `ChecksumMismatch` for a bundle that is damaged."""
         try:
-            with ReadErrors(f"{self._bundles}, layer {layer}"):
+            with ReadErrors(f"{self._bundles}, layer {layer}"), self.read_wait:
                 self.reader.wait(ticket)
         except core.ChecksumError as error:
             raise damaged(Path(self._bundles), f", {str(error).partition(':')[0]}") from error

@@ -1,4 +1,4 @@
-"""A clock that attributes the time of a token to its parts."""
+"""Clocks: of the parts of a token's time, and of a wait that is under way."""
 
 from __future__ import annotations
 
@@ -48,3 +48,23 @@ class PartClock:
         for part, begin_ns, end_ns in zip(notes[::2], notes[1::2], notes[3::2], strict=False):
             spent_ns[part] += end_ns - begin_ns
         return spent_ns
+
+
+class WaitClock:
+    """How long the wait that is under way has lasted: one thread waits, any may ask."""
+
+    __slots__ = ("_since_ns",)
+
+    def __init__(self) -> None:
+        self._since_ns: int | None = None
+
+    def __enter__(self) -> None:
+        self._since_ns = now_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._since_ns = None
+
+    def seconds(self) -> float:
+        """Seconds since the wait began; 0 where nobody waits."""
+        since_ns = self._since_ns
+        return 0.0 if since_ns is None else (now_ns() - since_ns) / 1e9

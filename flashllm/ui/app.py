@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import BindingType
 
-from flashllm.ui.base_app import RestoringApp
+from flashllm.ui.base_app import CLOSE_SECONDS, RestoringApp
 from flashllm.ui.chat.screen import ChatScreen
 from flashllm.ui.commands.bindings import APP_BINDINGS
 from flashllm.ui.widgets import themes
@@ -41,6 +41,10 @@ class ChatApp(RestoringApp):
         self.set_keymap(self.chat.keymap)
         self.leave_on_signals()
 
+    def save_at_once(self) -> None:
+        """Gives the disk a moment for what was said last; what is typed is not kept."""
+        self.chat.saving.flush(CLOSE_SECONDS / 2)
+
     def action_copy_or_stop(self) -> None:
         """Ctrl+C stops an answer; otherwise it copies, and says how to leave."""
         selected = self.screen.get_selected_text() or self.chat.prompt.selected_text
@@ -51,6 +55,14 @@ class ChatApp(RestoringApp):
             self.chat.show_hint("copied")
         else:
             self.chat.show_hint("Ctrl+Q leaves")
+
+    def action_suspend(self) -> None:
+        """Undoes what was typed; where nothing is to be undone, gives the terminal to the shell."""
+        prompt = self.chat.prompt
+        if prompt.has_focus and prompt.history.undo_stack:
+            prompt.undo()
+        elif not self.suspend_to_shell():
+            self.chat.show_hint("there is no shell to go to")
 
     async def action_quit(self) -> None:
         """Leaves; where that ends a conversion it is asked first, and a second time not."""

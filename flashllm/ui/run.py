@@ -64,8 +64,16 @@ def check_settings(settings: Settings) -> dict[str, str]:
 def run_app(app: ChatApp, *, inline: bool = False, log_file: Path | None = None) -> int:
     """Runs the chat in the terminal, under the prompt if `inline`; returns the exit code."""
     threading.excepthook = _log_thread
-    with _rarely_collecting_all():
-        app.run(inline=inline, inline_no_clear=inline)
+    try:
+        with _rarely_collecting_all():
+            app.run(inline=inline, inline_no_clear=inline)
+    finally:
+        app.terminal.restore()
+    return _close(app, log_file)
+
+
+def _close(app: ChatApp, log_file: Path | None) -> int:
+    """Saves what is left and closes the engine; returns the exit code."""
     code, chat = app.return_code or 0, app.chat
     if chat.answering.turn is not None:  # what came of it since it was saved last
         chat.saving.turn(chat.conversation, chat.answering.turn)

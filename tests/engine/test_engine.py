@@ -281,6 +281,39 @@ def test_the_neuron_map_is_what_the_last_token_counted(sparse_model: Path) -> No
     assert (found.resident >= found.loaded).all()
 
 
+class SlowReader:
+    """A reader whose reads end when they are let through."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self.let_through = threading.Event()
+        self.waits = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def wait(self, ticket: int) -> None:
+        self.waits.set()
+        self.let_through.wait()
+        self._reader.wait(ticket)
+
+
+def test_a_wait_for_the_disk_is_known_while_it_lasts(sparse_model: Path) -> None:
+    with open_model(sparse_model) as model:
+        slow = SlowReader(model._store.reader)
+        model._store._reader = slow  # type: ignore[assignment]
+        answer = threading.Thread(target=list, args=[model.generate(PROMPT, max_tokens=2)])
+        assert model.current_wait().disk_seconds == 0.0
+        answer.start()
+        slow.waits.wait()
+        first = model.current_wait().disk_seconds
+        assert first < (second := model.current_wait().disk_seconds)
+        assert second < 600.0
+        slow.let_through.set()
+        answer.join()
+        assert model.current_wait().disk_seconds == 0.0
+
+
 def test_the_map_of_a_model_that_needs_all_is_what_is_pinned(sparse_model: Path) -> None:
     memory = smallest_memory(sparse_model, select="all")
     with open_model(sparse_model, select="all", memory=memory) as model:

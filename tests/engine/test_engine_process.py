@@ -25,7 +25,7 @@ from flashllm.engine.process.client import EngineClient
 from flashllm.engine.process.launcher import GROWTH_BYTES, EngineLauncher, open_in
 from flashllm.engine.process.messages import Failure
 from flashllm.engine.process.supervisor import WorkerSupervisor, _lost_text
-from flashllm.engine.protocol import Engine, EngineGeneration, OpeningProgress
+from flashllm.engine.protocol import Engine, EngineGeneration, EngineWait, OpeningProgress
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import (
     ChecksumMismatch,
@@ -318,6 +318,24 @@ def test_without_memory_for_a_process_that_is_said(monkeypatch: pytest.MonkeyPat
 def test_an_engine_that_cannot_be_loaded_says_so() -> None:
     with pytest.raises(FlashllmError, match="ModuleNotFoundError"):
         open_in(WorkerSupervisor("flashllm.nothing:at_all"), None, DEFAULT_OPTIONS)
+
+
+def test_a_wait_for_the_disk_is_known_while_it_lasts(
+    children: list[subprocess.Popen[bytes]],
+) -> None:
+    with opened("slow disk") as engine:
+        assert engine.current_wait().disk_seconds == 0.0
+        generation = engine.generate([1])
+        assert next(generation).text == "x"
+        until(lambda: engine.current_wait().disk_seconds >= 4.2)
+        assert engine.current_wait().disk_seconds < 4.2 + WAIT_SECONDS
+        children[-1].send_signal(signal.SIGSTOP)
+        until(lambda: engine.current_wait().silent_seconds > 1.0)
+        assert engine.current_wait().disk_seconds > 4.2, "it goes on, as far as is known"
+        children[-1].send_signal(signal.SIGCONT)
+        until(lambda: engine.current_wait().silent_seconds < 1.0)
+        children[-1].kill()
+        until(lambda: engine.current_wait() == EngineWait())
 
 
 def test_closing_ends_a_child_that_is_stopped_or_hangs(

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from flashllm.engine.protocol import OnOpening, OpeningProgress
+from flashllm.engine.protocol import EngineWait, OnOpening, OpeningProgress
 from flashllm.errors import ChecksumMismatch, MemoryCeilingTooSmall, ReadFailed
 from flashllm.options import ModelOptions
 from tests.support.fake_engine import FakeModel, Prefill, Step
@@ -42,6 +42,7 @@ ANSWERS: dict[str, list[list[Step]]] = {
     "killed": [["x", 0.1, _kill]],
     "crash": [["x", 0.1, _say_and_crash]],
     "leaves": [["x", 0.1, lambda: os._exit(3)]],
+    "slow disk": [["x", lambda: time.sleep(600)]],
 }
 
 
@@ -60,4 +61,6 @@ def open_engine(path: str | None, options: ModelOptions, on_opening: OnOpening) 
     for done in range(3):
         on_opening(OpeningProgress("converting", done, 2))
         time.sleep(0.05)
-    return FakeModel(*ANSWERS[name])
+    model = FakeModel(*ANSWERS[name])
+    model.wait = EngineWait(disk_seconds=4.2 if name == "slow disk" else 0.0)
+    return model

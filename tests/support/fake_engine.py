@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flashllm.engine.protocol import EngineWait
 from flashllm.errors import EngineBusy, MemoryCeilingTooSmall, NoTokenizer, ReadFailed
 from flashllm.options import DEFAULT_MAX_TOKENS
 from flashllm.planning.model_info import ModelInfo
@@ -283,6 +284,7 @@ class FakeModel:
         self.measured_rates: DeviceRates | None = None
         """What the rates are once they are renewed."""
         self.wants_quick_profile = False
+        self.wait = EngineWait()
         self.maps_made = 0
         self.bytes_released = 0
         self.cached: list[int] = []
@@ -342,6 +344,9 @@ class FakeModel:
     def renew_rates(self) -> DeviceRates:
         self.device_rates = self.measured_rates or self.device_rates
         return self.device_rates
+
+    def current_wait(self) -> EngineWait:
+        return self.wait
 
     def neuron_map(self) -> NeuronMap:
         import numpy as np

@@ -597,7 +597,7 @@ async def test_an_answer_that_ends_before_its_first_word_is_said() -> None:
         app = await ready(pilot)
         for _ in range(2):
             await ask(pilot, "anything?")
-            assert "ended its answer before its first word" in status(app)
+            await until(pilot, lambda: "ended its answer before its first word" in status(app))
             assert app.chat.prompt.text == "anything?"
             assert app.chat.conversation.turns == {}
 

@@ -211,6 +211,8 @@ async def in_the_prompt(tmp_path: Path) -> set[str]:
         await walk.until(lambda: app.chat.conversation.system == "Be brief.")
         await walk.say("/show")
         await walk.tells("Be brief.")
+        await walk.press("ctrl+z")
+        await walk.hints("there is no shell to go to")
         return walk.done
 
 
@@ -605,7 +607,8 @@ EXERCISED: dict[Scenario, str] = {
     in_the_prompt: """
         chat.history_earlier up, chat.history_later down, chat.break_line ctrl+j,
         chat.break_line shift+enter, chat.page_up pageup, chat.page_down pagedown,
-        chat.editor ctrl+g, chat.copy_or_stop ctrl+c, chat.new_conversation ctrl+n,
+        chat.editor ctrl+g, chat.copy_or_stop ctrl+c, chat.suspend ctrl+z,
+        chat.new_conversation ctrl+n,
         /new, /context, /clear, /theme, /set, /system, /show
     """,
     with_a_message_selected: """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -9,9 +10,11 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,15 +50,28 @@ PAYLOADS = {
 }
 
 
+def _take_terminal() -> None:
+    """In the new process: its standard input becomes the terminal that controls it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Terminal:
     """A process on a pseudo-terminal."""
 
     def __init__(
-        self, steps: Sequence[object], *arguments: str, environment: Mapping[str, str] = {}
+        self,
+        steps: Sequence[object],
+        *arguments: str,
+        environment: Mapping[str, str] = {},
+        controls: bool = False,
     ) -> None:
-        """`steps` are those of one answer, or of several."""
+        """`steps` are those of one answer, or of several.
+
+        `controls`: the terminal is the one that controls the process, as a shell's is.
+        """
         answers = steps if steps and isinstance(steps[0], list) else [steps]
         self._ours, theirs = pty.openpty()
+        self.at_start = self.attributes()
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT.format(answers=answers), *arguments],
             cwd=ROOT,
@@ -64,9 +80,23 @@ class Terminal:
             stderr=theirs,
             env={**os.environ, **SCREEN, **environment},
             start_new_session=True,
+            preexec_fn=_take_terminal if controls else None,
         )
         os.close(theirs)
         self.output = b""
+
+    def attributes(self) -> list[Any]:
+        """Those of the process's side: the kernel has one set for both."""
+        return termios.tcgetattr(self._ours)
+
+    def set_attributes(self, attributes: list[Any]) -> None:
+        """As a shell does that gets the terminal."""
+        termios.tcsetattr(self._ours, termios.TCSANOW, attributes)
+
+    def private_modes(self) -> dict[int, bool]:
+        """Which modes were switched on or off last, by all that was written until now."""
+        found = re.findall(rb"\x1b\[\?(\d+)([hl])", self.output)
+        return {int(number): switch == b"h" for number, switch in found}
 
     def read_until(self, wanted: bytes) -> None:
         while wanted not in self.output:
@@ -81,10 +111,20 @@ class Terminal:
             assert self._read(), self.output[-2000:]
         return True
 
+    def take(self) -> None:
+        """Takes what is there, without waiting."""
+        while select.select([self._ours], [], [], 0)[0] and self._read():
+            pass
+
     def read_all(self) -> bytes:
+        output = self.read_all_but_close()
+        os.close(self._ours)
+        return output
+
+    def read_all_but_close(self) -> bytes:
+        """Until the process ends; its terminal can still be looked at."""
         while self._read():
             pass
-        os.close(self._ours)
         return self.output
 
     def write(self, text: bytes) -> None:

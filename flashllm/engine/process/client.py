@@ -6,6 +6,7 @@ Its plan and its numbers cover both processes: a part of the ceiling is the appl
 from __future__ import annotations
 
 import functools
+import math
 import queue
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from flashllm.engine.process import messages as messages
 from flashllm.engine.process.memory_watch import MemoryWatch, OnReleased
 from flashllm.engine.process.supervisor import WorkerSupervisor, error_of
+from flashllm.engine.protocol import EngineWait
 from flashllm.errors import EngineBusy, NoTokenizer
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 MAP_SECONDS = 0.2
 """How old a map of neurons may be before the next one is requested."""
+WAIT_SECONDS = 0.2
+"""How old what is known of a wait may be before it is asked for again."""
+FORGET_SECONDS = 2.0
+"""What was told of a wait before a pause of this length says nothing of the present one."""
 RSS_SECONDS = 0.1
 """How old the application's memory in a token's cost may be."""
 
@@ -167,6 +173,41 @@ class RemoteGeneration:
             raise error_of(message)
 
 
+class _WaitAsked:
+    """What the engine waits for, by questions of which one at a time is under way."""
+
+    def __init__(self, process: WorkerSupervisor) -> None:
+        self._process = process
+        self._lock = threading.Lock()
+        self._asked_at: float | None = None
+        """When the question was asked that is not answered yet."""
+        self._told = EngineWait()
+        self._told_at = self._looked_at = -math.inf
+
+    def now(self) -> EngineWait:
+        now = time.monotonic()
+        with self._lock:
+            if now - self._looked_at > FORGET_SECONDS:  # nobody has asked for long
+                self._told = EngineWait()
+            self._looked_at = now
+            due = self._asked_at is None and now - self._told_at >= WAIT_SECONDS
+            if due:
+                self._asked_at = now
+            asked_at, told, told_at = self._asked_at, self._told, self._told_at
+        if due:
+            self._process.ask(lambda number: messages.Call(number, "current_wait"), self._take)
+        disk_seconds = told.disk_seconds and told.disk_seconds + now - told_at
+        return EngineWait(disk_seconds, 0.0 if asked_at is None else now - asked_at)
+
+    def _take(self, message: object) -> None:
+        with self._lock:
+            self._asked_at, self._told_at = None, time.monotonic()
+            if isinstance(message, messages.Returned):
+                self._told = message.value
+            else:  # the engine has gone
+                self._told = EngineWait()
+
+
 class EngineClient:
     """A model that is open in another process; one generation at a time."""
 
@@ -185,6 +226,7 @@ class EngineClient:
         self._watch: MemoryWatch | None = None
         self._map: NeuronMap | None = None
         self._map_asked_at: float | None = None
+        self._wait = _WaitAsked(process)
 
     @property
     def tokenizer(self) -> RemoteTokenizer:
@@ -255,6 +297,10 @@ class EngineClient:
     def wants_quick_profile(self) -> bool:
         """Whether a quick profile would have told of the disk what was not known at opening."""
         return self._opened.wants_quick_profile
+
+    def current_wait(self) -> EngineWait:
+        """The last wait that was told of, and the time since; asks anew without waiting."""
+        return self._wait.now()
 
     def neuron_map(self) -> NeuronMap | None:
         """The last map that arrived; requests the next one without waiting for it."""

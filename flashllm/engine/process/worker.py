@@ -168,7 +168,7 @@ class Worker:
     def _answer(self, call: messages.Call) -> Any:
         model = self._model
         assert model is not None, "a call before the model is open"
-        if call.name in ("neuron_map", "renew_rates", "release_slots"):
+        if call.name in ("current_wait", "neuron_map", "renew_rates", "release_slots"):
             return getattr(model, call.name)(*call.arguments)
         tokenizer = model.tokenizer
         assert call.name in ("encode", "encode_chat", "decode", "chat_stops"), call.name

@@ -247,7 +247,7 @@ class Answering:
     async def finish(self, event: messages.Answered) -> Unanswered | None:
         """The answer is complete, or as complete as it will be; what is returned has no text."""
         await self.show_progress()
-        if self._turn is not None and self._view is not None:
+        if event.report is not None and self._turn is not None and self._view is not None:
             self._turn.numbers = PackedNumbers(kept_numbers(event.report) | self._drawn())
             self._activity.statistics.end(event.report["decode"])
             # What was held back for a stop string that did not come has no token of its own.

@@ -7,6 +7,7 @@ application never waits for a read or a conversion that takes its time.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flashllm.engine.answer import Request, start
+from flashllm.engine.protocol import EngineWait
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.library.models import NO_TOKENIZER, OpenRequest
 from flashllm.ui.chat import messages
@@ -25,6 +27,19 @@ if TYPE_CHECKING:
     from flashllm.planning.plan import Plan
     from flashllm.telemetry.costs import PrefillCost
     from flashllm.telemetry.token_record import EngineToken
+
+
+LET_GO_SECONDS = 1.0
+"""A stopped answer ends within a layer. Where it does not, a read hangs, for which nobody waits."""
+_LOG = logging.getLogger("flashllm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request under its number; later requests have higher ones."""
+
+    number: int
+    request: Request
 
 
 @dataclass(slots=True)
@@ -57,12 +72,14 @@ class EngineThread:
         self._open_engine = open_engine
         self._post = post
         self._check: Check = check or (lambda _request, _plan: None)
-        self._commands: queue.SimpleQueue[Request | OpenRequest | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Asked | OpenRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._model: Engine | None = None
         self._opened: OpenRequest | None = None
         """How the model was opened, while it is there."""
-        self._stopping = threading.Event()
+        self._asked = self._stopped = self._ended = 0
+        """Numbers: of the last request, of the last one that was stopped, and of the last one of
+        which the chat knows that it is over."""
         self._leaving = False
         self.abandon: Callable[[], None] | None = None
         """Ends an opening that is under way, where whoever opens models can do that."""
@@ -85,15 +102,27 @@ class EngineThread:
 
     def ask(self, request: Request) -> None:
         """Starts an answer; `Answered` or `Failed` tells the end of it."""
-        self._stopping.clear()
-        self._commands.put(request)
+        with self._lock:
+            self._asked += 1
+            asked = _Asked(self._asked, request)
+        self._commands.put(asked)
 
     def stop(self) -> None:
-        """Ends the running answer within a layer."""
-        self._stopping.set()
+        """Ends the answer within a layer; where a read hangs, what comes of it is dropped."""
         with self._lock:
+            number = self._stopped = self._asked
+            is_over = self._ended >= number
             if self._model is not None:
                 self._model.cancel()
+        if not is_over and not self._leaving:
+            timer = threading.Timer(LET_GO_SECONDS, self._let_go, [number])
+            timer.daemon = True
+            timer.start()
+
+    def current_wait(self) -> EngineWait:
+        """What the engine waits for at this moment."""
+        model = self._model
+        return EngineWait() if model is None else model.current_wait()
 
     def take(self) -> Progress:
         """The progress since the last call."""
@@ -131,7 +160,7 @@ class EngineThread:
             if isinstance(command, OpenRequest):
                 self._open(command)
             else:
-                self._serve(command)
+                self._serve(command.number, command.request)
         self._close()
 
     def _close(self) -> None:
@@ -174,37 +203,64 @@ class EngineThread:
         self._post(messages.Opened(request, model))
         return None
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, number: int, request: Request) -> None:
+        if self._ended >= number:  # stopped while the one before it hung
+            return
         try:
-            generation = self._start(request)
-            for number, token in enumerate(generation):
-                self.prefill = generation.prefill
-                self._keep(token, at_once=number == 0)
+            generation = self._start(number, request)
+            for index, token in enumerate(generation):
+                self._keep(number, token, generation, at_once=index == 0)
             reason, report = generation.finish_reason or "stop", generation.report()
             cautions = [] if self._model is None else self._model.cautions()
         except BaseException as error:  # noqa: BLE001  shown in the application
-            self._post(messages.Failed(error))
+            if not self._end(number, messages.Failed(error)):
+                _LOG.warning("an answer that had been stopped failed", exc_info=error)
         else:
-            self._post(messages.Answered(reason, report, cautions))
+            self._end(number, messages.Answered(reason, report, cautions))
 
-    def _start(self, request: Request) -> EngineGeneration:
+    def _start(self, number: int, request: Request) -> EngineGeneration:
         model = self._model
         assert model is not None
-        started = start(model, request, self._keep_prompt)
-        self.prompt_tokens = started.generation.prompt_tokens
-        if started.dropped:
-            self._post(messages.Shortened(started.dropped))
-        if self._stopping.is_set():  # asked for while there was nothing to stop yet
+
+        def keep_prompt(done: float, total: int) -> None:
+            self._keep_prompt(number, done, total)
+
+        started = start(model, request, keep_prompt)
+        if self._ended < number:
+            self.prompt_tokens = started.generation.prompt_tokens
+            if started.dropped:
+                self._post(messages.Shortened(started.dropped))
+        if self._stopped >= number:  # asked for while there was nothing to stop yet
             model.cancel()
         return started.generation
 
-    def _keep_prompt(self, done: float, total: int) -> None:
+    def _let_go(self, number: int) -> None:
+        """A stopped answer that has not ended by now is over for the chat."""
+        self._end(number, messages.Answered("cancelled", None))
+
+    def _end(self, number: int, message: TextualMessage) -> bool:
+        """Tells of the end of an answer; False where that was told before."""
         with self._lock:
+            is_known = self._ended >= number
+            self._ended = max(self._ended, number)
+        if not is_known:
+            self._post(message)
+        return not is_known
+
+    def _keep_prompt(self, number: int, done: float, total: int) -> None:
+        with self._lock:
+            if self._ended >= number:
+                return
             self._progress.prompt = (done, total)
         self._announce()
 
-    def _keep(self, token: EngineToken, *, at_once: bool) -> None:
+    def _keep(
+        self, number: int, token: EngineToken, generation: EngineGeneration, *, at_once: bool
+    ) -> None:
         with self._lock:
+            if self._ended >= number:
+                return
+            self.prefill = generation.prefill
             self._progress.tokens.append(token)
         self._announce(at_once=at_once)
 

@@ -96,10 +96,13 @@ class ProgressReady(Message):
 
 
 class Answered(Message):
-    """The answer is over; `finish_reason` and `report` are the generation's."""
+    """The answer is over; `finish_reason` and `report` are the generation's.
+
+    There is no report where the answer was stopped and the engine hangs in the middle of it.
+    """
 
     def __init__(
-        self, finish_reason: str, report: dict[str, Any], cautions: Sequence[str] = ()
+        self, finish_reason: str, report: dict[str, Any] | None, cautions: Sequence[str] = ()
     ) -> None:
         super().__init__()
         self.finish_reason = finish_reason

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from flashllm.ui.screens.sessions import SessionChoice
 
 TICK_SECONDS = 0.5
+HANGS_HINT = "stopped; the next answer begins when the engine has come to rest"
 EMPTY_HINT = "the model ended its answer before its first word"
 
 
@@ -446,7 +447,9 @@ class ChatScreen(Screen[None]):
         """The answer is complete, or as complete as it will be."""
         await self._after_answer(await self.answering.finish(event), event.finish_reason)
         await self._tell_cautions(event.cautions)
-        if self.answering.came_again():
+        if event.report is None:
+            self.show_hint(HANGS_HINT)
+        elif self.answering.came_again():
             self.show_hint(SAME_AGAIN)
         await self.sending.send_due()
 
@@ -625,10 +628,12 @@ class ChatScreen(Screen[None]):
 
     def show_status(self) -> None:
         """The status line as it is now; it ticks only while something is waited for."""
+        if self.activity.is_held_up:
+            self.activity.wait = self.engine.current_wait()
         if self.status_line.is_attached:
             self.status_line.parts = tuple(map(self.with_keys, self.activity.parts()))
             self.header.model, self.header.state = self.activity.title, self.activity.state
-        waits = self.activity.phase in (Phase.OPENING, Phase.READING)
+        waits = self.activity.phase is Phase.OPENING or self.activity.is_answering
         (self._ticker.resume if waits else self._ticker.pause)()
 
     @on(messages.PathChanged)

@@ -12,6 +12,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from flashllm.engine.protocol import EngineWait
 from flashllm.ui.widgets.single_layout import SingleLayout
 from flashllm.units import format_bytes, format_memory
 from flashllm.untrusted.terminal import sanitize_line
@@ -100,7 +101,20 @@ def format_released(nbytes: int) -> str:
     )
 
 
+def wait_text(wait: EngineWait) -> str:
+    """`waiting for disk 4.2 s`; empty for waits that are usual."""
+    if wait.silent_seconds >= UNUSUAL_SILENCE_SECONDS:
+        return f"the engine does not answer: {wait.silent_seconds:.0f} s"
+    if wait.disk_seconds >= UNUSUAL_WAIT_SECONDS:
+        return f"waiting for disk {wait.disk_seconds:.1f} s"
+    return ""
+
+
 HINT_SECONDS = 3.0
+UNUSUAL_WAIT_SECONDS = 1.0
+"""A read takes some milliseconds; one that takes this long is told of."""
+UNUSUAL_SILENCE_SECONDS = 3.0
+NO_WAIT = EngineWait()
 OPENING_HINT = "the model is being opened"
 CLOSED_HINT = "there is no model; Ctrl+R tries again"
 BUSY_HINT = "an answer is on its way; Esc stops it"
@@ -142,10 +156,13 @@ class Activity:
     """What is being converted beside the chat, and how far it is."""
     measuring: str = ""
     """What is measured of the machine beside the chat, and how far it is."""
+    wait: EngineWait = NO_WAIT
+    """What the engine waits for, where its answer does not go on."""
     _prefill: tuple[float, int] = (0, 0)
     _opening: str = ""
     _opening_share: int | None = None
     _since: float = field(default_factory=time.monotonic)
+    _progress_at: float = field(default_factory=time.monotonic)
     _hint: str = ""
     _hint_until: float = 0.0
 
@@ -175,10 +192,21 @@ class Activity:
         """A phase begins."""
         self.phase = phase
         self._since = time.monotonic()
+        self.go_on()
         self._hint = self._opening = ""
         self._opening_share = None
         if phase is Phase.READING:
             self.forget()
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether there is an answer that has not gone on for a while."""
+        quiet_seconds = time.monotonic() - self._progress_at
+        return self.is_answering and quiet_seconds >= UNUSUAL_WAIT_SECONDS
+
+    def go_on(self) -> None:
+        """The answer goes on: nothing holds it up."""
+        self._progress_at, self.wait = time.monotonic(), NO_WAIT
 
     def opening(self, progress: OpeningProgress) -> None:
         """Opening is so far; the demo is converted at its first use."""
@@ -194,11 +222,13 @@ class Activity:
     def prefill(self, done: float, total: int) -> None:
         """So many tokens of those of the prompt that have to be read are read."""
         self._prefill = (done, total)
+        self.go_on()
 
     def count(self, tokens: list[EngineToken]) -> None:
         """Tokens have come."""
         for token in tokens:
             self.statistics.add(token)
+        self.go_on()
 
     def hint(self, text: str) -> None:
         """Shows a remark for a while, in front of the rest."""
@@ -208,6 +238,8 @@ class Activity:
         """Parts of the status line, the most wanted first."""
         parts = [self._hint] if self._hint and time.monotonic() < self._hint_until else []
         elapsed_seconds = time.monotonic() - self._since
+        if self.is_answering and (waits := wait_text(self.wait)):
+            parts.append(waits)
         if self.phase is Phase.OPENING:
             parts.append(f"opening {self.opening_name}: {elapsed_seconds:.0f} s")
             if self._opening:

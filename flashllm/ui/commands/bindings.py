@@ -1,7 +1,7 @@
 """Every key of the chat: its binding has an id, by which `[keys]` in config.toml gives it another.
 
-The action of `chat.NAME` is `ChatScreen.action_NAME`, for two of them `ChatApp.action_NAME`; slash
-commands and the palette use the same names. Pages have keys of their own.
+The action of `chat.NAME` is `ChatScreen.action_NAME`, for three of them `ChatApp.action_NAME`;
+slash commands and the palette use the same names. Pages have keys of their own.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ APP_BINDINGS: list[BindingType] = [
     Binding("ctrl+c", "app.copy_or_stop", "Copy or stop", show=False, priority=True,
             id="chat.copy_or_stop"),
     QUIT,
+    Binding("ctrl+z", "app.suspend", "Undo or suspend", show=False, id="chat.suspend"),
 ]  # fmt: skip
 EVERYWHERE_BINDINGS: list[BindingType] = [*CHAT_BINDINGS, *APP_BINDINGS]
 """Those of the chat wherever the focus is."""

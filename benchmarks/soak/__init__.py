@@ -1,0 +1,1 @@
+"""`python -m benchmarks.soak`: hours of use of chat and engine, and what they take meanwhile."""

@@ -1,0 +1,101 @@
+"""What a soak found: the peak against the ceiling, and what grew after the beginning."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.soak.processes import APPLICATION, ENGINE, Look, ProcessUse
+
+MIB = 1 << 20
+BEGINNING_SECONDS_MAX = 600.0
+BEGINNING_SHARE = 1 / 6
+JUDGED_SECONDS_MIN = 600.0
+"""A shorter soak is all beginning: its growth is told, and not judged."""
+GROWTH_MIB_MAX = 1.0
+COUNT_GROWTH_SHORT_MAX = 8
+"""Of descriptors or threads in a short soak, in which libraries begin threads that they keep."""
+HIGH = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One figure, the limit that it has, and whether that holds."""
+
+    name: str
+    before: str
+    after: str
+    found: float
+    unit: str
+    limit: float | None
+    """None where it is only told."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the limit holds, or there is none."""
+        return self.limit is None or self.found <= self.limit
+
+    def row(self) -> list[str]:
+        """For a table."""
+        limit = "" if self.limit is None else f"{self.limit:g} {self.unit}".strip()
+        found = f"{self.found:.2f}".rstrip("0").rstrip(".")
+        return [self.name, self.before, self.after, f"{found} {self.unit}".strip(), limit,
+                "" if self.limit is None else "yes" if self.holds else "NO"]  # fmt: skip
+
+
+def beginning_seconds(seconds: float) -> float:
+    """How much of a soak is its beginning, after which nothing should grow."""
+    return min(BEGINNING_SECONDS_MAX, seconds * BEGINNING_SHARE)
+
+
+def judge(looks: Sequence[Look], ceiling_bytes: int, seconds: float) -> list[Finding]:
+    """All findings of a soak of that many seconds."""
+    peak = max((look.rss_bytes for look in looks), default=0)
+    findings = [
+        Finding("RSS of all processes, peak", "", "", peak / MIB, "MiB", ceiling_bytes / MIB)
+    ]
+    size = beginning_seconds(seconds)
+    windows = (
+        [look for look in looks if size <= look.seconds < 2 * size],
+        [look for look in looks if seconds - size <= look.seconds],
+    )
+    is_judged = seconds >= JUDGED_SECONDS_MIN
+    for role in (APPLICATION, ENGINE):
+        # Near the top, so that an engine that has just begun does not count.
+        before, after = (_high(_values(window, role, _rss_mib)) for window in windows)
+        limit = GROWTH_MIB_MAX if is_judged else None
+        findings.append(_growth(f"RSS of the {role}", before, after, "MiB", limit))
+        for name, value in (("descriptors", _descriptors), ("threads", _threads)):
+            before, after = (_median(_values(window, role, value)) for window in windows)
+            limit = 0 if is_judged else COUNT_GROWTH_SHORT_MAX
+            findings.append(_growth(f"{name} of the {role}", before, after, "", limit))
+    return findings
+
+
+def _growth(name: str, before: float, after: float, unit: str, limit: float | None) -> Finding:
+    return Finding(name, f"{before:.5g}", f"{after:.5g}", after - before, unit, limit)
+
+
+def _values(looks: Sequence[Look], role: str, value: Callable[[ProcessUse], float]) -> list[float]:
+    return [value(use) for look in looks if (use := look.of(role)) is not None]
+
+
+def _rss_mib(use: ProcessUse) -> float:
+    return use.rss_bytes / MIB
+
+
+def _descriptors(use: ProcessUse) -> float:
+    return use.descriptors
+
+
+def _threads(use: ProcessUse) -> float:
+    return use.threads
+
+
+def _high(values: list[float]) -> float:
+    return sorted(values)[int(HIGH * (len(values) - 1))] if values else 0.0
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median_low(values) if values else 0.0

@@ -1,0 +1,106 @@
+"""`python -m benchmarks.soak`: what it finds in what was seen; a seed says what is done."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.soak import processes
+from benchmarks.soak.actions import User
+from benchmarks.soak.processes import APPLICATION, ENGINE, Look, ProcessUse, Watch, look_at
+from benchmarks.soak.verdict import beginning_seconds, judge
+
+MIB = 1 << 20
+SECONDS = 1200.0
+CEILING = 480 * MIB
+
+
+def looks(
+    rss_mib: Callable[[float], float] = lambda _: 100.0,
+    descriptors: Callable[[float], int] = lambda _: 20,
+    seconds: float = SECONDS,
+) -> Iterator[Look]:
+    """One look a second: the application as these say, the engine always the same."""
+    for moment in range(int(seconds)):
+        application = ProcessUse(APPLICATION, 1, int(rss_mib(moment) * MIB), descriptors(moment), 9)
+        yield Look(float(moment), (application, ProcessUse(ENGINE, 2, 300 * MIB, 30, 40)))
+
+
+def broken(found: Iterator[Look], seconds: float = SECONDS) -> list[str]:
+    return [one.name for one in judge(list(found), CEILING, seconds) if not one.holds]
+
+
+def test_a_flat_soak_holds_all_limits() -> None:
+    assert broken(looks()) == []
+    assert broken(looks(lambda moment: 100 + moment % 7 / 10)) == [], "up and down"
+    assert broken(looks(lambda moment: 60 + min(moment, 200) / 5)) == [], "the beginning"
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        (looks(lambda moment: 100 + moment / 400), ["RSS of the application"]),
+        (looks(lambda moment: 181 if moment == 700 else 100), ["RSS of all processes, peak"]),
+        (
+            looks(descriptors=lambda moment: 20 + int(moment) // 600),
+            ["descriptors of the application"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_breaks_a_limit_is_named(found: Iterator[Look], names: list[str]) -> None:
+    assert broken(found) == names
+
+
+def test_engines_that_have_just_begun_are_no_growth() -> None:
+    def restarted() -> Iterator[Look]:
+        for look in looks():
+            if look.seconds % 150 < 5:  # it fills its slots
+                engine = ProcessUse(ENGINE, 2, 100 * MIB, 30, 40)
+                yield Look(look.seconds, (look.processes[0], engine))
+            else:
+                yield look
+
+    assert broken(restarted()) == []
+
+
+def test_a_short_soak_is_all_beginning() -> None:
+    assert beginning_seconds(3600) == 600
+    assert beginning_seconds(1200) == 200
+    growing = list(looks(lambda moment: 100 + moment, seconds=45))
+    findings = judge(growing, CEILING, 45)
+    growth = next(one for one in findings if one.name == "RSS of the application")
+    assert growth.found == pytest.approx(30, abs=2)
+    assert all(one.holds for one in findings)
+    assert "RSS of all processes, peak" in broken(looks(lambda _: 200, seconds=45), 45)
+
+
+def test_a_seed_says_what_is_done() -> None:
+    terminal = cast("Any", None)
+    first, again, other = User(terminal, 7), User(terminal, 7), User(terminal, 8)
+    chosen = [first.choose() for _ in range(500)]
+    assert chosen == [again.choose() for _ in range(500)]
+    assert chosen != [other.choose() for _ in range(500)]
+    assert {"ask", "kill the engine", "SIGSTOP to the chat"} <= set(chosen)
+
+
+def test_a_process_is_looked_at_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.01)
+    log = io.StringIO()
+    with Watch(os.getpid(), log) as watch:
+        while len(watch.looks) < 6:
+            pass
+    look = watch.looks[-1]
+    own = look.of(APPLICATION)
+    assert own is not None
+    assert own.pid == os.getpid()
+    assert own.rss_bytes > 10 * MIB
+    assert own.threads >= 2
+    line = json.loads(log.getvalue().splitlines()[0])
+    assert line["kind"] == "look"
+    assert line["processes"][0]["descriptors"] > 2
+    assert look_at(2**22, 0.0).processes == (), "no such process"
