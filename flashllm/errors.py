@@ -17,6 +17,7 @@
     +-- EngineLost                  70  the engine's process ended, or does not answer
     +-- EngineBusy                  75  another answer is being written in this context
     +-- MemoryCeilingTooSmall       71  the ceiling cannot be met
+    +-- OutOfMemory                 71  the system gave no memory; what is open stays usable
     +-- CannotCreate                73  the output cannot be written
     |   +-- DestinationExists       73  and it is not ours to overwrite
     |   +-- NotEnoughSpace          73  on the destination's disk
@@ -143,6 +144,12 @@ class MemoryCeilingTooSmall(FlashllmError):
     def __init__(self, message: str, smallest_bytes: int) -> None:
         super().__init__(message)
         self.smallest_bytes = smallest_bytes
+
+
+class OutOfMemory(FlashllmError):
+    """The system gave no memory for a step; what is open stays open, and can be asked again."""
+
+    exit_code = 71
 
 
 class CannotCreate(FlashllmError):

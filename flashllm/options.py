@@ -89,7 +89,8 @@ class ModelOptions:
     profile: str | os.PathLike[str] | None = None
     """A profile to plan with, instead of the one of the model's device."""
     application_bytes: int = 0
-    """The part of the ceiling that is left to another process."""
+    """The part of the ceiling that is left to who opens the model: the chat's other process, what
+    an evaluation counts."""
     contexts: int = 1
     """Contexts that may live at once, the default one included."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 MIB = 1 << 20
 GIB = 1 << 30
+NEAR = 0.99
+"""From this share of a ceiling on, its difference to what is taken has to show."""
 
 
 def format_seconds(nanoseconds: float) -> str:
@@ -73,8 +75,11 @@ def format_token_count(count: int) -> str:
 
 
 def format_memory(rss_bytes: float, ceiling_bytes: float) -> str:
-    """`310 of 512 MiB`, `310 MiB of 15.2 GiB` or `5.8 of 16.0 GiB`."""
-    if ceiling_bytes < 10 * GIB:
+    """`310 of 512 MiB`, `310 MiB of 15.2 GiB` or `5.8 of 16.0 GiB`.
+
+    In MiB where they are near each other: in GiB both would look the same.
+    """
+    if ceiling_bytes < 10 * GIB or rss_bytes > NEAR * ceiling_bytes:
         return f"{rss_bytes / MIB:.0f} of {ceiling_bytes / MIB:.0f} MiB"
     ceiling = f"{ceiling_bytes / GIB:.1f} GiB"
     if rss_bytes < GIB:

@@ -12,6 +12,7 @@ from typing import Unpack
 import torch
 
 from flashllm import core
+from flashllm.engine.leftovers import left_bytes
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.raw_tensor import RawTensor
@@ -33,7 +34,8 @@ from flashllm.planning.model_facts import (
     usual_ceiling,
 )
 from flashllm.planning.plan import Plan, Sizes, make_plan
-from flashllm.system import right_of_way
+from flashllm.system import malloc, right_of_way
+from flashllm.system.allocation import allocation_errors
 from flashllm.system.memory import rss_bytes
 
 OnLoading = Callable[[int, int], None]
@@ -47,15 +49,16 @@ def open_decoder(
     directory: str | os.PathLike[str],
     **overrides: Unpack[ModelOverrides],
 ) -> Iterator[Decoder]:
-    """A decoder for forward passes over a converted model, in as little memory as possible.
+    """A decoder for forward passes over a converted model, under the ceiling `memory`.
 
-    For recording and evaluation, which compute whole texts and keep no window. `Decoder.choose` and
-    mode selected use the selector; "all" if none is given.
+    Without one it takes as little memory as possible; `application_bytes` of the ceiling are left
+    to the caller. For recording and evaluation, which compute whole texts and keep no window.
+    `Decoder.choose` and mode selected use the selector; "all" if none is given.
     """
     options = ModelOptions(window=1).having(**overrides)
     options = options.having(select=options.select or "all")
-    decoder, _, store = load_decoder(Path(directory), options, least=True)
-    with store:
+    decoder, _, store = load_decoder(Path(directory), options, least=options.memory is None)
+    with allocation_errors("computing"), store, contextlib.closing(decoder):
         yield decoder
 
 
@@ -80,7 +83,11 @@ def load_planned(
     on_loading: OnLoading | None = None,
 ) -> tuple[Decoder, Plan, Store]:
     """Like `load_decoder`, with a profile that was already found."""
-    with opening_errors(directory), right_of_way.taken():
+    with (
+        opening_errors(directory),
+        right_of_way.taken(),
+        allocation_errors(f"opening {directory}"),
+    ):
         return _load(directory, options, profile, least, on_loading)
 
 
@@ -91,6 +98,7 @@ def _load(
     least: bool,
     on_loading: OnLoading | None,
 ) -> tuple[Decoder, Plan, Store]:
+    malloc.keep_heap_flat()
     store = Store(directory, options.verify or DEFAULT_VERIFY)
     try:
         check_runnable(store)
@@ -156,4 +164,4 @@ def interpreter_bytes() -> int:
 
 def model_sizes(store: Store, select: str) -> Sizes:
     """The sizes that `make_plan` needs, for a converted model that this process will run."""
-    return converted_sizes(store, select, interpreter_bytes())
+    return converted_sizes(store, select, interpreter_bytes() - left_bytes())

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.core.numpy_twin.latency import Latencies
+from flashllm.engine import leftovers
 from flashllm.engine.answer import Request, encode
 from flashllm.engine.answer_message import AnswerMessage
 from flashllm.engine.async_generation import AsyncGeneration
@@ -46,6 +47,8 @@ from flashllm.options import (
 )
 from flashllm.planning.model_info import ModelInfo, describe
 from flashllm.planning.plan import Plan
+from flashllm.system.allocation import allocation_errors
+from flashllm.system.malloc import give_back_free_memory
 from flashllm.telemetry.device_rates import DeviceRates
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.tokenizer.chat_template import Message
@@ -81,16 +84,17 @@ def open_model(
 
     `flashllm.open_model` also knows the demo. `on_loading` is called with the bytes read and those
     to be read. Errors: `ModelNotFound`, `ModelError`,
-    `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
+    `MemoryCeilingTooSmall`, `OutOfMemory`, `UsageError`, `ReadFailed`.
     """
     where, options = Path(directory), options.having(**overrides)
-    with opening_errors(where):
+    with opening_errors(where), allocation_errors(f"opening {where}"):
         profile = profile_for(where, options)
         decoder, plan, store = load_planned(where, options, profile, on_loading=on_loading)
         try:
             return Model(decoder, plan, store, options, profile)
         except BaseException:
             store.close()
+            decoder.close()
             raise
 
 
@@ -142,6 +146,7 @@ class Model:
         """How bundles were read, once the model is closed."""
         # Computes for all asynchronous answers: each thread that computes has pools of its own.
         self._own_thread = ThreadPoolExecutor(1, thread_name_prefix="flashllm")
+        leftovers.opened()
 
     @property
     def decoder(self) -> Decoder:
@@ -373,6 +378,10 @@ class Model:
         self._last_io_report = self._read_io_report()
         self._own_thread.shutdown(wait=False)
         self._store.close()
+        # The memory goes back now, though answers and contexts may still refer to the model.
+        self._decoder.close()
+        give_back_free_memory()
+        leftovers.closed(self.plan)
 
     def __repr__(self) -> str:
         spec = self.info.spec

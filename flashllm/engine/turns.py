@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from flashllm.errors import Cancelled, EngineBusy, ModelClosed
+from flashllm.system.allocation import out_of_memory
+from flashllm.system.malloc import give_back_free_memory
 
 if TYPE_CHECKING:
     from flashllm.kv_cache.context import Context
@@ -38,7 +40,8 @@ class Claim:
         """Calls `step` once nobody else computes; waits for a step of another context.
 
         After an error the claim is released. Errors: `Cancelled` after `cancel`, `ModelClosed`;
-        `EngineBusy`, which changes nothing, if called from within a step, as `on_prefill` is.
+        `OutOfMemory`, after which another step may follow; `EngineBusy`, which changes nothing, if
+        called from within a step, as `on_prefill` is.
         """
         turns = self._turns
         with turns.computing:
@@ -60,11 +63,16 @@ class Claim:
                 turns.settle()
                 if isinstance(error, Cancelled) and turns.is_closed:
                     raise turns.closed_error() from None
-                raise
+                refused = out_of_memory(error, "computing")
+                if refused is None:
+                    raise
             finally:
                 turns.current = None
                 if self.is_cancelled:
                     turns.end_cancel()
+            # Outside of the handler: the error that is raised holds none of the step's memory.
+            give_back_free_memory()
+            raise refused
 
     def cancel(self) -> None:
         """Makes the running step, or the next one, end with `Cancelled`. From any thread."""

@@ -52,6 +52,10 @@ class Context:
         self.keys_values.truncate(length)
         self.tokens.truncate(length)
 
+    def close(self) -> None:
+        """Drop the keys and values; the tokens stay known."""
+        self.keys_values.close()
+
     def append_prefilled(self, ids: list[int]) -> None:
         """A chunk of a prompt has gone through all layers."""
         self.keys_values.length += len(ids)

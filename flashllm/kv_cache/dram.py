@@ -68,6 +68,10 @@ class KvCache:
         self.context = context
         self.length = 0
 
+    def close(self) -> None:
+        """Drop the memory; only `length` and `context` can be asked for afterwards."""
+        del self._buffer, self._layers, self._rows, self._decoded
+
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`."""
         assert 0 <= length <= self.length

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.arrays import Ids
-from flashllm.errors import Cancelled, ModelError, UsageError
+from flashllm.errors import Cancelled, ModelClosed, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
@@ -65,6 +65,8 @@ class Decoder:
         that of layers in all before the head."""
         self.clock = clock = PartClock()
         self.plan = plan
+        self.largest_weight = max((tensor.raw for tensor in resident.values()), key=len)
+        """The bytes of the largest resident matrix."""
         self._store = store
         self._kernels = kernels
         self._cancelled = threading.Event()
@@ -93,6 +95,7 @@ class Decoder:
         """Memory of slots, or of pinned bundles, that was given back to the system."""
         self._bytes_to_release = self._bytes_asked = 0
         self._scratch = decoded_scratch(spec, plan.context, plan.kv_dtype)
+        self._is_closed = False
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._contexts_lock = threading.Lock()
         self.context = self.new_context()
@@ -117,6 +120,8 @@ class Decoder:
     def new_context(self) -> Context:
         """A new, empty context; `UsageError` if the plan has no memory for another one."""
         with self._contexts_lock:
+            if self._is_closed:
+                raise ModelClosed("the model was closed; open it again")
             if len(self._contexts) >= self.plan.contexts:
                 raise UsageError(
                     f"this model was opened with contexts={self.plan.contexts}, and as many are in"
@@ -238,6 +243,24 @@ class Decoder:
             self.spec, selector, self.pool, self._norms, self.plan.overlap, self.clock,
             decode.choose_early,
         )  # fmt: skip
+
+    def close(self) -> None:
+        """Drop all memory: weights, slots, keys and values. Nothing can be computed afterwards.
+
+        The store is closed before. What is only looked at stays: `marks` of the pool, counters.
+        """
+        with self._contexts_lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._decode.selector = self._prefill.selector = None
+        self._decode.prefetchers = []  # they refer to what refers to them
+        del self._transformer, self._norms, self._decode, self._prefill, self.largest_weight
+        del self._tokens, self._prompts, self._products, self._scratch
+        self.pool.close()
+        for context in list(self._contexts):
+            context.close()
+        self._kernels.close()
 
     def settle(self) -> None:
         """Wait for the reads of a call that failed, so that a call for any context may follow."""

@@ -51,6 +51,9 @@ class TokenOrChunkProducts:
         """`block_rows` of a matrix are decoded at a time for a chunk."""
         self._kernels = kernels
         self._block_rows = block_rows
+        self._scratch = torch.empty(0)
+        """Memory for decoded rows; of its own, since the kernel would give zeros for every block
+        of a matrix anew."""
 
     def with_matrix(self, weight: RawTensor, x: Tensor) -> Tensor:
         """As `Products` has it."""
@@ -83,9 +86,13 @@ class TokenOrChunkProducts:
         return out
 
     def _decoded(self, weight: RawTensor, start: int, stop: int) -> Tensor:
+        """Rows of a weight in f32; the next call overwrites them."""
+        rows, columns = stop - start, weight.shape[1]
+        if self._scratch.numel() < rows * columns:
+            with torch.inference_mode(False):  # so that any caller may write to it later
+                self._scratch = torch.empty(self._block_rows * columns)
+        out = self._scratch[: rows * columns].view(rows, columns)
         if weight.dtype in TORCH_DTYPES:
-            part: Tensor = torch_view(weight)[start:stop].float()
-            return part
-        out = torch.empty(stop - start, weight.shape[1])
+            return out.copy_(torch_view(weight)[start:stop])
         decode(weight, self._kernels, np.arange(start, stop, dtype=np.int32), out)
         return out

@@ -134,6 +134,13 @@ class BlockStream:
         # The last block's too: a caller that stopped within a layer does not come back to it.
         self._free = list(range(len(self._rooms)))
 
+    def close(self) -> None:
+        """Drop the memory of the blocks; the store is closed, so that nothing is read into them."""
+        self._order = iter(())
+        self._ahead.clear()
+        self._rooms.clear()
+        self._free.clear()
+
     def _blocks_of(self, layers: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         for layer, first in layers:
             for start in range(first, self._n_bundles, self._bundles):

@@ -107,6 +107,11 @@ class PinnedBundles:
         used = np.full_like(resident, self.token > 0)
         return resident, resident & used, ~resident & used
 
+    def close(self) -> None:
+        """Drop the memory of the bundles; the store is closed."""
+        del self._buffer
+        self._stream.close()
+
     def clear(self) -> None:
         """Start over; pinned bundles stay."""
         self.token = 0

@@ -98,3 +98,6 @@ class BundlePool(Protocol):
 
     def advance(self, tokens: int = 1) -> None:
         """`tokens` tokens have passed."""
+
+    def close(self) -> None:
+        """Drop the memory of the bundles, into which nothing is read any longer."""

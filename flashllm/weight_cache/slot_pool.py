@@ -207,6 +207,12 @@ class SlotPool:
         """`tokens` tokens have passed."""
         self.token += tokens
 
+    def close(self) -> None:
+        """Drop the memory of the slots; the store is closed."""
+        del self.rows, self._buffer
+        self._prefetches.clear()
+        self._stream.close()
+
     def _split(self, layer: int, ids: Ids) -> list[Ids]:
         """The active set, cut into rounds that fit; rounds beyond the first are counted."""
         pieces = split_rounds(ids, self._layers[layer].n_slots)

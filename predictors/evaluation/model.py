@@ -21,6 +21,8 @@ from flashllm.planning.model_facts import choose_selector
 from flashllm.spec import ModelSpec
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
+from .memory import evaluation_bytes
+
 Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
 Chosen = Callable[[int, list[NDArray[np.int32]]], None]
 
@@ -76,18 +78,27 @@ class EvaluatedModel:
         select: Select | None,
         kv_dtype: KvDType | None = None,
         verify: Verify | None = None,
+        memory: int | None = None,
     ) -> Iterator[EvaluatedModel]:
         """Opens a converted model; `UsageError` for a selector that it does not have.
 
         `kv_dtype` is the encoding of keys and values, for all that is compared; `verify` says which
-        weights are held against their checksums.
+        weights are held against their checksums. `memory` is the ceiling of the process, in bytes,
+        what is counted included; None: as little as possible.
         """
         with Store(directory) as store:
             chosen = choose_selector(store, select)
             name, stride = store.manifest.name, store.header.stride
             source = dict(store.manifest.source)
         tokenizer = load_tokenizer(directory)
-        with open_decoder(directory, select=chosen, kv_dtype=kv_dtype, verify=verify) as decoder:
+        with open_decoder(
+            directory,
+            select=chosen,
+            kv_dtype=kv_dtype,
+            verify=verify,
+            memory=memory,
+            application_bytes=evaluation_bytes(store.spec, stride),
+        ) as decoder:
             yield cls(directory, name, stride, source, decoder, tokenizer, verify)
 
     @property

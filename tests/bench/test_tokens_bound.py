@@ -7,16 +7,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from flashllm.bench.disk.probe import BUFFER_BYTES
 from flashllm.bench.tokens import machine_probe as bound_module
 from flashllm.bench.tokens.machine_probe import MachineProbe, mean_read_bytes
+from flashllm.bench.tokens.machine_rates import pages_rate
 from flashllm.bench.tokens.samples import WARM, ReaderCounts
 from flashllm.errors import ReadFailed
 from flashllm.telemetry.roofline import Bound
+from flashllm.units import MIB
 from tests.support.token_fakes import run
 
 DEVICE = {"direct": True, "threads": 32, "alignment_bytes": 512, "fallback": None}
+WEIGHTS = np.ones(1 << 20, np.uint8)
+ROOMY_BYTES = 1 << 40
 READ = ReaderCounts(
     bytes_read=100_000, bytes_useful=90_000, reads=20, busy_ns=1000, depth_ns=6600, retries=0,
     short_reads=0, bounced=0, downgrades=0, bundles_verified=0, bundles_mismatched=0,
@@ -56,12 +62,19 @@ def test_mean_read(nbytes: int, reads: int, alignment: int, expected: int) -> No
     assert mean_read_bytes(ReaderCounts(nbytes, 0, reads, 0, 0, 0, 0, 0, 0), alignment) == expected
 
 
+def probe_of(path: Path, ceiling_bytes: int = ROOMY_BYTES) -> MachineProbe:
+    return MachineProbe(path, DEVICE, 2, ceiling_bytes, WEIGHTS)
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the probe of the device was asked for; it gives as many GB/s as threads."""
     asked: list[tuple[Any, ...]] = []
 
-    def probe(path: Path, read_bytes: int, threads: int, seconds: float, repeats: int) -> Any:
+    def probe(
+        path: Path, read_bytes: int, threads: int, seconds: float, repeats: int, buffer_bytes: int
+    ) -> Any:
+        assert 0 < buffer_bytes <= BUFFER_BYTES
         asked.append((path, read_bytes, threads))
         return [SimpleNamespace(bytes_per_second=threads * 1e9)] * repeats
 
@@ -72,7 +85,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_the_device_is_asked_at_size_and_depth_of_the_run(asked: list[Any], tmp_path: Path) -> None:
-    found = MachineProbe(tmp_path, DEVICE, 2).look(run(3, WARM, [1], reader=READ))
+    found = probe_of(tmp_path).look(run(3, WARM, [1], reader=READ))
     assert asked == [(tmp_path, 5120, 7), (tmp_path, 5120, 32)]
     assert (found.run, found.read_bytes, found.depth) == (3, 5120, 7)
     assert (found.flash_bytes_per_second, found.flash_all_bytes_per_second) == (7e9, 32e9)
@@ -80,7 +93,7 @@ def test_the_device_is_asked_at_size_and_depth_of_the_run(asked: list[Any], tmp_
 
 
 def test_without_direct_reads_the_device_is_not_asked(asked: list[Any], tmp_path: Path) -> None:
-    probe = MachineProbe(tmp_path, {**DEVICE, "direct": False}, 2)
+    probe = MachineProbe(tmp_path, {**DEVICE, "direct": False}, 2, ROOMY_BYTES, WEIGHTS)
     found = probe.look(run(3, WARM, [1], reader=READ))
     assert not asked
     assert found.flash_bytes_per_second is None
@@ -95,12 +108,38 @@ def test_a_device_that_cannot_be_measured_says_why(
         raise ReadFailed("the disk is gone")
 
     monkeypatch.setattr(bound_module, "probe", broken)
-    probe = MachineProbe(tmp_path, DEVICE, 2)
+    probe = probe_of(tmp_path)
     assert probe.look(run(3, WARM, [1], reader=READ)).flash_bytes_per_second is None
     assert probe.problem == "the disk is gone"
 
 
 def test_nothing_is_read_nothing_is_asked(asked: list[Any], tmp_path: Path) -> None:
-    found = MachineProbe(tmp_path, DEVICE, 2).look(run(3, WARM, [1]))
+    found = probe_of(tmp_path).look(run(3, WARM, [1]))
     assert not asked
     assert found.flash_bytes_per_second is None
+
+
+def test_where_the_ceiling_has_no_room_the_models_own_weights_are_read(
+    asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident_bytes = 300 * MIB
+    read: list[Any] = []
+    monkeypatch.setattr(bound_module, "rss_bytes", lambda: resident_bytes)
+    monkeypatch.setattr(bound_module, "matrix_bytes", lambda *_: 256 * MIB)
+    monkeypatch.setattr(
+        bound_module, "pages_rate", lambda memory, threads: read.append(memory) or 7e9 * threads
+    )
+    probe = probe_of(tmp_path, resident_bytes + 255 * MIB)
+    assert probe.look(run(3, WARM, [1], reader=READ)).dram_bytes_per_second == 1.4e10
+    assert read[0] is WEIGHTS
+    assert len(asked) == 2
+    # Nor is there any for a buffer to read into.
+    probe = probe_of(tmp_path, resident_bytes + 7 * MIB)
+    assert probe.look(run(4, WARM, [1], reader=READ)).flash_bytes_per_second is None
+    assert len(asked) == 2
+    assert "the ceiling leaves no memory" in str(probe.problem)
+
+
+def test_memory_that_is_there_is_read_whole_pieces_of_it() -> None:
+    assert pages_rate(WEIGHTS, 1) > 0
+    assert pages_rate(WEIGHTS[:1000], 2) > 0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flashllm.bench import page_cache
-from flashllm.bench.tokens import process
-from flashllm.bench.tokens.process import PeakMemory, ProcessCounts
+from flashllm.bench.tokens import runs as runs_module
+from flashllm.bench.tokens.process import ProcessCounts
 from flashllm.bench.tokens.runs import TokenSettings, measure
 from flashllm.bench.tokens.samples import (
     AGAIN,
@@ -166,24 +166,19 @@ def test_the_step_that_ends_an_answer_counts(model: Model) -> None:
         assert run.finish_reason == "stop"
 
 
-def test_memory_is_that_of_runs_not_of_looks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(process, "rss_peak_bytes", lambda: 1000)
-    resident = iter([700, 750, 760, 755])
-    monkeypatch.setattr(process, "rss_bytes", lambda: next(resident))
-    cleared = tmp_path / "clear_refs"
-    monkeypatch.setattr(process, "_CLEAR_REFS", cleared)
-    peak = PeakMemory()
-    assert peak.of_run([]) == 1000
-    with peak.aside():
-        pass
-    assert cleared.read_text() == "5"
-    assert peak.of_run([]) == 950, "what a look left in memory is no part of a run"
-    monkeypatch.setattr(process, "_CLEAR_REFS", Path("/nowhere/clear_refs"))
-    with peak.aside():
-        pass
-    assert peak.of_run([]) is None
+def test_memory_counts_looks_at_the_machine(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    peak_bytes = 1000
+
+    class Hungry(FakeProbe):
+        def look(self, run: RunSample) -> ProbeSample:
+            nonlocal peak_bytes
+            peak_bytes += 50
+            return super().look(run)
+
+    monkeypatch.setattr(runs_module, "rss_peak_bytes", lambda: peak_bytes)
+    one = dataclasses.replace(FEW, telemetry_cost=False)
+    found = runs_of(list(measure(model, IDS, one, Hungry())))
+    assert [run.rss_peak_bytes for run in found] == [1000, 1000, 1050]
 
 
 def test_a_system_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:

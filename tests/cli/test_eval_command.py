@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -237,3 +238,17 @@ def test_hopeless_figures_fit_a_terminal_too(capsys, sparse_model, text):
     assert max(map(len, shown.splitlines())) <= 80
     assert "1e+304" in shown
     assert "-0.00000" not in shown
+
+
+def test_a_ceiling_that_is_too_small_counts_what_is_counted(capsys, sparse_model, text):
+    arguments = ["eval", str(sparse_model), "--text", str(text)]
+    assert main([*arguments, "--memory", "10MiB"]) == 71
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "application" in captured.err
+    smallest = int(re.search(r"the smallest that works here is (\d+) MiB", captured.err)[1])
+    # Next to nothing was opened since, so that it fits with a little more.
+    report = evaluated(capsys, sparse_model, "--text", text, "--memory", f"{smallest + 64}MiB")
+    assert (
+        report["text"]["modes"] == evaluated(capsys, sparse_model, "--text", text)["text"]["modes"]
+    )

@@ -20,7 +20,7 @@ import pytest
 from flashllm.bench import header, page_cache, steal_time
 from flashllm.bench.tokens import machine_probe
 from flashllm.cli.bench import tokens_table
-from flashllm.cli.bench.tokens_table import _peak, summary_text
+from flashllm.cli.bench.tokens_table import summary_text
 from flashllm.cli.main import main
 from flashllm.cli.shared import open_model
 from flashllm.system.clock import PARTS
@@ -161,11 +161,6 @@ def test_the_sentences_are_the_reports_numbers(
     text = summary_text(report)
     assert text.startswith("Until it was interrupted: a token took")
     assert text.endswith("NOT THE SAME in all runs.")
-
-
-def test_a_peak_beside_its_ceiling_is_in_mebibytes() -> None:
-    assert _peak(6348 << 20, 6350 << 20) == "6,348 of 6,350 MiB"
-    assert _peak(292 << 20, 13 << 30) == "292 MiB of 13.0 GiB"
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--jsonl"], ["--csv"]])

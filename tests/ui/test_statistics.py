@@ -35,6 +35,8 @@ def test_the_first_token_counts_but_its_cost_is_the_prompts() -> None:
         (310 << 20, 512 << 20, "310 of 512 MiB"),
         (310 << 20, 16 << 30, "310 MiB of 16.0 GiB"),
         (6 << 30, 16 << 30, "6.0 of 16.0 GiB"),
+        ((16 << 30) + (3 << 20), 16 << 30, "16387 of 16384 MiB"),
+        ((16 << 30) - (3 << 20), 16 << 30, "16381 of 16384 MiB"),
     ],
 )
 def test_memory(rss_bytes: int, ceiling_bytes: int, expected: str) -> None:

@@ -57,14 +57,16 @@ def probe(
     repeats: int = 3,
     direct: str = "required",
     region: tuple[int, int] | None = None,
+    buffer_bytes: int = BUFFER_BYTES,
 ) -> list[ProbeResult]:
     """Random reads of `read_bytes` over a file or the bytes [start, end) of it, `repeats` times.
 
+    They land in a buffer of `buffer_bytes`, or of one read where that is more.
     `BenchmarkInvalid` if they cannot be direct or did not come from the device; `ReadFailed` if the
     file cannot be read; `UsageError` if it is smaller than a read.
     """
     forget(path)
-    buffer = make_buffer(read_bytes)
+    buffer = make_buffer(read_bytes, buffer_bytes)
     return [
         measure(path, read_bytes, threads, seconds, buffer, direct, region) for _ in range(repeats)
     ]

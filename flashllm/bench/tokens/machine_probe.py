@@ -7,30 +7,54 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flashllm import core
-from flashllm.bench.disk.probe import probe
-from flashllm.bench.tokens.machine_rates import dram_rate, last_cache_bytes, matrix_bytes
+from flashllm.bench.disk.probe import BUFFER_BYTES, probe
+from flashllm.bench.tokens.machine_rates import (
+    dram_rate,
+    last_cache_bytes,
+    matrix_bytes,
+    pages_rate,
+)
 from flashllm.bench.tokens.samples import ProbeSample, ReaderCounts, RunSample
 from flashllm.errors import FlashllmError
+from flashllm.system.memory import rss_bytes
 from flashllm.system.memory_limit import available_bytes
 from flashllm.telemetry.costs import ratio
 
 PROBE_SECONDS = 0.25
 PROBE_REPEATS = 1
 """Repetitions in one measurement; one is made between any two runs, and their median counts."""
+MARGIN_BYTES = 6 << 20
+"""Left below the ceiling: for the threads that read, and for what the process may yet take."""
+BUFFER_BYTES_LEAST = 2 << 20
 _TOUCH = 1
 
 
 class MachineProbe:
-    """Measures the device under a model's bundles, and memory."""
+    """Measures the device under a model's bundles, and memory, within the ceiling of the model."""
 
-    def __init__(self, bundles: Path, device: Mapping[str, Any], dram_threads: int) -> None:
-        """`device` is what `Model.io_report` gives."""
+    def __init__(
+        self,
+        bundles: Path,
+        device: Mapping[str, Any],
+        dram_threads: int,
+        ceiling_bytes: int,
+        weights: NDArray[np.uint8],
+    ) -> None:
+        """`device` is what `Model.io_report` gives.
+
+        `weights` are resident ones, to be read where the ceiling has no room for other memory.
+        """
         self.problem = None if device["direct"] else "reads go through the page cache"
         self._bundles = bundles
         self._io_threads: int = device["threads"]
         self._alignment: int = device["alignment_bytes"]
         self._dram_threads = dram_threads
+        self._ceiling_bytes = ceiling_bytes
+        self._weights = weights
 
     def look(self, run: RunSample) -> ProbeSample:
         """Measures flash at a run's mean read size and queue depth, and memory."""
@@ -49,17 +73,30 @@ class MachineProbe:
         )
 
     def _flash(self, read_bytes: int, threads: int) -> float | None:
+        buffer_bytes = min(self._room_bytes(), BUFFER_BYTES)
+        if self.problem is None and buffer_bytes < max(BUFFER_BYTES_LEAST, read_bytes):
+            self.problem = "the ceiling leaves no memory to measure it"
         if self.problem is not None:
             return None
         try:
-            found = probe(self._bundles, read_bytes, threads, PROBE_SECONDS, repeats=PROBE_REPEATS)
+            found = probe(
+                self._bundles, read_bytes, threads, PROBE_SECONDS, PROBE_REPEATS,
+                buffer_bytes=buffer_bytes,
+            )  # fmt: skip
         except FlashllmError as error:
             self.problem = str(error)
             return None
         return statistics.median(result.bytes_per_second for result in found)
 
+    def _room_bytes(self) -> int:
+        """What this process may take now without coming near its ceiling."""
+        return self._ceiling_bytes - rss_bytes() - MARGIN_BYTES
+
     def _dram(self) -> float:
-        buffer = core.Buffer(matrix_bytes(last_cache_bytes(), available_bytes()))
+        wanted = matrix_bytes(last_cache_bytes(), available_bytes())
+        if wanted > self._room_bytes():
+            return pages_rate(self._weights, self._dram_threads)
+        buffer = core.Buffer(wanted)
         # Memory that was never written is one page of zeros, which the cache holds.
         buffer.array().fill(_TOUCH)
         return dram_rate(buffer, self._dram_threads)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.dtypes import DTYPE_BYTES, DTYPES
@@ -54,6 +55,8 @@ NARROW_CALL_BYTES = 2 << 20
 SCATTERED_CALL_BYTES = 8 << 20
 """What one call goes through: a projection, a predictor's part, the neurons of one layer. A larger
 one would hide what it costs to begin: waking threads, and memory that nobody has asked for yet."""
+PIECE_BYTES = 64 << 10
+"""Of memory that is read as it lies: so long that its beginnings do not count."""
 CALLS = 25
 PAUSE_NS = 200_000
 """Between two calls of a decoder something else goes on."""
@@ -155,6 +158,14 @@ def dram_rate(buffer: core.Buffer, threads: int) -> float:
     """Bytes per second of plain reads through a buffer."""
     found = [core.stream_read_ns(buffer, threads) for _ in range(RUNS)]
     return buffer.nbytes * 1e9 / statistics.median(found)
+
+
+def pages_rate(memory: NDArray[np.uint8], threads: int) -> float:
+    """Bytes per second of plain reads through memory that is there already, piece by piece."""
+    piece_bytes = min(PIECE_BYTES, memory.nbytes)
+    pieces = np.arange(memory.nbytes // piece_bytes, dtype=np.int32)
+    found = [core.row_read_ns(memory, piece_bytes, pieces, threads) for _ in range(RUNS)]
+    return len(pieces) * piece_bytes * 1e9 / statistics.median(found)
 
 
 def matvec_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str, row_bytes: int) -> float:

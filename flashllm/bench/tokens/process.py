@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flashllm.bench import page_cache
-from flashllm.system.memory import rss_bytes, rss_peak_bytes
-from flashllm.telemetry.costs import TokenCost
-
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +50,3 @@ class ProcessCounts:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return dataclasses.asdict(self)
-
-
-class PeakMemory:
-    """Peak memory of runs, without the measurements of the machine in between."""
-
-    def __init__(self) -> None:
-        self._is_clean = True
-        self._left_bytes = 0
-
-    def of_run(self, costs: list[TokenCost]) -> int | None:
-        """Peak bytes of a run; None if neither the system nor its tokens tell."""
-        peak = max((cost.rss_bytes for cost in costs), default=None)
-        if self._is_clean:
-            peak = rss_peak_bytes()
-        return None if peak is None else peak - self._left_bytes
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Context manager: memory taken within does not count, nor what remains of it."""
-        before_bytes = rss_bytes()
-        yield
-        self._left_bytes += max(rss_bytes() - before_bytes, 0)
-        self._is_clean = False
-        with contextlib.suppress(OSError):  # Linux only
-            _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
-            self._is_clean = True

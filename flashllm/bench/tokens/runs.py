@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flashllm.bench.steal_time import ProcessorTime
-from flashllm.bench.tokens.process import PeakMemory, ProcessCounts
+from flashllm.bench.tokens.process import ProcessCounts
 from flashllm.bench.tokens.samples import (
     AGAIN,
     COLD,
@@ -31,6 +31,7 @@ from flashllm.core.numpy_twin.latency import Latencies
 from flashllm.engine.generation import Generation, Token
 from flashllm.engine.local import Model
 from flashllm.errors import UsageError
+from flashllm.system.memory import rss_peak_bytes
 from flashllm.telemetry.costs import TokenCost
 
 PAIRED_TOKENS = 1000
@@ -98,9 +99,7 @@ def measure(
             done.append((yield from runs.run(kind)))
         if is_stopped():
             return
-        with runs.peak.aside():
-            looked = probe.look(next(run for run in done if run.kind == WARM))
-        yield looked
+        yield probe.look(next(run for run in done if run.kind == WARM))
     if settings.telemetry_cost:
         yield from _further_pairs(runs, settings, is_stopped)
 
@@ -139,7 +138,6 @@ class _Runs:
         settings: TokenSettings,
         is_stopped: Callable[[], bool],
     ) -> None:
-        self.peak = PeakMemory()
         self.plain_tokens = 0
         self._model = model
         self._ids = ids
@@ -176,7 +174,7 @@ class _Runs:
             token_ids=tuple(generation.ids),
             tokens=tuple(tokens),
             **before.until_now(self._model),
-            rss_peak_bytes=self.peak.of_run([token.cost for token in tokens if token.cost]),
+            rss_peak_bytes=rss_peak_bytes(),
             stolen_share=ProcessorTime.now().stolen_share_since(processors),
         )
         self.seconds_max = max(self.seconds_max, (first_token_ns + run.decode_ns) / 1e9)

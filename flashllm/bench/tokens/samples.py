@@ -115,6 +115,7 @@ class RunSample:
     latencies: Latencies
     """Of the reads."""
     rss_peak_bytes: int | None
+    """The most that the process had taken when the run was over, looks at the machine included."""
     stolen_share: float | None
     """Share of all processors' time that was stolen during the run; None if unknown."""
 

@@ -103,7 +103,10 @@ def _measure(
     check_length(model, ids, arguments.tokens)
     settings = TokenSettings(arguments.tokens, arguments.runs, not arguments.no_telemetry_cost)
     directory = Path(model.info.directory)
-    probe = MachineProbe(directory / BUNDLES_FILE, model.io_report(), threads)
+    probe = MachineProbe(
+        directory / BUNDLES_FILE, model.io_report(), threads, model.plan.ceiling_bytes,
+        model.decoder.largest_weight,
+    )  # fmt: skip
     header = run_header(directory, _settings(model, ids, arguments, threads))
     samples.begin(header)
     for sample in measure(model, ids, settings, probe, lambda: running.is_stopped):

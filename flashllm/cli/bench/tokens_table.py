@@ -8,7 +8,7 @@ from typing import Any
 from flashllm.bench.sample_statistics import LEAST_VALUES
 from flashllm.cli.shared.output import table
 from flashllm.telemetry.formatting import PART_WORDS
-from flashllm.units import MIB, format_bytes
+from flashllm.units import format_bytes, format_memory
 
 WIDTH = 79
 SYNTHETIC = "SYNTHETIC: made-up weights"
@@ -178,7 +178,7 @@ def _process(summary: dict[str, Any]) -> list[Row]:
     process, memory = summary["process"], summary["memory"]
     peak = memory["rss_peak_bytes"]
     over = "" if memory["within_ceiling"] in (True, None) else "  ABOVE THE CEILING"
-    known = _peak(peak, memory["ceiling_bytes"]) if peak is not None else "unknown"
+    known = format_memory(peak, memory["ceiling_bytes"]) if peak is not None else "unknown"
     stolen = summary["stolen_share"]
     taken = "unknown"
     if stolen:
@@ -279,13 +279,6 @@ def _percentiles(values: dict[str, Any]) -> str:
     ]
     shown = ", ".join(f"{name} {_seconds(values[name])}" for name in names)
     return f"{shown}; n = {values['n']:,}"
-
-
-def _peak(peak_bytes: float, ceiling_bytes: float) -> str:
-    """In MiB where they lie near each other: in GiB both would look the same."""
-    if peak_bytes > 0.9 * ceiling_bytes:
-        return f"{peak_bytes / MIB:,.0f} of {ceiling_bytes / MIB:,.0f} MiB"
-    return f"{format_bytes(peak_bytes)} of {format_bytes(ceiling_bytes)}"
 
 
 def _rate(bytes_per_second: float) -> str:

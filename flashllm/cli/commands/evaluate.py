@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ from flashllm.errors import UsageError
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_count, parse_positive
 
+NAMES = ("memory", "select", "kv_dtype", "verify")
+"""Its options of a model."""
+MEMORY_HELP = (
+    "ceiling for the memory of the whole program, like 4GiB (default: as little as the evaluation"
+    " can work with)"
+)
 DEMO_TEXT = "heldout.jsonl"
 DEMO_TASKS = ("choices.jsonl", "heldout.jsonl")
 DEMO_LIMIT = 400
 """Questions of each of the demo's own files by default: some minutes, not ten."""
 QUIET_SECONDS = 10.0
 TICK_SECONDS = 0.2
-_OPTIONS = ("select", "kv_dtype", "verify")
 
 
 class CountProgress:
@@ -87,7 +93,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         plots.make_directory(arguments.plot)
     progress, start = CountProgress(), time.monotonic()
     with EvaluatedModel.open(
-        directory, arguments.select, arguments.kv_dtype, arguments.verify
+        directory, arguments.select, arguments.kv_dtype, arguments.verify, arguments.memory
     ) as model:
         report: dict[str, Any] = model.to_json()
         try:
@@ -192,5 +198,9 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="DIR", help="draw PNG pictures into DIR (needs matplotlib)"
     )
-    options = tuple(option for option in MODEL_OPTIONS if option.name in _OPTIONS)
+    options = tuple(
+        replace(option, help=MEMORY_HELP) if option.name == "memory" else option
+        for option in MODEL_OPTIONS
+        if option.name in NAMES
+    )
     add_options(parser, "model", options)

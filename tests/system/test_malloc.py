@@ -1,0 +1,120 @@
+"""The heap stays flat, and what fails to be allocated is an error of ours."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashllm.errors import OutOfMemory
+from flashllm.system import malloc
+from flashllm.system.allocation import allocation_errors, out_of_memory
+
+GLIBC = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or malloc._of_libc("mallopt") is None, reason="needs glibc"
+)
+# Blocks of three sizes by turns, and a small one that lives on after each, as activations are.
+SCATTER = """
+import resource
+from flashllm.system import malloc
+from flashllm.system.memory import rss_bytes
+{first}
+kept = []
+before = rss_bytes()
+for turn in range(40):
+    blocks = [bytearray(size << 20) for size in (2, 3, 5, 8)]
+    kept.append(bytearray(100_000))
+    del blocks
+    kept.append(bytearray(900_000))
+    big = bytearray(30 << 20)
+    kept.append(bytearray(50_000))
+    del big
+print(rss_bytes() - before - sum(map(len, kept)))
+"""
+
+
+def left_bytes(first: str) -> int:
+    """What the heap keeps beyond what is in use, after large blocks came and went."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCATTER.format(first=first)],
+        capture_output=True, text=True, check=True, env=_plain(), cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+def _plain(**more: str) -> dict[str, str]:
+    without = {name: value for name, value in os.environ.items() if "MALLOC" not in name.upper()}
+    without.pop("GLIBC_TUNABLES", None)
+    return without | more
+
+
+@GLIBC
+def test_large_blocks_leave_nothing_behind_once_the_limits_are_set() -> None:
+    assert left_bytes("malloc.keep_heap_flat()") < 4 << 20
+
+
+@GLIBC
+@pytest.mark.parametrize(
+    ("more", "is_set"),
+    [
+        ({}, "True"),
+        ({"MALLOC_MMAP_THRESHOLD_": "65536"}, "False"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}, "False"),
+    ],
+)
+def test_what_the_user_has_set_stays(more: dict[str, str], is_set: str) -> None:
+    code = "from flashllm.system import malloc; print(malloc.keep_heap_flat())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=True, env=_plain(**more),
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.stdout.strip() == is_set
+
+
+def test_a_library_without_these_functions_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(malloc.ctypes, "CDLL", lambda _: object())
+    malloc.keep_heap_flat.cache_clear()
+    try:
+        assert malloc.keep_heap_flat() is False
+        malloc.give_back_free_memory()
+    finally:
+        malloc.keep_heap_flat.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate"
+            " memory: you tried to allocate 4096 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+def test_a_failed_allocation_says_what_to_do(error: Exception) -> None:
+    with (
+        pytest.raises(OutOfMemory, match=r"while opening it.*--memory") as caught,
+        allocation_errors("opening it"),
+    ):
+        raise error
+    assert caught.value.exit_code == 71
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2"), ValueError("can't allocate")])
+def test_other_errors_stay_what_they_are(error: Exception) -> None:
+    assert out_of_memory(error, "computing") is None
+    with pytest.raises(type(error)), allocation_errors("computing"):
+        raise error
+
+
+def test_a_limit_of_addresses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (3 << 30, 3 << 30))
+    found = out_of_memory(MemoryError(), "computing")
+    assert "`ulimit -v` allows 3072 MiB" in str(found)
