@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.chat.terminal import ChatTerminal
+from benchmarks.chat.turns import ChatTurns
 from flashllm.bench.header import machine
 from tests.support.hub_server import serving
 
@@ -40,8 +41,7 @@ QUESTIONS = (
     "who are you?",
 )
 ANSWER_SECONDS = 60.0
-QUIET_SECONDS = 0.7
-"""An answer is complete when the screen has said "ready" and nothing new came for so long."""
+INSTALL_SECONDS = 1200.0
 LINES_MAX = 40
 F5, CTRL_Q, ESCAPE = "\x1b[15~", "\x11", "\x1b"
 
@@ -86,6 +86,11 @@ class Newcomer:
         }
 
     @property
+    def database(self) -> Path:
+        """Where the chat keeps its conversations."""
+        return self.folder / "home" / "sessions.db"
+
+    @property
     def project(self) -> Path:
         """Where the clone is."""
         return self.folder / "flashllm"
@@ -114,22 +119,15 @@ class Newcomer:
         with ChatTerminal(
             ["env", "-C", str(self.project), *shlex.split(line)], self.environment
         ) as terminal:
-            terminal.wait_for(FIELD)
+            terminal.wait_for(FIELD, seconds=INSTALL_SECONDS)
             terminal.wait_for(READY)
             yield terminal
 
-    def ask(self, terminal: ChatTerminal, question: str) -> tuple[float, float]:
-        """Seconds from Enter to the first change of the answer's token count, and to its end."""
-        since, began = terminal.position, terminal.type(question + "\r")
-        terminal.wait_for("answering", since)
-        first = time.monotonic()
-        terminal.wait_for(READY, since)
-        end = time.monotonic()
-        while True:
-            before = terminal.position
-            terminal.read(QUIET_SECONDS)
-            if terminal.position == before:
-                return first - began, end - began
+    def ask(self, chat: ChatTurns, question: str) -> float:
+        """Seconds from Enter to the complete answer, which is kept then."""
+        began = time.monotonic()
+        chat.ask(question)
+        return time.monotonic() - began
 
     def last_conversation(self) -> list[dict[str, str]]:
         """Messages of the conversation that was saved last."""
@@ -151,11 +149,11 @@ class Newcomer:
 def chat_on_the_demo(newcomer: Newcomer) -> None:
     """`make chat`, ten questions, F5."""
     began = time.monotonic()
-    times = []
     with newcomer.terminal("make chat") as terminal:
         opened = time.monotonic() - began
         newcomer.transcript.add("`make chat`, to the field of the question", opened, "ready")
-        times = [newcomer.ask(terminal, question) for question in QUESTIONS]
+        chat = ChatTurns(terminal, newcomer.database)
+        times = [newcomer.ask(chat, question) for question in QUESTIONS]
         since, pressed = terminal.position, terminal.type(F5)
         terminal.wait_for("demo", since)
         shown = time.monotonic() - pressed
@@ -164,7 +162,7 @@ def chat_on_the_demo(newcomer: Newcomer) -> None:
         terminal.type(CTRL_Q)
         terminal.process.wait(timeout=ANSWER_SECONDS)
     answers = [m["content"] for m in newcomer.last_conversation() if m["role"] == "assistant"]
-    for question, answer, (_, whole) in zip(QUESTIONS, answers, times, strict=True):
+    for question, answer, whole in zip(QUESTIONS, answers, times, strict=True):
         newcomer.transcript.add(f"“{question}”", whole, answer)
     newcomer.transcript.add("F5, the list of models", shown, "(a screen)")
 
@@ -181,7 +179,8 @@ def chat_on_a_pulled_model(newcomer: Newcomer) -> None:
     with newcomer.terminal(".venv/bin/flashllm chat dictionary.flash") as terminal:
         opened = time.monotonic() - began
         newcomer.transcript.add("`flashllm chat dictionary.flash`", opened, "ready")
-        _, whole = newcomer.ask(terminal, "What does river mean?")
+        chat = ChatTurns(terminal, newcomer.database)
+        whole = newcomer.ask(chat, "What does river mean?")
         terminal.type(CTRL_Q)
         terminal.process.wait(timeout=ANSWER_SECONDS)
     answer = newcomer.last_conversation()[-1]["content"]

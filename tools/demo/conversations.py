@@ -26,10 +26,10 @@ INTENT_WEIGHTS = {
 PLAN_WEIGHTS = {
     "definition": 8,
     "definition_then_more": 17,
-    "other": 30,
+    "other": 26,
     "everything": 4,
     "chain": 6,
-    "unknown": 21,
+    "unknown": 27,
     "refused": 6,
     "small_talk": 2.5,
     "task": 2,
