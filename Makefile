@@ -132,7 +132,7 @@ sanitize: $(TEST_STAMP)
 # there before Python, and the library of C++ with it, so that exceptions are seen. What Python
 # keeps to its end is no leak of ours.
 SANITIZED := build/binding-address
-SANITIZED_TESTS ?= tests/core tests/faults tests/flash tests/weight_cache
+SANITIZED_TESTS ?= tests/sanitized tests/core tests/faults tests/flash tests/weight_cache
 sanitize-binding: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DFLASHLLM_MODULE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
