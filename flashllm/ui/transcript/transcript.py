@@ -201,6 +201,8 @@ class Transcript(SingleLayout, VerticalScroll):
             self.call_after_refresh(self._adapt)
 
     async def _adapt(self) -> None:
+        if not self.is_attached:  # it comes later than the end of the screen
+            return
         async with self._changing:
             self._is_due = False
             height, top = self.size.height, self.scroll_y
