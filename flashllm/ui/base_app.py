@@ -86,7 +86,10 @@ class RestoringApp(App[None]):
         driver = self._driver
         if driver is None or not driver.can_suspend or os.getsid(os.getppid()) != os.getsid(0):
             return False
-        os.kill(0, signal.SIGTSTP)  # as a terminal does: also to a script that started this
+        from flashllm.ui.terminal.drivers import RestoringDriver
+
+        assert isinstance(driver, RestoringDriver)
+        driver.suspend()
         return True
 
     def leave_at_once(self, code: int, why: str = "") -> None:
