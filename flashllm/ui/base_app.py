@@ -16,7 +16,6 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
 from textual.app import App, ScreenStackError
 
 from flashllm.errors import EXIT_INTERRUPTED
@@ -24,6 +23,7 @@ from flashllm.ui.terminal.hang_exit import HangExit
 from flashllm.ui.terminal.modes import TerminalModes
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from textual.driver import Driver
 
 CLOSE_SECONDS = 2.0
