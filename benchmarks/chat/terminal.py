@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -21,7 +22,8 @@ from flashllm.errors import ReadFailed
 
 WAIT_SECONDS = 120.0
 PIECE_BYTES = 1 << 16
-END_BYTES = 300
+END_BYTES, END_CHARACTERS = 1 << 16, 1000
+CONTROL_SEQUENCE = re.compile(rb"\x1b\[[0-9;?<>=$]*[A-Za-z]")
 
 
 def _own_terminal() -> None:
@@ -90,8 +92,9 @@ class ChatTerminal:
 
     @property
     def last_words(self) -> str:
-        """The end of what was written."""
-        return self._written[-END_BYTES:].decode(errors="replace")
+        """The end of what was shown, without colours and places."""
+        shown = CONTROL_SEQUENCE.sub(b" ", self._written[-END_BYTES:]).decode(errors="replace")
+        return " ".join(shown.split())[-END_CHARACTERS:]
 
     def type(self, text: str) -> float:
         """Presses keys; returns when."""

@@ -17,7 +17,8 @@ from flashllm.errors import ReadFailed
 
 READY, FAILED = "ready", "failed"
 ESCAPE, ENTER, DOWN = "\x1b", "\r", "\x1b[B"
-CTRL_C, CTRL_N, CTRL_Q = "\x03", "\x0e", "\x11"
+CTRL_C, CTRL_N, CTRL_R = "\x03", "\x0e", "\x12"
+CTRL_Q = "\x11"
 F1, F2, F3, F4, F5, F6 = "\x1bOP", "\x1bOQ", "\x1bOR", "\x1bOS", "\x1b[15~", "\x1b[17~"
 PAGE_UP, PAGE_DOWN = "\x1b[5~", "\x1b[6~"
 PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"
@@ -173,8 +174,10 @@ class User:
         engine.kill()
         self._terminal.wait_for(FAILED, since)
         self._settle()
+        since = self._type(CTRL_R)
+        self._terminal.wait_for(READY, since)
+        self._settle()
         self._clear()
-        self._answer("/retry")
 
     # Steps
 

@@ -16,7 +16,6 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
 from textual.app import App, ScreenStackError
 
 from flashllm.errors import EXIT_INTERRUPTED
@@ -24,6 +23,7 @@ from flashllm.ui.terminal.hang_exit import HangExit
 from flashllm.ui.terminal.modes import TerminalModes
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from textual.driver import Driver
 
 CLOSE_SECONDS = 2.0
@@ -86,7 +86,10 @@ class RestoringApp(App[None]):
         driver = self._driver
         if driver is None or not driver.can_suspend or os.getsid(os.getppid()) != os.getsid(0):
             return False
-        os.kill(0, signal.SIGTSTP)  # as a terminal does: also to a script that started this
+        from flashllm.ui.terminal.drivers import RestoringDriver
+
+        assert isinstance(driver, RestoringDriver)
+        driver.suspend()
         return True
 
     def leave_at_once(self, code: int, why: str = "") -> None:

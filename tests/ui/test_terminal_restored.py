@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flashllm.ui.terminal.hang_exit import PRESSES, HangExit
+from flashllm.ui.terminal.hang_exit import HANG_SECONDS, PRESSES, HangExit
 from tests.support.screens import WAIT_SECONDS
 from tests.ui.test_terminal import Terminal
 
@@ -251,7 +251,7 @@ def test_only_a_chat_that_hangs_is_left_by_force() -> None:
         way_out.answered()
     assert events == ["ask"] * 10
     events.clear()
-    times = iter([0.0, 0.1, 0.2, 0.9, 1.1])
+    times = iter([0.0, 0.1, 0.2, HANG_SECONDS - 0.1, HANG_SECONDS + 0.1])
     for _ in range(4):  # slow, perhaps
         way_out.pressed()
     assert events == ["ask"]

@@ -35,7 +35,7 @@ _KITTY_FULL_SCREEN, _KITTY_INLINE = "\x1b[<u\x1b[>25u", "\x1b[<u\x1b[>1u"
 """Textual's own flags; what it pushed before is popped, so that one pop at the end is enough."""
 
 
-class _RestoringDriver(Driver):
+class RestoringDriver(Driver):
     """What both drivers have in common."""
 
     attrs_before: Attributes | None
@@ -86,9 +86,14 @@ class _RestoringDriver(Driver):
 
     def _sigcont_application(self, *_: object) -> None:
         """Draws again after a stop; a terminal that is a shell's waits for `fg`."""
-        if not self._auto_restart or self._modes.is_leaving:
+        if not self._auto_restart:
             return
-        if not self._modes.is_ours():
+        is_ours = self._modes.is_ours()
+        if self._modes.is_leaving:
+            if not is_ours:  # a shell's `kill` of a stopped job: touching its terminal stops again
+                signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            return
+        if not is_ours:
             os.kill(os.getpid(), signal.SIGSTOP)
             return
         self._modes.set_attributes(self._raw)
@@ -99,10 +104,18 @@ class _RestoringDriver(Driver):
             self._loop.call_soon_threadsafe(function)
 
     def _suspend(self) -> None:
+        self.suspend(os.getpid())
+
+    def suspend(self, stopped: int = 0) -> None:
+        """Gives the terminal back, then stops a process, or all of this process's group for 0.
+
+        A script that started this one is stopped too, but not before: its shell would take the
+        terminal at once, and to touch it stops whoever does not have it.
+        """
         if self._raw is not None:
             self._is_suspended = True
             self.suspend_application_mode()
-            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(stopped, signal.SIGSTOP)
 
     def _go_on(self) -> None:
         if self._is_suspended:
@@ -115,7 +128,7 @@ class _RestoringDriver(Driver):
         self._app.refresh(layout=True)
 
 
-class FullScreenDriver(_RestoringDriver, LinuxDriver):
+class FullScreenDriver(RestoringDriver, LinuxDriver):
     """On the terminal's other screen."""
 
     _enter_sequence = (
@@ -130,7 +143,7 @@ class FullScreenDriver(_RestoringDriver, LinuxDriver):
             self._modes.leave_sequence = ""
 
 
-class InlineDriver(_RestoringDriver, LinuxInlineDriver):
+class InlineDriver(RestoringDriver, LinuxInlineDriver):
     """Below the shell's prompt."""
 
     _enter_sequence = f"{_INPUT_ON}{_KITTY_INLINE}"

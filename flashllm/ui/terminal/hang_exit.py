@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 PRESSES = 3
-HANG_SECONDS = 1.0
+HANG_SECONDS = 2.0
 """An application that answers within this time is slow, and does not hang."""
 
 
