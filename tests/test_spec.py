@@ -95,7 +95,7 @@ ROPE = {"theta": 1e4, "dims": 64}
         ({"attention_windows": [-1] * 4}, "attention_windows is not a list of sizes"),
         ({"attention_windows": 8}, "attention_windows is not a list of whole numbers"),
         ({"eos_ids": ["a"]}, "eos_ids is not a list of whole numbers"),
-        ({"bos_id": "a"}, "bos_id is 'a'"),
+        ({"bos_id": "a"}, "bos_id has 'a'; expected 0 to"),
         ({"norm_eps": 1.0}, "norm_eps is 1.0"),
         ({"embed_scale": 0.0}, "embed_scale is 0.0"),
         ({"activation_threshold": -1.0}, "activation_threshold is -1.0"),
