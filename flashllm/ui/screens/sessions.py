@@ -224,7 +224,7 @@ class SessionsScreen(ModalScreen[SessionChoice | None]):
     async def _search(self, said: str = "", wanted: int | None = None) -> None:
         query = self._query
         found = await self._with_store(lambda store: list(store.list(query)))
-        if found is None:
+        if found is None or not self.query(OptionList):  # the page was left meanwhile
             return
         if wanted is None:
             kept = self._chosen()
