@@ -1,6 +1,7 @@
 """Writes the checksums of tensors that stay in memory, which are compared at every opening.
 
-A CRC-32C a tensor costs a third of the SHA-256 in the manifest, and says which tensor is damaged.
+A CRC-32C a tensor costs about a quarter of the SHA-256 in the manifest, and says which tensor is
+damaged.
 """
 
 from __future__ import annotations
