@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOUNTED_AT_ONCE = 20
 """Turns of a long conversation that are made into widgets: the last ones, others on demand."""
 FAR_SCREENS = 2
-"""So many screens away from what is seen, widgets may go: a turn takes 0.3 MiB and more."""
+"""So many screens away from what is seen, widgets may go: each takes some hundred kilobytes."""
 FAR_LEAST = 8
 """Fewer widgets that are far away stay: each time that some go, the rest is laid out anew."""
 
