@@ -38,6 +38,8 @@ STEP_BYTES = 2 * MIB
 STEPS_MAX = 8
 SMALLEST = re.compile(r"the smallest that works here is (\d+) MiB")
 OPENINGS = 3
+EVALUATED_TOKENS = 512
+"""At least so many are evaluated: the prompt again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ def _bench(task: Task, ceiling_bytes: int) -> list[str]:
 
 def _eval(task: Task, ceiling_bytes: int) -> list[str]:
     text = task.directory / "text.ids"
-    text.write_text(" ".join(map(str, task.ids)) + "\n", encoding="ascii")
+    line = " ".join(map(str, task.ids)) + "\n"
+    text.write_text(line * -(-EVALUATED_TOKENS // len(task.ids)), encoding="ascii")
     return task.flashllm(ceiling_bytes, "eval", task.model, "--text", str(text))
 
 
