@@ -8,7 +8,6 @@ no plan knows. A limit that was set stays where it is. Other allocators are left
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 from collections.abc import Callable
@@ -49,6 +48,8 @@ def give_back_free_memory() -> None:
 
 def _of_libc(name: str) -> Callable[..., int] | None:
     """A function of the C library that takes and returns ints; None where there is none."""
+    import ctypes  # not at each start of a command
+
     try:
         function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):  # TypeError: Windows has no library None

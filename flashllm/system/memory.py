@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import resource
 import sys
-from collections.abc import Callable
 
 PAGE_BYTES = resource.getpagesize()
 
@@ -31,21 +29,6 @@ def _rss_by_psutil(pid: int | None) -> int:
     with contextlib.suppress(psutil.NoSuchProcess):
         return int(psutil.Process(pid).memory_info().rss)
     return 0
-
-
-def trim_heap() -> None:
-    """Gives free pages of the C library's heap back to the system, where it can do that (glibc)."""
-    _find_trim()(0)
-
-
-@functools.cache
-def _find_trim() -> Callable[[int], object]:
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-        return trim
-    return lambda _: None
 
 
 def rss_peak_bytes() -> int:

@@ -77,7 +77,7 @@ def test_what_the_user_has_set_stays(more: dict[str, str], is_set: str) -> None:
 
 
 def test_a_library_without_these_functions_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     malloc.keep_heap_flat.cache_clear()
     try:
         assert malloc.keep_heap_flat() is False

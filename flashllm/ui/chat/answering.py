@@ -12,7 +12,7 @@ from flashllm.conversations.packed_numbers import PackedNumbers
 from flashllm.conversations.tree import BROKEN_OFF
 from flashllm.engine.answer import Request, kept_numbers
 from flashllm.errors import FlashllmError, UsageError
-from flashllm.system.memory import trim_heap
+from flashllm.system.malloc import give_back_free_memory
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
@@ -329,7 +329,7 @@ class Answering:
             return
         self._uncollected = 0
         gc.collect()
-        trim_heap()
+        give_back_free_memory()
 
     def _save(self) -> None:
         turn, shown = self._turn, self._shown
