@@ -20,7 +20,7 @@ from flashllm.settings.options import (
     SAMPLING_OPTIONS,
     SESSION_OPTIONS,
 )
-from flashllm.system import memory, paths
+from flashllm.system import paths
 from flashllm.system.imports import gc_paused
 from flashllm.system.log import start_log
 
@@ -76,7 +76,7 @@ def chat(arguments: argparse.Namespace) -> int:
         check_openable(request.choice.path, wanted, plan.split["interpreter"])
 
     def library() -> Library:
-        from flashllm.engine.process.launcher import GROWTH_BYTES
+        from flashllm.engine.process.launcher import application_bytes
         from flashllm.library.library import usual_library
 
         plan = screen.activity.plan if screen.activity.phase is not Phase.CLOSED else None
@@ -87,7 +87,7 @@ def chat(arguments: argparse.Namespace) -> int:
         return usual_library(
             arguments.settings.with_flags(limits),
             used=used_models,
-            application_bytes=memory.rss_bytes() + GROWTH_BYTES,
+            application_bytes=application_bytes(),
             open_ceiling_bytes=None if plan is None else plan.ceiling_bytes,
         )
 

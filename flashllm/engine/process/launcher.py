@@ -6,6 +6,7 @@ engine plans with the rest.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from typing import TYPE_CHECKING, Unpack
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 GROWTH_BYTES = 96 << 20
 """How much the application may grow, within the ceiling: 5,000 tokens of Markdown take 60 MB."""
+LEAST_GROWTH_BYTES = 32 << 20
+"""How much it may grow at least where a model is opened later, when most that is kept is there."""
 _REMOTE = "flashllm.engine.process.client"
 
 
@@ -103,8 +106,17 @@ def open_in(
 
 
 def application_bytes() -> int:
-    """The part of a ceiling that is left to this process: what it uses now, and may grow by."""
+    """The part of a ceiling that is left to this process: what it uses now, and may grow by.
+
+    What it grew by since a model was first opened was in its part already, so that a model
+    that was open before fits again, after a lost engine for instance.
+    """
     # Modules that read the engine's numbers are loaded now, so that their memory is measured; not
     # earlier, when the application is busy with its first frame.
     importlib.import_module(_REMOTE)
+    return max(_first_part_bytes(), rss_bytes() + LEAST_GROWTH_BYTES)
+
+
+@functools.cache
+def _first_part_bytes() -> int:
     return rss_bytes() + GROWTH_BYTES
