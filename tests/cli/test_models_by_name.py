@@ -44,7 +44,7 @@ def test_show_says_what_it_is_where_it_lies_and_what_it_needs(
     assert rows["made"].startswith("from")
     assert "source, 1970-01-0" in rows["made"]
     assert rows["directory"] == str(home / "big.flash")
-    assert rows["size"] == "38.7 KiB"
+    assert rows["size"] == "38.9 KiB"
     assert rows["needs"].startswith("--memory ")
     assert main(["info", "big"]) == 0
     assert capsys.readouterr().out == told
@@ -165,7 +165,7 @@ def test_rm_asks(
     answer(True)
     assert main(["rm", "big"]) == 0
     assert not (home / "big.flash").exists()
-    assert asked == 2 * [f"remove big ({home / 'big.flash'}, 40.4 KiB)?"]
+    assert asked == 2 * [f"remove big ({home / 'big.flash'}, 40.7 KiB)?"]
 
 
 def test_rm_removes_several(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

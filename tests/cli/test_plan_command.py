@@ -137,7 +137,7 @@ def test_a_converted_model(sparse_model: Path, capsys: pytest.CaptureFixture[str
         ({"model_type": "unheard-of"}, 65, "unheard-of"),
         ({"hidden_act": "mish"}, 65, "mish"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 65, "dynamic"),
-        ({"num_key_value_heads": 5}, 65, "n_kv_heads"),
+        ({"num_key_value_heads": 5}, 65, "num_key_value_heads"),
     ],
 )
 def test_what_cannot_be_planned_is_named(

@@ -45,7 +45,7 @@ def test_models(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2] == "    made when it is opened"
     assert lines[3].split()[-2:] == ["-", str(broken)]
     assert lines[4] == "    cannot be opened: ffn.bundles: missing; convert the checkpoint again"
-    assert lines[5].split()[1:4] == ["38.7", "KiB", "f16"]
+    assert lines[5].split()[1:4] == ["38.9", "KiB", "f16"]
     assert lines[5].endswith(str(machine / "models" / "whole"))
     assert lines[7].endswith(str(machine / "home" / "models" / "own"))
     assert "bench io" in shown.err
