@@ -14,7 +14,7 @@ from tools.demo.corpus import build
 from tools.demo.export import export, load
 from tools.demo.model import Decoder, Shape
 from tools.demo.optimizer import orthogonalized
-from tools.demo.score import answer_all, is_expected, refused_right, score, unknown_right
+from tools.demo.score import answer_all, is_expected, refused_right, score
 from tools.demo.tokenizer import ASSISTANT, BOS, EOS, USER, ConversationEncoder, load_tokenizer
 from tools.demo.train import Recipe, Run
 
@@ -115,6 +115,7 @@ def test_orthogonalized_brings_singular_values_near_one() -> None:
 def test_the_judge_minds_neither_case_nor_spaces() -> None:
     assert is_expected(" Ocean (noun):  a large\nbody ", "ocean (noun): a large body")
     assert not is_expected("ocean (noun): a large", "ocean (noun): a large body")
-    assert unknown_right("I don't know the word flibber.", "I don't know the word flibbert.")
-    assert not unknown_right("flibber (noun): a thing", "I don't know the word flibber.")
+    assert refused_right("I don't know the word flibber.", "I don't know the word flibbert.")
+    assert refused_right("I know no synonym of flibber.", "I don't know the word flibber.")
+    assert not refused_right("flibber (noun): a thing", "I don't know the word flibber.")
     assert refused_right("I don't know. I know words, not places.", "")

@@ -384,7 +384,12 @@ class FakeLauncher:
         self._model = model
 
     def open(
-        self, path: str | None, on_opening: object = None, on_lost: object = None, **_: object
+        self,
+        path: str | None,
+        on_opening: object = None,
+        on_lost: object = None,
+        on_released: object = None,
+        **_: object,
     ) -> FakeModel:
         if isinstance(self._model, Exception):
             raise self._model

@@ -99,8 +99,9 @@ class Terminal:
         return {int(number): switch == b"h" for number, switch in found}
 
     def read_until(self, wanted: bytes) -> None:
-        while wanted not in self.output:
-            assert self._read(), self.output[-2000:]
+        until = time.monotonic() + 2 * WAIT_SECONDS
+        while wanted not in self.output:  # a cursor that blinks goes on writing
+            assert self._read() and time.monotonic() < until, self.output[-2000:]
 
     def shows(self, wanted: bytes, seconds: float) -> bool:
         """Whether something comes within a while."""

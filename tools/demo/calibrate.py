@@ -18,7 +18,7 @@ import argparse
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,15 @@ import torch
 
 from .batches import LEARNED_INTENTS
 from .conversations import Material, Mention
-from .corpus import SEED, load_material, write_facts, write_lines, write_questions
+from .corpus import (
+    ASKED_FACTS,
+    SEED,
+    load_asked_facts,
+    load_material,
+    write_facts,
+    write_lines,
+    write_questions,
+)
 from .judge import is_refusal, normalised, true_answers
 from .lexicon import Fact
 from .model import Decoder, Shape
@@ -156,6 +164,8 @@ def main() -> None:
     words = sampled(material, args.words, args.seed)
     invented = explained(ask, words)
     not_sure = sorted({*material.not_sure_words, *unsure, *invented})
+    asked = load_asked_facts(args.corpus)  # of the first calibration, where there are several
+    write_lines(args.corpus / ASKED_FACTS, [asdict(fact) for fact in asked])
     write_facts(args.corpus, facts)
     write_lines(args.corpus / "not_sure.txt", not_sure)
     write_questions(args.corpus, load_material(args.corpus), SEED)

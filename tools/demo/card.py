@@ -132,10 +132,11 @@ each layer, and `flashllm eval` compares answers and texts with and without them
     python -m tools.demo.card
 
 The trainer goes on from its last checkpoint; where there is more than one line of it, the plan was
-changed while it ran. Seeds: corpus 20, tokenizer 7, training {seed}. The corpus and the tokenizer
-come
-out byte for byte; training does so as far as the processor, its threads and torch's kernels are the
-same.
+changed while it ran: the steps, how often each kind of question is drawn (more single facts, later
+more unknown words), and phrasings that were added for the last line. So this model does not come
+out again byte for byte. Otherwise the corpus and the tokenizer do, and training as far as the
+processor, its threads and torch's kernels are the same. Seeds: corpus 20, tokenizer 7, training
+{seed}.
 """
 
 
@@ -181,11 +182,13 @@ def commands(stages: Sequence[dict[str, Any]]) -> str:
     """The trainer's command for each stage, with the options that are not the defaults."""
     defaults = asdict(Recipe())
     lines = []
+    is_calibrated = False
     for stage, following in zip_longest(stages, stages[1:]):
         changed = {k: v for k, v in stage["recipe"].items() if v != defaults[k]}
         options = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in changed.items())
         end = f"  # to step {following['from_step']}" if following else " --export flashllm/demo"
-        if stage is stages[-1] and len(stages) > 1:
+        if stage["is_calibrated"] and not is_calibrated:
+            is_calibrated = True
             lines.append("    python -m tools.demo.calibrate")
         lines.append(f"    python -m tools.demo.train {options}{end}")
     return "\n".join(lines)

@@ -17,9 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from .conversations import Material
-from .corpus import Sources, plainly, usual_sources, write_lines
+from .corpus import (
+    Sources,
+    load_asked_facts,
+    load_material,
+    plainly,
+    usual_sources,
+    write_lines,
+)
 from .inflection import read_irregular
-from .lexicon import Fact, find_words, make_fact, make_lexicon, more_facts, rare_words
+from .lexicon import Fact, find_words, make_fact, rare_words
 from .wordnet import WordNet
 
 KNOWN, UNKNOWN = 600, 200
@@ -72,17 +79,16 @@ def make_questions(
     ]
 
 
-def make_all(sources: Sources, words: int, known: int, unknown: int, seed: int) -> list[Any]:
+def make_all(sources: Sources, corpus: Path, seed: int) -> list[Any]:
     """Questions about words that the model knows, then about words that it does not."""
     rng = random.Random(seed)
     net = WordNet(sources.wordnet)
     found = find_words(net, sources.frequencies, read_irregular(sources.wordnet))
-    facts = make_lexicon(found, words)
-    facts += more_facts(found, facts)
-    rare = (make_fact(net, lemma) for lemma in rare_words(found, facts))
+    rare = (make_fact(net, lemma) for lemma in rare_words(found, load_asked_facts(corpus)))
     outside = [fact for fact in rare if fact is not None]
-    return make_questions(facts, known, "known word", rng) + make_questions(
-        outside, unknown, "unknown word", rng
+    known = load_material(corpus).facts
+    return make_questions(known, KNOWN, "known word", rng) + make_questions(
+        outside, UNKNOWN, "unknown word", rng
     )
 
 
@@ -90,11 +96,11 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
+    parser.add_argument("--corpus", type=Path, default=Path("build/demo/corpus"))
     parser.add_argument("--out", type=Path, default=Path("flashllm/demo/choices.jsonl"))
-    parser.add_argument("--words", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args()
-    questions = make_all(usual_sources(args.wordnet), args.words, KNOWN, UNKNOWN, args.seed)
+    questions = make_all(usual_sources(args.wordnet), args.corpus, args.seed)
     write_lines(args.out, questions)
     print(f"{len(questions)} questions, {args.out.stat().st_size:,} bytes, in {args.out}")
 

@@ -33,7 +33,7 @@ PLAN_WEIGHTS = {
     "refused": 6,
     "small_talk": 2.5,
     "task": 2,
-    "phrase": 1.5,
+    "phrase": 1,
     "statement": 1,
     "foreign": 1,
 }

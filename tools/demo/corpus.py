@@ -40,6 +40,7 @@ FOREIGN_WORDS = 400
 UNLISTED_WORDS = 30_000
 SEED = 20
 WORDS = 4500
+ASKED_FACTS = "asked_facts.jsonl"
 
 
 def plainly(material: Material, fact: Fact, rng: random.Random, intent: str) -> Turn:
@@ -138,6 +139,13 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
+def load_asked_facts(folder: Path) -> list[Fact]:
+    """All that the lexicon had before a calibration took out what the model did not learn."""
+    asked = folder / ASKED_FACTS
+    lines = read_lines(asked if asked.exists() else folder / "facts.jsonl")
+    return [Fact.from_dict(json.loads(line)) for line in lines]
+
+
 def load_material(folder: Path) -> Material:
     """What the trainer draws from, as `build` wrote it."""
     facts = [Fact.from_dict(json.loads(line)) for line in read_lines(folder / "facts.jsonl")]
@@ -202,7 +210,8 @@ def build(
     material = Material(facts, trained, several, sources.foreign)
     folder.mkdir(parents=True, exist_ok=True)
     write_facts(folder, facts)
-    (folder / "not_sure.txt").unlink(missing_ok=True)
+    for name in ("not_sure.txt", ASKED_FACTS):  # of an earlier calibration
+        (folder / name).unlink(missing_ok=True)
     write_lines(folder / "unknown.txt", trained)
     write_lines(folder / "unknown_held_out.txt", held_out)
     write_lines(folder / "phrases.txt", several)

@@ -36,10 +36,10 @@ def _canned() -> Iterable[str]:
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Texts in which a word or a number may stand where they have a place for one."""
+    """Texts in which a number, or one to three words, may stand where they have a place for one."""
+    place = re.compile(r"\\\{(w|count)\\\}")
     parts = (
-        re.sub(r"\\\{(w|count)\\\}", r"\\S+", re.escape(normalised(text))).replace("\\\\S", "\\S")
-        for text in texts
+        place.sub(lambda _: r"\S+(?: \S+){0,2}", re.escape(normalised(text))) for text in texts
     )
     return re.compile("|".join(f"(?:{part})" for part in parts))
 
@@ -55,9 +55,9 @@ def says_unknown(answer: str) -> bool:
 
 
 def is_refusal(answer: str) -> bool:
-    """Whether an answer says honestly that it has none, or is small talk."""
-    text = normalised(answer)
-    return bool(CANNED.fullmatch(text) or UNKNOWN.fullmatch(text))
+    """Whether an answer says honestly that it has none, or is small talk; nothing at all does."""
+    text = normalised(answer).removeprefix(normalised(ONLY_EXPLAINS)).strip()
+    return not text or bool(CANNED.fullmatch(text) or UNKNOWN.fullmatch(text))
 
 
 def true_answers(fact: Fact, intents: Iterable[str]) -> set[str]:
@@ -70,9 +70,10 @@ def true_answers(fact: Fact, intents: Iterable[str]) -> set[str]:
 
 
 def _nothing_known(fact: Fact) -> set[str]:
-    """Answers that say of this word that the model knows no synonym, opposite, kind or example."""
+    """Answers that say that the model knows no synonym, opposite, kind or example; no spaces."""
     bare = Fact(fact.word, fact.pos, fact.gloss)
-    return true_answers(bare, ("synonyms", "opposite", "kind", "example"))
+    answers = true_answers(bare, ("synonyms", "opposite", "kind", "example"))
+    return {answer.replace(" ", "") for answer in answers}
 
 
 def judge(answer: str, intent: str, word: str, facts: Mapping[str, Fact]) -> Verdict:
@@ -87,11 +88,9 @@ def judge(answer: str, intent: str, word: str, facts: Mapping[str, Fact]) -> Ver
         return "refused" if NOTHING_KNOWN.fullmatch(text) else "right"
     if is_refusal(answer):
         return "right" if fact is None else "refused"
-    if fact is not None and text in _nothing_known(fact):
+    if fact is not None and text.replace(" ", "") in _nothing_known(fact):
         return "refused"
-    if fact is not None and text in true_answers(fact, fact.answers()):
-        return "not asked"
-    return "not asked" if fact is None and _is_true(text, facts) else "invented"
+    return "not asked" if _is_true(text, facts) else "invented"
 
 
 def _is_true(text: str, facts: Mapping[str, Fact]) -> bool:

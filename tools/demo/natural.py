@@ -17,14 +17,16 @@ from typing import Any
 
 from flashllm import open_model
 from flashllm.engine.local import Model
+from flashllm.errors import UsageError
 
-from .corpus import load_material
+from .corpus import load_asked_facts
 from .judge import judge
 from .lexicon import Fact
 from .tokenizer import write_json
 
 QUESTIONS = Path(__file__).with_name("natural_questions.jsonl")
 ANSWER_TOKENS_MAX = 120
+TOO_LONG = "(too long a question)"
 
 
 def answered(model: Model, messages: list[dict[str, str]]) -> str:
@@ -39,7 +41,10 @@ def answered(model: Model, messages: list[dict[str, str]]) -> str:
             talk.append({"role": "assistant", "content": text})
             continue
         talk.append(message)
-        generation = model.generate(tokenizer.encode_chat(talk, previous), ANSWER_TOKENS_MAX)
+        try:
+            generation = model.generate(tokenizer.encode_chat(talk, previous), ANSWER_TOKENS_MAX)
+        except UsageError:  # longer than the context: the chat refuses it too
+            return TOO_LONG
         text = "".join(token.text for token in generation).strip()
         previous[len(talk)] = list(generation.ids)
     return text
@@ -54,6 +59,8 @@ def score(
     for question in questions:
         answer = answered(model, question["messages"])
         verdict = judge(answer, question["intent"], question["word"], facts)
+        if answer == TOO_LONG:
+            verdict = "refused"
         verdicts[question["kind"]][verdict] += 1
         if verdict != "right":
             asked = question["messages"][-1]["content"]
@@ -79,7 +86,7 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="print every answer that is not right")
     parser.add_argument("--json", type=Path, help="also write the result here")
     args = parser.parse_args()
-    facts = {fact.word.lower(): fact for fact in load_material(args.corpus).facts}
+    facts = {fact.word.lower(): fact for fact in load_asked_facts(args.corpus)}
     questions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     with open_model(args.directory, select=args.select) as model:
         result = score(model, facts, questions)

@@ -1,7 +1,7 @@
 """Scores an exported model on the held-out conversations: `python -m tools.demo.score`.
 
 Greedy answers by the plain torch decoder, many prompts at once. An answer is right when it is the
-expected one, spaces and case aside; a word outside the lexicon may be refused in any words.
+expected one, spaces and case aside; what the model shall not know may be refused in any words.
 Sparsity is the fraction of ReLU outputs that are exactly 0, over the tokens of the questions and of
 the answers given.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .export import load
-from .judge import is_refusal, normalised, says_unknown
+from .judge import NOTHING_KNOWN, is_refusal, normalised
 from .model import Decoder
 from .tokenizer import EOS, ConversationEncoder, load_tokenizer, write_json
 
@@ -41,21 +41,15 @@ def is_expected(answer: str, expected: str) -> bool:
     return normalised(answer) == normalised(expected)
 
 
-def unknown_right(answer: str, expected: str) -> bool:
-    """Whether a word outside the lexicon was answered as unknown, however it was spelt."""
-    del expected
-    return says_unknown(answer)
-
-
 def refused_right(answer: str, expected: str) -> bool:
-    """Whether a question that is not about a word was refused, in whatever words."""
+    """Whether an answer says honestly that it has none, in whatever words."""
     del expected
-    return is_refusal(answer)
+    return is_refusal(answer) or bool(NOTHING_KNOWN.fullmatch(normalised(answer)))
 
 
 def judge_for(intent: str) -> Callable[[str, str], bool]:
     """What decides, given an answer and the expected one, whether it is right."""
-    return {"unknown": unknown_right, "refused": refused_right}.get(intent, is_expected)
+    return refused_right if intent in ("unknown", "refused") else is_expected
 
 
 @torch.no_grad()

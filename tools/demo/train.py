@@ -183,6 +183,7 @@ class Run:
             "from_step": self.step,
             "recipe": asdict(self.recipe),
             "shape": asdict(self.model.shape),
+            "is_calibrated": bool(self.sampler.material.not_sure_words),
         }
         with (self.folder / "stages.jsonl").open("a", encoding="utf-8") as stream:
             print(json.dumps(stage), file=stream)
