@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flashllm.engine.process.memory_watch import OnReleased
     from flashllm.engine.protocol import OnOpening
 
-GROWTH_BYTES = 96 << 20
+GROWTH_BYTES = 80 << 20
 """How much the application may grow, within the ceiling: 5,000 tokens of Markdown take 60 MB."""
 LEAST_GROWTH_BYTES = 32 << 20
 """How much it may grow at least where a model is opened later, when most that is kept is there."""
