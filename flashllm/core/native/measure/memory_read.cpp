@@ -171,8 +171,8 @@ Part part_of(const Buffer& buffer, int index, int parts) {
   const auto begin = [&](int part) {
     const uint64_t shared = lines / static_cast<uint64_t>(parts) * static_cast<uint64_t>(part);
     const uint64_t rest = lines % static_cast<uint64_t>(parts);
-    return buffer.data() +
-           (shared + std::min<uint64_t>(rest, static_cast<uint64_t>(part))) * kLineBytes;
+    const uint64_t line = shared + std::min<uint64_t>(rest, static_cast<uint64_t>(part));
+    return buffer.data() + std::min<uint64_t>(line * kLineBytes, buffer.size());
   };
   return {begin(index), begin(index + 1)};
 }
@@ -219,8 +219,9 @@ int64_t stream_read_ns(Buffer* buffer, int threads) {
   pool.run(threads, [&](int index) { make_real(part_of(*buffer, index, threads)); });
   return best_pass_ns(&pool, threads, [&](int index) {
     const Part part = part_of(*buffer, index, threads);
-    return sum(reinterpret_cast<const uint64_t*>(part.first),
-               reinterpret_cast<const uint64_t*>(part.last));
+    const auto* words = reinterpret_cast<const uint64_t*>(part.first);
+    // Whole words only: what lies behind the end of a buffer is not its own.
+    return sum(words, words + static_cast<size_t>(part.last - part.first) / sizeof(uint64_t));
   });
 }
 
