@@ -151,10 +151,11 @@ FUZZ_CORE := $(filter-out planted,$(patsubst tests/fuzz/native/fuzz_%.cpp,%,$(wi
 fuzz: $(TEST_STAMP)
 	@$(MAKE) --no-print-directory -j2 SECONDS=$(SECONDS) SEED=$(SEED) fuzz-core fuzz-parsers
 
+# Ninja would look for the job server of the make above, whose files are closed here.
 fuzz-core: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(FUZZ) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DFLASHLLM_FUZZ=ON -DFLASHLLM_WERROR=$(WERROR) -DFLASHLLM_SANITIZE=address,undefined >/dev/null
-	@$(BIN)/cmake --build $(FUZZ) >$(FUZZ)/build.log || { cat $(FUZZ)/build.log; exit 1; }
+	@env -u MAKEFLAGS $(BIN)/cmake --build $(FUZZ) >$(FUZZ)/build.log || { cat $(FUZZ)/build.log; exit 1; }
 	@tests/fuzz/native/run.sh $(FUZZ) $(SECONDS) $(SEED) $(FUZZ_CORE)
 
 fuzz-parsers: $(TEST_STAMP)
