@@ -59,7 +59,10 @@ def test_of_flash_nothing_is_said_where_it_is_unknown() -> None:
     [(100_000, 20, 512, 5120), (100_000, 20, 4096, 4096), (10, 5, 512, 512), (0, 0, 512, 512)],
 )
 def test_mean_read(nbytes: int, reads: int, alignment: int, expected: int) -> None:
-    assert mean_read_bytes(ReaderCounts(nbytes, 0, reads, 0, 0, 0, 0, 0, 0), alignment) == expected
+    assert (
+        mean_read_bytes(ReaderCounts(nbytes, 0, reads, 0, 0, 0, 0, 0, 0, 0, 0), alignment)
+        == expected
+    )
 
 
 def probe_of(path: Path, ceiling_bytes: int = ROOMY_BYTES) -> MachineProbe:

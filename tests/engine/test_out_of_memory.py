@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-import flashllm
 from flashllm import core
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import OutOfMemory
@@ -105,40 +102,6 @@ def test_opening_that_gets_no_memory_opens_later(
                 open_model(sparse_model)
     with open_model(sparse_model) as model:
         assert answer(model) == expected
-
-
-LIMITED = """
-import resource, sys
-import flashllm
-from flashllm.errors import OutOfMemory
-from flashllm.system import malloc
-malloc.MMAP_THRESHOLD_BYTES = 4096  # so that each activation of a small model is mapped
-prompt = [5 + number % 80 for number in range(120)]
-with flashllm.open_model(sys.argv[1], context=128) as model:
-    expected = model.generate(prompt, 4).complete().ids
-    model.forget()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken, hard))
-    try:
-        model.generate(prompt, 4).complete()
-        print("no error")
-    except OutOfMemory as error:
-        print(error)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    print(model.generate(prompt, 4).complete().ids == expected)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
-def test_a_limit_of_addresses_ends_an_answer_and_not_the_engine(sparse_model: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(sparse_model)],
-        capture_output=True, text=True, check=True, cwd=Path(flashllm.__file__).parents[1],
-    )  # fmt: skip
-    said, is_same = done.stdout.splitlines()[-2:]
-    assert "while computing (`ulimit -v` allows" in said
-    assert is_same == "True"
 
 
 def test_torch_fails_with_these_words() -> None:

@@ -52,7 +52,7 @@ def run(
         "token_ids": ids,
         "tokens": tokens,
         "process": NOTHING,
-        "reader": ReaderCounts(0, 0, 0, 0, 0, 0, 0, 0, 0),
+        "reader": ReaderCounts(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
         "latencies": Latencies(np.zeros(BINS, np.uint64)),
         "rss_peak_bytes": 1 << 20,
         "stolen_share": None,

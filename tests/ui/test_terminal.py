@@ -101,7 +101,8 @@ class Terminal:
     def read_until(self, wanted: bytes) -> None:
         until = time.monotonic() + 2 * WAIT_SECONDS
         while wanted not in self.output:  # a cursor that blinks goes on writing
-            assert self._read() and time.monotonic() < until, self.output[-2000:]
+            assert time.monotonic() < until, self.output[-2000:]
+            assert self._read(), self.output[-2000:]
 
     def shows(self, wanted: bytes, seconds: float) -> bool:
         """Whether something comes within a while."""
