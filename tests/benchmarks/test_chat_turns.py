@@ -75,7 +75,8 @@ class FakeTerminal:
                 connection.execute("INSERT INTO turn VALUES ('assistant', 'stop')")
         return self._answers
 
-    def shown(self, _bytes: int) -> str:
+    @property
+    def last_words(self) -> str:
         return "killed"
 
     def forget(self) -> None:

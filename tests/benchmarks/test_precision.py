@@ -37,7 +37,8 @@ def test_each_precision_is_laid_beside_the_first_by_the_measures_of_eval(
     assert other["text"]["dense"]["ratio"] == pytest.approx(
         other["text"]["dense"]["perplexity"] / dense["perplexity"]
     )
-    assert 2 * other["flash_bytes"] == pytest.approx(first["flash_bytes"], rel=0.01)
+    # Half, and what pads the demo's bundles of 640 bytes and their scales up to whole blocks.
+    assert first["flash_bytes"] / 2 <= other["flash_bytes"] < 0.7 * first["flash_bytes"]
     assert 3 * other["resident_bytes"] < first["resident_bytes"]
 
     directory = tmp_path / "again"
