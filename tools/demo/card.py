@@ -24,12 +24,12 @@ TRAINED_ON = "two shared cores"
 TEXT = """\
 # The demo model: a dictionary companion
 
-A small OPT-architecture language model with ReLU, trained by this project. It knows the {words:,}
-commonest words of modern English that WordNet has: what each means, its part of speech, synonyms,
-its opposite, what it is a kind of, an example, its spelling, in one turn or several. It takes
-plurals and other forms for their word, minds no capitals, and asks "Did you mean ...?" for common
-misspellings. For other words, and for questions that are not about words, it says that it does not
-know. It knows nothing else, and repeats WordNet rather than reason about it.
+A small OPT-architecture language model with ReLU, trained by this project. It knows {words:,} of
+the commonest words of modern English that WordNet has: what each means, its part of speech,
+synonyms, its opposite, what it is a kind of, an example, its spelling, in one turn or several. It
+takes plurals and other forms for their word, minds no capitals, and asks "Did you mean ...?" for
+some misspellings. For most other words, and for questions that are not about words, it says that
+it does not know. It knows nothing else, and repeats WordNet rather than reason about it.
 
 ## Files
 
