@@ -20,6 +20,7 @@ from tests.support.faults import (
     READ_FAULTS,
     REFUSE_DIRECT,
     TOKENS,
+    Failure,
     answer,
     check_handles,
     check_slots,
@@ -111,19 +112,19 @@ def test_direct_reads_that_must_be_are_not_given_up(
 def test_opening_survives_every_read(sparse_model: Path, faults: FaultyReads, code: int) -> None:
     """Of resident weights and predictors; the other files are read by Python, under the shim."""
     open_model(sparse_model).close()
-    before, errors, fired = handles(), list[FlashllmError](), 1
+    before, failures, fired = handles(), list[Failure](), 1
     while fired:
-        faults.arm(code, len(errors) + 1, for_ever=True)
+        faults.arm(code, len(failures) + 1, for_ever=True)
         try:
             open_model(sparse_model).close()
         except FlashllmError as problem:
-            errors.append(problem)
+            failures.append(Failure.of(problem))
         fired = faults.disarm()
         check_handles(before)
-    assert len(errors) >= 2  # each of the two files is a read, and more if it is large
-    for error in errors:
-        assert str(sparse_model) in str(error)
-        assert code < 0 or type(error) is ReadFailed
+    assert len(failures) >= 2  # each of the two files is a read, and more if it is large
+    for failure in failures:
+        assert str(sparse_model) in failure.words
+        assert code < 0 or failure.kind is ReadFailed
     with open_model(sparse_model) as model:
         assert len(answer(model)) == TOKENS
         check_slots(model)

@@ -109,7 +109,8 @@ def check_handles(before: tuple[int, int], where: object = "") -> None:
     deadline = time.monotonic() + SECONDS
     while handles() != before and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert handles() == before, where
+    now = handles()
+    assert now == before, f"{now} descriptors and threads, {before} before {where}"
 
 
 def answer(model: Model) -> list[int]:

@@ -90,7 +90,7 @@ async def test_no_map_is_made_while_nobody_looks() -> None:
         assert app.query_one(NeuronMapView).display
         looked = model.maps_made
         await ask(pilot, "more")
-        assert model.maps_made > looked
+        await until(pilot, lambda: model.maps_made > looked)
         await pilot.press("f3")
         made = model.maps_made
         await ask(pilot, "again")
