@@ -99,8 +99,10 @@ def _load(
     on_loading: OnLoading | None,
 ) -> tuple[Decoder, Plan, Store]:
     malloc.keep_heap_flat()
-    store = Store(directory, options.verify or DEFAULT_VERIFY)
-    try:
+    # Who keeps an error keeps its frames, and what is open in them.
+    with contextlib.ExitStack() as opened:
+        store = Store(directory, options.verify or DEFAULT_VERIFY)
+        opened.callback(store.close)
         check_runnable(store)
         chosen = choose_selector(store, options.select)
         sizes = replace(model_sizes(store, chosen), application=options.application_bytes)
@@ -112,13 +114,13 @@ def _load(
         store.check_small_files()
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
         kernels = core.open_kernels(KERNEL_THREADS)
+        opened.callback(kernels.close)
         on_read = _counting(store, chosen, on_loading)
         resident = store.load_resident(direct, on_read)
         selector = make_selector(store, chosen, kernels, direct, on_read)
-        return Decoder(store, resident, selector, plan, kernels), plan, store
-    except BaseException:
-        store.close()
-        raise
+        decoder = Decoder(store, resident, selector, plan, kernels)
+        opened.pop_all()
+        return decoder, plan, store
 
 
 def _counting(store: Store, select: str, on_loading: OnLoading | None) -> OnRead:
