@@ -13,6 +13,7 @@ import torch
 
 from flashllm import core
 from flashllm.engine.leftovers import left_bytes
+from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.raw_tensor import RawTensor
@@ -37,6 +38,8 @@ from flashllm.planning.plan import Plan, Sizes, make_plan
 from flashllm.system import malloc, right_of_way
 from flashllm.system.allocation import allocation_errors
 from flashllm.system.memory import rss_bytes
+from flashllm.system.memory_limit import container_limit_bytes
+from flashllm.units import MIB
 
 OnLoading = Callable[[int, int], None]
 """Called with the bytes that were read of a model's files while it is opened, and with all."""
@@ -106,10 +109,7 @@ def _load(
         check_runnable(store)
         chosen = choose_selector(store, options.select)
         sizes = replace(model_sizes(store, chosen), application=options.application_bytes)
-        memory = options.memory
-        if memory is None and not least:
-            memory = usual_ceiling(sizes.interpreter) + options.application_bytes
-        plan = make_plan(store.spec, sizes, options.having(memory=memory, select=chosen), profile)
+        plan = _plan(store, sizes, options.having(select=chosen), profile, least)
         direct = options.direct
         store.check_small_files()
         store.open_reader(direct, plan.io_threads, plan.gap_bytes)
@@ -121,6 +121,23 @@ def _load(
         decoder = Decoder(store, resident, selector, plan, kernels)
         opened.pop_all()
         return decoder, plan, store
+
+
+def _plan(
+    store: Store, sizes: Sizes, options: ModelOptions, profile: Profile | None, least: bool
+) -> Plan:
+    """The plan for a ceiling: the one asked for, or the usual one of this machine or container."""
+    if options.memory is not None or least:
+        return make_plan(store.spec, sizes, options, profile)
+    usual = usual_ceiling(sizes.interpreter, options.application_bytes)
+    try:
+        return make_plan(store.spec, sizes, options.having(memory=usual), profile)
+    except MemoryCeilingTooSmall as problem:
+        limit = container_limit_bytes()
+        if limit is None or limit >= problem.smallest_bytes:
+            raise
+        words = f"{problem}. The limit of this container is {limit / MIB:.0f} MiB: raise it first"
+        raise MemoryCeilingTooSmall(words, problem.smallest_bytes) from None
 
 
 def _counting(store: Store, select: str, on_loading: OnLoading | None) -> OnRead:

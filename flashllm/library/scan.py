@@ -53,7 +53,7 @@ class Conditions:
         """The ceiling for which speeds are expected."""
         if self.options.memory is not None or self.interpreter_bytes is None:
             return self.options.memory
-        return usual_ceiling(self.interpreter_bytes) + self.options.application_bytes
+        return usual_ceiling(self.interpreter_bytes, self.options.application_bytes)
 
     def scenario(
         self,

@@ -15,18 +15,24 @@ from flashllm.options import SELECTORS, Select
 from flashllm.planning.activation_stats import Activity, recorded
 from flashllm.planning.plan import Sizes
 from flashllm.spec import ModelSpec
-from flashllm.system.memory_limit import available_bytes
+from flashllm.system.memory_limit import available_bytes, container_limit_bytes
 
 AVAILABLE_SHARE = 0.75
 """Without a ceiling, the part of the memory available now that a model may take."""
+CONTAINER_SHARE = 0.95
+"""Of a container's limit, at most. The rest is for the kernel and for other processes."""
 
 
-def usual_ceiling(interpreter_bytes: int) -> int:
+def usual_ceiling(interpreter_bytes: int, application_bytes: int = 0) -> int:
     """The default ceiling: a share of what this machine, or this container, has left.
 
-    A process takes `interpreter_bytes` before a model is loaded.
+    A process takes `interpreter_bytes` before a model is loaded, an application beside it
+    `application_bytes`. Libraries that other containers share may count for none of them, and so
+    leave more than the limit; the ceiling is for all, and below it.
     """
-    return interpreter_bytes + int(available_bytes() * AVAILABLE_SHARE)
+    usual = interpreter_bytes + application_bytes + int(available_bytes() * AVAILABLE_SHARE)
+    limit = container_limit_bytes()
+    return usual if limit is None else min(usual, int(limit * CONTAINER_SHARE))
 
 
 def check_runnable(store: Store) -> None:

@@ -93,7 +93,7 @@ def test_the_least_memory_has_room_for_the_application(models: Path) -> None:
 
 
 def test_the_usual_ceiling_is_that_of_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashllm.library.scan.usual_ceiling", lambda interpreter: interpreter + 1)
+    monkeypatch.setattr("flashllm.library.scan.usual_ceiling", lambda *parts: sum(parts) + 1)
     assert Conditions(200, ModelOptions(application_bytes=30)).ceiling_bytes == 231
     assert Conditions(200, ModelOptions(application_bytes=30, memory=7)).ceiling_bytes == 7
     assert Conditions(None, ModelOptions(application_bytes=30)).ceiling_bytes is None
