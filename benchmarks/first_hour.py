@@ -27,7 +27,7 @@ from flashllm.bench.header import machine
 from tests.support.hub_server import serving
 
 REPOSITORY = Path(__file__).parents[1]
-FIELD, READY = "something; / for commands", "ready"
+FIELD, READY, ONE_MODEL = "something; / for commands", "ready", "1 of 1 models"
 QUESTIONS = (
     "hi",
     "what is a lake?",
@@ -103,14 +103,15 @@ class Newcomer:
             shlex.split(line), capture_output=True, text=True, cwd=directory, env=self.environment
         )
         seconds = time.monotonic() - began
-        said = self._without_paths(done.stderr + done.stdout)
+        said = self.without_paths(done.stderr + done.stdout)
         if done.returncode:
             raise SystemExit(f"first_hour: `{line}` ended with {done.returncode}:\n{said}")
         title = shown or line.replace(".venv/bin/", "")
         self.transcript.add(f"`{title}`", seconds, said or "(nothing is printed)")
         return done.stdout
 
-    def _without_paths(self, text: str) -> str:
+    def without_paths(self, text: str) -> str:
+        """A text whose paths begin in the newcomer's home."""
         return text.replace(str(self.project), "~/flashllm").replace(str(self.folder), "~")
 
     @contextmanager
@@ -129,8 +130,8 @@ class Newcomer:
         chat.ask(question)
         return time.monotonic() - began
 
-    def last_conversation(self) -> list[dict[str, str]]:
-        """Messages of the conversation that was saved last."""
+    def last_answers(self) -> list[str]:
+        """Those of the conversation that was saved last."""
         flashllm = str(self.project / ".venv/bin/flashllm")
 
         def said(*arguments: str) -> str:
@@ -142,29 +143,31 @@ class Newcomer:
         newest = said("list").splitlines()
         number = next(line.split()[0] for line in newest if line.split()[0].isdigit())
         record = json.loads(said("export", number))
-        messages: list[dict[str, str]] = record["messages"]
-        return messages
+        return [turn["text"] for turn in record["turns"] if turn["role"] == "assistant"]
 
 
-def chat_on_the_demo(newcomer: Newcomer) -> None:
-    """`make chat`, ten questions, F5."""
+def chat_on_the_demo(newcomer: Newcomer, line: str = "make chat") -> None:
+    """Opens the chat, asks ten questions, presses F5."""
     began = time.monotonic()
-    with newcomer.terminal("make chat") as terminal:
+    with newcomer.terminal(line) as terminal:
         opened = time.monotonic() - began
-        newcomer.transcript.add("`make chat`, to the field of the question", opened, "ready")
+        newcomer.transcript.add(f"`{line}`, to the model being ready", opened, READY)
         chat = ChatTurns(terminal, newcomer.database)
         times = [newcomer.ask(chat, question) for question in QUESTIONS]
-        since, pressed = terminal.position, terminal.type(F5)
-        terminal.wait_for("demo", since)
-        shown = time.monotonic() - pressed
+        terminal.forget()
+        shown = -terminal.type(F5)
+        shown += terminal.wait_for(ONE_MODEL)
+        terminal.read(0.5)
+        models = terminal.last_words.replace("─", "").split(ONE_MODEL)[-1]
         terminal.type(ESCAPE)
         terminal.read(0.5)
         terminal.type(CTRL_Q)
         terminal.process.wait(timeout=ANSWER_SECONDS)
-    answers = [m["content"] for m in newcomer.last_conversation() if m["role"] == "assistant"]
-    for question, answer, whole in zip(QUESTIONS, answers, times, strict=True):
+    for question, answer, whole in zip(QUESTIONS, newcomer.last_answers(), times, strict=True):
         newcomer.transcript.add(f"“{question}”", whole, answer)
-    newcomer.transcript.add("F5, the list of models", shown, "(a screen)")
+    newcomer.transcript.add(
+        "F5, the list of models", shown, newcomer.without_paths(ONE_MODEL + models)
+    )
 
 
 def chat_on_a_pulled_model(newcomer: Newcomer) -> None:
@@ -174,17 +177,16 @@ def chat_on_a_pulled_model(newcomer: Newcomer) -> None:
         newcomer.environment["HF_ENDPOINT"] = hub.address
         newcomer.command(".venv/bin/flashllm pull org/dictionary --dry-run")
         newcomer.command(".venv/bin/flashllm pull org/dictionary")
-    newcomer.command(".venv/bin/flashllm convert org/dictionary dictionary.flash")
+    newcomer.command(".venv/bin/flashllm convert org/dictionary")
     began = time.monotonic()
-    with newcomer.terminal(".venv/bin/flashllm chat dictionary.flash") as terminal:
+    with newcomer.terminal(".venv/bin/flashllm chat dictionary") as terminal:
         opened = time.monotonic() - began
-        newcomer.transcript.add("`flashllm chat dictionary.flash`", opened, "ready")
+        newcomer.transcript.add("`flashllm chat dictionary`", opened, READY)
         chat = ChatTurns(terminal, newcomer.database)
         whole = newcomer.ask(chat, "What does river mean?")
         terminal.type(CTRL_Q)
         terminal.process.wait(timeout=ANSWER_SECONDS)
-    answer = newcomer.last_conversation()[-1]["content"]
-    newcomer.transcript.add("“What does river mean?”", whole, answer)
+    newcomer.transcript.add("“What does river mean?”", whole, newcomer.last_answers()[-1])
 
 
 def first_hour(folder: Path, repository: str) -> Transcript:
