@@ -179,12 +179,23 @@ def test_rm_removes_several(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [path.name for path in home.iterdir()] == ["second"]
 
 
-def test_the_demo_is_not_removed_nor_renamed(
-    demo: Path, capsys: pytest.CaptureFixture[str]
+def test_the_demo_is_removed_and_made_again(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command in (["rm", "demo", "--yes"], ["rm", str(demo), "--yes"], ["mv", "demo", "mine"]):
-        assert main(command) == 2
-        assert "comes with flashllm" in capsys.readouterr().err
+    copy = tmp_path / demo.name
+    monkeypatch.setattr("flashllm.convert.demo_directory", lambda: copy)
+    assert main(["rm", "demo", "--yes"]) == 66
+    assert "made when it is opened" in capsys.readouterr().err
+    for name in ("demo", str(copy)):
+        shutil.copytree(demo, copy)
+        assert main(["rm", name, "--yes"]) == 0
+        assert "it is made again when it is opened" in capsys.readouterr().err
+        assert not copy.exists()
+
+
+def test_the_demo_is_not_renamed(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mv", "demo", "mine"]) == 2
+    assert "comes with flashllm" in capsys.readouterr().err
     assert (demo / "manifest.json").exists()
 
 

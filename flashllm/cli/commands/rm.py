@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flashllm.cli.shared.confirm import add_yes, agreed
 from flashllm.cli.shared.output import remark
-from flashllm.errors import UsageError
+from flashllm.errors import ModelNotFound
 from flashllm.units import format_bytes
 
 RM_EXAMPLES = """\
@@ -15,6 +15,7 @@ examples:
   flashllm rm big                               after asking; the checkpoint stays
   flashllm rm ~/old.flash big --yes             without asking
 Only the files of the models go. What else lies in their directories stays, and so do conversations.
+The demo can go too: it is made again when it is opened, also where it was damaged.
 """
 
 
@@ -25,21 +26,28 @@ def rm(arguments: argparse.Namespace) -> int:
 
     names = usual_names()
     for model in [names.find(text) for text in arguments.models]:
-        if model.choice.path is None:
-            raise UsageError(
-                f"{model.name}: comes with flashllm, and is made again when it is opened"
-            )
-        directory = model.choice.path
+        directory = model.path or _demo_directory()
         size = sum(_bytes(directory / name) for name in own_files(directory))
         what = f"{model.name} ({directory}, {format_bytes(size)})"
         if not arguments.yes and not agreed(f"remove {what}?"):
             remark(f"{model.name} was kept")
             continue
         left = remove_model(directory)
-        remark(f"removed {what}")
+        again = "; it is made again when it is opened" if model.choice.path is None else ""
+        remark(f"removed {what}{again}")
         if left:
             remark(f"{directory}: other files stay there: {', '.join(left)}")
     return 0
+
+
+def _demo_directory() -> Path:
+    """Where the converted demo is; `ModelNotFound` where it is not made yet."""
+    from flashllm.convert import demo_directory
+
+    directory = Path(demo_directory())
+    if not directory.exists():
+        raise ModelNotFound("demo: is not there yet; it is made when it is opened")
+    return directory
 
 
 def _bytes(path: Path) -> int:
