@@ -43,9 +43,10 @@ def _percent(counts: object) -> float:
 
 
 def native_counts(build: Path, root: Path) -> dict[str, FileCounts]:
-    """By path below `root`, from the .gcda files in a folder; branches of exceptions apart.
+    """By path below `root`, from the .gcda files in a folder; what exceptions alone reach apart.
 
-    Every call can throw, at least for lack of memory: those branches say nothing of checks.
+    Every call can throw, at least for lack of memory: those branches say nothing of checks. Neither
+    do lines that only end a block and were not run: all they have is what throwing destroys.
     """
     files: dict[str, FileCounts] = defaultdict(FileCounts)
     for data in sorted(build.rglob("*.gcda")):
@@ -56,7 +57,15 @@ def native_counts(build: Path, root: Path) -> dict[str, FileCounts]:
                 path = (data.parent / one["file"]).resolve()
                 if path.is_relative_to(root):
                     _add(files[str(path.relative_to(root))], one["lines"])
+    for path, counts in files.items():
+        _drop_ends_of_blocks(counts, (root / path).read_text().splitlines())
     return dict(files)
+
+
+def _drop_ends_of_blocks(counts: FileCounts, source: list[str]) -> None:
+    for line in counts.missing_lines:
+        if source[line - 1].strip() == "}":
+            del counts.lines[line]
 
 
 def _add(counts: FileCounts, lines: list[dict[str, object]]) -> None:

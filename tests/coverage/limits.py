@@ -8,8 +8,12 @@ CHECKING_NATIVE = tuple(
     for name in (
         "base/checked.h",
         "cache/slot_table.cpp",
+        "io/buffer.cpp",
+        "io/bundle_checks.cpp",
         "io/read_plan.cpp",
+        "kernels/attention.cpp",
         "kernels/dtype.cpp",
+        "kernels/kernels.cpp",
         "kernels/rows.cpp",
         "kernels/rows.h",
         "kernels/selection.cpp",

@@ -70,6 +70,31 @@ def test_counts_of_gcov(tmp_path: Path) -> None:
     assert native_counts(tmp_path, tmp_path)["one.cpp"].missing_branches == [4]
 
 
+BLOCKS = """\
+#include <stdexcept>
+#include <string>
+std::string made(int count) {
+  std::string text(count, 'x');
+  if (count > 5) throw std::runtime_error(text);
+  return text;
+}
+int unused() {
+  return 1;
+}
+int main(int count, char**) { return made(count).size() == 1 ? 0 : unused(); }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("gcov") or not shutil.which("g++"), reason="no gcov here")
+def test_the_end_of_a_block_is_no_line_that_was_missed(tmp_path: Path) -> None:
+    (tmp_path / "one.cpp").write_text(BLOCKS)
+    subprocess.run(["g++", "--coverage", "one.cpp"], cwd=tmp_path, check=True)
+    subprocess.run(["./a.out"], cwd=tmp_path, check=True)
+    counts = native_counts(tmp_path, tmp_path)["one.cpp"]
+    assert counts.missing_lines == [8, 9]
+    assert counts.lines[6] == 1
+
+
 def test_the_limits_name_files_that_exist() -> None:
     for path in (*CHECKING_NATIVE, *CHECKING_PYTHON):
         assert (command.ROOT / path).is_file()

@@ -228,6 +228,10 @@ def test_directories_that_are_no_converted_model(tmp_path: Path) -> None:
         read_manifest(tmp_path / "absent")
     with pytest.raises(LayoutError, match="not a converted model"):
         read_manifest(tmp_path)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(LayoutError, match=r"model\.gguf: not a converted model"):
+        read_manifest(file)
     source = write_checkpoint(tmp_path / "source")
     with pytest.raises(LayoutError, match=f"first: flashllm convert {source}"):
         read_manifest(source)

@@ -24,6 +24,7 @@ def test_an_object_is_read() -> None:
         (b"", "not valid JSON"),
         (b"\xff{}", "not valid JSON"),
         (b'{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs twice"),
+        (b'{"a": 1, "b": 2, "c": {"d": 3, "b": 1, "b": 2}}', "the key 'b' occurs twice"),
         (b'{"a": NaN}', "NaN is not a number"),
         (b'{"a": -Infinity}', "-Infinity is not a number"),
         (b'{"a":' * 9 + b"1" + b"}" * 9, "nest too deep"),

@@ -166,9 +166,37 @@ TEST_BACKENDS(reads_that_are_not_whole_bundles_are_refused) {
   read(reader.get(), model, 11, 1);
 }
 
+TEST(batches_of_whole_bundles_are_told_from_all_others) {
+  const Model model(1536);
+  const BundleChecks checks(model.file, model.expected, false);
+  const auto end = static_cast<int64_t>(model.bytes.size());
+  for (const int64_t length : {-1536, 0, 1, 1535, 1536, 1537, 3072, 12 * 1536, 13 * 1536}) {
+    for (int64_t offset = -1536 * 2; offset <= end + 1536; offset += 256) {
+      const bool is_whole = offset >= int64_t{kDataOffset} && offset + length <= end &&
+                            length > 0 && length % 1536 == 0 &&
+                            (offset - int64_t{kDataOffset}) % 1536 == 0;
+      const std::vector<int64_t> offsets = {model.offset(0), offset};
+      const Batch batch = {offsets.data() + 1, nullptr, 1, length};
+      if (is_whole) {
+        checks.check_batch(batch);
+        continue;
+      }
+      CHECK_THROWS(std::invalid_argument, "not whole bundles", checks.check_batch(batch));
+      CHECK_THROWS(std::invalid_argument, "not whole bundles",
+                   checks.check_batch({offsets.data(), nullptr, 2, length}));
+    }
+  }
+}
+
 TEST(checks_that_do_not_fit_are_refused) {
   const Model model(1536);
   BundleFile file = model.file;
+  file.bundle_bytes = 0;
+  CHECK_THROWS(std::invalid_argument, "of 0 bytes", BundleChecks(file, model.expected, false));
+  file = model.file;
+  file.bundles_per_layer = uint64_t{1} << 32;
+  CHECK_THROWS(std::invalid_argument, "whole layers of 4294967296", BundleChecks(file, {}, false));
+  file = model.file;
   file.bundle_bytes = 1537;
   CHECK_THROWS(std::invalid_argument, "stride", BundleChecks(file, model.expected, false));
   file = model.file;
@@ -179,9 +207,15 @@ TEST(checks_that_do_not_fit_are_refused) {
   file = model.file;
   file.stride = uint64_t{1} << 62;
   CHECK_THROWS(std::out_of_range, "64 bits", BundleChecks(file, model.expected, false));
-  const auto reader = model.open(Backend::threads, false);
-  read(reader.get(), model, 0, 1);
-  CHECK_THROWS(
-      std::invalid_argument, "first batch",
-      reader->verify_bundles(std::make_unique<BundleChecks>(model.file, model.expected, false)));
+  const auto read_before = model.open(Backend::threads, false);
+  read(read_before.get(), model, 0, 1);
+  const auto checked_before = model.open(Backend::threads, false);
+  Reader plain({std::make_unique<MemorySource>(model.bytes, 512), ""}, "name",
+               {3, 2048, 8192, Backend::threads});
+  read(&plain, model, 0, 1);
+  for (Reader* reader : {read_before.get(), checked_before.get(), &plain}) {
+    CHECK_THROWS(
+        std::invalid_argument, "first batch",
+        reader->verify_bundles(std::make_unique<BundleChecks>(model.file, model.expected, false)));
+  }
 }

@@ -1,7 +1,10 @@
 // Checked arithmetic, buffers, checksums and the plan of reads.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "buffer.h"
 #include "checked.h"
@@ -58,6 +61,36 @@ TEST(buffer_refuses_what_is_no_size) {
   CHECK_THROWS(std::bad_alloc, "", Buffer(std::numeric_limits<int64_t>::max()));
 }
 
+TEST(buffer_discards_whole_pages_and_nothing_else) {
+  const int64_t size = 5 * 4096 - 100;
+  const std::vector<int64_t> edges = {0, 1, 4095, 4096, 4097, 8192, 3 * 4096 + 7, 4 * 4096, size};
+  for (const int64_t begin : edges) {
+    for (const int64_t end : edges) {
+      if (end < begin) continue;
+      Buffer buffer(size);
+      std::memset(buffer.data(), 9, buffer.size());
+      buffer.discard(begin, end - begin);
+      for (int64_t i = 0; i < size; ++i) {
+        const int64_t page = i / 4096 * 4096;
+        const bool is_gone = page >= begin && page + 4096 <= end;
+        CHECK(buffer.data()[i] == (is_gone ? 0 : 9));
+      }
+    }
+  }
+}
+
+TEST(buffer_discards_nothing_outside) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  Buffer buffer(8192);
+  std::memset(buffer.data(), 9, buffer.size());
+  const std::vector<std::pair<int64_t, int64_t>> wrong = {{-4096, 8192}, {0, -1},    {0, 8193},
+                                                          {8193, 0},     {1, kMost}, {kMost, 1}};
+  for (const auto& [begin, nbytes] : wrong) {
+    CHECK_THROWS(std::invalid_argument, "of a buffer of 8192", buffer.discard(begin, nbytes));
+  }
+  for (size_t i = 0; i < buffer.size(); ++i) CHECK(buffer.data()[i] == 9);
+}
+
 TEST(crc_matches_published_vectors) {
   const std::vector<uint8_t> zeros(32, 0);
   const std::vector<uint8_t> ones(32, 0xFF);
@@ -99,8 +132,26 @@ TEST(bundle_numbers_end_at_32_bits) {
   CHECK(bundle_checksums(data.data(), 128, 64, 64, {id.data(), 0, 0xFFFFFFFE}).size() == 2);
   CHECK_THROWS(std::invalid_argument, "32 bits",
                bundle_checksums(data.data(), 128, 64, 64, {id.data(), 0, 0xFFFFFFFF}));
-  CHECK_THROWS(std::invalid_argument, "whole strides",
-               bundle_checksums(data.data(), 127, 64, 64, {id.data(), 0, 0}));
+  CHECK(bundle_checksums(data.data(), 0, 64, 64, {id.data(), 0, 0xFFFFFFFF}).empty());
+}
+
+TEST(checksums_are_of_bundles_within_their_strides) {
+  const std::vector<uint8_t> data(128);
+  const std::vector<uint8_t> id(16);
+  for (const size_t size : {0, 1, 63, 64, 65, 127, 128}) {
+    for (int64_t stride = -1; stride < 130; ++stride) {
+      for (const int64_t bundle : {int64_t{-1}, int64_t{0}, int64_t{1}, stride, stride + 1}) {
+        const auto sums = [&] {
+          return bundle_checksums(data.data(), size, stride, bundle, {id.data(), 0, 0}).size();
+        };
+        if (bundle >= 1 && bundle <= stride && static_cast<int64_t>(size) % stride == 0) {
+          CHECK(sums() == size / static_cast<size_t>(stride));
+        } else {
+          CHECK_THROWS(std::invalid_argument, "expected whole strides", sums());
+        }
+      }
+    }
+  }
 }
 
 TEST(plan_sorts_and_merges_within_the_gap) {
@@ -120,6 +171,21 @@ TEST(plan_never_exceeds_the_size_of_a_read) {
     const Piece& first = split.pieces[run.first];
     const Piece& last = split.pieces[run.first + run.count - 1];
     CHECK(last.offset + last.length - first.offset <= 4096);
+  }
+}
+
+TEST(plan_never_has_more_pieces_in_a_run_than_a_read_takes) {
+  for (const int64_t count : {1, 255, 256, 257, 512, 600}) {
+    std::vector<int64_t> offsets;
+    for (int64_t i = 0; i < count; ++i) offsets.push_back(i * 1024);
+    const ReadPlan found = plan(offsets, 512, {512, 1 << 20, 512});
+    CHECK(found.runs.size() == static_cast<size_t>((count + 255) / 256));
+    size_t next = 0;
+    for (const Run& run : found.runs) {
+      CHECK(run.first == next && run.count == std::min<size_t>(256, offsets.size() - next));
+      next += run.count;
+    }
+    CHECK(next == offsets.size());
   }
 }
 

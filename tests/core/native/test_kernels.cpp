@@ -1,12 +1,15 @@
 // Every instruction set against 64-bit arithmetic; ends of rows at the ends of allocations.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 
 #include "kernels.h"
 #include "testing.h"
+#include "views.h"
 
 using namespace flash_core;
 
@@ -100,13 +103,6 @@ std::vector<float> some_floats(size_t count) {
 bool close(double got, double expected, double scale) {
   return std::fabs(got - expected) <= 1e-5 * scale + 1e-30;
 }
-
-template <class T>
-View<const T> view(const std::vector<T>& values) {
-  return {values.data(), values.size()};
-}
-
-View<float> out_view(std::vector<float>* values) { return {values->data(), values->size()}; }
 
 }  // namespace
 
@@ -316,6 +312,27 @@ TEST(rows_encoded_by_every_set_are_the_same_and_decode_to_what_was_encoded) {
   }
 }
 
+TEST(groups_of_zeros_are_zeros_among_others) {
+  std::vector<float> values(3 * 80, 0.0F);
+  for (size_t c = 32; c < 64; ++c) values[80 + c] = static_cast<float>(c) - 40;
+  values[5] = -0.0F;
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : {DType::int8, DType::int4}) {
+      Kernels kernels(1, table->name);
+      std::vector<uint8_t> bytes(3 * row_bytes(dtype, 80).get(), 0xA5);
+      kernels.encode_rows(view(values), 80, dtype, out_view(&bytes));
+      const auto stride = static_cast<int64_t>(bytes.size() / 3);
+      const std::vector<int32_t> ids = {0, 1, 2};
+      std::vector<float> decoded(values.size(), 7.0F);
+      kernels.decode_rows({view(bytes), stride, 0, dtype}, view(ids), 80, out_view(&decoded));
+      for (size_t i = 0; i < values.size(); ++i) {
+        CHECK(std::fabs(decoded[i] - values[i]) <= (values[i] == 0 ? 0 : 2));
+      }
+      CHECK(decoded[80 + 63] > 20);
+    }
+  }
+}
+
 TEST(values_that_cannot_be_encoded_are_refused) {
   std::vector<float> values(3 * 40, 1.0F);
   for (const DType dtype : kAll) {
@@ -353,7 +370,25 @@ TEST(wrong_ids_and_sizes_are_refused) {
   CHECK_THROWS(std::invalid_argument, "row_stride", dot(0, 0, 0));
   CHECK_THROWS(std::invalid_argument, "row_offset", dot(0, 32, -4));
   CHECK_THROWS(std::invalid_argument, "available: scalar", Kernels(1, "vax"));
-  CHECK_THROWS(std::invalid_argument, "threads is 0", Kernels(0, "scalar"));
+  for (const int threads : {-1, 0, 1025}) {
+    const std::string told = "threads is " + std::to_string(threads) + "; expected 1 to 1024";
+    CHECK_THROWS(std::invalid_argument, told, Kernels(threads, "scalar"));
+  }
   kernels.close();
   CHECK_THROWS(std::invalid_argument, "closed", dot(3, 32, 0));
+}
+
+TEST(the_environment_says_which_set_where_the_caller_does_not) {
+  const char* const before = std::getenv("FLASHLLM_ISA");
+  const std::string kept = before == nullptr ? "" : before;
+  const std::string best = available_kernels().back()->name;
+  unsetenv("FLASHLLM_ISA");
+  CHECK(Kernels(1, nullptr).isa() == best);
+  setenv("FLASHLLM_ISA", "scalar", 1);
+  CHECK(Kernels(1, nullptr).isa() == std::string("scalar"));
+  CHECK(Kernels(1, "").isa() == best);
+  setenv("FLASHLLM_ISA", "vax", 1);
+  CHECK_THROWS(std::invalid_argument, "isa is 'vax'; available: scalar", Kernels(1, nullptr));
+  unsetenv("FLASHLLM_ISA");
+  if (before != nullptr) setenv("FLASHLLM_ISA", kept.c_str(), 1);
 }

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 
 #include "errors.h"
 #include "reader.h"
@@ -271,8 +272,57 @@ TEST(files_are_read_directly_or_not) {
   unlink(path);
   CHECK_THROWS(DeviceError, "No such file", open_file(path, Direct::optional));
   CHECK_THROWS(DeviceError, "directory", open_file("/tmp", Direct::disabled));
-  CHECK_THROWS(std::invalid_argument, "expected required", parse_direct("perhaps"));
-  CHECK_THROWS(std::invalid_argument, "expected auto", parse_backend("perhaps"));
+}
+
+TEST(options_that_cannot_be_are_refused) {
+  const auto open = [](int threads, int64_t gap_bytes, int64_t max_read_bytes) {
+    Reader reader({memory(512), ""}, "name",
+                  {threads, gap_bytes, max_read_bytes, Backend::threads});
+    read_and_check(&reader, scattered());
+    return reader.stats().reads;
+  };
+  constexpr int64_t kMostBytes = int64_t{1} << 30;
+  CHECK_THROWS(std::invalid_argument, "threads is 0; expected 1 to 1024", open(0, 0, 4096));
+  CHECK_THROWS(std::invalid_argument, "threads is 1025; expected", open(1025, 0, 4096));
+  CHECK_THROWS(std::invalid_argument, "gap_bytes is -1", open(1, -1, 4096));
+  CHECK_THROWS(std::invalid_argument, "max_read_bytes 0", open(1, 0, 0));
+  CHECK_THROWS(std::invalid_argument, "max_read_bytes 1073741825", open(1, 0, kMostBytes + 1));
+  CHECK(open(1, std::numeric_limits<int64_t>::max(), 65'536) == 1);
+  CHECK(open(1, 0, 1) == 10);  // each of the five in pieces of 512 bytes, the least that can be
+}
+
+TEST_BACKENDS(a_batch_of_nothing_is_done) {
+  const auto reader = faulty(backend, {});
+  read_and_check(reader.get(), {{}, 512, {}});
+  CHECK(reader->stats().reads == 0);
+  read_and_check(reader.get(), scattered());
+}
+
+TEST_BACKENDS(a_ticket_is_waited_for_once) {
+  const auto reader = faulty(backend, {});
+  const auto buffer = std::make_shared<Buffer>(4096);
+  const int64_t start = 0;
+  const uint64_t ticket = reader->submit({&start, &start, 1, 512}, buffer);
+  const std::string told = "no ticket " + std::to_string(ticket + 1);
+  CHECK_THROWS(std::invalid_argument, told, reader->wait(ticket + 1));
+  reader->wait(ticket);
+  CHECK_THROWS(std::invalid_argument, "is waited for once", reader->wait(ticket));
+  reader->close();
+  CHECK_THROWS(std::invalid_argument, "is closed",
+               reader->submit({&start, &start, 1, 512}, buffer));
+}
+
+TEST(names_of_options_are_those_that_are_told) {
+  CHECK(parse_backend("auto") == Backend::automatic);
+  CHECK(parse_backend("threads") == Backend::threads);
+  CHECK(parse_backend("uring") == Backend::uring);
+  CHECK(parse_direct("required") == Direct::required);
+  CHECK(parse_direct("optional") == Direct::optional);
+  CHECK(parse_direct("disabled") == Direct::disabled);
+  for (const char* name : {"", "perhaps", "Threads", "required "}) {
+    CHECK_THROWS(std::invalid_argument, "expected auto, threads or uring", parse_backend(name));
+    CHECK_THROWS(std::invalid_argument, "expected required, optional or", parse_direct(name));
+  }
 }
 
 // The same file by the same descriptor, before and after: what is given up is O_DIRECT itself.

@@ -34,10 +34,19 @@ TEST(keys_begin_with_what_exceeds_its_limit_the_most) {
 }
 
 TEST(views_of_other_sizes_are_refused) {
-  std::vector<int32_t> ids(kScores.size() - 1);
-  CHECK_THROWS(std::invalid_argument, "room for 6",
-               ids_above({kScores.data(), kScores.size()}, {kLimits.data(), kLimits.size()},
-                         {ids.data(), ids.size()}));
+  const size_t n = kScores.size();
+  std::vector<int32_t> ids(n, -7);
+  std::vector<int64_t> keys(n, -7);
+  const auto refused = [&](size_t limits, size_t room, const char* told) {
+    CHECK_THROWS(std::invalid_argument, told,
+                 ids_above({kScores.data(), n}, {kLimits.data(), limits}, {ids.data(), room}));
+    CHECK_THROWS(std::invalid_argument, told,
+                 keys_above({kScores.data(), n}, {kLimits.data(), limits}, {keys.data(), room}));
+  };
+  refused(n, n - 1, "7 scores, 7 limits, and room for 6");
+  refused(n - 1, n, "7 scores, 6 limits, and room for 7");
+  refused(0, n, "7 scores, 0 limits, and room for 7");
+  CHECK(ids == std::vector<int32_t>(n, -7) && keys == std::vector<int64_t>(n, -7));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "slot_table.h"
@@ -223,6 +224,18 @@ TEST(slots_are_as_before_where_a_call_is_wrong) {
   CHECK(layer.resident() == before);
   CHECK(layer.terms == terms);
   CHECK(layer.prefetch({5, 6, 0, 1}) == (Ids{5, 6}));
+}
+
+TEST(slots_outside_are_told_of_as_the_caller_numbers_them) {
+  Layer layer(10, 4, 100);
+  for (const int32_t slot : {0, 99, 104}) {
+    const std::string told = "slot " + std::to_string(slot) + " is not one of 4 from 100 on";
+    CHECK_THROWS(std::out_of_range, told, layer.table.evict(view({101, slot})));
+    CHECK_THROWS(std::out_of_range, told, layer.table.put(view({5, 6}), view({100, slot})));
+  }
+  CHECK(layer.resident().empty());
+  layer.table.put(view({5}), view({103}));
+  CHECK(layer.slot_of(5) == 3);
 }
 
 TEST(slots_of_a_table_that_cannot_be) {

@@ -44,9 +44,9 @@ void check_among(View<const int32_t> numbers, int32_t first, size_t count, const
   const int32_t wrong =
       *std::find_if(numbers.data, numbers.data + numbers.size,
                     [first, end](int32_t number) { return number < first || number >= end; });
+  const std::string from = " from " + std::to_string(first) + " on";
   throw std::out_of_range(std::string(name) + " " + std::to_string(wrong) + " is not one of " +
-                          std::to_string(count) +
-                          (first == 0 ? "" : " from " + std::to_string(first) + " on"));
+                          std::to_string(count) + (first == 0 ? "" : from.c_str()));
 }
 
 double value_of(const double* terms, size_t n_terms, const double* scales) {

@@ -1,0 +1,282 @@
+// Attention and the rows that it reads against doubles; copies of rows against a plain loop.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "kernels.h"
+#include "testing.h"
+#include "views.h"
+
+using namespace flash_core;
+
+namespace {
+
+constexpr DType kAll[] = {DType::f32, DType::f16, DType::bf16, DType::int8, DType::int4};
+
+std::vector<float> some(size_t count, float most, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    value = most * static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31F;
+  }
+  return values;
+}
+
+// A layer of keys and values whose rows are all written.
+struct Layer {
+  Layer(DType dtype, int64_t columns, int64_t kv_heads, size_t capacity, size_t sharing)
+      : rows{dtype, columns, kv_heads}, capacity(capacity) {
+    const size_t shared = static_cast<size_t>(columns * kv_heads);
+    const size_t bytes = row_bytes(dtype, static_cast<uint64_t>(columns)).get() *
+                         static_cast<size_t>(kv_heads) * capacity;
+    keys.resize(bytes);
+    values.resize(bytes);
+    query = some(shared * sharing, 1, 1);
+    out.assign(query.size(), 7.0F);
+    Kernels kernels(1, "scalar");
+    kernels.write_head_rows(rows, view(some(shared * capacity, 1, 2)), 0, out_view(&keys));
+    kernels.write_head_rows(rows, view(some(shared * capacity, 1, 3)), 0, out_view(&values));
+  }
+
+  Attend task(int64_t first, int64_t end, float scale) {
+    return {view(query), view(keys), view(values), rows, {first, end}, scale, out_view(&out)};
+  }
+
+  // What the rows of a cache mean, [kv_heads, capacity, columns].
+  std::vector<float> decoded(const std::vector<uint8_t>& cache) const {
+    const auto stride =
+        static_cast<int64_t>(row_bytes(rows.dtype, static_cast<uint64_t>(rows.columns)).get());
+    std::vector<int32_t> ids(cache.size() / static_cast<size_t>(stride));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+    std::vector<float> found(ids.size() * static_cast<size_t>(rows.columns));
+    Kernels(1, "scalar")
+        .decode_rows({view(cache), stride, 0, rows.dtype}, view(ids),
+                     static_cast<size_t>(rows.columns), out_view(&found));
+    return found;
+  }
+
+  HeadRows rows;
+  size_t capacity;
+  std::vector<uint8_t> keys;
+  std::vector<uint8_t> values;
+  std::vector<float> query;
+  std::vector<float> out;
+};
+
+// Attention in doubles, one head after the other.
+std::vector<double> expected_of(const Layer& layer, const Attend& task) {
+  const auto columns = static_cast<size_t>(layer.rows.columns);
+  const size_t heads = layer.query.size() / columns;
+  const size_t sharing = heads / static_cast<size_t>(layer.rows.kv_heads);
+  const std::vector<float> keys = layer.decoded(layer.keys);
+  const std::vector<float> values = layer.decoded(layer.values);
+  std::vector<double> result;
+  for (size_t head = 0; head < heads; ++head) {
+    const auto row = [&](int64_t at) {
+      return (head / sharing * layer.capacity + static_cast<size_t>(at)) * columns;
+    };
+    std::vector<double> weights;
+    for (int64_t at = task.seen.first; at < task.seen.end; ++at) {
+      double dot = 0;
+      for (size_t c = 0; c < columns; ++c) {
+        dot += double{keys[row(at) + c]} * layer.query[head * columns + c];
+      }
+      weights.push_back(dot * task.scale);
+    }
+    const double most = *std::max_element(weights.begin(), weights.end());
+    double sum = 0;
+    for (double& weight : weights) sum += weight = std::exp(weight - most);
+    for (size_t c = 0; c < columns; ++c) {
+      double total = 0;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        total += weights[i] / sum * values[row(task.seen.first + static_cast<int64_t>(i)) + c];
+      }
+      result.push_back(total);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST(attention_agrees_with_wide_arithmetic_for_every_set_and_encoding) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      for (const size_t sharing : {1, 3}) {
+        Layer layer(dtype, 40, 2, 150, sharing);
+        // With the last scale the best position leaves nothing to those far below it.
+        for (const float scale : {0.0F, 0.25F, 30.0F}) {
+          for (const auto& seen : {Positions{0, 1}, {0, 150}, {3, 67}, {64, 128}, {149, 150}}) {
+            const Attend task = layer.task(seen.first, seen.end, scale);
+            Kernels(1, table->name).attend(task);
+            const std::vector<double> expected = expected_of(layer, task);
+            // In groups a query is rounded by half of 2^-13 of its largest value at most, in each
+            // of 40 columns; values, which are below 1, change by as much as their weights do.
+            const double lost = is_grouped(dtype) ? (40 * scale + 2) / 8127 : 1e-5 * (scale + 1);
+            for (size_t i = 0; i < expected.size(); ++i) {
+              CHECK(std::fabs(layer.out[i] - expected[i]) <= lost);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(attention_has_the_same_bits_for_every_number_of_threads) {
+  Layer layer(DType::f32, 128, 4, 300, 2);
+  std::vector<std::vector<float>> found;
+  for (const int threads : {1, 2, 5}) {
+    Kernels(threads, "").attend(layer.task(0, 300, 0.1F));
+    found.push_back(layer.out);
+  }
+  CHECK(found[0] == found[1] && found[0] == found[2]);
+}
+
+TEST(attention_over_what_does_not_fit_is_refused) {
+  Kernels kernels(1, "scalar");
+  const auto refused = [&kernels](const auto& change, const char* told) {
+    Layer layer(DType::f16, 8, 2, 10, 3);
+    Attend task = layer.task(2, 5, 1);
+    kernels.attend(task);
+    layer.out.assign(layer.out.size(), 7.0F);
+    change(&task);
+    CHECK_THROWS(std::invalid_argument, told, kernels.attend(task));
+    CHECK(std::count(layer.out.begin(), layer.out.end(), 7.0F) ==
+          static_cast<std::ptrdiff_t>(layer.out.size()));
+  };
+  refused([](Attend* task) { task->rows.columns = 0; }, "columns is 0");
+  refused([](Attend* task) { task->rows.columns = -8; }, "columns is -8");
+  refused([](Attend* task) { task->rows.kv_heads = 0; }, "kv_heads is 0");
+  refused([](Attend* task) { --task->keys.size; }, "keys has 319 bytes; whole rows of 16 for 2");
+  refused([](Attend* task) { task->values.size -= 32; }, "values has 288 bytes, and keys has 320");
+  refused([](Attend* task) { task->query.size = 0; }, "query has 0 values and out 48");
+  refused([](Attend* task) { task->query.size -= 8; }, "query has 40 values");
+  refused([](Attend* task) { task->out.size -= 16; }, "out 32; a multiple of 16");
+  Layer layer(DType::f16, 8, 2, 10, 3);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const auto& seen : {Positions{-1, 5}, {5, 5}, {6, 5}, {0, 11}, {0, kMost}, {kMost, 1}}) {
+    CHECK_THROWS(std::out_of_range, "of 10", kernels.attend(layer.task(seen.first, seen.end, 1)));
+  }
+}
+
+TEST(rows_are_written_where_they_belong_and_nowhere_else) {
+  constexpr size_t kHeads = 4;
+  for (const DType dtype : kAll) {
+    for (const size_t tokens : {0, 1, 3, 310}) {  // the last ones by several threads
+      const size_t stride = row_bytes(dtype, 128).get();
+      const size_t capacity = tokens + 5;
+      const std::vector<float> values = some(kHeads * tokens * 128, 2, 4);
+      std::vector<uint8_t> encoded(kHeads * tokens * stride);
+      std::vector<uint8_t> cache(kHeads * capacity * stride, 0xA5);
+      std::vector<uint8_t> expected = cache;
+      Kernels kernels(3, "scalar");
+      kernels.encode_rows(view(values), 128, dtype, out_view(&encoded));
+      for (size_t head = 0; head < kHeads; ++head) {
+        std::copy_n(encoded.begin() + static_cast<std::ptrdiff_t>(head * tokens * stride),
+                    tokens * stride,
+                    expected.begin() + static_cast<std::ptrdiff_t>((head * capacity + 2) * stride));
+      }
+      kernels.write_head_rows({dtype, 128, kHeads}, view(values), 2, out_view(&cache));
+      CHECK(cache == expected);
+    }
+  }
+}
+
+TEST(rows_that_cannot_be_written_are_refused) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const int threads : {1, 3}) {
+    const size_t tokens = threads == 1 ? 3 : 400;  // enough for several parts
+    for (const DType dtype : kAll) {
+      std::vector<float> values = some(4 * tokens * 128, 2, 5);
+      std::vector<uint8_t> cache(4 * tokens * row_bytes(dtype, 128).get());
+      Kernels kernels(threads, "");
+      const auto write = [&](float value) {
+        values[values.size() - 200] = value;
+        kernels.write_head_rows({dtype, 128, 4}, view(values), 0, out_view(&cache));
+      };
+      for (const float value : {kInfinity, -kInfinity, std::nanf("")}) {
+        CHECK_THROWS(std::invalid_argument, "no finite number", write(value));
+      }
+      const bool is_narrow = dtype == DType::f16 || is_grouped(dtype);
+      for (const float value : {9e7F, -9e7F}) {
+        if (is_narrow) {
+          const std::string told = std::to_string(value) + " is too large for " + dtype_name(dtype);
+          CHECK_THROWS(std::overflow_error, told, write(value));
+        } else {
+          write(value);
+        }
+      }
+      if (dtype != DType::f16) continue;
+      write(std::nextafter(65520.0F, 0.0F));  // the greatest that is not rounded to an infinity
+      CHECK_THROWS(std::overflow_error, "65520.000000 is too large for f16", write(65520.0F));
+      CHECK_THROWS(std::overflow_error, "-65520.000000 is too", write(-65520.0F));
+    }
+  }
+}
+
+TEST(rows_beyond_the_cache_are_refused) {
+  Kernels kernels(1, "scalar");
+  const std::vector<float> values = some(2 * 3 * 8, 1, 6);
+  std::vector<uint8_t> cache(2 * 5 * 16, 0xA5);
+  const auto write = [&](const HeadRows& rows, size_t count, int64_t position) {
+    kernels.write_head_rows(rows, {values.data(), count}, position, out_view(&cache));
+  };
+  const HeadRows rows = {DType::f16, 8, 2};
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  CHECK_THROWS(std::out_of_range, "3 rows from 3 on are beyond 5", write(rows, 48, 3));
+  CHECK_THROWS(std::out_of_range, "beyond 5", write(rows, 48, kMost));
+  CHECK_THROWS(std::out_of_range, "position is negative: -1", write(rows, 48, -1));
+  CHECK_THROWS(std::invalid_argument, "values has 40 values; whole rows", write(rows, 40, 0));
+  CHECK_THROWS(std::invalid_argument, "columns is 0", write({DType::f16, 0, 2}, 48, 0));
+  CHECK_THROWS(std::invalid_argument, "kv_heads is -2", write({DType::f16, 8, -2}, 48, 0));
+  CHECK_THROWS(std::invalid_argument, "cache has 160 bytes", write({DType::f16, 8, 3}, 48, 0));
+  CHECK(cache == std::vector<uint8_t>(cache.size(), 0xA5));
+  write(rows, 48, 2);
+}
+
+TEST(rows_are_copied_to_other_places) {
+  for (const int64_t row : {1, 7, 4096}) {
+    const auto bytes = static_cast<size_t>(row);
+    std::vector<uint8_t> from(200 * bytes);
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>((i * 2654435761U) >> 9);
+    std::vector<int32_t> from_ids(190);
+    std::vector<int32_t> to_ids(190);
+    for (size_t i = 0; i < from_ids.size(); ++i) {
+      from_ids[i] = static_cast<int32_t>(i * i % 200);  // some of them twice
+      to_ids[i] = static_cast<int32_t>(i * 7 % 211);    // 211 is prime: distinct
+    }
+    std::vector<uint8_t> to(211 * bytes, 0xA5);
+    std::vector<uint8_t> expected = to;
+    for (size_t i = 0; i < to_ids.size(); ++i) {
+      std::memcpy(expected.data() + static_cast<size_t>(to_ids[i]) * bytes,
+                  from.data() + static_cast<size_t>(from_ids[i]) * bytes, bytes);
+    }
+    for (const int threads : {1, 3}) {
+      std::fill(to.begin(), to.end(), 0xA5);
+      Kernels kernels(threads, "");
+      kernels.copy_rows(view(from), view(from_ids), row, out_view(&to), view(to_ids));
+      CHECK(to == expected);
+    }
+  }
+}
+
+TEST(rows_are_copied_from_and_to_nowhere_else) {
+  Kernels kernels(1, "");
+  const std::vector<uint8_t> from(40, 1);
+  std::vector<uint8_t> to(30, 0xA5);
+  using Ids = std::vector<int32_t>;
+  const auto copy = [&](const Ids& from_ids, const Ids& to_ids, int64_t row) {
+    kernels.copy_rows(view(from), view(from_ids), row, out_view(&to), view(to_ids));
+  };
+  CHECK_THROWS(std::invalid_argument, "to_ids has 1 values for 2 ids", copy({0, 1}, {0}, 10));
+  for (const int64_t row : {0, -10})
+    CHECK_THROWS(std::invalid_argument, "row", copy({0}, {0}, row));
+  for (const int32_t id : {-1, 4}) CHECK_THROWS(std::out_of_range, "id", copy({0, id}, {0, 1}, 10));
+  for (const int32_t id : {-1, 3}) CHECK_THROWS(std::out_of_range, "id", copy({0, 1}, {0, id}, 10));
+  CHECK_THROWS(std::out_of_range, "outside", copy({0}, {0}, std::numeric_limits<int64_t>::max()));
+  CHECK(to == std::vector<uint8_t>(30, 0xA5));
+  copy({3}, {2}, 10);
+}
