@@ -15,7 +15,7 @@ from benchmarks.chat.terminal import ChatTerminal
 from benchmarks.soak.processes import engine_of
 from flashllm.errors import ReadFailed
 
-READY, FAILED = "ready", "failed"
+READY, FAILED, REFUSED = "ready", "failed", "there is no command /nonsense"
 ESCAPE, ENTER, DOWN = "\x1b", "\r", "\x1b[B"
 CTRL_C, CTRL_N, CTRL_R = "\x03", "\x0e", "\x12"
 CTRL_Q = "\x11"
@@ -138,8 +138,11 @@ class User:
             self._settle(0.05)
 
     def _wrong(self) -> None:
-        self._type(f"/nonsense{ENTER}")
-        self._settle(0.3)
+        since = self._type(f"/nonsense{ENTER}")
+        self._terminal.wait_for(
+            REFUSED, since
+        )  # it may wait behind a question, and comes back then
+        self._settle()
         self._clear()
 
     def _resize(self) -> None:

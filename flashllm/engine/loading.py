@@ -12,7 +12,7 @@ from typing import Unpack
 import torch
 
 from flashllm import core
-from flashllm.engine.leftovers import left_bytes
+from flashllm.engine import leftovers
 from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.opening_errors import opening_errors
@@ -37,6 +37,7 @@ from flashllm.planning.model_facts import (
 from flashllm.planning.plan import Plan, Sizes, make_plan
 from flashllm.system import malloc, right_of_way
 from flashllm.system.allocation import allocation_errors
+from flashllm.system.library_pages import drop_clean_pages
 from flashllm.system.memory import rss_bytes
 from flashllm.system.memory_limit import container_limit_bytes
 from flashllm.units import MIB
@@ -173,14 +174,19 @@ def make_selector(
 
 
 def interpreter_bytes() -> int:
-    """Resident memory of this process before a model is loaded."""
+    """Resident memory of this process before a model is loaded, without what only imports needed.
+
+    That is given back (`system.library_pages`).
+    """
+    drop_clean_pages()
     # The libraries under torch allocate at their first use; that has to be measured too.
     x = torch.ones(64, 64)
     torch.nn.functional.layer_norm(torch.softmax(x @ x, -1), (64,))
     torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+    leftovers.measured()
     return rss_bytes()
 
 
 def model_sizes(store: Store, select: str) -> Sizes:
     """The sizes that `make_plan` needs, for a converted model that this process will run."""
-    return converted_sizes(store, select, interpreter_bytes() - left_bytes())
+    return converted_sizes(store, select, interpreter_bytes() - leftovers.left_bytes())

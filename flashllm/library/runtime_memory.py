@@ -60,7 +60,8 @@ def _key() -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         torch_version = importlib.metadata.version("torch")
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    return f"flashllm {flashllm.__version__}, torch {torch_version}, {sys.version}, {threads}"
+    versions = f"flashllm {flashllm.__version__}, torch {torch_version}, {sys.version}"
+    return f"{versions}, {threads}, without pages that only imports needed"
 
 
 def _sensible(value: object) -> int | None:

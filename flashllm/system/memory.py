@@ -12,13 +12,25 @@ PAGE_BYTES = resource.getpagesize()
 
 def rss_bytes(pid: int | None = None) -> int:
     """Resident memory of this process, or of another one, now; 0 for one that has gone."""
+    statm = _statm(pid)
+    return _rss_by_psutil(pid) if statm is None else int(statm[1]) * PAGE_BYTES
+
+
+def own_bytes() -> int:
+    """Resident memory of this process without pages of files, where the system tells them apart."""
+    statm = _statm(None)
+    return _rss_by_psutil(None) if statm is None else (int(statm[1]) - int(statm[2])) * PAGE_BYTES
+
+
+def _statm(pid: int | None) -> list[bytes] | None:
+    """Pages of a process: all, resident, of these in files ... (proc(5)); None without /proc."""
     try:
         # Read after every token: this takes a third of psutil's time.
         file = os.open(f"/proc/{pid or 'self'}/statm", os.O_RDONLY)
     except OSError:
-        return _rss_by_psutil(pid)
+        return None
     try:
-        return int(os.read(file, 128).split()[1]) * PAGE_BYTES
+        return os.read(file, 128).split()
     finally:
         os.close(file)
 

@@ -21,10 +21,10 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs L
 @LINUX
 @pytest.mark.parametrize("command", ["again"])
 def test_a_command_is_held_against_its_smallest_ceiling(
-    sparse_model: Path, tmp_path: Path, command: str
+    demo: Path, tmp_path: Path, command: str
 ) -> None:
-    found = hold(command, memory_ceiling._task(str(sparse_model), 60, 3, tmp_path))
-    assert (found.model, found.command, found.prompt_tokens) == ("converted", command, 60)
+    found = hold(command, memory_ceiling._task(str(demo), 60, 3, tmp_path))
+    assert (found.model, found.command, found.prompt_tokens) == (demo.name, command, 60)
     assert 100 * MIB < found.peak_bytes <= found.ceiling_bytes
     assert found.is_held
     assert found.left_bytes is not None

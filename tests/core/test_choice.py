@@ -23,6 +23,10 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+FORKS = pytest.mark.skipif(
+    not hasattr(os, "fork") or "FLASHLLM_SANITIZED_CORE" in os.environ,
+    reason="no fork here, or one in which ASan may wait for a thread that is not there",
+)
 SHOW = "from flashllm import core; print(core.NAME, core.FALLBACK)"
 
 
@@ -110,7 +114,7 @@ reader.read(np.zeros(1, np.int64), 512, _core.Buffer(512), np.zeros(1, np.int64)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@FORKS
 @pytest.mark.parametrize("backend", ["threads", "uring"])
 def test_a_forked_child_neither_hangs_nor_reads(backend: str) -> None:
     finished = run(FORK.replace("{backend}", backend))
@@ -136,7 +140,7 @@ print("child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@FORKS
 @pytest.mark.parametrize("backend", ["threads", "uring"])
 def test_a_forked_child_that_drops_a_reader_keeps_its_own_memory(backend: str) -> None:
     finished = run(FORGOTTEN.replace("{backend}", backend))

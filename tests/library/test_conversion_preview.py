@@ -191,7 +191,8 @@ def test_a_checkpoint_of_the_cache_by_its_name(
     _, snapshot = put(tmp_path / "hub")
     library, made = Library(home=tmp_path), tmp_path / "tiny.flash"
     found = library.preview(Path("org/tiny"), made, ConvertOptions())
-    assert found == library.preview(snapshot, made, ConvertOptions())
+    named = library.preview(snapshot, made, ConvertOptions())
+    assert replace(found, free_bytes=0) == replace(named, free_bytes=0)  # others write meanwhile
     assert library.destination(Path("org/tiny")) == made
     with pytest.raises(ModelNotFound, match="did you mean org/tiny"):
         library.preview(Path("org/tinny"), made, ConvertOptions())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from flashllm.ui.app import ChatApp
+from flashllm.ui.chat import answering
 from flashllm.ui.transcript.transcript import MOUNTED_AT_ONCE, Transcript
 from flashllm.ui.transcript.turn import Question
 from tests.support.chat_pilot import ask, make_app, ready, screen_text
@@ -96,6 +98,21 @@ async def test_after_many_turns_there_is_no_more_than_after_some() -> None:
         await pilot.pause(0.2)
         assert alive()[0] < widgets - 5 * MOUNTED_AT_ONCE // 2, "what was said before has gone"
         assert not app.chat.panels.tokens.turns
+
+
+async def test_pages_that_were_closed_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their widgets refer to each other; nobody has to ask anything for them to go."""
+    async with make_app(FakeModel(["x"])).run_test(size=(80, 30)) as pilot:
+        app = await ready(pilot)
+        monkeypatch.setattr(answering, "QUIET_SECONDS", 0.5)
+        monkeypatch.setattr(app.chat.answering._rate, "seconds_since_typed", lambda: 1.0)
+        for _ in range(2):
+            await pilot.press("f1")
+            await until(pilot, lambda: len(app.screen_stack) == 2)
+            page = weakref.ref(app.screen)
+            await pilot.press("escape")
+            await until(pilot, lambda: len(app.screen_stack) == 1)
+        await until(pilot, lambda: page() is None)
 
 
 async def test_old_turns_come_back_where_the_reader_scrolls_to_them() -> None:

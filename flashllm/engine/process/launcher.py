@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 from flashllm.engine.process import messages as messages
 from flashllm.engine.process.supervisor import OnLost, WorkerSupervisor, error_of
 from flashllm.options import ModelOptions, ModelOverrides
+from flashllm.system import malloc
 from flashllm.system.memory import rss_bytes
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def application_bytes() -> int:
     # Modules that read the engine's numbers are loaded now, so that their memory is measured; not
     # earlier, when the application is busy with its first frame.
     importlib.import_module(_REMOTE)
+    malloc.keep_heap_flat()  # looking through models takes 20 MiB, in another thread each time
     return max(_first_part_bytes(), rss_bytes() + LEAST_GROWTH_BYTES)
 
 

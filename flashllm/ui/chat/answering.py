@@ -100,7 +100,7 @@ class Answering:
         """Shows the progress that has come."""
         self._collecting: Timer | None = None
         self._uncollected = 0
-        """Answers since garbage was collected."""
+        """Answers and pages since garbage was collected."""
 
     @property
     def turn(self) -> Turn | None:
@@ -277,8 +277,7 @@ class Answering:
     async def _end(self, reason: str) -> Unanswered | None:
         shown, turn, view = self._shown, self._turn, self._view
         self._turn = self._view = shown.writing = None
-        self._uncollected += 1
-        self._collect_later()
+        self.leave_garbage()
         self._enter(Phase.READY)
         if turn is None or view is None:
             return None
@@ -313,6 +312,11 @@ class Answering:
             and sampling.temperature == 0
             and any(conversation.turns[one].text == turn.text for one in others)
         )
+
+    def leave_garbage(self) -> None:
+        """An answer ended or a page was closed; what is left is collected when nobody waits."""
+        self._uncollected += 1
+        self._collect_later()
 
     def _collect_later(self) -> None:
         if self._collecting is not None:

@@ -203,6 +203,10 @@ class ChatScreen(Screen[None]):
             yield self.meter
         yield KeyFooter(FOOTER_ORDER)
 
+    def on_screen_resume(self) -> None:
+        """A page over the chat was closed."""
+        self.answering.leave_garbage()
+
     async def on_mount(self) -> None:
         """Starts to open the model; the prompt can be written meanwhile."""
         self.prompt.focus()
