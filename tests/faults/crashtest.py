@@ -3,12 +3,15 @@
 Before the Nth write, fsync, rename, mkdir, unlink, creation or allocation of a conversion, N = 1,
 2, 3 ... until one comes to its end, the process is killed. Afterwards the model is absent, can be
 resumed, or is complete; the next conversion makes the same bytes as one that nobody disturbed.
+Beside a complete one may lie what is left of its source, where the kill came just after the model
+got its name; a conversion to the same place, once the model is removed, does not mind it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -19,6 +22,7 @@ from flashllm.convert import verify
 
 from flashllm.errors import FlashllmError
 from flashllm.flash.store import Store
+from flashllm.flash.unfinished import pulled_path
 from tests.support.checkpoints import all_bytes
 from tests.support.conversions import Convert, clear, conversions
 from tests.support.fault_shim import ROOT, ShimInjector, environment, say
@@ -42,6 +46,10 @@ def crash(convert: Convert, directory: Path, every: int) -> dict[str, int]:
         assert os.WIFSIGNALED(status), f"call {nth}: status {status}"
         found["killed"] += 1
         found[state_of(destination, expected, nth)] += 1
+        left = pulled_path(destination)
+        if destination.exists() and left.exists():
+            assert not (left / "model").exists(), f"call {nth}"
+            shutil.rmtree(destination)
         if not destination.exists():
             assert in_child(lambda: convert(destination)) == 0, f"call {nth}: not resumed"
         assert all_bytes(destination) == expected, f"call {nth}"
@@ -61,9 +69,8 @@ def state_of(destination: Path, expected: dict[str, bytes], nth: int) -> str:
         assert all_bytes(destination) == expected, f"call {nth}: a wrong model"
         assert verify(destination).ok, f"call {nth}"
         return "complete"
-    kept = False
+    kept = pulled_path(destination).exists()
     for path in destination.parent.iterdir():
-        kept = kept or path.name.endswith(".partial-pull")
         try:
             Store(path).close()
         except FlashllmError:
