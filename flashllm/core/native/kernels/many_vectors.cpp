@@ -19,9 +19,10 @@ namespace {
 constexpr size_t kPackedBytes = 8 << 20;
 // Packed rows of a thread: what the second-level cache has room for.
 constexpr size_t kPanelBytes = 192 << 10;
-// What a thread takes by turns, and so has in the last cache, or in the second where that is large:
-// vectors, packed, and rows, as they are encoded.
-constexpr size_t kNearBytes = 1024 << 10;
+// What a thread takes by turns, and so finds in the last cache: packed vectors, and rows as they
+// are encoded.
+constexpr size_t kNearVectorBytes = 2 << 20;
+constexpr size_t kNearRowBytes = 4 << 20;
 
 // Memory of a thread for its panel or its decoded rows, kept until the thread ends.
 uint8_t* scratch(size_t nbytes) {
@@ -75,7 +76,7 @@ void Kernels::multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const f
   const size_t rows_at_once = panel_rows(kernel, row_tile);
   const size_t panels = ceil_div(out.columns, rows_at_once);
   const size_t panel_bytes = rows_at_once * row_bytes(dtype, x.columns).get();
-  const size_t panels_near = std::max(kNearBytes / panel_bytes, size_t{1});
+  const size_t panels_near = std::max(kNearRowBytes / panel_bytes, size_t{1});
   pack_vectors(dtype, x);
   const uint8_t* const packed = packed_.data()->bytes;
   const size_t tiles = ceil_div(x.rows, kernel.vectors);
@@ -105,7 +106,7 @@ void Kernels::multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const f
         kernel.multiply({panel, count}, of_tile, out.row(vector) + first, out.columns);
       }
     };
-    const size_t tiles_near = std::max(kNearBytes / vector_tile, size_t{1});
+    const size_t tiles_near = std::max(kNearVectorBytes / vector_tile, size_t{1});
     size_t p = part_begin(panels, down, static_cast<int>(row_parts));
     while (p < last_panel) {
       const size_t end = std::min(p + panels_near, last_panel);
