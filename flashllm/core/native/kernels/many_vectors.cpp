@@ -244,6 +244,7 @@ void Kernels::weighted_sum_rows_all(const Rows& rows, View<const int32_t> ids,
     for (size_t b = 0; b < block_ends.size; ++b) {
       const size_t first = run_begin(block_ends, b);
       const size_t count = run_begin(block_ends, b + 1) - first;
+      if (count == 0) continue;
       if (decoded && count <= kBlockRows) {
         lists.fill(weights, first, first + count);
         sum_decoded(table_, rows, {ids.data + first, count}, lists, range, out);
