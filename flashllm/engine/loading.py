@@ -34,7 +34,7 @@ from flashllm.planning.model_facts import (
     converted_sizes,
     usual_ceiling,
 )
-from flashllm.planning.plan import Plan, Sizes, make_plan
+from flashllm.planning.plan import RESERVE_BYTES, Plan, Sizes, make_plan
 from flashllm.system import malloc, right_of_way
 from flashllm.system.allocation import allocation_errors
 from flashllm.system.library_pages import drop_clean_pages
@@ -176,15 +176,17 @@ def make_selector(
 def interpreter_bytes() -> int:
     """Resident memory of this process before a model is loaded, without what only imports needed.
 
-    That is given back (`system.library_pages`).
+    That is given back (`system.library_pages`), but no more of it is counted out than the reserve
+    stands for: the process had it, and no ceiling is below that.
     """
+    started_bytes = rss_bytes()
     drop_clean_pages()
     # The libraries under torch allocate at their first use; that has to be measured too.
     x = torch.ones(64, 64)
     torch.nn.functional.layer_norm(torch.softmax(x @ x, -1), (64,))
     torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
     leftovers.measured()
-    return rss_bytes()
+    return max(rss_bytes(), started_bytes - RESERVE_BYTES)
 
 
 def model_sizes(store: Store, select: str) -> Sizes:

@@ -57,7 +57,7 @@ _TILE_BYTES = 4 * MIB
 their products costs more than that gains (docs/log/)."""
 _LINEAR_BYTES = 2 * MIB
 """Decoded rows of a resident matrix."""
-_RESERVE_BYTES = 40 * MIB
+RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
 """Memory of a reading thread: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
 _MAX_THREADS = 1024
@@ -349,7 +349,7 @@ class _Reading:
         """Bytes reserved for the threads, and for everything that no other component names."""
         # Each thread reads gaps into a scratch buffer of its own.
         gap_bytes = max(self.gap_bytes - GAP_BYTES, 0)
-        return _RESERVE_BYTES + self.threads * (_THREAD_BYTES + gap_bytes)
+        return RESERVE_BYTES + self.threads * (_THREAD_BYTES + gap_bytes)
 
 
 def _ways_to_read(

@@ -3,8 +3,6 @@
 Importing torch touches 70 MiB of code and tables that computing never looks at again. They are
 clean pages of files: the system would drop them where memory is short, but until then they count as
 resident, in the ceiling and in a container. What is needed again comes back from the page cache.
-Until they are given back they count: a ceiling of a model that needs less than these 70 MiB besides
-is passed for a moment, before the model is opened.
 """
 
 from __future__ import annotations
