@@ -139,9 +139,8 @@ class User:
 
     def _wrong(self) -> None:
         since = self._type(f"/nonsense{ENTER}")
-        self._terminal.wait_for(
-            REFUSED, since
-        )  # it may wait behind a question, and comes back then
+        # It may wait behind a question, and comes back into the prompt when it is refused.
+        self._terminal.wait_for(REFUSED, since)
         self._settle()
         self._clear()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.coverage import __main__ as command
-from tests.coverage.counts import native_counts, python_counts
+from tests.coverage.counts import FileCounts, native_counts, python_counts
 from tests.coverage.limits import CHECKING_NATIVE, CHECKING_PYTHON
 
 PROGRAM = """\
@@ -49,6 +49,14 @@ def test_what_is_not_reached_fails_and_is_named(
     assert "branch taken in: 2" in capsys.readouterr().out
 
 
+def counts_of_a_run(directory: Path, program: str) -> FileCounts:
+    """Of a program that is compiled, and run without arguments."""
+    (directory / "one.cpp").write_text(program)
+    subprocess.run(["g++", "--coverage", "one.cpp"], cwd=directory, check=True)
+    subprocess.run(["./a.out"], cwd=directory, check=True)
+    return native_counts(directory, directory)["one.cpp"]
+
+
 def test_counts_of_coverage_py(tmp_path: Path) -> None:
     counts = python_counts(report(tmp_path / "r.json", [5], [[1, 3]]))[CHECKING_PYTHON[0]]
     assert counts.missing_lines == [5]
@@ -59,10 +67,7 @@ def test_counts_of_coverage_py(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("gcov") or not shutil.which("g++"), reason="no gcov here")
 def test_counts_of_gcov(tmp_path: Path) -> None:
-    (tmp_path / "one.cpp").write_text(PROGRAM)
-    subprocess.run(["g++", "--coverage", "one.cpp"], cwd=tmp_path, check=True)
-    subprocess.run(["./a.out"], cwd=tmp_path, check=True)
-    counts = native_counts(tmp_path, tmp_path)["one.cpp"]
+    counts = counts_of_a_run(tmp_path, PROGRAM)
     assert counts.lines[2] == 1
     assert counts.missing_branches == [3, 4]
     assert 0 < counts.branches_percent < 100
@@ -87,10 +92,7 @@ int main(int count, char**) { return made(count).size() == 1 ? 0 : unused(); }
 
 @pytest.mark.skipif(not shutil.which("gcov") or not shutil.which("g++"), reason="no gcov here")
 def test_the_end_of_a_block_is_no_line_that_was_missed(tmp_path: Path) -> None:
-    (tmp_path / "one.cpp").write_text(BLOCKS)
-    subprocess.run(["g++", "--coverage", "one.cpp"], cwd=tmp_path, check=True)
-    subprocess.run(["./a.out"], cwd=tmp_path, check=True)
-    counts = native_counts(tmp_path, tmp_path)["one.cpp"]
+    counts = counts_of_a_run(tmp_path, BLOCKS)
     assert counts.missing_lines == [8, 9]
     assert counts.lines[6] == 1
 

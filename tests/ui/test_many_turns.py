@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import pytest
@@ -100,6 +100,14 @@ async def test_after_many_turns_there_is_no_more_than_after_some() -> None:
         assert not app.chat.panels.tokens.turns
 
 
+@pytest.fixture
+def no_garbage_by_itself() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_by_itself")
 async def test_pages_that_were_closed_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their widgets refer to each other; nobody has to ask anything for them to go."""
     async with make_app(FakeModel(["x"])).run_test(size=(80, 30)) as pilot:
