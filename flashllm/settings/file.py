@@ -16,6 +16,10 @@ from flashllm.settings.options import OPTIONS, Option
 
 KEYS_TABLE = "keys"
 SIZE_MAX_BYTES = 1 << 20
+INTEGER_BITS_MAX = 128
+"""More than any setting takes. Python does not print numbers of thousands of digits."""
+DEPTH_MAX = 32
+"""Tables in tables; keys with dots nest without brackets that the parser would count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,31 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
     try:
         content: dict[str, Any] = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError itself: a number is too long
         raise ConfigError(
             f"{path}: is not TOML: {error}; `flashllm config edit` opens it"
         ) from error
+    _check_size(path, content)
     return content
+
+
+def _check_size(path: Path, content: dict[str, Any]) -> None:
+    """Refuses what is valid TOML and would fail where an error shows it."""
+    depth = 0
+    values: list[Any] = [content]
+    while values:
+        if depth > DEPTH_MAX:
+            raise ConfigError(f"{path}: has more than {DEPTH_MAX} tables in each other")
+        if any(isinstance(v, int) and v.bit_length() > INTEGER_BITS_MAX for v in values):
+            raise ConfigError(f"{path}: has a number of more than {INTEGER_BITS_MAX} bits")
+        values = [inner for value in values for inner in _inner(value)]
+        depth += 1
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _flatten(content: Mapping[str, Any], tables: Iterable[str]) -> Iterator[tuple[str, Any]]:

@@ -119,6 +119,10 @@ def test_what_the_file_says_of_the_chat_is_for_the_chat(home: Path) -> None:
         ("temp = ", "is not TOML: "),
         ("temp = 1\ntemp = 2", "is not TOML: "),
         ("x = " + "[" * 5000, "is not TOML: "),
+        pytest.param("seed = " + "9" * 5000, "is not TOML: ", id="5000 digits"),
+        pytest.param("seed = 0x" + "f" * 5000, "has a number of more than 128 bits", id="hex"),
+        pytest.param("seed = [[0x" + "f" * 5000 + "]]", "a number of more than", id="inner hex"),
+        pytest.param("keys" + ".a" * 5000 + " = 1", "has more than 32 tables in each", id="dots"),
     ],
 )
 def test_a_wrong_file_is_an_error_that_says_where_and_what_is_allowed(
