@@ -19,6 +19,7 @@ from flashllm.library.models import DEMO_NAME, Checkpoint, FoundModel
 from flashllm.library.names import names_in
 from flashllm.library.runtime_memory import interpreter_bytes, kept_bytes
 from flashllm.library.scan import Conditions, examine, find_models
+from flashllm.planning.plan import Plan
 from flashllm.settings.resolve import Settings
 from flashllm.system.paths import models_dir
 
@@ -39,7 +40,7 @@ class Library:
     home: Path | None = None
     """Where converted models go, and are looked for."""
     given: Conditions = field(default_factory=Conditions)
-    """What models would be run in, but for the memory of a process, which is measured."""
+    """What models would be run in; the memory of a process is measured where it is not known."""
 
     def scan(self) -> Iterator[FoundModel]:
         """Models as they are found: the demo, those known, those in directories.
@@ -73,6 +74,8 @@ class Library:
 
     def conditions(self, kept: bool = False) -> Conditions:
         """What models would be run in; with `kept` as far as that is known without measuring."""
+        if self.given.interpreter_bytes is not None:
+            return self.given
         measured = kept_bytes() if kept else interpreter_bytes()
         return replace(self.given, interpreter_bytes=measured)
 
@@ -116,24 +119,24 @@ def usual_library(
     directories: Iterable[Path] = (),
     used: Callable[[], Iterable[str]] = tuple,
     application_bytes: int = 0,
-    open_ceiling_bytes: int | None = None,
+    open_plan: Plan | None = None,
 ) -> Library:
     """The library of the settings; `directories` more to look in, and models that sessions `used`.
 
-    Without a ceiling in the settings it is that of the model which is open now: it is closed before
-    another is opened, and its memory does not count as available until then.
+    Without a ceiling in the settings it is that of the model which is open now, by `open_plan`: it
+    is closed before another is opened, and its memory does not count as available until then. It
+    also tells what a process takes, which to measure would take as much again.
     """
     options = settings.model_options
+    memory, taken = options.memory, None
+    if open_plan is not None:
+        memory, taken = memory or open_plan.ceiling_bytes, open_plan.split["interpreter"]
     return Library(
         directories=(*directories, *settings.chat.model_dirs),
         models=names_in(settings).models,
         used=used,
         home=models_dir(),
-        given=Conditions(
-            options=options.having(
-                memory=options.memory or open_ceiling_bytes, application_bytes=application_bytes
-            )
-        ),
+        given=Conditions(taken, options.having(memory=memory, application_bytes=application_bytes)),
     )
 
 

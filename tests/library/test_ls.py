@@ -16,9 +16,11 @@ from flashllm.library.library import Library, usual_library
 from flashllm.library.models import FoundModel
 from flashllm.library.scan import Conditions
 from flashllm.options import ModelOptions
+from flashllm.planning.plan import Plan, Sizes, make_plan
 from flashllm.settings.resolve import load_settings
 from flashllm.units import MIB
 from tests.library.test_hf_cache import put
+from tests.support.specs import SPEC
 
 GOLDEN = Path(__file__).parents[1] / "flash" / "golden"
 
@@ -103,6 +105,11 @@ def test_checkpoints(
     ]
 
 
+def open_plan(interpreter_bytes: int) -> Plan:
+    sizes = Sizes(interpreter_bytes, embeddings=MIB, attention=MIB, predictors=0, stride=1024)
+    return make_plan(SPEC, sizes, ModelOptions(select="all"))
+
+
 def test_where_models_are_looked_for(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine / "home").mkdir()
     (machine / "home" / "config.toml").write_text(
@@ -112,20 +119,38 @@ def test_where_models_are_looked_for(machine: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FLASHLLM_SELECT", "all")
     monkeypatch.setenv("FLASHLLM_WINDOW", "3")
     monkeypatch.setenv("FLASHLLM_NO_DIRECT", "1")
+    plan = open_plan(200 * MIB)
     library = usual_library(
-        load_settings(), directories=[Path("given")], application_bytes=5, open_ceiling_bytes=9
+        load_settings(), directories=[Path("given")], application_bytes=5, open_plan=plan
     )
     assert library.directories == (Path("given"), machine / "dirs")
     assert library.models == (machine / "named",)
     assert library.home == machine / "home" / "models"
     assert library.given == Conditions(
-        options=ModelOptions(
-            application_bytes=5, memory=3 << 30, select="all", window=3, direct=False
-        )
+        200 * MIB,
+        ModelOptions(application_bytes=5, memory=3 << 30, select="all", window=3, direct=False),
     )
     (machine / "home" / "config.toml").unlink()
     # Without a ceiling of the settings it is that of the model that is open.
-    assert usual_library(load_settings(), open_ceiling_bytes=9).given.options.memory == 9
+    given = usual_library(load_settings(), open_plan=plan).given
+    assert given.options.memory == plan.ceiling_bytes
+    assert usual_library(load_settings()).given == Conditions(
+        options=ModelOptions(select="all", window=3, direct=False)
+    )
+
+
+def test_nothing_is_measured_beside_an_open_model(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure() -> int:
+        pytest.fail("a second process that imports torch, above the ceiling")
+
+    monkeypatch.setattr(runtime_memory, "_measure", measure)
+    shutil.copytree(GOLDEN / "converted", machine / "home" / "models" / "own")
+    library = usual_library(load_settings(), open_plan=open_plan(200 * MIB))
+    assert library.conditions().interpreter_bytes == 200 * MIB
+    assert any(found.smallest_ceiling_bytes for found in library.scan())
+    assert runtime_memory.kept_bytes() is None
 
 
 def test_models_of_conversations(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:

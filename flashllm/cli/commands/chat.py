@@ -88,7 +88,7 @@ def chat(arguments: argparse.Namespace) -> int:
             arguments.settings.with_flags(limits),
             used=used_models,
             application_bytes=application_bytes(),
-            open_ceiling_bytes=None if plan is None else plan.ceiling_bytes,
+            open_plan=plan,
         )
 
     def used_models() -> list[str]:
