@@ -82,7 +82,7 @@ def _tensor_headers(draw: st.DrawFn) -> tuple[bytes, int]:
 def _end_of_tensors(raw: bytes) -> int:
     """The largest end that the header names, 0 where it is none."""
     ends = [0]
-    with contextlib.suppress(ValueError, AttributeError, TypeError):
+    with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
         for entry in json.loads(raw).values():
             with contextlib.suppress(KeyError, IndexError, TypeError):
                 end = entry["data_offsets"][1]
