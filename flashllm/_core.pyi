@@ -1,7 +1,8 @@
 """The native core: direct reads into memory allocated once, products of rows, tables of slots.
 
-Bytes, rows and numbers; no tokens and no meaning of layers. Arrays are one-dimensional and
-contiguous, and are taken as they are: a wrong type raises TypeError, it is never converted.
+Bytes, rows and numbers; no tokens and no meaning of layers. Arrays are contiguous, of one dimension
+unless a docstring says otherwise, and taken as they are: a wrong type raises TypeError, it is never
+converted.
 Every size, offset, id and slot is checked before anything is read or written.
 """
 
@@ -196,6 +197,43 @@ class Kernels:
         out: NDArray[np.float32],
     ) -> None:
         """`weighted_sum_rows` of each vector of out [vectors * d], by its ids and its blocks."""
+
+    def matmul(
+        self,
+        rows: NDArray[np.uint8],
+        dtype: str,
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [vectors, n] = x [vectors, d] @ rows [n, d].T: the bits of `matvec` for each."""
+
+    def dot_rows_all(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`dot_rows` of the same ids for each vector of x [vectors, d]; out [vectors, ids]."""
+
+    def weighted_sum_rows_all(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        block_ends: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`weighted_sum_rows` of the same ids for each vector of out [vectors, d].
+
+        Each has weights of its own, of `weights` [vectors, ids].
+        """
 
     def attend(
         self,

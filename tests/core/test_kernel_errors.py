@@ -74,6 +74,33 @@ def weigh_each(kernels: Any, **changes: Any) -> None:
     kernels.weighted_sum_rows_each(**(arguments | changes))
 
 
+def dot_all(kernels: Any, **changes: Any) -> None:
+    arguments: dict[str, Any] = {
+        "rows": ROWS,
+        "row_stride": 32,
+        "row_offset": 0,
+        "dtype": "f32",
+        "ids": ids_of(0, 9),
+        "x": np.ones((3, 8), np.float32),
+        "out": np.zeros((3, 2), np.float32),
+    }
+    kernels.dot_rows_all(**(arguments | changes))
+
+
+def weigh_all(kernels: Any, **changes: Any) -> None:
+    arguments: dict[str, Any] = {
+        "rows": ROWS,
+        "row_stride": 32,
+        "row_offset": 0,
+        "dtype": "f32",
+        "ids": ids_of(0, 9),
+        "weights": np.ones((3, 2), np.float32),
+        "block_ends": ids_of(2),
+        "out": np.zeros((3, 8), np.float32),
+    }
+    kernels.weighted_sum_rows_all(**(arguments | changes))
+
+
 WRONG_ROWS = {
     "id past the end": ({"ids": ids_of(0, 10)}, IndexError),
     "id negative": ({"ids": ids_of(0, -1)}, IndexError),
@@ -96,7 +123,7 @@ WRONG_ROWS = {
 }
 
 
-@pytest.mark.parametrize("call", [dot, weigh, dot_each, weigh_each])
+@pytest.mark.parametrize("call", [dot, weigh, dot_each, weigh_each, dot_all, weigh_all])
 @pytest.mark.parametrize("case", WRONG_ROWS)
 def test_wrong_rows_raise(make_kernels: Make, call: Callable[..., None], case: str) -> None:
     changes, error = WRONG_ROWS[case]
@@ -207,6 +234,51 @@ def test_wrong_sizes_of_each_sum_raise(make_kernels: Make, changes: dict[str, An
 def test_wrong_sizes_of_weighted_sum_raise(make_kernels: Make, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         weigh(make_kernels(), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"out": np.zeros((2, 2), np.float32)},
+        {"out": np.zeros((3, 3), np.float32)},
+        {"x": np.ones((3, 0), np.float32)},
+        {"x": np.ones((2, 8), np.float32)},
+    ],
+)
+def test_wrong_sizes_of_dots_of_all_raise(make_kernels: Make, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"x has|out has|columns"):
+        dot_all(make_kernels(), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": np.ones((2, 2), np.float32)},
+        {"weights": np.ones((3, 3), np.float32)},
+        {"out": np.zeros((4, 8), np.float32)},
+        {"out": np.zeros((3, 0), np.float32)},
+        {"block_ends": ids_of(1)},
+        {"block_ends": ids_of(2, 1)},
+        {"block_ends": ids_of()},
+    ],
+)
+def test_wrong_sizes_of_sums_of_all_raise(make_kernels: Make, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"weights has|columns|block_ends must"):
+        weigh_all(make_kernels(), **changes)
+
+
+@pytest.mark.parametrize("count", [9, 11])
+def test_matmul_wants_exactly_its_rows(make_kernels: Make, count: int) -> None:
+    with pytest.raises(ValueError, match=f"rows has 320 bytes; {count} rows of 32"):
+        make_kernels().matmul(
+            ROWS, "f32", np.ones((3, 8), np.float32), np.zeros((3, count), np.float32)
+        )
+    with pytest.raises(ValueError, match="one a vector"):
+        make_kernels().matmul(
+            ROWS, "f32", np.ones((2, 8), np.float32), np.zeros((3, 10), np.float32)
+        )
+    with pytest.raises(TypeError):
+        make_kernels().matmul(ROWS, "f32", X, np.zeros((1, 10), np.float32))
 
 
 @pytest.mark.parametrize("count", [9, 11])

@@ -39,6 +39,14 @@ View<T> view(const Array<T>& array) {
   return {array.data(), array.size()};
 }
 
+template <class T>
+using Rectangle = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+Matrix<T> matrix(const Rectangle<T>& array) {
+  return {array.data(), array.shape(0), array.shape(1)};
+}
+
 void translate(const std::exception_ptr& error, void*) {
   try {
     std::rethrow_exception(error);
@@ -239,6 +247,34 @@ void define_kernels(nb::module_& m) {
           "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
           "weights"_a.noconvert(), "vector_ends"_a.noconvert(), "block_ends"_a.noconvert(),
           "out"_a.noconvert(), Released())
+      .def(
+          "matmul",
+          [](Kernels& self, const Array<const uint8_t>& rows, const std::string& dtype,
+             const Rectangle<const float>& x, const Rectangle<float>& out) {
+            self.matmul(view(rows), parse_dtype(dtype), matrix(x), matrix(out));
+          },
+          "rows"_a.noconvert(), "dtype"_a, "x"_a.noconvert(), "out"_a.noconvert(), Released())
+      .def(
+          "dot_rows_all",
+          [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,
+             int64_t row_offset, const std::string& dtype, const Array<const int32_t>& ids,
+             const Rectangle<const float>& x, const Rectangle<float>& out) {
+            self.dot_rows_all({view(rows), row_stride, row_offset, parse_dtype(dtype)}, view(ids),
+                              matrix(x), matrix(out));
+          },
+          "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
+          "x"_a.noconvert(), "out"_a.noconvert(), Released())
+      .def(
+          "weighted_sum_rows_all",
+          [](Kernels& self, const Array<const uint8_t>& rows, int64_t row_stride,
+             int64_t row_offset, const std::string& dtype, const Array<const int32_t>& ids,
+             const Rectangle<const float>& weights, const Array<const int32_t>& block_ends,
+             const Rectangle<float>& out) {
+            self.weighted_sum_rows_all({view(rows), row_stride, row_offset, parse_dtype(dtype)},
+                                       view(ids), matrix(weights), view(block_ends), matrix(out));
+          },
+          "rows"_a.noconvert(), "row_stride"_a, "row_offset"_a, "dtype"_a, "ids"_a.noconvert(),
+          "weights"_a.noconvert(), "block_ends"_a.noconvert(), "out"_a.noconvert(), Released())
       .def(
           "attend",
           [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,

@@ -197,6 +197,64 @@ class Kernels:
                 ends.astype(np.int32), vector,
             )  # fmt: skip
 
+    def matmul(
+        self,
+        rows: NDArray[np.uint8],
+        dtype: str,
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Out [vectors, n] = x [vectors, d] @ rows [n, d].T, `matvec` of each vector."""
+        self._check_open()
+        require_array("rows", rows, np.uint8)
+        _check_vectors("x", x, "out", out)
+        nbytes = row_bytes(dtype, x.shape[1])
+        if len(rows) != out.shape[1] * nbytes:
+            raise ValueError(
+                f"rows has {len(rows)} bytes; {out.shape[1]} rows of {nbytes} were expected"
+            )
+        for vector, products in zip(x, out, strict=True):
+            self.matvec(rows, dtype, vector, products)
+
+    def dot_rows_all(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        x: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`dot_rows` of the same ids for each vector of x [vectors, d]; out [vectors, ids]."""
+        self._check_open()
+        _check_vectors("x", x, "out", out)
+        _check_ids("out", out, ids)
+        row_starts(rows, row_stride, row_offset, row_bytes(dtype, x.shape[1]), ids)
+        for vector, products in zip(x, out, strict=True):
+            self.dot_rows(rows, row_stride, row_offset, dtype, ids, vector, products)
+
+    def weighted_sum_rows_all(
+        self,
+        rows: NDArray[np.uint8],
+        row_stride: int,
+        row_offset: int,
+        dtype: str,
+        ids: NDArray[np.int32],
+        weights: NDArray[np.float32],
+        block_ends: NDArray[np.int32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """`weighted_sum_rows` of the same ids for each vector of out [vectors, d]."""
+        self._check_open()
+        _check_vectors("weights", weights, "out", out)
+        _check_ids("weights", weights, ids)
+        row_starts(rows, row_stride, row_offset, row_bytes(dtype, out.shape[1]), ids)
+        _runs("block_ends", block_ends, len(ids))
+        where = (rows, row_stride, row_offset, dtype, ids)
+        for weigh, total in zip(weights, out, strict=True):
+            self.weighted_sum_rows(*where, weigh, block_ends, total)
+
     @_DAMAGED_WEIGHTS
     def attend(
         self,
@@ -291,6 +349,23 @@ class Kernels:
         ends = row_starts(to, row_bytes, 0, row_bytes, to_ids)
         for begin, end in zip(begins, ends, strict=True):
             to[end : end + row_bytes] = rows[begin : begin + row_bytes]
+
+
+def _check_vectors(
+    name: str, values: NDArray[np.float32], result: str, out: NDArray[np.float32]
+) -> None:
+    """A row of `values` and one of `out` for each vector."""
+    require_array(name, values, np.float32, dimensions=2)
+    require_array(result, out, np.float32, writable=True, dimensions=2)
+    if len(values) != len(out):
+        raise ValueError(f"{name} has {len(values)} rows and {result} {len(out)}: one a vector")
+
+
+def _check_ids(name: str, values: NDArray[np.float32], ids: NDArray[np.int32]) -> None:
+    """A column for each id."""
+    require_array("ids", ids, np.int32)
+    if values.shape[1] != len(ids):
+        raise ValueError(f"{name} has {values.shape[1]} values for {len(ids)} ids")
 
 
 def _runs(name: str, ends: NDArray[np.int32], count: int) -> list[slice]:

@@ -74,6 +74,65 @@ struct ColumnRange {
 using AddFunction = void (*)(const AddRows& rows, const ColumnRange& columns, float* partial,
                              float* out);
 
+// Products of several rows with several vectors (tiles.h), in tiles of the instruction set's own
+// size. At most so many rows are packed at once.
+constexpr size_t kPanelRows = 24;
+
+struct PanelRows {
+  std::array<const uint8_t*, kPanelRows> rows;
+  size_t count;
+};
+
+// Packed tiles of so many rows.
+struct TilePanel {
+  const uint8_t* packed;
+  size_t rows;
+};
+
+// A packed tile of vectors, of which `count` are there.
+struct TileVectors {
+  const uint8_t* packed;
+  size_t count;
+  size_t columns;
+};
+
+// A packed tile has steps(columns) * members * piece_bytes bytes: members are `rows` or
+// `vectors`. Rows that are not there, and vectors, hold anything.
+struct ProductKernel {
+  size_t rows;  // of a tile; 0 where a vector is taken after the other, by the dots
+  size_t vectors;
+  size_t piece_bytes;
+  size_t (*steps)(size_t columns);
+  void (*pack_rows)(const PanelRows& rows, size_t columns, uint8_t* to);
+  void (*pack_vector)(const DotInput& x, size_t member, uint8_t* to);
+  // out[v * out_stride + r] has the bits of the dot of row r of the panel with vector v.
+  void (*multiply)(const TilePanel& panel, const TileVectors& x, float* out, size_t out_stride);
+};
+
+// Weighted sums of the decoded rows of a block, at most so many, for several vectors.
+constexpr size_t kBlockRows = 64;
+constexpr size_t kDecodedColumns = 256;  // of a row at once: whole units of every width
+
+struct BlockSums {
+  const float* values;  // as decode() left them
+  size_t count;         // rows
+  // Of each vector `counts` rows and weights, those of weight 0 apart; kBlockRows from one vector's
+  // to the next one's.
+  const uint32_t* rows;
+  const float* weights;
+  const size_t* counts;
+  size_t vectors;
+};
+
+struct SumKernel {
+  // out[v * out_stride + c] += the sum of column c for vector v; null where a vector is taken after
+  // the other.
+  void (*sum)(const BlockSums& block, size_t columns, float* out, size_t out_stride);
+  // `count` rows' first columns; by DType, of those whose values lie one by one.
+  std::array<void (*)(const uint8_t* const* rows, size_t count, size_t columns, float* values), 3>
+      decode;
+};
+
 // A row from finite values; false when int8 or int4 cannot hold one of them, or one is not finite.
 using EncodeFunction = bool (*)(const float* values, size_t columns, uint8_t* row);
 using DecodeFunction = void (*)(const uint8_t* row, size_t columns, float* values);
@@ -82,6 +141,8 @@ struct KernelTable {
   const char* name;
   std::array<DotFunction, kDTypes> dot;  // by DType
   std::array<AddFunction, kDTypes> add;
+  std::array<ProductKernel, kDTypes> product;
+  SumKernel sums;
   std::array<EncodeFunction, kDTypes> encode;
   std::array<DecodeFunction, kDTypes> decode;
 };

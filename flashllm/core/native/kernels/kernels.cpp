@@ -8,6 +8,7 @@
 #include <string>
 
 #include "checked.h"
+#include "parts.h"
 #include "row_dots.h"
 #include "row_groups.h"
 
@@ -18,18 +19,10 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr size_t kBytesPerThread = 262144;  // less is not worth waking another thread
 constexpr size_t kBytesPerPart = 65536;
-// What a thread that is held up holds up: the last of so many parts of its share.
-constexpr size_t kPartsPerThread = 8;
 
 const KernelTable& choose(const char* isa) {
   if (isa == nullptr) isa = std::getenv("FLASHLLM_ISA");
   return find_kernels(isa == nullptr ? "" : isa);
-}
-
-// The first of `count` things that part `part` of `parts` has.
-size_t part_begin(size_t count, int part, int parts) {
-  return count / static_cast<size_t>(parts) * static_cast<size_t>(part) +
-         std::min(count % static_cast<size_t>(parts), static_cast<size_t>(part));
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // Products of encoded rows: dot with a vector, and weighted sum; rows encoded and decoded.
 //
 // Goals: no read outside the rows whatever the ids are; the same bits for every number of
-// threads, and for a vector alone or among others. Not goals: dense products of several vectors,
-// training.
+// threads, and for a vector alone or among others. Not a goal: training.
 // Threads: calls are served one at a time; each is computed by `threads` of them.
 #pragma once
 
@@ -21,6 +20,10 @@
 #include "view.h"
 
 namespace flash_core {
+
+struct alignas(64) CacheLine {
+  uint8_t bytes[64];
+};
 
 class Kernels {
  public:
@@ -48,6 +51,19 @@ class Kernels {
   void weighted_sum_rows_each(const Rows& rows, View<const int32_t> ids, View<const float> weights,
                               View<const int32_t> vector_ends, View<const int32_t> block_ends,
                               View<float> out);
+
+  // out [vectors, n] = x [vectors, d] @ rows [n, d]: the bits of matvec() for each vector. A row is
+  // read and decoded once for some hundreds of them.
+  void matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x, Matrix<float> out);
+
+  // The same with the rows of `ids`: the bits of dot_rows() for each vector.
+  void dot_rows_all(const Rows& rows, View<const int32_t> ids, Matrix<const float> x,
+                    Matrix<float> out);
+
+  // out [vectors, d] += the weighted sums of the same rows for each vector by its weights
+  // [vectors, n]: the bits of weighted_sum_rows() for each.
+  void weighted_sum_rows_all(const Rows& rows, View<const int32_t> ids, Matrix<const float> weights,
+                             View<const int32_t> block_ends, Matrix<float> out);
 
   // out = what one token's heads make of the positions that it sees; errors as of check_attend.
   void attend(const Attend& task);
@@ -79,6 +95,14 @@ class Kernels {
   std::unique_lock<std::mutex> enter();
   // Parts of a job over so many bytes, of which each thread may take several.
   int parts_for(size_t bytes, size_t most) const;
+  // Products of all rows with all vectors, of which row_of(i) gives where row i lies.
+  template <class RowOf>
+  void multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matrix<const float> x,
+                Matrix<float> out);
+  template <class RowOf>
+  void multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const float> x,
+                         Matrix<float> out);
+  void pack_vectors(DType dtype, Matrix<const float> x);
   // The same where a part is some of the vectors, with all of their rows.
   int parts_of_vectors(size_t bytes, size_t vectors) const;
 
@@ -89,6 +113,7 @@ class Kernels {
   QuantisedInput input_;
   std::vector<float> partial_;  // [columns], whole units; each part has its own range
   AttendScratch attend_scratch_;
+  std::vector<CacheLine> packed_;  // vectors of a product
 };
 
 }  // namespace flash_core

@@ -8,6 +8,7 @@
 
 #include "kernel_table.h"
 #include "rounding.h"
+#include "tiles.h"
 
 #define FLASH_TARGET __attribute__((target("avx2,fma,f16c")))
 #define FLASH_INLINE FLASH_TARGET static inline __attribute__((always_inline))
@@ -20,11 +21,14 @@ struct V {
   using Type = __m256;
   static constexpr size_t width = 8;
   static constexpr size_t dots_at_once = 2;
+  static constexpr size_t tile_rows = 3;
+  static constexpr size_t tile_vectors = 4;
   FLASH_INLINE Type zero() { return _mm256_setzero_ps(); }
   FLASH_INLINE Type broadcast(float value) { return _mm256_set1_ps(value); }
   FLASH_INLINE Type load(const float* from) { return _mm256_loadu_ps(from); }
   FLASH_INLINE void store(float* to, Type value) { _mm256_storeu_ps(to, value); }
   FLASH_INLINE Type add(Type a, Type b) { return _mm256_add_ps(a, b); }
+  FLASH_INLINE Type multiply(Type a, Type b) { return _mm256_mul_ps(a, b); }
   FLASH_INLINE Type fma(Type a, Type b, Type c) { return _mm256_fmadd_ps(a, b, c); }
   FLASH_INLINE float sum(Type value) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
@@ -58,7 +62,10 @@ struct BF16 {
 struct I {
   static constexpr size_t int8_dots_at_once = 2;
   static constexpr size_t int4_dots_at_once = 2;
+  static constexpr size_t tile_rows = 1;
+  static constexpr size_t tile_vectors = 8;
   using Bytes = __m256i;
+  using Shorts = __m256i;
   using Lanes = __m256i;
   typedef int32_t Whole __attribute__((vector_size(32)));
   typedef int16_t Halves __attribute__((vector_size(32)));
@@ -77,6 +84,23 @@ struct I {
   FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, Bytes numbers) {
     const __m256i pairs = _mm256_maddubs_epi16(weights, numbers);
     return _mm256_add_epi32(lanes, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  FLASH_INLINE Shorts even(Bytes bytes) {
+    return _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+  }
+  FLASH_INLINE Shorts odd(Bytes bytes) { return _mm256_srai_epi16(bytes, 8); }
+  FLASH_INLINE Shorts join(Shorts high, Shorts low) {
+    return _mm256_add_epi16(_mm256_slli_epi16(high, 7), low);
+  }
+  FLASH_INLINE Shorts load_shorts(const uint8_t* from) { return load_bytes(from); }
+  FLASH_INLINE void store_shorts(uint8_t* to, Shorts shorts) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), shorts);
+  }
+  FLASH_INLINE Lanes first_shorts(Shorts weights, Shorts numbers) {
+    return _mm256_madd_epi16(weights, numbers);
+  }
+  FLASH_INLINE Lanes dot_shorts(Lanes lanes, Shorts weights, Shorts numbers) {
+    return _mm256_add_epi32(lanes, _mm256_madd_epi16(weights, numbers));
   }
   FLASH_INLINE __m256 to_float(Lanes lanes) { return _mm256_cvtepi32_ps(lanes); }
   FLASH_INLINE Lanes fill(int32_t number) { return _mm256_set1_epi32(number); }
@@ -128,12 +152,21 @@ struct S {
 
 #include "grouped_sums.h"
 
+#include "tile_products.h"
+
+#include "tile_sums.h"
+
+#include "grouped_products.h"
+
 #include "encode_loops.h"
 
 KernelTable make_avx2() {
   KernelTable table = make_table<V, F32, F16, BF16>("avx2");
   set_grouped_dots<V, I, S>(&table);
   set_grouped_sums<V, F16, I>(&table);
+  set_float_products<V, F32, F16, BF16>(&table);
+  set_sums<V, F32, F16, BF16>(&table);
+  set_grouped_products<V, I, S>(&table);
   set_encoding(&table);
   return table;
 }

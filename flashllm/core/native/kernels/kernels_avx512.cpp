@@ -9,6 +9,7 @@
 
 #include "kernel_table.h"
 #include "rounding.h"
+#include "tiles.h"
 
 #define FLASH_TARGET __attribute__((target("avx512f,avx2,fma,f16c")))
 #define FLASH_INLINE FLASH_TARGET static inline __attribute__((always_inline))
@@ -21,11 +22,14 @@ struct V {
   using Type = __m512;
   static constexpr size_t width = 16;
   static constexpr size_t dots_at_once = 4;
+  static constexpr size_t tile_rows = 6;
+  static constexpr size_t tile_vectors = 4;
   FLASH_INLINE Type zero() { return _mm512_setzero_ps(); }
   FLASH_INLINE Type broadcast(float value) { return _mm512_set1_ps(value); }
   FLASH_INLINE Type load(const float* from) { return _mm512_loadu_ps(from); }
   FLASH_INLINE void store(float* to, Type value) { _mm512_storeu_ps(to, value); }
   FLASH_INLINE Type add(Type a, Type b) { return _mm512_add_ps(a, b); }
+  FLASH_INLINE Type multiply(Type a, Type b) { return _mm512_mul_ps(a, b); }
   FLASH_INLINE Type fma(Type a, Type b, Type c) { return _mm512_fmadd_ps(a, b, c); }
   FLASH_INLINE float sum(Type value) { return _mm512_reduce_add_ps(value); }
 };
@@ -54,12 +58,19 @@ struct BF16 {
 
 #include "kernel_loops.h"
 
+#include "tile_products.h"
+
+#include "tile_sums.h"
+
 KernelTable make_avx512() {
   KernelTable table = make_table<V, F32, F16, BF16>("avx512");
   const KernelTable& narrower = avx2_kernels();
+  set_float_products<V, F32, F16, BF16>(&table);
+  set_sums<V, F32, F16, BF16>(&table);
   table.encode = narrower.encode;
   table.decode = narrower.decode;
   for (const DType dtype : {DType::int8, DType::int4}) {
+    table.product[static_cast<size_t>(dtype)] = narrower.product[static_cast<size_t>(dtype)];
     table.dot[static_cast<size_t>(dtype)] = narrower.dot[static_cast<size_t>(dtype)];
     table.add[static_cast<size_t>(dtype)] = narrower.add[static_cast<size_t>(dtype)];
   }
@@ -72,7 +83,10 @@ KernelTable make_avx512() {
 struct I {
   static constexpr size_t int8_dots_at_once = 2;
   static constexpr size_t int4_dots_at_once = 4;
+  static constexpr size_t tile_rows = 2;
+  static constexpr size_t tile_vectors = 8;
   using Bytes = __m512i;
+  using Shorts = __m512i;
   using Lanes = __m512i;
   typedef int32_t Whole __attribute__((vector_size(64)));
   typedef int16_t Halves __attribute__((vector_size(64)));
@@ -89,6 +103,21 @@ struct I {
   FLASH_INLINE Lanes times_128(Lanes lanes) { return _mm512_slli_epi32(lanes, 7); }
   FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, Bytes numbers) {
     return _mm512_dpbusd_epi32(lanes, weights, numbers);
+  }
+  FLASH_INLINE Shorts even(Bytes bytes) {
+    return _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8);
+  }
+  FLASH_INLINE Shorts odd(Bytes bytes) { return _mm512_srai_epi16(bytes, 8); }
+  FLASH_INLINE Shorts join(Shorts high, Shorts low) {
+    return _mm512_add_epi16(_mm512_slli_epi16(high, 7), low);
+  }
+  FLASH_INLINE Shorts load_shorts(const uint8_t* from) { return load_bytes(from); }
+  FLASH_INLINE void store_shorts(uint8_t* to, Shorts shorts) { _mm512_storeu_si512(to, shorts); }
+  FLASH_INLINE Lanes first_shorts(Shorts weights, Shorts numbers) {
+    return dot_shorts(_mm512_setzero_si512(), weights, numbers);
+  }
+  FLASH_INLINE Lanes dot_shorts(Lanes lanes, Shorts weights, Shorts numbers) {
+    return _mm512_dpwssd_epi32(lanes, weights, numbers);
   }
   FLASH_INLINE __m512 to_float(Lanes lanes) { return _mm512_cvtepi32_ps(lanes); }
   FLASH_INLINE Lanes fill(int32_t number) { return _mm512_set1_epi32(number); }
@@ -138,11 +167,14 @@ struct S {
 
 #include "grouped_sums.h"
 
+#include "grouped_products.h"
+
 KernelTable make_avx512vnni() {
   KernelTable table = avx512_kernels();
   table.name = "avx512vnni";
   set_grouped_dots<V, I, S>(&table);
   set_grouped_sums<V, F16, I>(&table);
+  set_grouped_products<V, I, S>(&table);
   return table;
 }
 

@@ -8,6 +8,7 @@
 
 #include "kernel_table.h"
 #include "rounding.h"
+#include "tiles.h"
 
 #define FLASH_TARGET
 #define FLASH_INLINE static inline __attribute__((always_inline))
@@ -20,11 +21,14 @@ struct V {
   using Type = float32x4_t;
   static constexpr size_t width = 4;
   static constexpr size_t dots_at_once = 1;  // more were not measured
+  static constexpr size_t tile_rows = 6;
+  static constexpr size_t tile_vectors = 4;
   FLASH_INLINE Type zero() { return vdupq_n_f32(0); }
   FLASH_INLINE Type broadcast(float value) { return vdupq_n_f32(value); }
   FLASH_INLINE Type load(const float* from) { return vld1q_f32(from); }
   FLASH_INLINE void store(float* to, Type value) { vst1q_f32(to, value); }
   FLASH_INLINE Type add(Type a, Type b) { return vaddq_f32(a, b); }
+  FLASH_INLINE Type multiply(Type a, Type b) { return vmulq_f32(a, b); }
   FLASH_INLINE Type fma(Type a, Type b, Type c) { return vfmaq_f32(c, a, b); }
   FLASH_INLINE float sum(Type value) { return vaddvq_f32(value); }
 };
@@ -57,7 +61,10 @@ struct BF16 {
 struct I {
   static constexpr size_t int8_dots_at_once = 1;
   static constexpr size_t int4_dots_at_once = 1;
+  static constexpr size_t tile_rows = 2;
+  static constexpr size_t tile_vectors = 8;
   using Bytes = int8x16_t;
+  using Shorts = int16x8_t;
   using Lanes = int32x4_t;
   using Whole = int32x4_t;
   using Halves = int16x8_t;
@@ -78,6 +85,26 @@ struct I {
   FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, Bytes x) {
     const int16x8_t products = vmull_s8(vget_low_s8(weights), vget_low_s8(x));
     return vpadalq_s16(lanes, vmlal_s8(products, vget_high_s8(weights), vget_high_s8(x)));
+  }
+  // Sixteen bits have an even byte below and an odd one above.
+  FLASH_INLINE Shorts even(Bytes bytes) {
+    return vshrq_n_s16(vshlq_n_s16(vreinterpretq_s16_s8(bytes), 8), 8);
+  }
+  FLASH_INLINE Shorts odd(Bytes bytes) { return vshrq_n_s16(vreinterpretq_s16_s8(bytes), 8); }
+  FLASH_INLINE Shorts join(Shorts high, Shorts low) { return vaddq_s16(vshlq_n_s16(high, 7), low); }
+  FLASH_INLINE Shorts load_shorts(const uint8_t* from) {
+    return vreinterpretq_s16_u8(vld1q_u8(from));
+  }
+  FLASH_INLINE void store_shorts(uint8_t* to, Shorts shorts) {
+    vst1q_u8(to, vreinterpretq_u8_s16(shorts));
+  }
+  FLASH_INLINE Lanes first_shorts(Shorts weights, Shorts numbers) {
+    const Lanes low = vmull_s16(vget_low_s16(weights), vget_low_s16(numbers));
+    return vmlal_s16(low, vget_high_s16(weights), vget_high_s16(numbers));
+  }
+  FLASH_INLINE Lanes dot_shorts(Lanes lanes, Shorts weights, Shorts numbers) {
+    lanes = vmlal_s16(lanes, vget_low_s16(weights), vget_low_s16(numbers));
+    return vmlal_s16(lanes, vget_high_s16(weights), vget_high_s16(numbers));
   }
   FLASH_INLINE float32x4_t to_float(Lanes lanes) { return vcvtq_f32_s32(lanes); }
   // Signed bytes need no seeds.
@@ -129,12 +156,21 @@ struct S {
 
 #include "grouped_sums.h"
 
+#include "tile_products.h"
+
+#include "tile_sums.h"
+
+#include "grouped_products.h"
+
 #include "encode_loops.h"
 
 KernelTable make_neon() {
   KernelTable table = make_table<V, F32, F16, BF16>("neon");
   set_grouped_dots<V, I, S>(&table);
   set_grouped_sums<V, F16, I>(&table);
+  set_float_products<V, F32, F16, BF16>(&table);
+  set_sums<V, F32, F16, BF16>(&table);
+  set_grouped_products<V, I, S>(&table);
   set_encoding(&table);
   return table;
 }

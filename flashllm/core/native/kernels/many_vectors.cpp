@@ -1,0 +1,262 @@
+// Products of the same rows with many vectors, in panels of rows that are decoded once for all of
+// them. The order of summation is that of a vector by itself, so the bits are.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "checked.h"
+#include "kernels.h"
+#include "parts.h"
+#include "row_dots.h"
+#include "row_groups.h"
+
+namespace flash_core {
+
+namespace {
+
+// Packed vectors: at most so many bytes, so that they stay in the last cache while rows pass by.
+// Of more vectors, as many as that are taken with all rows, and then the next.
+constexpr size_t kPackedBytes = 8 << 20;
+// Packed rows of a thread: what the second-level cache has room for.
+constexpr size_t kPanelBytes = 192 << 10;
+// What a thread takes by turns, and so finds in the last cache: packed vectors, and rows as they
+// are encoded.
+constexpr size_t kNearVectorBytes = 2 << 20;
+constexpr size_t kNearRowBytes = 4 << 20;
+
+// Memory of a thread for its panel or its decoded rows, kept until the thread ends.
+uint8_t* scratch(size_t nbytes) {
+  static thread_local std::vector<CacheLine> lines;
+  lines.resize(std::max(lines.size(), (nbytes + sizeof(CacheLine) - 1) / sizeof(CacheLine)));
+  return lines.data()->bytes;
+}
+
+size_t ceil_div(size_t count, size_t by) { return (count + by - 1) / by; }
+
+void check_vectors(const char* what, size_t count, const char* result, size_t vectors) {
+  if (count != vectors) {
+    throw std::invalid_argument(std::string(what) + " has " + std::to_string(count) + " rows and " +
+                                result + " " + std::to_string(vectors) + ": one a vector");
+  }
+}
+
+// Rows of a panel that are whole tiles, or fewer where there are no more.
+size_t panel_rows(const ProductKernel& kernel, size_t tile_bytes) {
+  const size_t most = kPanelRows / kernel.rows;
+  return std::min(std::max(kPanelBytes / tile_bytes, size_t{1}), most) * kernel.rows;
+}
+
+}  // namespace
+
+void Kernels::pack_vectors(DType dtype, Matrix<const float> x) {
+  const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
+  const size_t tile_bytes = kernel.steps(x.columns) * kernel.vectors * kernel.piece_bytes;
+  const size_t tiles = ceil_div(x.rows, kernel.vectors);
+  const size_t lines = ceil_div(tiles * tile_bytes, sizeof(CacheLine));
+  packed_.resize(std::max(packed_.size(), lines));
+  uint8_t* const packed = packed_.data()->bytes;
+  const int parts = parts_of_vectors(tiles * tile_bytes, tiles);
+  pool_->run(parts, [&](int part) {
+    QuantisedInput rounded;
+    const size_t end = std::min(part_begin(tiles, part + 1, parts) * kernel.vectors, x.rows);
+    for (size_t v = part_begin(tiles, part, parts) * kernel.vectors; v < end; ++v) {
+      const DotInput input = rounded.prepare(dtype, x.row(v), x.columns);
+      kernel.pack_vector(input, v % kernel.vectors, packed + v / kernel.vectors * tile_bytes);
+    }
+  });
+}
+
+template <class RowOf>
+void Kernels::multiply_in_tiles(DType dtype, const RowOf& row_of, Matrix<const float> x,
+                                Matrix<float> out) {
+  const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
+  const size_t step_bytes = kernel.steps(x.columns) * kernel.piece_bytes;
+  const size_t vector_tile = kernel.vectors * step_bytes;
+  const size_t row_tile = kernel.rows * step_bytes;
+  const size_t rows_at_once = panel_rows(kernel, row_tile);
+  const size_t panels = ceil_div(out.columns, rows_at_once);
+  const size_t panel_bytes = rows_at_once * row_bytes(dtype, x.columns).get();
+  const size_t panels_near = std::max(kNearRowBytes / panel_bytes, size_t{1});
+  pack_vectors(dtype, x);
+  const uint8_t* const packed = packed_.data()->bytes;
+  const size_t tiles = ceil_div(x.rows, kernel.vectors);
+  // Where there are few rows, threads have some of the vectors each.
+  const size_t wanted = threads_ == 1 ? 1 : kPartsPerThread * static_cast<size_t>(threads_);
+  const size_t row_parts = std::min(panels, wanted);
+  const size_t vector_parts = std::min(tiles, ceil_div(wanted, row_parts));
+  const auto parts = static_cast<int>(row_parts * vector_parts);
+  pool_->run(parts, [&](int part) {
+    const int across = part % static_cast<int>(vector_parts);
+    const int down = part / static_cast<int>(vector_parts);
+    const size_t first_tile = part_begin(tiles, across, static_cast<int>(vector_parts));
+    const size_t last_tile = part_begin(tiles, across + 1, static_cast<int>(vector_parts));
+    const size_t last_panel = part_begin(panels, down + 1, static_cast<int>(row_parts));
+    uint8_t* const panel = scratch(rows_at_once / kernel.rows * row_tile);
+    const auto multiply_panel = [&](size_t p, size_t tile, size_t end) {
+      const size_t first = p * rows_at_once;
+      const size_t count = std::min(rows_at_once, out.columns - first);
+      PanelRows rows = {};
+      rows.count = count;
+      for (size_t r = 0; r < count; ++r) rows.rows[r] = row_of(first + r);
+      kernel.pack_rows(rows, x.columns, panel);
+      for (; tile < end; ++tile) {
+        const size_t vector = tile * kernel.vectors;
+        const TileVectors of_tile = {packed + tile * vector_tile,
+                                     std::min(kernel.vectors, x.rows - vector), x.columns};
+        kernel.multiply({panel, count}, of_tile, out.row(vector) + first, out.columns);
+      }
+    };
+    const size_t tiles_near = std::max(kNearVectorBytes / vector_tile, size_t{1});
+    size_t p = part_begin(panels, down, static_cast<int>(row_parts));
+    while (p < last_panel) {
+      const size_t end = std::min(p + panels_near, last_panel);
+      for (size_t t = first_tile; t < last_tile; t += tiles_near) {
+        for (size_t q = p; q < end; ++q) {
+          multiply_panel(q, t, std::min(t + tiles_near, last_tile));
+        }
+      }
+      p = end;
+    }
+  });
+}
+
+template <class RowOf>
+void Kernels::multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matrix<const float> x,
+                       Matrix<float> out) {
+  const ProductKernel& kernel = table_.product[static_cast<size_t>(dtype)];
+  if (out.columns == 0) return;
+  if (kernel.rows != 0 && x.rows > 1) {
+    const size_t vector_bytes = kernel.steps(x.columns) * kernel.piece_bytes;
+    const size_t tiles = std::max(kPackedBytes / (vector_bytes * kernel.vectors), size_t{1});
+    for (size_t v = 0; v < x.rows; v += tiles * kernel.vectors) {
+      const size_t count = std::min(tiles * kernel.vectors, x.rows - v);
+      multiply_in_tiles(dtype, row_of, {x.row(v), count, x.columns},
+                        {out.row(v), count, out.columns});
+    }
+    return;
+  }
+  const DotFunction dot = table_.dot[static_cast<size_t>(dtype)];
+  const int parts =
+      parts_for(out.columns * row_bytes, kPartsPerThread * static_cast<size_t>(threads_));
+  for (size_t v = 0; v < x.rows; ++v) {
+    const DotInput input = input_.prepare(dtype, x.row(v), x.columns);
+    pool_->run(parts, [&](int part) {
+      const size_t first = part_begin(out.columns, part, parts);
+      const size_t end = part_begin(out.columns, part + 1, parts);
+      dot_each(dot, {first, end, row_bytes}, row_of, input, out.row(v));
+    });
+  }
+}
+
+void Kernels::matmul(View<const uint8_t> rows, DType dtype, Matrix<const float> x,
+                     Matrix<float> out) {
+  const auto lock = enter();
+  check_vectors("x", x.rows, "out", out.rows);
+  const Checked bytes = row_bytes(dtype, x.columns);
+  if (!(bytes * Checked(out.columns) == Checked(rows.size))) {
+    throw std::invalid_argument("rows has " + std::to_string(rows.size) + " bytes; " +
+                                std::to_string(out.columns) + " rows of " +
+                                std::to_string(bytes.get()) + " were expected");
+  }
+  const size_t stride = bytes.get();
+  multiply(dtype, stride, [&](size_t i) { return rows.data + i * stride; }, x, out);
+}
+
+void Kernels::dot_rows_all(const Rows& rows, View<const int32_t> ids, Matrix<const float> x,
+                           Matrix<float> out) {
+  const auto lock = enter();
+  check_vectors("x", x.rows, "out", out.rows);
+  check_equal("out", out.columns, ids.size);
+  const size_t bytes = check_ids(rows, ids, x.columns);
+  multiply(rows.dtype, bytes, [&](size_t i) { return row_at(rows, ids.data[i]); }, x, out);
+}
+
+namespace {
+
+// What a block's rows weigh for each vector, without those that weigh nothing.
+struct BlockLists {
+  std::vector<uint32_t> rows;
+  std::vector<float> weights;
+  std::vector<size_t> counts;
+
+  explicit BlockLists(size_t vectors)
+      : rows(vectors * kBlockRows), weights(vectors * kBlockRows), counts(vectors) {}
+
+  // Of rows number `first` to `end`.
+  void fill(Matrix<const float> all, size_t first, size_t end) {
+    for (size_t v = 0; v < all.rows; ++v) {
+      const float* from = all.row(v) + first;
+      uint32_t* const at = rows.data() + v * kBlockRows;
+      float* const to = weights.data() + v * kBlockRows;
+      size_t count = 0;
+      for (size_t r = 0; r < end - first; ++r) {
+        at[count] = static_cast<uint32_t>(r);
+        to[count] = from[r];
+        count += from[r] != 0.0F ? 1 : 0;
+      }
+      counts[v] = count;
+    }
+  }
+};
+
+// The columns of a block of float rows, decoded a stretch at a time for all vectors.
+void sum_decoded(const KernelTable& table, const Rows& rows, View<const int32_t> ids,
+                 const BlockLists& lists, const ColumnRange& range, Matrix<float> out) {
+  auto* const values = reinterpret_cast<float*>(scratch(ids.size * kDecodedColumns * 4));
+  const size_t item = item_bytes(rows.dtype);
+  for (size_t c = range.first; c < range.last; c += kDecodedColumns) {
+    const size_t columns = std::min(kDecodedColumns, range.last - c);
+    std::array<const uint8_t*, kBlockRows> from;
+    for (size_t r = 0; r < ids.size; ++r) from[r] = row_at(rows, ids.data[r]) + c * item;
+    table.sums.decode[static_cast<size_t>(rows.dtype)](from.data(), ids.size, columns, values);
+    const BlockSums block = {
+        values, ids.size, lists.rows.data(), lists.weights.data(), lists.counts.data(), out.rows};
+    table.sums.sum(block, columns, out.data + c, out.columns);
+  }
+}
+
+// For fewer vectors a row is read from the caches for each of them.
+constexpr size_t kVectorsDecoded = 12;
+
+}  // namespace
+
+void Kernels::weighted_sum_rows_all(const Rows& rows, View<const int32_t> ids,
+                                    Matrix<const float> weights, View<const int32_t> block_ends,
+                                    Matrix<float> out) {
+  const auto lock = enter();
+  check_vectors("weights", weights.rows, "out", out.rows);
+  check_equal("weights", weights.columns, ids.size);
+  const size_t bytes = check_ids(rows, ids, out.columns);
+  check_runs("block_ends", block_ends, ids.size);
+  const AddFunction add = table_.add[static_cast<size_t>(rows.dtype)];
+  const bool decoded =
+      out.rows >= kVectorsDecoded && table_.sums.sum != nullptr && !is_grouped(rows.dtype);
+  const size_t units = ceil_div(out.columns, kColumnUnit);
+  const size_t padded = units * kColumnUnit;
+  const size_t wanted = kPartsPerThread * static_cast<size_t>(threads_);
+  const int parts = parts_for(ids.size * bytes * out.rows, std::min(units, wanted));
+  partial_.resize(std::max(partial_.size(), padded));
+  pool_->run(parts, [&](int part) {
+    const size_t begin = part_begin(units, part, parts) * kColumnUnit;
+    const size_t end = std::min(part_begin(units, part + 1, parts) * kColumnUnit, out.columns);
+    const ColumnRange range = {begin, end, out.columns};
+    BlockLists lists(decoded ? out.rows : 0);
+    for (size_t b = 0; b < block_ends.size; ++b) {
+      const size_t first = run_begin(block_ends, b);
+      const size_t count = run_begin(block_ends, b + 1) - first;
+      if (count == 0) continue;
+      if (decoded && count <= kBlockRows) {
+        lists.fill(weights, first, first + count);
+        sum_decoded(table_, rows, {ids.data + first, count}, lists, range, out);
+        continue;
+      }
+      const View<const int32_t> one = {block_ends.data + b, 1};
+      for (size_t v = 0; v < out.rows; ++v) {
+        const Groups groups(rows, ids, weights.row(v), one, first);
+        add_groups(add, groups, range, partial_.data() + begin, out.row(v));
+      }
+    }
+  });
+}
+
+}  // namespace flash_core

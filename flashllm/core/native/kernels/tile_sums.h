@@ -1,0 +1,118 @@
+// Weighted sums of decoded rows for several vectors, written once for all vector widths.
+//
+// Included as kernel_loops.h is, after it. Each sum is that of add() there: the rows one after the
+// other, those of weight 0 apart, from zero.
+
+// The columns whose sums stay in registers while a vector's rows are added.
+template <class V>
+constexpr size_t kSumUnit = 8 * V::width;
+
+template <class V>
+FLASH_TARGET inline void sum_columns(const BlockSums& block, size_t vector, const float* values,
+                                     float* out) {
+  const size_t count = block.counts[vector];
+  const uint32_t* rows = block.rows + vector * kBlockRows;
+  const float* weights = block.weights + vector * kBlockRows;
+  typename V::Type sums[8];
+  for (size_t i = 0; i < 8; ++i) sums[i] = V::zero();
+  for (size_t r = 0; r < count; ++r) {
+    const float* row = values + rows[r] * kSumUnit<V>;
+    const typename V::Type weight = V::broadcast(weights[r]);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < 8; ++i) {
+      sums[i] = V::fma(weight, V::load(row + i * V::width), sums[i]);
+    }
+  }
+  for (size_t i = 0; i < 8; ++i) {
+    V::store(out + i * V::width, V::add(V::load(out + i * V::width), sums[i]));
+  }
+}
+
+// The same for some vectors at once, none of which has a weight of 0: a row is loaded for all.
+constexpr size_t kSumsAtOnce = 3;
+template <class V>
+FLASH_TARGET inline void sum_whole(const BlockSums& block, size_t vector, const float* values,
+                                   float* out, size_t out_stride) {
+  constexpr size_t kWide = 4;
+  const float* weights = block.weights + vector * kBlockRows;
+  for (size_t half = 0; half < 8; half += kWide) {
+    typename V::Type sums[kSumsAtOnce][kWide];
+    for (auto& of_vector : sums) {
+      for (auto& sum : of_vector) sum = V::zero();
+    }
+    const float* row = values + half * V::width;
+    for (size_t r = 0; r < block.count; ++r, row += kSumUnit<V>) {
+      typename V::Type here[kWide];
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kWide; ++i) here[i] = V::load(row + i * V::width);
+#pragma GCC unroll 4
+      for (size_t v = 0; v < kSumsAtOnce; ++v) {
+        const typename V::Type weight = V::broadcast(weights[v * kBlockRows + r]);
+#pragma GCC unroll 4
+        for (size_t i = 0; i < kWide; ++i) sums[v][i] = V::fma(weight, here[i], sums[v][i]);
+      }
+    }
+    for (size_t v = 0; v < kSumsAtOnce; ++v) {
+      float* to = out + v * out_stride + half * V::width;
+      for (size_t i = 0; i < kWide; ++i) {
+        V::store(to + i * V::width, V::add(V::load(to + i * V::width), sums[v][i]));
+      }
+    }
+  }
+}
+
+// Rows of a block, unit after unit of columns and in each row after row, so that a unit of all rows
+// is in one piece in the first-level cache.
+template <class V, class Encoding>
+FLASH_TARGET void decode_block(const uint8_t* const* rows, size_t count, size_t columns,
+                               float* values) {
+  constexpr size_t kItem = Encoding::item_bytes;
+  for (size_t c = 0; c < columns; c += V::width) {
+    float* to = values + c / kSumUnit<V> * kSumUnit<V> * count + c % kSumUnit<V>;
+    const size_t here = std::min(V::width, columns - c);
+    for (size_t r = 0; r < count; ++r, to += kSumUnit<V>) {
+      const uint8_t* from = rows[r] + c * kItem;
+      uint8_t tail[V::width * kItem] = {};
+      if (here < V::width) {
+        std::memcpy(tail, from, here * kItem);
+        from = tail;
+      }
+      V::store(to, Encoding::load(from));
+    }
+  }
+}
+
+template <class V>
+FLASH_TARGET void sum_block(const BlockSums& block, size_t columns, float* out, size_t out_stride) {
+  constexpr size_t kUnit = kSumUnit<V>;
+  const auto whole = [&](size_t vector) {
+    if (vector + kSumsAtOnce > block.vectors) return false;
+    const size_t* counts = block.counts + vector;
+    return std::all_of(counts, counts + kSumsAtOnce,
+                       [&](size_t count) { return count == block.count; });
+  };
+  for (size_t c = 0; c < columns; c += kUnit) {
+    const float* values = block.values + c * block.count;
+    const size_t here = std::min(kUnit, columns - c);
+    for (size_t v = 0; v < block.vectors; ++v) {
+      float* to = out + v * out_stride + c;
+      if (block.counts[v] == 0) continue;
+      if (here < kUnit) {
+        float part[kUnit] = {};
+        std::memcpy(part, to, here * sizeof(float));
+        sum_columns<V>(block, v, values, part);
+        std::memcpy(to, part, here * sizeof(float));
+      } else if (whole(v)) {
+        sum_whole<V>(block, v, values, to, out_stride);
+        v += kSumsAtOnce - 1;
+      } else {
+        sum_columns<V>(block, v, values, to);
+      }
+    }
+  }
+}
+
+template <class V, class F32, class F16, class BF16>
+void set_sums(KernelTable* table) {
+  table->sums = {sum_block<V>, {decode_block<V, F32>, decode_block<V, F16>, decode_block<V, BF16>}};
+}

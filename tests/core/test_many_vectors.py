@@ -1,0 +1,132 @@
+"""Products of the same rows with many vectors: the bits of each vector alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashllm import _core
+from tests.support.encodings import encode, nbytes_of
+
+Make = Callable[..., Any]
+SHAPES = [
+    # Vectors, columns, rows: around the sizes of tiles, panels and blocks of every set.
+    (1, 64, 5), (2, 1, 1), (3, 15, 64), (7, 16, 5), (64, 63, 129), (130, 64, 64), (5, 65, 129),
+    (64, 4099, 5), (7, 4099, 64), (130, 1000, 1), (13, 2080, 25), (33, 512, 300),
+]  # fmt: skip
+
+
+def normal(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.fixture(params=_core.available_isas())
+def make_native(request: pytest.FixtureRequest) -> Make:
+    """Kernels of each instruction set; numpy's take a vector after the other by themselves."""
+    return lambda threads=1: _core.Kernels(threads, request.param)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_matrix_times_vectors_has_the_bits_of_each_alone(
+    make_native: Make, dtype: str, shape: tuple[int, int, int], threads: int
+) -> None:
+    vectors, columns, count = shape
+    rows = encode(normal((count, columns)), dtype)
+    x = normal((vectors, columns), seed=1)
+    kernels = make_native(threads)
+    out = np.full((vectors, count), np.nan, np.float32)
+    kernels.matmul(rows, dtype, x, out)
+    alone = np.empty_like(out)
+    for vector, products in zip(x, alone, strict=True):
+        kernels.matvec(rows, dtype, vector, products)
+    assert np.array_equal(out, alone)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("zeros", ["none", "some", "most"])
+def test_rows_of_many_vectors_have_the_bits_of_each_alone(
+    make_native: Make, dtype: str, shape: tuple[int, int, int], zeros: str, threads: int
+) -> None:
+    vectors, columns, count = shape
+    nbytes = nbytes_of(dtype, columns)
+    raw = encode(normal((count, columns)), dtype).reshape(count, nbytes)
+    # Rows within bundles, from a byte on where nothing is aligned.
+    bundles = np.zeros((count, nbytes + 11), np.uint8)
+    bundles[:, 7 : 7 + nbytes] = raw
+    where = (bundles.reshape(-1), nbytes + 11, 7, dtype)
+    random = np.random.default_rng(2)
+    ids = random.permutation(count).astype(np.int32)
+    weights = normal((vectors, count), seed=3)
+    weights[random.random(weights.shape) < {"none": 0.0, "some": 0.1, "most": 0.9}[zeros]] = 0
+    # Blocks of a size as models have, an empty one, and one that is longer than they have.
+    ends = np.minimum([20, 84, 84, max(count, 84)], count).astype(np.int32)
+    before = normal((vectors, columns), seed=4)
+    x = normal((vectors, columns), seed=5)
+    kernels = make_native(threads)
+    dots, sums = np.full((vectors, count), np.nan, np.float32), before.copy()
+    kernels.dot_rows_all(*where, ids, x, dots)
+    kernels.weighted_sum_rows_all(*where, ids, weights, ends, sums)
+    for v in range(vectors):
+        alone, total = np.empty(count, np.float32), before[v].copy()
+        kernels.dot_rows(*where, ids, x[v], alone)
+        kernels.weighted_sum_rows(*where, ids, weights[v], ends, total)
+        assert np.array_equal(dots[v], alone)
+        assert np.array_equal(sums[v], total)
+
+
+def test_the_twin_agrees(dtype: str, make_kernels: Make) -> None:
+    rows, x = encode(normal((19, 100)), dtype), normal((5, 100), seed=1)
+    stride, ids = nbytes_of(dtype, 100), np.array([3, 0, 18], np.int32)
+    kernels, plain = make_kernels(), _core.Kernels(1, "scalar")
+    results = []
+    for each in (kernels, plain):
+        out, dots = np.empty((5, 19), np.float32), np.empty((5, 3), np.float32)
+        sums = np.ones((5, 100), np.float32)
+        each.matmul(rows, dtype, x, out)
+        each.dot_rows_all(rows, stride, 0, dtype, ids, x, dots)
+        each.weighted_sum_rows_all(
+            rows, stride, 0, dtype, ids, dots, np.array([2, 3], np.int32), sums
+        )
+        assert np.array_equal(dots, out[:, ids])
+        results.append((out, sums))
+    for got, expected in zip(*results, strict=True):
+        assert np.allclose(got, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_rows_and_weights_that_are_not_finite_stay_with_their_vectors(
+    make_native: Make, dtype: str
+) -> None:
+    rows, x = encode(normal((64, 100)), dtype), normal((40, 100), seed=1)
+    x[11, 70] = np.inf
+    weights = normal((40, 64), seed=2)
+    weights[3] = np.nan
+    weights[:, 9] = 0
+    rows.reshape(64, -1)[9, -2:] = 0xFF  # not a number, in every encoding
+    ids, ends = np.arange(64, dtype=np.int32), np.array([64], np.int32)
+    kernels = make_native(2)
+    out, sums = np.empty((40, 64), np.float32), np.zeros((40, 100), np.float32)
+    kernels.matmul(rows, dtype, x, out)
+    stride = nbytes_of(dtype, 100)
+    kernels.weighted_sum_rows_all(rows, stride, 0, dtype, ids, weights, ends, sums)
+    assert not np.isfinite(out[11]).any()
+    assert not np.isfinite(out[:, 9]).any()
+    assert np.isfinite(np.delete(np.delete(out, 11, axis=0), 9, axis=1)).all()
+    assert not np.isfinite(sums[3]).any()
+    assert np.isfinite(np.delete(sums, 3, axis=0)).all()  # the row of weight 0 is skipped
+
+
+def test_no_vectors_and_no_rows_are_fine(make_kernels: Make, dtype: str) -> None:
+    kernels, none = make_kernels(2), np.empty(0, np.uint8)
+    kernels.matmul(none, dtype, np.ones((3, 8), np.float32), np.empty((3, 0), np.float32))
+    row = encode(normal((1, 8)), dtype)
+    nothing = np.empty((0, 8), np.float32)
+    kernels.matmul(row, dtype, nothing, np.empty((0, 1), np.float32))
+    no_ids, out = np.empty(0, np.int32), np.ones((3, 8), np.float32)
+    weights = np.empty((3, 0), np.float32)
+    kernels.weighted_sum_rows_all(row, len(row), 0, dtype, no_ids, weights, no_ids, out)
+    assert np.all(out == 1)
