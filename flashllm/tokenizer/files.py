@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from flashllm.errors import ModelError
 
 FILE_BYTES_MAX = 64 << 20
-_Loaded = TypeVar("_Loaded")
+_Result = TypeVar("_Result")
 
 
 def read_limited(path: Path) -> bytes:
@@ -34,14 +34,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def load_guarded(path: Path, load: Callable[[], _Loaded]) -> _Loaded:
-    """Runs a library's loader on a stranger's file; whatever it dislikes becomes a `ModelError`."""
+def guarded(
+    path: Path, use: Callable[[], _Result], what: str = "be loaded as a tokenizer"
+) -> _Result:
+    """Runs a library on a stranger's file; whatever it dislikes becomes a `ModelError`."""
     try:
-        return load()
+        return use()
     except (KeyboardInterrupt, SystemExit, ModelError):
         raise
     except BaseException as error:  # a panic in Rust is no Exception
-        raise ModelError(f"{path}: cannot be loaded as a tokenizer ({error})") from error
+        raise ModelError(f"{path}: cannot {what} ({error})") from error
 
 
 def read_optional(path: Path) -> dict[str, Any]:

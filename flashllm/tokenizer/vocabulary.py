@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flashllm.errors import ModelError
-from flashllm.tokenizer.files import load_guarded, read_json, read_limited
+from flashllm.tokenizer.files import guarded, read_json, read_limited
 from flashllm.tokenizer.sentencepiece_model import SentencePieceVocabulary
 from flashllm.tokenizer.tokenizer_json import (
     AddedToken,
@@ -92,7 +92,11 @@ class JsonVocabulary:
         The result is checked for control tokens that got in another way.
         """
         text = "".join([p if isinstance(p, str) else self._names[p] for p in parts])
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = guarded(
+            self._path,
+            lambda: self._tokenizer.encode(text, add_special_tokens=False).ids,
+            "encode this text",
+        )
         if self._moved:
             ids = [self._moved.get(token, token) for token in ids]
         wanted = [part for part in parts if part in self._guarded]
@@ -110,7 +114,7 @@ def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePiece
     """The vocabulary in a `tokenizer.model`."""
     content = read_limited(path)
     specials = (*settings.tokens.values(), *settings.specials)
-    return load_guarded(
+    return guarded(
         path,
         lambda: SentencePieceVocabulary(
             content, settings.added, specials, settings.template, settings.legacy
@@ -121,14 +125,14 @@ def load_sentencepiece(path: Path, settings: TokenizerSettings) -> SentencePiece
 def load_json(path: Path, settings: TokenizerSettings) -> JsonVocabulary:
     """The vocabulary in a `tokenizer.json`."""
     description = read_json(path)
-    return load_guarded(path, lambda: _json_vocabulary(path, description, settings))
+    return guarded(path, lambda: _json_vocabulary(path, description, settings))
 
 
 def load_byte_level(vocab: Path, merges: Path, settings: TokenizerSettings) -> JsonVocabulary:
     """The vocabulary in a GPT-2 style `vocab.json` and `merges.txt`."""
     pieces = read_json(vocab)
     rules = read_limited(merges)
-    return load_guarded(
+    return guarded(
         vocab,
         lambda: _json_vocabulary(vocab, describe_byte_level(pieces, rules.decode()), settings),
     )

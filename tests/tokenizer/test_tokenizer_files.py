@@ -376,3 +376,15 @@ def test_a_marker_of_the_library_kept_its_white_space(tmp_path: Path) -> None:
     write_json(tmp_path, "tokenizer_config.json", {"chat_template": template})
     ids = loaded(tmp_path).encode_chat([{"role": "user", "content": "  a "}])
     assert ids == library.encode("b<|x|>a ", add_special_tokens=False).ids
+
+
+def test_a_text_that_the_library_cannot_encode_is_an_error_of_the_file(tmp_path: Path) -> None:
+    vocabulary = tokenizers.Tokenizer(models.Unigram([("a", -1.0), ("b", -2.0)], None))
+    vocabulary.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    vocabulary.decoder = decoders.Metaspace(prepend_scheme="never")
+    vocabulary.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded is not None
+    assert loaded.vocabulary.encode(["ab"]) == [0, 1]
+    with pytest.raises(ModelError, match=r"tokenizer\.json: cannot encode this text \(.*unk_id"):
+        loaded.vocabulary.encode(["abc"])

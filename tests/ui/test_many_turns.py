@@ -118,9 +118,12 @@ async def test_pages_that_were_closed_are_collected(monkeypatch: pytest.MonkeyPa
             await pilot.press("f1")
             await until(pilot, lambda: len(app.screen_stack) == 2)
             page = weakref.ref(app.screen)
+            drawn = [weakref.ref(one._styles_cache) for one in app.screen.query("*")]
             await pilot.press("escape")
             await until(pilot, lambda: len(app.screen_stack) == 1)
         await until(pilot, lambda: page() is None)
+        assert drawn
+        assert not [one for one in drawn if one() is not None], "the lines that they drew"
 
 
 async def test_old_turns_come_back_where_the_reader_scrolls_to_them() -> None:

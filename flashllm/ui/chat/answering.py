@@ -16,6 +16,7 @@ from flashllm.system.malloc import give_back_free_memory
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.refresh_rate import RefreshRate
 from flashllm.ui.chat.status import Phase
+from flashllm.ui.closed_widgets import forget_closed_widgets
 
 if TYPE_CHECKING:
     from textual.timer import Timer
@@ -332,6 +333,7 @@ class Answering:
             self._collect_later()
             return
         self._uncollected = 0
+        forget_closed_widgets()
         gc.collect()
         give_back_free_memory()
 

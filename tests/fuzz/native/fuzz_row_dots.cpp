@@ -17,8 +17,12 @@ void check_dot(const RowCase& one, const float* row, const float* x, float got) 
     sum += double{row[c]} * x[c];
     largest = std::max(largest, std::fabs(double{x[c]}));
   }
-  for (size_t c = 0; c < one.columns; ++c) scale += std::fabs(row[c]) * largest;
-  const double lost = is_grouped(one.dtype) ? scale / kRoundedSteps / 2 * 1.01 : 0;
+  double weights = 0;
+  for (size_t c = 0; c < one.columns; ++c) weights += std::fabs(row[c]);
+  scale = weights * largest;
+  // Half a step each, or all of what counts as zero.
+  const double lost =
+      is_grouped(one.dtype) ? scale / kMostRounded / 2 * 1.01 + weights * kLeastRounded : 0;
   REQUIRE(std::fabs(got - sum) <= 2e-5 * scale + lost + 1e-30);
 }
 

@@ -8,14 +8,15 @@ using namespace flash_core;
 namespace {
 
 // What rounding weights times scales together may cost a column: a number of a group is 128 at
-// most, and a rounded factor is wrong by half a step.
+// most, and a rounded factor is wrong by half a step, or is less than what counts as zero.
 double lost_by_rounding(const RowCase& one, const std::vector<float>& weights) {
   if (!is_grouped(one.dtype)) return 0;
   double largest = 0;
   for (size_t i = 0; i < one.ids.size(); ++i) {
     largest = std::max(largest, largest_scale(one, one.ids[i]) * std::fabs(double{weights[i]}));
   }
-  return 128 * largest / kRoundedSteps * static_cast<double>(one.ids.size());
+  const double wrong = std::max(largest / kMostRounded, double{kLeastRounded});
+  return 128 * wrong * static_cast<double>(one.ids.size());
 }
 
 void check_sum(const RowCase& one, const std::vector<float>& weights,

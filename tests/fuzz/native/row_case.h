@@ -13,6 +13,7 @@
 
 #include "fuzz_input.h"
 #include "kernels.h"
+#include "rounding.h"
 
 namespace flash_core {
 
@@ -22,7 +23,6 @@ constexpr DType kDTypesAll[] = {DType::f32, DType::f16, DType::bf16, DType::int8
 constexpr size_t kColumnsMax = 1100;
 constexpr size_t kIdsMax = 24;
 constexpr size_t kRowsMax = 32;
-constexpr float kRoundedSteps = 8127;  // of a vector's largest value, in int8 and int4
 
 template <class T>
 View<const T> view_of(const std::vector<T>& values) {
