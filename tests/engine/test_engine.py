@@ -268,6 +268,8 @@ def neurons_in(shares: np.ndarray, neurons: int) -> np.ndarray:
 
 def test_the_neuron_map_is_what_the_last_token_counted(sparse_model: Path) -> None:
     with open_model(sparse_model, select="predicted") as model:
+        least = model.plan.smallest_bytes
+    with open_model(sparse_model, select="predicted", memory=least) as model:
         assert not model.neuron_map().states.any()
         costs = [token.cost for token in model.generate(PROMPT, max_tokens=8)]
         found = model.neuron_map()
