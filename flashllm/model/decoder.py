@@ -71,7 +71,7 @@ class Decoder:
         self._kernels = kernels
         self._cancelled = threading.Event()
         shape = plan.prefill
-        self.pool = pool = _make_pool(store, plan, clock)
+        self.pool = pool = _make_pool(store, plan, clock, kernels)
         self._products: Products = TokenOrChunkProducts(kernels, shape.linear_rows)
         products = self._products
         transformer = Transformer(spec, resident, kernels, products, clock)
@@ -164,15 +164,10 @@ class Decoder:
     def truncate(self, length: int, context: Context | None = None) -> None:
         """Forget all tokens of a context but the first `length`, found by `cached_prefix`.
 
-        Bundles in DRAM stay there, unless all contexts are empty afterwards.
+        Bundles in DRAM stay there.
         """
         context = context or self.context
-        with self._contexts_lock:
-            others = any(other.length for other in self._contexts if other is not context)
-        if length or others:
-            self.pool.drain()
-        else:
-            self.pool.clear()
+        self.pool.drain()
         self._decode.forget()
         self.pool.end_expecting()
         context.truncate(length)
@@ -309,13 +304,13 @@ class Decoder:
             raise Cancelled("stopped on request")
 
 
-def _make_pool(store: Store, plan: Plan, clock: PartClock) -> BundlePool:
+def _make_pool(store: Store, plan: Plan, clock: PartClock, kernels: core.Kernels) -> BundlePool:
     """The pool that the plan describes: pinned bundles where every token needs all, else slots."""
     block_bytes = plan.prefill.bundles * store.header.stride
-    stream = BlockStream(store, block_bytes, plan.own_blocks, clock)
+    stream = BlockStream(store, block_bytes, plan.own_blocks, clock, kernels)
     if plan.select == "all":
         return PinnedBundles(store, plan.slots_per_layer, stream)
-    return SlotPool(
+    pool = SlotPool(
         store,
         plan.slots_per_layer,
         plan.policy,
@@ -325,3 +320,5 @@ def _make_pool(store: Store, plan: Plan, clock: PartClock) -> BundlePool:
         clock=clock,
         early=plan.overlap != "none",
     )
+    stream.held = pool
+    return pool

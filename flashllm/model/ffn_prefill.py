@@ -65,7 +65,8 @@ class FeedForwardPrefill:
     ) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]: all neurons, exactly.
 
-        Bundles that the last `keep_tokens` tokens used stay in the pool.
+        Bundles that the last `keep_tokens` tokens used stay in the pool, and others where slots
+        are free: those that most tokens used, an even share of each block.
         """
         self._clock.switch("ffn")
         out = torch.zeros_like(x)
@@ -74,12 +75,17 @@ class FeedForwardPrefill:
         margins: list[Tensor] = []
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
-            tails = []
+            tails, uses = [], []
+            fills = self._pool.free_slots(layer) > 0
             for tile in block.pieces(self._decode.tile):
                 hidden = self._add_tile(layer, tile, x, gate, out, None if tap is None else margins)
                 tails.append(hidden[len(x) - keep_tokens :])
+                if fills:
+                    uses.append(np.count_nonzero(hidden.numpy(), axis=0))
             if keep_tokens:
                 self._keep(layer, block, torch.cat(tails, dim=1), len(x))
+            if fills:
+                self._fill(layer, block, np.concatenate(uses))
         if tap is not None:
             tap(layer, self._read_by_selector(x, before_norm), torch.cat(margins, dim=1))
         return weights.with_down_bias(out)
@@ -111,14 +117,12 @@ class FeedForwardPrefill:
         found: list[BlockSlice] = []
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
-            everything, _, rows = block.parts()
+            everything, _, _ = block.parts()
             if ordered is None:
                 slice_ = BlockSlice.everything(everything, len(x))
             else:
-                slice_ = ordered.within(block.first, block.first + len(block.raw))
-            outputs = self._neurons.add_block_slice(
-                layer, rows, block.first, slice_, vectors, gates, out
-            )
+                slice_ = ordered.within(block.first, block.first + len(block))
+            outputs = self._neurons.add_block_slice(layer, block, slice_, vectors, gates, out)
             if ordered is None:
                 found.append(slice_.where(outputs != 0))
         if chosen is not None:
@@ -181,7 +185,18 @@ class FeedForwardPrefill:
         ids = (used + block.first).astype(np.int32)
         last_token = self._pool.token + tokens - 1
         kept, positions, pool_rows = self._pool.seed(layer, ids, active[:, used], last_token)
-        if len(kept):
-            rows, sources = block.raw.reshape(-1), used[kept].astype(np.int32)
-            stride = block.raw.shape[1]
-            self._kernels.copy_rows(rows, sources, stride, pool_rows, positions)
+        self._copy(block, used[kept].astype(np.int32), pool_rows, positions)
+
+    def _fill(self, layer: int, block: Block, uses: NDArray[np.int64]) -> None:
+        """Copy bundles of a block into free slots, as many as is its share of what is to come."""
+        ids, _, _ = block.parts()
+        left = self._spec.bundles_per_layer - block.first
+        most = -(-self._pool.free_slots(layer) * len(block) // left)
+        kept, positions, pool_rows = self._pool.fill(layer, ids, uses, most)
+        self._copy(block, kept, pool_rows, positions)
+
+    def _copy(self, block: Block, which: Ids, pool_rows: NDArray[np.uint8], positions: Ids) -> None:
+        """Copy bundles of a block, by their number in it, to their positions in the pool."""
+        if len(which):
+            sources = block.positions[which]
+            self._kernels.copy_rows(block.rows, sources, block.stride, pool_rows, positions)

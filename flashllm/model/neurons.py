@@ -19,6 +19,7 @@ from flashllm.model.activations import activate, combine
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.token_sets import BlockSlice
 from flashllm.spec import ModelSpec
+from flashllm.weight_cache.block_stream import Block
 from flashllm.weight_cache.blocks import block_ends
 
 _Floats = NDArray[np.float32]
@@ -124,8 +125,7 @@ class Neurons:
     def add_block_slice(
         self,
         layer: int,
-        rows: NDArray[np.uint8],
-        first: int,
+        block: Block,
         slice_: BlockSlice,
         x: _Floats,
         gates: _Floats | None,
@@ -133,9 +133,9 @@ class Neurons:
     ) -> _Floats:
         """Add each token's selected neurons of a block to `out`, for `x` [tokens, d_model].
 
-        The block begins at bundle `first`; `gates` [tokens, d_ffn]. Returns the outputs [n].
+        `gates` is [tokens, d_ffn]. Returns the outputs [n].
         """
-        positions = slice_.ids - np.int32(first)
+        rows, positions = block.rows, block.positions[slice_.ids - np.int32(block.first)]
         gate = None if gates is None else gates[slice_.tokens, slice_.ids]
         outputs = self.outputs(layer, rows, slice_.ids, positions, x, gate, slice_.ends)
         if slice_.weights is not None:

@@ -27,19 +27,31 @@ class TileDecoder:
     def __call__(self, block: Block) -> Tensor:
         """[bundles, rows of a neuron, d_model]; the next call overwrites it."""
         spec = self._spec
-        shape = (len(block.raw), spec.rows_per_neuron, spec.d_model)
+        shape = (len(block), spec.rows_per_neuron, spec.d_model)
         if spec.dtype not in TORCH_DTYPES:
             return self._groups(block)
-        encoded = torch.from_numpy(block.raw).view(TORCH_DTYPES[spec.dtype])
+        raw = block.raw()
+        if raw is None:
+            return self._scattered(block).view(shape)
+        encoded = torch.from_numpy(raw).view(TORCH_DTYPES[spec.dtype])
         rows = encoded[:, : spec.rows_per_neuron * spec.d_model]
         if spec.dtype == "f32":
             return rows.view(shape)
         return self._decoded[: len(rows)].copy_(rows).view(shape)
 
+    def _scattered(self, block: Block) -> Tensor:
+        """The same for bundles that lie apart: all rows of one are a single row here."""
+        _, positions, rows = block.parts()
+        out = self._decoded[: len(block)]
+        self._kernels.decode_rows(
+            rows, self._stride, 0, self._spec.dtype, positions, out.shape[1], out.view(-1).numpy()
+        )
+        return out
+
     def _groups(self, block: Block) -> Tensor:
         """The same for encodings that torch does not know: all up rows, then all down rows."""
         spec = self._spec
-        shape = (spec.rows_per_neuron, len(block.raw), spec.d_model)
+        shape = (spec.rows_per_neuron, len(block), spec.d_model)
         decoded = self._decoded.view(-1)[: math.prod(shape)].view(shape)
         _, positions, raw = block.parts()
         for row, out in enumerate(decoded.view(spec.rows_per_neuron, -1).numpy()):

@@ -1,4 +1,4 @@
-"""Layers read whole, in order, block by block: for prompts, and where every neuron is needed."""
+"""Layers that are needed whole, in order, block by block: what is in DRAM already is not read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +23,53 @@ class Block:
     """Neighbouring bundles of one layer, in memory until the next block is asked for."""
 
     first: int
-    raw: NDArray[np.uint8]  # [bundles, stride]
+    rows: NDArray[np.uint8]
+    """Memory that holds them, in bytes; what else is there is somebody else's."""
+    positions: Ids
+    """Of each bundle in `rows`, in units of the stride."""
+    stride: int
+
+    @classmethod
+    def of(cls, first: int, raw: NDArray[np.uint8]) -> Block:
+        """The bundles `raw` [bundles, stride], which lie one after another."""
+        positions = np.arange(len(raw), dtype=np.int32)
+        return cls(first, raw.reshape(-1), positions, raw.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.positions)
 
     def parts(self) -> tuple[Ids, Ids, NDArray[np.uint8]]:
-        """One piece: ids of the bundles, their positions in the block, and the block's bytes."""
-        positions = np.arange(len(self.raw), dtype=np.int32)
-        return positions + np.int32(self.first), positions, self.raw.reshape(-1)
+        """One piece: ids of the bundles, their positions in the rows, and the rows."""
+        ids = np.arange(self.first, self.first + len(self), dtype=np.int32)
+        return ids, self.positions, self.rows
 
     def pieces(self, bundles: int) -> Iterator[Block]:
         """The block in pieces of up to `bundles` bundles."""
-        for start in range(0, len(self.raw), bundles):
-            yield Block(self.first + start, self.raw[start : start + bundles])
+        for start in range(0, len(self), bundles):
+            positions = self.positions[start : start + bundles]
+            yield Block(self.first + start, self.rows, positions, self.stride)
+
+    def raw(self) -> NDArray[np.uint8] | None:
+        """The bundles [bundles, stride], if they lie one after another; else None."""
+        first = int(self.positions[0])
+        if not np.array_equal(self.positions, np.arange(first, first + len(self))):
+            return None
+        place = self.rows[first * self.stride : (first + len(self)) * self.stride]
+        return place.reshape(-1, self.stride)
+
+
+class Held(Protocol):
+    """Bundles that are in DRAM, of which the stream asks before it reads."""
+
+    @property
+    def rows(self) -> NDArray[np.uint8]:
+        """Memory that holds them, in bytes."""
+
+    def positions(self, layer: int, first: int, count: int) -> Ids:
+        """Of `count` bundles from `first` on, in units of the stride; -1 where one is not held."""
+
+    def stay(self, layer: int) -> bool:
+        """Whether what is held of a layer stays there until all of its blocks are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +82,36 @@ class _Room:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A block that is being read."""
+class _Ahead:
+    """A block that is being read, or of which all bundles are held."""
 
     layer: int
     first: int
-    room: int
-    ticket: int
+    room: int | None
+    """None where the bundles are computed with where they are."""
+    tickets: list[int]
 
 
 class BlockStream:
     """Reads layers from a bundle to their end, as far ahead as its ring of blocks allows.
 
     Reading ahead continues into the layers announced by `expect`, so that the device is busy while
-    attention is computed. One caller at a time.
+    attention is computed. Of a block that is `held` in part only the rest is read: what is held is
+    copied beside it at once, since it may be evicted before its turn. One caller at a time.
     """
 
-    def __init__(self, store: Store, block_bytes: int, depth: int, clock: PartClock) -> None:
-        """A block of `block_bytes` holds whole bundles; `depth` blocks have memory of their own."""
+    def __init__(
+        self,
+        store: Store,
+        block_bytes: int,
+        depth: int,
+        clock: PartClock,
+        kernels: core.Kernels | None = None,
+    ) -> None:
+        """A block of `block_bytes` holds whole bundles; `depth` blocks have memory of their own.
+
+        `kernels` copy what is held in part.
+        """
         assert block_bytes % store.header.stride == 0
         self._store = store
         self.block_bytes = block_bytes
@@ -73,8 +122,13 @@ class BlockStream:
         self._depth = depth
         self._rooms = [self._room(core.Buffer(block_bytes)) for _ in range(depth)]
         self._free = list(range(depth))
-        self._ahead: deque[_Read] = deque()
+        self._ahead: deque[_Ahead] = deque()
         self._order: Iterator[tuple[int, int]] = iter(())
+        self._next: tuple[int, int] | None = None
+        """The first block that is not ahead yet."""
+        self._kernels = kernels
+        self.held: Held | None = None
+        """What is in DRAM besides the ring."""
 
     def borrow(self, buffer: core.Buffer, places: Iterable[int]) -> None:
         """Adds blocks to the ring, at the byte offsets `places` of a buffer, until `give_back`."""
@@ -95,6 +149,7 @@ class BlockStream:
         """Begin to read these layers in this order, each from its first bundle on."""
         self.drain()
         self._order = self._blocks_of(layers)
+        self._next = next(self._order, None)
         self._fill()
 
     def expects(self, layer: int, first: int = 0) -> bool:
@@ -109,34 +164,36 @@ class BlockStream:
         if first < self._n_bundles and not self.expects(layer, first):
             self.expect([(layer, first)])
         for start in range(first, self._n_bundles, self._bundles):
-            read = self._ahead.popleft()
-            assert (read.layer, read.first) == (layer, start)
+            ahead = self._ahead.popleft()
+            assert (ahead.layer, ahead.first) == (layer, start)
             self._clock.switch("io_exposed")
-            self._store.wait(read.ticket, layer)
+            self._store.wait_bundles(layer, ahead.tickets)
             self._clock.switch("ffn")
-            yield Block(start, self._rooms[read.room].array[: self._n_bundles - start])
-            self._free.append(read.room)
+            yield self._block(ahead)
+            if ahead.room is not None:
+                self._free.append(ahead.room)
             self._fill()
 
     def pinned_blocks(self, rows: NDArray[np.uint8]) -> Iterator[Block]:
         """The same blocks, of the pinned bundles `rows` [bundles, stride]."""
         for first in range(0, len(rows), self._bundles):
-            yield Block(first, rows[first : first + self._bundles])
+            yield Block.of(first, rows[first : first + self._bundles])
 
     def drain(self) -> None:
         """Wait for all reads; all blocks are free afterwards."""
-        self._order = iter(())
+        self._forget_order()
         while self._ahead:
-            read = self._ahead.popleft()
+            ahead = self._ahead.popleft()
             # All reads are waited for; nobody needs to know whether one failed.
             with contextlib.suppress(FlashllmError):
-                self._store.wait(read.ticket, read.layer)
+                self._store.wait_bundles(ahead.layer, ahead.tickets)
         # The last block's too: a caller that stopped within a layer does not come back to it.
         self._free = list(range(len(self._rooms)))
 
     def close(self) -> None:
         """Drop the memory of the blocks; the store is closed, so that nothing is read into them."""
-        self._order = iter(())
+        self._forget_order()
+        self.held = None
         self._ahead.clear()
         self._rooms.clear()
         self._free.clear()
@@ -146,13 +203,64 @@ class BlockStream:
             for start in range(first, self._n_bundles, self._bundles):
                 yield layer, start
 
+    def _forget_order(self) -> None:
+        self._order = iter(())
+        self._next = None
+
     def _fill(self) -> None:
-        while self._free:
-            following = next(self._order, None)
-            if following is None:
-                return
-            layer, first = following
-            number = self._free.pop()
-            room, count = self._rooms[number], min(self._bundles, self._n_bundles - first)
-            ticket = self._store.submit_span(layer, first, count, room.buffer, room.place)
-            self._ahead.append(_Read(layer, first, number, ticket))
+        """Begins to read what follows, while there is room for it."""
+        # Blocks that are held need no room; without a limit the whole prompt would be ahead.
+        while self._next is not None and len(self._ahead) < max(len(self._rooms), 1):
+            layer, first = self._next
+            positions = self._positions(layer, first)
+            tickets: list[int] = []
+            number: int | None = None
+            if not self._stays(layer, positions):
+                if not self._free:
+                    return
+                number = self._free.pop()
+                tickets = self._begin(layer, first, positions, self._rooms[number])
+            self._ahead.append(_Ahead(layer, first, number, tickets))
+            self._next = next(self._order, None)
+
+    def _count(self, first: int) -> int:
+        return min(self._bundles, self._n_bundles - first)
+
+    def _positions(self, layer: int, first: int) -> Ids | None:
+        """Where the bundles of a block are held; None where none is."""
+        if self.held is None:
+            return None
+        positions = self.held.positions(layer, first, self._count(first))
+        return positions if (positions >= 0).any() else None
+
+    def _stays(self, layer: int, positions: Ids | None) -> bool:
+        """Whether a block can be computed with where its bundles are."""
+        if self.held is None or positions is None:
+            return False
+        return bool((positions >= 0).all()) and self.held.stay(layer)
+
+    def _begin(self, layer: int, first: int, positions: Ids | None, room: _Room) -> list[int]:
+        """Fills a room: begins to read what is not held, and copies what is; tickets."""
+        store, stride = self._store, self._stride
+        if positions is None:
+            return [store.submit_span(layer, first, self._count(first), room.buffer, room.place)]
+        missing = np.flatnonzero(positions < 0).astype(np.int32)
+        tickets: list[int] = []
+        if len(missing):
+            places = room.place + missing.astype(np.int64) * stride
+            tickets = store.submit_bundles(layer, missing + np.int32(first), room.buffer, places)
+        here = np.flatnonzero(positions >= 0).astype(np.int32)
+        assert self.held is not None
+        assert self._kernels is not None
+        self._kernels.copy_rows(
+            self.held.rows, positions[here], stride, room.array.reshape(-1), here
+        )
+        return tickets
+
+    def _block(self, ahead: _Ahead) -> Block:
+        count = self._count(ahead.first)
+        if ahead.room is not None:
+            return Block.of(ahead.first, self._rooms[ahead.room].array[:count])
+        assert self.held is not None
+        positions = self.held.positions(ahead.layer, ahead.first, count)
+        return Block(ahead.first, self.held.rows, positions, self._stride)

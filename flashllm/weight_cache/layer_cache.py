@@ -109,6 +109,39 @@ class LayerCache:
         held: NDArray[np.bool_] = self._table.slot_of >= 0
         return held
 
+    def slots(self, first: int, count: int) -> Ids:
+        """The slots of `count` bundles from `first` on; -1 for one that is not in DRAM."""
+        indexes = self._table.slot_of[first : first + count]
+        return np.where(indexes < 0, -1, indexes + self._first_slot).astype(np.int32)
+
+    @property
+    def has_room_for_all(self) -> bool:
+        """Whether there is a slot for each bundle, so that none is ever evicted."""
+        return self.n_slots - self._n_lent >= len(self._table.slot_of)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that hold nothing."""
+        return int(np.count_nonzero(self._usable() < 0))
+
+    def _usable(self) -> Ids:
+        """The bundles in the slots that are not lent, -1 where a slot is free."""
+        usable: Ids = self._table.bundle_in[: self.n_slots - self._n_lent]
+        return usable
+
+    def fill(self, ids: Ids, uses: NDArray[np.int64], most: int) -> tuple[Ids, Ids]:
+        """Puts bundles that are not in DRAM into free slots, those of the most `uses` [n] first.
+
+        At most `most`; nothing is evicted. Returns positions into `ids`, and their slots.
+        """
+        fresh = np.flatnonzero(self._table.slot_of[ids.astype(np.intp)] < 0)
+        # Among equals by position, so that the outcome is reproducible.
+        fresh = fresh[np.argsort(-uses[fresh], kind="stable")]
+        found = np.flatnonzero(self._usable() < 0)[: min(len(fresh), most)]
+        which, slots = fresh[: len(found)].astype(np.int32), self._numbers(found)
+        self._table.put(ids[which], slots)
+        return which, slots
+
     def acquire(self, ids: Ids, token: int, in_flight: Ids = NO_IDS) -> Acquired:
         """Slots for the distinct `ids` that token number `token` needs.
 
@@ -152,8 +185,7 @@ class LayerCache:
         # Among equals by position, so that the outcome is reproducible.
         order = np.argsort(-values, kind="stable")
         fresh, values = fresh[order], values[order]
-        usable = table.bundle_in[: self.n_slots - self._n_lent]
-        found = np.flatnonzero(usable < 0)[: len(fresh)]
+        found = np.flatnonzero(self._usable() < 0)[: len(fresh)]
         if len(fresh) > len(found):
             worse = self._displaced(values[len(found) :], last_token)
             table.evict(self._numbers(worse))

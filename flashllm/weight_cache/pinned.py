@@ -92,6 +92,20 @@ class PinnedBundles:
         """Gives no bundle a slot: pinned bundles stay, whatever a prompt used."""
         return NO_IDS, NO_IDS, self._buffer.array()
 
+    def free_slots(self, layer: int) -> int:  # noqa: ARG002
+        """None: what is pinned was read when the model was opened."""
+        return 0
+
+    def fill(
+        self,
+        layer: int,  # noqa: ARG002
+        ids: Ids,  # noqa: ARG002
+        uses: NDArray[np.int64],  # noqa: ARG002
+        most: int,  # noqa: ARG002
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
+        """Gives no bundle a slot, as `seed`."""
+        return NO_IDS, NO_IDS, self._buffer.array()
+
     def rows(self, layer: int) -> NDArray[np.uint8]:
         """The pinned bundles of a layer, [count, stride]."""
         pool = self._buffer.array()[: self._starts[-1] * self._stride].reshape(-1, self._stride)

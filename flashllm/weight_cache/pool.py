@@ -81,6 +81,17 @@ class BundlePool(Protocol):
         its rows).
         """
 
+    def free_slots(self, layer: int) -> int:
+        """Slots of a layer that hold nothing."""
+
+    def fill(
+        self, layer: int, ids: Ids, uses: NDArray[np.int64], most: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
+        """Free slots for at most `most` of `ids` that have none; the caller copies, as for `seed`.
+
+        `uses` [n]: those of the most come first. Nothing is evicted for them.
+        """
+
     def marks(self, layer: int) -> Marks:
         """Which bundles [n] are in DRAM, which the last token found there, and which it read."""
 

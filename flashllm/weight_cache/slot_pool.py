@@ -144,7 +144,7 @@ class SlotPool:
         self.start_prefetch(layer)
 
     def blocks(self, layer: int) -> Iterator[Block]:
-        """The whole layer, past the slots: bundles that are in slots are read again."""
+        """The whole layer; bundles that are in slots are not read."""
         if not self._stream.expects(layer):
             self.expect(range(layer, len(self._layers)))
         return self._stream.blocks(layer)
@@ -179,6 +179,30 @@ class SlotPool:
         """Use all slots for bundles again; those that were lent are free."""
         for layer in self._layers:
             layer.lend(0)
+
+    def positions(self, layer: int, first: int, count: int) -> Ids:
+        """Of neighbouring bundles in the pool, -1 where one is in no slot; between tokens."""
+        assert not self._prefetches, "what is on its way is not there yet"
+        return self._layers[layer].slots(first, count)
+
+    def stay(self, layer: int) -> bool:
+        """Whether a prompt may compute with bundles where they are.
+
+        Nothing is evicted where the layer has a slot for each. Rows of f32 are multiplied as they
+        lie, and have to lie together.
+        """
+        return self._layers[layer].has_room_for_all and self._store.spec.dtype != "f32"
+
+    def fill(
+        self, layer: int, ids: Ids, uses: NDArray[np.int64], most: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:
+        """Free slots for `most` of `ids`, those of the most uses first; nothing is evicted."""
+        kept, slots = self._layers[layer].fill(ids, uses, most)
+        return kept, slots, self.rows
+
+    def free_slots(self, layer: int) -> int:
+        """Slots of a layer that hold nothing."""
+        return self._layers[layer].free_slots
 
     def resize(self, bundles_per_layer: Sequence[int]) -> None:
         """Use so many slots of each layer from now on; what was lent stays what it is, of these."""

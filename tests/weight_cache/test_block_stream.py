@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from flashllm import core
+from flashllm.arrays import Ids
 from flashllm.errors import ReadFailed
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import BlockStream
@@ -40,25 +43,35 @@ class FakeStore:
         self.most_under_way = max(self.most_under_way, len(self.under_way))
         return ticket
 
-    def wait(self, ticket: int, layer: int) -> None:
-        begun = self.under_way.pop(ticket)
-        assert begun[0] == layer
-        if begun in self.bad:
-            raise ReadFailed(f"{begun}")
+    def submit_bundles(
+        self, layer: int, ids: Ids, buffer: core.Buffer, places: NDArray[np.int64]
+    ) -> list[int]:
+        return [
+            self.submit_span(layer, bundle, 1, buffer, place)
+            for bundle, place in zip(ids.tolist(), places.tolist(), strict=True)
+        ]
+
+    def wait_bundles(self, layer: int, tickets: list[int]) -> None:
+        for ticket in tickets:
+            begun = self.under_way.pop(ticket)
+            assert begun[0] == layer
+            if begun in self.bad:
+                raise ReadFailed(f"{begun}")
 
 
 def stream(depth: int) -> tuple[BlockStream, FakeStore]:
     store: Any = FakeStore()
-    return BlockStream(store, BLOCK * STRIDE, depth, PartClock()), store
+    return BlockStream(store, BLOCK * STRIDE, depth, PartClock(), core.Kernels(1)), store
 
 
 def take(ring: BlockStream, layer: int, first: int = 0) -> list[tuple[int, int]]:
     """What lies in the bundles of a layer, looked at while each block is held."""
     found = []
     for block in ring.blocks(layer, first):
-        numbers = np.arange(block.first, block.first + len(block.raw))
-        assert np.array_equal(block.raw.view(np.int32)[:, 1], numbers)
-        found += [(int(row[0]), int(row[1])) for row in block.raw.view(np.int32)]
+        ids, positions, rows = block.parts()
+        values = rows.reshape(-1, STRIDE).view(np.int32)[positions]
+        assert np.array_equal(values[:, 1], ids)
+        found += [(int(row[0]), int(row[1])) for row in values]
     return found
 
 
@@ -146,6 +159,69 @@ def test_pieces_of_a_block() -> None:
     for block in ring.blocks(0, 64):
         pieces = list(block.pieces(20))
         assert [piece.first for piece in pieces] == list(
-            range(block.first, block.first + len(block.raw), 20)
+            range(block.first, block.first + len(block), 20)
         )
-        assert np.array_equal(np.concatenate([piece.raw for piece in pieces]), block.raw)
+        raws = [piece.raw() for piece in (*pieces, block)]
+        *parts, whole = [raw for raw in raws if raw is not None]
+        assert len(parts) == len(pieces)
+        assert np.array_equal(np.concatenate(parts), whole)
+
+
+class FakeHeld:
+    """Bundles of layer 1 in memory, in an order of their own."""
+
+    def __init__(self, held: Iterable[int], stays: bool) -> None:
+        self.slots = {bundle: slot for slot, bundle in enumerate(held)}
+        self.rows = np.zeros(BUNDLES * STRIDE, dtype=np.uint8)
+        values = self.rows.reshape(-1, STRIDE).view(np.int32)
+        for bundle, slot in self.slots.items():
+            values[slot, :2] = 1, bundle
+        self._stays = stays
+
+    def positions(self, layer: int, first: int, count: int) -> Ids:
+        slots = self.slots if layer == 1 else {}
+        return np.array([slots.get(first + i, -1) for i in range(count)], dtype=np.int32)
+
+    def stay(self, layer: int) -> bool:
+        return self._stays
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("depth", [2, 5])
+def test_what_is_held_is_not_read(depth: int, stays: bool) -> None:
+    ring, store = stream(depth)
+    # A block in order, one in another order, a part of one, none of the last.
+    ring.held = FakeHeld([*range(32), *range(63, 31, -1), 70, 64, 95], stays)
+    ring.expect([(0, 0), (1, 0), (2, 0), (1, 0)])
+    for layer in (0, 1, 2, 1):
+        assert take(ring, layer) == [(layer, number) for number in range(BUNDLES)]
+    whole = [(0, first) for first in range(0, BUNDLES, BLOCK)]
+    rest = [(1, number) for number in range(64, 96) if number not in (70, 64, 95)]
+    assert store.submitted == [
+        *whole, *rest, (1, 96), *[(2, first) for _, first in whole], *rest, (1, 96),
+    ]  # fmt: skip
+    assert not store.under_way
+
+
+@pytest.mark.parametrize(("stays", "moves"), [(False, True), (True, False)])
+def test_what_may_be_evicted_is_copied_before(stays: bool, moves: bool) -> None:
+    ring, _ = stream(3)
+    ring.held = held = FakeHeld(range(BUNDLES), stays)
+    ring.expect([(1, 0)])
+    for block in ring.blocks(1):
+        assert (block.rows is not held.rows) == moves
+        if moves:
+            held.rows.fill(0)
+            _, positions, rows = block.parts()
+            assert rows.reshape(-1, STRIDE)[positions].any(axis=1).all()
+        break
+
+
+def test_no_more_is_ahead_than_there_are_rooms_where_all_is_held() -> None:
+    ring, store = stream(3)
+    ring.held = FakeHeld(range(BUNDLES), True)
+    ring.expect([(1, 0)] * 1000)
+    assert len(ring._ahead) == 3
+    for _ in range(3):
+        assert len(take(ring, 1)) == BUNDLES
+    assert not store.submitted
