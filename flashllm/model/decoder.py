@@ -23,9 +23,8 @@ from flashllm.model.ffn_decode import FeedForwardDecode
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
 from flashllm.model.neurons import Neurons
 from flashllm.model.prefetchers import prefetchers_for
-from flashllm.model.products import Products, TokenOrChunkProducts
+from flashllm.model.products import make_products
 from flashllm.model.schedule import Mode, Pass, Progress, PromptSchedule, TokenSchedule
-from flashllm.model.tile_decoder import TileDecoder
 from flashllm.model.transformer import Transformer
 from flashllm.options import KvDType
 from flashllm.planning.plan import Plan
@@ -72,18 +71,14 @@ class Decoder:
         self._cancelled = threading.Event()
         shape = plan.prefill
         self.pool = pool = _make_pool(store, plan, clock, kernels)
-        self._products: Products = TokenOrChunkProducts(kernels, shape.linear_rows)
-        products = self._products
+        self._products = products = make_products(spec, kernels, shape)
         transformer = Transformer(spec, resident, kernels, products, clock)
         weights = transformer.feed_forward_weights
         neurons = Neurons(spec, store.header.stride, kernels, weights)
         self._transformer = transformer
         self._norms = [layer.norm for layer in weights]
         self._decode = FeedForwardDecode(spec, pool, neurons, weights, clock)
-        tiles = TileDecoder(store, kernels, shape.tile)
-        self._prefill = FeedForwardPrefill(
-            spec, pool, neurons, weights, tiles, products, kernels, clock
-        )
+        self._prefill = FeedForwardPrefill(spec, pool, neurons, weights, products, kernels, clock)
         self._tokens = TokenSchedule(transformer, self._decode, pool, self._announce)
         self._prompts = PromptSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, kernels.threads,

@@ -15,7 +15,6 @@ from flashllm.model.activations import activate, combine, margin
 from flashllm.model.active_set_selectors import ActiveSet, Selector
 from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.products import Products
-from flashllm.model.tile_decoder import TileDecoder
 from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
@@ -40,7 +39,6 @@ class FeedForwardPrefill:
         pool: BundlePool,
         neurons: Neurons,
         weights: Sequence[FeedForwardWeights],
-        decode: TileDecoder,
         products: Products,
         kernels: core.Kernels,
         clock: PartClock,
@@ -49,7 +47,6 @@ class FeedForwardPrefill:
         self._pool = pool
         self._neurons = neurons
         self._weights = weights
-        self._decode = decode
         self._products = products
         self._kernels = kernels
         self._clock = clock
@@ -77,7 +74,7 @@ class FeedForwardPrefill:
             self._clock.switch("ffn")
             tails, uses = [], []
             fills = self._pool.free_slots(layer) > 0
-            for tile in block.pieces(self._decode.tile):
+            for tile in block.pieces(self._products.tile):
                 hidden = self._add_tile(layer, tile, x, gate, out, None if tap is None else margins)
                 tails.append(hidden[len(x) - keep_tokens :])
                 if fills:
@@ -147,26 +144,25 @@ class FeedForwardPrefill:
     ) -> Tensor:
         """Add a tile's products with `x` to `out`; the neurons' outputs [tokens, bundles]."""
         spec, weights = self._spec, self._weights[layer]
-        rows = self._decode(tile)  # [bundles, rows of a neuron, d_model]
-        where = slice(tile.first, tile.first + len(rows))
-        up = self._project(x, rows[:, -2], weights.up_bias, where)
+        where = slice(tile.first, tile.first + len(tile))
+        up = self._project(x, tile, spec.rows_per_neuron - 2, weights.up_bias)
         deciding = up
         if gate is not None:
             deciding = gate[:, where]
         elif spec.gate == "bundled":
-            deciding = self._project(x, rows[:, 0], weights.gate_bias, where)
+            deciding = self._project(x, tile, 0, weights.gate_bias)
         if margins is not None:
             margins.append(margin(spec, deciding, up))
         hidden = activate(spec, deciding)
         if spec.gated:
             hidden = combine(spec, hidden, up)
-        self._products.add_down(rows[:, -1], hidden, out)
+        self._products.add_down(tile, hidden, out)
         return hidden
 
-    def _project(self, x: Tensor, rows: Tensor, bias: Tensor | None, where: slice) -> Tensor:
-        """[tokens, d_model] to [tokens, bundles] by rows [bundles, d_model] and their bias."""
-        out = self._products.with_tile(rows, x)
-        return out if bias is None else out.add_(bias[where])
+    def _project(self, x: Tensor, tile: Block, row: int, bias: Tensor | None) -> Tensor:
+        """[tokens, d_model] to [tokens, bundles] by a row of each bundle and its bias."""
+        out = self._products.with_rows(tile, row, x)
+        return out if bias is None else out.add_(bias[tile.first : tile.first + len(tile)])
 
     def _gates(self, layer: int, x: Tensor) -> _Floats | None:
         """A resident gate's outputs for several tokens, [tokens, d_ffn], bit for bit as for one."""

@@ -11,11 +11,17 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.encoded_rows import TORCH_DTYPES, decode, torch_view
+from flashllm.model.tile_decoder import TileDecoder
+from flashllm.planning.plan import PrefillShape
+from flashllm.spec import ModelSpec
+from flashllm.weight_cache.block_stream import Block
+from flashllm.weight_cache.blocks import block_ends
 
 
 class Products(Protocol):
@@ -30,13 +36,65 @@ class Products(Protocol):
         """`x @ weight.T` of an encoded weight [out, in]: [tokens, in] to [tokens, out]."""
         ...
 
-    def with_tile(self, rows: Tensor, x: Tensor) -> Tensor:
-        """`x @ rows.T` of decoded rows [bundles, in]: [tokens, in] to [tokens, bundles]."""
+    @property
+    def tile(self) -> int:
+        """Bundles of a block that are multiplied together."""
         ...
 
-    def add_down(self, rows: Tensor, hidden: Tensor, out: Tensor) -> None:
-        """Adds `hidden @ rows` to `out`: [tokens, bundles] and [bundles, d_model]."""
+    def with_rows(self, block: Block, row: int, x: Tensor) -> Tensor:
+        """`x` times row number `row` of each bundle: [tokens, d_model] to [tokens, bundles]."""
         ...
+
+    def add_down(self, block: Block, hidden: Tensor, out: Tensor) -> None:
+        """Adds the last row of each bundle times `hidden` [tokens, bundles] to `out`."""
+        ...
+
+
+def make_products(spec: ModelSpec, kernels: core.Kernels, shape: PrefillShape) -> Products:
+    """What multiplies fastest: the kernels leave out neurons that are silent, torch leaves none."""
+    if spec.sparse:
+        return RowProducts(spec, kernels, shape.bundles)
+    return TokenOrChunkProducts(kernels, shape.linear_rows, TileDecoder(spec, kernels, shape.tile))
+
+
+class RowProducts:
+    """Our kernels over encoded rows, for any number of tokens: each has the bits that it has alone.
+
+    Attention of a chunk (`model.attention`) has not, so a prefix still ends where a chunk does.
+    """
+
+    batch_invariant = False
+
+    def __init__(self, spec: ModelSpec, kernels: core.Kernels, tile: int) -> None:
+        """`tile` bundles are multiplied together."""
+        self.tile = tile
+        self._spec = spec
+        self._kernels = kernels
+
+    def with_matrix(self, weight: RawTensor, x: Tensor) -> Tensor:
+        """As `Products` has it."""
+        out = torch.empty(x.shape[0], weight.shape[0])
+        self._kernels.matmul(weight.raw, weight.dtype, x.contiguous().numpy(), out.numpy())
+        return out
+
+    def with_rows(self, block: Block, row: int, x: Tensor) -> Tensor:
+        """As `Products` has it."""
+        out = torch.empty(x.shape[0], len(block))
+        self._kernels.dot_rows_all(*self._rows(block, row), x.contiguous().numpy(), out.numpy())
+        return out
+
+    def add_down(self, block: Block, hidden: Tensor, out: Tensor) -> None:
+        """As `Products` has it."""
+        ids, _, _ = block.parts()
+        where = self._rows(block, self._spec.rows_per_neuron - 1)
+        weights = hidden.contiguous().numpy()
+        self._kernels.weighted_sum_rows_all(*where, weights, block_ends(ids), out.numpy())
+
+    def _rows(
+        self, block: Block, row: int
+    ) -> tuple[NDArray[np.uint8], int, int, str, NDArray[np.int32]]:
+        spec = self._spec
+        return block.rows, block.stride, row * spec.row_bytes, spec.dtype, block.positions
 
 
 class TokenOrChunkProducts:
@@ -47,8 +105,12 @@ class TokenOrChunkProducts:
 
     batch_invariant = False
 
-    def __init__(self, kernels: core.Kernels, block_rows: int) -> None:
-        """`block_rows` of a matrix are decoded at a time for a chunk."""
+    def __init__(
+        self, kernels: core.Kernels, block_rows: int, decode: TileDecoder | None = None
+    ) -> None:
+        """`block_rows` of a matrix are decoded at a time for a chunk; `decode` decodes bundles."""
+        self._decode = decode
+        self._decoded_tile: tuple[Block, Tensor] | None = None
         self._kernels = kernels
         self._block_rows = block_rows
         self._scratch = torch.empty(0)
@@ -59,14 +121,30 @@ class TokenOrChunkProducts:
         """As `Products` has it."""
         return self._of_token(weight, x) if x.shape[0] == 1 else self._of_chunk(weight, x)
 
-    def with_tile(self, rows: Tensor, x: Tensor) -> Tensor:
+    @property
+    def tile(self) -> int:
         """As `Products` has it."""
-        out: Tensor = x @ rows.T
+        return self._tiles.tile
+
+    def with_rows(self, block: Block, row: int, x: Tensor) -> Tensor:
+        """As `Products` has it."""
+        out: Tensor = x @ self._rows(block)[:, row].T
         return out
 
-    def add_down(self, rows: Tensor, hidden: Tensor, out: Tensor) -> None:
+    def add_down(self, block: Block, hidden: Tensor, out: Tensor) -> None:
         """As `Products` has it."""
-        out.addmm_(hidden, rows)
+        out.addmm_(hidden, self._rows(block)[:, -1])
+
+    @property
+    def _tiles(self) -> TileDecoder:
+        assert self._decode is not None, "made for matrices only"
+        return self._decode
+
+    def _rows(self, block: Block) -> Tensor:
+        """[bundles, rows of a neuron, d_model] of a tile, decoded once for all of its rows."""
+        if self._decoded_tile is None or self._decoded_tile[0] is not block:
+            self._decoded_tile = block, self._tiles(block)
+        return self._decoded_tile[1]
 
     def _of_token(self, weight: RawTensor, x: Tensor) -> Tensor:
         out = torch.empty(1, weight.shape[0])

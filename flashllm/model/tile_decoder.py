@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 
 from flashllm import core
-from flashllm.flash.store import Store
 from flashllm.model.encoded_rows import TORCH_DTYPES
+from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
 
 
 class TileDecoder:
     """Decodes up to `tile` bundles into f32 rows, in memory that is allocated once."""
 
-    def __init__(self, store: Store, kernels: core.Kernels, tile: int) -> None:
-        self._spec = spec = store.spec
+    def __init__(self, spec: ModelSpec, kernels: core.Kernels, tile: int) -> None:
+        self._spec = spec
         self.tile = tile
         self._kernels = kernels
-        self._stride = store.header.stride
         rows = 0 if spec.dtype == "f32" else tile
         self._decoded = torch.empty(rows, spec.rows_per_neuron * spec.d_model)
 
@@ -44,7 +43,7 @@ class TileDecoder:
         _, positions, rows = block.parts()
         out = self._decoded[: len(block)]
         self._kernels.decode_rows(
-            rows, self._stride, 0, self._spec.dtype, positions, out.shape[1], out.view(-1).numpy()
+            rows, block.stride, 0, self._spec.dtype, positions, out.shape[1], out.view(-1).numpy()
         )
         return out
 
@@ -57,6 +56,6 @@ class TileDecoder:
         for row, out in enumerate(decoded.view(spec.rows_per_neuron, -1).numpy()):
             offset = row * spec.row_bytes
             self._kernels.decode_rows(
-                raw, self._stride, offset, spec.dtype, positions, spec.d_model, out
+                raw, block.stride, offset, spec.dtype, positions, spec.d_model, out
             )
         return decoded.transpose(0, 1)
