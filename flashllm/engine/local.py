@@ -270,7 +270,7 @@ class Model:
         `EngineBusy` while an answer is written there.
         """
         claim = self._turns.claim(self._decoder.context)
-        claim.compute(lambda: self._decoder.truncate(0))
+        claim.compute(self._decoder.start_cold)
 
     def release_slots(self, nbytes: int) -> int:
         """Give `nbytes` of memory in slots back to the system, in all; 0 takes all of it again.

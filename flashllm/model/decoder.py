@@ -167,6 +167,11 @@ class Decoder:
         self.pool.end_expecting()
         context.truncate(length)
 
+    def start_cold(self) -> None:
+        """Empty the default context and all slots, and forget what tokens used."""
+        self.truncate(0)
+        self.pool.clear()
+
     def prefill(
         self,
         ids: Sequence[int],

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.model.products import TokenOrChunkProducts
+from flashllm.model.products import RowProducts, TokenOrChunkProducts, make_products
+from flashllm.model.tile_decoder import TileDecoder
+from flashllm.planning.plan import PrefillShape
+from flashllm.weight_cache.block_stream import Block
 from tests.support.encodings import encode, rounded_input
+from tests.support.specs import SPEC
 
 ROWS, COLUMNS, BLOCK_ROWS = 70, 96, 16
 
@@ -40,3 +46,68 @@ def test_memory_for_decoded_rows_serves_matrices_of_all_widths() -> None:
         assert torch.equal(products.with_matrix(raw, x), inside)
         expected = x.double() @ torch.from_numpy(raw.floats()).double().T
         np.testing.assert_allclose(inside.numpy(), expected.numpy(), rtol=0, atol=1e-4)
+
+
+def bundles_of(dtype: str, count: int) -> tuple[np.ndarray, Block]:
+    """Rows [bundles, rows of a neuron, d_model] of a block that lies in another order, and it."""
+    spec = replace(SPEC, dtype=dtype)
+    generator = np.random.default_rng(7)
+    rows, wide = spec.rows_per_neuron, spec.d_model
+    weights = generator.standard_normal((count * rows, wide)).astype(np.float32)
+    raw = RawTensor(encode(weights, dtype), dtype, weights.shape)
+    stride = -(-rows * spec.row_bytes // 512) * 512
+    memory = np.full((2 * count, stride), 0x5A, dtype=np.uint8)
+    positions = generator.permutation(2 * count)[:count].astype(np.int32)
+    memory[positions, : rows * spec.row_bytes] = raw.raw.reshape(count, -1)
+    block = Block(128, memory.reshape(-1), positions, stride)
+    return raw.floats().reshape(count, rows, wide).astype(np.float64), block
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("kind", [RowProducts, TokenOrChunkProducts])
+def test_a_block_times_tokens(dtype: str, kind: type) -> None:
+    spec, kernels = replace(SPEC, dtype=dtype), core.Kernels()
+    weights, block = bundles_of(dtype, 100)
+    products = (
+        RowProducts(spec, kernels, 100)
+        if kind is RowProducts
+        else TokenOrChunkProducts(kernels, BLOCK_ROWS, TileDecoder(spec, kernels, 100))
+    )
+    generator = np.random.default_rng(9)
+    x = torch.from_numpy(generator.standard_normal((5, spec.d_model)).astype(np.float32))
+    scale = np.abs(weights).sum(axis=-1).max() / 8000  # rounding to 14 bits
+    for row in range(spec.rows_per_neuron):
+        found = products.with_rows(block, row, x).numpy()
+        expected = x.double().numpy() @ weights[:, row].T
+        np.testing.assert_allclose(found, expected, rtol=0, atol=scale * 4)
+    hidden = torch.relu(torch.from_numpy(generator.standard_normal((5, 100)).astype(np.float32)))
+    out = torch.ones(5, spec.d_model)
+    products.add_down(block, hidden, out)
+    expected = 1 + hidden.double().numpy() @ weights[:, -1]
+    np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
+def test_a_token_has_the_same_bits_alone_and_among_others(dtype: str) -> None:
+    spec, kernels = replace(SPEC, dtype=dtype), core.Kernels()
+    _, block = bundles_of(dtype, 100)
+    products = RowProducts(spec, kernels, 100)
+    generator = np.random.default_rng(11)
+    x = torch.from_numpy(generator.standard_normal((40, spec.d_model)).astype(np.float32))
+    hidden = torch.relu(torch.from_numpy(generator.standard_normal((40, 100)).astype(np.float32)))
+    together, down = products.with_rows(block, 0, x), torch.zeros(40, spec.d_model)
+    products.add_down(block, hidden, down)
+    for token in range(40):
+        one = slice(token, token + 1)
+        assert torch.equal(products.with_rows(block, 0, x[one]), together[one])
+        alone = torch.zeros(1, spec.d_model)
+        products.add_down(block, hidden[one], alone)
+        assert torch.equal(alone, down[one])
+
+
+def test_the_kernels_are_for_neurons_that_fall_silent() -> None:
+    shape = PrefillShape.of(SPEC, 4096)
+    for activation, kind in (("relu", RowProducts), ("silu", TokenOrChunkProducts)):
+        products = make_products(replace(SPEC, activation=activation), core.Kernels(), shape)
+        assert isinstance(products, kind)
+        assert products.tile == (shape.bundles if kind is RowProducts else shape.tile)

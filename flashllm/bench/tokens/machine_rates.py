@@ -22,11 +22,9 @@ from flashllm import core
 from flashllm.dtypes import DTYPE_BYTES, DTYPES
 from flashllm.dtypes import row_bytes as encoded_row_bytes
 from flashllm.engine.loading import KERNEL_THREADS, load_decoder
-from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.hardware.curves import MachineRates
 from flashllm.model.decoder import Decoder
-from flashllm.model.products import Products, TokenOrChunkProducts
 from flashllm.planning.cost_model import (
     CHUNK,
     CHUNK_ONE_THREAD,
@@ -206,24 +204,19 @@ def scattered_rate(kernels: core.Kernels, buffer: core.Buffer, dtype: str) -> fl
 
 
 def chunk_rate(dtype: str, threads: int) -> float:
-    """Encoded bytes × tokens per second of a prompt's products, decoding of the rows included."""
+    """Encoded bytes × tokens per second of a prompt's products."""
     width = 2048
     row_bytes = encoded_row_bytes(dtype, width)
-    shape = (CHUNK_BLOCK_BYTES // row_bytes, width)
-    raw = np.full(shape[0] * row_bytes, _PATTERN, np.uint8)
-    x = torch.ones(CHUNK_TOKENS, width)
+    rows = CHUNK_BLOCK_BYTES // row_bytes
+    raw = np.full(rows * row_bytes, _PATTERN, np.uint8)
+    x = np.ones((CHUNK_TOKENS, width), np.float32)
+    out = np.empty((CHUNK_TOKENS, rows), np.float32)
     kernels = core.open_kernels(threads)
     try:
-        products, weight = TokenOrChunkProducts(kernels, shape[0]), RawTensor(raw, dtype, shape)
-        with _torch_threads(threads):
-            seconds = _median_seconds(lambda: _multiply(products, weight, x))
+        seconds = _median_seconds(lambda: kernels.matmul(raw, dtype, x, out))
     finally:
         kernels.close()
     return len(raw) * CHUNK_TOKENS / seconds
-
-
-def _multiply(products: Products, weight: RawTensor, x: torch.Tensor) -> None:
-    products.with_matrix(weight, x)
 
 
 def _row(dtype: str, row_bytes: int) -> tuple[int, int]:
