@@ -16,7 +16,7 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import kv_bytes
 from flashllm.options import KV_DTYPES, ModelOptions, ModelOverrides
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.latency_model import Model, TokenEstimate, expect
+from flashllm.planning.latency_model import PROMPT_TOKENS, Model, TokenEstimate, expect
 from flashllm.planning.plan import (
     ADVICE_MARGIN_BYTES,
     SHORT_CONTEXT,
@@ -70,13 +70,17 @@ class Scenario:
         """The same with some options changed."""
         return dataclasses.replace(self, options=self.options.having(**overrides))
 
-    def expect(self, plan: Plan, flash_speed: float = 1.0) -> TokenEstimate:
-        """The estimate for a plan of this scenario."""
+    def expect(
+        self, plan: Plan, flash_speed: float = 1.0, prompt_tokens: int = PROMPT_TOKENS
+    ) -> TokenEstimate:
+        """The estimate for a plan of this scenario, after a prompt of so many tokens."""
         sizes = self.sizes
         model = Model(
             self.spec, sizes.stride, sizes.predictors, self.activity, sizes.predictor_dtype
         )
-        return expect(model, plan, self.profile, flash_speed=flash_speed)
+        return expect(
+            model, plan, self.profile, prompt_tokens=prompt_tokens, flash_speed=flash_speed
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -319,7 +320,10 @@ class _Clock:
         return min(early, attention + hits) + min(late, hits)
 
     def first_token(self, prompt_tokens: int, moved: DramBytes) -> float | None:
-        """Seconds to read a prompt, chunk by chunk, where each chunk reads all weights."""
+        """Seconds to read a prompt with empty slots, chunk by chunk.
+
+        Each chunk reads all weights, unless the first one leaves all of a layer in slots.
+        """
         spec, shape = self.model.spec, self.plan.prefill
         resident = moved.attention + moved.gate
         small = spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS
@@ -332,7 +336,8 @@ class _Clock:
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9
-            seconds += self._blocks(beside / spec.n_layers + overhead, block)
+            kept = self._kept_layers if start else self._pinned
+            seconds += self._blocks(beside / spec.n_layers + overhead, block, kept)
         head = dram_seconds(self.rates, self.model.encodings, moved).head
         return seconds + head + self.rates.token_overhead_ns / 1e9
 
@@ -341,23 +346,40 @@ class _Clock:
         spec, plan = self.model.spec, self.plan
         share = plan.prefill.bundles / (spec.n_layers * spec.bundles_per_layer)
         beside = (dram - ffn + overhead) / spec.n_layers
-        total = self._blocks(beside, ffn * share)
+        total = self._blocks(beside, ffn * share, self._pinned)
         # What lies in a window's slots is read all the same; only with all do neurons stay.
         pinned = sum(plan.slots_per_layer) if plan.select == "all" else 0
         streamed = spec.n_layers * spec.bundles_per_layer - pinned
         flash = streamed / plan.prefill.bundles * self._block_seconds()
         return TokenSeconds(flash, dram, overhead, total)
 
-    def _blocks(self, beside: float, block: float) -> float:
+    @property
+    def _pinned(self) -> Sequence[int]:
+        """Bundles of each layer that are in memory before any token."""
+        slots = self.plan.slots_per_layer
+        return slots if self.plan.select == "all" else [0] * len(slots)
+
+    @property
+    def _kept_layers(self) -> Sequence[int]:
+        """Bundles of each layer that a chunk of a prompt leaves for the next: all, or none.
+
+        Where some are missing, reads join across those that are there.
+        """
+        if self.plan.select == "all":
+            return self._pinned
+        every = self.model.spec.bundles_per_layer
+        return [every if slots >= every else 0 for slots in self.plan.slots_per_layer]
+
+    def _blocks(self, beside: float, block: float, kept_per_layer: Sequence[int]) -> float:
         """Seconds of all layers, block by block, with a ring read ahead.
 
-        `beside` is what each layer computes besides its blocks, `block` the seconds of one block.
+        `beside` is what each layer computes besides its blocks, `block` the seconds of one block;
+        the bundles that are kept are not read.
         """
         spec, plan = self.model.spec, self.plan
         read = self._block_seconds()
         total = last = 0.0
-        for pinned in plan.slots_per_layer:
-            kept = pinned if plan.select == "all" else 0
+        for kept in kept_per_layer:
             blocks = (spec.bundles_per_layer - kept) / plan.prefill.bundles
             before = beside + kept / plan.prefill.bundles * block
             # Once the ring is full, the device waits for the rest of the layer.

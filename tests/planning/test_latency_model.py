@@ -296,6 +296,18 @@ def test_the_first_token_takes_all_weights_once_a_chunk() -> None:
     assert planned(least)[1].first_token_seconds == pytest.approx(expected_seconds, rel=0.03)
 
 
+def test_a_second_chunk_reads_nothing_where_the_first_leaves_all_in_slots() -> None:
+    ffn = 32 * 16384 * 16384
+    for memory, reads in ((32 << 30, 1), (8 << 30, 2)):
+        given = case(memory=memory, profile=law(1e-6, 0.2e9))
+        plan = given.plan()
+        assert (min(plan.slots_per_layer) == 16384) == (reads == 1)
+        seconds = given.expect(plan, prompt_tokens=256).first_token_seconds
+        products = (ffn + 32 * 4 * 4096 * 4096 * 2) * 128 / 1e11
+        expected = ffn / 0.2e9 * reads + products * (2 - reads)
+        assert seconds == pytest.approx(expected, rel=0.05)
+
+
 def test_advice_is_what_planning_it_gives() -> None:
     slow = law(100e-6, 0.1e9)
     given = case(dataclasses.replace(OPT_6_7B, dtype="f32"), 15 << 30, profile=slow)
