@@ -159,6 +159,7 @@ def measure(
 
 def _costs(decoder: Decoder, store: Store, ids: Sequence[int]) -> list[TokenCost]:
     """What each token of a context behind its prompt costs."""
+    decoder.start_cold()
     decoder.prefill(ids[:PROMPT_TOKENS])
     meter = Meter(store.reader.stats, decoder.pool.counters, decoder.clock)
     costs = []

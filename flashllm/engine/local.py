@@ -270,7 +270,10 @@ class Model:
         `EngineBusy` while an answer is written there.
         """
         claim = self._turns.claim(self._decoder.context)
-        claim.compute(self._decoder.start_cold)
+        try:
+            claim.compute(self._decoder.start_cold)
+        finally:
+            claim.release()  # an error that somebody keeps refers to it
 
     def release_slots(self, nbytes: int) -> int:
         """Give `nbytes` of memory in slots back to the system, in all; 0 takes all of it again.

@@ -148,9 +148,11 @@ class Store:
 
     def wait_bundles(self, layer: int, tickets: list[int]) -> None:
         """Wait for bundles; even after an error, no read of them is under way any more."""
-        with contextlib.ExitStack() as waits:
-            for ticket in tickets:
-                waits.callback(self.wait, ticket, layer)
+        if tickets:
+            try:
+                self.wait(tickets[0], layer)
+            finally:
+                self.wait_bundles(layer, tickets[1:])
 
     def submit_span(
         self, layer: int, first: int, count: int, buffer: core.Buffer, place: int = 0

@@ -82,7 +82,7 @@ class BundlePool(Protocol):
         """
 
     def free_slots(self, layer: int) -> int:
-        """Slots of a layer that hold nothing."""
+        """Slots of a layer that hold nothing, and that `fill` may use."""
 
     def fill(
         self, layer: int, ids: Ids, uses: NDArray[np.int64], most: int

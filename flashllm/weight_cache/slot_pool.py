@@ -91,6 +91,7 @@ class SlotPool:
         self.counters = StreamCounters()
         self._stream = stream
         self._lent_bytes = lent_bytes
+        self._fills = policy != "window"
         self._is_lent = False
         self._clock = clock or PartClock()
         self._early = early
@@ -201,8 +202,8 @@ class SlotPool:
         return kept, slots, self.rows
 
     def free_slots(self, layer: int) -> int:
-        """Slots of a layer that hold nothing."""
-        return self._layers[layer].free_slots
+        """Slots of a layer that a prompt may fill; the paper's policy holds its window only."""
+        return self._layers[layer].free_slots if self._fills else 0
 
     def resize(self, bundles_per_layer: Sequence[int]) -> None:
         """Use so many slots of each layer from now on; what was lent stays what it is, of these."""

@@ -100,6 +100,7 @@ def test_the_engine_goes_on_when_the_file_is_whole_again(copy: Path) -> None:
     with open_model(copy) as model:
         expected = [token.id for token in model.generate(PROMPT, max_tokens=20)]
         os.truncate(copy / "ffn.bundles", 1 << 14)
+        model.forget()
         with pytest.raises(ModelTruncated):
             list(model.generate(PROMPT, max_tokens=20))
         with open(copy / "ffn.bundles", "r+b") as file:

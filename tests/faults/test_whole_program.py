@@ -37,13 +37,13 @@ class Case:
 
 CASES = {
     "nothing": Case("read", "no such path", errno.EIO, 0, ""),
-    "bundles, EIO": Case("read", "ffn.bundles", errno.EIO, 74, "ffn.bundles", nth=9, short=True),
-    "bundles, EIO once": Case("read", "ffn.bundles", errno.EIO, 0, "", times=1, nth=9),
-    "bundles, ENOMEM": Case("read", "ffn.bundles", errno.ENOMEM, 0, "", times=3, nth=9),
+    "bundles, EIO": Case("read", "ffn.bundles", errno.EIO, 74, "ffn.bundles", nth=3, short=True),
+    "bundles, EIO once": Case("read", "ffn.bundles", errno.EIO, 0, "", times=1, nth=3),
+    "bundles, ENOMEM": Case("read", "ffn.bundles", errno.ENOMEM, 0, "", times=3, nth=3),
     "direct refused": Case(
-        "read", "ffn.bundles", REFUSE_DIRECT, 0, "a direct read was refused", nth=9, short=True
+        "read", "ffn.bundles", REFUSE_DIRECT, 0, "a direct read was refused", nth=3, short=True
     ),
-    "bundles end": Case("read", "ffn.bundles", ZERO, 65, "ends too early", nth=9),
+    "bundles end": Case("read", "ffn.bundles", ZERO, 65, "ends too early", nth=3),
     "resident, EIO": Case("read", "resident", errno.EIO, 74, "resident.safetensors"),
     "manifest, EIO": Case("read", "manifest.json", errno.EIO, 74, "manifest.json"),
     "manifest, EACCES": Case("open", "manifest.json", errno.EACCES, 74, "see who owns it"),

@@ -67,7 +67,7 @@ def test_logits_are_those_of_the_rounded_weights(
     assert verify(out).ok
     rounded = oracle(give_back(copy.deepcopy(model), out))
     for length in (5, 40):
-        check_prefill(rounded, out, length)
+        check_prefill(rounded, out, length, STEP_TOLERANCE)
     ids = prompt(24, model.config.vocab_size)
     expected = rounded(ids)
     decoder, _, store = load_decoder(out)

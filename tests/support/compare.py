@@ -36,13 +36,15 @@ def prompt(length: int, vocab: int) -> list[int]:
     return np.random.default_rng(length).integers(3, vocab, size=length).tolist()
 
 
-def check_prefill(expected: Oracle, directory: Path, length: int) -> None:
+def check_prefill(
+    expected: Oracle, directory: Path, length: int, tolerance: float = TOLERANCE
+) -> None:
     """All logits of a prompt."""
     decoder, _, store = load_decoder(directory, select="all", kv_dtype=EXACT)
     with store:
         ids = prompt(length, decoder.spec.vocab_size)
         found = decoder.logits(ids)
-    np.testing.assert_allclose(found, expected(ids), atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(found, expected(ids), atol=tolerance, rtol=0)
 
 
 def check_steps(expected: Oracle, directory: Path, select: str | None, length: int = 40) -> None:
