@@ -114,7 +114,7 @@ class User:
 
     def _new(self) -> None:
         self._type(CTRL_N)
-        self._settle()
+        self._settle(0.5)  # what is told before it is there goes with the old one
 
     def _switch(self) -> None:
         self._open_page(F4)
