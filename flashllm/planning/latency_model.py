@@ -91,6 +91,20 @@ class TokenSeconds:
         return max(parts, key=lambda name: parts[name])
 
 
+PROMPT_LENGTHS = (8, 64, 512, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSeconds:
+    """Seconds until the first token after a prompt of so many tokens."""
+
+    tokens: int
+    cold: float
+    """With empty slots."""
+    warm: float
+    """With the slots as prompts before leave them."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEstimate:
     """What a plan is expected to cost; seconds are None where the profile lacks the rates."""
@@ -102,6 +116,8 @@ class TokenEstimate:
     prompt_tokens: int
     token: TokenSeconds | None
     first_token_seconds: float | None
+    prompts: tuple[PromptSeconds, ...]
+    """Of `PROMPT_LENGTHS`, those that the context holds; empty without rates."""
     assumed: str
     """What was assumed about the activity, or "" where it was recorded."""
     prefetch: PrefetchAccuracy | None
@@ -172,15 +188,17 @@ def expect(
         kv_dtype=plan.kv_dtype,
     )
     token = first = None
+    prompts: tuple[PromptSeconds, ...] = ()
     rates = None if profile is None else profile.rates
     if profile is not None and rates is not None and rates_suffice(rates, model.encodings):
         clock = _Clock(model, plan, profile, rates, flash_speed)
         token = clock.token(layers, traffic, moved)
         first = clock.first_token(prompt_tokens, moved)
+        prompts = clock.prompts(moved)
     words = activity.assumed if activity is not None else ""
     prefetch = model.prefetch if speculative else None
     return TokenEstimate(
-        traffic, moved, prompt_tokens, prompt_tokens, token, first, words, prefetch
+        traffic, moved, prompt_tokens, prompt_tokens, token, first, prompts, words, prefetch
     )
 
 
@@ -319,10 +337,20 @@ class _Clock:
             return min(early, attention + seconds.predictors / 2) + min(late, hits)
         return min(early, attention + hits) + min(late, hits)
 
-    def first_token(self, prompt_tokens: int, moved: DramBytes) -> float | None:
-        """Seconds to read a prompt with empty slots, chunk by chunk.
+    def prompts(self, moved: DramBytes) -> tuple[PromptSeconds, ...]:
+        """The first token after prompts of `PROMPT_LENGTHS`."""
+        found = []
+        for tokens in PROMPT_LENGTHS:
+            cold = self.first_token(tokens, moved)
+            warm = self.first_token(tokens, moved, warm=True)
+            if tokens < self.plan.context and cold is not None and warm is not None:
+                found.append(PromptSeconds(tokens, cold, warm))
+        return tuple(found)
 
-        Each chunk reads all weights, unless the first one leaves all of a layer in slots.
+    def first_token(self, prompt_tokens: int, moved: DramBytes, warm: bool = False) -> float | None:
+        """Seconds to read a prompt with empty slots, or `warm`, chunk by chunk.
+
+        Each chunk reads all weights, unless the one before leaves all of a layer in slots.
         """
         spec, shape = self.model.spec, self.plan.prefill
         resident = moved.attention + moved.gate
@@ -336,7 +364,7 @@ class _Clock:
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9
-            kept = self._kept_layers if start else self._pinned
+            kept = self._kept_layers if start or warm else self._pinned
             seconds += self._blocks(beside / spec.n_layers + overhead, block, kept)
         head = dram_seconds(self.rates, self.model.encodings, moved).head
         return seconds + head + self.rates.token_overhead_ns / 1e9

@@ -302,10 +302,18 @@ def test_a_second_chunk_reads_nothing_where_the_first_leaves_all_in_slots() -> N
         given = case(memory=memory, profile=law(1e-6, 0.2e9))
         plan = given.plan()
         assert (min(plan.slots_per_layer) == 16384) == (reads == 1)
-        seconds = given.expect(plan, prompt_tokens=256).first_token_seconds
+        estimate = given.expect(plan, prompt_tokens=256)
         products = (ffn + 32 * 4 * 4096 * 4096 * 2) * 128 / 1e11
         expected = ffn / 0.2e9 * reads + products * (2 - reads)
-        assert seconds == pytest.approx(expected, rel=0.05)
+        assert estimate.first_token_seconds == pytest.approx(expected, rel=0.05)
+        few, more, many = estimate.prompts
+        assert (few.tokens, more.tokens, many.tokens) == (8, 64, 512)
+        assert few.cold == pytest.approx(ffn / 0.2e9, rel=0.05)
+        if reads == 1:
+            assert more.warm == pytest.approx(products / 2, rel=0.05)
+            assert many.cold == pytest.approx(ffn / 0.2e9 + 3 * products, rel=0.05)
+        else:
+            assert (many.warm, few.warm) == (many.cold, few.cold)
 
 
 def test_advice_is_what_planning_it_gives() -> None:

@@ -60,9 +60,12 @@ def expected_rows(
         # Less than a thousandth is rounding of float sums.
         if token.overlap > 1e-3 * token.total:
             rows.insert(2, ("  at once", f"{_seconds(token.overlap)}: reading beside computing"))
-    if expected.first_token_seconds is not None:
-        prompt = f"after a prompt of {expected.prompt_tokens} tokens"
-        rows.append(("first token", f"{_seconds(expected.first_token_seconds)} {prompt}"))
+    if expected.prompts:
+        cold = [f"{one.tokens}: {_seconds(one.cold)}" for one in expected.prompts]
+        warm = [f"{one.tokens}: {_seconds(one.warm)}" for one in expected.prompts]
+        rows.append(("first token", f"by tokens of the prompt {', '.join(cold)}"))
+        if warm != cold:
+            rows.append(("  later prompts", f"{', '.join(warm)}: nothing is read"))
     neurons = scenario.spec.n_layers * scenario.spec.bundles_per_layer
     rows += [
         ("neurons a token", f"{traffic.used / neurons:.2%}, {traffic.hit_rate:.1%} in memory"),
