@@ -60,7 +60,7 @@ def of_kind(lines: list[dict[str, Any]], type_: str, kind: str = "") -> list[dic
 def test_the_sum_is_that_of_the_lines(
     sparse_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text, _ = report_of(sparse_model, capsys, "--jsonl")
+    text, _ = report_of(sparse_model, capsys, "--jsonl", "--window", "1")
     lines = [json.loads(line) for line in text.splitlines()]
     summary, tokens = lines[-1], of_kind(lines, "token", "warm")
     assert [lines[0]["type"], summary["type"]] == ["header", "summary"]
