@@ -68,8 +68,21 @@ class Held(Protocol):
     def positions(self, layer: int, first: int, count: int) -> Ids:
         """Of `count` bundles from `first` on, in units of the stride; -1 where one is not held."""
 
+    @property
+    def buffer(self) -> core.Buffer:
+        """The same memory, to be read into."""
+
     def stay(self, layer: int) -> bool:
         """Whether what is held of a layer stays there until all of its blocks are computed."""
+
+    def place(self, layer: int, first: int, count: int) -> int | None:
+        """Where `count` bundles may be read to and stay, in bytes; None if there is no such place.
+
+        Nobody else uses it until the layer's blocks are computed.
+        """
+
+    def keep(self, layer: int, first: int, count: int) -> None:
+        """The bundles have arrived in the place that they were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +101,10 @@ class _Ahead:
     layer: int
     first: int
     room: int | None
-    """None where the bundles are computed with where they are."""
+    """None where the bundles are computed with where they are held."""
     tickets: list[int]
+    stays: bool = False
+    """Whether it is read to where it will be held."""
 
 
 class BlockStream:
@@ -97,7 +112,8 @@ class BlockStream:
 
     Reading ahead continues into the layers announced by `expect`, so that the device is busy while
     attention is computed. Of a block that is `held` in part only the rest is read: what is held is
-    copied beside it at once, since it may be evicted before its turn. One caller at a time.
+    copied beside it at once, since it may be evicted before its turn. A block that may stay is read
+    to where it will be held. One caller at a time.
     """
 
     def __init__(
@@ -168,6 +184,8 @@ class BlockStream:
             assert (ahead.layer, ahead.first) == (layer, start)
             self._clock.switch("io_exposed")
             self._store.wait_bundles(layer, ahead.tickets)
+            if ahead.stays and self.held is not None:
+                self.held.keep(layer, start, self._count(start))
             self._clock.switch("ffn")
             yield self._block(ahead)
             if ahead.room is not None:
@@ -212,15 +230,13 @@ class BlockStream:
         # Blocks that are held need no room; without a limit the whole prompt would be ahead.
         while self._next is not None and len(self._ahead) < max(len(self._rooms), 1):
             layer, first = self._next
-            positions = self._positions(layer, first)
-            tickets: list[int] = []
-            number: int | None = None
-            if not self._stays(layer, positions):
+            ahead = self._where_held(layer, first)
+            if ahead is None:
                 if not self._free:
                     return
                 number = self._free.pop()
-                tickets = self._begin(layer, first, positions, self._rooms[number])
-            self._ahead.append(_Ahead(layer, first, number, tickets))
+                ahead = _Ahead(layer, first, number, self._begin(layer, first, self._rooms[number]))
+            self._ahead.append(ahead)
             self._next = next(self._order, None)
 
     def _count(self, first: int) -> int:
@@ -233,15 +249,26 @@ class BlockStream:
         positions = self.held.positions(layer, first, self._count(first))
         return positions if (positions >= 0).any() else None
 
-    def _stays(self, layer: int, positions: Ids | None) -> bool:
-        """Whether a block can be computed with where its bundles are."""
-        if self.held is None or positions is None:
-            return False
-        return bool((positions >= 0).all()) and self.held.stay(layer)
+    def _where_held(self, layer: int, first: int) -> _Ahead | None:
+        """A block that is computed with where it is held, or will be; None for another."""
+        if self.held is None or not self.held.stay(layer):
+            return None
+        positions = self._positions(layer, first)
+        if positions is not None:
+            return _Ahead(layer, first, None, []) if (positions >= 0).all() else None
+        # The same block of the chunk before may be on its way there.
+        is_under_way = any((one.layer, one.first) == (layer, first) for one in self._ahead)
+        count = self._count(first)
+        place = None if is_under_way else self.held.place(layer, first, count)
+        if place is None:
+            return None
+        ticket = self._store.submit_span(layer, first, count, self.held.buffer, place)
+        return _Ahead(layer, first, None, [ticket], stays=True)
 
-    def _begin(self, layer: int, first: int, positions: Ids | None, room: _Room) -> list[int]:
+    def _begin(self, layer: int, first: int, room: _Room) -> list[int]:
         """Fills a room: begins to read what is not held, and copies what is; tickets."""
         store, stride = self._store, self._stride
+        positions = self._positions(layer, first)
         if positions is None:
             return [store.submit_span(layer, first, self._count(first), room.buffer, room.place)]
         missing = np.flatnonzero(positions < 0).astype(np.int32)

@@ -124,6 +124,27 @@ class LayerCache:
         """Slots that hold nothing."""
         return int(np.count_nonzero(self._usable() < 0))
 
+    def in_order(self, first: int, count: int) -> int | None:
+        """The slot of bundle `first`, where each bundle in DRAM is in the slot of its number.
+
+        None for another layer, for one with too few slots, and if the `count` are not all free.
+        """
+        usable = self._usable()
+        numbers = np.arange(len(usable))
+        is_in_order = bool(((usable < 0) | (usable == numbers)).all())
+        if (
+            not self.has_room_for_all
+            or not is_in_order
+            or (usable[first : first + count] >= 0).any()
+        ):
+            return None
+        return self._first_slot + first
+
+    def put_in_order(self, first: int, count: int) -> None:
+        """Bundles are in the slots of their numbers now."""
+        indexes = np.arange(first, first + count)
+        self._table.put(indexes.astype(np.int32), self._numbers(indexes))
+
     def _usable(self) -> Ids:
         """The bundles in the slots that are not lent, -1 where a slot is free."""
         usable: Ids = self._table.bundle_in[: self.n_slots - self._n_lent]

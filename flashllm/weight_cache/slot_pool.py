@@ -194,6 +194,20 @@ class SlotPool:
         """
         return self._layers[layer].has_room_for_all and self._store.spec.dtype != "f32"
 
+    @property
+    def buffer(self) -> core.Buffer:
+        """The memory of the slots."""
+        return self._buffer
+
+    def place(self, layer: int, first: int, count: int) -> int | None:
+        """The slots of a block of a layer that has room for all, if it was filled in order."""
+        slot = self._layers[layer].in_order(first, count) if self._fills else None
+        return None if slot is None else slot * self._stride
+
+    def keep(self, layer: int, first: int, count: int) -> None:
+        """Bundles have arrived in the slots that `place` named."""
+        self._layers[layer].put_in_order(first, count)
+
     def fill(
         self, layer: int, ids: Ids, uses: NDArray[np.int64], most: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint8]]:

@@ -172,7 +172,10 @@ class FakeHeld:
 
     def __init__(self, held: Iterable[int], stays: bool) -> None:
         self.slots = {bundle: slot for slot, bundle in enumerate(held)}
-        self.rows = np.zeros(BUNDLES * STRIDE, dtype=np.uint8)
+        self.buffer = core.Buffer(BUNDLES * STRIDE)
+        self.rows = self.buffer.array()
+        self.places = False
+        self.kept: list[int] = []
         values = self.rows.reshape(-1, STRIDE).view(np.int32)
         for bundle, slot in self.slots.items():
             values[slot, :2] = 1, bundle
@@ -184,6 +187,13 @@ class FakeHeld:
 
     def stay(self, layer: int) -> bool:
         return self._stays
+
+    def place(self, layer: int, first: int, count: int) -> int | None:
+        return first * STRIDE if self.places and layer == 1 else None
+
+    def keep(self, layer: int, first: int, count: int) -> None:
+        self.kept.append(first)
+        self.slots |= {bundle: bundle for bundle in range(first, first + count)}
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -215,6 +225,44 @@ def test_what_may_be_evicted_is_copied_before(stays: bool, moves: bool) -> None:
             _, positions, rows = block.parts()
             assert rows.reshape(-1, STRIDE)[positions].any(axis=1).all()
         break
+
+
+def test_a_block_that_stays_is_read_to_its_place() -> None:
+    ring, store = stream(2)
+    ring.held = held = FakeHeld([], True)
+    held.places = True
+    ring.expect([(0, 0), (1, 0), (1, 0)])
+    assert take(ring, 0) == [(0, number) for number in range(BUNDLES)]
+    assert take(ring, 1) == [(1, number) for number in range(BUNDLES)]
+    assert held.kept == [0, 32, 64, 96]
+    assert np.array_equal(held.rows.reshape(-1, STRIDE).view(np.int32)[:, 1], range(BUNDLES))
+    assert take(ring, 1) == [(1, number) for number in range(BUNDLES)]
+    assert len(store.submitted) == 8
+    assert not store.under_way
+
+
+def test_what_could_not_be_read_is_not_kept() -> None:
+    ring, store = stream(2)
+    ring.held = held = FakeHeld([], True)
+    held.places = True
+    store.bad = {(1, 64)}
+    ring.expect([(1, 0)])
+    with pytest.raises(ReadFailed):
+        take(ring, 1)
+    assert held.kept == [0, 32]
+    ring.drain()
+    assert not store.under_way
+
+
+def test_a_block_on_its_way_is_not_read_to_the_same_place_again() -> None:
+    ring, store = stream(8)
+    ring.held = held = FakeHeld([], True)
+    held.places = True
+    ring.expect([(1, 0), (1, 0)])
+    assert len(store.under_way) == 8
+    for _ in range(2):
+        assert take(ring, 1) == [(1, number) for number in range(BUNDLES)]
+    assert held.kept == [0, 32, 64, 96]
 
 
 def test_no_more_is_ahead_than_there_are_rooms_where_all_is_held() -> None:

@@ -61,6 +61,15 @@ def test_with_room_for_all_nothing_is_read_twice(sparse_model: Path) -> None:
         assert answered(model, SECOND)[0] == second
 
 
+def test_the_first_prompt_is_read_to_where_it_stays(encoded: Path) -> None:
+    with open_model(encoded) as model:
+        model.logits(PROMPT)
+        for layer in range(LAYERS):
+            cache = model.decoder.pool.layer(layer)  # type: ignore[attr-defined]
+            slots = cache.slots(0, N_BUNDLES)
+            assert slots.tolist() == list(range(layer * N_BUNDLES, (layer + 1) * N_BUNDLES))
+
+
 def test_where_nothing_is_copied_the_bits_are_those_of_the_first_prompt(encoded: Path) -> None:
     with open_model(encoded) as model:
         assert set(model.plan.slots_per_layer) == {N_BUNDLES}
