@@ -189,7 +189,8 @@ def test_a_checkpoint_of_the_cache_by_its_name(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     _, snapshot = put(tmp_path / "hub")
-    library, made = Library(home=tmp_path), tmp_path / "tiny.flash"
+    given = Conditions(options=ModelOptions(memory=1 << 30))  # what is available changes
+    library, made = Library(home=tmp_path, given=given), tmp_path / "tiny.flash"
     found = library.preview(Path("org/tiny"), made, ConvertOptions())
     named = library.preview(snapshot, made, ConvertOptions())
     assert replace(found, free_bytes=0) == replace(named, free_bytes=0)  # others write meanwhile
