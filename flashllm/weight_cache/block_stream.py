@@ -122,7 +122,7 @@ class BlockStream:
         block_bytes: int,
         depth: int,
         clock: PartClock,
-        kernels: core.Kernels | None = None,
+        kernels: core.Kernels,
     ) -> None:
         """A block of `block_bytes` holds whole bundles; `depth` blocks have memory of their own.
 
@@ -278,7 +278,6 @@ class BlockStream:
             tickets = store.submit_bundles(layer, missing + np.int32(first), room.buffer, places)
         here = np.flatnonzero(positions >= 0).astype(np.int32)
         assert self.held is not None
-        assert self._kernels is not None
         self._kernels.copy_rows(
             self.held.rows, positions[here], stride, room.array.reshape(-1), here
         )

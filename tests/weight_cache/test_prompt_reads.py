@@ -109,10 +109,10 @@ def test_with_less_room_only_what_is_in_no_slot_is_read(
         n_slots = sum(model.plan.slots_per_layer)
         lent = BLOCK * sum(model.plan.lent_blocks)
         for prompt in (PROMPT, SECOND, PROMPT):
-            held = sum(N_BUNDLES - int(pool.marks(layer)[0].sum()) for layer in range(LAYERS))
+            absent = sum(N_BUNDLES - int(pool.marks(layer)[0].sum()) for layer in range(LAYERS))
             tokens, read, _ = answered(model, prompt)
             found.append(tokens)
-            missing = (held + lent) * stride_of(sparse_model)
+            missing = (absent + lent) * stride_of(sparse_model)
             assert read <= min(missing, whole_bytes(sparse_model))
         assert found == expected
         assert read < whole_bytes(sparse_model), "something was in slots"
