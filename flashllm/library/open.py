@@ -43,7 +43,7 @@ def open_directory(
     directory: Path, options: ModelOptions, **overrides: Unpack[OverridesWithoutMemory]
 ) -> Model:
     """Open the model in a directory, for a command: errors name options by their flags."""
-    with gc_paused():
+    with gc_paused(freeze=False):
         from flashllm.engine import local
 
     return local.open_model(directory, options, **overrides)

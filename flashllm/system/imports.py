@@ -8,15 +8,20 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pauses the garbage collector during imports, and exempts what they create from collection.
+def gc_paused(*, freeze: bool) -> Iterator[None]:
+    """Pauses the garbage collector during imports; `freeze` exempts what is there from collection.
 
     The collector finds no garbage in modules, but takes a sixteenth of the time to import the
     application's modules and a fifth of torch's, and would scan them again with every answer.
+    `freeze` is for the start of a process of our own: whatever lives then is never collected, a
+    caller's closed model included.
     """
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        if freeze:
+            gc.freeze()
+        if enabled:
+            gc.enable()

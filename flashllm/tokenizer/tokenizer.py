@@ -75,7 +75,7 @@ class Tokenizer:
         self._prefix = list(prefix)
         pad_id = self._control(settings.tokens.get("pad_token"), None)
         self._silent = {self.bos_id, pad_id, *self.eos_ids}
-        self._known_ids = TokenReuse(self.piece_bytes, frozenset(self._controls.values()))
+        self._control_tokens = frozenset(self._controls.values())
         spellings = sorted(filter(None, self._controls), key=len, reverse=True)
         self._markers = (
             re.compile("(" + "|".join(map(re.escape, spellings)) + ")") if spellings else None
@@ -156,7 +156,9 @@ class Tokenizer:
                     run.append(piece)
         parts.append("".join(run))
         ids = self._encode_parts(parts)
-        return self._known_ids.put(ids, parts, places) if places else ids
+        # Made for each prompt: held, it and this tokenizer would be a cycle of 9 MiB.
+        reuse = TokenReuse(self.piece_bytes, self._control_tokens)
+        return reuse.put(ids, parts, places) if places else ids
 
     def _encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         # A lone surrogate, as in a file name that is not UTF-8, has no bytes to encode.

@@ -42,7 +42,7 @@ def chat(arguments: argparse.Namespace) -> int:
         raise UsageError("the chat needs a terminal; `flashllm run -p TEXT` works without one")
     session = chosen_session(arguments)
     start_log(paths.log_file())
-    with gc_paused():
+    with gc_paused(freeze=True):
         from flashllm.library.models import ModelChoice
         from flashllm.ui.app import ChatApp
         from flashllm.ui.chat.screen import ChatScreen

@@ -57,7 +57,7 @@ class Worker:
         self._channel.start()
         threading.Thread(target=self._answer_calls, name="engine-calls", daemon=True).start()
         with self._sending_errors(messages.OPENING):
-            with gc_paused():
+            with gc_paused(freeze=True):
                 opens: Opener = pkgutil.resolve_name(opener)
             self._channel.send(messages.Ready())
             while (command := self._commands.get()) is not None:
