@@ -62,6 +62,16 @@ async def test_pages_show_whole_keys_too(width: int) -> None:
         assert keys(app)[:3] == ["⏎ Open", "c Convert", "/ Filter"]
 
 
+async def test_escape_says_what_it_would_do() -> None:
+    async with make_app(FakeModel(["x"])).run_test(size=(80, 24)) as pilot:
+        app = await ask(pilot, "a")
+        assert "esc" not in " ".join(keys(app))
+        await pilot.press("slash")
+        await until(pilot, lambda: "esc Close" in keys(app))
+        await pilot.press("escape", "backspace", "tab", "up", "e")
+        await until(pilot, lambda: "esc End edit" in keys(app))
+
+
 def test_the_order_names_keys_that_there_are() -> None:
     known = {binding.id: binding for place in PLACES for binding in place.bindings}
     assert set(FOOTER_ORDER) <= known.keys()

@@ -201,7 +201,7 @@ class ChatScreen(Screen[None]):
         with Horizontal(id="bottom"):
             yield self.status_line
             yield self.meter
-        yield KeyFooter(FOOTER_ORDER)
+        yield KeyFooter(FOOTER_ORDER, self._words_of_key)
 
     def on_screen_resume(self) -> None:
         """A page over the chat was closed."""
@@ -738,6 +738,16 @@ class ChatScreen(Screen[None]):
         if action == "send_waiting":
             return bool(self.waiting.drafts) and self.activity.phase is Phase.READY
         return super().check_action(action, parameters)
+
+    def _words_of_key(self, action: str) -> str | None:
+        """What the key of `action_stop` would do now, in its order."""
+        if action != "stop":
+            return None
+        if self.suggestions.is_open:
+            return "Close"
+        if self.activity.is_answering:
+            return "Stop"
+        return "End edit" if self.prompt.editing is not None else "Take back"
 
     def action_stop(self) -> None:
         """Closes suggestions, or stops the answer, or ends an edit, or takes back what waits.

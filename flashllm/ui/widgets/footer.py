@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
@@ -17,12 +18,17 @@ Shown = tuple[Binding, str, bool, str]
 class KeyFooter(Footer):
     """The keys that work now, as many as fit; `first` names bindings from the most useful on.
 
+    `words_of` says what an action would do now, or nothing where its binding's words hold.
+
     Whenever the engine begins to do something else, Textual makes all of its widgets anew; that was
     half of what the application computed while an answer began, and mostly nothing had changed.
     """
 
-    def __init__(self, first: Sequence[str] = ()) -> None:
+    def __init__(
+        self, first: Sequence[str] = (), words_of: Callable[[str], str | None] = lambda _: None
+    ) -> None:
         super().__init__(compact=True, show_command_palette=False)
+        self._words_of = words_of
         self._first = {name: place for place, name in enumerate(first)}
         self._made_of: list[Shown] | None = None
 
@@ -58,6 +64,8 @@ class KeyFooter(Footer):
         by_action: dict[str, Shown] = {}
         for _, binding, enabled, tooltip in self.screen.active_bindings.values():
             if binding.show:
+                if words := self._words_of(binding.action):
+                    binding = replace(binding, description=words)
                 shown = (binding, self.app.get_key_display(binding), enabled, tooltip)
                 by_action.setdefault(binding.action, shown)
         last = len(self._first)
