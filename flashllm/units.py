@@ -8,15 +8,18 @@ NEAR = 0.99
 """From this share of a ceiling on, its difference to what is taken has to show."""
 
 
+def format_number(number: float, digits: int = 3) -> str:
+    """A number in so many digits; one that has more is whole, not `1.7e+03`: `8.72`, `1,710`."""
+    return f"{number:,.0f}" if abs(number) >= 10**digits - 0.5 else f"{number:.{digits}g}"
+
+
 def format_seconds(nanoseconds: float) -> str:
     """A time in three digits: `182 ms`, `2.1 s`."""
     if nanoseconds >= 999.5e6:
-        return (
-            f"{nanoseconds / 1e9:.3g} s" if nanoseconds < 999.5e9 else f"{nanoseconds / 1e9:.0f} s"
-        )
+        return f"{format_number(nanoseconds / 1e9)} s"
     if nanoseconds >= 999.5e3:
-        return f"{nanoseconds / 1e6:.3g} ms"
-    return f"{nanoseconds / 1e3:.3g} us"
+        return f"{format_number(nanoseconds / 1e6)} ms"
+    return f"{format_number(nanoseconds / 1e3)} us"
 
 
 def format_duration(seconds: float) -> str:
@@ -31,8 +34,7 @@ def format_bytes_moved(nbytes: float) -> str:
     """Bytes moved, in three digits and powers of ten: `11.8 MB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= 0.9995 * factor:
-            number = nbytes / factor
-            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
+            return f"{format_number(nbytes / factor)} {unit}"
     return f"{nbytes:.0f} B"
 
 
@@ -54,9 +56,7 @@ def format_ceiling(nbytes: int) -> str:
 
 def format_speed(tokens_per_second: float) -> str:
     """Tokens a second that are expected, in two digits: `2.3`, `410`."""
-    if tokens_per_second >= 99.5:
-        return f"{tokens_per_second:.0f}"
-    return f"{tokens_per_second:.2g}"
+    return format_number(tokens_per_second, digits=2)
 
 
 def format_rate(bytes_per_second: float) -> str:

@@ -25,6 +25,7 @@ from flashllm.units import (
     format_bytes_moved,
     format_count,
     format_memory,
+    format_number,
     format_rate,
     format_seconds,
     format_token_count,
@@ -191,7 +192,8 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
         # The end-of-answer token takes a step, but is not one of the answer's tokens.
         end = "" if tokens < len(report["tokens"]) else "with its end "
         speed = f"{end}{format_count(tokens)} decoded in {format_seconds(decode['wall_ns'])}"
-        each = f"{decode['tokens_per_second']:.3g} a second, {format_seconds(wall_ns)} each"
+        speed_each = format_number(decode["tokens_per_second"])
+        each = f"{speed_each} a second, {format_seconds(wall_ns)} each"
         rows += [
             ("answer", f"{answer}; {speed}: {each}"),
             ("time", format_parts(decode["parts_ns"].items())),

@@ -25,6 +25,7 @@ from flashllm.cli.main import main
 from flashllm.cli.shared import open_model
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.formatting import PART_WORDS
+from flashllm.units import format_number
 from tests.support.stolen_time import take_away
 from tests.support.token_fakes import FakeProbe
 
@@ -140,7 +141,7 @@ def test_the_report_for_people(sparse_model: Path, capsys: pytest.CaptureFixture
     assert "SYNTHETIC" not in text + err
     assert max(map(len, text.splitlines())) < 130
     last = " ".join(text.rpartition("\n\n")[2].split())
-    assert re.match(r"A token took [\d.]+ [mµ]s, [\d.]+ a second; most of it, \d+%, was ", last)
+    assert re.match(r"A token took [\d.]+ [mµ]s, [\d.,]+ a second; most of it, \d+%, was ", last)
     assert re.search(r"It read .*; \d+% of its neurons were in memory\.", last)
     assert "of what this machine allows" in last
     assert " MB" not in text  # amounts are in MiB, rates in GB/s
@@ -152,7 +153,7 @@ def test_the_sentences_are_the_reports_numbers(
     report = json.loads(report_of(sparse_model, capsys, "--json")[0])
     text = summary_text(report)
     token = report["summary"]["decode"]["ns_per_token"]["median"]
-    assert f"{1e9 / token:.3g} a second" in text
+    assert f"{format_number(1e9 / token)} a second" in text
     shares = report["summary"]["parts"]["shares"]
     part = max(shares, key=lambda name: shares[name])
     assert f"{shares[part]:.0%}, was {PART_WORDS[part]}" in text
@@ -231,10 +232,10 @@ def test_without_a_tokenizer_a_text_is_no_prompt(
         (999, "999 ns"),
         (1000, "1 µs"),
         (999_400, "999 µs"),
-        (999_600, "1000 µs"),
-        (999_999_999, "1000 ms"),
+        (999_600, "1,000 µs"),
+        (999_999_999, "1,000 ms"),
         (12_340_000, "12.3 ms"),
-        (1234e9, "1234 s"),
+        (1234e9, "1,234 s"),
     ],
 )
 def test_times_are_in_three_digits_and_never_in_powers(ns: float, shown: str) -> None:

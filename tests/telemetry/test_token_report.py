@@ -16,7 +16,7 @@ from flashllm.telemetry.device_rates import PAGE_CACHE, UNKNOWN, DeviceRates
 from flashllm.telemetry.formatting import format_split
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.telemetry.token_report import TokenNumbers, answer_numbers, medians, stats_text
-from flashllm.units import format_bytes_moved, format_memory, format_seconds
+from flashllm.units import format_bytes_moved, format_memory, format_number, format_seconds
 from tests.support.costs import MS, RATES, UNKNOWN_RATES, WORK, FakeToken, cost, plan
 from tests.support.profiles import law
 from tests.support.specs import SPEC
@@ -231,11 +231,15 @@ def test_the_split_is_in_a_unit_that_fits_its_parts() -> None:
         (format_seconds(999_400), "999 us"),
         (format_seconds(999_600_000), "1 s"),
         (format_seconds(182_400_000), "182 ms"),
-        (format_seconds(1234 * 10**9), "1234 s"),
+        (format_seconds(1234 * 10**9), "1,234 s"),
+        (format_number(1710.4), "1,710"),
+        (format_number(0.02974), "0.0297"),
+        (format_number(999.4), "999"),
+        (format_number(99.6, digits=2), "100"),
         (format_bytes_moved(0), "0 B"),
         (format_bytes_moved(999_499), "999 kB"),
         (format_bytes_moved(11_840_000), "11.8 MB"),
-        (format_bytes_moved(1_234e9), "1234 GB"),
+        (format_bytes_moved(1_234e9), "1,234 GB"),
         (format_memory(310 << 20, 512 << 20), "310 of 512 MiB"),
         (format_memory(310 << 20, 15 << 30), "310 MiB of 15.0 GiB"),
         (format_memory(5 << 30, 16 << 30), "5.0 of 16.0 GiB"),

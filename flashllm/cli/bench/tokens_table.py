@@ -8,7 +8,7 @@ from typing import Any
 from flashllm.bench.sample_statistics import LEAST_VALUES
 from flashllm.cli.shared.output import table
 from flashllm.telemetry.formatting import PART_WORDS
-from flashllm.units import format_bytes, format_memory
+from flashllm.units import format_bytes, format_memory, format_number
 
 WIDTH = 79
 SYNTHETIC = "SYNTHETIC: made-up weights"
@@ -45,8 +45,8 @@ def summary_text(report: dict[str, Any]) -> str:
         speed = 1e9 / token["median"]
         part, share = max(parts["shares"].items(), key=lambda item: item[1])
         sentences.append(
-            f"{begin}a token took {_seconds(token['median'])}, {speed:.3g} a second; most of it,"
-            f" {share:.0%}, was {PART_WORDS.get(part, part)}."
+            f"{begin}a token took {_seconds(token['median'])}, {format_number(speed)} a second;"
+            f" most of it, {share:.0%}, was {PART_WORDS.get(part, part)}."
         )
     hits = f"{summary['cache']['hit_rate']:.0%} of its neurons were in memory"
     read = format_bytes(flash["bytes_read_per_token"]) if flash["reads_per_token"] else "nothing"
@@ -258,10 +258,7 @@ def _checks(report: dict[str, Any]) -> list[Row]:
 def _seconds(ns: float) -> str:
     for unit, factor in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if ns >= factor:
-            # From 999.5 on, three digits would be written as 1e+03.
-            return (
-                f"{ns / factor:.3g} {unit}" if ns < 999.5 * factor else f"{ns / factor:.0f} {unit}"
-            )
+            return f"{format_number(ns / factor)} {unit}"
     return f"{ns:.0f} ns"
 
 

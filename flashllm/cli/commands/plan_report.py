@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashllm.units import MIB, format_bytes, format_ceiling
+from flashllm.units import MIB, format_bytes, format_ceiling, format_seconds, format_speed
 
 if TYPE_CHECKING:
     from flashllm.planning.advisor import Advice, Ceilings, Encoding, Scenario
@@ -53,7 +53,10 @@ def expected_rows(
     if token is not None:
         parts = f"flash {_seconds(token.flash)}, memory {_seconds(token.dram)}, overhead"
         rows += [
-            ("a token", f"{_seconds(token.total)} ({1 / token.total:.2g} tokens a second)"),
+            (
+                "a token",
+                f"{_seconds(token.total)} ({format_speed(1 / token.total)} tokens a second)",
+            ),
             ("  of it", f"{parts} {_seconds(token.overhead)}"),
             ("  bound by", BOUND_LABELS[token.bound]),
         ]
@@ -207,11 +210,7 @@ def to_json(
 
 def _seconds(seconds: float) -> str:
     """A time for people, in three digits."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    if seconds >= 1e-3:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds * 1e6:.3g} us"
+    return format_seconds(seconds * 1e9)
 
 
 def _mebibytes(nbytes: int) -> int:

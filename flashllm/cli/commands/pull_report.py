@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flashllm.units import format_bytes, format_ceiling, format_duration, format_speed
+from flashllm.units import (
+    format_bytes,
+    format_ceiling,
+    format_duration,
+    format_number,
+    format_speed,
+)
 
 if TYPE_CHECKING:
     from flashllm.library.pull_plan import PullPlan
@@ -61,8 +67,8 @@ def _speed(plan: PullPlan) -> str:
         return "unknown; `flashllm bench io` measures disk and machine"
     seconds = 1 / made.tokens_per_second
     words = (
-        f"about {format_speed(made.tokens_per_second)} tokens/s ({seconds:.2g} s a token) in"
-        f" {format_ceiling(made.ceiling_bytes)}"
+        f"about {format_speed(made.tokens_per_second)} tokens/s"
+        f" ({format_number(seconds, digits=2)} s a token) in {format_ceiling(made.ceiling_bytes)}"
     )
     return f"{words}; assumed: {made.assumed}" if made.assumed else words
 

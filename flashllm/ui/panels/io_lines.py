@@ -15,6 +15,7 @@ from flashllm.units import (
     format_bytes_moved,
     format_count,
     format_memory,
+    format_number,
     format_rate,
     format_seconds,
 )
@@ -184,7 +185,7 @@ def _percent(share: float) -> str:
 
 
 def _megabytes(number: float) -> str:
-    return f"{number:.3g} MB" if number < 999.5 else f"{number:,.0f} MB"
+    return f"{format_number(number)} MB"
 
 
 def _split(plan: Plan | None) -> Content:
