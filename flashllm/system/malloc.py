@@ -17,7 +17,7 @@ MMAP_THRESHOLD_BYTES = 1 << 20
 logits of a token, would only cost the kernel's work again and again (docs/log/)."""
 TRIM_THRESHOLD_BYTES = 2 << 20
 """Free memory at the end of the heap beyond this goes back to the system."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Numbers of parameters of mallopt(3), the same on all architectures."""
 _SETTINGS_OF_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
@@ -28,8 +28,7 @@ def keep_heap_flat() -> bool:
 
     They stay as they are where the user has set them (mallopt(3), GLIBC_TUNABLES).
     """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc." in tunables or any(name in os.environ for name in _SETTINGS_OF_USER):
+    if _is_set_by_user(*_SETTINGS_OF_USER):
         return False
     mallopt = _of_libc("mallopt")
     if mallopt is None:
@@ -37,6 +36,23 @@ def keep_heap_flat() -> bool:
     mapped = mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
     trimmed = mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
     return bool(mapped and trimmed)
+
+
+@functools.cache
+def share_one_heap() -> bool:
+    """Has all threads of this process allocate from one heap, once; whether that was set.
+
+    glibc gives each new thread a heap of its own, up to eight for each processor, and none of them
+    uses what another one has free. To be called before threads are started.
+    """
+    mallopt = None if _is_set_by_user("MALLOC_ARENA_MAX") else _of_libc("mallopt")
+    return mallopt is not None and bool(mallopt(_M_ARENA_MAX, 1))
+
+
+def _is_set_by_user(*names: str) -> bool:
+    """Whether the allocator is told something by a variable of the environment."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return "glibc.malloc." in tunables or any(name in os.environ for name in names)
 
 
 def give_back_free_memory() -> None:

@@ -37,6 +37,26 @@ print(rss_bytes() - before - sum(map(len, kept)))
 """
 
 
+# As many heaps as glibc makes for a dozen threads that allocate at the same time.
+THREADS = """
+import ctypes, threading
+from flashllm.system import malloc
+{first}
+barrier = threading.Barrier(12)
+
+def take():
+    blocks = [bytearray(60_000) for _ in range(40)]
+    barrier.wait()
+
+threads = [threading.Thread(target=take) for _ in range(12)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+ctypes.CDLL(None).malloc_stats()
+"""
+
+
 def left_bytes(first: str) -> int:
     """What the heap keeps beyond what is in use, after large blocks came and went."""
     done = subprocess.run(
@@ -44,6 +64,15 @@ def left_bytes(first: str) -> int:
         capture_output=True, text=True, check=True, env=_plain(), cwd=Path(__file__).parents[2],
     )  # fmt: skip
     return int(done.stdout)
+
+
+def heaps(first: str) -> int:
+    """How many heaps there are after a dozen threads, as malloc_stats(3) counts them."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS.format(first=first)],
+        capture_output=True, text=True, check=True, env=_plain(), cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    return done.stderr.count("Arena ")
 
 
 def _plain(**more: str) -> dict[str, str]:
@@ -58,16 +87,25 @@ def test_large_blocks_leave_nothing_behind_once_the_limits_are_set() -> None:
 
 
 @GLIBC
+def test_threads_share_one_heap() -> None:
+    assert heaps("malloc.share_one_heap()") == 1
+    assert heaps("") > 1
+
+
+@GLIBC
 @pytest.mark.parametrize(
-    ("more", "is_set"),
+    ("function", "more", "is_set"),
     [
-        ({}, "True"),
-        ({"MALLOC_MMAP_THRESHOLD_": "65536"}, "False"),
-        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}, "False"),
+        ("keep_heap_flat", {}, "True"),
+        ("keep_heap_flat", {"MALLOC_MMAP_THRESHOLD_": "65536"}, "False"),
+        ("keep_heap_flat", {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}, "False"),
+        ("share_one_heap", {}, "True"),
+        ("share_one_heap", {"MALLOC_ARENA_MAX": "4"}, "False"),
+        ("share_one_heap", {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"}, "False"),
     ],
 )
-def test_what_the_user_has_set_stays(more: dict[str, str], is_set: str) -> None:
-    code = "from flashllm.system import malloc; print(malloc.keep_heap_flat())"
+def test_what_the_user_has_set_stays(function: str, more: dict[str, str], is_set: str) -> None:
+    code = f"from flashllm.system import malloc; print(malloc.{function}())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True, text=True, check=True, env=_plain(**more),
@@ -78,12 +116,15 @@ def test_what_the_user_has_set_stays(more: dict[str, str], is_set: str) -> None:
 
 def test_a_library_without_these_functions_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
-    malloc.keep_heap_flat.cache_clear()
+    cached = (malloc.keep_heap_flat, malloc.share_one_heap)
+    for function in cached:
+        function.cache_clear()
     try:
-        assert malloc.keep_heap_flat() is False
+        assert [function() for function in cached] == [False, False]
         malloc.give_back_free_memory()
     finally:
-        malloc.keep_heap_flat.cache_clear()
+        for function in cached:
+            function.cache_clear()
 
 
 @pytest.mark.parametrize(

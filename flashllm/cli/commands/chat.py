@@ -20,7 +20,7 @@ from flashllm.settings.options import (
     SAMPLING_OPTIONS,
     SESSION_OPTIONS,
 )
-from flashllm.system import paths
+from flashllm.system import malloc, paths
 from flashllm.system.imports import gc_paused
 from flashllm.system.log import start_log
 
@@ -42,6 +42,7 @@ def chat(arguments: argparse.Namespace) -> int:
         raise UsageError("the chat needs a terminal; `flashllm run -p TEXT` works without one")
     session = chosen_session(arguments)
     start_log(paths.log_file())
+    malloc.share_one_heap()  # 16 MiB of heaps for a dozen threads, and more with each hour
     with gc_paused(freeze=True):
         from flashllm.library.models import ModelChoice
         from flashllm.ui.app import ChatApp
