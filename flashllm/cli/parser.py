@@ -110,6 +110,13 @@ BENCH_COMMANDS = (
         "flashllm.cli.bench.options:TOKENS_EXAMPLES",
     ),
     Command(
+        "prompt",
+        "how soon the first token comes, compared with what this machine allows",
+        "flashllm.cli.bench.prompt:bench_prompt",
+        "flashllm.cli.bench.options:add_prompt_arguments",
+        "flashllm.cli.bench.options:PROMPT_EXAMPLES",
+    ),
+    Command(
         "ablation",
         "what each part of the method saves: the paper's Table 2",
         "flashllm.cli.bench.ablation:bench_ablation",

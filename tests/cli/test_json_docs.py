@@ -79,6 +79,7 @@ CASES: dict[str, list[str]] = {
         # So many tokens that all percentiles are given.
         "bench tokens {sparse} --ids 5,17,40 -n 130 --runs 8 --jsonl",
     ],
+    "bench prompt --json": ["bench prompt {demo} --lengths 5 --runs 2 --json"],
     "bench ablation --json": ["bench ablation {demo} --text {text} -n 4 --runs 2 --add --json"],
     "bench cache --json": [
         "bench cache {demo} --text {text} --tokens 300 --slots 20% --memory 2GiB --json"

@@ -61,7 +61,7 @@ def run(
 
 
 class FakeProbe:
-    """1 GB/s of flash and 10 GB/s of DRAM, whenever it looks."""
+    """1 GB/s of flash (2 at all threads) and 10 GB/s of DRAM, whenever it looks."""
 
     problem: str | None = None
 
@@ -73,3 +73,11 @@ class FakeProbe:
         assert run.kind == WARM
         self.looked.append(run)
         return ProbeSample(run.run, 4096, 8, 1e9, 32, 2e9, 2, 1e10)
+
+    def flash_rate(self, _read_bytes: int, _threads: int) -> float | None:
+        """At all threads, or None where there is a problem."""
+        return None if self.problem else 2e9
+
+    def dram_rate(self) -> float:
+        """As ever."""
+        return 1e10

@@ -65,14 +65,17 @@ class MachineProbe:
             run=run.run,
             read_bytes=read_bytes,
             depth=depth,
-            flash_bytes_per_second=self._flash(read_bytes, depth) if reads else None,
+            flash_bytes_per_second=self.flash_rate(read_bytes, depth) if reads else None,
             threads=self._io_threads,
-            flash_all_bytes_per_second=self._flash(read_bytes, self._io_threads) if reads else None,
+            flash_all_bytes_per_second=self.flash_rate(read_bytes, self._io_threads)
+            if reads
+            else None,
             dram_threads=self._dram_threads,
-            dram_bytes_per_second=self._dram(),
+            dram_bytes_per_second=self.dram_rate(),
         )
 
-    def _flash(self, read_bytes: int, threads: int) -> float | None:
+    def flash_rate(self, read_bytes: int, threads: int) -> float | None:
+        """Bytes per second of reads at random places; None where `problem` says why not."""
         buffer_bytes = min(self._room_bytes(), BUFFER_BYTES)
         if self.problem is None and buffer_bytes < max(BUFFER_BYTES_LEAST, read_bytes):
             self.problem = "the ceiling leaves no memory to measure it"
@@ -92,7 +95,8 @@ class MachineProbe:
         """What this process may take now without coming near its ceiling."""
         return self._ceiling_bytes - rss_bytes() - MARGIN_BYTES
 
-    def _dram(self) -> float:
+    def dram_rate(self) -> float:
+        """Bytes per second of plain reads, within the ceiling."""
         wanted = matrix_bytes(last_cache_bytes(), available_bytes())
         if wanted > self._room_bytes():
             return pages_rate(self._weights, self._dram_threads)

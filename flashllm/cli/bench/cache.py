@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import flashllm
+from flashllm.cli.bench.texts import read_id_passages
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.output import Output, Ticker
 from flashllm.errors import UsageError
@@ -110,23 +111,12 @@ def _trace(arguments: argparse.Namespace, directory: Path) -> Trace:
 
 def _passages(arguments: argparse.Namespace, directory: Path) -> list[list[int]]:
     """Token ids of the text asked for; for the demo alone, of what comes with it."""
-    from flashllm.flash.store import Store
-    from flashllm.predictors.calibration_texts import ContextLimits
-    from flashllm.predictors.evaluation.texts import TextSettings, read_passages
-    from flashllm.tokenizer.tokenizer import load_tokenizer
-
     path = arguments.text
     if path is None:
         if not open_model.is_demo(arguments.model, directory):
             raise UsageError("there is no text to record; give --text FILE (.ids, .txt or .jsonl)")
         path = Path(flashllm.__file__).parent / "demo" / DEMO_TEXT
-    with Store(directory) as store:
-        spec = store.spec
-    limits = ContextLimits(spec.vocab_size, spec.max_positions, arguments.tokens, spec.bos_id)
-    settings = TextSettings(tokens=arguments.tokens, all_tokens=True)
-    tokenizer = load_tokenizer(directory)
-    text = read_passages(path, tokenizer, limits, settings, open_model.terminal_progress())
-    return [list(passage.ids) for passage in text.passages]
+    return read_id_passages(path, directory, arguments.tokens)
 
 
 def _show(ticker: Ticker, slots: int, row: str) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of the measuring commands: `bench io`, `tokens`, `ablation`, `cache`."""
+"""Arguments of the measuring commands: `bench io`, `tokens`, `prompt`, `ablation`, `cache`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ examples:
   flashllm bench tokens                         the demo
   flashllm bench tokens ~/big.flash --memory 4GiB --plot pictures
   flashllm bench tokens ~/big.flash --ids 5,6,7,8 -n 64 --json > report.json
+"""
+PROMPT_EXAMPLES = """\
+examples:
+  flashllm bench prompt                         the demo
+  flashllm bench prompt ~/big.flash --memory 4GiB --lengths 8,512
+  flashllm bench prompt ~/big.flash --text notes.txt --json > report.json
 """
 ABLATION_EXAMPLES = """\
 examples:
@@ -151,6 +157,26 @@ def add_tokens_arguments(parser: argparse.ArgumentParser) -> None:
     )
     form.add_argument("--csv", action="store_true", help="a CSV row per token as it comes")
     _add_plot(parser)
+    add_options(parser, "model", MODEL_OPTIONS)
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench prompt`."""
+    add_model(parser)
+    parser.add_argument(
+        "--lengths",
+        type=argument(parse_counts),
+        metavar="N,...",
+        help="tokens of the prompts (those of 8, 64 and 512 that the context holds)",
+    )
+    parser.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="take the prompts from a text: .ids, .txt or .jsonl, as for eval (random tokens)",
+    )
+    _add_runs(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object with every number")
     add_options(parser, "model", MODEL_OPTIONS)
 
 

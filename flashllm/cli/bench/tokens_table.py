@@ -61,6 +61,16 @@ def summary_text(report: dict[str, Any]) -> str:
 
 
 def _what(report: dict[str, Any]) -> list[Row]:
+    settings = report["header"]["settings"]
+    return describe_run(
+        report,
+        f"policy {settings['policy']}, window {settings['window']},"
+        f" prompt of {settings['prompt_tokens']} tokens, -n {settings['tokens']}",
+    )
+
+
+def describe_run(report: dict[str, Any], setting: str) -> list[Row]:
+    """Model, machine, disk, settings and program; `setting` is what only one command has."""
     header = report["header"]
     settings, machine, storage = header["settings"], header["machine"], header["storage"]
     synthetic = f" ({SYNTHETIC})" if header["synthetic"] else ""
@@ -71,10 +81,8 @@ def _what(report: dict[str, Any]) -> list[Row]:
         ("machine", f"{machine['processor']}, {machine['cpus']} CPUs, {machine['isa']},"
          f" {format_bytes(machine['memory_total_bytes'])}"),
         ("disk", f"{storage['name']} ({storage['kind']}), {storage['filesystem']}; {io}"),
-        ("settings", f"{settings['select']}{lossy}, policy {settings['policy']},"
-         f" window {settings['window']}, {settings['slots']} slots,"
-         f" context {settings['context']} in {settings['kv_dtype']},"
-         f" prompt of {settings['prompt_tokens']} tokens, -n {settings['tokens']}"),
+        ("settings", f"{settings['select']}{lossy}, {settings['slots']} slots,"
+         f" context {settings['context']} in {settings['kv_dtype']}, {setting}"),
         ("run", f"flashllm {header['tool_version']}{_commit(header)}, {header['date']}"),
     ]  # fmt: skip
     if not report["complete"]:

@@ -1,0 +1,43 @@
+"""Rates of this machine that bound a prompt, measured around its runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from flashllm.bench.prompt.report import PromptRates
+from flashllm.bench.tokens.machine_probe import MachineProbe
+from flashllm.bench.tokens.machine_rates import product_rate
+from flashllm.planning.plan import MAX_READ_BYTES
+from flashllm.spec import ModelSpec
+
+
+class PromptMachine:
+    """Measures products before a model is open, since they need memory, and the rest beside it."""
+
+    def __init__(self, spec: ModelSpec, threads: int) -> None:
+        torch_too = not spec.sparse
+        self._resident = product_rate(spec.matrix_dtype, threads, torch_too=torch_too)
+        self._bundles = product_rate(spec.dtype, threads, torch_too=torch_too)
+        self._flash: list[float] = []
+        self._dram: list[float] = []
+
+    def look(self, probe: MachineProbe, io_threads: int) -> None:
+        """Measures the disk, with reads as large as a prompt's, and memory."""
+        flash = probe.flash_rate(MAX_READ_BYTES, io_threads)
+        self._flash += [] if flash is None else [flash]
+        self._dram.append(probe.dram_rate())
+
+    @property
+    def rates(self) -> PromptRates:
+        """Medians of what was measured."""
+        return PromptRates(
+            flash_bytes_per_second=_median(self._flash),
+            dram_bytes_per_second=statistics.median(self._dram),
+            resident_products_per_second=self._resident,
+            bundle_products_per_second=self._bundles,
+        )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None

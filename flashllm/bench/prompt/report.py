@@ -1,0 +1,107 @@
+"""What prompts took, and the bound: the longest of what disk, memory and processor must do.
+
+The disk reads each feed-forward weight that is not in memory once, in order. Memory gives all
+weights once. The processor multiplies each weight with each token; of models whose neurons fall
+silent, the down rows of silent ones are left out. Pure; the caller brings the rates.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashllm.bench.prompt.runs import PromptRun
+from flashllm.bench.sample_statistics import spread
+from flashllm.planning.cost_model import ResidentBytes
+from flashllm.spec import ModelSpec
+from flashllm.telemetry.costs import ratio
+from flashllm.telemetry.roofline import active_bundles
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRates:
+    """What this machine gives, measured in the same run."""
+
+    flash_bytes_per_second: float | None
+    """Of large reads; None if it could not be measured."""
+    dram_bytes_per_second: float
+    resident_products_per_second: float
+    """Encoded bytes × tokens that the processor multiplies, of attention and gates."""
+    bundle_products_per_second: float
+    """Likewise of bundles."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWeights:
+    """Bytes of weights that a prompt needs; a token of it multiplies `multiplied_bytes`."""
+
+    resident_bytes: float
+    """Attention and gates."""
+    bundle_bytes: float
+    """Feed-forward weights, of which silent neurons leave out the down rows."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, activity: Mapping[str, Any] | None) -> PromptWeights:
+        """Those of a model, with the share of active neurons that was recorded of it."""
+        resident = ResidentBytes.of(spec)
+        whole = spec.n_layers * spec.bundles_per_layer
+        active = active_bundles(spec, "all", activity)
+        rows = spec.rows_per_neuron
+        used = (rows - 1) * whole + (whole if active is None else active)
+        return cls(resident.attention + resident.gate, used * spec.bundle_bytes / rows)
+
+
+def bound_ns(
+    weights: PromptWeights, rates: PromptRates, tokens: int, bytes_missing: int
+) -> dict[str, float | None]:
+    """Times by what they are spent on, in ns; that of flash is None where it is unknown."""
+    flash = rates.flash_bytes_per_second
+    products = (
+        weights.resident_bytes / rates.resident_products_per_second
+        + weights.bundle_bytes / rates.bundle_products_per_second
+    )
+    moved_bytes = weights.resident_bytes + weights.bundle_bytes
+    return {
+        "flash": None if flash is None and bytes_missing else 1e9 * bytes_missing / (flash or 1.0),
+        "DRAM": 1e9 * moved_bytes / rates.dram_bytes_per_second,
+        "products": 1e9 * tokens * products,
+    }
+
+
+def report_rows(
+    runs: Sequence[PromptRun], weights: PromptWeights, rates: PromptRates
+) -> list[dict[str, Any]]:
+    """A row for each length and kind, in order: medians over the rounds, and the bound."""
+    kinds = list(dict.fromkeys((run.tokens, run.kind) for run in runs))
+    rows = []
+    for tokens, kind in sorted(kinds):
+        mine = [run for run in runs if (run.tokens, run.kind) == (tokens, kind)]
+        first_token_ns = [float(run.first_token_ns) for run in mine]
+        missing = round(statistics.median(run.bytes_missing for run in mine))
+        parts = bound_ns(weights, rates, tokens, missing)
+        known = {name: ns for name, ns in parts.items() if ns is not None}
+        binds = max(known, key=lambda name: known[name])
+        median_ns = statistics.median(first_token_ns)
+        rows.append(
+            {
+                "tokens": tokens,
+                "kind": kind,
+                "first_token_ns": spread(first_token_ns),
+                "tokens_per_second": ratio(tokens * 1e9, median_ns),
+                "bytes_read": round(statistics.median(run.bytes_read for run in mine)),
+                "bytes_missing": missing,
+                "flash_ns": parts["flash"],
+                "dram_ns": parts["DRAM"],
+                "products_ns": parts["products"],
+                "bound_ns": known[binds],
+                "binds": binds,
+                "bound_share": ratio(known[binds], median_ns),
+            }
+        )
+    return rows

@@ -1,0 +1,55 @@
+"""The report of `flashllm bench prompt` for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashllm.cli.bench.tokens_table import describe_run
+from flashllm.cli.shared.output import table
+from flashllm.text_table import columns
+from flashllm.units import format_bytes_moved, format_number, format_rate, format_seconds
+
+HEADINGS = (
+    "prompt of", "slots", "first token", "least", "most", "tokens/s", "read", "bound", "by",
+    "bound ÷ time",
+)  # fmt: skip
+KINDS = {"cold": "empty", "warm": "as left"}
+
+
+def report_table(report: dict[str, Any]) -> str:
+    """What was measured, a line for each length and kind, and the rates of the bound."""
+    settings, rates = report["header"]["settings"], report["rates"]
+    prompts = "random tokens" if settings["text"] is None else f"from {settings['text']}"
+    setting = (
+        f"prompts: {prompts}, {settings['runs']} of each; chunks of {settings['chunk_tokens']}"
+    )
+    about = table(describe_run(report, setting))
+    if not report["prompts"]:
+        return f"{about}\nnothing was measured\n"
+    rows = columns([HEADINGS, *map(_row, report["prompts"])], left=2)
+    flash = rates["flash_bytes_per_second"]
+    problem = settings["flash_problem"]
+    measured = [
+        ("rates", "measured in this run"),
+        ("  flash", f"unknown: {problem}" if flash is None else format_rate(flash)),
+        ("  DRAM", format_rate(rates["dram_bytes_per_second"])),
+        ("  products", f"{format_rate(rates['resident_products_per_second'])} × tokens of"
+         f" attention, {format_rate(rates['bundle_products_per_second'])} of feed-forward weights"),
+    ]  # fmt: skip
+    return f"{about}\n{rows}\n{table(measured)}"
+
+
+def _row(prompt: dict[str, Any]) -> list[str]:
+    took = prompt["first_token_ns"]
+    return [
+        f"{prompt['tokens']:,}",
+        KINDS[prompt["kind"]],
+        format_seconds(took["median"]),
+        format_seconds(took["min"]),
+        format_seconds(took["max"]),
+        format_number(prompt["tokens_per_second"]),
+        format_bytes_moved(prompt["bytes_read"]),
+        format_seconds(prompt["bound_ns"]),
+        prompt["binds"],
+        f"{prompt['bound_share']:.0%}",
+    ]

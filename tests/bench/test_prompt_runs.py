@@ -1,0 +1,151 @@
+"""`flashllm bench prompt`: what is run, what is counted, and the bound."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from flashllm.bench.prompt import machine as prompt_machine
+from flashllm.bench.prompt.machine import PromptMachine
+from flashllm.bench.prompt.report import PromptRates, PromptWeights, bound_ns, report_rows
+from flashllm.bench.prompt.runs import PromptRun, fitting_lengths, measure, random_ids
+from flashllm.bench.tokens import machine_rates
+from flashllm.engine.local import Model, open_model
+from flashllm.errors import UsageError
+from flashllm.planning.cost_model import ResidentBytes
+from tests.support.token_fakes import FakeProbe
+
+RATES = PromptRates(2e9, 1e10, 4e10, 8e10)
+WEIGHTS = PromptWeights(resident_bytes=1e9, bundle_bytes=3e9)
+
+
+def test_each_length_is_read_cold_and_then_from_slots(sparse_model: Path) -> None:
+    with open_model(sparse_model) as model:
+        ids = random_ids(model.info.spec.vocab_size)
+        runs = list(measure(model, ids, [3, 20], rounds=2))
+        spec = model.info.spec
+        whole = spec.n_layers * spec.bundles_per_layer * model.info.bundle_stride_bytes
+    assert [(run.round, run.tokens, run.kind) for run in runs] == [
+        (number, tokens, kind)
+        for number in range(2) for tokens in (3, 20) for kind in ("cold", "warm")
+    ]  # fmt: skip
+    for run in runs:
+        missing, read = (whole, whole) if run.kind == "cold" else (0, 0)
+        assert (run.bytes_missing, run.bytes_read) == (missing, read), "all have slots here"
+        assert run.first_token_ns > 0
+
+
+def test_nothing_is_kept_of_a_prompt_that_begins_alike(sparse_model: Path) -> None:
+    with open_model(sparse_model) as model:
+        for _ in measure(model, itertools.repeat(7), [5], rounds=1):
+            assert model.decoder.context.length == 5
+
+
+def test_what_is_missing_is_what_has_no_slot(sparse_model: Path) -> None:
+    with open_model(sparse_model, window=1) as whole, pytest.MonkeyPatch.context() as patch:
+        # A map that has a quarter of all neurons in memory.
+        picture = whole.neuron_map()
+        quarter = picture.__class__(
+            **{name: getattr(picture, name) for name in picture.__slots__ if name != "totals"},
+            totals=(0.25, 0.0, 0.0),
+        )
+        patch.setattr(Model, "neuron_map", lambda _: quarter)
+        spec = whole.info.spec
+        bundles = spec.n_layers * spec.bundles_per_layer
+        found = next(measure(whole, itertools.count(5), [4], rounds=1))
+    assert found.bytes_missing == round(0.75 * bundles) * whole.info.bundle_stride_bytes
+
+
+def test_a_stop_ends_it_between_two_prompts(model: Model) -> None:
+    stops = iter([False, False, True])
+    found = list(measure(model, random_ids(100), [3], 5, lambda: next(stops)))
+    assert len(found) == 2
+
+
+def test_lengths_are_those_that_fit(model: Model) -> None:
+    assert fitting_lengths(model, None) == [n for n in (8, 64, 512) if n < model.plan.context]
+    assert fitting_lengths(model, [9, 3, 9]) == [3, 9]
+    with pytest.raises(UsageError, match=r"--lengths 4000: the context of \d+ holds a prompt of"):
+        fitting_lengths(model, [4, 4000])
+
+
+def test_random_ids_are_the_same_each_time_and_in_the_vocabulary() -> None:
+    first, again = (list(itertools.islice(random_ids(40), 3000)) for _ in range(2))
+    assert first == again
+    assert min(first) >= 8
+    assert max(first) == 39
+    assert set(itertools.islice(random_ids(1), 5)) == {0}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "missing", "expected"),
+    [
+        (1, 3_000_000_000, {"flash": 1.5e9, "DRAM": 0.4e9, "products": 6.25e7}),
+        (100, 0, {"flash": 0.0, "DRAM": 0.4e9, "products": 6.25e9}),
+    ],
+)
+def test_the_bound_by_hand(tokens: int, missing: int, expected: dict[str, float]) -> None:
+    assert bound_ns(WEIGHTS, RATES, tokens, missing) == pytest.approx(expected)
+
+
+def test_without_a_rate_of_flash_the_others_are_the_bound() -> None:
+    unknown = PromptRates(None, 1e10, 4e10, 8e10)
+    assert bound_ns(WEIGHTS, unknown, 1, 5)["flash"] is None
+    assert bound_ns(WEIGHTS, unknown, 1, 0)["flash"] == 0
+    runs = [PromptRun(0, 100, "cold", 10**10, 3, 3, None)]
+    (row,) = report_rows(runs, WEIGHTS, unknown)
+    assert (row["binds"], row["flash_ns"]) == ("products", None)
+    assert row["bound_share"] == pytest.approx(0.625)
+
+
+def test_rows_have_medians_in_order() -> None:
+    runs = [
+        PromptRun(number, tokens, kind, wall * 10**9, nbytes, nbytes, None)
+        for number, (wall, nbytes) in enumerate([(9, 100), (2, 300), (4, 200)])
+        for tokens in (64, 8)
+        for kind in ("warm", "cold")
+    ]
+    rows = report_rows(runs, WEIGHTS, RATES)
+    assert [(row["tokens"], row["kind"]) for row in rows] == [
+        (8, "cold"), (8, "warm"), (64, "cold"), (64, "warm"),
+    ]  # fmt: skip
+    assert rows[0]["first_token_ns"]["median"] == 4e9
+    assert rows[0]["tokens_per_second"] == 2
+    assert rows[0]["bytes_read"] == rows[0]["bytes_missing"] == 200
+
+
+def test_silent_neurons_leave_out_their_down_rows(model: Model) -> None:
+    spec, resident = model.info.spec, ResidentBytes.of(model.info.spec)
+    whole = spec.n_layers * spec.bundles_per_layer * spec.bundle_bytes
+    assert spec.rows_per_neuron == 2
+    half = PromptWeights.of(spec, {"sparsity": 0.5})
+    assert half.bundle_bytes == pytest.approx(0.75 * whole)
+    assert half.resident_bytes == resident.attention + resident.gate
+    assert PromptWeights.of(spec, None).bundle_bytes == pytest.approx(0.5 * whole)
+
+
+@pytest.mark.parametrize(("sparse", "expected"), [(True, 5.0), (False, 7.0)])
+def test_torch_counts_where_nothing_is_left_out(
+    model: Model, monkeypatch: pytest.MonkeyPatch, sparse: bool, expected: float
+) -> None:
+    monkeypatch.setattr(machine_rates, "chunk_rate", lambda *_: 5.0)
+    monkeypatch.setattr(machine_rates, "torch_chunk_rate", lambda *_: 7.0)
+    assert machine_rates.product_rate("f16", 2, torch_too=not sparse) == expected
+
+
+def test_rates_are_medians_of_what_was_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_machine, "product_rate", lambda *_, **__: 3.0)
+    seen = PromptMachine(model.info.spec, 2)
+    probe = FakeProbe()
+    for problem in (None, "the ceiling leaves no memory to measure it"):
+        probe.problem = problem
+        seen.look(probe, 32)  # type: ignore[arg-type]
+    assert seen.rates == PromptRates(2e9, 1e10, 3.0, 3.0)
+
+
+def test_torchs_rate_is_in_encoded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_rates, "_median_seconds", lambda call: call() is None or 1.0)
+    assert machine_rates.torch_chunk_rate("f16", 1) == 2 * 2048 * 512 * 128
+    assert machine_rates.torch_chunk_rate("int4", 1) == 1152 * 512 * 128
