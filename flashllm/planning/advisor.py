@@ -16,7 +16,7 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import kv_bytes
 from flashllm.options import KV_DTYPES, ModelOptions, ModelOverrides
 from flashllm.planning.activation_stats import Activity, assumed
-from flashllm.planning.latency_model import PROMPT_TOKENS, Model, TokenEstimate, expect
+from flashllm.planning.latency_model import PROMPT_TOKENS, TokenEstimate, expect
 from flashllm.planning.plan import (
     ADVICE_MARGIN_BYTES,
     SHORT_CONTEXT,
@@ -28,6 +28,7 @@ from flashllm.planning.plan import (
 )
 from flashllm.planning.shape_estimate import predictor_bytes, sizes_of_shape
 from flashllm.planning.slot_allocation import SLACK
+from flashllm.planning.token_traffic import PlannedModel
 from flashllm.spec import ModelSpec
 from flashllm.units import GIB
 from flashllm.weight_cache.blocks import smallest_slots
@@ -75,7 +76,7 @@ class Scenario:
     ) -> TokenEstimate:
         """The estimate for a plan of this scenario, after a prompt of so many tokens."""
         sizes = self.sizes
-        model = Model(
+        model = PlannedModel(
             self.spec, sizes.stride, sizes.predictors, self.activity, sizes.predictor_dtype
         )
         return expect(

@@ -11,15 +11,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from flashllm.hardware.curves import MachineRates
 from flashllm.hardware.machine_profile import Profile
-from flashllm.planning.activation_stats import Activity
 from flashllm.planning.cost_model import (
     DramBytes,
     DramSeconds,
-    Encodings,
     ResidentBytes,
     chunk_seconds,
     dram_bytes_a_token,
@@ -27,7 +25,14 @@ from flashllm.planning.cost_model import (
     rates_suffice,
 )
 from flashllm.planning.plan import MAX_READ_BYTES, Plan
-from flashllm.spec import ModelSpec
+from flashllm.planning.token_traffic import (
+    LayerReads,
+    PlannedModel,
+    PrefetchAccuracy,
+    TokenTraffic,
+    layer_reads,
+    prefetches,
+)
 
 PROMPT_TOKENS = 128
 ONE_THREAD_WEIGHTS = 1 << 22
@@ -35,39 +40,6 @@ ONE_THREAD_WEIGHTS = 1 << 22
 little there, and where other programs keep the cores busy they wait for each other (measured: ten
 times as long, and more)."""
 _JSON_NAMES = {"extra_rounds": "passes", "wasted": "in_vain", "prefetch": "guesses"}
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchAccuracy:
-    """How good speculative prefetches are; assumed, since no recording counts them."""
-
-    recall: float = 0.95
-    """Share of the loaded bundles that were prefetched."""
-    precision: float = 0.95
-    """Share of the prefetched bundles that were needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTraffic:
-    """What one decoded token uses, in all layers, and what of it is read from flash."""
-
-    used: float
-    """Bundles that are computed with."""
-    active: float
-    """Bundles used whose output is not zero."""
-    loaded: float
-    reads: float
-    bytes_read: float
-    """Gaps and padding included."""
-    extra_rounds: float
-    """Rounds beyond the first, in layers whose slots do not hold what one token uses."""
-    wasted: float = 0.0
-    """Prefetched bundles that were not needed."""
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the bundles used that are in memory already."""
-        return 1 - self.loaded / self.used if self.used else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +71,9 @@ class PromptSeconds:
     """Seconds until the first token after a prompt of so many tokens."""
 
     tokens: int
-    cold: float
+    cold_seconds: float
     """With empty slots."""
-    warm: float
+    warm_seconds: float
     """With the slots as prompts before leave them."""
 
 
@@ -137,26 +109,8 @@ class TokenEstimate:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The facts that an estimate needs: shape, bytes of a bundle on flash, what tokens use."""
-
-    spec: ModelSpec
-    stride: int
-    predictors: int
-    activity: Activity | None
-    """None where every neuron is used."""
-    predictor_dtype: str = "f16"
-    prefetch: PrefetchAccuracy = PrefetchAccuracy()
-
-    @property
-    def encodings(self) -> Encodings:
-        """How its weights are encoded."""
-        return Encodings.of(self.spec, self.predictor_dtype)
-
-
 def expect(
-    model: Model,
+    model: PlannedModel,
     plan: Plan,
     profile: Profile | None,
     *,
@@ -166,14 +120,14 @@ def expect(
     """What the tokens after a prompt will cost, on a disk `flash_speed` times as fast."""
     spec, activity = model.spec, model.activity
     prompt_tokens = min(prompt_tokens, plan.context)
-    layers = [_layer_reads(model, plan, layer) for layer in range(spec.n_layers)]
+    layers = [layer_reads(model, plan, layer) for layer in range(spec.n_layers)]
     traffic = TokenTraffic(
         *(
             sum(getattr(one.traffic, f.name) for one in layers)
             for f in dataclasses.fields(TokenTraffic)
         )
     )
-    speculative = _prefetches(spec, plan)
+    speculative = prefetches(spec, plan)
     predictors = model.predictors if plan.select == "predicted" else 0
     # A speculative prefetch asks the predictor once more.
     predictors *= 2 if speculative else 1
@@ -202,108 +156,18 @@ def expect(
     )
 
 
-def _begins_early(plan: Plan) -> bool:
-    """Whether reads may begin before the layer's turn."""
-    return plan.overlap in ("attention", "layer") and plan.select != "all"
-
-
-def _prefetches(spec: ModelSpec, plan: Plan) -> bool:
-    """Whether prefetches are speculative: by predictors, in a block whose input is not known."""
-    return _begins_early(plan) and plan.select == "predicted" and spec.block == "sequential"
-
-
-class _Reads(NamedTuple):
-    """Reads that are issued together."""
-
-    reads: float = 0.0
-    nbytes: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerReads:
-    """A layer's traffic, and its reads by when they begin."""
-
-    traffic: TokenTraffic
-    early: _Reads
-    """Begun before the layer's turn: prefetched, or since the input was known."""
-    late: _Reads
-    """Begun when the active set is known."""
-
-
-def _layer_reads(model: Model, plan: Plan, layer: int) -> _LayerReads:
-    traffic, n_bundles = _layer_traffic(model, plan, layer), model.spec.bundles_per_layer
-    if plan.select in ("all", "oracle") or model.activity is None:
-        return _LayerReads(traffic, _Reads(), _Reads(traffic.reads, traffic.bytes_read))
-    early = wasted = 0.0
-    if _prefetches(model.spec, plan):
-        # Where slots are short, there are none for prefetches either.
-        fits = 1 - min(traffic.extra_rounds, 1.0)
-        early = traffic.loaded * model.prefetch.recall * fits
-        wasted = early * (1 / model.prefetch.precision - 1)
-    elif _begins_early(plan):
-        early = traffic.loaded
-
-    def merged(loaded: float) -> _Reads:
-        return _Reads(*merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes))
-
-    first, second = merged(early + wasted), merged(traffic.loaded - early)
-    reads, nbytes = first.reads + second.reads, first.nbytes + second.nbytes
-    made = dataclasses.replace(traffic, reads=reads, bytes_read=nbytes, wasted=wasted)
-    return _LayerReads(made, first, second)
-
-
-def _layer_traffic(model: Model, plan: Plan, layer: int) -> TokenTraffic:
-    """What a layer uses and loads, if all of it is read in the layer's turn."""
-    spec, activity = model.spec, model.activity
-    n_bundles, slots = spec.bundles_per_layer, plan.slots_per_layer[layer]
-    if plan.select in ("all", "oracle") or activity is None:
-        streamed = float(n_bundles - (slots if plan.select == "all" else 0))
-        nbytes = streamed * model.stride
-        reads = max(nbytes / MAX_READ_BYTES, 1.0) if streamed else 0.0
-        return TokenTraffic(n_bundles, n_bundles, streamed, reads, nbytes, 0)
-    used = activity.used(layer)
-    if plan.policy == "window":
-        loaded = activity.loads(layer, slots, plan.window)
-    else:
-        loaded = activity.loads_of_slots(layer, slots, n_bundles)
-    reads, bytes_read = merged_reads(loaded, n_bundles, model.stride, plan.gap_bytes)
-    extra_rounds = activity.extra_rounds(layer, slots)
-    return TokenTraffic(
-        used, min(activity.active[layer], used), loaded, reads, bytes_read, extra_rounds
-    )
-
-
-def merged_reads(loaded: float, n_bundles: int, stride: int, gap_bytes: int) -> tuple[float, float]:
-    """(reads, bytes) for `loaded` bundles that lie at random places of a layer.
-
-    Bundles at most a gap apart share one read, which reads the gap too.
-    """
-    density = min(loaded / n_bundles, 1.0)
-    if loaded <= 1 or density >= 1:
-        reads = loaded if loaded <= 1 else max(loaded * stride / MAX_READ_BYTES, 1.0)
-        return reads, loaded * stride
-    gap = gap_bytes // stride
-    apart = (1 - density) ** (gap + 1)
-    # Chance that the next bundle lies d bundles on, times the d - 1 between, for d up to the gap.
-    between = sum(d * density * (1 - density) ** d for d in range(1, gap + 1))
-    joined = loaded - 1
-    reads = 1 + joined * apart
-    bytes_read = (loaded + joined * between) * stride
-    return max(reads, bytes_read / MAX_READ_BYTES), bytes_read
-
-
 @dataclass(frozen=True, slots=True)
 class _Clock:
     """The rates of one machine, applied to one model and plan."""
 
-    model: Model
+    model: PlannedModel
     plan: Plan
     profile: Profile
     rates: MachineRates
     flash_speed: float
 
     def token(
-        self, layers: list[_LayerReads], traffic: TokenTraffic, moved: DramBytes
+        self, layers: list[LayerReads], traffic: TokenTraffic, moved: DramBytes
     ) -> TokenSeconds:
         spec, rates = self.model.spec, self.rates
         seconds = dram_seconds(rates, self.model.encodings, moved)
@@ -324,7 +188,7 @@ class _Clock:
         spec, plan = self.model.spec, self.plan
         if plan.overlap == "none":
             return 0.0
-        if plan.overlap == "layer" and _prefetches(spec, plan):
+        if plan.overlap == "layer" and prefetches(spec, plan):
             # From one layer's turn to the next; nothing is read while the head is computed.
             return min(early, seconds.total - seconds.head)
         # Meanwhile all rows but the down rows are multiplied for neurons that are in DRAM.
@@ -332,7 +196,7 @@ class _Clock:
         dots = seconds.ffn * before_down / max(before_down + traffic.active, 1.0)
         hits = dots * traffic.hit_rate
         attention = seconds.attention + seconds.kv
-        if _prefetches(spec, plan):
+        if prefetches(spec, plan):
             # The predictor is asked twice: for the prefetch, and again after attention.
             return min(early, attention + seconds.predictors / 2) + min(late, hits)
         return min(early, attention + hits) + min(late, hits)

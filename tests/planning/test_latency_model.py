@@ -15,15 +15,10 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Scenario, advise, ceilings
-from flashllm.planning.latency_model import (
-    Model,
-    PrefetchAccuracy,
-    TokenEstimate,
-    expect,
-    merged_reads,
-)
+from flashllm.planning.latency_model import TokenEstimate, expect
 from flashllm.planning.plan import MAX_READ_BYTES, Plan
 from flashllm.planning.shape_estimate import sizes_of_shape
+from flashllm.planning.token_traffic import PlannedModel, PrefetchAccuracy, merged_reads
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB
 from tests.planning.test_shape_estimate import DENSE, OPT_6_7B
@@ -119,7 +114,7 @@ def overlapped(overlap: str, speed: float = 4e9, **changes: Any) -> tuple[Plan, 
     given = case(overlap=overlap, profile=law(1e-7, speed), **changes)
     plan = given.plan()
     assert given.activity is not None
-    model = Model(given.spec, given.sizes.stride, given.sizes.predictors, given.activity)
+    model = PlannedModel(given.spec, given.sizes.stride, given.sizes.predictors, given.activity)
     perfect = dataclasses.replace(model, prefetch=PrefetchAccuracy(1.0, 1.0))
     return plan, expect(perfect, plan, given.profile)
 
@@ -308,12 +303,12 @@ def test_a_second_chunk_reads_nothing_where_the_first_leaves_all_in_slots() -> N
         assert estimate.first_token_seconds == pytest.approx(expected, rel=0.05)
         few, more, many = estimate.prompts
         assert (few.tokens, more.tokens, many.tokens) == (8, 64, 512)
-        assert few.cold == pytest.approx(ffn / 0.2e9, rel=0.05)
+        assert few.cold_seconds == pytest.approx(ffn / 0.2e9, rel=0.05)
         if reads == 1:
-            assert more.warm == pytest.approx(products / 2, rel=0.05)
-            assert many.cold == pytest.approx(ffn / 0.2e9 + 3 * products, rel=0.05)
+            assert more.warm_seconds == pytest.approx(products / 2, rel=0.05)
+            assert many.cold_seconds == pytest.approx(ffn / 0.2e9 + 3 * products, rel=0.05)
         else:
-            assert (many.warm, few.warm) == (many.cold, few.cold)
+            assert (many.warm_seconds, few.warm_seconds) == (many.cold_seconds, few.cold_seconds)
 
 
 def test_advice_is_what_planning_it_gives() -> None:

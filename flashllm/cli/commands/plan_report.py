@@ -64,8 +64,8 @@ def expected_rows(
         if token.overlap > 1e-3 * token.total:
             rows.insert(2, ("  at once", f"{_seconds(token.overlap)}: reading beside computing"))
     if expected.prompts:
-        cold = [f"{one.tokens}: {_seconds(one.cold)}" for one in expected.prompts]
-        warm = [f"{one.tokens}: {_seconds(one.warm)}" for one in expected.prompts]
+        cold = [f"{one.tokens}: {_seconds(one.cold_seconds)}" for one in expected.prompts]
+        warm = [f"{one.tokens}: {_seconds(one.warm_seconds)}" for one in expected.prompts]
         rows.append(("first token", f"by tokens of the prompt {', '.join(cold)}"))
         if warm != cold:
             rows.append(("  later prompts", f"{', '.join(warm)}: nothing is read"))
