@@ -90,6 +90,8 @@ class Answering:
         """The version that was shown before, and is again if there is no answer."""
         self._ids_known = True
         """Ids stand for the text only if they are those of all of it."""
+        self._one_of_each_id: dict[int, int] = {}
+        """Ids come as numbers of their own each time, of 32 bytes; a long conversation has many."""
         self._begun_characters = 0
         """Of the answer's text, what was there before."""
         self._request: Request | None = None
@@ -239,7 +241,8 @@ class Answering:
             text = "".join([token.text for token in tokens])
             turn.text += text
             if self._ids_known:
-                turn.ids += tuple(token.id for token in tokens)
+                one = self._one_of_each_id
+                turn.ids += tuple([one.setdefault(token.id, token.id) for token in tokens])
             await view.add(text)
             self._save()
         self._rate.shown()
