@@ -3,7 +3,8 @@
 # make check   format, lint, types, imports
 # make wheel-test  build a wheel, install it where there is no compiler, open the chat
 # make bench-test  the tests of the developers' own benchmarks
-# make soak    use chat and engine for an hour, and watch what they take; make soak-short: 45 s
+# make soak    use chat and engine for an hour, and watch what they take; make soak-short: 45 s, and
+#              60 questions
 # make bench   measure this machine
 # make peers   install what `python -m benchmarks.peers` compares with, into .venv-peers
 # make sanitize  the core's own tests under ASan, UBSan and TSan
@@ -120,6 +121,7 @@ soak: $(TEST_STAMP)
 
 soak-short: $(TEST_STAMP)
 	$(BIN)/python -m benchmarks.soak --minutes 0.75
+	$(BIN)/python -m benchmarks.chat.turns --turns 60
 
 sanitize: $(TEST_STAMP)
 	$(call build-core-test,build/core-address,address$(,)undefined)
