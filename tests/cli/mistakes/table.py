@@ -75,7 +75,7 @@ SECTIONS: dict[str, tuple[Mistake, ...]] = {
         Mistake("flashllm logs", ("`flashllm sessions list`",)),
         Mistake("flashllm version", ("`flashllm --version`",)),
         Mistake("flashllm /bye", ("for inside the chat",)),
-        Mistake("flashllm bench", ("give one of io, tokens, ablation, cache",)),
+        Mistake("flashllm bench", ("give one of io, tokens, prompt, ablation, cache",)),
         Mistake("flashllm bench tokns", ("did you mean tokens?",)),
     ),
     "An option": (
