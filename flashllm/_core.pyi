@@ -253,6 +253,26 @@ class Kernels:
         Keys and values are [kv_heads, capacity, row]; positions first to end - 1 are seen.
         """
 
+    def attend_many(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        tokens: int,
+        end: int,
+        window: int,
+        scale: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        """`attend` of the last `tokens` of `end` positions, out [tokens * heads * columns].
+
+        Each sees those before it and itself, the last `window` of them where that is not 0, and has
+        the bits that it has alone.
+        """
+
     def write_head_rows(
         self,
         values: NDArray[np.float32],

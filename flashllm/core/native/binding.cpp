@@ -291,6 +291,25 @@ void define_kernels(nb::module_& m) {
           "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
           "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(), Released())
       .def(
+          "attend_many",
+          [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
+             const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
+             int64_t kv_heads, int64_t tokens, int64_t end, int64_t window, float scale,
+             const Array<float>& out) {
+            self.attend_many({view(query),
+                              view(keys),
+                              view(values),
+                              {parse_dtype(dtype), columns, kv_heads},
+                              tokens,
+                              end,
+                              window,
+                              scale,
+                              view(out)});
+          },
+          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
+          "columns"_a, "kv_heads"_a, "tokens"_a, "end"_a, "window"_a, "scale"_a,
+          "out"_a.noconvert(), Released())
+      .def(
           "write_head_rows",
           [](Kernels& self, const Array<const float>& values, const std::string& dtype,
              int64_t columns, int64_t kv_heads, int64_t position, const Array<uint8_t>& cache) {

@@ -73,6 +73,40 @@ def attend(
         result[head] = weights @ cache.decode(all_values[head, first:end])
 
 
+def attend_many(
+    query: NDArray[np.float32],
+    keys: NDArray[np.uint8],
+    values: NDArray[np.uint8],
+    cache: HeadRows,
+    seen: tuple[int, int, int],
+    scale: float,
+    out: NDArray[np.float32],
+) -> None:
+    """Attention of the last tokens of so many positions, one after the other.
+
+    `seen` is tokens, end and window.
+    """
+    require_array("query", query, np.float32)
+    require_array("out", out, np.float32, writable=True)
+    tokens, end, window = seen
+    if tokens < 1:
+        raise ValueError(f"tokens is {tokens}")
+    if window < 0:
+        raise ValueError(f"window is {window}")
+    if len(query) % tokens or len(out) != len(query):
+        raise ValueError(f"query has {len(query)} values and out {len(out)}, for {tokens} tokens")
+    width = len(query) // tokens
+    # All that one of them could refuse, before anything is written.
+    attend(query[-width:], keys, values, cache, (0, end), scale, np.empty(width, np.float32))
+    if tokens > end:
+        raise IndexError(f"{tokens} tokens of {end} positions")
+    for token in range(tokens):
+        own = slice(token * width, (token + 1) * width)
+        last = end - tokens + token + 1
+        first = max(last - window, 0) if window else 0
+        attend(query[own], keys, values, cache, (first, last), scale, out[own])
+
+
 def write_head_rows(
     values: NDArray[np.float32], cache: HeadRows, position: int, rows: NDArray[np.uint8]
 ) -> None:

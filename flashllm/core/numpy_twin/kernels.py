@@ -274,6 +274,26 @@ class Kernels:
         cache = attention.HeadRows(dtype, columns, kv_heads)
         attention.attend(query, keys, values, cache, (first, end), scale, out)
 
+    @_DAMAGED_WEIGHTS
+    def attend_many(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        kv_heads: int,
+        tokens: int,
+        end: int,
+        window: int,
+        scale: float,
+        out: NDArray[np.float32],
+    ) -> None:
+        """`attend` of the last `tokens` of `end` positions, each of which sees those before it."""
+        self._check_open()
+        cache = attention.HeadRows(dtype, columns, kv_heads)
+        attention.attend_many(query, keys, values, cache, (tokens, end, window), scale, out)
+
     def write_head_rows(
         self,
         values: NDArray[np.float32],

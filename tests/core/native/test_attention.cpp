@@ -135,6 +135,35 @@ TEST(attention_has_the_same_bits_for_every_number_of_threads) {
   CHECK(found[0] == found[1] && found[0] == found[2]);
 }
 
+TEST(attention_of_many_has_the_bits_of_each_alone) {
+  constexpr size_t kEnd = 150;
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      for (const size_t tokens : {1, 9, 150}) {
+        for (const int64_t window : {0, 70}) {
+          Layer layer(dtype, 72, 2, kEnd + 3, 3);
+          const size_t width = layer.query.size();
+          const std::vector<float> queries = some(tokens * width, 1, 7);
+          std::vector<float> found(queries.size(), 7.0F);
+          Kernels kernels(3, table->name);
+          kernels.attend_many({view(queries), view(layer.keys), view(layer.values), layer.rows,
+                               static_cast<int64_t>(tokens), kEnd, window, 0.25F,
+                               out_view(&found)});
+          for (size_t t = 0; t < tokens; ++t) {
+            const auto end = static_cast<int64_t>(kEnd - tokens + t + 1);
+            const int64_t first = window != 0 && end > window ? end - window : 0;
+            std::copy_n(queries.begin() + static_cast<std::ptrdiff_t>(t * width), width,
+                        layer.query.begin());
+            kernels.attend(layer.task(first, end, 0.25F));
+            CHECK(std::memcmp(layer.out.data(), found.data() + t * width, width * sizeof(float)) ==
+                  0);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(attention_over_what_does_not_fit_is_refused) {
   Kernels kernels(1, "scalar");
   const auto refused = [&kernels](const auto& change, const char* told) {

@@ -125,6 +125,59 @@ void check_head(const AttendCase& one, size_t head, size_t capacity) {
   }
 }
 
+bool is_small(const AttendCase& one) {
+  const auto layer = static_cast<size_t>(one.row_bytes() * one.rows.kv_heads);
+  const size_t capacity = one.keys.size() / layer;
+  for (size_t row = 0; row < capacity * static_cast<size_t>(one.rows.kv_heads); ++row) {
+    for (const std::vector<uint8_t>* cache : {&one.keys, &one.values}) {
+      for (const float value : row_values(one, *cache, row)) {
+        if (!(std::fabs(value) <= 2.1F)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Several tokens have the bits that each has alone.
+void check_many(FuzzInput* input) {
+  AttendCase one = make_case(input);
+  const int64_t tokens = input->byte() % 16 == 15 ? input->any() : input->within(0, 40);
+  const int64_t window = input->byte() % 16 == 15 ? input->any() : input->within(0, 70);
+  const auto times = static_cast<size_t>(tokens >= 1 && tokens <= 40 ? tokens : 1);
+  const size_t width = one.query.size();
+  one.query = make_vector(input, width * times);
+  one.out.assign(one.query.size() + (input->byte() % 16 == 15), 3.0F);
+  one.seen.first = 0;
+  AttendCase last = one;
+  last.query.resize(width);
+  last.out.assign(width, 0.0F);
+  const bool valid = is_valid(last) && one.out.size() == one.query.size() && tokens >= 1 &&
+                     window >= 0 && tokens <= 40 && tokens <= one.seen.end;
+  for (const KernelTable* table : available_kernels()) {
+    Kernels kernels(1, table->name);
+    const AttendMany task = {view_of(one.query),
+                             view_of(one.keys),
+                             view_of(one.values),
+                             one.rows,
+                             tokens,
+                             one.seen.end,
+                             window,
+                             0.25F,
+                             out_view(&one.out)};
+    REQUIRE(valid == accepts([&] { kernels.attend_many(task); }));
+    if (!valid || !is_moderate(one.query) || !is_small(one)) continue;
+    for (size_t t = 0; t < times; ++t) {
+      std::copy_n(one.query.begin() + static_cast<std::ptrdiff_t>(t * width), width,
+                  last.query.begin());
+      last.seen.end = one.seen.end - tokens + static_cast<int64_t>(t) + 1;
+      const bool is_hidden = window != 0 && last.seen.end > window;
+      last.seen.first = is_hidden ? last.seen.end - window : 0;
+      kernels.attend(last.task());
+      REQUIRE(std::memcmp(last.out.data(), one.out.data() + t * width, width * sizeof(float)) == 0);
+    }
+  }
+}
+
 void check_attention(FuzzInput* input) {
   AttendCase one = make_case(input);
   const bool valid = is_valid(one);
@@ -132,16 +185,10 @@ void check_attention(FuzzInput* input) {
   for (const KernelTable* table : available_kernels()) {
     REQUIRE(valid == accepts([&] { Kernels(1, table->name).attend(one.task()); }));
     if (!is_comparable) continue;
+    if (!is_small(one)) continue;
     const auto layer = static_cast<size_t>(one.row_bytes() * one.rows.kv_heads);
-    const size_t capacity = one.keys.size() / layer;
-    bool is_small = true;
-    for (size_t row = 0; row < capacity * static_cast<size_t>(one.rows.kv_heads); ++row) {
-      for (const std::vector<uint8_t>* cache : {&one.keys, &one.values}) {
-        for (const float value : row_values(one, *cache, row)) is_small &= std::fabs(value) <= 2.1F;
-      }
-    }
     const size_t heads = one.query.size() / static_cast<size_t>(one.rows.columns);
-    for (size_t head = 0; is_small && head < heads; ++head) check_head(one, head, capacity);
+    for (size_t head = 0; head < heads; ++head) check_head(one, head, one.keys.size() / layer);
   }
 }
 
@@ -188,7 +235,10 @@ void check_writing(FuzzInput* input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzInput input(data, size);
-  if (input.byte() % 3 == 0) {
+  const uint8_t what = input.byte();
+  if (what >= 192) {
+    check_many(&input);
+  } else if (what % 3 == 0) {
     check_writing(&input);
   } else {
     check_attention(&input);

@@ -1,5 +1,7 @@
 #include "attention.h"
 
+#include "attention_tiles.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,10 +17,6 @@ namespace flash_core {
 
 namespace {
 
-// Positions whose rows stay in the first cache while the heads that share them take turns. The
-// scores of a head are in order whatever this is.
-constexpr size_t kTile = 64;
-static_assert(kTile % kRowsPerAdd == 0, "only the last tile may end within a group");
 constexpr float kF16End = 65520;  // what is as large or larger is rounded to an infinity
 
 size_t positive(int64_t value, const char* name) {
@@ -70,6 +68,8 @@ void exponentials(float* values, size_t count) {
   }
 }
 
+}  // namespace
+
 void softmax(float* scores, size_t count) {
   float most = scores[0];
   for (size_t i = 1; i < count; ++i) most = scores[i] > most ? scores[i] : most;
@@ -86,6 +86,8 @@ void softmax(float* scores, size_t count) {
   const float inverse = 1.0F / sum;
   for (size_t k = 0; k < count; ++k) scores[k] *= inverse;
 }
+
+namespace {
 
 // Query heads that share one head of keys and values, and what they are computed in.
 struct Group {
@@ -126,34 +128,25 @@ void mix(const Group& group, size_t begin, size_t end) {
   const AddFunction add = group.table.add[static_cast<size_t>(group.task.rows.dtype)];
   for (size_t head = group.first_head; head < group.last_head; ++head) {
     const float* weights = group.scores_of(head);
-    AddRows rows = {};
-    for (size_t at = begin; at < end; at += rows.count) {
-      rows.count = std::min(kRowsPerAdd, end - at);
-      rows.begins = at == begin;
-      rows.ends = at + rows.count == end;
-      for (size_t r = 0; r < rows.count; ++r) {
-        rows.rows[r] = group.row(values, at + r);
-        rows.next[r] = group.row(values, std::min(at + r + kRowsPerAdd, sizes.end - 1));
-        rows.weights[r] = weights[at + r - sizes.first];
-      }
-      add(rows, {0, sizes.columns, sizes.columns}, group.partial,
-          group.task.out.data + head * sizes.columns);
-    }
+    add_tile(
+        add, [&](size_t at) { return group.row(values, at); },
+        [&](size_t at) { return weights[at - sizes.first]; }, begin, end, sizes.end - 1,
+        sizes.columns, group.partial, group.task.out.data + head * sizes.columns);
   }
 }
 
 void attend_group(const Group& group) {
   const AttendSizes& sizes = group.sizes;
-  for (size_t at = sizes.first; at < sizes.end; at += kTile) {
-    score(group, at, std::min(at + kTile, sizes.end));
+  for (size_t at = sizes.first; at < sizes.end; at += kAttendTile) {
+    score(group, at, std::min(at + kAttendTile, sizes.end));
   }
   std::fill(group.task.out.data + group.first_head * sizes.columns,
             group.task.out.data + group.last_head * sizes.columns, 0.0F);
   for (size_t head = group.first_head; head < group.last_head; ++head) {
     softmax(group.scores_of(head), sizes.seen());
   }
-  for (size_t at = sizes.first; at < sizes.end; at += kTile) {
-    mix(group, at, std::min(at + kTile, sizes.end));
+  for (size_t at = sizes.first; at < sizes.end; at += kAttendTile) {
+    mix(group, at, std::min(at + kAttendTile, sizes.end));
   }
 }
 

@@ -4,7 +4,7 @@
 // stretch of memory from its first token to its last.
 //
 // Goals: each row comes from DRAM once for all heads that share it; the same bits for every number
-// of threads and for every capacity. Not goals: several tokens at once, which are a matrix product.
+// of threads and for every capacity, and for a token alone or among others.
 // Threads: none of its own; Kernels shares the heads out.
 #pragma once
 
@@ -38,6 +38,20 @@ struct Attend {
   View<const uint8_t> values;  // as keys
   HeadRows rows;
   Positions seen;
+  float scale;
+  View<float> out;  // as query
+};
+
+// Attention of the last `tokens` of `end` positions, each of which sees those before it and itself,
+// `window` of them where that is not 0.
+struct AttendMany {
+  View<const float> query;     // [tokens, heads, columns]
+  View<const uint8_t> keys;    // as of Attend
+  View<const uint8_t> values;  // as keys
+  HeadRows rows;
+  int64_t tokens;
+  int64_t end;
+  int64_t window;
   float scale;
   View<float> out;  // as query
 };

@@ -68,6 +68,9 @@ class Kernels {
   // out = what one token's heads make of the positions that it sees; errors as of check_attend.
   void attend(const Attend& task);
 
+  // The same for several tokens that follow one another: the bits of attend() for each.
+  void attend_many(const AttendMany& task);
+
   // Encodes values [kv_heads, tokens, columns] into `cache` [kv_heads, capacity, row], as the rows
   // of positions from `position` on. invalid_argument for a NaN or an infinity, overflow_error for
   // what the encoding cannot hold; the rows then hold anything.

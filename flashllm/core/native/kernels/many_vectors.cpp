@@ -6,6 +6,7 @@
 
 #include "checked.h"
 #include "kernels.h"
+#include "many_vectors.h"
 #include "parts.h"
 #include "row_dots.h"
 #include "row_groups.h"
@@ -17,8 +18,6 @@ namespace {
 // Packed vectors: at most so many bytes, so that they stay in the last cache while rows pass by.
 // Of more vectors, as many as that are taken with all rows, and then the next.
 constexpr size_t kPackedBytes = 8 << 20;
-// Packed rows of a thread: what the second-level cache has room for.
-constexpr size_t kPanelBytes = 192 << 10;
 // What a thread takes by turns, and so finds in the last cache: packed vectors, and rows as they
 // are encoded.
 constexpr size_t kNearVectorBytes = 2 << 20;
@@ -26,24 +25,15 @@ constexpr size_t kNearRowBytes = 4 << 20;
 
 // Memory of a thread for its panel or its decoded rows, kept until the thread ends.
 uint8_t* scratch(size_t nbytes) {
-  static thread_local std::vector<CacheLine> lines;
-  lines.resize(std::max(lines.size(), (nbytes + sizeof(CacheLine) - 1) / sizeof(CacheLine)));
-  return lines.data()->bytes;
+  static thread_local LineScratch lines;
+  return lines.room(nbytes);
 }
-
-size_t ceil_div(size_t count, size_t by) { return (count + by - 1) / by; }
 
 void check_vectors(const char* what, size_t count, const char* result, size_t vectors) {
   if (count != vectors) {
     throw std::invalid_argument(std::string(what) + " has " + std::to_string(count) + " rows and " +
                                 result + " " + std::to_string(vectors) + ": one a vector");
   }
-}
-
-// Rows of a panel that are whole tiles, or fewer where there are no more.
-size_t panel_rows(const ProductKernel& kernel, size_t tile_bytes) {
-  const size_t most = kPanelRows / kernel.rows;
-  return std::min(std::max(kPanelBytes / tile_bytes, size_t{1}), most) * kernel.rows;
 }
 
 }  // namespace
@@ -173,48 +163,6 @@ void Kernels::dot_rows_all(const Rows& rows, View<const int32_t> ids, Matrix<con
 
 namespace {
 
-// What a block's rows weigh for each vector, without those that weigh nothing.
-struct BlockLists {
-  std::vector<uint32_t> rows;
-  std::vector<float> weights;
-  std::vector<size_t> counts;
-
-  explicit BlockLists(size_t vectors)
-      : rows(vectors * kBlockRows), weights(vectors * kBlockRows), counts(vectors) {}
-
-  // Of rows number `first` to `end`.
-  void fill(Matrix<const float> all, size_t first, size_t end) {
-    for (size_t v = 0; v < all.rows; ++v) {
-      const float* from = all.row(v) + first;
-      uint32_t* const at = rows.data() + v * kBlockRows;
-      float* const to = weights.data() + v * kBlockRows;
-      size_t count = 0;
-      for (size_t r = 0; r < end - first; ++r) {
-        at[count] = static_cast<uint32_t>(r);
-        to[count] = from[r];
-        count += from[r] != 0.0F ? 1 : 0;
-      }
-      counts[v] = count;
-    }
-  }
-};
-
-// The columns of a block of float rows, decoded a stretch at a time for all vectors.
-void sum_decoded(const KernelTable& table, const Rows& rows, View<const int32_t> ids,
-                 const BlockLists& lists, const ColumnRange& range, Matrix<float> out) {
-  auto* const values = reinterpret_cast<float*>(scratch(ids.size * kDecodedColumns * 4));
-  const size_t item = item_bytes(rows.dtype);
-  for (size_t c = range.first; c < range.last; c += kDecodedColumns) {
-    const size_t columns = std::min(kDecodedColumns, range.last - c);
-    std::array<const uint8_t*, kBlockRows> from;
-    for (size_t r = 0; r < ids.size; ++r) from[r] = row_at(rows, ids.data[r]) + c * item;
-    table.sums.decode[static_cast<size_t>(rows.dtype)](from.data(), ids.size, columns, values);
-    const BlockSums block = {
-        values, ids.size, lists.rows.data(), lists.weights.data(), lists.counts.data(), out.rows};
-    table.sums.sum(block, columns, out.data + c, out.columns);
-  }
-}
-
 // For fewer vectors a row is read from the caches for each of them.
 constexpr size_t kVectorsDecoded = 12;
 
@@ -247,7 +195,11 @@ void Kernels::weighted_sum_rows_all(const Rows& rows, View<const int32_t> ids,
       if (count == 0) continue;
       if (decoded && count <= kBlockRows) {
         lists.fill(weights, first, first + count);
-        sum_decoded(table_, rows, {ids.data + first, count}, lists, range, out);
+        std::array<const uint8_t*, kBlockRows> from;
+        for (size_t r = 0; r < count; ++r) from[r] = row_at(rows, ids.data[first + r]);
+        auto* const values =
+            reinterpret_cast<float*>(scratch(count * kDecodedColumns * sizeof(float)));
+        sum_decoded(table_, rows.dtype, from, count, lists, range, values, out);
         continue;
       }
       const View<const int32_t> one = {block_ends.data + b, 1};
