@@ -197,6 +197,9 @@ def session_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _session_error(path, error) from error
+    except UnicodeDecodeError as error:  # of a message that quotes what is damaged
+        broken = sqlite3.DatabaseError("malformed: a text of it is not UTF-8")
+        raise _session_error(path, broken) from error
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise _no_space(path) from error

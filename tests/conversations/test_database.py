@@ -262,6 +262,17 @@ def test_an_io_error_of_a_full_disk_is_one(
     assert all(file.name.startswith(path.name) for file in path.parent.iterdir())
 
 
+def test_a_damage_that_sqlite_quotes_is_told_though_it_is_no_text(path: Path) -> None:
+    """Its message has the bytes of the schema, which Python cannot decode."""
+    with SessionStore(path) as store:
+        store.create(name="kept")
+    content = path.read_bytes()
+    assert content.count(b"CREATE TABLE session") == 1
+    path.write_bytes(content.replace(b"CREATE TABLE session", b"CREATE T\x80BLE session"))
+    with pytest.raises(SessionStoreBroken, match=r"is damaged .*not UTF-8.*sessions set-aside"):
+        SessionStore(path)
+
+
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(SessionError, match="set FLASHLLM_HOME"):
