@@ -156,9 +156,11 @@ class Tokenizer:
                     run.append(piece)
         parts.append("".join(run))
         ids = self._encode_parts(parts)
-        # Made for each prompt: held, it and this tokenizer would be a cycle of 9 MiB.
-        reuse = TokenReuse(self.piece_bytes, self._control_tokens)
-        return reuse.put(ids, parts, places) if places else ids
+        if not places:
+            return ids
+        # Made for each prompt: were it kept, it and this tokenizer would refer to each other, and
+        # go only with the garbage collector.
+        return TokenReuse(self.piece_bytes, self._control_tokens).put(ids, parts, places)
 
     def _encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         # A lone surrogate, as in a file name that is not UTF-8, has no bytes to encode.

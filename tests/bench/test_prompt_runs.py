@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,10 +38,20 @@ def test_each_length_is_read_cold_and_then_from_slots(sparse_model: Path) -> Non
         assert run.first_token_ns > 0
 
 
-def test_nothing_is_kept_of_a_prompt_that_begins_alike(sparse_model: Path) -> None:
+def test_each_prompt_begins_an_empty_context(
+    sparse_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, lengths = Model.generate, []
+
+    def listening(model: Model, *arguments: Any, **options: Any) -> Any:
+        lengths.append(model.decoder.context.length)
+        return real(model, *arguments, **options)
+
+    monkeypatch.setattr(Model, "generate", listening)
     with open_model(sparse_model) as model:
-        for _ in measure(model, itertools.repeat(7), [5], rounds=1):
-            assert model.decoder.context.length == 5
+        list(measure(model, itertools.repeat(7), [5], rounds=2))
+        assert model.decoder.context.length == 5
+    assert lengths == [0, 0, 0, 0]
 
 
 def test_what_is_missing_is_what_has_no_slot(sparse_model: Path) -> None:

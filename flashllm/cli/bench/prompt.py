@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from flashllm.cli.bench.prompt_table import report_table
 from flashllm.cli.bench.texts import read_ids
 from flashllm.cli.bench.tokens_table import SYNTHETIC
 from flashllm.cli.shared import open_model
-from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
+from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.units import format_seconds
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from flashllm.bench.prompt.runs import PromptRun
     from flashllm.engine.local import Model
 
-JOIN_SECONDS = 2.0
 TEXT_TOKENS = 100_000
 """So many tokens of a text at the most."""
 
@@ -33,7 +32,7 @@ def bench_prompt(arguments: argparse.Namespace) -> int:
     running, ticker = RunningModel(), Ticker()
     report: dict[str, Any] = {}
 
-    def work(_: Callable[[None], None]) -> None:
+    def work() -> None:
         machine, threads = _machine(directory)
         with open_model.open_engine(directory, arguments) as model:
             running.model = model
@@ -42,17 +41,7 @@ def bench_prompt(arguments: argparse.Namespace) -> int:
             finally:
                 running.model = None
 
-    worker = Worker(work)
-    with on_interrupt(running.stop) as interruption:
-        try:
-            for _ in worker.events():
-                pass
-        except BaseException:
-            running.stop()
-            worker.join(JOIN_SECONDS)
-            raise
-        finally:
-            ticker.clear()
+    interruption = run_interruptibly(work, running, ticker.clear)
     return _print(report, arguments, interruption.exit_code)
 
 

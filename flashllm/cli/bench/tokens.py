@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,7 @@ from flashllm.bench.tokens.samples import (
 )
 from flashllm.cli.bench.tokens_table import SYNTHETIC, report_table
 from flashllm.cli.shared import open_model
-from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
+from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.telemetry.costs import ratio
@@ -32,7 +32,6 @@ _Kind = TypeVar("_Kind", bound=Sample)
 
 PROMPT = "What does ocean mean?"
 RUNS_ADVISED = 5
-JOIN_SECONDS = 2.0
 
 
 def bench_tokens(arguments: argparse.Namespace) -> int:
@@ -49,7 +48,7 @@ def bench_tokens(arguments: argparse.Namespace) -> int:
     running, samples = RunningModel(), _Samples(arguments)
     report: dict[str, Any] = {}
 
-    def work(_: Callable[[None], None]) -> None:
+    def work() -> None:
         # Lines are written here, between two tokens: were the main thread to write them while the
         # engine runs, the two would wait for each other.
         threads = _dram_threads()
@@ -62,17 +61,7 @@ def bench_tokens(arguments: argparse.Namespace) -> int:
             finally:
                 running.model = None
 
-    worker = Worker(work)
-    with on_interrupt(running.stop) as interruption:
-        try:
-            for _ in worker.events():
-                pass
-        except BaseException:
-            running.stop()
-            worker.join(JOIN_SECONDS)
-            raise
-        finally:
-            samples.ticker.clear()
+    interruption = run_interruptibly(work, running, samples.ticker.clear)
     return _print(report, samples, arguments, interruption.exit_code)
 
 

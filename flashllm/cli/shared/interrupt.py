@@ -121,6 +121,31 @@ def on_interrupt(cancel: Callable[[], bool]) -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
+JOIN_SECONDS = 2.0
+"""So long a failing command waits for its engine."""
+
+
+def run_interruptibly(
+    work: Callable[[], None], running: RunningModel, clear: Callable[[], None]
+) -> Interruption:
+    """Does `work` on a thread of its own, until it is over or `running` was stopped by a signal.
+
+    `clear` is called at the end, whatever happened; errors of the work are raised here.
+    """
+    worker: Worker[None] = Worker(lambda _: work())
+    with on_interrupt(running.stop) as interruption:
+        try:
+            for _ in worker.events():
+                pass
+        except BaseException:
+            running.stop()
+            worker.join(JOIN_SECONDS)
+            raise
+        finally:
+            clear()
+    return interruption
+
+
 class RunningModel:
     """The model that is answering, for the main thread."""
 
