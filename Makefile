@@ -9,7 +9,7 @@
 # make peers   install what `python -m benchmarks.peers` compares with, into .venv-peers
 # make sanitize  the core's own tests under ASan, UBSan and TSan
 # make sanitize-binding  tests of the Python module, the module being under ASan and UBSan
-# make fuzz    mutated inputs for the core and the parsers, SECONDS of each target
+# make fuzz    mutated inputs for the core and the parsers, SECONDS or RUNS of each target
 # make coverage  lines and branches that tests reach; all branches where input is checked
 # make faults  each read, write, open ... of the engine and the converter fails in turn
 # make crashtest  kill -9 of a conversion before each call that writes
@@ -147,21 +147,22 @@ sanitize-binding: $(TEST_STAMP)
 
 # The targets of the core and those of the parsers go side by side; output comes target by target.
 SECONDS ?= 600
+RUNS ?= -1
 SEED ?= $(shell date +%s)
 FUZZ := build/fuzz
 FUZZ_CORE := $(filter-out planted,$(patsubst tests/fuzz/native/fuzz_%.cpp,%,$(wildcard tests/fuzz/native/fuzz_*.cpp)))
 fuzz: $(TEST_STAMP)
-	@$(MAKE) --no-print-directory -j2 SECONDS=$(SECONDS) SEED=$(SEED) fuzz-core fuzz-parsers
+	@$(MAKE) --no-print-directory -j2 SECONDS=$(SECONDS) RUNS=$(RUNS) SEED=$(SEED) fuzz-core fuzz-parsers
 
 # Ninja would look for the job server of the make above, whose files are closed here.
 fuzz-core: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(FUZZ) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DFLASHLLM_FUZZ=ON -DFLASHLLM_WERROR=$(WERROR) -DFLASHLLM_SANITIZE=address,undefined >/dev/null
 	@env -u MAKEFLAGS $(BIN)/cmake --build $(FUZZ) >$(FUZZ)/build.log || { cat $(FUZZ)/build.log; exit 1; }
-	@tests/fuzz/native/run.sh $(FUZZ) $(SECONDS) $(SEED) $(FUZZ_CORE)
+	@tests/fuzz/native/run.sh $(FUZZ) $(SECONDS) $(RUNS) $(SEED) $(FUZZ_CORE)
 
 fuzz-parsers: $(TEST_STAMP)
-	@$(BIN)/python -m tests.fuzz.parsers --seconds $(SECONDS) --seed $(SEED) --keep $(FUZZ)
+	@$(BIN)/python -m tests.fuzz.parsers --seconds $(SECONDS) --runs $(RUNS) --seed $(SEED) --keep $(FUZZ)
 
 # The core by its own tests and the kept inputs of its targets; the Python by the tests of what checks
 # input, or with ALL=1 by all of them, which takes as long as they do.

@@ -66,6 +66,15 @@ def test_one_that_never_ends_is_found() -> None:
     time.sleep(0.1)  # no signal is left over
 
 
+def test_a_number_of_inputs_is_the_same_each_time() -> None:
+    first: list[int] = []
+    second: list[int] = []
+    for seen in (first, second):
+        assert fuzz(Target("counted", st.integers(), seen.append), 60, 1, runs=250).executions == 250
+    assert first == second
+    assert len(first) == 250
+
+
 def test_executions_are_counted() -> None:
     seen = []
     done = fuzz(Target("counted", st.integers(), seen.append), 0.2, seed=1)

@@ -33,6 +33,7 @@ std::vector<uint8_t> make_cache(FuzzInput* input, const AttendCase& one, size_t 
   std::vector<uint8_t> cache(size);
   for (uint8_t& byte : cache) byte = static_cast<uint8_t>(values.next());
   if (input->byte() % 4 == 0 || one.rows.columns < 1) return cache;
+  if (one.row_bytes() > Wide{size}) return cache;  // also where a row's bytes are no size_t
   const auto columns = static_cast<size_t>(one.rows.columns);
   const auto bytes = static_cast<size_t>(one.row_bytes());
   const EncodeFunction encode = scalar_kernels().encode[static_cast<size_t>(one.rows.dtype)];

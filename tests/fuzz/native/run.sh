@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# run.sh BUILD SECONDS SEED TARGET...
+# run.sh BUILD SECONDS RUNS SEED TARGET...
 #
-# Runs each target for SECONDS, with what earlier runs found and the corpus that is kept here. What
+# Runs each target for SECONDS or RUNS inputs (-1 for no end), whichever ends first, with what earlier runs found and the corpus that is kept here. What
 # reaches something new goes to BUILD/corpus/TARGET; an input that ends a target is kept as
 # BUILD/TARGET-crash-NUMBER. Ends with 1 where one did.
 set -uo pipefail
-build=$1 seconds=$2 seed=$3
-shift 3
+build=$1 seconds=$2 runs=$3 seed=$4
+shift 4
 programs=$build/tests/fuzz/native
 corpora=$(dirname "$0")/../corpus
 export ASAN_OPTIONS=${ASAN_OPTIONS:-abort_on_error=1:allocator_may_return_null=0}
@@ -24,8 +24,8 @@ for target in "$@"; do
   found=$build/corpus/$target
   mkdir -p "$found"
   log=$build/$target.log
-  if "$programs/fuzz_$target" -max_total_time="$seconds" -seed="$seed" -timeout=25 -max_len=2048 \
-      -artifact_prefix="$build/$target-" "$found" "$corpora/$target" >"$log" 2>&1; then
+  if "$programs/fuzz_$target" -max_total_time="$seconds" -runs="$runs" -seed="$seed" \
+      -timeout=25 -max_len=2048 -artifact_prefix="$build/$target-" "$found" "$corpora/$target" >"$log" 2>&1; then
     tail -n 1 "$log"
   else
     cat "$log" >&2

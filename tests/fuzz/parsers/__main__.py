@@ -1,4 +1,4 @@
-"""Fuzzes the parsers in Python: `python -m tests.fuzz.parsers [--seconds N] [--seed N] [NAME...]`.
+"""Fuzzes the parsers in Python: `python -m tests.fuzz.parsers [--seconds N] [--runs N] [--seed N] [NAME...]`.
 
 Prints executions and seconds of each target. Exit code 1 where an input brought something else
 than a right result or an error of ours; a library's crash ends the process, and leaves the input
@@ -24,6 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.parsers")
     parser.add_argument("names", nargs="*", metavar="NAME", help="targets; all by default")
     parser.add_argument("--seconds", type=float, default=60, help="for each target")
+    parser.add_argument("--runs", type=int, default=-1, help="inputs of each; -1 for no end")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="for a last input")
     arguments = parser.parse_args()
@@ -40,7 +41,7 @@ def main() -> int:
 def _run(name: str, arguments: argparse.Namespace) -> bool:
     last_input = arguments.keep / f"last-{name}"
     try:
-        done = fuzz(TARGETS[name], arguments.seconds, arguments.seed, last_input)
+        done = fuzz(TARGETS[name], arguments.seconds, arguments.seed, last_input, arguments.runs)
     except Exception:  # noqa: BLE001  whatever it is, the other targets go on
         traceback.print_exc()
         print(f"{name:20} FAILED; the input is in {last_input}", flush=True)

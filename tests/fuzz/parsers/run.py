@@ -1,4 +1,4 @@
-"""Runs targets by hypothesis until their time is over."""
+"""Runs targets by hypothesis until their time is over or their inputs are done."""
 
 from __future__ import annotations
 
@@ -48,8 +48,12 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def fuzz(target: Target, seconds: float, seed: int, last_input: Path | None = None) -> Executed:
-    """Checks inputs for `seconds`; the first that fails is made small and raised.
+def fuzz(
+    target: Target, seconds: float, seed: int, last_input: Path | None = None, runs: int = -1
+) -> Executed:
+    """Checks inputs for `seconds` or `runs` of them, -1 for no end; whichever ends first.
+
+    The first that fails is made small and raised.
 
     `last_input` gets each input before it is checked: what a library's crash leaves behind.
     """
@@ -57,7 +61,7 @@ def fuzz(target: Target, seconds: float, seed: int, last_input: Path | None = No
     executions = 0
 
     def is_over() -> bool:
-        return time.monotonic() - begun >= seconds
+        return executions == runs or time.monotonic() - begun >= seconds
 
     def check(value: Any) -> None:
         nonlocal executions
