@@ -28,8 +28,8 @@ from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.open_model import model_directory
 from flashllm.dtypes import row_bytes
 from flashllm.errors import ChecksumMismatch, UsageError
+from flashllm.flash.file_names import BUNDLES_FILE, RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader, read_header
-from flashllm.flash.manifest import BUNDLES_FILE, RESIDENT_FILE
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.options import VERIFIES, Verify
 from flashllm.settings.values import parse_count, parse_positive, parse_seed

@@ -36,7 +36,7 @@ from flashllm.bench.sample_statistics import Spread
 from flashllm.cli.bench.options import parse_seconds
 from flashllm.cli.shared.flags import argument
 from flashllm.errors import BenchmarkInvalid, UsageError
-from flashllm.flash.manifest import BUNDLES_FILE
+from flashllm.flash.file_names import BUNDLES_FILE
 from flashllm.flash.store import Store
 from flashllm.planning.model_facts import choose_selector, recorded_activity
 from flashllm.settings.values import parse_positive

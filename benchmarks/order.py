@@ -28,7 +28,8 @@ from flashllm.cli.bench.options import parse_sizes
 from flashllm.cli.shared.flags import argument
 from flashllm.engine.loading import load_decoder
 from flashllm.errors import FlashllmError, UsageError
-from flashllm.flash.manifest import ORDER_FILE, read_manifest
+from flashllm.flash.file_names import ORDER_FILE
+from flashllm.flash.manifest import read_manifest
 from flashllm.flash.store import Store
 from flashllm.model.decoder import Decoder
 from flashllm.progress import SilentProgress

@@ -29,7 +29,8 @@ from benchmarks.own_command import ended, remark
 from benchmarks.results import markdown
 from flashllm.bench.header import run_header
 from flashllm.cli.shared.flags import argument
-from flashllm.flash.manifest import BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE, read_manifest
+from flashllm.flash.file_names import BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.manifest import read_manifest
 from flashllm.progress import SilentProgress
 from flashllm.settings.values import parse_positive
 

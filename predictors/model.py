@@ -11,8 +11,9 @@ import torch
 
 from flashllm import core
 from flashllm.errors import UsageError
+from flashllm.flash.file_names import BUNDLES_FILE, RESIDENT_FILE
 from flashllm.flash.layout import read_header
-from flashllm.flash.manifest import BUNDLES_FILE, RESIDENT_FILE, read_manifest
+from flashllm.flash.manifest import read_manifest
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.options import DEFAULT_CONTEXT, Select
 from flashllm.progress import Progress

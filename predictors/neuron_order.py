@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.errors import Interrupted, UsageError
-from flashllm.flash.manifest import PREDICTORS_FILE, read_manifest
+from flashllm.flash.file_names import PREDICTORS_FILE
+from flashllm.flash.manifest import read_manifest
 from flashllm.flash.neuron_order import NeuronOrder
 from flashllm.options import Select
 from flashllm.progress import Progress, SilentProgress

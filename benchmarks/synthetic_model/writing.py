@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flashllm.dtypes import DTYPE_BYTES
 from flashllm.errors import DestinationExists, Interrupted
-from flashllm.flash.manifest import PREDICTORS_FILE
+from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.safetensors_file import pack_tensor_header
 from flashllm.spec import ModelSpec
 

@@ -20,7 +20,8 @@ import psutil
 import flashllm
 from flashllm import core
 from flashllm.errors import FlashllmError
-from flashllm.flash.manifest import MANIFEST_FILE, Manifest, read_manifest
+from flashllm.flash.file_names import MANIFEST_FILE
+from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.hardware.device import describe_device, processor_name
 from flashllm.settings.file import read_config
 from flashllm.settings.options import MODEL, MODEL_OPTIONS, SAMPLING_OPTIONS

@@ -14,7 +14,7 @@ import torch
 from flashllm import core
 from flashllm.engine import leftovers
 from flashllm.errors import MemoryCeilingTooSmall
-from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.file_names import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import OnRead, Store, ignore_read

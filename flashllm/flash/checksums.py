@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.errors import ChecksumMismatch, LayoutError, ReadFailed
-from flashllm.flash.layout import BundleHeader
-from flashllm.flash.manifest import (
+from flashllm.flash.file_names import (
     BUNDLES_FILE,
     CHECKSUMS_FILE,
     PREDICTORS_FILE,
     RESIDENT_FILE,
     TENSOR_CHECKSUMS,
-    FileRecord,
-    Manifest,
 )
+from flashllm.flash.layout import BundleHeader
+from flashllm.flash.manifest import FileRecord, Manifest
 from flashllm.flash.safetensors_file import TensorRecord
 
 _READ_WHOLE = (BUNDLES_FILE, RESIDENT_FILE, PREDICTORS_FILE)

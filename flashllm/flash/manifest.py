@@ -13,26 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.errors import LayoutError, ModelNotFound, ModelTruncated
+from flashllm.flash.file_names import (
+    BUNDLES_FILE,
+    MANIFEST_FILE,
+    MANIFEST_HASH_FILE,
+    REQUIRED_FILES,
+)
 from flashllm.flash.links import check_links
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.spec import ModelSpec
 from flashllm.untrusted.strict_json import parse_object
 
 LAYOUT_VERSION = 1
-MANIFEST_FILE = "manifest.json"
-MANIFEST_HASH_FILE = "manifest.sha256"
-RESIDENT_FILE = "resident.safetensors"
-BUNDLES_FILE = "ffn.bundles"
-CHECKSUMS_FILE = "ffn.crc32c"
-PREDICTORS_FILE = "predictors.safetensors"
-ACTIVITY_FILE = "activity.json"
-ORDER_FILE = "order.safetensors"
-TENSOR_CHECKSUMS = {
-    RESIDENT_FILE: "resident.crc32c",
-    PREDICTORS_FILE: "predictors.crc32c",
-}
-"""Files of tensors -> the file with a checksum of each; models converted before have none."""
-REQUIRED_FILES = (RESIDENT_FILE, BUNDLES_FILE, CHECKSUMS_FILE)
 
 MANIFEST_BYTES_MAX = 16 << 20
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")

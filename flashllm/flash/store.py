@@ -27,15 +27,9 @@ from flashllm.flash.checksums import (
     forget_cached,
     parts_of,
 )
+from flashllm.flash.file_names import ACTIVITY_FILE, BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader, read_header
-from flashllm.flash.manifest import (
-    ACTIVITY_FILE,
-    BUNDLES_FILE,
-    PREDICTORS_FILE,
-    RESIDENT_FILE,
-    Manifest,
-    read_manifest,
-)
+from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.flash.opening_errors import opening_errors, read_failed
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index

@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 
 from flashllm.errors import EXIT_INTERRUPTED, CannotCreate, Interrupted, UsageError
+from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.library.conversion_events import (
     LINE_BYTES_MAX,
     PhaseEvent,
@@ -229,8 +230,6 @@ class ConvertJob:
 
     def _end(self, code: int) -> None:
         stopped = self.status.state is JobState.STOPPING or code in _STOPPED
-        from flashllm.flash.manifest import MANIFEST_FILE  # later: the chat loads this file early
-
         is_made = os.path.isfile(self.destination / MANIFEST_FILE)
         if is_made and (code == 0 or (stopped and not self._existed)):
             self._change(state=JobState.DONE)  # a stop may come when the model is complete

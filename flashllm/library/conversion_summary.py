@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashllm.flash.manifest import PREDICTORS_FILE
+from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.store import Store
 from flashllm.library.names import usual_names
 from flashllm.library.scan import TOKENIZER_FILES

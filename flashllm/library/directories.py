@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from flashllm.flash.manifest import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
+from flashllm.flash.file_names import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
 from flashllm.flash.unfinished import PARTIAL_NAME, PULLED
 from flashllm.library.formatting import clean
 from flashllm.library.models import DEMO_DIRECTORY, DEMO_NAME

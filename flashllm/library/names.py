@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING
 
 from flashllm.errors import FlashllmError, LayoutError, ModelNotFound, NotACheckpoint
 from flashllm.library.directories import candidates, format_unfinished, looks_converted, name_of
-from flashllm.library.foreign_formats import describe_foreign
 from flashllm.library.formatting import clean
 from flashllm.library.models import DEMO_DIRECTORY, DEMO_NAME, ModelChoice
-from flashllm.settings.nearest import nearest
 
 if TYPE_CHECKING:
     from flashllm.library.hub_names import RepositoryId
@@ -171,6 +169,7 @@ class ModelNames:
     ) -> str:
         """That there is nothing, and what may have been meant."""
         from flashllm.library.hf_repository import cached_names
+        from flashllm.settings.nearest import nearest
 
         if words := format_unfinished(path.name, (path.absolute().parent, *self.directories)):
             return f"{text}: {words}"
@@ -236,6 +235,8 @@ def may_be_name(text: str) -> bool:
 
 def refuse_foreign(text: str, path: Path) -> None:
     """`NotACheckpoint` for what another program made, with what to do instead."""
+    from flashllm.library.foreign_formats import describe_foreign
+
     if words := describe_foreign(path):
         raise NotACheckpoint(f"{text}: {words}")
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from flashllm.flash.manifest import BUNDLES_FILE
+from flashllm.flash.file_names import BUNDLES_FILE
 from flashllm.library.hf_cache import cache_directories
 from flashllm.system.paths import cache_dir, models_dir
 

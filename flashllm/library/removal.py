@@ -7,19 +7,18 @@ import os
 from pathlib import Path
 
 from flashllm.errors import CannotCreate, FlashllmError, LayoutError, ModelNotFound
-from flashllm.flash.layout import read_header
-from flashllm.flash.manifest import (
+from flashllm.flash.file_names import (
     ACTIVITY_FILE,
     BUNDLES_FILE,
-    MANIFEST_BYTES_MAX,
     MANIFEST_FILE,
     MANIFEST_HASH_FILE,
     ORDER_FILE,
     PREDICTORS_FILE,
     REQUIRED_FILES,
     TENSOR_CHECKSUMS,
-    Manifest,
 )
+from flashllm.flash.layout import read_header
+from flashllm.flash.manifest import MANIFEST_BYTES_MAX, Manifest
 from flashllm.library.openers import refuse_open
 
 _LAST = (MANIFEST_HASH_FILE, MANIFEST_FILE)

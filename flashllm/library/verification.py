@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.errors import LayoutError
-from flashllm.flash.manifest import MANIFEST_FILE
+from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.system.atomic_file import write_whole
 from flashllm.system.paths import cache_dir
 from flashllm.untrusted.strict_json import parse_object

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashllm.errors import UnsupportedModel, UsageError
-from flashllm.flash.manifest import PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.file_names import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.flash.store import Store
 from flashllm.options import SELECTORS, Select

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashllm.errors import UsageError
-from flashllm.flash.manifest import PREDICTORS_FILE
+from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.store import Store
 from flashllm.spec import ModelSpec
 

@@ -50,7 +50,9 @@ def read_config(path: Path, problems: list[FlashllmError] | None = None) -> Conf
     values: dict[str, Said] = {}
     keys: dict[str, Said] = {}
     with collected(problems):
-        text = _read_text(path) or ""
+        text = _read_text(path)
+        if not text:
+            return ConfigFile(path)  # the parser takes 2 ms to import
         content = _parse(path, text)
         options = {option.key: option for option in OPTIONS if option.in_file}
         for key, value in _flatten(content, {option.table for option in options.values()}):

@@ -15,15 +15,15 @@ from flashllm import core
 from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import Generation, Model, Sampling, open_model
 from flashllm.errors import ChecksumMismatch, FlashllmError
-from flashllm.flash.layout import read_header
-from flashllm.flash.manifest import (
+from flashllm.flash.file_names import (
     BUNDLES_FILE,
     CHECKSUMS_FILE,
     PREDICTORS_FILE,
     RESIDENT_FILE,
     TENSOR_CHECKSUMS,
-    read_manifest,
 )
+from flashllm.flash.layout import read_header
+from flashllm.flash.manifest import read_manifest
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.flash.store import Store
 from flashllm.options import VERIFIES, Verify

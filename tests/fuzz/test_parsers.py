@@ -70,7 +70,9 @@ def test_a_number_of_inputs_is_the_same_each_time() -> None:
     first: list[int] = []
     second: list[int] = []
     for seen in (first, second):
-        assert fuzz(Target("counted", st.integers(), seen.append), 60, 1, runs=250).executions == 250
+        assert (
+            fuzz(Target("counted", st.integers(), seen.append), 60, 1, runs=250).executions == 250
+        )
     assert first == second
     assert len(first) == 250
 

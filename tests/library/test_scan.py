@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from flashllm.convert import demo_directory
 
-from flashllm.flash.manifest import MANIFEST_FILE, manifest_hash_line
+from flashllm.flash.file_names import MANIFEST_FILE
+from flashllm.flash.manifest import manifest_hash_line
 from flashllm.hardware import machine_profile
 from flashllm.hardware.device import describe_device, machine_name
 from flashllm.library import runtime_memory as interpreter

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import flashllm
 from flashllm.errors import CannotCreate, ModelError, ModelNotFound
-from flashllm.flash.manifest import LAYOUT_VERSION, PREDICTORS_FILE, read_manifest
+from flashllm.flash.file_names import PREDICTORS_FILE
+from flashllm.flash.manifest import LAYOUT_VERSION, read_manifest
 from flashllm.progress import Progress
 from flashllm.system.paths import cache_dir
 

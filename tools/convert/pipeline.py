@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashllm.errors import CannotCreate
+from flashllm.flash.file_names import RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader
-from flashllm.flash.manifest import RESIDENT_FILE, Manifest, read_manifest
+from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.planning.shape_estimate import predictor_bytes
 from flashllm.progress import Progress, SilentProgress
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import flashllm
 from flashllm.errors import Interrupted
+from flashllm.flash.file_names import BUNDLES_FILE, RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader
-from flashllm.flash.manifest import BUNDLES_FILE, LAYOUT_VERSION, RESIDENT_FILE, FileRecord
+from flashllm.flash.manifest import LAYOUT_VERSION, FileRecord
 from flashllm.progress import Progress, SilentProgress
 
 from .families.config import read_config

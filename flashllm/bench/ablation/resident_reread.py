@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashllm import core
-from flashllm.flash.manifest import RESIDENT_FILE
+from flashllm.flash.file_names import RESIDENT_FILE
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.flash.store import ReadErrors, Store, open_file_reader
 

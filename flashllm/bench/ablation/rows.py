@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flashllm.errors import UsageError
-from flashllm.flash.manifest import RESIDENT_FILE, read_manifest
+from flashllm.flash.file_names import RESIDENT_FILE
+from flashllm.flash.manifest import read_manifest
 from flashllm.planning.plan import Plan
 
 

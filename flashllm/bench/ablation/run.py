@@ -30,7 +30,8 @@ from flashllm.bench.ablation.rows import (
 )
 from flashllm.engine.loading import KERNEL_THREADS, make_selector, model_sizes
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.flash.manifest import PREDICTORS_FILE, read_manifest
+from flashllm.flash.file_names import PREDICTORS_FILE
+from flashllm.flash.manifest import read_manifest
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import find_profile

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashllm.errors import BenchmarkInvalid, ModelNotFound, NotACheckpoint, ReadFailed, UsageError
-from flashllm.flash.manifest import BUNDLES_FILE
+from flashllm.flash.file_names import BUNDLES_FILE
 from flashllm.hardware.device import DeviceIdentity, describe_device
 from flashllm.system.filesystem import find_block_device
 

@@ -70,7 +70,7 @@ def _measure(
     from flashllm.bench.prompt.report import PromptWeights, report_rows
     from flashllm.bench.prompt.runs import fitting_lengths, measure, random_ids
     from flashllm.bench.tokens.machine_probe import MachineProbe
-    from flashllm.flash.manifest import BUNDLES_FILE
+    from flashllm.flash.file_names import BUNDLES_FILE
 
     for caution in model.cautions():
         remark(caution)

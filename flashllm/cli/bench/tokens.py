@@ -84,7 +84,7 @@ def _measure(
     from flashllm.bench.tokens.machine_probe import MachineProbe
     from flashllm.bench.tokens.runs import TokenSettings, check_length, measure
     from flashllm.bench.tokens.summary import summarize
-    from flashllm.flash.manifest import BUNDLES_FILE
+    from flashllm.flash.file_names import BUNDLES_FILE
 
     for caution in model.cautions():
         remark(caution)

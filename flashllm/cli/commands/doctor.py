@@ -24,6 +24,7 @@ from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.output import Output
 from flashllm.dtypes import DTYPES
 from flashllm.errors import FlashllmError, ModelNotFound
+from flashllm.flash.file_names import BUNDLES_FILE
 from flashllm.hardware.device import processor_name
 from flashllm.settings.options import MODEL
 from flashllm.settings.values import parse_size
@@ -31,7 +32,6 @@ from flashllm.system.filesystem import describe_storage, existing_parent
 from flashllm.system.paths import cache_dir, config_file
 
 PROBE_BYTES = 64 << 10
-BUNDLES_FILE = "ffn.bundles"
 
 
 def doctor(arguments: argparse.Namespace) -> int:

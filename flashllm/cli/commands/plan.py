@@ -112,7 +112,7 @@ def _profile(arguments: argparse.Namespace) -> Profile | None:
 
 def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
     """The scenario for the model that the argument names."""
-    from flashllm.flash.manifest import MANIFEST_FILE
+    from flashllm.flash.file_names import MANIFEST_FILE
 
     directory = Path(arguments.model)
     if not os.path.isfile(directory / MANIFEST_FILE):

@@ -11,7 +11,7 @@ from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options
 from flashllm.cli.shared.output import Output, remark, table
 from flashllm.errors import ModelError
-from flashllm.flash.manifest import MANIFEST_FILE
+from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.units import format_bytes, format_ceiling
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashllm.library import open as library_open
 from flashllm.library.directories import name_of
 from flashllm.library.models import DEMO_NAME
 from flashllm.library.names import may_be_name
@@ -61,11 +60,15 @@ def terminal_progress(kind: ProgressKind = "auto", schedule: Schedule | None = N
 
 def model_directory(model: str | Path | None) -> Path:
     """The model's directory; without a name the demo, showing the progress of its conversion."""
+    from flashllm.library import open as library_open
+
     return library_open.model_directory(model, terminal_progress())
 
 
 def checkpoint_directory(source: str | Path) -> Path:
     """The directory of a whole checkpoint: a path, or ORG/NAME of the Hugging Face cache."""
+    from flashllm.library import open as library_open
+
     return library_open.checkpoint_directory(str(source))
 
 
@@ -83,6 +86,8 @@ def is_demo(model: str | None, directory: Path) -> bool:
 
 def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
     """Opens the model with the options of the command line."""
+    from flashllm.library import open as library_open
+
     return library_open.open_directory(directory, options_of(arguments))
 
 

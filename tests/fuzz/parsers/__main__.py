@@ -1,4 +1,6 @@
-"""Fuzzes the parsers in Python: `python -m tests.fuzz.parsers [--seconds N] [--runs N] [--seed N] [NAME...]`.
+"""Fuzzes the parsers in Python.
+
+`python -m tests.fuzz.parsers [--seconds N] [--runs N] [--seed N] [NAME...]`
 
 Prints executions and seconds of each target. Exit code 1 where an input brought something else
 than a right result or an error of ours; a library's crash ends the process, and leaves the input

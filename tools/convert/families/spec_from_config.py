@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from flashllm.dtypes import DTYPES, PREDICTOR_DTYPES, DType
 from flashllm.errors import LayoutError, ModelNotFound, NotACheckpoint, UnsupportedModel, UsageError
-from flashllm.flash.manifest import MANIFEST_FILE
+from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
 
 from .activation import activation_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from flashllm.flash.manifest import MANIFEST_FILE
+from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.flash.unfinished import partial_path, pulled_path, training_path
 
 

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.dtypes import row_bytes, tensor_bytes
+from flashllm.flash.file_names import BUNDLES_FILE, CHECKSUMS_FILE, RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader
-from flashllm.flash.manifest import BUNDLES_FILE, CHECKSUMS_FILE, RESIDENT_FILE, FileRecord
+from flashllm.flash.manifest import FileRecord
 from flashllm.progress import Progress
 from flashllm.spec import ModelSpec
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from flashllm.dtypes import GROUP_BYTES, PREDICTOR_MATRIX_DTYPES, row_bytes
 from flashllm.errors import LayoutError, UsageError
-from flashllm.flash.manifest import ACTIVITY_FILE, PREDICTORS_FILE
+from flashllm.flash.file_names import ACTIVITY_FILE, PREDICTORS_FILE
 from flashllm.flash.raw_tensor import all_finite
 from flashllm.flash.safetensors_file import TensorRecord, pack_tensor_header, read_tensor_index
 from flashllm.flash.tensor_table import encoding_of, predictor_columns, stored_as

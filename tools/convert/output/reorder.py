@@ -18,18 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.errors import CannotCreate, UsageError
-from flashllm.flash.layout import BundleHeader, read_header
-from flashllm.flash.manifest import (
+from flashllm.flash.file_names import (
     BUNDLES_FILE,
     CHECKSUMS_FILE,
     ORDER_FILE,
     PREDICTORS_FILE,
     RESIDENT_FILE,
     TENSOR_CHECKSUMS,
-    FileRecord,
-    Manifest,
-    read_manifest,
 )
+from flashllm.flash.layout import BundleHeader, read_header
+from flashllm.flash.manifest import FileRecord, Manifest, read_manifest
 from flashllm.flash.neuron_order import NeuronOrder
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.progress import Progress, SilentProgress

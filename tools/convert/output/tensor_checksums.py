@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.flash.checksums import TensorHash
-from flashllm.flash.manifest import TENSOR_CHECKSUMS, FileRecord
+from flashllm.flash.file_names import TENSOR_CHECKSUMS
+from flashllm.flash.manifest import FileRecord
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.progress import Progress
 

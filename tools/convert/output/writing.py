@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 
 from flashllm.core import bundle_checksums
 from flashllm.dtypes import GROUP_BYTES, row_bytes, tensor_bytes
-from flashllm.flash.layout import BundleHeader
-from flashllm.flash.manifest import (
+from flashllm.flash.file_names import (
     BUNDLES_FILE,
     CHECKSUMS_FILE,
     MANIFEST_FILE,
     MANIFEST_HASH_FILE,
     RESIDENT_FILE,
-    FileRecord,
-    Manifest,
-    manifest_hash_line,
 )
+from flashllm.flash.layout import BundleHeader
+from flashllm.flash.manifest import FileRecord, Manifest, manifest_hash_line
 from flashllm.flash.safetensors_file import pack_tensor_header
 from flashllm.flash.tensor_table import resident_dtype, stored_as, tensor_table
 from flashllm.progress import Progress

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.errors import NotACheckpoint, TensorMismatch, UsageError
-from flashllm.flash.manifest import PREDICTORS_FILE
+from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.safetensors_file import pack_tensor_header
 from flashllm.spec import MAX_WIDTH, ModelSpec
 from flashllm.system.atomic_file import replacing

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from flashllm.dtypes import DTYPE_BYTES
 from flashllm.errors import TensorMismatch, UsageError
-from flashllm.flash.manifest import ACTIVITY_FILE, PREDICTORS_FILE, FileRecord
+from flashllm.flash.file_names import ACTIVITY_FILE, PREDICTORS_FILE
+from flashllm.flash.manifest import FileRecord
 from flashllm.progress import Progress, SilentProgress
 from flashllm.spec import ModelSpec
 

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from flashllm.core import bundle_checksums
 from flashllm.errors import FlashllmError, LayoutError
-from flashllm.flash.layout import BundleHeader, read_header
-from flashllm.flash.links import links_out
-from flashllm.flash.manifest import (
+from flashllm.flash.file_names import (
     ACTIVITY_FILE,
     BUNDLES_FILE,
     CHECKSUMS_FILE,
@@ -28,10 +26,10 @@ from flashllm.flash.manifest import (
     ORDER_FILE,
     PREDICTORS_FILE,
     RESIDENT_FILE,
-    Manifest,
-    manifest_hash_line,
-    read_manifest,
 )
+from flashllm.flash.layout import BundleHeader, read_header
+from flashllm.flash.links import links_out
+from flashllm.flash.manifest import Manifest, manifest_hash_line, read_manifest
 from flashllm.flash.neuron_order import read_order
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.flash.tensor_table import check_resident
