@@ -60,6 +60,7 @@ class OverridesWithoutMemory(TypedDict, total=False):
     profile: str | os.PathLike[str] | None
     application_bytes: int
     contexts: int
+    chunk_tokens: int | None
 
 
 class ModelOverrides(OverridesWithoutMemory, total=False):
@@ -93,9 +94,18 @@ class ModelOptions:
     an evaluation counts."""
     contexts: int = 1
     """Contexts that may live at once, the default one included."""
+    chunk_tokens: int | None = None
+    """Tokens of a prompt that go through the layers together."""
 
     def __post_init__(self) -> None:
-        for name in ("window", "io_threads", "context", "application_bytes", "contexts"):
+        for name in (
+            "window",
+            "io_threads",
+            "context",
+            "application_bytes",
+            "contexts",
+            "chunk_tokens",
+        ):
             value = getattr(self, name)
             if value is not None and type(value) is not int:
                 raise UsageError(f"{name} is {value!r}; expected a whole number")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from flashllm import core
 from flashllm.kv_cache.context_tokens import ContextTokens
 from flashllm.kv_cache.dram import KvCache
@@ -22,16 +20,14 @@ class Context:
         kv_dtype: KvDType,
         kernels: core.Kernels,
         chunk_tokens: int,
-        scratch: Tensor | None = None,
         *,
         cut_anywhere: bool = False,
     ) -> None:
         """`capacity` in tokens; a prompt is computed in chunks of `chunk_tokens`.
 
-        `scratch` is memory for decoded keys and values, shared by all contexts; `cut_anywhere`: the
-        bits of a token do not depend on its chunk.
+        `cut_anywhere`: the bits of a token do not depend on its chunk.
         """
-        self.keys_values = KvCache(spec, capacity, kv_dtype, kernels, scratch)
+        self.keys_values = KvCache(spec, capacity, kv_dtype, kernels)
         self.tokens = ContextTokens(chunk_tokens, cut_anywhere)
 
     @property

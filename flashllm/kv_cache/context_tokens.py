@@ -81,8 +81,8 @@ class ContextTokens:
         return length if length == end and (is_whole or goes_on) else start
 
     def _decoded_from(self, start: int, end: int) -> int:
-        """How many tokens were decoded one by one, from the piece at `start` up to `end`."""
-        first = bisect_right(self._starts, start - 1)
+        """How many tokens were decoded one by one, from `start` up to `end`."""
+        first = bisect_right(self._starts, start) - 1
         count = 0
         while count < end - start and self._decoded[first + count]:
             count += 1

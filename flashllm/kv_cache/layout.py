@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-from flashllm.dtypes import GROUP, row_bytes
+from flashllm.dtypes import row_bytes
 from flashllm.errors import UsageError
 from flashllm.options import KV_DTYPES, KvDType
 from flashllm.spec import ModelSpec
-
-_BLOCK_COLUMNS = 256
-"""Columns that a prompt's attention decodes together, as whole heads."""
 
 
 def parse_kv_dtype(name: str) -> KvDType:
@@ -29,27 +24,6 @@ def kv_row_bytes(spec: ModelSpec, dtype: KvDType) -> int:
 def kv_bytes(spec: ModelSpec, context: int, dtype: KvDType) -> int:
     """Keys and values of a whole context."""
     return 2 * spec.n_layers * spec.n_kv_heads * context * kv_row_bytes(spec, dtype)
-
-
-def block_heads(spec: ModelSpec) -> int:
-    """Heads of keys and values that a prompt's attention decodes together, by the model's shape."""
-    return min(max(_BLOCK_COLUMNS // spec.head_dim, 1), spec.n_kv_heads)
-
-
-def decoded_block_shape(spec: ModelSpec, context: int, dtype: KvDType) -> tuple[int, ...]:
-    """Shape of the f32 block into which a prompt's attention decodes keys and values of some heads.
-
-    [2, heads, context, columns], columns in whole groups; empty where they are stored in f32.
-    """
-    if dtype == "f32":
-        return (0,)
-    columns = -(-spec.head_dim // GROUP) * GROUP if dtype == "int8" else spec.head_dim
-    return 2, block_heads(spec), context, columns
-
-
-def decoded_block_bytes(spec: ModelSpec, context: int, dtype: KvDType) -> int:
-    """Bytes of that block."""
-    return 4 * math.prod(decoded_block_shape(spec, context, dtype))
 
 
 def score_bytes(spec: ModelSpec, context: int) -> int:

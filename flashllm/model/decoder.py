@@ -17,7 +17,6 @@ from flashllm.errors import Cancelled, ModelClosed, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
-from flashllm.kv_cache.dram import decoded_scratch
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.ffn_decode import FeedForwardDecode
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
@@ -89,7 +88,6 @@ class Decoder:
         self.bytes_released = 0
         """Memory of slots, or of pinned bundles, that was given back to the system."""
         self._bytes_to_release = self._bytes_asked = 0
-        self._scratch = decoded_scratch(spec, plan.context, plan.kv_dtype)
         self._is_closed = False
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._contexts_lock = threading.Lock()
@@ -128,7 +126,6 @@ class Decoder:
                 self.plan.kv_dtype,
                 self._kernels,
                 self.plan.prefill.tokens,
-                self._scratch,
                 cut_anywhere=self._products.batch_invariant,
             )
             self._contexts.add(context)
@@ -251,7 +248,7 @@ class Decoder:
         self._decode.selector = self._prefill.selector = None
         self._decode.prefetchers = []  # they refer to what refers to them
         del self._transformer, self._norms, self._decode, self._prefill, self.largest_weight
-        del self._tokens, self._prompts, self._products, self._scratch
+        del self._tokens, self._prompts, self._products
         self.pool.close()
         for context in list(self._contexts):
             context.close()

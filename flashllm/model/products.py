@@ -58,12 +58,9 @@ def make_products(spec: ModelSpec, kernels: core.Kernels, shape: PrefillShape) -
 
 
 class RowProducts:
-    """Our kernels over encoded rows, for any number of tokens: each has the bits that it has alone.
+    """Our kernels over encoded rows: each of the tokens has the bits that it has alone."""
 
-    Attention of a chunk (`model.attention`) has not, so a prefix still ends where a chunk does.
-    """
-
-    batch_invariant = False
+    batch_invariant = True
 
     def __init__(self, spec: ModelSpec, kernels: core.Kernels, tile: int) -> None:
         """`tile` bundles are multiplied together."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,10 +39,15 @@ class Rotary:
         self._frequencies = frequencies(rope)
 
     def at(self, first: int, tokens: int) -> Rotation:
-        """The rotation of `tokens` tokens from position `first` on."""
+        """The rotation of `tokens` tokens from position `first` on: each has the bits it has alone.
+
+        Torch computes the last few values of a tensor by other functions than the rest, and numpy
+        does not.
+        """
         positions = torch.arange(first, first + tokens, dtype=torch.float32)
-        angles = torch.outer(positions, self._frequencies)
-        return Rotation(angles.cos() * self._factor, angles.sin() * self._factor)
+        angles = torch.outer(positions, self._frequencies).double().numpy()
+        cos, sin = (torch.from_numpy(of(angles)).float() for of in (np.cos, np.sin))
+        return Rotation(cos * self._factor, sin * self._factor)
 
 
 def frequencies(rope: Rope) -> Tensor:

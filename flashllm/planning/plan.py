@@ -1,7 +1,9 @@
 """How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan.
 
-A prompt's chunk, block and tile follow from the model's shape alone, never from the ceiling: the
-rounding of a matrix product depends on its shape, and the answer must not depend on the ceiling.
+A prompt's block and tile follow from the model's shape alone, never from the ceiling, and so does
+its chunk where torch multiplies: there the rounding of a product depends on its shape, and the
+answer must not depend on the ceiling. Our own products round alike in any chunk (`model.products`),
+so for sparse models a larger ceiling has larger chunks, of which each reads the layers once.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.hardware.machine_profile import Profile
-from flashllm.kv_cache.layout import decoded_block_bytes, kv_bytes, parse_kv_dtype, score_bytes
+from flashllm.kv_cache.layout import kv_bytes, parse_kv_dtype, score_bytes
 from flashllm.options import (
     DEFAULT_CONTEXT,
     DEFAULT_IO_THREADS,
@@ -57,6 +59,13 @@ _TILE_BYTES = 4 * MIB
 their products costs more than that gains (docs/log/)."""
 _LINEAR_BYTES = 2 * MIB
 """Decoded rows of a resident matrix."""
+_SCORE_BYTES = 2 * MIB
+"""Scores of a chunk's attention, in all threads together; `kScoreBytes` of the core."""
+_LARGEST_CHUNK = 512
+_CHUNK_SHARE = 16
+"""A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
+fast an answer is, and their last few per cent hardly do."""
+_MAX_CHUNK = 1 << 16
 RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
 """Memory of a reading thread: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
@@ -82,7 +91,9 @@ class PrefillShape:
     def of(cls, spec: ModelSpec, stride: int) -> PrefillShape:
         """The shape for a model whose bundles lie `stride` bytes apart."""
         tokens = 64
-        while tokens < 512 and 2 * tokens * spec.d_model * 4 <= _PREFILL_ACTIVATION_BYTES:
+        while (
+            tokens < _LARGEST_CHUNK and 2 * tokens * spec.d_model * 4 <= _PREFILL_ACTIVATION_BYTES
+        ):
             tokens *= 2
         block_ids = summation_ids(spec)
         bundles = max(_PREFILL_BLOCK_BYTES // stride // block_ids, 1) * block_ids
@@ -95,17 +106,38 @@ class PrefillShape:
             linear_rows=max(_LINEAR_BYTES // row_bytes, 16),
         )
 
-    def bytes(self, spec: ModelSpec, stride: int, context: int, blocks: int = LEAST_BLOCKS) -> int:
+    def bytes(self, spec: ModelSpec, stride: int, blocks: int = LEAST_BLOCKS) -> int:
         """Peak memory of a prefill: a ring of `blocks` blocks, decoded rows, activations."""
-        widest = max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
         ring = blocks * self.bundles * stride
         decoded = self.tile * spec.rows_per_neuron * spec.d_model * 4
-        rows = self.linear_rows * widest * 4
+        rows = self.linear_rows * _widest(spec) * 4
+        # Our own products decode nothing to memory.
+        beside = 0 if spec.sparse else decoded + rows
+        return ring + beside + self.tokens * self._token_bytes(spec) + _SCORE_BYTES
+
+    def with_tokens(self, tokens: int) -> PrefillShape:
+        """The same, for chunks of `tokens`."""
+        return dataclasses.replace(self, tokens=tokens)
+
+    def grown(self, spec: ModelSpec, spare_bytes: int) -> PrefillShape:
+        """With as large a chunk as `spare_bytes` beyond this one have room for; only if sparse."""
+        tokens = self.tokens
+        while spec.sparse and 2 * tokens <= _LARGEST_CHUNK:
+            if (2 * tokens - self.tokens) * self._token_bytes(spec) > spare_bytes:
+                break
+            tokens *= 2
+        return self.with_tokens(tokens)
+
+    def _token_bytes(self, spec: ModelSpec) -> int:
+        """Activations of one token of a chunk."""
         hidden = (4 if spec.gated else 3) * self.bundles
         if spec.gate == "resident":
             hidden += spec.d_ffn  # the whole gate at once
-        activations = self.tokens * (10 * widest + hidden + 2 * context) * 4
-        return ring + decoded + rows + activations
+        return (10 * _widest(spec) + hidden) * 4
+
+
+def _widest(spec: ModelSpec) -> int:
+    return max(spec.d_model, spec.embed_dim, spec.n_heads * spec.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +239,6 @@ def make_plan(
     if window is not None:
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
     policy = choose_policy(options.policy, window)
-    shape = PrefillShape.of(spec, sizes.stride)
     split = _fixed_bytes(spec, sizes, options)
     needed_bytes = sum(split.values()) + _least_slot_bytes(spec, sizes, select)
     reads = _ways_to_read(sizes, select, options.io_threads, profile)
@@ -221,6 +252,11 @@ def make_plan(
         if fitting_words := _fitting_options(spec, sizes, options, profile):
             message += f", or {fitting_words}"
         raise MemoryCeilingTooSmall(message, smallest_bytes)
+    least = _prefill_shape(spec, sizes, options)
+    spare_bytes = ceiling_bytes - split["reserve"] - needed_bytes
+    chunk_is_given = options.chunk_tokens is not None
+    shape = least if chunk_is_given else least.grown(spec, spare_bytes // _CHUNK_SHARE)
+    split["prefill"] += shape.bytes(spec, sizes.stride) - least.bytes(spec, sizes.stride)
     activity, bundles = sizes.activity, shape.bundles
     allocator = SlotAllocator(spec, sizes.stride, activity, select, policy, window, bundles)
     allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
@@ -304,7 +340,6 @@ def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
 def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[str, int]:
     """Bytes by component that any ceiling must hold; the prefill with its smallest ring."""
     context, encoding, contexts = _context(spec, options), _encoding(options), _contexts(options)
-    prefill = PrefillShape.of(spec, sizes.stride).bytes(spec, sizes.stride, context)
     beside = {"application": sizes.application} if sizes.application else {}
     return {
         **beside,
@@ -314,8 +349,16 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "predictors": sizes.predictors if options.select == "predicted" else 0,
         "checksums": checksum_bytes(spec, _verify(options)),
         "kv": contexts * kv_bytes(spec, context, encoding) + score_bytes(spec, context),
-        "prefill": prefill + decoded_block_bytes(spec, context, encoding),
+        "prefill": _prefill_shape(spec, sizes, options).bytes(spec, sizes.stride),
     }
+
+
+def _prefill_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> PrefillShape:
+    """The shape with the smallest chunk, or with the one that was asked for."""
+    shape = PrefillShape.of(spec, sizes.stride)
+    return shape.with_tokens(
+        _within("chunk_tokens", options.chunk_tokens, shape.tokens, _MAX_CHUNK)
+    )
 
 
 def checksum_bytes(spec: ModelSpec, verify: Verify) -> int:

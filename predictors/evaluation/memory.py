@@ -24,9 +24,14 @@ _TEXT_BYTES = 16 * MIB
 """The text and its ids."""
 
 
+def chunk_tokens(spec: ModelSpec, stride: int) -> int:
+    """Tokens that an evaluation computes together: few, since it looks at each neuron of each."""
+    return PrefillShape.of(spec, stride).tokens
+
+
 def evaluation_bytes(spec: ModelSpec, stride: int) -> int:
     """Bytes that `evaluate_text` and `evaluate_tasks` take besides the model."""
-    tokens = PrefillShape.of(spec, stride).tokens
+    tokens = chunk_tokens(spec, stride)
     friends = 4 * sample_size(spec.n_layers, spec.d_ffn) * spec.d_ffn
     context = min(DEFAULT_CONTEXT, spec.max_positions)
     kept = min(KEPT_BYTES_MAX, 4 * context * spec.vocab_size)

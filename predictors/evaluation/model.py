@@ -21,7 +21,7 @@ from flashllm.planning.model_facts import choose_selector
 from flashllm.spec import ModelSpec
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-from .memory import evaluation_bytes
+from .memory import chunk_tokens, evaluation_bytes
 
 Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
 Chosen = Callable[[int, list[NDArray[np.int32]]], None]
@@ -98,6 +98,7 @@ class EvaluatedModel:
             verify=verify,
             memory=memory,
             application_bytes=evaluation_bytes(store.spec, stride),
+            chunk_tokens=chunk_tokens(store.spec, stride),
         ) as decoder:
             yield cls(directory, name, stride, source, decoder, tokenizer, verify)
 

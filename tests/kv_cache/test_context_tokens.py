@@ -180,6 +180,17 @@ def test_an_answer_that_was_read_as_a_prompt_is_decoded_anew() -> None:
     assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7], 3) == 6
 
 
+def test_an_answer_may_begin_within_a_chunk_where_it_is_cut_anywhere() -> None:
+    running = ContextTokens(CHUNK, cut_anywhere=True)
+    running.append_prefilled([1, 2, 3, 4, 5])
+    running.append_decoded(6)
+    # What was read as a part of a prompt is decoded to go on.
+    assert running.cached_prefix([1, 2, 3, 4, 5, 9], answer=3) == 3
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 9], answer=2) == 6
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 9], answer=4) == 3
+    assert ContextTokens(CHUNK, cut_anywhere=True).cached_prefix([1, 2], answer=1) == 0
+
+
 def test_where_bits_do_not_follow_the_chunk_it_is_cut_anywhere() -> None:
     running = ContextTokens(CHUNK, cut_anywhere=True)
     running.append_prefilled([1, 2, 3, 4])

@@ -8,8 +8,6 @@ import pytest
 
 from flashllm.errors import UsageError
 from flashllm.kv_cache.layout import (
-    block_heads,
-    decoded_block_bytes,
     kv_bytes,
     parse_kv_dtype,
     score_bytes,
@@ -41,16 +39,6 @@ def test_opt_30b_with_2048_tokens() -> None:
     assert gigabytes == pytest.approx([5.64, 2.82, 1.50], abs=0.005)
 
 
-def test_what_a_prompt_decodes_is_a_few_heads_of_one_layer() -> None:
-    assert (block_heads(SPEC), block_heads(OPT_6_7B)) == (4, 2)
-    wide = dataclasses.replace(SPEC, head_dim=512, d_model=2048)
-    assert block_heads(wide) == 1
-    assert decoded_block_bytes(OPT_6_7B, 2048, "f32") == 0
-    assert decoded_block_bytes(OPT_6_7B, 2048, "f16") == 2 * 2 * 2048 * 128 * 4
-    odd = dataclasses.replace(SPEC, head_dim=80, d_model=320, n_kv_heads=2)
-    assert decoded_block_bytes(odd, 100, "int8") == 2 * 2 * 100 * 96 * 4
-
-
 @pytest.mark.parametrize("dtype", ["f32", "f16", "int8"])
 def test_the_plan_has_room_for_them(dtype: KvDType) -> None:
     sizes = Sizes(interpreter=200 * MIB, embeddings=0, attention=0, predictors=0, stride=1024)
@@ -58,8 +46,8 @@ def test_the_plan_has_room_for_them(dtype: KvDType) -> None:
     assert plan.kv_dtype == dtype
     assert plan.split["kv"] == kv_bytes(SPEC, 300, dtype) + score_bytes(SPEC, 300)
     assert score_bytes(SPEC, 300) == 4 * 4 * 300
-    shape = PrefillShape.of(SPEC, sizes.stride).bytes(SPEC, sizes.stride, 300)
-    assert plan.split["prefill"] == shape + decoded_block_bytes(SPEC, 300, dtype)
+    shape = PrefillShape.of(SPEC, sizes.stride)
+    assert plan.split["prefill"] == shape.bytes(SPEC, sizes.stride)
 
 
 def test_f16_is_the_default() -> None:

@@ -12,7 +12,6 @@ import torch
 from flashllm.arrays import Ids
 from flashllm.engine.loading import open_decoder
 from flashllm.model.active_set_selectors import ActiveSet
-from flashllm.model.attention import causal_mask
 from flashllm.model.decoder import Decoder
 
 IDS = np.random.default_rng(3).integers(3, 96, size=120).tolist()
@@ -85,17 +84,3 @@ def test_a_text_leaves_nothing_behind(decoder: Decoder) -> None:
     first = logits(decoder, "dense")
     logits(decoder, "selected")
     assert np.array_equal(logits(decoder, "dense"), first)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "length", "window"), [(5, 5, 0), (3, 9, 0), (4, 9, 3), (2, 2, 1)]
-)
-def test_the_mask(tokens: int, length: int, window: int) -> None:
-    mask = causal_mask(tokens, length, window)
-    assert mask is not None
-    for row in range(tokens):
-        position = length - tokens + row
-        for column in range(length):
-            seen = column <= position and (not window or column > position - window)
-            assert (mask[row, column] == 0.0) == seen
-            assert seen or mask[row, column] == float("-inf")

@@ -14,7 +14,7 @@ from flashllm.options import ModelOptions
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.plan import GAP_BYTES, PrefillShape, Sizes, make_plan
 from flashllm.planning.shape_estimate import sizes_of_shape, usual_selector
-from flashllm.spec import Rope
+from flashllm.spec import ModelSpec, Rope
 from flashllm.units import MIB
 from flashllm.weight_cache.blocks import smallest_slots
 from tests.support.profiles import flash_profile, law
@@ -35,9 +35,13 @@ SIZES = Sizes(
 )
 
 
-def smallest(select: str = "predicted") -> int:
+WIDE = replace(SPEC, d_model=4096, embed_dim=4096, n_heads=64, n_kv_heads=64, d_ffn=16384)
+DENSE = replace(SPEC, activation="gelu")
+
+
+def smallest(select: str = "predicted", spec: ModelSpec = SPEC) -> int:
     with pytest.raises(MemoryCeilingTooSmall) as caught:
-        make_plan(SPEC, SIZES, ModelOptions(memory=10 * MIB, select=select))
+        make_plan(spec, SIZES, ModelOptions(memory=10 * MIB, select=select))
     return caught.value.smallest_bytes
 
 
@@ -106,12 +110,41 @@ def test_settings_out_of_range(given_settings: dict[str, int]) -> None:
         make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="all", **given_settings))
 
 
-def test_the_prefill_follows_from_the_shape() -> None:
+def test_the_prefill_follows_from_the_shape_where_torch_multiplies() -> None:
     shapes = {
-        make_plan(SPEC, SIZES, ModelOptions(memory=ceiling, select="all")).prefill
-        for ceiling in (smallest("all"), 1 << 30, 1 << 40)
+        make_plan(DENSE, SIZES, ModelOptions(memory=ceiling, select="all")).prefill
+        for ceiling in (smallest("all", DENSE), 1 << 30, 1 << 40)
     }
-    assert shapes == {PrefillShape.of(SPEC, SIZES.stride)}
+    assert shapes == {PrefillShape.of(DENSE, SIZES.stride)}
+
+
+def test_a_larger_ceiling_has_larger_chunks() -> None:
+    least = smallest("all", WIDE)
+    shape = PrefillShape.of(WIDE, SIZES.stride)
+    assert shape.tokens == 128
+    tokens = []
+    for spare in range(0, 4 << 30, 64 << 20):
+        plan = make_plan(WIDE, SIZES, ModelOptions(memory=least + spare, select="all"))
+        tokens.append(plan.prefill.tokens)
+        assert sum(plan.split.values()) <= plan.ceiling_bytes
+        assert plan.prefill == shape.with_tokens(tokens[-1])
+        grown = plan.prefill.bytes(WIDE, SIZES.stride) - shape.bytes(WIDE, SIZES.stride)
+        assert 16 * grown <= spare
+        # The next size would be too large.
+        twice = shape.with_tokens(2 * tokens[-1]).bytes(WIDE, SIZES.stride)
+        needed = 16 * (twice - shape.bytes(WIDE, SIZES.stride))
+        assert tokens[-1] == 512 or needed > spare
+    assert tokens == sorted(tokens)
+    assert set(tokens) == {128, 256, 512}
+
+
+def test_a_chunk_that_was_asked_for() -> None:
+    options = ModelOptions(memory=1 << 30, select="all", chunk_tokens=700)
+    plan, usual = (make_plan(SPEC, SIZES, one) for one in (options, options.having(chunk_tokens=1)))
+    assert (plan.prefill.tokens, usual.prefill.tokens) == (700, 1)
+    assert plan.split["prefill"] > usual.split["prefill"]
+    with pytest.raises(UsageError, match="chunk_tokens is 0; expected 1 to 65536"):
+        make_plan(SPEC, SIZES, options.having(chunk_tokens=0))
 
 
 def test_the_ceiling_decides_how_many_blocks_a_prefill_holds() -> None:
@@ -133,7 +166,7 @@ def test_a_prefill_has_room_for_heads_wider_than_the_model() -> None:
     rope = dataclasses.replace(SPEC, positions="rope", rope=Rope(1e4, 64))
     wide = dataclasses.replace(rope, n_heads=16)
     shape = PrefillShape.of(wide, SIZES.stride)
-    extra = shape.bytes(wide, SIZES.stride, 512) - shape.bytes(rope, SIZES.stride, 512)
+    extra = shape.bytes(wide, SIZES.stride) - shape.bytes(rope, SIZES.stride)
     assert extra >= 6 * shape.tokens * (16 - 4) * 64 * 4
 
 

@@ -16,9 +16,10 @@ namespace flash_core {
 
 namespace {
 
-// Of a part: so many queries share each key, as far as their scores fit into the second cache.
+// Of a part: so many queries share each key, as far as their scores fit into the second cache. All
+// threads together have kScoreBytes, which the plan knows (planning/plan.py).
 constexpr size_t kMostVectors = 64;
-constexpr size_t kScoreBytes = 1 << 20;
+constexpr size_t kScoreBytes = 2 << 20;
 
 struct ManySizes {
   AttendSizes layer;
@@ -211,7 +212,8 @@ PartScratch* part_scratch() {
 void Kernels::attend_many(const AttendMany& task) {
   const auto lock = enter();
   const ManySizes sizes = check_attend_many(task);
-  const size_t fitting = std::min(kMostVectors, kScoreBytes / sizeof(float) / sizes.layer.end);
+  const size_t score_bytes = kScoreBytes / static_cast<size_t>(threads_);
+  const size_t fitting = std::min(kMostVectors, score_bytes / sizeof(float) / sizes.layer.end);
   const size_t at_once = std::max(fitting / sizes.sharing(), size_t{1});
   const size_t blocks = ceil_div(sizes.tokens, at_once);
   const size_t kv_heads = sizes.layer.kv_heads;

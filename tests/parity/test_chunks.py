@@ -1,0 +1,124 @@
+"""A prompt gives the same logits, bit for bit, however it is cut, and token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flashllm.convert import convert
+
+from flashllm import core
+from flashllm.engine.loading import load_decoder
+from flashllm.options import Select
+from tests.support.tiny import sparse_opt, tiny
+
+IDS = np.random.default_rng(5).integers(3, 96, size=120).tolist()
+CHUNKS = (1, 7, 64, 512)
+Rewrite = dict[str, Any]
+
+
+def gated(**changes: Any) -> torch.nn.Module:
+    """Rotary positions, RMS norms, and widths that fill no register."""
+    sizes = {"intermediate_size": 150, "num_key_value_heads": 3, "hidden_act": "relu"}
+    return tiny("llama", **{**sizes, **changes})
+
+
+def many_weights() -> torch.nn.Module:
+    """So many that several threads of torch compute what lies between the products."""
+    return gated(
+        hidden_size=1024, intermediate_size=4160, num_hidden_layers=1, num_attention_heads=8,
+        num_key_value_heads=4,
+    )  # fmt: skip
+
+
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "opt": sparse_opt,
+    "gated": gated,
+    "squared": lambda: gated(hidden_act="relu2"),
+    "window": lambda: tiny(
+        "mistral", intermediate_size=150, num_key_value_heads=2, hidden_act="relu", sliding_window=9
+    ),
+    "norms of heads": lambda: tiny(
+        "qwen3", intermediate_size=150, num_key_value_heads=2, hidden_act="relu", head_dim=6
+    ),
+    "many weights": many_weights,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The checkpoint of a model by its name, made once."""
+    made: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("checkpoint")
+            MODELS[name]().save_pretrained(made[name])
+        return made[name]
+
+    return of
+
+
+def logits(directory: Path, select: Select | None, chunk: int) -> np.ndarray:
+    """Logits [tokens, vocab]; a chunk of 0 is the decoder's way, one token after the other."""
+    decoder, plan, store = load_decoder(directory, select=select, chunk_tokens=chunk or None)
+    with store:
+        if chunk:
+            assert plan.prefill.tokens == chunk
+            return decoder.logits(IDS)
+        found = [decoder.logits(IDS[:1])[0]]
+        found += [decoder.decode(token) for token in IDS[1:]]
+    return np.stack(found)
+
+
+def check(directory: Path, select: Select | None = "all") -> None:
+    expected = logits(directory, select, CHUNKS[0])
+    assert np.abs(expected).max() > 0.1
+    for chunk in CHUNKS[1:]:
+        assert np.array_equal(logits(directory, select, chunk), expected), chunk
+    assert np.array_equal(logits(directory, select, 0), expected), "token by token"
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_kind_of_model(checkpoint: Callable[[str], Path], name: str, tmp_path: Path) -> None:
+    convert(checkpoint(name), tmp_path / "model", dtype="f16")
+    check(tmp_path / "model")
+
+
+@pytest.mark.parametrize("select", ["oracle", "gate"])
+def test_exact_selectors(checkpoint: Callable[[str], Path], select: Select, tmp_path: Path) -> None:
+    convert(checkpoint("gated"), tmp_path / "model", dtype="int8")
+    check(tmp_path / "model", select)
+
+
+@pytest.mark.parametrize("isa", core.available_isas())
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8", "int4"])
+def test_every_encoding_with_all_instructions_of_this_machine(
+    checkpoint: Callable[[str], Path],
+    isa: str,
+    dtype: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLASHLLM_ISA", isa)
+    convert(checkpoint("gated"), tmp_path / "model", dtype=dtype)
+    check(tmp_path / "model")
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
+def test_every_encoding_of_keys_and_values(
+    checkpoint: Callable[[str], Path], kv_dtype: str, tmp_path: Path
+) -> None:
+    convert(checkpoint("gated"), tmp_path / "model", dtype="f16")
+    found = []
+    for chunk in CHUNKS:
+        decoder, _, store = load_decoder(
+            tmp_path / "model", select="all", chunk_tokens=chunk, kv_dtype=kv_dtype
+        )
+        with store:
+            found.append(decoder.logits(IDS))
+    assert all(np.array_equal(one, found[0]) for one in found)
