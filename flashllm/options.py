@@ -39,6 +39,12 @@ predictors when a model is opened, and each bundle the first time; bundles every
 VERIFIES: tuple[Verify, ...] = get_args(Verify)
 DEFAULT_VERIFY: Verify = "first"
 
+PromptNeurons = Literal["exact", "selected"]
+"""Which neurons compute a prompt: all that are not zero, or those that are selected for each of its
+tokens, as for those of an answer."""
+PROMPT_NEURONS: tuple[PromptNeurons, ...] = get_args(PromptNeurons)
+DEFAULT_PROMPT_NEURONS: PromptNeurons = "exact"
+
 DEFAULT_IO_THREADS = 32
 DEFAULT_CONTEXT = 2048
 DEFAULT_MAX_TOKENS = 512
@@ -61,6 +67,7 @@ class OverridesWithoutMemory(TypedDict, total=False):
     application_bytes: int
     contexts: int
     chunk_tokens: int | None
+    prompt_neurons: PromptNeurons | None
 
 
 class ModelOverrides(OverridesWithoutMemory, total=False):
@@ -96,6 +103,7 @@ class ModelOptions:
     """Contexts that may live at once, the default one included."""
     chunk_tokens: int | None = None
     """Tokens of a prompt that go through the layers together."""
+    prompt_neurons: PromptNeurons | None = None
 
     def __post_init__(self) -> None:
         for name in (

@@ -201,6 +201,7 @@ class Generation:
                 "window": plan.window,
                 "context": plan.context,
                 "kv_dtype": plan.kv_dtype,
+                "prompt_neurons": plan.prompt_neurons,
                 "overlap": plan.overlap,
                 "verify": plan.verify,
                 "slots": sum(plan.slots_per_layer),

@@ -4,7 +4,8 @@ A prompt is computed in chunks, an answer token by token, and the last bits of t
 where a chunk began and ended. So a context is cut only where a context that never went further
 would end: after a whole chunk, after a token of an answer, or after a prompt that was answered, if
 the answer goes on with the token that was sampled there. If a token's bits do not depend on the
-others of its chunk, the context may be cut anywhere. Pure: no tensors are touched here.
+others of its chunk, the context may be cut anywhere in a prompt; if they are those of a token of an
+answer, all tokens are alike. Pure: no tensors are touched here.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from collections.abc import Sequence
 class ContextTokens:
     """The ids of a context's tokens, in the pieces in which they were computed."""
 
-    def __init__(self, chunk_tokens: int, cut_anywhere: bool = False) -> None:
+    def __init__(
+        self, chunk_tokens: int, cut_anywhere: bool = False, decoded_alike: bool = False
+    ) -> None:
         self.ids: list[int] = []
         self.chunk_tokens = chunk_tokens
         self.cut_anywhere = cut_anywhere
+        self.decoded_alike = decoded_alike
         self._starts: list[int] = []  # of the pieces, ascending
         self._decoded: list[bool] = []  # of each piece: whether it is one token of an answer
         self._sampled: list[int] = []  # the token that was drawn behind the last, if one was
@@ -54,7 +58,7 @@ class ContextTokens:
         shared = _shared(ids, known)
         end = min(shared, len(self.ids), len(ids) - 1)
         prompt = len(ids) - answer
-        if not answer or end < prompt:
+        if not answer or end < prompt or self.decoded_alike:
             return self._boundary(end, goes_on=shared > end)
         if self._boundary(prompt, goes_on=True) < prompt:
             return self._boundary(prompt, goes_on=True)

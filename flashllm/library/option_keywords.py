@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from flashllm.errors import FlashllmError
-from flashllm.options import KV_DTYPES, OVERLAPS, POLICIES, SELECTORS
+from flashllm.options import KV_DTYPES, OVERLAPS, POLICIES, PROMPT_NEURONS, SELECTORS, VERIFIES
 
 _KEYWORDS = {
     "memory": "memory",
@@ -18,10 +18,12 @@ _KEYWORDS = {
     "window": "window",
     "io-threads": "io_threads",
     "overlap": "overlap",
+    "verify": "verify",
+    "prompt-neurons": "prompt_neurons",
     "profile": "profile",
 }
 """Flag -> field of `ModelOptions`."""
-_CHOICES = "|".join((*SELECTORS, *POLICIES, *KV_DTYPES, *OVERLAPS))
+_CHOICES = "|".join((*SELECTORS, *POLICIES, *KV_DTYPES, *OVERLAPS, *VERIFIES, *PROMPT_NEURONS))
 _GIVEN = re.compile(
     rf"--({'|'.join(_KEYWORDS)})\b(?: (?:(\d+)|(\d+(?:\.\d+)?[KMGT]i?B|{_CHOICES}))(?![\w.]))?"
 )

@@ -38,6 +38,14 @@ class ActiveSet:
         return self.weights[np.searchsorted(self.ids, some)]
 
 
+class ActiveMask(Protocol):
+    """Which bundles of a layer each of several tokens needs."""
+
+    def among(self, first: int, count: int) -> NDArray[np.bool_]:
+        """Which of `count` bundles from `first` on each token needs: [tokens, count]."""
+        ...
+
+
 class Selector(Protocol):
     """What produces the active set."""
 
@@ -53,6 +61,10 @@ class Selector(Protocol):
         """
         ...
 
+    def select_each(self, layer: int, x: Vector, gate: Vector | None) -> ActiveMask:
+        """The same for each of several tokens: `x` [tokens, d_model], `gate` [tokens, d_ffn]."""
+        ...
+
 
 class SelectAll:
     """Every bundle: exact, and as slow as reading the whole layer."""
@@ -66,6 +78,22 @@ class SelectAll:
         """All ids."""
         return self._all
 
+    def select_each(self, layer: int, x: Vector, gate: Vector | None) -> ActiveMask:  # noqa: ARG002
+        """All ids for each."""
+        return Open(np.broadcast_to(np.float32(1), (len(x), len(self._all.ids))))
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Active sets as what is not zero in the outputs of gates [tokens, n]."""
+
+    outputs: Vector
+
+    def among(self, first: int, count: int) -> NDArray[np.bool_]:
+        """As `ActiveMask` has it."""
+        found: NDArray[np.bool_] = self.outputs[:, first : first + count] != 0
+        return found
+
 
 class SelectGate:
     """The neurons that a resident gate lets through: exact, since all others add zero."""
@@ -76,6 +104,11 @@ class SelectGate:
         """Ids where the gate is open."""
         assert gate is not None, "chosen only where the gate is resident"
         return ActiveSet(np.flatnonzero(gate).astype(np.int32))
+
+    def select_each(self, layer: int, x: Vector, gate: Vector | None) -> ActiveMask:  # noqa: ARG002
+        """Those that each token's gate lets through."""
+        assert gate is not None, "chosen only where the gate is resident"
+        return Open(gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +180,15 @@ class SelectPredicted:
         count = core.ids_above(self._scores, self._layers[layer].cut, self._ids)
         return ActiveSet(self._ids[:count].copy())
 
+    def select_each(self, layer: int, x: Vector, gate: Vector | None) -> ActiveMask:  # noqa: ARG002
+        """Those predicted for each token; scores are computed where they are asked for."""
+        predictor = self._layers[layer]
+        inner = np.empty((len(x), predictor.down.shape[0]), dtype=np.float32)
+        self._kernels.matmul(predictor.down.raw, predictor.down.dtype, x, inner)
+        if predictor.hidden_relu:
+            np.maximum(inner, 0.0, out=inner)
+        return Predicted(predictor, inner, self._kernels)
+
     def ranked(self, layer: int, x: Vector) -> Ids:
         """The same ids, sorted by how far they exceed their threshold, largest first."""
         self._score(layer, x)
@@ -161,3 +203,21 @@ class SelectPredicted:
         if predictor.hidden_relu:
             np.maximum(inner, 0.0, out=inner)
         self._kernels.matvec(predictor.up.raw, predictor.up.dtype, inner, self._scores)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Active sets that one layer's predictor predicts, from its inner vectors [tokens, rank]."""
+
+    predictor: LowRank
+    inner: Vector
+    kernels: core.Kernels
+
+    def among(self, first: int, count: int) -> NDArray[np.bool_]:
+        """As `ActiveMask` has it."""
+        up, last = self.predictor.up, first + count
+        row = len(up.raw) // up.shape[0]
+        scores = np.empty((len(self.inner), count), dtype=np.float32)
+        self.kernels.matmul(up.raw[first * row : last * row], up.dtype, self.inner, scores)
+        found: NDArray[np.bool_] = scores > self.predictor.cut[first:last]
+        return found

@@ -80,8 +80,8 @@ class Decoder:
         self._prefill = FeedForwardPrefill(spec, pool, neurons, weights, products, kernels, clock)
         self._tokens = TokenSchedule(transformer, self._decode, pool, self._announce)
         self._prompts = PromptSchedule(
-            transformer, self._prefill, pool, plan.seed_tokens, kernels.threads,
-            self._check_cancelled,
+            transformer, self._prefill, pool, plan.seed_tokens, plan.needed_tokens,
+            kernels.threads, self._check_cancelled,
         )  # fmt: skip
         self.steps = 0
         """Prompts and tokens that went through, of all contexts."""
@@ -106,6 +106,10 @@ class Decoder:
         return self.plan.context
 
     @property
+    def _prompt_is_selected(self) -> bool:
+        return self.plan.prompt_is_selected and self.selector is not None
+
+    @property
     def selector(self) -> Selector | None:
         """What selects the active sets; None selects the neurons whose output is not zero."""
         return self._decode.selector
@@ -127,6 +131,7 @@ class Decoder:
                 self._kernels,
                 self.plan.prefill.tokens,
                 cut_anywhere=self._products.batch_invariant,
+                decoded_alike=self._products.batch_invariant and self.plan.prompt_is_decoded_alike,
             )
             self._contexts.add(context)
         return context
@@ -181,7 +186,8 @@ class Decoder:
 
         Returns the logits [vocab] after its last token.
         """
-        for hidden in self._chunks(context or self.context, ids, Pass(tap=tap), progress, cached):
+        how = Pass("needed" if self._prompt_is_selected and tap is None else "dense", tap)
+        for hidden in self._chunks(context or self.context, ids, how, progress, cached):
             last = hidden[-1:]
         self._check_cancelled()
         logits: NDArray[np.float32] = self._logits(last)[0]

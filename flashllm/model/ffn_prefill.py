@@ -12,7 +12,7 @@ from torch import Tensor
 from flashllm import core
 from flashllm.arrays import Ids
 from flashllm.model.activations import activate, combine, margin
-from flashllm.model.active_set_selectors import ActiveSet, Selector
+from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector
 from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.products import Products
 from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
@@ -59,23 +59,29 @@ class FeedForwardPrefill:
         before_norm: Tensor,
         keep_tokens: int = 0,
         tap: Tap | None = None,
+        selects: bool = False,
     ) -> Tensor:
-        """[tokens, d_model] to [tokens, d_model]: all neurons, exactly.
+        """[tokens, d_model] to [tokens, d_model]: all neurons, or those that are selected.
 
-        Bundles that the last `keep_tokens` tokens used stay in the pool, and others where slots
-        are free: those that most tokens used, an even share of each block.
+        The layer is read whole. Bundles that the last `keep_tokens` tokens used stay in the pool,
+        and others where slots are free: those that most tokens used, an even share of each block.
         """
         self._clock.switch("ffn")
         out = torch.zeros_like(x)
         weights = self._weights[layer]
         gate = None if weights.gate is None else weights.gate(x)
+        active = self._select_each(layer, x, before_norm, gate) if selects else None
         margins: list[Tensor] = []
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
             tails, uses = [], []
             fills = self._pool.free_slots(layer) > 0
             for tile in block.pieces(self._products.tile):
-                hidden = self._add_tile(layer, tile, x, gate, out, None if tap is None else margins)
+                silent = None
+                if active is not None:
+                    silent = ~active.among(tile.first, len(tile))
+                kept = None if tap is None else margins
+                hidden = self._add_tile(layer, tile, x, gate, out, kept, silent)
                 tails.append(hidden[len(x) - keep_tokens :])
                 if fills:
                     uses.append(np.count_nonzero(hidden.numpy(), axis=0))
@@ -86,6 +92,41 @@ class FeedForwardPrefill:
         if tap is not None:
             tap(layer, self._read_by_selector(x, before_norm), torch.cat(margins, dim=1))
         return weights.with_down_bias(out)
+
+    def needed(self, layer: int, x: Tensor, before_norm: Tensor) -> Tensor:
+        """[tokens, d_model] to [tokens, d_model]: the neurons that the selector selects.
+
+        Reads those that any of the tokens needs, of which there should be few. They stay in the
+        pool, as after a token of an answer.
+        """
+        clock, weights = self._clock, self._weights[layer]
+        clock.switch("predict")
+        out = torch.zeros_like(x)
+        gate = None if weights.gate is None else weights.gate(x)
+        active = self._select_each(layer, x, before_norm, gate)
+        wanted = active.among(0, self._spec.bundles_per_layer)
+        union = np.flatnonzero(wanted.any(axis=0)).astype(np.int32)
+        for found in self._pool.rounds(layer, union):
+            for _ in found.arrivals:
+                pass  # tiles of rows gain more than a beginning before all are there
+            clock.switch("ffn")
+            if not len(found.ids):
+                continue
+            first = int(found.ids[0])
+            stride = self._neurons.stride
+            block = Block(first, found.rows, found.positions, stride, found.ids)
+            for tile in block.pieces(self._products.tile):
+                silent = ~wanted[:, tile.columns]
+                self._add_tile(layer, tile, x, gate, out, None, silent)
+        return weights.with_down_bias(out)
+
+    def _select_each(
+        self, layer: int, x: Tensor, before_norm: Tensor, gate: Tensor | None
+    ) -> ActiveMask:
+        assert self.selector is not None, "the oracle selects nothing that is not computed"
+        read: _Floats = self._read_by_selector(x, before_norm).contiguous().numpy()
+        opened: _Floats | None = None if gate is None else activate(self._spec, gate).numpy()
+        return self.selector.select_each(layer, read, opened)
 
     def selected(
         self,
@@ -141,14 +182,17 @@ class FeedForwardPrefill:
         gate: Tensor | None,
         out: Tensor,
         margins: list[Tensor] | None,
+        silent: NDArray[np.bool_] | None,
     ) -> Tensor:
-        """Add a tile's products with `x` to `out`; the neurons' outputs [tokens, bundles]."""
+        """Add a tile's products with `x` to `out`; the neurons' outputs [tokens, bundles].
+
+        Those that are `silent` [tokens, bundles] are zero.
+        """
         spec, weights = self._spec, self._weights[layer]
-        where = slice(tile.first, tile.first + len(tile))
         up = self._project(x, tile, spec.rows_per_neuron - 2, weights.up_bias)
         deciding = up
         if gate is not None:
-            deciding = gate[:, where]
+            deciding = gate[:, tile.columns]
         elif spec.gate == "bundled":
             deciding = self._project(x, tile, 0, weights.gate_bias)
         if margins is not None:
@@ -156,13 +200,15 @@ class FeedForwardPrefill:
         hidden = activate(spec, deciding)
         if spec.gated:
             hidden = combine(spec, hidden, up)
+        if silent is not None:
+            hidden.masked_fill_(torch.from_numpy(silent), 0.0)
         self._products.add_down(tile, hidden, out)
         return hidden
 
     def _project(self, x: Tensor, tile: Block, row: int, bias: Tensor | None) -> Tensor:
         """[tokens, d_model] to [tokens, bundles] by a row of each bundle and its bias."""
         out = self._products.with_rows(tile, row, x)
-        return out if bias is None else out.add_(bias[tile.first : tile.first + len(tile)])
+        return out if bias is None else out.add_(bias[tile.columns])
 
     def _gates(self, layer: int, x: Tensor) -> _Floats | None:
         """A resident gate's outputs for several tokens, [tokens, d_ffn], bit for bit as for one."""

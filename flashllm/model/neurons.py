@@ -61,7 +61,8 @@ class Neurons:
     ) -> None:
         """`stride` in bytes, from a bundle to the next."""
         self._spec = spec
-        self._stride = stride
+        self.stride = stride
+        """Bytes from a bundle to the next."""
         self._kernels = kernels
         self._weights = weights
         # Rows of a neuron lie in the order gate, up, down.
@@ -103,7 +104,7 @@ class Neurons:
         ends: Ids | None,
     ) -> Tensor:
         dots = np.empty(len(ids), dtype=np.float32)
-        where = (rows, self._stride, offset, self._spec.dtype, positions)
+        where = (rows, self.stride, offset, self._spec.dtype, positions)
         if ends is None:
             self._kernels.dot_rows(*where, x, dots)
         else:
@@ -119,7 +120,7 @@ class Neurons:
         if len(ids):
             dtype, ends = self._spec.dtype, block_ends(ids)
             self._kernels.weighted_sum_rows(
-                rows, self._stride, self._down_offset, dtype, positions, outputs, ends, out
+                rows, self.stride, self._down_offset, dtype, positions, outputs, ends, out
             )
 
     def add_block_slice(
@@ -142,7 +143,7 @@ class Neurons:
             outputs *= slice_.weights
         if len(outputs):
             self._kernels.weighted_sum_rows_each(
-                rows, self._stride, self._down_offset, self._spec.dtype, positions, outputs,
+                rows, self.stride, self._down_offset, self._spec.dtype, positions, outputs,
                 slice_.ends, slice_.block_ends(), out.reshape(-1),
             )  # fmt: skip
         return outputs

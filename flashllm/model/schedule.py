@@ -21,9 +21,10 @@ from flashllm.model.transformer import Transformer
 from flashllm.planning.latency_model import ONE_THREAD_WEIGHTS
 from flashllm.weight_cache.pool import BundlePool
 
-Mode = Literal["dense", "selected", "oracle"]
+Mode = Literal["dense", "selected", "oracle", "needed"]
 """How the tokens of a text are computed: with all neurons, with those that the decoder's selector
-selects, or with those whose output is not zero."""
+selects, or with those whose output is not zero. Needed: as selected, and of few tokens the layers
+are not read whole."""
 Progress = Callable[[float, int], None]
 """Called with (tokens done, tokens in all) after each layer of a prompt; one layer counts as 1 /
 layers of each token in the chunk."""
@@ -102,14 +103,19 @@ class PromptSchedule:
         feed_forward: FeedForwardPrefill,
         pool: BundlePool,
         seed_tokens: int,
+        needed_tokens: int,
         threads: int,
         before_layer: Callable[[], None],
     ) -> None:
-        """Bundles of the last `seed_tokens` of a prompt stay; `before_layer` may stop it."""
+        """Bundles of the last `seed_tokens` of a prompt stay; `before_layer` may stop it.
+
+        In mode needed, a chunk of at most `needed_tokens` reads the neurons that it needs.
+        """
         self._transformer = transformer
         self._feed_forward = feed_forward
         self._pool = pool
         self._seed_tokens = seed_tokens
+        self._needed_tokens = needed_tokens
         spec = transformer.spec
         self._threads = 1 if spec.d_model * spec.d_ffn <= ONE_THREAD_WEIGHTS else threads
         self._before_layer = before_layer
@@ -119,10 +125,16 @@ class PromptSchedule:
     ) -> Iterator[Tensor]:
         """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk."""
         step, layers = context.tokens.chunk_tokens, self._transformer.spec.n_layers
-        starts = range(0, len(ids), step)
-        self._pool.expect(layer for _ in starts for layer in range(layers))
-        for start in starts:
-            chunk = list(ids[start : start + step])
+        chunks = [list(ids[start : start + step]) for start in range(0, len(ids), step)]
+        # The last chunk is the smallest: whole layers come first.
+        whole = [chunk for chunk in chunks if not self._is_few(how, chunk)]
+        self._pool.end_expecting()
+        if whole:
+            self._pool.expect(layer for _ in whole for layer in range(layers))
+        start = 0
+        for number, chunk in enumerate(chunks):
+            if number == len(whole):
+                self._pool.end_expecting()
             after = len(ids) - start - len(chunk)
             keep_tokens = max(0, min(self._seed_tokens - after, len(chunk)))
             passed = None
@@ -130,6 +142,10 @@ class PromptSchedule:
                 passed = functools.partial(_report, progress, start, len(chunk), len(ids))
             one = dataclasses.replace(how, keep_tokens=keep_tokens, passed=passed)
             yield self._chunk(context, chunk, one)
+            start += len(chunk)
+
+    def _is_few(self, how: Pass, chunk: Sequence[int]) -> bool:
+        return how.mode == "needed" and len(chunk) <= self._needed_tokens
 
     @torch.inference_mode()
     def _chunk(self, context: Context, ids: list[int], how: Pass) -> Tensor:
@@ -139,7 +155,7 @@ class PromptSchedule:
         rotation = transformer.rotation(context.length, len(ids))
         for index in range(transformer.spec.n_layers):
             self._before_layer()
-            feed_forward = functools.partial(self._compute, index, how)
+            feed_forward = functools.partial(self._compute, index, how, self._is_few(how, ids))
             x = transformer.block(index, x, rotation, context, feed_forward)
             if how.passed is not None:
                 how.passed((index + 1) / transformer.spec.n_layers)
@@ -147,9 +163,16 @@ class PromptSchedule:
         self._pool.advance(len(ids))
         return x
 
-    def _compute(self, index: int, how: Pass, x: Tensor, before_norm: Tensor) -> Tensor:
-        if how.mode == "dense":
-            return self._feed_forward.dense(index, x, before_norm, how.keep_tokens, how.tap)
+    def _compute(
+        self, index: int, how: Pass, is_few: bool, x: Tensor, before_norm: Tensor
+    ) -> Tensor:
+        if is_few:
+            return self._feed_forward.needed(index, x, before_norm)
+        if how.mode in ("dense", "needed"):
+            selects = how.mode == "needed"
+            return self._feed_forward.dense(
+                index, x, before_norm, how.keep_tokens, how.tap, selects
+            )
         oracle = how.mode == "oracle"
         return self._feed_forward.selected(index, x, before_norm, oracle, how.chosen)
 

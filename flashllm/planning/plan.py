@@ -21,13 +21,16 @@ from flashllm.options import (
     DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
     DEFAULT_OVERLAP,
+    DEFAULT_PROMPT_NEURONS,
     DEFAULT_VERIFY,
     OVERLAPS,
+    PROMPT_NEURONS,
     VERIFIES,
     KvDType,
     ModelOptions,
     Overlap,
     Policy,
+    PromptNeurons,
     Select,
     Verify,
 )
@@ -66,6 +69,13 @@ _CHUNK_SHARE = 16
 """A larger chunk takes at most 1/16 of what the ceiling has beyond the least: the slots decide how
 fast an answer is, and their last few per cent hardly do."""
 _MAX_CHUNK = 1 << 16
+_NEEDED_TOKENS = 64
+"""The largest chunk that may read the neurons it needs instead of layers."""
+_NEEDED_TOKENS_UNKNOWN = 2
+"""The same where nothing says what tokens use."""
+_SCATTERED_SHARE = 0.3
+"""The rate of scattered reads of bundles, as a share of that of reads in order, if no profile says
+it: 0.2 to 0.5 were measured for bundles of 5 to 16 KB."""
 RESERVE_BYTES = 40 * MIB
 _THREAD_BYTES = 192 << 10
 """Memory of a reading thread: its stack, what the allocator keeps for it, a gap of GAP_BYTES."""
@@ -193,6 +203,21 @@ class Plan:
     """Contexts that may live at once."""
     verify: Verify = DEFAULT_VERIFY
     """Which weights are held against their checksums when they are read; one of VERIFIES."""
+    prompt_neurons: PromptNeurons = DEFAULT_PROMPT_NEURONS
+    """Which neurons compute a prompt, where a selector may leave out some that are not zero."""
+    needed_tokens: int = 0
+    """A chunk of a prompt with at most so many tokens reads the neurons that it needs, a larger one
+    reads layers. 0 where all neurons are needed."""
+
+    @property
+    def prompt_is_selected(self) -> bool:
+        """Whether a prompt is computed through the neurons that the selector selects."""
+        return self.needed_tokens > 0
+
+    @property
+    def prompt_is_decoded_alike(self) -> bool:
+        """Whether a token has the same active sets in a prompt as in an answer, or exact ones."""
+        return not self.lossy or self.prompt_is_selected
 
     @property
     def seed_tokens(self) -> int:
@@ -281,6 +306,14 @@ def make_plan(
         kv_dtype=encoding,
         contexts=_contexts(options),
         verify=_verify(options),
+        prompt_neurons=_prompt_neurons(options),
+        needed_tokens=_needed_tokens(
+            spec,
+            activity,
+            select,
+            _prompt_neurons(options),
+            _scattered_share(sizes.stride, fitting[0].threads, profile),
+        ),
     )
 
 
@@ -372,6 +405,39 @@ def _verify(options: ModelOptions) -> Verify:
     if options.verify is not None and options.verify not in VERIFIES:
         raise UsageError(f"--verify {options.verify}: expected one of {', '.join(VERIFIES)}")
     return options.verify or DEFAULT_VERIFY
+
+
+def _prompt_neurons(options: ModelOptions) -> PromptNeurons:
+    name = options.prompt_neurons
+    if name is not None and name not in PROMPT_NEURONS:
+        raise UsageError(f"--prompt-neurons {name}: expected one of {', '.join(PROMPT_NEURONS)}")
+    return name or DEFAULT_PROMPT_NEURONS
+
+
+def _needed_tokens(
+    spec: ModelSpec,
+    activity: Activity | None,
+    select: Select,
+    prompt_neurons: PromptNeurons,
+    scattered_share: float,
+) -> int:
+    """As many tokens as take no longer to read here and there than the layers take in order."""
+    if select != "gate" and (select != "predicted" or prompt_neurons == "exact"):
+        return 0
+    if activity is None:
+        return _NEEDED_TOKENS_UNKNOWN
+    tokens, layers = _NEEDED_TOKENS, range(spec.n_layers)
+    most = spec.n_layers * spec.bundles_per_layer * scattered_share
+    while tokens > 1 and sum(activity.aggregate(layer, tokens) for layer in layers) > most:
+        tokens //= 2
+    return tokens
+
+
+def _scattered_share(stride: int, threads: int, profile: Profile | None) -> float:
+    if profile is None:
+        return _SCATTERED_SHARE
+    in_order = profile.throughput(MAX_READ_BYTES, threads)
+    return min(profile.throughput(stride, threads) / in_order, 1.0)
 
 
 def _overlap(name: Overlap | None) -> Overlap:

@@ -16,10 +16,12 @@ from flashllm.options import (
     DEFAULT_MAX_TOKENS,
     DEFAULT_OVERLAP,
     DEFAULT_POLICY,
+    DEFAULT_PROMPT_NEURONS,
     DEFAULT_VERIFY,
     KV_DTYPES,
     OVERLAPS,
     POLICIES,
+    PROMPT_NEURONS,
     SELECTORS,
     VERIFIES,
 )
@@ -161,6 +163,15 @@ MODEL_OPTIONS = (
         " of a model converted with predictors)",
         "HOW",
         unset="predicted where a model has predictors, else gate where it has one, else all",
+    ),
+    _choice(
+        "prompt_neurons",
+        "--prompt-neurons",
+        PROMPT_NEURONS,
+        "which neurons compute a prompt where those of an answer are predicted: exact (all; the"
+        " default), or selected (those predicted for each of its tokens; sooner, and lossy)",
+        "WHICH",
+        DEFAULT_PROMPT_NEURONS,
     ),
     Option(
         "io_threads",

@@ -84,6 +84,7 @@ class Settings:
             io_threads=self.value("io_threads"),
             overlap=self.value("overlap"),
             verify=self.value("verify"),
+            prompt_neurons=self.value("prompt_neurons"),
             direct=not self.value("no_direct"),
             context=self.value("ctx_size"),
             kv_dtype=self.value("kv_dtype"),

@@ -16,11 +16,12 @@ from flashllm.arrays import Ids
 from flashllm.errors import FlashllmError
 from flashllm.flash.store import Store
 from flashllm.system.clock import PartClock
+from flashllm.weight_cache.blocks import split_rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring bundles of one layer, in memory until the next block is asked for."""
+    """Bundles of one layer, mostly neighbours, in memory until the next block is asked for."""
 
     first: int
     rows: NDArray[np.uint8]
@@ -28,6 +29,8 @@ class Block:
     positions: Ids
     """Of each bundle in `rows`, in units of the stride."""
     stride: int
+    some: Ids | None = None
+    """Ids of the bundles, ascending, where they are no neighbours."""
 
     @classmethod
     def of(cls, first: int, raw: NDArray[np.uint8]) -> Block:
@@ -40,11 +43,24 @@ class Block:
 
     def parts(self) -> tuple[Ids, Ids, NDArray[np.uint8]]:
         """One piece: ids of the bundles, their positions in the rows, and the rows."""
-        ids = np.arange(self.first, self.first + len(self), dtype=np.int32)
+        ids = self.some
+        if ids is None:
+            ids = np.arange(self.first, self.first + len(self), dtype=np.int32)
         return ids, self.positions, self.rows
 
+    @property
+    def columns(self) -> slice | Ids:
+        """What of an array with a column for each bundle of the layer is about these."""
+        return slice(self.first, self.first + len(self)) if self.some is None else self.some
+
     def pieces(self, bundles: int) -> Iterator[Block]:
-        """The block in pieces of up to `bundles` bundles."""
+        """The block in pieces of up to `bundles` bundles, cut between blocks of summation."""
+        if self.some is not None:
+            end = 0
+            for ids in split_rounds(self.some, bundles):
+                start, end = end, end + len(ids)
+                yield Block(int(ids[0]), self.rows, self.positions[start:end], self.stride, ids)
+            return
         for start in range(0, len(self), bundles):
             positions = self.positions[start : start + bundles]
             yield Block(self.first + start, self.rows, positions, self.stride)

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from flashllm.convert import convert
+from safetensors.torch import load_file, save_file
 
 from flashllm import core
 from flashllm.engine.loading import load_decoder
+from flashllm.engine.local import open_model
 from flashllm.options import Select
-from tests.support.tiny import sparse_opt, tiny
+from tests.support.tiny import save_exact_predictors, save_opt, sparse_opt, tiny
 
 IDS = np.random.default_rng(5).integers(3, 96, size=120).tolist()
 CHUNKS = (1, 7, 64, 512)
@@ -66,6 +68,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def logits(directory: Path, select: Select | None, chunk: int) -> np.ndarray:
     """Logits [tokens, vocab]; a chunk of 0 is the decoder's way, one token after the other."""
     decoder, plan, store = load_decoder(directory, select=select, chunk_tokens=chunk or None)
+    assert not plan.prompt_is_selected or select == "gate"
     with store:
         if chunk:
             assert plan.prefill.tokens == chunk
@@ -122,3 +125,65 @@ def test_every_encoding_of_keys_and_values(
         with store:
             found.append(decoder.logits(IDS))
     assert all(np.array_equal(one, found[0]) for one in found)
+
+
+def selected_logits(directory: Path, chunk: int, **options: Any) -> np.ndarray:
+    """Logits [some prompts, vocab] of a prompt through the selected neurons, and of two turns."""
+    decoder, plan, store = load_decoder(
+        directory, prompt_neurons="selected", chunk_tokens=chunk or None, **options
+    )
+    assert plan.prompt_is_selected
+    with store:
+        if not chunk:
+            found = [decoder.prefill(IDS[:1])]
+            found += [decoder.decode(token) for token in IDS[1:]]
+            return np.stack([found[index] for index in (0, 69, 70, 119)])
+        found = [decoder.prefill(IDS[:1]), decoder.prefill(IDS[:70])]
+        found += [decoder.decode(IDS[70]), decoder.prefill(IDS[71:], cached=71)]
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
+def test_a_prompt_through_predicted_neurons(dtype: str, tmp_path: Path) -> None:
+    model = sparse_opt()
+    predictors = save_exact_predictors(model, tmp_path / "predictors.safetensors")
+    spoil(predictors)
+    convert(
+        save_opt(model, tmp_path / "source"), tmp_path / "model", dtype=dtype, predictors=predictors
+    )
+    expected = selected_logits(tmp_path / "model", 0)
+    for chunk in CHUNKS:
+        assert np.array_equal(selected_logits(tmp_path / "model", chunk), expected), chunk
+    # Whatever has room, and however many rounds a layer takes.
+    small = {"window": 1, "io_threads": 1}
+    assert np.array_equal(selected_logits(tmp_path / "model", 64, **small), expected)
+    decoder, _, store = load_decoder(tmp_path / "model")
+    with store:
+        exact = decoder.prefill(IDS[:70])
+    assert not np.array_equal(exact, expected[1]), "neurons are left out"
+
+
+def spoil(path: Path) -> None:
+    """Predictors that miss some neurons, and predict some in vain."""
+    tensors = load_file(path)
+    generator = torch.Generator().manual_seed(3)
+    for name, tensor in tensors.items():
+        if name.endswith(".bias"):
+            tensors[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
+    save_file(tensors, path)
+
+
+def test_few_tokens_read_what_they_need(tmp_path: Path) -> None:
+    model = sparse_opt()
+    predictors = save_exact_predictors(model, tmp_path / "predictors.safetensors")
+    convert(save_opt(model, tmp_path / "source"), tmp_path / "model", predictors=predictors)
+    read = {}
+    for name in ("exact", "selected"):
+        with open_model(tmp_path / "model", prompt_neurons=name) as opened:
+            generation = opened.generate(IDS[:2], 1)
+            list(generation)
+            read[name] = generation.prefill.bytes_read
+            again = opened.generate(IDS[:2], 1)
+            list(again)
+            assert again.prefill.bytes_read == 0
+    assert 0 < read["selected"] < 0.75 * read["exact"]

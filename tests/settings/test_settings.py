@@ -175,7 +175,14 @@ def test_names_are_unique_and_the_chat_knows_all_of_its_own() -> None:
 def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
     from typing import get_args
 
-    from flashllm.options import KV_DTYPES, POLICIES, SELECTORS, VERIFIES, Overlap
+    from flashllm.options import (
+        KV_DTYPES,
+        POLICIES,
+        PROMPT_NEURONS,
+        SELECTORS,
+        VERIFIES,
+        Overlap,
+    )
 
     choices = {option.name: option.choices for option in OPTIONS if option.choices}
     assert choices == {
@@ -184,6 +191,7 @@ def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
         "select": SELECTORS,
         "overlap": get_args(Overlap),
         "verify": VERIFIES,
+        "prompt_neurons": PROMPT_NEURONS,
     }
 
 

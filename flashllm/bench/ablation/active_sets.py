@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashllm.arrays import Ids
-from flashllm.model.active_set_selectors import ActiveSet, Selector, Vector
+from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector, Vector
 
 
 class RecordingSelector:
@@ -30,6 +30,10 @@ class RecordingSelector:
         active = self._selector.select(layer, x, gate)
         self.sets[layer].append(active.ids)
         return active
+
+    def select_each(self, layer: int, x: Vector, gate: Vector | None) -> ActiveMask:
+        """The wrapped selector's, of a prompt, which is not recorded."""
+        return self._selector.select_each(layer, x, gate)
 
 
 class ActiveSets:

@@ -134,12 +134,23 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         *((f"  {name}", format_bytes(nbytes)) for name, nbytes in plan.split.items()),
         ("smallest", format_bytes(plan.smallest_bytes)),
         ("select", SELECTOR_LABELS[plan.select]),
+        ("prompt", _format_prompt(plan)),
         ("kept", _format_kept(plan)),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
         ("context", f"{plan.context} tokens, keys and values in {plan.kv_dtype}"),
         ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
     ]
     return rows
+
+
+def _format_prompt(plan: Plan) -> str:
+    neurons = "all neurons"
+    if plan.lossy and plan.prompt_is_selected:
+        neurons = "predicted neurons (lossy)"
+    words = f"{neurons}, {plan.prefill.tokens} tokens at a time"
+    if not plan.prompt_is_selected:
+        return words
+    return f"{words}; up to {plan.needed_tokens} read only what they need"
 
 
 def _format_kept(plan: Plan) -> str:
