@@ -10,6 +10,7 @@ One answer at a time in each context; other contexts may be used from other thre
 from __future__ import annotations
 
 import asyncio
+import logging
 import operator
 import os
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from flashllm.engine.loading import OnLoading, load_planned, open_decoder
 from flashllm.engine.protocol import EngineWait
 from flashllm.engine.sampling import Sampling
 from flashllm.engine.turns import Turns
-from flashllm.errors import NoTokenizer, UsageError
+from flashllm.errors import FlashllmError, NoTokenizer, UsageError
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.store import Store
 from flashllm.hardware import staleness
@@ -47,6 +48,7 @@ from flashllm.options import (
 )
 from flashllm.planning.model_info import ModelInfo, describe
 from flashllm.planning.plan import Plan
+from flashllm.system import right_of_way
 from flashllm.system.allocation import allocation_errors
 from flashllm.system.malloc import give_back_free_memory
 from flashllm.telemetry.device_rates import DeviceRates
@@ -71,6 +73,10 @@ __all__ = [
     "open_decoder",
     "open_model",
 ]
+
+_log = logging.getLogger("flashllm.engine")
+RELEASE_SECONDS = 0.1
+"""For so long who wants memory back waits for a step: a block that is read ahead is one."""
 
 
 def open_model(
@@ -283,8 +289,23 @@ class Model:
         at the least. From any thread.
         """
         self._decoder.ask_to_release(nbytes)
-        self._turns.between_steps(self._decoder.release)
+        self._turns.between_steps(self._decoder.release, RELEASE_SECONDS)
         return self._decoder.bytes_released
+
+    def warm_up(self) -> float:
+        """Read a little of what is not in memory yet, where there is room for all neurons.
+
+        Takes some milliseconds. Returns the share that was looked at: 1.0 where nothing is left to
+        read, where there is less room, or where something is computed. Damage that is found is left
+        to the answer that needs it. From any thread.
+        """
+        shares = [1.0]
+        try:
+            with right_of_way.taken():
+                self._turns.between_steps(lambda: shares.append(self._decoder.warm_up()))
+        except FlashllmError as error:
+            _log.warning("warming up: %s", error)
+        return shares[-1]
 
     def cancel(self) -> None:
         """End all unfinished answers within a layer. From any thread, also after `close`."""

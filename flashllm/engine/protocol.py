@@ -145,6 +145,9 @@ class Engine(Protocol):
     def release_slots(self, nbytes: int) -> int:
         """Give `nbytes` of memory in slots back, in all; returns what is given back by now."""
 
+    def warm_up(self) -> float:
+        """Read a little ahead, where all neurons fit; the share of them, 1.0 at the end."""
+
     def cancel(self) -> None:
         """End the running generation within a layer."""
 

@@ -142,9 +142,12 @@ class Turns:
                 if holder is not None:
                     self.cancel(holder)
 
-    def between_steps(self, work: Callable[[], object]) -> bool:
-        """Calls `work` where no step computes and the model is open; whether it did."""
-        if not self.computing.acquire(blocking=False):
+    def between_steps(self, work: Callable[[], object], seconds: float = 0.0) -> bool:
+        """Calls `work` where no step computes and the model is open; whether it did.
+
+        Waits up to `seconds` for a step to end.
+        """
+        if not self.computing.acquire(timeout=seconds):
             return False
         try:
             is_free = self.current is None and not self.is_closed

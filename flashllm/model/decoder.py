@@ -88,6 +88,7 @@ class Decoder:
         self.bytes_released = 0
         """Memory of slots, or of pinned bundles, that was given back to the system."""
         self._bytes_to_release = self._bytes_asked = 0
+        self._warming: Iterator[float] | None = None
         self._is_closed = False
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._contexts_lock = threading.Lock()
@@ -152,11 +153,39 @@ class Decoder:
         nbytes = self._bytes_to_release
         if nbytes == self._bytes_asked:
             return
+        self._end_warming()
         stride = self._store.header.stride
         slots = slots_without(self.plan, self.spec, stride, nbytes)
         self.pool.resize(slots)
         self._bytes_asked = nbytes
         self.bytes_released = (sum(self.plan.slots_per_layer) - sum(slots)) * stride
+
+    @torch.inference_mode()
+    def warm_up(self) -> float:
+        """Reads one more block of what there is room for, where that is everything.
+
+        Returns the share that was looked at, 1.0 where nothing is left to read. Any other step ends
+        it; the next call begins anew and reads what is missing.
+        """
+        self.release()
+        if self._warming is None:
+            if not self.pool.may_hold_more:
+                return 1.0
+            self.pool.drain()
+            self._warming = self._prefill.warm_up()
+        try:
+            share = next(self._warming, 1.0)
+        except BaseException:
+            self._end_warming()
+            raise
+        if share == 1.0:
+            self._end_warming()
+        return share
+
+    def _end_warming(self) -> None:
+        if self._warming is not None:
+            self._warming = None
+            self.pool.end_expecting()
 
     def truncate(self, length: int, context: Context | None = None) -> None:
         """Forget all tokens of a context but the first `length`, found by `cached_prefix`.
@@ -164,6 +193,7 @@ class Decoder:
         Bundles in DRAM stay there.
         """
         context = context or self.context
+        self._end_warming()
         self.pool.drain()
         self._decode.forget()
         self.pool.end_expecting()
@@ -218,6 +248,7 @@ class Decoder:
     def decode(self, token: int, context: Context | None = None) -> NDArray[np.float32]:
         """Append one token to a context; logits [vocab] after it."""
         self.steps += 1
+        self._end_warming()
         self.release()
         hidden = self._tokens.run(context or self.context, token)
         logits: NDArray[np.float32] = self._logits(hidden)[0]
@@ -252,6 +283,7 @@ class Decoder:
                 return
             self._is_closed = True
         self._decode.selector = self._prefill.selector = None
+        self._warming = None
         self._decode.prefetchers = []  # they refer to what refers to them
         del self._transformer, self._norms, self._decode, self._prefill, self.largest_weight
         del self._tokens, self._prompts, self._products

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -167,6 +167,20 @@ class FeedForwardPrefill:
             each = of_each(found) if named is None else [active.ids for active in named]
             chosen(layer, each)
         return self._weights[layer].with_down_bias(torch.from_numpy(out))
+
+    def warm_up(self) -> Iterator[float]:
+        """Reads all layers into slots, which have room for them; yields the share after each block.
+
+        Whatever else is computed ends it: it may not go on afterwards.
+        """
+        layers, bundles = self._spec.n_layers, self._spec.bundles_per_layer
+        self._pool.expect(range(layers))
+        for layer in range(layers):
+            for block in self._pool.blocks(layer):
+                if self._pool.free_slots(layer):
+                    self._fill(layer, block, np.ones(len(block), dtype=np.int64))
+                yield (layer + (block.first + len(block)) / bundles) / layers
+        self._pool.end_expecting()
 
     def gate_opens(self, layer: int, x: Tensor) -> Tensor:
         """[tokens, d_ffn]: neurons that the resident gate lets through for [tokens, d_model]."""

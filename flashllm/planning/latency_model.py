@@ -31,6 +31,7 @@ from flashllm.planning.token_traffic import (
     PrefetchAccuracy,
     TokenTraffic,
     layer_reads,
+    merged_reads,
     prefetches,
 )
 
@@ -214,7 +215,8 @@ class _Clock:
     def first_token(self, prompt_tokens: int, moved: DramBytes, warm: bool = False) -> float | None:
         """Seconds to read a prompt with empty slots, or `warm`, chunk by chunk.
 
-        Each chunk reads all weights, unless the one before leaves all of a layer in slots.
+        Each chunk reads all weights, unless the one before leaves all of a layer in slots, or a
+        chunk of few tokens reads only what it needs.
         """
         spec, shape = self.model.spec, self.plan.prefill
         resident = moved.attention + moved.gate
@@ -228,10 +230,31 @@ class _Clock:
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9
+            if tokens <= self.plan.needed_tokens:
+                here = start > 0 or warm
+                seconds += self._needed(tokens, beside + spec.n_layers * overhead, block, here)
+                continue
             kept = self._kept_layers if start or warm else self._pinned
             seconds += self._blocks(beside / spec.n_layers + overhead, block, kept)
         head = dram_seconds(self.rates, self.model.encodings, moved).head
         return seconds + head + self.rates.token_overhead_ns / 1e9
+
+    def _needed(self, tokens: int, beside: float, block: float, warm: bool) -> float:
+        """Seconds of all layers where few tokens read what they need: reading, then computing.
+
+        `beside` is what all layers compute besides; `warm`: what slots hold is not read, where
+        neurons are as likely there as any.
+        """
+        model, plan = self.model, self.plan
+        n_bundles = model.spec.bundles_per_layer
+        seconds = beside
+        for layer, slots in enumerate(plan.slots_per_layer):
+            union = n_bundles if model.activity is None else model.activity.aggregate(layer, tokens)
+            missing = union * (1 - slots / n_bundles) if warm else union
+            reads, nbytes = merged_reads(missing, n_bundles, model.stride, plan.gap_bytes)
+            seconds += self._read_seconds(reads, nbytes)
+            seconds += block * union / plan.prefill.bundles
+        return seconds
 
     def _streamed(self, dram: float, ffn: float, overhead: float) -> TokenSeconds:
         """A token that needs every neuron: first those in memory, then block after block."""

@@ -92,6 +92,11 @@ class PinnedBundles:
         """Gives no bundle a slot: pinned bundles stay, whatever a prompt used."""
         return NO_IDS, NO_IDS, self._buffer.array()
 
+    @property
+    def may_hold_more(self) -> bool:
+        """False: what is pinned was read when the model was opened."""
+        return False
+
     def free_slots(self, layer: int) -> int:  # noqa: ARG002
         """None: what is pinned was read when the model was opened."""
         return 0

@@ -81,6 +81,10 @@ class BundlePool(Protocol):
         its rows).
         """
 
+    @property
+    def may_hold_more(self) -> bool:
+        """Whether each bundle of the model has a slot, and some are not there yet."""
+
     def free_slots(self, layer: int) -> int:
         """Slots of a layer that hold nothing, and that `fill` may use."""
 

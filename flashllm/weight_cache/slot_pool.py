@@ -215,6 +215,12 @@ class SlotPool:
         kept, slots = self._layers[layer].fill(ids, uses, most)
         return kept, slots, self.rows
 
+    @property
+    def may_hold_more(self) -> bool:
+        """Whether each bundle of the model has a slot, and some are not there yet."""
+        has_room = self._fills and all(layer.has_room_for_all for layer in self._layers)
+        return has_room and any(layer.free_slots for layer in self._layers)
+
     def free_slots(self, layer: int) -> int:
         """Slots of a layer that a prompt may fill; the paper's policy holds its window only."""
         return self._layers[layer].free_slots if self._fills else 0

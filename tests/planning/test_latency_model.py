@@ -311,6 +311,39 @@ def test_a_second_chunk_reads_nothing_where_the_first_leaves_all_in_slots() -> N
             assert (many.warm_seconds, few.warm_seconds) == (many.cold_seconds, few.cold_seconds)
 
 
+def test_few_tokens_through_selected_neurons_read_what_they_need() -> None:
+    slow = case(profile=law(1e-6, 0.2e9))
+    given = slow.having(prompt_neurons="selected")
+    plan, expected = planned(given)
+    assert given.activity is not None
+    assert plan.needed_tokens == 64  # this disk is as fast here and there
+    union = sum(given.activity.aggregate(layer, 8) for layer in range(32))
+    few, _, many = expected.prompts
+    assert few.cold_seconds == pytest.approx(union * 16384 / 0.2e9, rel=0.1)
+    held = 1 - plan.slots_per_layer[0] / 16384
+    assert few.warm_seconds == pytest.approx(few.cold_seconds * held, rel=0.1)
+    exact = planned(slow)[1].prompts
+    assert few.cold_seconds < exact[0].cold_seconds / 2
+    assert many == exact[2]
+
+
+def test_how_many_tokens_read_what_they_need_follows_from_disk_and_activity() -> None:
+    # 16 KiB at a time this disk is a fifth as fast as in order.
+    scattered = flash_profile({(16384, 32): 0.4e9, (1 << 19, 32): 2e9})
+    for profile, expected in ((scattered, range(2, 9)), (None, range(4, 17))):
+        given = case(profile=profile).having(prompt_neurons="selected")
+        plan = given.plan()
+        assert plan.needed_tokens in expected
+        assert given.activity is not None
+        share = given.activity.aggregate(0, plan.needed_tokens) / 16384
+        twice = given.activity.aggregate(0, 2 * plan.needed_tokens) / 16384
+        assert share <= (0.3 if profile is None else 0.21) < twice
+    assert case().plan().needed_tokens == 0
+    gate = dataclasses.replace(OPT_6_7B, gate="resident", activation="relu")
+    assert case(gate, 16 << 30, select="gate").plan().needed_tokens > 0
+    assert case(gate, 16 << 30, select="all").plan().needed_tokens == 0
+
+
 def test_advice_is_what_planning_it_gives() -> None:
     slow = law(100e-6, 0.1e9)
     given = case(dataclasses.replace(OPT_6_7B, dtype="f32"), 15 << 30, profile=slow)

@@ -359,6 +359,9 @@ class FakeModel:
             marks.append((chance < 0.4, chance < 0.1, chance > 0.98))
         return NeuronMap.of(marks)
 
+    def warm_up(self) -> float:
+        return 1.0
+
     def release_slots(self, nbytes: int) -> int:
         self.bytes_released = min(nbytes, self.plan.split["slots"])
         return self.bytes_released
@@ -389,6 +392,7 @@ class FakeLauncher:
         on_opening: object = None,
         on_lost: object = None,
         on_released: object = None,
+        on_warming: object = None,
         **_: object,
     ) -> FakeModel:
         if isinstance(self._model, Exception):

@@ -63,6 +63,7 @@ def chat(arguments: argparse.Namespace) -> int:
             screen.engine.tell_opening,
             screen.engine.tell_lost,
             screen.engine.tell_released,
+            screen.engine.tell_warming,
             memory=request.memory,
             context=request.context,
         )

@@ -266,6 +266,10 @@ class EngineClient:
         released: int = _called(self._process, "release_slots", nbytes)
         return released
 
+    def warm_up(self) -> float:
+        """1.0: the other process reads ahead by itself while nothing is asked."""
+        return 1.0
+
     def watch_memory(self, on_released: OnReleased) -> None:
         """From now on slots are given back before both processes are at their ceiling."""
         self._watch = MemoryWatch(self._process, self.plan, on_released)

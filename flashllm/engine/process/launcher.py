@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Unpack
 
 from flashllm.engine.process import messages as messages
-from flashllm.engine.process.supervisor import OnLost, WorkerSupervisor, error_of
+from flashllm.engine.process.supervisor import OnLost, OnWarming, WorkerSupervisor, error_of
 from flashllm.options import ModelOptions, ModelOverrides
 from flashllm.system import malloc
 from flashllm.system.memory import rss_bytes
@@ -49,17 +49,21 @@ class EngineLauncher:
         on_opening: OnOpening | None = None,
         on_lost: OnLost | None = None,
         on_released: OnReleased = lambda _: None,
+        on_warming: OnWarming | None = None,
         **overrides: Unpack[ModelOverrides],
     ) -> EngineClient:
         """Opens the model at `path`, or the demo for None, with this launcher's options.
 
         `overrides` take precedence over these.
         `on_lost` gets the `EngineLost` of an engine that ends later without being closed;
-        `on_released` the bytes of slots that it gave back so that both stay below the ceiling.
+        `on_released` the bytes of slots that it gave back so that both stay below the ceiling;
+        `on_warming` the share of the model that it has read ahead while nothing was asked.
         Raises what `local.open_model` raises, and `EngineLost`.
         """
         with self._lock:
             process = self._opening = WorkerSupervisor(self._opener)
+        if on_warming is not None:
+            process.watch_warming(on_warming)
         try:
             options = self._options.having(**overrides)
             engine = open_in(process, path, options, on_opening)

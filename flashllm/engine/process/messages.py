@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 OPENING = 0
 """The number of all messages about opening; calls and answers have higher numbers."""
+WARMING = -1
+"""The number of all messages about what an idle engine reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,15 @@ class Opened:
     rates: DeviceRates
     wants_quick_profile: bool
     number: int = OPENING
+
+
+@dataclass(frozen=True, slots=True)
+class Warming:
+    """How much of what fits into memory an idle engine has looked at; 1.0 at the end."""
+
+    share: float
+    number: int = WARMING
+    supersedes: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ _log = logging.getLogger("flashllm.engine")
 _log.addHandler(logging.NullHandler())  # else, without a log, it would write to the terminal
 Listener = Callable[[object], None]
 OnLost = Callable[[EngineLost], None]
+OnWarming = Callable[[float], None]
 
 
 class WorkerSupervisor:
@@ -94,6 +95,16 @@ class WorkerSupervisor:
             self._on_lost, lost = on_lost, self._lost
         if lost is not None and not self._closed:
             on_lost(lost)
+
+    def watch_warming(self, on_warming: OnWarming) -> None:
+        """Calls `on_warming`, from a thread, with the share that an idle engine has read ahead."""
+
+        def take(message: object) -> None:
+            if isinstance(message, messages.Warming):
+                on_warming(message.share)
+
+        with self._lock:
+            self._listeners[messages.WARMING] = take
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Ends the child, and kills it after `seconds`. From any thread; may be called again."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 BATCH_SECONDS = 1 / 10
 """The least time between two batches of tokens. A screen that changes more often takes more
 processor time than the engine can spare, and each batch costs thread switches."""
+WARMING_STEP = 0.05
+"""The application hears of so much more that was read ahead."""
 LEAVE_SECONDS = 1.0
 """After this time the process is ended by force, for example if a read hangs."""
 
@@ -60,7 +62,7 @@ class Worker:
             with gc_paused(freeze=True):
                 opens: Opener = pkgutil.resolve_name(opener)
             self._channel.send(messages.Ready())
-            while (command := self._commands.get()) is not None:
+            while (command := self._next_command()) is not None:
                 if isinstance(command, messages.Open):
                     self._open(opens, command)
                 else:
@@ -68,6 +70,18 @@ class Worker:
         if self._model is not None:
             self._model.close()
         self._channel.close(LEAVE_SECONDS)
+
+    def _next_command(self) -> messages.Open | messages.Generate | None:
+        """The next command; until it comes, what fits into memory is read ahead."""
+        told = 0.0
+        while self._model is not None and self._commands.empty():
+            share = self._model.warm_up()
+            if told < share == 1.0 or share >= told + WARMING_STEP:
+                told = share
+                self._channel.send(messages.Warming(share), urgent=False)
+            if share == 1.0:
+                break
+        return self._commands.get()
 
     def _on_message(self, message: object) -> None:
         if isinstance(message, messages.Call):

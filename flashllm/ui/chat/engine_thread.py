@@ -155,6 +155,10 @@ class EngineThread:
         """So much memory of slots is given back now; called by what opens models."""
         self._post(messages.SlotsReleased(nbytes))
 
+    def tell_warming(self, share: float) -> None:
+        """So much was read ahead; called by what opens models."""
+        self._post(messages.Warming(share))
+
     def _run(self) -> None:
         while (command := self._commands.get()) is not None and not self._leaving:
             if isinstance(command, OpenRequest):

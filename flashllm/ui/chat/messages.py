@@ -76,6 +76,14 @@ class SlotsReleased(Message):
         self.nbytes = nbytes
 
 
+class Warming(Message):
+    """The engine, which is idle, has read this share of what fits into memory; 1.0 at the end."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+
 class Shortened(Message):
     """The conversation outgrew the context; so many of its oldest messages are left out now."""
 

@@ -424,6 +424,13 @@ class ChatScreen(Screen[None]):
         """The engine keeps fewer weights in memory, or all of them again."""
         self.show_hint(format_released(event.nbytes))
 
+    @on(messages.Warming)
+    def show_warming(self, event: messages.Warming) -> None:
+        """The engine reads ahead while nothing is asked."""
+        is_over = event.share == 1.0
+        self.activity.warmed_percent = None if is_over else int(100 * event.share)
+        self.show_status()
+
     def _show_closed(self) -> None:
         """No model is open; `/retry` or Ctrl+R opens it again."""
         self.waiting.hold()

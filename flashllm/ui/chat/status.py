@@ -156,6 +156,8 @@ class Activity:
     """What is being converted beside the chat, and how far it is."""
     measuring: str = ""
     """What is measured of the machine beside the chat, and how far it is."""
+    warmed_percent: int | None = None
+    """How much an idle engine has read ahead; None where it does not."""
     wait: EngineWait = NO_WAIT
     """What the engine waits for, where its answer does not go on."""
     _prefill: tuple[float, int] = (0, 0)
@@ -186,11 +188,14 @@ class Activity:
         if self.phase is Phase.OPENING:
             share = f" {self._opening_share} %" if self._opening_share is not None else ""
             return f"opening {self.opening_name}{share}"
+        if self.phase is Phase.READY and self.warmed_percent is not None:
+            return f"ready, reading ahead {self.warmed_percent} %"
         return _STATES[self.phase]
 
     def enter(self, phase: Phase) -> None:
         """A phase begins."""
         self.phase = phase
+        self.warmed_percent = None
         self._since = time.monotonic()
         self.go_on()
         self._hint = self._opening = ""
