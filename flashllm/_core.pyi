@@ -23,9 +23,12 @@ class ChecksumError(RuntimeError):
     """A bundle is not what was written, also when it was read again."""
 
 class Buffer:
-    """Anonymous page-aligned memory: allocated once, zero, never moves, touched when first used."""
+    """Anonymous page-aligned memory: allocated once, zero, never moves, touched when first used.
 
-    def __init__(self, nbytes: int) -> None: ...
+    Without `huge_pages`, what is touched here and there takes as little memory as it can.
+    """
+
+    def __init__(self, nbytes: int, huge_pages: bool = True) -> None: ...
     @property
     def nbytes(self) -> int: ...
     @property

@@ -36,8 +36,9 @@ class KvCache:
         dtype: KvDType,
         kernels: core.Kernels,
     ) -> None:
-        # Anonymous memory: pages that a short conversation never reaches cost nothing.
-        self._buffer = core.Buffer(kv_bytes(spec, context, dtype))
+        # Pages that a short conversation never reaches cost nothing. Each head of each layer begins
+        # another range, and with huge pages the first tokens would touch nearly all of it.
+        self._buffer = core.Buffer(kv_bytes(spec, context, dtype), huge_pages=False)
         heads, row = spec.n_kv_heads, kv_row_bytes(spec, dtype)
         self._layers = self._buffer.array().reshape(spec.n_layers, 2, heads * context * row)
         self._kernels = kernels

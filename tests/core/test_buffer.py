@@ -8,6 +8,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from flashllm.system.memory import rss_bytes
+
 
 def test_is_zero_page_aligned_and_of_the_size_asked(core: ModuleType) -> None:
     buffer = core.Buffer(10_001)
@@ -78,3 +80,11 @@ def test_what_is_discarded_is_whole_pages_of_zeros(core: ModuleType) -> None:
 def test_nothing_outside_is_discarded(core: ModuleType, begin: int, nbytes: int) -> None:
     with pytest.raises(ValueError, match="of a buffer of 4096"):
         core.Buffer(4096).discard(begin, nbytes)
+
+
+@pytest.mark.parametrize("place", [0, 123])
+def test_without_huge_pages_little_memory_is_touched(core: ModuleType, place: int) -> None:
+    buffer = core.Buffer(64 << 20, huge_pages=False)
+    before = rss_bytes()
+    buffer.array()[place :: 1 << 20] = 1
+    assert rss_bytes() - before < 4 << 20

@@ -137,7 +137,7 @@ nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> checksums(const Array<const uint8_
 
 void define_reading(nb::module_& m) {
   nb::class_<Buffer>(m, "Buffer")
-      .def(nb::init<int64_t>(), "nbytes"_a)
+      .def(nb::init<int64_t, bool>(), "nbytes"_a, "huge_pages"_a = true)
       .def_prop_ro("nbytes", &Buffer::size)
       .def_prop_ro("address",
                    [](const Buffer& self) { return reinterpret_cast<uintptr_t>(self.data()); })

@@ -43,7 +43,7 @@ def check_threads(threads: int) -> None:
 class Buffer:
     """Anonymous page-aligned memory: allocated once, zero, never moves, touched when first used."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, huge_pages: bool = True) -> None:  # noqa: ARG002
         if nbytes <= 0:
             raise ValueError(f"a buffer of {nbytes} bytes")
         try:

@@ -32,7 +32,7 @@ void unguard(const uint8_t* /*begin*/, size_t /*bytes*/) {}
 
 }  // namespace
 
-Buffer::Buffer(int64_t nbytes) {
+Buffer::Buffer(int64_t nbytes, bool huge_pages) {
   if (nbytes <= 0) {
     throw std::invalid_argument("a buffer of " + std::to_string(nbytes) + " bytes");
   }
@@ -44,7 +44,9 @@ Buffer::Buffer(int64_t nbytes) {
   if (memory == MAP_FAILED) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
   // Rows are read from anywhere in it: with small pages the look-up of addresses costs a quarter.
-  madvise(memory, capacity_, MADV_HUGEPAGE);
+  madvise(memory, capacity_, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#else
+  static_cast<void>(huge_pages);
 #endif
   data_ = static_cast<uint8_t*>(memory);
   guard(data_ + size_, capacity_ - size_);

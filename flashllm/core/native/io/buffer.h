@@ -11,8 +11,9 @@ namespace flash_core {
 
 class Buffer {
  public:
-  // invalid_argument unless nbytes > 0; bad_alloc where there is no such memory.
-  explicit Buffer(int64_t nbytes);
+  // invalid_argument unless nbytes > 0; bad_alloc where there is no such memory. Without
+  // `huge_pages`, what is touched here and there takes as little memory as it can.
+  explicit Buffer(int64_t nbytes, bool huge_pages = true);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
