@@ -164,6 +164,36 @@ TEST(attention_of_many_has_the_bits_of_each_alone) {
   }
 }
 
+TEST(attention_of_many_over_what_does_not_fit_is_refused) {
+  Kernels kernels(1, "scalar");
+  Layer layer(DType::f16, 8, 2, 10, 3);
+  const std::vector<float> queries = some(3 * layer.query.size(), 1, 7);
+  std::vector<float> out(queries.size(), 7.0F);
+  const auto task = [&] {
+    return AttendMany{view(queries), view(layer.keys), view(layer.values), layer.rows, 3, 5, 0,
+                      1.0F,          out_view(&out)};
+  };
+  const auto refused = [&](const auto& change, const char* told) {
+    AttendMany one = task();
+    change(&one);
+    CHECK_THROWS(std::invalid_argument, told, kernels.attend_many(one));
+  };
+  refused([](AttendMany* one) { one->tokens = 0; }, "tokens is 0");
+  refused([](AttendMany* one) { one->tokens = -1; }, "tokens is -1");
+  refused([](AttendMany* one) { one->window = -1; }, "window is -1");
+  refused([](AttendMany* one) { one->tokens = 5; }, "query has 144 values and out 144, for 5");
+  refused([](AttendMany* one) { --one->out.size; }, "query has 144 values and out 143");
+  refused([](AttendMany* one) { one->tokens = 2; }, "query has 72 values");
+  for (const int64_t end : {0, 2, 11}) {
+    AttendMany one = task();
+    one.end = end;
+    CHECK_THROWS(std::out_of_range, end == 2 ? "3 tokens of 2 positions" : "of 10",
+                 kernels.attend_many(one));
+  }
+  CHECK(std::count(out.begin(), out.end(), 7.0F) == static_cast<std::ptrdiff_t>(out.size()));
+  kernels.attend_many(task());
+}
+
 TEST(attention_over_what_does_not_fit_is_refused) {
   Kernels kernels(1, "scalar");
   const auto refused = [&kernels](const auto& change, const char* told) {

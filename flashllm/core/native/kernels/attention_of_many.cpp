@@ -83,11 +83,8 @@ class Part {
       softmax(scores, seen_by(v));
     }
     scratch->sums.assign(vectors() * sizes_.layer.columns, 0.0F);
-    if (table_.sums.sum != nullptr && !is_grouped(task_.rows.dtype)) {
-      mix_decoded(scratch);
-    } else {
-      mix_each(scratch);
-    }
+    // Sets that have products in tiles have sums of decoded rows.
+    is_grouped(task_.rows.dtype) ? mix_each(scratch) : mix_decoded(scratch);
     for (size_t v = 0; v < vectors(); ++v) {
       std::copy_n(scratch->sums.data() + v * sizes_.layer.columns, sizes_.layer.columns,
                   task_.out.data + place(v));
