@@ -8,7 +8,8 @@ in q8_0 or q4_0, and accelerate, which has no such weights, is left out.
 - under one memory limit, set by a control group (page cache counts; swap is no way out), and
   without any;
 - in turns, flashllm before and after each peer; the page cache is dropped before each run;
-- seconds a token are the mean of a run's tokens after the prompt, then the median over the runs.
+- seconds a token are the mean of a run's tokens after the prompt, then the median over the runs;
+- with --prompts, for prompts of several lengths, each the first of its process.
 
 `make peers` installs the peers into .venv-peers; what is not there is skipped and named. A slow
 run of a peer ends after --seconds, with 4 tokens at least; ours decodes all --tokens. A GGUF is
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shlex
@@ -28,6 +30,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any, NoReturn
 
 from benchmarks.memory_limit import MemoryLimitError, limited
@@ -77,6 +80,8 @@ from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
 IDS = "5,6,7,8,9,10,11,12"
+FIRST_RANDOM_ID = 5
+"""Ids before are marks of beginnings and ends in many vocabularies."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -104,9 +109,30 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="ends a peer's slow run; ours decodes all --tokens (60)",
     )
     add("--ids", type=argument(parse_ids), default=parse_ids(IDS), metavar="IDS", help=f"({IDS})")
+    add(
+        "--prompts",
+        type=argument(parse_lengths),
+        metavar="N,N",
+        help="prompts of so many random ids, each in turn, instead of --ids",
+    )
     add("--select", metavar="HOW", help="passed on to flashllm run")
     add("--json", type=Path, metavar="FILE", help="keep the report there; else it is printed last")
     return parser.parse_args(arguments)
+
+
+def parse_lengths(text: str) -> list[int]:
+    """`8,64,512` as numbers."""
+    return [parse_positive(part) for part in text.split(",")]
+
+
+def prompts_of(options: argparse.Namespace, vocab_size: int) -> list[list[int]]:
+    """The ids of each prompt: those given, or random ones, which are the same each time."""
+    if options.prompts is None:
+        return [options.ids]
+    random = Random(0)
+    return [
+        [random.randrange(FIRST_RANDOM_ID, vocab_size) for _ in range(n)] for n in options.prompts
+    ]
 
 
 def ours(options: argparse.Namespace, checkpoint: Checkpoint, task: Task) -> Contender:
@@ -160,7 +186,7 @@ def _accelerate(
         "accelerate",
         checkpoint.files,
         checkpoint.parameters,
-        functools.partial(worker_command, peers_python(), "peer_accelerate"),
+        functools.partial(worker_command, peers_python(), "accelerate"),
         parse_worker,
         replace(task, model=checkpoint.directory),
         {},
@@ -181,7 +207,7 @@ def _llama_cpp(
         "llama.cpp",
         (options.gguf,),
         gguf.parameters,
-        functools.partial(worker_command, python, "peer_llama_cpp"),
+        functools.partial(worker_command, python, "llama_cpp"),
         parse_worker,
         task,
         {},
@@ -229,7 +255,11 @@ def measure(options: argparse.Namespace) -> int:
     header = run_header(options.model, {**_plain(options), "threads": cores, "limits": under})
     outcomes: list[Outcome] = []
     made = functools.partial(report, header, contenders, outcomes, skipped)
-    complete, problem = run_all(options, contenders, under, outcomes, made)
+    prompts = prompts_of(options, checkpoint.spec.vocab_size)
+    asked = [
+        [replace(one, task=replace(one.task, ids=ids)) for one in contenders] for ids in prompts
+    ]
+    complete, problem = run_all(options, asked, under, outcomes, made)
     kept = False
     try:
         kept = keep(options.json, made(complete))
@@ -249,7 +279,7 @@ def measure(options: argparse.Namespace) -> int:
 
 def run_all(
     options: argparse.Namespace,
-    contenders: Sequence[Contender],
+    asked: Sequence[Sequence[Contender]],
     under: Sequence[int | None],
     outcomes: list[Outcome],
     made: Callable[[bool], dict[str, Any]],
@@ -257,10 +287,11 @@ def run_all(
     """Does all runs, saving each in `outcomes`; returns whether all ended, and what went wrong if
     not.
 
-    The results may have taken hours, so no error may lose them.
+    `asked` has the contenders with each prompt. The results may have taken hours, so no error may
+    lose them.
     """
     try:
-        for limit_bytes in under:
+        for limit_bytes, contenders in itertools.product(under, asked):
             for outcome in interleaved(contenders, options.rounds, limit_bytes):
                 outcomes.append(outcome)
                 remark(progress_line(outcome))
@@ -298,13 +329,15 @@ def keep(path: Path | None, found: dict[str, Any]) -> bool:
 def progress_line(outcome: Outcome) -> str:
     """A line about the result of one run."""
     limit = "no limit" if outcome.limit_bytes is None else format_bytes(outcome.limit_bytes)
-    what = f"round {outcome.round + 1}, {limit}, {outcome.contender}: "
+    prompt = f"{outcome.prompt_tokens} tokens"
+    what = f"round {outcome.round + 1}, {limit}, prompt of {prompt}, {outcome.contender}: "
     stolen = f", stolen {format_steal_share(outcome.stolen_share)}"
     if outcome.status != "ok":
         return f"{what}{outcome.status}: {outcome.message}{stolen}"
     cached = outcome.cached_share_before
     state = "" if cached is None else f", {cached:.1%} in the page cache before"
-    return f"{what}{outcome.token_seconds:.3g} s/token{state}{stolen}"
+    first = f"first token after {outcome.prefill_ns / 1e9:.3g} s, then"
+    return f"{what}{first} {outcome.token_seconds:.3g} s/token{state}{stolen}"
 
 
 def remark(text: str) -> None:

@@ -17,7 +17,7 @@ from benchmarks.peers.gguf_encoding import OURS as ENCODINGS
 from benchmarks.peers.worker import Task, arguments_of
 from flashllm.errors import UsageError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 OURS = "flashllm"
 PACKAGES = {"accelerate": ("accelerate", "transformers"), "llama.cpp": ("llama-cpp-python",)}
@@ -87,7 +87,7 @@ def parse_ours(stdout: str) -> dict[str, Any]:
 
 def worker_command(python: Path, module: str, task: Task) -> list[str]:
     """A worker of a peer."""
-    return [str(python), "-m", f"benchmarks.{module}", *arguments_of(task)]
+    return [str(python), "-m", f"benchmarks.peers.{module}", *arguments_of(task)]
 
 
 def parse_worker(stdout: str) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from flashllm.errors import MemoryCeilingTooSmall
 Status = Literal["ok", "killed", "refused", "failed", "too slow"]
 RUN_SECONDS_MAX = 1800.0
 MESSAGE_CHARACTERS_MAX = 300
+EARLY_TOKENS = 20
+"""What a user waits for first; caches may still be filling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Outcome:
     stolen_share: float | None = None
     """Of all processors' time while it ran; None where it is unknown."""
     group: Usage | None = None
+    prompt_tokens: int = 0
     tokens: tuple[int, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -51,6 +54,12 @@ class Outcome:
     def token_seconds(self) -> float:
         """The mean over the tokens after the prompt."""
         return sum(self.samples_ns) / len(self.samples_ns) / 1e9
+
+    @property
+    def early_token_seconds(self) -> float:
+        """The mean over the first tokens after the prompt, EARLY_TOKENS at most."""
+        early = self.samples_ns[:EARLY_TOKENS]
+        return sum(early) / len(early) / 1e9
 
     @property
     def start_seconds(self) -> float:
@@ -125,6 +134,7 @@ def run_once(contender: Contender, number: int, limit_bytes: int | None) -> Outc
         samples_ns=tuple(found.get("samples_ns", ())),
         rss_peak_bytes=found.get("rss_peak_bytes", 0),
         cached_share_before=share,
+        prompt_tokens=len(contender.task.ids),
         stolen_share=stolen_share,
         group=used,
         tokens=tuple(found.get("tokens", ())),

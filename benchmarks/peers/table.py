@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from flashllm.units import format_bytes
 from flashllm.untrusted.terminal import sanitize_line
 
 COLUMNS = (
-    "", "parameters", "bits a weight", "memory limit", "s/token (min to max, runs)", "times ours",
-    "start s", "prompt s", "peak RSS", "peak of the group", "stolen, at most", "how",
+    "", "parameters", "bits a weight", "memory limit", "prompt", "s/token (min to max, runs)",
+    "times ours", "first 20 tokens, s each", "start s", "prompt s", "times ours", "peak RSS",
+    "peak of the group", "stolen, at most", "how",
 )  # fmt: skip
 
 
@@ -27,14 +28,19 @@ class Row:
     contender: str
     parameters: int
     limit_bytes: int | None
+    prompt_tokens: int
     token_seconds: Spread | None
     """Over the runs; of each run, the mean over its tokens."""
     tokens: int
     """Timed, in all runs together."""
     ratio: float | None
     """Its seconds a token over ours: the median of the rounds, each against ours around it."""
+    early_token_seconds: float | None
+    """The median over the runs of the mean over the first 20 tokens."""
     start_seconds: float | None
     prefill_seconds: float | None
+    prefill_ratio: float | None
+    """Of its prompts, as `ratio`."""
     rss_peak_bytes: int | None
     group_peak_bytes: int | None
     how: str = ""
@@ -48,14 +54,17 @@ class Row:
         limit = "none" if self.limit_bytes is None else format_bytes(self.limit_bytes)
         bits = f"{self.weight_bits:.2f}"
         front = f"| {self.contender} | {self.parameters:,} | {bits} | {limit} "
+        front += f"| {self.prompt_tokens} tokens "
         if self.token_seconds is None:
-            return front + f"| {self.problem} |" + " |" * (len(COLUMNS) - 5)
+            return front + f"| {self.problem} |" + " |" * (len(COLUMNS) - 6)
         spread = self.token_seconds
         cells = [
             f"{spread.median:.3g} ({spread.min:.3g} to {spread.max:.3g}, {len(spread.samples)})",
             "" if self.ratio is None else f"{self.ratio:.3g}",
+            f"{self.early_token_seconds:.3g}",
             f"{self.start_seconds:.1f}",
             f"{self.prefill_seconds:.2f}",
+            "" if self.prefill_ratio is None else f"{self.prefill_ratio:.3g}",
             format_bytes(self.rss_peak_bytes or 0),
             "" if self.group_peak_bytes is None else format_bytes(self.group_peak_bytes),
             format_steal_share(self.stolen_share_max),
@@ -72,11 +81,11 @@ class Row:
 
 
 def rows_of(contenders: Sequence[Contender], outcomes: Sequence[Outcome]) -> list[Row]:
-    """A row for each contender under each limit that was tried, in the order of the runs."""
-    limits = list(dict.fromkeys(outcome.limit_bytes for outcome in outcomes))
+    """A row for each contender, limit and prompt that was tried, in the order of the runs."""
+    tried = list(dict.fromkeys((o.limit_bytes, o.prompt_tokens) for o in outcomes))
     rows = []
-    for limit_bytes in limits:
-        under = [outcome for outcome in outcomes if outcome.limit_bytes == limit_bytes]
+    for of_these in tried:
+        under = [o for o in outcomes if (o.limit_bytes, o.prompt_tokens) == of_these]
         rows += [
             _row(contender, [o for o in under if o.contender == contender.name], under)
             for contender in contenders
@@ -90,15 +99,21 @@ def _row(contender: Contender, own: Sequence[Outcome], under: Sequence[Outcome])
     bad = [f"{o.status}: {o.message}" for o in own if o.status != "ok"]
     peaks = [o.group.peak_bytes for o in own if o.group is not None]
     known = [peak for peak in peaks if peak is not None]
+    is_ours = contender.name == OURS
     return Row(
         contender=contender.name,
         parameters=contender.parameters,
         limit_bytes=own[0].limit_bytes,
         token_seconds=Spread.of([o.token_seconds for o in good]) if good else None,
         tokens=sum(len(outcome.samples_ns) for outcome in good),
-        ratio=None if contender.name == OURS else ratio_to_ours(good, under),
-        start_seconds=statistics.median(o.start_seconds for o in good) if good else None,
-        prefill_seconds=statistics.median(o.prefill_ns / 1e9 for o in good) if good else None,
+        prompt_tokens=own[0].prompt_tokens,
+        ratio=None if is_ours else ratio_to_ours(good, under, lambda one: one.token_seconds),
+        early_token_seconds=statistics.median(o.early_token_seconds for o in good)
+        if good
+        else None,
+        start_seconds=_median([o.start_seconds for o in good]),
+        prefill_seconds=_median([o.prefill_ns / 1e9 for o in good]),
+        prefill_ratio=None if is_ours else ratio_to_ours(good, under, lambda one: one.prefill_ns),
         rss_peak_bytes=max((o.rss_peak_bytes for o in good), default=None),
         group_peak_bytes=max(known, default=None),
         how=_cell(good[-1].how) if good else "",
@@ -108,16 +123,22 @@ def _row(contender: Contender, own: Sequence[Outcome], under: Sequence[Outcome])
     )
 
 
-def ratio_to_ours(own: Sequence[Outcome], under: Sequence[Outcome]) -> float | None:
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def ratio_to_ours(
+    own: Sequence[Outcome], under: Sequence[Outcome], seconds: Callable[[Outcome], float]
+) -> float | None:
     """The median over a peer's runs of its time over the mean of ours just before and after."""
     ratios = []
     for outcome in own:
         place = next(i for i, other in enumerate(under) if other is outcome)
         before = [o for o in under[:place] if o.contender == OURS and o.status == "ok"]
         after = [o for o in under[place:] if o.contender == OURS and o.status == "ok"]
-        around = [o.token_seconds for o in [*before[-1:], *after[:1]]]
-        if around:
-            ratios.append(outcome.token_seconds / statistics.mean(around))
+        around = statistics.fmean([seconds(o) for o in [*before[-1:], *after[:1]]] or [0.0])
+        if around > 0:
+            ratios.append(seconds(outcome) / around)
     return statistics.median(ratios) if ratios else None
 
 
@@ -128,6 +149,8 @@ def limited_beside_free(rows: Sequence[Row]) -> list[str]:
     for own in limited:
         for row in rows:
             if row.contender == OURS or row.limit_bytes is not None:
+                continue
+            if row.prompt_tokens != own.prompt_tokens:
                 continue
             if own.token_seconds is None or own.limit_bytes is None or row.token_seconds is None:
                 continue

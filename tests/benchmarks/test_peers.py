@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
 import shutil
@@ -61,8 +62,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         ns = int(seconds[contender.name] * 1e9)
         share = 0.91 if number == 2 else 0.01
         return Outcome(
-            contender.name, number, limit_bytes, "ok", samples_ns=(ns,) * 4, stolen_share=share
-        )
+            contender.name, number, limit_bytes, "ok", samples_ns=(ns,) * 4, stolen_share=share,
+            prompt_tokens=len(contender.task.ids),
+        )  # fmt: skip
 
     monkeypatch.setattr(runs, "run_once", run)
     return seconds
@@ -82,7 +84,7 @@ def test_what_is_not_installed_is_named_and_the_rest_is_measured(
     assert shown.err.count("1 of 5 runs lost more than 5%") == 1
     text = shown.out
     assert re.search(
-        r"\| accelerate \| [0-9,]+ \| [0-9.]+ \| none \| 8 \(8 to 8, 2\) \| 8 \|", text
+        r"\| accelerate \| [0-9,]+ \| [0-9.]+ \| none \| 8 tokens \| 8 \(8 to 8, 2\) \| 8 \|", text
     )
     assert "Left out: llama.cpp: llama-cpp-python not installed; run `make peers`" in text
     found = json.loads(kept.read_text())
@@ -91,6 +93,37 @@ def test_what_is_not_installed_is_named_and_the_rest_is_measured(
     assert len(found["runs"]) == 5
     assert found["header"]["settings"]["threads"] >= 1
     assert list(tmp_path.iterdir()) == [kept]
+
+
+@pytest.mark.usefixtures("scripted", "installed")
+def test_prompts_of_several_lengths_in_turn(pair: list[str], tmp_path: Path) -> None:
+    kept = tmp_path / "report.json"
+    command = [*pair, "--no-limit", "--rounds", "2", "--prompts", "3,40", "--json", str(kept)]
+    assert __main__.main(command) == 0
+    found = json.loads(kept.read_text())
+    assert [row["prompt_tokens"] for row in found["rows"]] == [3, 40]
+    assert [run["prompt_tokens"] for run in found["runs"]] == [3, 3, 40, 40]
+
+
+@pytest.mark.parametrize("text", ["", "8,", "8,0", "8,x"])
+def test_prompts_of_no_length_are_refused(pair: list[str], text: str) -> None:
+    with pytest.raises(SystemExit):
+        __main__.main([*pair, "--prompts", text])
+
+
+def test_the_workers_are_modules_that_there_are(
+    pair: list[str], installed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed |= EVERYBODY
+    monkeypatch.setattr(__main__, "check_gguf", lambda *_: contenders.Gguf(1000, 2000))
+    options = __main__.parse([*pair, "--gguf", "model.gguf"])
+    task = Task(options.model, options.ids, 4, 60.0, None, 2)
+    found, _ = __main__.peers(options, read_checkpoint(options.checkpoint), task, "f32")
+    assert len(found) == 2
+    for contender in found:
+        command = contender.under(None)
+        assert importlib.util.find_spec(command[command.index("-m") + 1]) is not None
+    assert contenders.PEERS_PYTHON == ROOT / ".venv-peers" / "bin" / "python"
 
 
 @pytest.mark.usefixtures("scripted", "installed")
@@ -359,7 +392,7 @@ def test_a_model_in_int8_is_compared_with_q8_0_under_half_of_its_own_size(
     assert __main__.main([*pair, "--gguf", str(file), "--rounds", "1"]) == 0
     text = capsys.readouterr().out
     assert "Left out: accelerate: it has no weights like those in int8" in text
-    assert re.search(r"\| llama.cpp \| [0-9,]+ \| 8.50 \| none \| 9 ", text)
+    assert re.search(r"\| llama.cpp \| [0-9,]+ \| 8.50 \| none \| 8 tokens \| 9 ", text)
     assert asked == [1 << 19]
     described["encoding"] = "f16"
     assert __main__.main([*pair, "--gguf", str(file)]) == 2

@@ -26,7 +26,7 @@ from benchmarks.peers.contenders import (
     parse_worker,
 )
 from benchmarks.peers.runs import Outcome, interleaved, run_once
-from benchmarks.peers.table import report, rows_of, table
+from benchmarks.peers.table import COLUMNS, report, rows_of, table
 from benchmarks.peers.worker import Task, arguments_of
 from flashllm.units import MIB
 from tests.support.stolen_time import take_away
@@ -65,6 +65,26 @@ def test_runs_go_in_turns_and_end_with_the_first() -> None:
     ]  # fmt: skip
 
 
+def test_rows_are_of_a_prompt_and_tell_how_soon_its_answer_began() -> None:
+    contenders = [fake("flashllm", ""), fake("b", "")]
+    outcomes = [
+        replace(outcome(name, 0, 0.1), prompt_tokens=tokens, prefill_ns=tokens * times * 10**8,
+                samples_ns=(3 * 10**8,) * 20 + (10**8,) * 20)
+        for tokens in (8, 64)
+        for name, times in (("flashllm", 1), ("b", 3), ("flashllm", 2))
+    ]  # fmt: skip
+    rows = rows_of(contenders, outcomes)
+    assert [(row.contender, row.prompt_tokens) for row in rows] == [
+        ("flashllm", 8), ("b", 8), ("flashllm", 64), ("b", 64),
+    ]  # fmt: skip
+    assert [row.prefill_ratio for row in rows] == [None, pytest.approx(2.0)] * 2
+    assert rows[1].early_token_seconds == pytest.approx(0.3)
+    text = table(rows, [])
+    assert "| 64 tokens |" in text
+    columns = text.splitlines()[0].count("|")
+    assert {line.count("|") for line in text.splitlines()} == {columns}
+
+
 def test_ours_under_a_limit_is_laid_beside_the_others_without() -> None:
     contenders = [fake("flashllm", ""), fake("b", "")]
     outcomes = [
@@ -90,8 +110,8 @@ def test_the_table_holds_medians_and_ratios() -> None:
     assert other.ratio == pytest.approx(4.0)
     assert ours.ratio is None
     text = table([ours, other], [])
-    assert "| b | 1,000 | 0.00 | none | 0.06 (0.06 to 0.06, 3) | 4 | " in text
-    assert {line.count("|") for line in text.splitlines()} == {13}
+    assert "| b | 1,000 | 0.00 | none | 2 tokens | 0.06 (0.06 to 0.06, 3) | 4 | " in text
+    assert {line.count("|") for line in text.splitlines()} == {len(COLUMNS) + 1}
     kept = json.loads(json.dumps(report({}, contenders, outcomes, [], True)))
     assert [run["samples_ns"] for run in kept["runs"]][1] == [60_000_000] * 4
     assert kept["rows"][1]["ratio"] == pytest.approx(4.0)
@@ -158,7 +178,7 @@ def test_what_goes_wrong_is_a_result_and_is_not_repeated(
     row = rows_of(contenders, outcomes)[1]
     assert row.token_seconds is None
     assert f"{status}: " in table([row], [])
-    assert {line.count("|") for line in table([row], []).splitlines()} == {13}
+    assert {line.count("|") for line in table([row], []).splitlines()} == {len(COLUMNS) + 1}
     assert json.dumps(report({}, contenders, outcomes, [], True))
 
 
