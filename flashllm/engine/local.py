@@ -303,8 +303,8 @@ class Model:
         try:
             with right_of_way.taken():
                 self._turns.between_steps(lambda: shares.append(self._decoder.warm_up()))
-        except FlashllmError as error:
-            _log.warning("warming up: %s", error)
+        except (FlashllmError, MemoryError) as error:
+            _log.warning("reading ahead has stopped: %s", error)
         return shares[-1]
 
     def cancel(self) -> None:

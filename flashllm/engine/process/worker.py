@@ -73,13 +73,14 @@ class Worker:
 
     def _next_command(self) -> messages.Open | messages.Generate | None:
         """The next command; until it comes, what fits into memory is read ahead."""
-        told = 0.0
+        told = share = 0.0
         while self._model is not None and self._commands.empty():
-            share = self._model.warm_up()
-            if told < share == 1.0 or share >= told + WARMING_STEP:
+            was_begun, share = share > 0, self._model.warm_up()
+            is_over = share == 1.0
+            if (is_over and was_begun) or told + WARMING_STEP <= share < 1.0:
                 told = share
                 self._channel.send(messages.Warming(share), urgent=False)
-            if share == 1.0:
+            if is_over:
                 break
         return self._commands.get()
 
