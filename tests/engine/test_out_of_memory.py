@@ -75,8 +75,13 @@ def count_buffers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many the opening of a model makes."""
     made: list[int] = []
     buffer = core.Buffer
+
+    def counted(nbytes: int, **options: bool) -> core.Buffer:
+        made.append(nbytes)
+        return buffer(nbytes, **options)
+
     with monkeypatch.context() as patch:
-        patch.setattr(core, "Buffer", lambda nbytes: made.append(nbytes) or buffer(nbytes))
+        patch.setattr(core, "Buffer", counted)
         open_model(directory).close()
     return len(made)
 
@@ -91,10 +96,12 @@ def test_opening_that_gets_no_memory_opens_later(
     for number in range(1, buffers + 1):
         made = itertools.count(1)
 
-        def limited(nbytes: int, number: int = number, made: Any = made) -> core.Buffer:
+        def limited(
+            nbytes: int, number: int = number, made: Any = made, **options: bool
+        ) -> core.Buffer:
             if next(made) == number:
                 raise MemoryError
-            return buffer(nbytes)
+            return buffer(nbytes, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(core, "Buffer", limited)
