@@ -53,6 +53,9 @@ TEST(buffer_is_zero_aligned_and_writable_to_its_last_byte) {
   CHECK(reinterpret_cast<uintptr_t>(buffer.data()) % 4096 == 0);
   for (size_t i = 0; i < buffer.size(); ++i) CHECK(buffer.data()[i] == 0);
   std::memset(buffer.data(), 1, buffer.size());
+  Buffer small_pages(3 * 4096, false);
+  small_pages.data()[small_pages.size() - 1] = 1;
+  CHECK(small_pages.data()[0] == 0);
 }
 
 TEST(buffer_refuses_what_is_no_size) {
