@@ -91,9 +91,11 @@ class DecodeReads:
                 f"{store.directory}: cannot be read directly ({self.reader.fallback}); what was"
                 " measured would be the page cache. Give a model on a disk"
             )
-        self._slots = max(pool_bytes // self.stride, max(pattern.loads))
+        self._slots = max(pool_bytes // self.stride, max(pattern.loads) * (1 + max(AHEAD.values())))
         self._pool = probe.make_buffer(self.stride, self._slots * self.stride)
         self._random = np.random.default_rng()
+        self._order = self._random.permutation(self._slots)
+        self._taken = 0
         self.proven = True
         """Whether the system could be asked, after each run, what devices had given."""
 
@@ -102,6 +104,7 @@ class DecodeReads:
 
         `BenchmarkInvalid` where they did not come from the device.
         """
+        assert (ahead + 1) * max(self._pattern.loads) <= self._slots, "no slot is read into twice"
         before, asked = page_cache.device_bytes(), self._bytes_read()
         tickets: list[tuple[int, int]] = []
         layers = cycle(enumerate(self._pattern.loads))
@@ -129,10 +132,14 @@ class DecodeReads:
         return int(self.reader.submit(offsets, self.stride, self._pool, destinations))
 
     def _places(self, layer: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Bundles of a layer in the order of their ids, and slots anywhere in the pool."""
+        """Bundles of a layer in the order of their ids, and slots anywhere in the pool.
+
+        All slots are taken before one is taken again: calls under way never share any.
+        """
         header = self._store.header
         ids = np.sort(self._random.choice(header.bundles_per_layer, count, replace=False))
-        slots = self._random.choice(self._slots, count, replace=False)
+        slots = self._order[(self._taken + np.arange(count)) % self._slots]
+        self._taken += count
         return header.offset(layer, 0) + ids.astype(np.int64) * self.stride, slots * self.stride
 
     def _wait(self, ticket: tuple[int, int]) -> int:

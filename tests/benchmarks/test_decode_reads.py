@@ -46,6 +46,15 @@ def test_bundles_of_the_right_layer_land_whole_in_slots_of_their_own(
             assert found == content[offset : offset + reads.stride]
 
 
+def test_calls_under_way_share_no_slot(reads: DecodeReads) -> None:
+    calls = [reads._places(layer % 3, PATTERN.loads[layer % 3])[1] for layer in range(60)]
+    for first in range(len(calls) - 11):
+        places = np.concatenate(calls[first : first + 12])
+        assert len(set(places.tolist())) == len(places) <= 64
+    everywhere = np.concatenate(calls)
+    assert len(set(everywhere.tolist())) == 64, "slots all over the pool"
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_the_rate_is_of_bundles_that_arrived(reads: DecodeReads, ahead: int) -> None:
     before = int(reads.reader.stats()["bytes_useful"])
