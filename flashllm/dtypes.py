@@ -29,3 +29,8 @@ def row_bytes(dtype: str, columns: int) -> int:
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of an encoded matrix or vector."""
     return math.prod(shape[:-1]) * row_bytes(dtype, shape[-1])
+
+
+def expert_bytes(dtype: str, d_model: int, d_ffn: int) -> int:
+    """Bytes of an expert: gate and up [d_ffn, d_model], then down [d_model, d_ffn]."""
+    return 2 * d_ffn * row_bytes(dtype, d_model) + d_model * row_bytes(dtype, d_ffn)

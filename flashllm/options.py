@@ -12,9 +12,10 @@ from typing import Literal, TypedDict, Unpack, get_args
 
 from flashllm.errors import UsageError
 
-Select = Literal["predicted", "gate", "all", "oracle"]
-"""What finds the active set: low-rank predictors, which are lossy; or exactly: a resident gate, all
-neurons, or the oracle, which reads all and uses those whose output is not zero."""
+Select = Literal["predicted", "gate", "router", "all", "oracle"]
+"""What finds the active set: low-rank predictors, which are lossy; or exactly: a resident gate, the
+router of experts, all neurons, or the oracle, which reads all and uses those whose output is not
+zero."""
 SELECTORS: tuple[Select, ...] = get_args(Select)
 
 Policy = Literal["blend", "frequency", "lru2", "lru", "window"]

@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from flashllm.dtypes import DTYPES, DType, row_bytes
+from flashllm.dtypes import DTYPES, DType, expert_bytes, row_bytes
 from flashllm.errors import LayoutError
 
 Activation = Literal["relu", "fatrelu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
@@ -21,6 +21,7 @@ RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 # No real model comes near these limits; a header beyond them is damaged or hostile.
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20
+MAX_EXPERTS = 1 << 12
 MAX_VOCAB = 1 << 23
 MAX_POSITIONS = 1 << 24
 MAX_SCALE = 1e6
@@ -78,13 +79,53 @@ class Rope:
             raise LayoutError(f"spec: rope truncate is {self.truncate!r}")
 
 
+Score = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of experts in place of one feed-forward layer, and how its router chooses.
+
+    A router is a matrix [n_experts, d_model]; what it gives for a token are the logits of the
+    experts. The `per_token` largest are chosen, the lowest id first among equals, and the output of
+    an expert counts with its score. Sources: Shazeer et al., arXiv 1701.06538; Mixtral, arXiv
+    2401.04088.
+    """
+
+    n_experts: int
+    per_token: int
+    """Experts that a token goes through."""
+    d_ffn: int
+    """Neurons of one expert."""
+    score: Score = "softmax"
+    """What makes a weight of a logit: softmax over all experts, or a sigmoid."""
+    renormalise: bool = False
+    """Whether the weights of the chosen experts are divided by their sum."""
+
+    def __post_init__(self) -> None:
+        limits = {"n_experts": MAX_EXPERTS, "per_token": MAX_EXPERTS, "d_ffn": MAX_WIDTH}
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= limit:
+                raise LayoutError(f"spec: experts: {name} is {value!r}; expected 1 to {limit}")
+        if self.per_token > self.n_experts:
+            raise LayoutError(
+                f"spec: experts: {self.per_token} are chosen for a token, of {self.n_experts}"
+            )
+        if self.score not in get_args(Score):
+            raise LayoutError(f"spec: experts: score is {self.score!r}")
+        if not isinstance(self.renormalise, bool):
+            raise LayoutError(f"spec: experts: renormalise is {self.renormalise!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Features of a decoder: sizes, order of its blocks, and what its feed-forward layer is.
 
     `d_model` is the width of the residual stream, `embed_dim` that of the token embedding (they
     differ where the checkpoint projects in and out). A neuron is `rows_per_neuron` rows of
-    `d_model` weights on flash: up and down, preceded by the gate where that is bundled too.
+    `d_model` weights on flash: up and down, preceded by the gate where that is bundled too. Where
+    there are `experts`, `d_ffn` counts the neurons of all of them, and a bundle is an expert.
     """
 
     n_layers: int
@@ -143,6 +184,10 @@ class ModelSpec:
     logit_scale: float = 1.0
     resident_dtype: DType | None = None
     """Encoding of the resident matrices, if it differs from that of the bundles."""
+    experts: MoeSpec | None = None
+    """The experts that each feed-forward layer consists of; None for one that is whole."""
+    qk_norm_whole: bool = False
+    """Whether those norms are over all heads of a token together, and not over each."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -158,6 +203,7 @@ class ModelSpec:
             raise LayoutError("spec: rope belongs to positions of that kind, and to no other")
         if self.rope is not None and self.rope.dims > self.head_dim:
             raise LayoutError("spec: rope dims are more than head_dim")
+        self._check_experts()
         if self.positions == "learned" and self.n_heads * self.head_dim != self.d_model:
             raise LayoutError("spec: n_heads and head_dim do not fit d_model")
         if self.activation == "drelu" and not self.gated:
@@ -166,6 +212,22 @@ class ModelSpec:
             raise LayoutError("spec: shared_norm belongs to a parallel block with norms in front")
         if self.block == "parallel" and self.norm_placement != "pre":
             raise LayoutError("spec: a parallel block has its norms in front")
+
+    def _check_experts(self) -> None:
+        if self.qk_norm_whole and not self.qk_norm:
+            raise LayoutError("spec: qk_norm_whole belongs to models with qk_norm")
+        experts = self.experts
+        if experts is None:
+            if self.neurons_per_bundle != 1 or self.qk_norm_whole:
+                raise LayoutError("spec: neurons_per_bundle and qk_norm_whole belong to experts")
+            return
+        sizes = (experts.n_experts * experts.d_ffn, experts.d_ffn)
+        if (self.d_ffn, self.neurons_per_bundle) != sizes:
+            raise LayoutError("spec: d_ffn and neurons_per_bundle do not fit the experts")
+        if self.gate != "bundled" or self.ffn_bias or self.activation in ("fatrelu", "drelu"):
+            raise LayoutError("spec: experts have a gate of their own and no biases")
+        if self.block != "sequential" or self.norm_placement != "pre":
+            raise LayoutError("spec: experts belong to sequential blocks with norms in front")
 
     def _check_sizes(self) -> None:
         limits = {
@@ -266,6 +328,8 @@ class ModelSpec:
     @property
     def bundle_bytes(self) -> int:
         """Bytes of one bundle without padding."""
+        if self.experts is not None:
+            return expert_bytes(self.dtype, self.d_model, self.experts.d_ffn)
         return self.neurons_per_bundle * self.rows_per_neuron * self.row_bytes
 
     @property
@@ -281,7 +345,17 @@ class ModelSpec:
     @property
     def sparse(self) -> bool:
         """Whether neurons are exactly zero for many inputs, and may then be left unread."""
-        return self.activation in SPARSE_ACTIVATIONS
+        return self.experts is None and self.activation in SPARSE_ACTIVATIONS
+
+    @property
+    def selective(self) -> bool:
+        """Whether a token needs only some bundles of a layer: active neurons, or chosen experts."""
+        return self.sparse or self.experts is not None
+
+    @property
+    def bundle_noun(self) -> str:
+        """What a bundle is, for people."""
+        return "neuron" if self.experts is None else "expert"
 
     def attention_window(self, layer: int) -> int:
         """Tokens that the attention of a layer sees; 0 for all."""
@@ -290,9 +364,10 @@ class ModelSpec:
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the manifest."""
         values = dataclasses.asdict(self)
-        if self.resident_dtype is None:
+        for name in _LATER:
             # Versions that do not know the key read what they have always read.
-            del values["resident_dtype"]
+            if not values[name]:
+                del values[name]
         return values
 
     @classmethod
@@ -306,15 +381,19 @@ class ModelSpec:
             known[name] = tuple(numbers)
         if known.get("rope") is not None:
             known["rope"] = Rope(**_known_fields(Rope, known["rope"], "spec: rope"))
+        if known.get("experts") is not None:
+            known["experts"] = MoeSpec(**_known_fields(MoeSpec, known["experts"], "spec: experts"))
         # Version 0.1 had one key for all four biases.
         known.setdefault("attention_output_bias", known["attention_bias"])
         return cls(**known)
 
 
 _FLAGS = (
-    "norm_affine", "norm_bias", "final_norm", "qk_norm", "shared_norm", "attention_bias",
-    "attention_output_bias", "ffn_bias", "head_bias", "tied_head",
+    "norm_affine", "norm_bias", "final_norm", "qk_norm", "qk_norm_whole", "shared_norm",
+    "attention_bias", "attention_output_bias", "ffn_bias", "head_bias", "tied_head",
 )  # fmt: skip
+_LATER = ("resident_dtype", "experts", "qk_norm_whole")
+"""Fields that are written only where they say something."""
 
 
 def _check_number(name: str, value: object, limit: float) -> None:

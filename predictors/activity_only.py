@@ -164,6 +164,8 @@ def _ranks_and_thresholds(directory: Path, n_layers: int) -> list[tuple[int, flo
 
 
 def _check_sparse(directory: Path, model: ConvertedModel) -> None:
+    if model.spec.experts is not None:
+        raise UsageError(f"{directory}: a token needs the same number of experts always")
     if not model.spec.sparse:
         raise UsageError(
             f"{directory}: its activation is {model.spec.activation}, which is zero for no neuron; "

@@ -120,6 +120,11 @@ class ConvertedModel:
 
 def check_trainable(where: object, spec: ModelSpec) -> None:
     """`UsageError` for a model for which predictors are of no use, with the reason."""
+    if spec.experts is not None:
+        raise UsageError(
+            f"{where}: its router says exactly which experts a token needs, so there is nothing to"
+            " predict; convert it without --predictors"
+        )
     if not spec.sparse:
         raise UsageError(
             f"{where}: its activation is {spec.activation}, which is zero for no neuron, so there "

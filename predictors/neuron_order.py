@@ -108,6 +108,8 @@ def selector_of(directory: Path, spec: ModelSpec) -> Select:
         return "predicted"
     if spec.sparse and spec.gate == "resident":
         return "gate"
+    if spec.experts is not None:
+        raise UsageError(f"{directory}: experts are read one by one, wherever they lie")
     raise UsageError(
         f"{directory}: nothing chooses among its neurons, so all are read whatever their order; "
         + ("give it --predictors" if spec.sparse else f"{spec.activation} is zero for none")

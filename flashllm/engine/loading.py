@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -15,6 +15,7 @@ from flashllm import core
 from flashllm.engine import leftovers
 from flashllm.errors import MemoryCeilingTooSmall
 from flashllm.flash.file_names import PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.manifest import read_manifest
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import OnRead, Store, ignore_read
@@ -27,9 +28,9 @@ from flashllm.model.active_set_selectors import (
     SelectPredicted,
 )
 from flashllm.model.decoder import Decoder
+from flashllm.model.router import SelectRouted
 from flashllm.options import DEFAULT_OPTIONS, DEFAULT_VERIFY, ModelOptions, ModelOverrides
 from flashllm.planning.model_facts import (
-    check_runnable,
     choose_selector,
     converted_sizes,
     usual_ceiling,
@@ -57,10 +58,11 @@ def open_decoder(
 
     Without one it takes as little memory as possible; `application_bytes` of the ceiling are left
     to the caller. For recording and evaluation, which compute whole texts and keep no window.
-    `Decoder.choose` and mode selected use the selector; "all" if none is given.
+    `Decoder.choose` and mode selected use the selector; if none is given "all", or the router.
     """
     options = ModelOptions(window=1).having(**overrides)
-    options = options.having(select=options.select or "all")
+    if options.select is None and read_manifest(Path(directory)).spec.experts is None:
+        options = options.having(select="all")
     decoder, _, store = load_decoder(Path(directory), options, least=options.memory is None)
     with allocation_errors("computing"), store, contextlib.closing(decoder):
         yield decoder
@@ -107,7 +109,6 @@ def _load(
     with contextlib.ExitStack() as opened:
         store = Store(directory, options.verify or DEFAULT_VERIFY)
         opened.callback(store.close)
-        check_runnable(store)
         chosen = choose_selector(store, options.select)
         sizes = replace(model_sizes(store, chosen), application=options.application_bytes)
         plan = _plan(store, sizes, options.having(select=chosen), profile, least)
@@ -118,7 +119,7 @@ def _load(
         opened.callback(kernels.close)
         on_read = _counting(store, chosen, on_loading)
         resident = store.load_resident(direct, on_read)
-        selector = make_selector(store, chosen, kernels, direct, on_read)
+        selector = make_selector(store, chosen, kernels, direct, resident, on_read)
         decoder = Decoder(store, resident, selector, plan, kernels)
         opened.pop_all()
         return decoder, plan, store
@@ -159,9 +160,16 @@ def _counting(store: Store, select: str, on_loading: OnLoading | None) -> OnRead
 
 
 def make_selector(
-    store: Store, select: str, kernels: core.Kernels, direct: bool, on_read: OnRead = ignore_read
+    store: Store,
+    select: str,
+    kernels: core.Kernels,
+    direct: bool,
+    resident: Mapping[str, RawTensor],
+    on_read: OnRead = ignore_read,
 ) -> Selector | None:
     """The selector of one of the names in SELECTORS; None for the oracle."""
+    if select == "router":
+        return SelectRouted(resident, store.spec, kernels)
     if select == "all":
         return SelectAll(store.header.bundles_per_layer)
     if select == "gate":

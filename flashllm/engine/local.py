@@ -162,11 +162,13 @@ class Model:
     @property
     def has_tokenizer(self) -> bool:
         """Whether the model came with a tokenizer; without one, prompts are ids."""
-        return self._tokenizer is not None
+        return self.info.has_tokenizer
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; `NoTokenizer` if it came without one."""
+        if self._tokenizer is None and self.has_tokenizer:  # the model was closed
+            self._tokenizer = load_tokenizer(self._store.directory)
         if self._tokenizer is None:
             raise NoTokenizer
         return self._tokenizer
@@ -223,7 +225,7 @@ class Model:
             raise UsageError(f"sampling is {sampling!r}; expected flashllm.Sampling(...)")
         if context is not None and not self._decoder.owns(context):
             raise UsageError("this context is another model's; model.new_context() makes one")
-        if stop and self._tokenizer is None:
+        if stop and not self.has_tokenizer:
             raise NoTokenizer("stop strings need a tokenizer, and this model came without one")
         return Generation(
             self,
@@ -404,6 +406,7 @@ class Model:
         self._store.close()
         # The memory goes back now, though answers and contexts may still refer to the model.
         self._decoder.close()
+        self._tokenizer = None  # 10 MB of words, for a vocabulary of 8,000
         give_back_free_memory()
         leftovers.closed(self.plan)
 

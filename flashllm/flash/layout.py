@@ -1,9 +1,10 @@
-"""Flash layout v1: the header of `ffn.bundles`, its one formula, and the resident tensors.
+"""Flash layouts: the header of `ffn.bundles`, its one formula, and the resident tensors.
 
     offset(layer, bundle) = data_offset + (layer * bundles_per_layer + bundle) * stride
 
-`docs/layout-v1.md` describes the same; a test compares the two and a committed file. Everything
-about the bytes of a converted model can be imported from here.
+In layout 1 a bundle is a neuron, in layout 2 an expert. `docs/layout-v1.md` and `layout-v2.md`
+describe the same; a test compares them and committed files. Everything about the bytes of a
+converted model can be imported from here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from flashllm.core import crc32c
-from flashllm.dtypes import row_bytes
+from flashllm.dtypes import expert_bytes, row_bytes
 from flashllm.errors import LayoutError, ModelTruncated
 from flashllm.flash.manifest import FileRecord, Manifest, read_manifest
 from flashllm.flash.opening_errors import opening_errors
@@ -49,6 +50,8 @@ __all__ = [
 
 MAGIC = b"flashllm"
 MAJOR, MINOR = 1, 0
+EXPERTS_MAJOR = 2
+"""The layout of experts; its minor number is the same."""
 HEADER_BYTES = 4096
 DATA_OFFSET = 16384
 FILE_ALIGNMENT = 16384
@@ -63,7 +66,10 @@ HEADER_FIELDS = {
     "d_model": "I", "stride": "Q", "bundle_bytes": "Q", "data_offset": "Q", "file_bytes": "Q",
     "file_id": "16s",
 }  # fmt: skip
+EXPERT_FIELDS = HEADER_FIELDS | {"down_columns": "I"}
+"""The fields of layout 2."""
 FIELDS = struct.Struct("<" + "".join(HEADER_FIELDS.values()))
+_EXPERT_FIELDS = struct.Struct("<" + "".join(EXPERT_FIELDS.values()))
 CHECKSUM = struct.Struct("<I")
 _CHECKSUM_AT = HEADER_BYTES - CHECKSUM.size
 _DATA_OFFSET_MAX = 1 << 20
@@ -96,6 +102,8 @@ class BundleHeader:
     stride: int
     data_offset: int
     file_id: bytes
+    down_columns: int = 0
+    """Of an expert, the weights in a row of down: its neurons. 0 where a bundle is a neuron."""
 
     @classmethod
     def for_spec(cls, spec: ModelSpec, file_id: bytes) -> BundleHeader:
@@ -110,11 +118,28 @@ class BundleHeader:
             stride=default_stride(spec.bundle_bytes),
             data_offset=DATA_OFFSET,
             file_id=file_id,
+            down_columns=0 if spec.experts is None else spec.experts.d_ffn,
         )
+
+    @property
+    def major(self) -> int:
+        """Number of the layout."""
+        return EXPERTS_MAJOR if self.down_columns else MAJOR
+
+    @property
+    def bundle_parts(self) -> tuple[int, ...]:
+        """Bytes of the rows of a neuron, or of an expert's gate, up and down: one after another."""
+        row = row_bytes(self.dtype, self.d_model)
+        if not self.down_columns:
+            return (row,) * (self.neurons_per_bundle * self.rows_per_neuron)
+        matrix = self.neurons_per_bundle * row
+        return matrix, matrix, self.d_model * row_bytes(self.dtype, self.down_columns)
 
     @property
     def bundle_bytes(self) -> int:
         """Useful bytes of a bundle; the rest of the stride is zeros."""
+        if self.down_columns:
+            return expert_bytes(self.dtype, self.d_model, self.down_columns)
         rows = self.neurons_per_bundle * self.rows_per_neuron
         return rows * row_bytes(self.dtype, self.d_model)
 
@@ -135,15 +160,15 @@ class BundleHeader:
 
     def pack(self) -> bytes:
         """The 4096 bytes at the start of the file."""
-        own = {name: getattr(self, name) for name in HEADER_FIELDS if hasattr(self, name)}
+        names, fields = _fields_of(self.major)
+        own = {name: getattr(self, name) for name in names if hasattr(self, name)}
         values = own | {
             "magic": MAGIC,
-            "major": MAJOR,
             "minor": MINOR,
             "header_bytes": HEADER_BYTES,
             "dtype": DTYPE_CODES[self.dtype],
         }
-        body = FIELDS.pack(*(values[name] for name in HEADER_FIELDS)).ljust(_CHECKSUM_AT, b"\0")
+        body = fields.pack(*(values[name] for name in names)).ljust(_CHECKSUM_AT, b"\0")
         return body + CHECKSUM.pack(crc32c(np.frombuffer(body, dtype=np.uint8)))
 
     @classmethod
@@ -155,18 +180,21 @@ class BundleHeader:
         if len(raw) < HEADER_BYTES:
             raise ModelTruncated(f"{path}: ends inside its header, at byte {len(raw)}")
         values = dict(zip(HEADER_FIELDS, FIELDS.unpack_from(raw), strict=True))
-        if values.pop("magic") != MAGIC:
+        if values["magic"] != MAGIC:
             raise LayoutError(f"{path}: does not start with {MAGIC!r}; this is no file of bundles")
-        version = values.pop("major"), values.pop("minor")
-        if version != (MAJOR, MINOR):
+        version = values["major"], values["minor"]
+        if version not in ((MAJOR, MINOR), (EXPERTS_MAJOR, MINOR)):
             raise LayoutError(
-                f"{path}: layout {version[0]}.{version[1]}; this version reads {MAJOR}.{MINOR}. "
-                "Convert the checkpoint again, or update flashllm."
+                f"{path}: layout {version[0]}.{version[1]}; this version reads {MAJOR}.{MINOR} and"
+                f" {EXPERTS_MAJOR}.{MINOR}. Convert the checkpoint again, or update flashllm."
             )
+        names, fields = _fields_of(version[0])
+        values = dict(zip(names, fields.unpack_from(raw), strict=True))
+        del values["magic"], values["major"], values["minor"]
         body = np.frombuffer(raw, dtype=np.uint8, count=_CHECKSUM_AT)
         if CHECKSUM.unpack_from(raw, _CHECKSUM_AT)[0] != crc32c(body):
             raise LayoutError(f"{path}: the checksum of the header is wrong; convert again")
-        if body[FIELDS.size :].any():
+        if body[fields.size :].any():
             raise LayoutError(f"{path}: the unused bytes of the header are not zero")
         dtypes = {code: name for name, code in DTYPE_CODES.items()}
         header_bytes, code = values.pop("header_bytes"), values.pop("dtype")
@@ -174,6 +202,8 @@ class BundleHeader:
             raise LayoutError(f"{path}: a header of {header_bytes} bytes, encoding {code}")
         derived = {name: values.pop(name) for name in ("bundle_bytes", "file_bytes")}
         header = cls(dtype=dtypes[code], **values)
+        if header.major != version[0]:
+            raise LayoutError(f"{path}: down_columns is 0 in a file of experts")
         header._check(path)
         for name, value in derived.items():
             if value != getattr(header, name):
@@ -195,6 +225,12 @@ class BundleHeader:
         for name, limit in limits.items():
             if not 1 <= getattr(self, name) <= limit:
                 raise LayoutError(f"{path}: {name} is {getattr(self, name)}; expected 1 to {limit}")
+        is_expert = self.major == EXPERTS_MAJOR
+        if is_expert and (self.rows_per_neuron, self.down_columns) != (3, self.neurons_per_bundle):
+            raise LayoutError(
+                f"{path}: {self.rows_per_neuron} rows a neuron and {self.down_columns} columns of"
+                f" down, for experts of {self.neurons_per_bundle} neurons with a gate"
+            )
         if self.stride % 512 or not 0 <= self.stride - self.bundle_bytes < 4096:
             raise LayoutError(
                 f"{path}: a stride of {self.stride} for bundles of {self.bundle_bytes} bytes"
@@ -203,6 +239,13 @@ class BundleHeader:
             raise LayoutError(f"{path}: data_offset is {self.data_offset}")
         if self.file_bytes > _FILE_BYTES_MAX:
             raise LayoutError(f"{path}: a size of {self.file_bytes} bytes is impossible")
+
+
+def _fields_of(major: int) -> tuple[dict[str, str], struct.Struct]:
+    """Names and codes of a layout's fields."""
+    if major == EXPERTS_MAJOR:
+        return EXPERT_FIELDS, _EXPERT_FIELDS
+    return HEADER_FIELDS, FIELDS
 
 
 def read_header(path: Path) -> BundleHeader:

@@ -25,6 +25,7 @@ from flashllm.spec import ModelSpec
 from flashllm.untrusted.strict_json import parse_object
 
 LAYOUT_VERSION = 1
+EXPERTS_LAYOUT_VERSION = 2
 
 MANIFEST_BYTES_MAX = 16 << 20
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -74,11 +75,11 @@ class Manifest:
         """The manifest in `raw`; `LayoutError` naming `path` if it is not valid."""
         values = parse_object(raw, path, LayoutError)
         version = values.get("layout_version")
-        if version != LAYOUT_VERSION or type(version) is not int:
+        if type(version) is not int or version not in (LAYOUT_VERSION, EXPERTS_LAYOUT_VERSION):
             raise LayoutError(
                 f"{path}: layout version {version!r}, written by flashllm "
-                f"{values.get('tool_version', '?')!r}; this version reads {LAYOUT_VERSION}. "
-                "Convert the checkpoint again, or update flashllm."
+                f"{values.get('tool_version', '?')!r}; this version reads {LAYOUT_VERSION} and"
+                f" {EXPERTS_LAYOUT_VERSION}. Convert the checkpoint again, or update flashllm."
             )
         if set(values) != _KEYS:
             raise LayoutError(f"{path}: keys missing or unknown: {sorted(set(values) ^ _KEYS)}")
@@ -87,8 +88,18 @@ class Manifest:
             if not isinstance(values[key], kind):
                 raise LayoutError(f"{path}: {key} is {values[key]!r}; expected {kind.__name__}")
         values["spec"] = ModelSpec.from_json(values["spec"])
+        if version != layout_version(values["spec"]):
+            raise LayoutError(
+                f"{path}: layout version {version}, but its spec"
+                f" {'has no' if values['spec'].experts is None else 'has'} experts"
+            )
         values["files"] = _file_records(values["files"], path)
         return cls(**values)
+
+
+def layout_version(spec: ModelSpec) -> int:
+    """The version of the layout that a model of this spec is written in."""
+    return LAYOUT_VERSION if spec.experts is None else EXPERTS_LAYOUT_VERSION
 
 
 def _file_records(values: object, path: Path) -> dict[str, FileRecord]:

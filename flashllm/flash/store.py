@@ -29,7 +29,7 @@ from flashllm.flash.checksums import (
 )
 from flashllm.flash.file_names import ACTIVITY_FILE, BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader, read_header
-from flashllm.flash.manifest import Manifest, read_manifest
+from flashllm.flash.manifest import Manifest, layout_version, read_manifest
 from flashllm.flash.opening_errors import opening_errors, read_failed
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
@@ -357,6 +357,7 @@ def _wait(reader: core.Reader, under_way: deque[tuple[int, int, int]], on_read: 
 
 def _check_header(header: BundleHeader, spec: ModelSpec, path: Path) -> None:
     pairs = {
+        "layout": (header.major, layout_version(spec)),
         "dtype": (header.dtype, spec.dtype),
         "layers": (header.n_layers, spec.n_layers),
         "width": (header.d_model, spec.d_model),

@@ -11,6 +11,7 @@ from flashllm.flash.safetensors_file import TensorRecord
 from flashllm.spec import ModelSpec
 
 POSITIONS = "embed.positions"
+ROUTER = ".router.weight"
 
 
 def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -33,6 +34,8 @@ def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         table |= _attention(f"{prefix}.attn", spec) | _norm(f"{prefix}.attn_norm", spec)
         if not spec.shared_norm:
             table |= _norm(f"{prefix}.ffn_norm", spec)
+        if spec.experts is not None:
+            table[f"{prefix}{ROUTER}"] = (spec.experts.n_experts, width)
         if spec.gate == "resident":
             table[f"{prefix}.ffn.gate.weight"] = (spec.d_ffn, width)
         if spec.ffn_bias:
@@ -54,8 +57,9 @@ def _attention(prefix: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if spec.attention_output_bias:
         table[f"{prefix}.o.bias"] = (spec.d_model,)
     if spec.qk_norm:
-        table[f"{prefix}.q_norm.weight"] = (spec.head_dim,)
-        table[f"{prefix}.k_norm.weight"] = (spec.head_dim,)
+        whole = spec.qk_norm_whole
+        table[f"{prefix}.q_norm.weight"] = (heads if whole else spec.head_dim,)
+        table[f"{prefix}.k_norm.weight"] = (kv_heads if whole else spec.head_dim,)
     return table
 
 
@@ -69,11 +73,13 @@ def _norm(name: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def resident_dtype(name: str, shape: tuple[int, ...], spec: ModelSpec) -> str:
     """Encoding of a resident tensor: norms and biases are f32, matrices as the spec says.
 
-    Learned positions are few and added directly to the stream: f16 where matrices are int8 or int4.
+    Learned positions are few and added directly to the stream, and a router decides which experts
+    compute: these are f16 where matrices are int8 or int4.
     """
     if len(shape) == 1:
         return "f32"
-    return "f16" if name == POSITIONS and spec.matrix_dtype in GROUP_BYTES else spec.matrix_dtype
+    is_exact = name == POSITIONS or name.endswith(ROUTER)
+    return "f16" if is_exact and spec.matrix_dtype in GROUP_BYTES else spec.matrix_dtype
 
 
 def resident_bytes(name: str, shape: tuple[int, ...], spec: ModelSpec) -> int:

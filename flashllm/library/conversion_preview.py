@@ -100,7 +100,7 @@ def preview_shape(
         ceiling_bytes=conditions.ceiling_bytes,
         tokens_per_second=speed,
         assumed=assumed,
-        sparse=spec.sparse,
+        sparse=spec.selective,
         quick=quick,
     )
 
@@ -169,4 +169,6 @@ def _selector(spec: ModelSpec, options: ConvertOptions, asked: Select | None) ->
             return asked
     if has_predictors:
         return "predicted"
+    if spec.experts is not None:
+        return "router"
     return "gate" if spec.sparse and spec.gate == "resident" else "all"

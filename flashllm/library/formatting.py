@@ -29,6 +29,11 @@ def clean(text: str) -> str:
 
 def format_shape(spec: ModelSpec) -> str:
     """The shape of a model by its features."""
+    if (experts := spec.experts) is not None:
+        return (
+            f"{spec.n_layers} layers of {experts.n_experts} experts, {experts.per_token} a token,"
+            f" {spec.activation}"
+        )
     return f"{spec.n_layers} layers of {spec.d_ffn} neurons, {spec.activation_label}"
 
 

@@ -21,6 +21,7 @@ from flashllm.planning.shape_estimate import usual_selector
 SPARSITY: dict[Select, str] = {
     "predicted": "predictors (lossy)",
     "gate": "gate (exact)",
+    "router": "router (exact)",
     "all": "none: all of it",
 }
 """What chooses the neurons that a token reads."""

@@ -16,7 +16,7 @@ from flashllm.hardware.staleness import profile_for
 from flashllm.library.models import NO_TOKENIZER
 from flashllm.library.scan import has_tokenizer
 from flashllm.options import ModelOptions
-from flashllm.planning.model_facts import check_runnable, choose_selector, converted_sizes
+from flashllm.planning.model_facts import choose_selector, converted_sizes
 from flashllm.planning.plan import make_plan
 
 
@@ -31,7 +31,6 @@ def check_openable(path: Path | None, options: ModelOptions, interpreter_bytes: 
     if directory is None:
         return
     with Store(directory) as store:
-        check_runnable(store)
         if not has_tokenizer(store.manifest):
             raise UsageError(NO_TOKENIZER)
         select = choose_selector(store, options.select)

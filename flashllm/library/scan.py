@@ -20,7 +20,6 @@ from flashllm.options import DEFAULT_OPTIONS, ModelOptions, Select
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Scenario
 from flashllm.planning.model_facts import (
-    check_runnable,
     choose_selector,
     converted_sizes,
     recorded_activity,
@@ -112,7 +111,6 @@ def examine(path: Path, conditions: Conditions) -> FoundModel:
     """Describes one model; whatever is wrong with it becomes its `problem`."""
     try:
         with Store(path) as store:
-            check_runnable(store)
             return _planned(_described(store), store, conditions)
     except (FlashllmError, OSError, MemoryError, RecursionError) as problem:
         return _broken(path, format_error(problem, path))
@@ -175,7 +173,7 @@ def _planned(found: FoundModel, store: Store, conditions: Conditions) -> FoundMo
 
 def known_activity(spec: ModelSpec, select: str, recording: Activity | None) -> Activity | None:
     """What tokens use: recorded, else assumed for its kind; None if they use everything."""
-    if select == "all" or not spec.sparse:
+    if select == "all" or not spec.selective:
         return None
     return recording or assumed(spec, select)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm.spec import ModelSpec
@@ -24,6 +26,21 @@ def activate(spec: ModelSpec, x: Tensor) -> Tensor:
     if kind == "silu":
         return torch.nn.functional.silu(x)
     return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def activate_each(spec: ModelSpec, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The activation of the gates of one token or of several, [..., neurons]: a new array.
+
+    Each token has the bits that it has alone. Torch computes the last few values of an array by
+    other functions than the rest, and numpy does not.
+    """
+    if spec.activation != "silu":
+        rows = x.reshape(-1, x.shape[-1])
+        alone = [activate(spec, torch.from_numpy(row)).numpy() for row in rows]
+        return np.stack(alone).reshape(x.shape)
+    with np.errstate(over="ignore"):
+        powers: NDArray[np.float32] = np.exp(-x)
+    return x / (np.float32(1) + powers)
 
 
 def combine(spec: ModelSpec, activated: Tensor, up: Tensor) -> Tensor:

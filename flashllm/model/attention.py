@@ -21,6 +21,8 @@ class Attention:
     output: Linear
     query_norm: Norm | None
     key_norm: Norm | None
+    norm_whole: bool
+    """Whether these norms are over all heads of a token together."""
     head_dim: int
     window: int
     """Tokens that one token sees, itself included; 0 means all before it."""
@@ -28,8 +30,11 @@ class Attention:
     def __call__(self, x: Tensor, layer: int, cache: KvCache, rotation: Rotation | None) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]; appends to the cache but does not advance it."""
         tokens = x.shape[0]
-        query, key = self._heads(self.query(x)), self._heads(self.key(x))
-        if self.query_norm is not None and self.key_norm is not None:
+        query, key = self.query(x), self.key(x)
+        if self.query_norm is not None and self.key_norm is not None and self.norm_whole:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = self._heads(query), self._heads(key)
+        if self.query_norm is not None and self.key_norm is not None and not self.norm_whole:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
             query, key = rotation(query), rotation(key)

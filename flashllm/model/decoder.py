@@ -19,10 +19,12 @@ from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.ffn_decode import FeedForwardDecode
+from flashllm.model.ffn_experts import Experts
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
 from flashllm.model.neurons import Neurons
 from flashllm.model.prefetchers import prefetchers_for
 from flashllm.model.products import make_products
+from flashllm.model.router import SelectRouted
 from flashllm.model.schedule import Mode, Pass, Progress, PromptSchedule, TokenSchedule
 from flashllm.model.transformer import Transformer
 from flashllm.options import KvDType
@@ -73,11 +75,16 @@ class Decoder:
         self._products = products = make_products(spec, kernels, shape)
         transformer = Transformer(spec, resident, kernels, products, clock)
         weights = transformer.feed_forward_weights
-        neurons = Neurons(spec, store.header.stride, kernels, weights)
+        bundles: Neurons | Experts
+        if spec.experts is None:
+            bundles = Neurons(spec, store.header.stride, kernels, weights)
+        else:
+            assert isinstance(selector, SelectRouted), "experts are chosen by their router alone"
+            bundles = Experts(spec, store.header, kernels, selector)
         self._transformer = transformer
         self._norms = [layer.norm for layer in weights]
-        self._decode = FeedForwardDecode(spec, pool, neurons, weights, clock)
-        self._prefill = FeedForwardPrefill(spec, pool, neurons, weights, products, kernels, clock)
+        self._decode = FeedForwardDecode(spec, pool, bundles, weights, clock)
+        self._prefill = FeedForwardPrefill(spec, pool, bundles, weights, products, kernels, clock)
         self._tokens = TokenSchedule(transformer, self._decode, pool, self._announce)
         self._prompts = PromptSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.needed_tokens,

@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm.arrays import Ids
 from flashllm.model.active_set_selectors import ActiveSet, Selector, Vector
-from flashllm.model.neurons import FeedForwardWeights, Neurons
+from flashllm.model.neurons import FeedForwardWeights
 from flashllm.model.prefetchers import Prefetcher
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.pool import BundlePool
+
+
+class BundleOutputs(Protocol):
+    """What computes the outputs of bundles for one token: of each a number, or a vector."""
+
+    def room(self, count: int) -> Vector:
+        """Memory for the outputs of `count` bundles, [count] or [count, d_model]."""
+        ...
+
+    def outputs(
+        self,
+        layer: int,
+        rows: NDArray[np.uint8],
+        ids: Ids,
+        positions: Ids,
+        x: Vector,
+        gate: Vector | None,
+    ) -> Vector:
+        """Outputs of the bundles `ids`, at `positions` of `rows`, for `x` [d_model].
+
+        `gate` [n] holds the outputs of their resident gate.
+        """
+        ...
+
+    def add(
+        self, rows: NDArray[np.uint8], ids: Ids, positions: Ids, outputs: Vector, out: Vector
+    ) -> None:
+        """Add what the outputs of ascending `ids` amount to, in this order, to `out` [d_model]."""
+        ...
 
 
 class FeedForwardDecode:
@@ -28,13 +59,13 @@ class FeedForwardDecode:
         self,
         spec: ModelSpec,
         pool: BundlePool,
-        neurons: Neurons,
+        bundles: BundleOutputs,
         weights: Sequence[FeedForwardWeights],
         clock: PartClock,
     ) -> None:
         self._spec = spec
         self._pool = pool
-        self._neurons = neurons
+        self._bundles = bundles
         self._weights = weights
         self._clock = clock
         self.selector: Selector | None = None
@@ -52,7 +83,7 @@ class FeedForwardDecode:
         `before_norm` [1, d_model] is the input of the norm whose output is `x`; some selectors read
         it.
         """
-        clock, neurons = self._clock, self._neurons
+        clock, bundles = self._clock, self._bundles
         clock.switch("predict")
         vector: Vector = x.contiguous().numpy()[0]
         out = np.zeros(self._spec.d_model, dtype=np.float32)
@@ -62,17 +93,18 @@ class FeedForwardDecode:
             if number == 0:
                 for prefetcher in self.prefetchers:
                     prefetcher.after_reads_began(layer, found.reads, before_norm)
-            outputs = np.empty(len(found.ids), dtype=np.float32)
+            outputs = bundles.room(len(found.ids))
             for part in found.arrivals:
                 clock.switch("ffn")
                 ids = found.ids[part]
-                outputs[part] = neurons.outputs(
+                outputs[part] = bundles.outputs(
                     layer, found.rows, ids, found.positions[part], vector, _of(gate, ids)
                 )
             clock.switch("ffn")
             if active.weights is not None:
-                outputs *= active.weights_of(found.ids)
-            neurons.add(found.rows, found.ids, found.positions, outputs, out)
+                weights = active.weights_of(found.ids)
+                outputs *= weights.reshape(-1, *[1] * (outputs.ndim - 1))
+            bundles.add(found.rows, found.ids, found.positions, outputs, out)
         return self._weights[layer].with_down_bias(torch.from_numpy(out)[None])
 
     def active_set(
@@ -103,7 +135,7 @@ class FeedForwardDecode:
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
             ids, positions, rows = block.parts()
-            outputs = self._neurons.outputs(layer, rows, ids, positions, x, _of(gate, ids))
+            outputs = self._bundles.outputs(layer, rows, ids, positions, x, _of(gate, ids))
             found.append(ids[outputs != 0])
         return ActiveSet(np.concatenate(found))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,8 +13,10 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.arrays import Ids
-from flashllm.model.activations import activate, combine, margin
+from flashllm.model.activations import activate
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector
+from flashllm.model.ffn_experts import Experts, ExpertTiles
+from flashllm.model.ffn_neurons import NeuronTiles
 from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.products import Products
 from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
@@ -30,6 +34,19 @@ Chosen = Callable[[int, list[Ids]], None]
 _Floats = NDArray[np.float32]
 
 
+class TileSums(Protocol):
+    """What tiles of a layer add to the outputs of several tokens."""
+
+    @property
+    def tile(self) -> int:
+        """Bundles of a block that are given at a time, at most."""
+        ...
+
+    def add(self, tile: Block, out: Tensor) -> Tensor:
+        """Adds a tile to `out`; [tokens, bundles], zero where a token does not use a bundle."""
+        ...
+
+
 class FeedForwardPrefill:
     """Feed-forward layers of a model over a pool of bundles, for the tokens of a prompt."""
 
@@ -37,7 +54,7 @@ class FeedForwardPrefill:
         self,
         spec: ModelSpec,
         pool: BundlePool,
-        neurons: Neurons,
+        bundles: Neurons | Experts,
         weights: Sequence[FeedForwardWeights],
         products: Products,
         kernels: core.Kernels,
@@ -45,7 +62,9 @@ class FeedForwardPrefill:
     ) -> None:
         self._spec = spec
         self._pool = pool
-        self._neurons = neurons
+        self._neurons = bundles if isinstance(bundles, Neurons) else None
+        self._experts = bundles if isinstance(bundles, Experts) else None
+        self._stride = bundles.stride
         self._weights = weights
         self._products = products
         self._kernels = kernels
@@ -63,38 +82,33 @@ class FeedForwardPrefill:
     ) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]: all neurons, or those that are selected.
 
-        The layer is read whole. Bundles that the last `keep_tokens` tokens used stay in the pool,
-        and others where slots are free: those that most tokens used, an even share of each block.
+        Of experts those that the router chooses. The layer is read whole. Bundles that the last
+        `keep_tokens` tokens used stay in the pool, and others where slots are free: those that most
+        tokens used, an even share of each block.
         """
         self._clock.switch("ffn")
         out = torch.zeros_like(x)
-        weights = self._weights[layer]
-        gate = None if weights.gate is None else weights.gate(x)
-        active = self._select_each(layer, x, before_norm, gate) if selects else None
-        margins: list[Tensor] = []
+        margins: list[Tensor] | None = None if tap is None else []
+        tiles = self._tiles(layer, x, before_norm, selects, margins)
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
             tails, uses = [], []
             fills = self._pool.free_slots(layer) > 0
-            for tile in block.pieces(self._products.tile):
-                silent = None
-                if active is not None:
-                    silent = ~active.among(tile.first, len(tile))
-                kept = None if tap is None else margins
-                hidden = self._add_tile(layer, tile, x, gate, out, kept, silent)
-                tails.append(hidden[len(x) - keep_tokens :])
+            for tile in block.pieces(tiles.tile):
+                used = tiles.add(tile, out)
+                tails.append(used[len(x) - keep_tokens :])
                 if fills:
-                    uses.append(np.count_nonzero(hidden.numpy(), axis=0))
+                    uses.append(np.count_nonzero(used.numpy(), axis=0))
             if keep_tokens:
                 self._keep(layer, block, torch.cat(tails, dim=1), len(x))
             if fills:
                 self._fill(layer, block, np.concatenate(uses))
-        if tap is not None:
+        if tap is not None and margins is not None:
             tap(layer, self._read_by_selector(x, before_norm), torch.cat(margins, dim=1))
-        return weights.with_down_bias(out)
+        return self._weights[layer].with_down_bias(out)
 
     def needed(self, layer: int, x: Tensor, before_norm: Tensor) -> Tensor:
-        """[tokens, d_model] to [tokens, d_model]: the neurons that the selector selects.
+        """[tokens, d_model] to [tokens, d_model]: the bundles that the selector selects.
 
         Reads those that any of the tokens needs, of which there should be few. They stay in the
         pool, as after a token of an answer.
@@ -102,9 +116,16 @@ class FeedForwardPrefill:
         clock, weights = self._clock, self._weights[layer]
         clock.switch("predict")
         out = torch.zeros_like(x)
-        gate = None if weights.gate is None else weights.gate(x)
-        active = self._select_each(layer, x, before_norm, gate)
-        wanted = active.among(0, self._spec.bundles_per_layer)
+        tiles: TileSums
+        if self._experts is not None:
+            tiles = self._expert_tiles(self._experts, layer, x)
+            wanted = tiles.weights != 0
+        else:
+            gate = None if weights.gate is None else weights.gate(x)
+            active = self._select_each(layer, x, before_norm, gate)
+            wanted = active.among(0, self._spec.bundles_per_layer)
+            silent = functools.partial(_not_among, wanted)
+            tiles = NeuronTiles(self._spec, weights, self._products, x, gate, silent)
         union = np.flatnonzero(wanted.any(axis=0)).astype(np.int32)
         for found in self._pool.rounds(layer, union):
             for _ in found.arrivals:
@@ -113,12 +134,34 @@ class FeedForwardPrefill:
             if not len(found.ids):
                 continue
             first = int(found.ids[0])
-            stride = self._neurons.stride
-            block = Block(first, found.rows, found.positions, stride, found.ids)
-            for tile in block.pieces(self._products.tile):
-                silent = ~wanted[:, tile.columns]
-                self._add_tile(layer, tile, x, gate, out, None, silent)
+            block = Block(first, found.rows, found.positions, self._stride, found.ids)
+            for tile in block.pieces(tiles.tile):
+                tiles.add(tile, out)
         return weights.with_down_bias(out)
+
+    def _tiles(
+        self,
+        layer: int,
+        x: Tensor,
+        before_norm: Tensor,
+        selects: bool,
+        margins: list[Tensor] | None,
+    ) -> TileSums:
+        """What adds a layer, read whole, to the outputs of these tokens."""
+        if self._experts is not None:
+            return self._expert_tiles(self._experts, layer, x)
+        weights = self._weights[layer]
+        gate = None if weights.gate is None else weights.gate(x)
+        silent = None
+        if selects:
+            active = self._select_each(layer, x, before_norm, gate)
+            silent = functools.partial(_not_selected, active)
+        return NeuronTiles(self._spec, weights, self._products, x, gate, silent, margins)
+
+    def _expert_tiles(self, experts: Experts, layer: int, x: Tensor) -> ExpertTiles:
+        x = x.contiguous()
+        weights = experts.router.weights(layer, x.numpy())
+        return ExpertTiles(experts, x, weights, self._products.tile)
 
     def _select_each(
         self, layer: int, x: Tensor, before_norm: Tensor, gate: Tensor | None
@@ -141,6 +184,9 @@ class FeedForwardPrefill:
         Each token gets the same bits as alone; the layer is read once for all tokens. The oracle
         selects the neurons whose output is not zero.
         """
+        if self._experts is not None:
+            return self._routed(layer, x, before_norm, chosen)
+        assert self._neurons is not None
         self._clock.switch("ffn")
         vectors: _Floats = x.contiguous().numpy()
         gates = self._gates(layer, x)
@@ -168,6 +214,13 @@ class FeedForwardPrefill:
             chosen(layer, each)
         return self._weights[layer].with_down_bias(torch.from_numpy(out))
 
+    def _routed(self, layer: int, x: Tensor, before_norm: Tensor, chosen: Chosen | None) -> Tensor:
+        """The same with experts, of which no token computes others than in `dense`."""
+        if chosen is not None and self._experts is not None:
+            weights = self._expert_tiles(self._experts, layer, x).weights
+            chosen(layer, [np.flatnonzero(row).astype(np.int32) for row in weights])
+        return self.dense(layer, x, before_norm)
+
     def warm_up(self) -> Iterator[float]:
         """Reads all layers into slots, which have room for them; yields the share after each block.
 
@@ -187,42 +240,6 @@ class FeedForwardPrefill:
         gate = self._weights[layer].gate
         assert gate is not None, "asked only where the gate is resident"
         return activate(self._spec, gate(x)) != 0
-
-    def _add_tile(
-        self,
-        layer: int,
-        tile: Block,
-        x: Tensor,
-        gate: Tensor | None,
-        out: Tensor,
-        margins: list[Tensor] | None,
-        silent: NDArray[np.bool_] | None,
-    ) -> Tensor:
-        """Add a tile's products with `x` to `out`; the neurons' outputs [tokens, bundles].
-
-        Those that are `silent` [tokens, bundles] are zero.
-        """
-        spec, weights = self._spec, self._weights[layer]
-        up = self._project(x, tile, spec.rows_per_neuron - 2, weights.up_bias)
-        deciding = up
-        if gate is not None:
-            deciding = gate[:, tile.columns]
-        elif spec.gate == "bundled":
-            deciding = self._project(x, tile, 0, weights.gate_bias)
-        if margins is not None:
-            margins.append(margin(spec, deciding, up))
-        hidden = activate(spec, deciding)
-        if spec.gated:
-            hidden = combine(spec, hidden, up)
-        if silent is not None:
-            hidden.masked_fill_(torch.from_numpy(silent), 0.0)
-        self._products.add_down(tile, hidden, out)
-        return hidden
-
-    def _project(self, x: Tensor, tile: Block, row: int, bias: Tensor | None) -> Tensor:
-        """[tokens, d_model] to [tokens, bundles] by a row of each bundle and its bias."""
-        out = self._products.with_rows(tile, row, x)
-        return out if bias is None else out.add_(bias[tile.columns])
 
     def _gates(self, layer: int, x: Tensor) -> _Floats | None:
         """A resident gate's outputs for several tokens, [tokens, d_ffn], bit for bit as for one."""
@@ -256,3 +273,15 @@ class FeedForwardPrefill:
         if len(which):
             sources = block.positions[which]
             self._kernels.copy_rows(block.rows, sources, block.stride, pool_rows, positions)
+
+
+def _not_among(wanted: NDArray[np.bool_], tile: Block) -> NDArray[np.bool_]:
+    """Which bundles of a tile a token does not want, of all of its layer: [tokens, bundles]."""
+    silent: NDArray[np.bool_] = ~wanted[:, tile.columns]
+    return silent
+
+
+def _not_selected(active: ActiveMask, tile: Block) -> NDArray[np.bool_]:
+    """Which bundles of a tile, neighbours, a token does not need: [tokens, bundles]."""
+    silent: NDArray[np.bool_] = ~active.among(tile.first, len(tile))
+    return silent

@@ -47,6 +47,7 @@ class ResidentParts:
                 output=output,
                 query_norm=self._head_norm(f"{name}.attn.q_norm"),
                 key_norm=self._head_norm(f"{name}.attn.k_norm"),
+                norm_whole=spec.qk_norm_whole,
                 head_dim=spec.head_dim,
                 window=spec.attention_window(index),
             ),

@@ -69,6 +69,10 @@ class Neurons:
         self._up_offset = spec.row_bytes * (spec.rows_per_neuron - 2)
         self._down_offset = spec.row_bytes * (spec.rows_per_neuron - 1)
 
+    def room(self, count: int) -> _Floats:
+        """Memory for the outputs of `count` neurons, [count]."""
+        return np.empty(count, dtype=np.float32)
+
     def outputs(
         self,
         layer: int,

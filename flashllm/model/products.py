@@ -51,8 +51,11 @@ class Products(Protocol):
 
 
 def make_products(spec: ModelSpec, kernels: core.Kernels, shape: PrefillShape) -> Products:
-    """What multiplies fastest: the kernels leave out neurons that are silent, torch leaves none."""
-    if spec.sparse:
+    """What multiplies fastest: the kernels leave out neurons that are silent, torch leaves none.
+
+    Experts are matrices, of which a token has some only; these are the kernels' too.
+    """
+    if spec.selective:
         return RowProducts(spec, kernels, shape.bundles)
     return TokenOrChunkProducts(kernels, shape.linear_rows, TileDecoder(spec, kernels, shape.tile))
 

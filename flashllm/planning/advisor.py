@@ -27,11 +27,10 @@ from flashllm.planning.plan import (
     smallest_ceiling,
 )
 from flashllm.planning.shape_estimate import predictor_bytes, sizes_of_shape
-from flashllm.planning.slot_allocation import SLACK
+from flashllm.planning.slot_allocation import SLACK, least_slots
 from flashllm.planning.token_traffic import PlannedModel
 from flashllm.spec import ModelSpec
 from flashllm.units import GIB
-from flashllm.weight_cache.blocks import smallest_slots
 
 TIME_SHARE_MAX = 0.97
 """An alternative is listed if a token then takes at most this share of its time."""
@@ -109,7 +108,7 @@ class Ceilings:
     smallest: int
     cliff: int | None
     """Below it the slots do not hold what one token uses, so no bundle stays for the next token;
-    None where every neuron is used."""
+    None where every neuron is used, and where the least slots hold all experts of a token."""
     whole: int
     """From it on, everything is in memory and nothing is read."""
 
@@ -123,9 +122,9 @@ def ceilings(scenario: Scenario, plan: Plan) -> Ceilings:
     spec, stride = scenario.spec, scenario.sizes.stride
     fixed = sum(plan.split.values()) - plan.split["slots"]
     whole = fixed + spec.n_layers * spec.bundles_per_layer * stride
-    if plan.select == "all" or scenario.activity is None:
+    if plan.select in ("all", "router") or scenario.activity is None:
         return Ceilings(plan.smallest_bytes, None, whole)
-    least = smallest_slots(spec.bundles_per_layer)
+    least = least_slots(spec, plan.select)
     needed = (int(n * SLACK) + 1 for n in scenario.activity.slots_needed[0])
     slots = sum(max(least, min(n, spec.bundles_per_layer)) for n in needed)
     return Ceilings(plan.smallest_bytes, fixed + slots * stride, whole)

@@ -195,6 +195,8 @@ class _Clock:
         # Meanwhile all rows but the down rows are multiplied for neurons that are in DRAM.
         before_down = (spec.rows_per_neuron - 1) * traffic.used
         dots = seconds.ffn * before_down / max(before_down + traffic.active, 1.0)
+        if spec.experts is not None:
+            dots = seconds.ffn  # each expert is computed whole
         hits = dots * traffic.hit_rate
         attention = seconds.attention + seconds.kv
         if prefetches(spec, plan):
@@ -226,7 +228,9 @@ class _Clock:
             tokens = min(shape.tokens, prompt_tokens - start)
             beside = chunk_seconds(self.rates, spec.matrix_dtype, resident, tokens, small)
             block_bytes = shape.bundles * spec.bundle_bytes
-            block = chunk_seconds(self.rates, spec.dtype, block_bytes, tokens, small)
+            # Of experts, each is multiplied with the tokens that chose it.
+            share = spec.experts.per_token / spec.experts.n_experts if spec.experts else 1
+            block = chunk_seconds(self.rates, spec.dtype, block_bytes * share, tokens, small)
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashllm.errors import UnsupportedModel, UsageError
+from flashllm.errors import UsageError
 from flashllm.flash.file_names import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.flash.store import Store
@@ -35,21 +35,14 @@ def usual_ceiling(interpreter_bytes: int, application_bytes: int = 0) -> int:
     return usual if limit is None else min(usual, int(limit * CONTAINER_SHARE))
 
 
-def check_runnable(store: Store) -> None:
-    """`UnsupportedModel` for a complete model that this version cannot run."""
-    if store.spec.neurons_per_bundle != 1:
-        raise UnsupportedModel(
-            f"{store.directory}: {store.spec.neurons_per_bundle} neurons a bundle; this version"
-            " runs models whose bundles are single neurons"
-        )
-
-
 def choose_selector(store: Store, select: Select | None) -> Select:
     """The selector asked for, or the model's best one; `UsageError` if the model lacks it."""
     spec, where = store.spec, store.directory
     has_predictors = PREDICTORS_FILE in store.manifest.files
     has_gate = spec.gate == "resident" and spec.sparse
     if select is None:
+        if spec.experts is not None:
+            return "router"
         if has_predictors:
             return "predicted"
         return "gate" if has_gate else "all"
@@ -62,7 +55,14 @@ def check_selector(select: str, spec: ModelSpec, has_predictors: bool, where: Pa
     has_gate = spec.gate == "resident" and spec.sparse
     if select not in SELECTORS:
         raise UsageError(f"--select {select}: expected one of {', '.join(SELECTORS)}")
-    if select != "all" and not spec.sparse:
+    if (select == "router") != (spec.experts is not None):
+        if spec.experts is None:
+            raise UsageError(f"--select router: {where} has no experts to choose among")
+        raise UsageError(
+            f"--select {select}: the router of {where} says which experts a token needs; use"
+            " --select router, or leave it out"
+        )
+    if select not in ("all", "router") and not spec.sparse:
         raise UsageError(
             f"--select {select}: the neurons of {where} are never zero (its activation is"
             f" {spec.activation}), so all of them are needed; use --select all"

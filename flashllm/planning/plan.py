@@ -73,6 +73,9 @@ _NEEDED_TOKENS = 64
 """The largest chunk that may read the neurons it needs instead of layers."""
 _NEEDED_TOKENS_UNKNOWN = 2
 """The same where nothing says what tokens use."""
+_NEEDED_TOKENS_OF_EXPERTS = 16
+"""The same of experts, which are read one by one at the rate of reads in order: a larger chunk
+needs most of a layer, of which the next blocks are read while one is computed."""
 _SCATTERED_SHARE = 0.3
 """The rate of scattered reads of bundles, as a share of that of reads in order, if no profile says
 it: 0.2 to 0.5 were measured for bundles of 5 to 16 KB."""
@@ -112,7 +115,7 @@ class PrefillShape:
         return cls(
             tokens=tokens,
             bundles=min(bundles, spec.bundles_per_layer),
-            tile=min(tile, bundles, spec.bundles_per_layer),
+            tile=min(bundles if spec.experts else min(tile, bundles), spec.bundles_per_layer),
             linear_rows=max(_LINEAR_BYTES // row_bytes, 16),
         )
 
@@ -122,7 +125,7 @@ class PrefillShape:
         decoded = self.tile * spec.rows_per_neuron * spec.d_model * 4
         rows = self.linear_rows * _widest(spec) * 4
         # Our own products decode nothing to memory.
-        beside = 0 if spec.sparse else decoded + rows
+        beside = 0 if spec.selective else decoded + rows
         return ring + beside + self.tokens * self._token_bytes(spec) + _SCORE_BYTES
 
     def with_tokens(self, tokens: int) -> PrefillShape:
@@ -132,7 +135,7 @@ class PrefillShape:
     def grown(self, spec: ModelSpec, spare_bytes: int) -> PrefillShape:
         """With as large a chunk as `spare_bytes` beyond this one have room for; only if sparse."""
         tokens = self.tokens
-        while spec.sparse and 2 * tokens <= _LARGEST_CHUNK:
+        while spec.selective and 2 * tokens <= _LARGEST_CHUNK:
             if (2 * tokens - self.tokens) * self._token_bytes(spec) > spare_bytes:
                 break
             tokens *= 2
@@ -140,7 +143,12 @@ class PrefillShape:
 
     def _token_bytes(self, spec: ModelSpec) -> int:
         """Activations of one token of a chunk."""
-        hidden = (4 if spec.gated else 3) * self.bundles
+        if spec.experts is not None:
+            # At the worst all tokens choose the same expert: gate and up, then what comes of them,
+            # its input and its output; and the router's logits, scores, order and weights.
+            hidden = 5 * spec.experts.d_ffn + 2 * spec.d_model + 6 * spec.experts.n_experts
+        else:
+            hidden = (4 if spec.gated else 3) * self.bundles
         if spec.gate == "resident":
             hidden += spec.d_ffn  # the whole gate at once
         return (10 * _widest(spec) + hidden) * 4
@@ -228,6 +236,11 @@ class Plan:
     def own_blocks(self) -> int:
         """Blocks of a prompt's ring that have memory of their own."""
         return self.prefill_blocks - sum(self.lent_blocks)
+
+    @property
+    def bundle_noun(self) -> str:
+        """What a bundle is, for people."""
+        return "expert" if self.select == "router" else "neuron"
 
     @property
     def lossy(self) -> bool:
@@ -422,6 +435,8 @@ def _needed_tokens(
     scattered_share: float,
 ) -> int:
     """As many tokens as take no longer to read here and there than the layers take in order."""
+    if select == "router":
+        return _NEEDED_TOKENS_OF_EXPERTS
     if select != "gate" and (select != "predicted" or prompt_neurons == "exact"):
         return 0
     if activity is None:

@@ -117,6 +117,8 @@ def sizes_of_shape(spec: ModelSpec, interpreter_bytes: int) -> Sizes:
 
 def usual_selector(spec: ModelSpec) -> Select:
     """The best selector that a model of this shape can have once it is converted."""
+    if spec.experts is not None:
+        return "router"
     if not spec.sparse:
         return "all"
     return "gate" if spec.gate == "resident" else "predicted"

@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from flashllm.planning.activation_stats import Activity
 from flashllm.spec import ModelSpec
-from flashllm.weight_cache.blocks import smallest_slots
+from flashllm.weight_cache.blocks import BLOCK_IDS, smallest_slots
 
 Point = tuple[float, float]
 """(slots, bundles that a token loads with these slots)."""
@@ -92,7 +92,7 @@ _MOST_BLOCKS = 24
 """So many keep the disk busy while attention is computed."""
 _RING_SHARE = 12
 """At most 1/12 of the slot bytes may become extra blocks of the prompt's ring."""
-_LENDING = ("predicted", "gate")
+_LENDING = ("predicted", "gate", "router")
 """Selectors with which decoding reads no layer whole, and so needs no ring."""
 
 
@@ -215,7 +215,11 @@ class SlotAllocator:
 def least_slots(spec: ModelSpec, select: str) -> int:
     """The fewest slots that a layer can work with."""
     # Where every neuron is needed, bundles pass through the prompt's buffers; none need stay.
-    return 0 if select == "all" else smallest_slots(spec.bundles_per_layer)
+    if select == "all":
+        return 0
+    # All experts of a token are there together: a layer of fewer slots would read each anew.
+    block_ids = BLOCK_IDS if spec.experts is None else spec.experts.per_token
+    return smallest_slots(spec.bundles_per_layer, block_ids)
 
 
 def lend(slots: Sequence[int], block: int, least: int, count: int) -> list[int]:

@@ -68,7 +68,7 @@ class PlannedModel:
 
 def begins_early(plan: Plan) -> bool:
     """Whether reads may begin before the layer's turn."""
-    return plan.overlap in ("attention", "layer") and plan.select != "all"
+    return plan.overlap in ("attention", "layer") and plan.select not in ("all", "router")
 
 
 def prefetches(spec: ModelSpec, plan: Plan) -> bool:

@@ -200,7 +200,9 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
             ("flash", _format_flash(decode, rates)),
         ]
         rate = rates.hit_rate(plan, decode["hit_rate"])
-        rows.append(("in DRAM", f"{100 * rate:.1f} % of the neurons that tokens needed"))
+        rows.append(
+            ("in DRAM", f"{100 * rate:.1f} % of the {plan.bundle_noun}s that tokens needed")
+        )
         moved = MeasuredTraffic(
             decode["wall_ns"],
             decode["bytes_read"],

@@ -22,7 +22,7 @@ from flashllm.errors import Cancelled, FlashllmError
 from flashllm.flash.store import Store
 from flashllm.system.clock import PartClock
 from flashllm.weight_cache.block_stream import Block, BlockStream
-from flashllm.weight_cache.blocks import split_rounds
+from flashllm.weight_cache.blocks import split_rounds, summation_ids
 from flashllm.weight_cache.counters import StreamCounters
 from flashllm.weight_cache.layer_cache import Acquired, LayerCache
 from flashllm.weight_cache.policies import Uses, make_policies
@@ -77,6 +77,7 @@ class SlotPool:
         n_bundles = store.header.bundles_per_layer
         self._store = store
         self._stride = store.header.stride
+        self._block_ids = summation_ids(store.spec)
         policies = make_policies(policy, len(slots_per_layer), n_bundles, window)
         n_slots = [int(slots) for slots in slots_per_layer]
         *starts, together = itertools.accumulate(n_slots, initial=0)
@@ -260,7 +261,7 @@ class SlotPool:
 
     def _split(self, layer: int, ids: Ids) -> list[Ids]:
         """The active set, cut into rounds that fit; rounds beyond the first are counted."""
-        pieces = split_rounds(ids, self._layers[layer].n_slots)
+        pieces = split_rounds(ids, self._layers[layer].n_slots, self._block_ids)
         self.counters.extra_rounds += len(pieces) - 1
         return pieces
 

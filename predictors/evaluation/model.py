@@ -26,7 +26,7 @@ from .memory import chunk_tokens, evaluation_bytes
 Tap = Callable[[int, torch.Tensor, torch.Tensor], None]
 Chosen = Callable[[int, list[NDArray[np.int32]]], None]
 
-EXACT = ("all", "oracle")
+EXACT = ("all", "oracle", "router")
 """Exact selectors, which need no run besides the dense one and the oracle's."""
 LOSSY = "predicted"
 """The only selector that may leave out a neuron that is not zero."""

@@ -56,7 +56,10 @@ def _text_summary(text: dict[str, Any], select: str) -> list[str]:
         perplexity = _decimals(modes["dense"]["perplexity"], 4)
         found.append(f"On {text['tokens_scored']:,} tokens the perplexity is {perplexity}.")
     if mean is None:
-        return [*found, "No neuron is ever zero, so every token needs all of them."]
+        why = "No neuron is ever zero, so every token needs all of them."
+        if select == "router":
+            why = "Each token went through the experts that its routers chose, exactly."
+        return [*found, why]
     active = f"{mean['active']:.1%} of the neurons are active"
     if "false_negatives" in mean:
         active += (

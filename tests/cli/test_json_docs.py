@@ -48,7 +48,12 @@ CASES: dict[str, list[str]] = {
         "run {demo} {say} --json --save",
     ],
     "run --jsonl": ["run {demo} {say} --jsonl"],
-    "info --json": ["info {demo} --json", "info {demo} --plan --json", "info {rotary} --json"],
+    "info --json": [
+        "info {demo} --json",
+        "info {demo} --plan --json",
+        "info {rotary} --json",
+        "info {experts} --json",
+    ],
     "verify --json": ["verify {demo} --json", "verify {damaged} --json"],
     "ls --json": ["ls {models} --memory 1GiB --json"],
     "ls --checkpoints --json": ["ls --checkpoints --json"],
@@ -155,6 +160,7 @@ class Places:
             "models": lambda: [str(demo.parent)],
             "damaged": lambda: [str(self._damaged(demo))],
             "rotary": lambda: [str(self._rotary())],
+            "experts": lambda: [str(self._experts())],
             "profile": lambda: [str(self._profile())],
             "file": lambda: [str(self._file())],
             "source": lambda: [str(self._warns())],
@@ -182,6 +188,14 @@ class Places:
         tiny("llama", intermediate_size=48).save_pretrained(self._folder / "llama")
         convert(self._folder / "llama", self._folder / "rotary", dtype="int8", resident_dtype="f16")
         return self._folder / "rotary"
+
+    def _experts(self) -> Path:
+        from flashllm.convert import convert
+
+        sizes = {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
+        tiny("olmoe", **sizes).save_pretrained(self._folder / "olmoe")
+        convert(self._folder / "olmoe", self._folder / "experts")
+        return self._folder / "experts"
 
     def _profile(self) -> Path:
         assert main(["bench", "io", str(self._file()), *SCAN, "--profile", str(self._kept)]) == 0

@@ -14,6 +14,7 @@ FAMILIES = re.compile(
 FOLDERS = ("flashllm", "predictors", "tools/convert")
 ALLOWED = {
     "tools/convert/families/families.py",
+    "tools/convert/families/experts.py",
     "tools/convert/families/gated.py",
 }
 

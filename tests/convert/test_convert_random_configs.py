@@ -79,6 +79,26 @@ OF_FAMILIES: dict[str, dict[str, list[Any]]] = {
         "layer_types": [None, ["full_attention"], ["chunked_attention"] * 2],
     },
 }
+OF_FAMILIES["qwen3_moe"] = {
+    "num_experts": [8, 8, 0, 2, 1 << 20],
+    "num_local_experts": [None, 8, 4],
+    "num_experts_per_tok": [2, 2, 9, 0],
+    "moe_intermediate_size": [16, 16, 0, "16"],
+    "norm_topk_prob": [True, False, None, 1],
+    "mlp_only_layers": [None, [], [1]],
+    "decoder_sparse_step": [None, 1, 2],
+    "use_sliding_window": [False, True],
+    "sliding_window": [None, 16],
+}
+OF_FAMILIES["olmoe"] = {
+    name: OF_FAMILIES["qwen3_moe"][name]
+    for name in ("num_experts", "num_experts_per_tok", "norm_topk_prob")
+} | {"clip_qkv": [None, None, 8.0]}
+OF_FAMILIES["mixtral"] = {
+    "num_local_experts": [8, 8, 0, 2, 1 << 20],
+    "num_experts_per_tok": [2, 2, 9, 0],
+    "sliding_window": [None, 16, 0],
+}
 OF_FAMILIES["RefinedWebModel"] = OF_FAMILIES["RefinedWeb"] = OF_FAMILIES["falcon"]
 OF_FAMILIES["qwen3"] = OF_FAMILIES["qwen2"]
 

@@ -62,10 +62,14 @@ def write_opt(directory: Path, shards: int = 3, **changes: Any) -> None:
     write_checkpoint(directory, shards=shards, **changes)
 
 
-def write_family(model_type: str, **sizes: Any) -> Callable[[Path], None]:
+def write_family(
+    model_type: str, save_original_format: bool = True, **sizes: Any
+) -> Callable[[Path], None]:
     def write(directory: Path) -> None:
         model = tiny(model_type, **sizes)
-        model.save_pretrained(directory, max_shard_size="12KB")
+        model.save_pretrained(
+            directory, max_shard_size="12KB", save_original_format=save_original_format
+        )
         assert len(list(directory.glob("*.safetensors"))) > 2
 
     return write
@@ -86,6 +90,12 @@ def write_backwards(directory: Path) -> None:
     index.write_text(json.dumps(values))
 
 
+EXPERTS: dict[str, Any] = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "num_key_value_heads": 2,
+}
 GATED = {"intermediate_size": 20, "num_key_value_heads": 2}
 WRITERS: dict[str, Callable[[Path], None]] = {
     "one file": lambda directory: write_opt(directory, 0),
@@ -98,6 +108,8 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "gate and up in one": write_family("phi3", **GATED),
     "gate in memory": write_family("llama", hidden_act="relu", **GATED),
     "gate on flash": write_family("llama", **GATED),
+    "experts": write_family("qwen3_moe", **EXPERTS),
+    "experts, fused": write_family("qwen3_moe", save_original_format=False, **EXPERTS),
     "norms plus one": write_family("nemotron", hidden_size=32, num_attention_heads=4, **GATED),
 }
 

@@ -117,3 +117,14 @@ def test_what_is_only_looked_at_can_be_asked_of_a_closed_model(model: Model) -> 
         model.decoder.new_context()
     with pytest.raises(ModelClosed):
         model.neuron_map()
+
+
+def test_a_closed_model_that_is_referred_to_holds_no_words(demo: Path) -> None:
+    with open_model(demo) as model:
+        words = weakref.ref(model.tokenizer)
+        ids = model.tokenizer.encode("rain")
+        model.generate(ids, 2).complete()
+    gc.collect()
+    assert words() is None
+    assert model.has_tokenizer
+    assert model.tokenizer.encode("rain") == ids, "read anew"

@@ -20,6 +20,7 @@ from flashllm.flash.safetensors_file import pack_tensor_header, read_tensor_inde
 from tests.support.checkpoints import write_checkpoint, write_raw
 
 CONVERTED = Path(__file__).parent / "golden" / "converted"
+EXPERTS = CONVERTED.with_name("experts-converted")
 
 arrays = hnp.arrays(
     dtype=st.sampled_from([np.float32, np.float16]),
@@ -166,12 +167,16 @@ def rewritten(directory: Path, **changes: Any) -> Path:
 
 RECORD = {"bytes": 1, "sha256": "0" * 64}
 FILES = json.loads((CONVERTED / "manifest.json").read_bytes())["files"]
+EXPERTS_SPEC = json.loads((EXPERTS / "manifest.json").read_bytes())["spec"]
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"layout_version": 2}, "layout version 2, written by flashllm 'golden'"),
+        ({"layout_version": 3}, "layout version 3, written by flashllm 'golden'"),
+        ({"layout_version": 2}, "layout version 2, but its spec has no experts"),
+        ({"layout_version": 2.0}, r"layout version 2\.0, written by"),
+        ({"spec": EXPERTS_SPEC}, "layout version 1, but its spec has experts"),
         ({"layout_version": True}, "layout version True"),
         ({"name": ...}, "missing or unknown: .'name'"),
         ({"more": 1}, "missing or unknown: .'more'"),
@@ -241,8 +246,9 @@ def test_directories_that_are_no_converted_model(tmp_path: Path) -> None:
         read_manifest(directory)
 
 
-def test_round_trip() -> None:
-    path = CONVERTED / "manifest.json"
+@pytest.mark.parametrize("directory", [CONVERTED, EXPERTS], ids=["v1", "v2"])
+def test_round_trip(directory: Path) -> None:
+    path = directory / "manifest.json"
     manifest = Manifest.from_bytes(path.read_bytes(), path)
     assert Manifest.from_bytes(manifest.to_bytes(), path) == manifest
 

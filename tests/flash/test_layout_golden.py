@@ -1,4 +1,4 @@
-"""The document, the code and the committed files say the same."""
+"""The documents, the code and the committed files say the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import struct
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,58 @@ from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.flash.store import Store
 from flashllm.flash.tensor_table import check_resident, tensor_table
-from flashllm.spec import ModelSpec
+from flashllm.spec import ModelSpec, MoeSpec
 from tests.flash.golden import make
 from tests.support.checkpoints import all_bytes
 from tests.support.dequantised import dequantised
+from tests.support.encodings import decode, nbytes_of
 
 GOLDEN = Path(__file__).parent / "golden"
 CONVERTED = GOLDEN / "converted"
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "layout-v1.md").read_text(encoding="utf-8")
+EXPERTS = GOLDEN / "experts-converted"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def table(first_column: str) -> list[list[str]]:
+@dataclass(frozen=True)
+class Documented:
+    """A layout as its document has it."""
+
+    document: str
+    converted: Path
+    """The golden files of its last column."""
+    fields: dict[str, str]
+    dumps: tuple[str, ...]
+
+
+V1 = Documented(
+    (DOCS / "layout-v1.md").read_text(encoding="utf-8"),
+    CONVERTED,
+    layout.HEADER_FIELDS,
+    (
+        "ffn.bundles",
+        "converted-int8/ffn.bundles",
+        "converted-int4/ffn.bundles",
+        "ffn.crc32c",
+        "resident.crc32c",
+    ),
+)
+V2 = Documented(
+    (DOCS / "layout-v2.md").read_text(encoding="utf-8"),
+    EXPERTS,
+    layout.EXPERT_FIELDS,
+    (
+        "experts-converted/ffn.bundles",
+        "experts-converted-int4/ffn.bundles",
+        "experts-converted/ffn.crc32c",
+        "experts-converted-int4/resident.safetensors",
+    ),
+)
+of_each_layout = pytest.mark.parametrize("documented", [V1, V2], ids=["v1", "v2"])
+
+
+def table(first_column: str, documented: Documented = V1) -> list[list[str]]:
     """The cells of the document's table whose head begins with this."""
-    lines = DOCUMENT.splitlines()
+    lines = documented.document.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_column} |"))
     rows = []
     for line in lines[start + 2 :]:
@@ -48,23 +88,25 @@ def table(first_column: str) -> list[list[str]]:
 def test_converting_the_golden_source_gives_the_golden_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    make.write_source(tmp_path / "source")
-    assert all_bytes(tmp_path / "source") == all_bytes(GOLDEN / "source")
+    source, dtype = make.CONVERTED[name]
+    make.SOURCES[source](tmp_path / source)
+    assert all_bytes(tmp_path / source) == all_bytes(GOLDEN / source)
     monkeypatch.setattr(flashllm, "__version__", make.VERSION)
 
-    convert(tmp_path / "source", tmp_path / name, dtype=make.CONVERTED[name])
+    convert(tmp_path / source, tmp_path / name, dtype=dtype)
 
     assert all_bytes(tmp_path / name) == all_bytes(GOLDEN / name)
     assert verify(GOLDEN / name).ok
 
 
-def test_header_table() -> None:
-    raw = (CONVERTED / "ffn.bundles").read_bytes()[: layout.HEADER_BYTES]
-    rows = table("byte")
-    assert [row[2] for row in rows] == [*layout.HEADER_FIELDS, "checksum"]
+@of_each_layout
+def test_header_table(documented: Documented) -> None:
+    raw = (documented.converted / "ffn.bundles").read_bytes()[: layout.HEADER_BYTES]
+    rows = table("byte", documented)
+    assert [row[2] for row in rows] == [*documented.fields, "checksum"]
     position = 0
     for start, size, name, _, golden in rows:
-        code = layout.HEADER_FIELDS.get(name, "I")
+        code = documented.fields.get(name, "I")
         if name != "checksum":
             assert int(start) == position, name
         assert int(size) == struct.calcsize(f"<{code}"), name
@@ -80,15 +122,10 @@ def test_header_table() -> None:
     assert position == layout.HEADER_BYTES
 
 
-def test_dumps() -> None:
-    dumps = re.findall(r"```hexdump (\S+)\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert [name for name, _ in dumps] == [
-        "ffn.bundles",
-        "converted-int8/ffn.bundles",
-        "converted-int4/ffn.bundles",
-        "ffn.crc32c",
-        "resident.crc32c",
-    ]
+@of_each_layout
+def test_dumps(documented: Documented) -> None:
+    dumps = re.findall(r"```hexdump (\S+)\n(.*?)```", documented.document, re.DOTALL)
+    assert tuple(name for name, _ in dumps) == documented.dumps
     for name, text in dumps:
         path = GOLDEN / name if "/" in name else CONVERTED / name
         raw = path.read_bytes()
@@ -108,6 +145,80 @@ def test_formulas_of_the_document() -> None:
     assert header.file_bytes == (CONVERTED / "ffn.bundles").stat().st_size
 
 
+@pytest.mark.parametrize(
+    ("name", "bundle_bytes", "parts"),
+    [
+        ("experts-converted", 2 * 4 * 20 + 10 * 8, (80, 80, 80)),
+        ("experts-converted-int4", 2 * 4 * 18 + 10 * 18, (72, 72, 180)),
+    ],
+)
+def test_formulas_of_experts(name: str, bundle_bytes: int, parts: tuple[int, ...]) -> None:
+    header = read_header(GOLDEN / name / "ffn.bundles")
+    assert header.offset(0, 1) == 0x4200
+    assert header.offset(1, 0) == 0x4600 == 16384 + (1 * 3 + 0) * 512
+    assert header.bundle_bytes == bundle_bytes
+    assert header.bundle_parts == parts
+    assert header.file_bytes == (GOLDEN / name / "ffn.bundles").stat().st_size
+
+
+def expert(folder: Path, layer: int, number: int) -> dict[str, np.ndarray]:
+    """The matrices of an expert, found by the document's formulas and no code of ours."""
+    raw = np.fromfile(folder / "ffn.bundles", np.uint8)
+    code, _, neurons, _, experts, width = struct.unpack_from("<6I", raw, 16)
+    stride, _, data_offset = struct.unpack_from("<3Q", raw, 40)
+    (columns,) = struct.unpack_from("<I", raw, 88)
+    known = {"neurons_per_bundle": neurons, "d_model": width}
+    dtype = {2: "f16", 5: "int4"}[code]
+    bundle = raw[data_offset + (layer * experts + number) * stride :][:stride]
+    matrices = {}
+    for name, shape, first in table("matrix", V2):
+        rows, in_row = (known[size] for size in shape.strip("`[]").split(", "))
+        assert in_row == (columns if name == "down" else width)
+        start = 1
+        for factor in first.split(" × "):
+            sizes = {**known, "row_bytes(d_model)": nbytes_of(dtype, width)}
+            start *= sizes[factor] if factor in sizes else int(factor)
+        encoded = bundle[start : start + rows * nbytes_of(dtype, in_row)]
+        matrices[name] = decode(np.ascontiguousarray(encoded), dtype, in_row)
+    assert not bundle[start + len(encoded) :].any()
+    return matrices
+
+
+@pytest.mark.parametrize("name", ["experts-converted", "experts-converted-int4"])
+def test_experts_by_the_document(name: str) -> None:
+    """The numbers of the source, rounded to steps of a row's largest over 7 in int4."""
+    steps = 0.5 / 7 if name.endswith("int4") else 0.0
+    for layer in range(2):
+        for number in range(3):
+            first = 1 + 40 * (3 * layer + number)
+            counted = np.arange(first, first + 40, dtype=np.float64)
+            expected = {
+                "gate": counted.reshape(4, 10),
+                "up": -counted.reshape(4, 10),
+                "down": counted.reshape(10, 4) / 2,
+            }
+            found = expert(GOLDEN / name, layer, number)
+            assert found.keys() == expected.keys()
+            for matrix, values in expected.items():
+                errors = np.abs(found[matrix] - values).max(axis=1)
+                assert (errors <= steps * np.abs(values).max(axis=1)).all(), matrix
+
+
+@of_each_layout
+def test_checksums_of_bundles_by_the_document(documented: Documented) -> None:
+    """CRC-32C of the file's id, the place and the bytes."""
+    path = documented.converted / "ffn.bundles"
+    raw, header = path.read_bytes(), read_header(path)
+    sums = []
+    for layer in range(header.n_layers):
+        for bundle in range(header.bundles_per_layer):
+            start = header.offset(layer, bundle)
+            place = header.file_id + struct.pack("<II", layer, bundle)
+            content = place + raw[start : start + header.bundle_bytes]
+            sums.append(crc32c(np.frombuffer(content, np.uint8)))
+    assert np.fromfile(documented.converted / "ffn.crc32c", "<u4").tolist() == sums
+
+
 BASE: dict[str, Any] = {
     "n_layers": 2, "d_model": 12, "n_heads": 3, "n_kv_heads": 3, "head_dim": 4, "d_ffn": 20,
     "vocab_size": 40, "max_positions": 16, "position_offset": 2, "dtype": "f16",
@@ -125,15 +236,24 @@ CHOICES: tuple[dict[str, Any], ...] = (
     {"embed_dim": 12, "positions": "rope", "rope": {"theta": 1e4, "dims": 4}},
     {"embed_dim": 12, "block": "parallel", "shared_norm": True},
 )
+EXPERT_CHOICES: tuple[dict[str, Any], ...] = tuple(
+    choice
+    | {"gate": "bundled", "rows_per_neuron": 3, "neurons_per_bundle": 5, "ffn_bias": False}
+    | {"experts": {"n_experts": 4, "per_token": 2, "d_ffn": 5}}
+    for choice in ({"embed_dim": 12}, {"embed_dim": 8}, CHOICES[4])
+)
 
 
-def test_resident_table() -> None:
-    """Names that the document lists for a spec are those that the code asks for."""
+@of_each_layout
+def test_resident_table(documented: Documented) -> None:
+    """Names that the documents list for a spec are those that the code asks for."""
+    rows = table("tensor") + (table("tensor", V2) if documented is V2 else [])
+    choices = EXPERT_CHOICES if documented is V2 else CHOICES
     for pattern in range(1 << len(FLAGS)):
         flags = {flag: bool(pattern >> i & 1) for i, flag in enumerate(FLAGS)}
-        spec = ModelSpec.from_json(BASE | flags | CHOICES[pattern % len(CHOICES)])
+        spec = ModelSpec.from_json(BASE | flags | choices[pattern % len(choices)])
         names = set()
-        for cell, _, exists in table("tensor"):
+        for cell, _, exists in rows:
             if all(documented_condition(part, spec) for part in exists.split(" and ")):
                 names |= {
                     name
@@ -141,6 +261,29 @@ def test_resident_table() -> None:
                     for name in expand(cell.strip("`").replace("{i}", str(i)))
                 }
         assert names == set(tensor_table(spec)), flags
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_shapes_in_the_resident_table_of_experts(whole: bool) -> None:
+    spec = replace(read_manifest(EXPERTS).spec, qk_norm_whole=whole)
+    sizes = {
+        "n_experts": 3,
+        "d_model": 10,
+        "n_heads": 2,
+        "n_kv_heads": 1,
+        "head_dim": 4,
+    }
+    shapes = tensor_table(spec)
+    for cell, shape, exists in table("tensor", V2):
+        if not all(documented_condition(part, spec) for part in exists.split(" and ")):
+            continue
+        expected = tuple(
+            int(np.prod([sizes[size] for size in columns.split(" × ")]))
+            for columns in shape.strip("`[]").split(", ")
+        )
+        for layer in range(2):
+            assert shapes[cell.strip("`").replace("{i}", str(layer))] == expected
+    assert (shapes["layers.0.attn.q_norm.weight"] == (8,)) == whole
 
 
 def documented_condition(text: str, spec: ModelSpec) -> bool:
@@ -153,9 +296,8 @@ def documented_condition(text: str, spec: ModelSpec) -> bool:
         "not tied_head": not spec.tied_head,
         "not shared_norm": not spec.shared_norm,
     }
-    return (
-        known[text] if text in known else bool({flag: getattr(spec, flag) for flag in FLAGS}[text])
-    )
+    flags = {flag: getattr(spec, flag) for flag in (*FLAGS, "qk_norm_whole")}
+    return known[text] if text in known else bool(flags[text])
 
 
 def expand(name: str) -> list[str]:
@@ -199,9 +341,25 @@ def test_resident_file() -> None:
     assert values.tolist() == [1, 2, 3]
 
 
-def test_checksums_of_tensors_by_the_document() -> None:
+def test_resident_file_of_experts() -> None:
+    """The router is the only matrix that is not in int4."""
+    for name, others in (("experts-converted", "f16"), ("experts-converted-int4", "u8")):
+        path = GOLDEN / name / "resident.safetensors"
+        index = read_tensor_index(path)
+        check_resident(index, read_manifest(GOLDEN / name).spec, path)
+        matrices = {key: record for key, record in index.items() if len(record.shape) == 2}
+        for layer in range(2):
+            router = matrices.pop(f"layers.{layer}.router.weight")
+            assert (router.dtype, router.shape) == ("f16", (3, 10))
+            values = np.frombuffer(path.read_bytes(), "<f2", 30, router.offset)
+            assert values.tolist() == [*range(1, 31)]
+        assert {record.dtype for record in matrices.values()} == {others}
+
+
+@of_each_layout
+def test_checksums_of_tensors_by_the_document(documented: Documented) -> None:
     """CRC-32C of the name and the bytes, in the order of the file."""
-    path = CONVERTED / "resident.safetensors"
+    path = documented.converted / "resident.safetensors"
     raw = np.frombuffer(path.read_bytes(), np.uint8)
     sums = [
         crc32c(
@@ -209,7 +367,7 @@ def test_checksums_of_tensors_by_the_document() -> None:
         )
         for name, at in read_tensor_index(path).items()
     ]
-    assert np.fromfile(CONVERTED / "resident.crc32c", "<u4").tolist() == sums
+    assert np.fromfile(documented.converted / "resident.crc32c", "<u4").tolist() == sums
 
 
 def test_a_model_of_0_2_is_still_read_and_verified(tmp_path: Path) -> None:
@@ -237,9 +395,22 @@ def test_manifest_table_and_round_trip() -> None:
     assert Manifest.from_bytes(raw, CONVERTED / "manifest.json").to_bytes() == raw
 
 
-def test_header_code_round_trip() -> None:
-    raw = (CONVERTED / "ffn.bundles").read_bytes()[:4096]
-    header = BundleHeader.unpack(raw, CONVERTED / "ffn.bundles")
+def test_manifest_tables_of_experts() -> None:
+    raw = (EXPERTS / "manifest.json").read_bytes()
+    values = json.loads(raw)
+    (version, holds), (spec, _) = table("key", V2)
+    assert values[version.strip("`")] == int(holds)
+    names = [row[0].strip("`") for row in table("field", V2)]
+    assert names == [field.name for field in fields(MoeSpec)]
+    assert set(names) == set(values[spec.strip("`")]["experts"])
+    assert Manifest.from_bytes(raw, EXPERTS / "manifest.json").to_bytes() == raw
+
+
+@of_each_layout
+def test_header_code_round_trip(documented: Documented) -> None:
+    path = documented.converted / "ffn.bundles"
+    raw = path.read_bytes()[:4096]
+    header = BundleHeader.unpack(raw, path)
     assert header.pack() == raw
-    spec = read_manifest(CONVERTED).spec
+    spec = read_manifest(documented.converted).spec
     assert BundleHeader.for_spec(spec, header.file_id) == header

@@ -26,7 +26,8 @@ from flashllm.library.quick_profile_job import (
 )
 from flashllm.system.right_of_way import lock_file, taken
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 600.0
+"""The process computes only where nobody else does: beside busy tests it may take minutes."""
 
 
 class Watched:
@@ -136,7 +137,7 @@ def test_the_real_one_waits_while_somebody_answers(home: Path, sparse_model: Pat
         while not watched.seen:
             time.sleep(0.01)
         time.sleep(1.0)  # it would be done with some points by now
-        assert [status.share for status in watched.seen] == [0.0]
+        assert {status.share for status in watched.seen} == {0.0}
         assert not watched.seen[-1].is_over
     while watched.seen[-1].share == 0.0:
         time.sleep(0.01)

@@ -29,6 +29,15 @@ def gated(**changes: Any) -> torch.nn.Module:
     return tiny("llama", **{**sizes, **changes})
 
 
+def experts(**changes: Any) -> torch.nn.Module:
+    """A router that has favourites, and experts whose widths fill no register."""
+    sizes = {
+        "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 39,
+        "num_key_value_heads": 2, "head_dim": 6, "norm_topk_prob": True,
+    }  # fmt: skip
+    return tiny("qwen3_moe", **{**sizes, **changes})
+
+
 def many_weights() -> torch.nn.Module:
     """So many that several threads of torch compute what lies between the products."""
     return gated(
@@ -48,6 +57,7 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
         "qwen3", intermediate_size=150, num_key_value_heads=2, hidden_act="relu", head_dim=6
     ),
     "many weights": many_weights,
+    "experts": experts,
 }
 
 
@@ -68,7 +78,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def logits(directory: Path, select: Select | None, chunk: int) -> np.ndarray:
     """Logits [tokens, vocab]; a chunk of 0 is the decoder's way, one token after the other."""
     decoder, plan, store = load_decoder(directory, select=select, chunk_tokens=chunk or None)
-    assert not plan.prompt_is_selected or select == "gate"
+    assert not plan.prompt_is_selected or plan.select in ("gate", "router")
     with store:
         if chunk:
             assert plan.prefill.tokens == chunk
@@ -89,7 +99,7 @@ def check(directory: Path, select: Select | None = "all") -> None:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_kind_of_model(checkpoint: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     convert(checkpoint(name), tmp_path / "model", dtype="f16")
-    check(tmp_path / "model")
+    check(tmp_path / "model", "router" if name == "experts" else "all")
 
 
 @pytest.mark.parametrize("select", ["oracle", "gate"])
@@ -100,16 +110,19 @@ def test_exact_selectors(checkpoint: Callable[[str], Path], select: Select, tmp_
 
 @pytest.mark.parametrize("isa", core.available_isas())
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize(("name", "select"), [("gated", "all"), ("experts", "router")])
 def test_every_encoding_with_all_instructions_of_this_machine(
     checkpoint: Callable[[str], Path],
+    name: str,
+    select: Select,
     isa: str,
     dtype: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLASHLLM_ISA", isa)
-    convert(checkpoint("gated"), tmp_path / "model", dtype=dtype)
-    check(tmp_path / "model")
+    convert(checkpoint(name), tmp_path / "model", dtype=dtype)
+    check(tmp_path / "model", select)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "int8"])

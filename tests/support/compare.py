@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashllm.engine.loading import load_decoder
+from flashllm.options import Select
 
 TOLERANCE = 1e-4
 EXACT = "f32"
@@ -37,10 +38,14 @@ def prompt(length: int, vocab: int) -> list[int]:
 
 
 def check_prefill(
-    expected: Oracle, directory: Path, length: int, tolerance: float = TOLERANCE
+    expected: Oracle,
+    directory: Path,
+    length: int,
+    tolerance: float = TOLERANCE,
+    select: Select | None = "all",
 ) -> None:
     """All logits of a prompt."""
-    decoder, _, store = load_decoder(directory, select="all", kv_dtype=EXACT)
+    decoder, _, store = load_decoder(directory, select=select, kv_dtype=EXACT)
     with store:
         ids = prompt(length, decoder.spec.vocab_size)
         found = decoder.logits(ids)

@@ -77,6 +77,8 @@ def tiny(model_type: str, seed: int = 0, **changes: Any) -> torch.nn.Module:
     if changes.get("hidden_act") == "fatrelu":
         ACT2FN["fatrelu"] = (FatRelu, {"threshold": changes["hidden_act_param"]})
     config = AutoConfig.for_model(model_type, **{**COMMON, **changes})
+    # The usual products of experts want widths that fill registers.
+    config._experts_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).eval()
     randomise(model, seed, zero_centred=model_type == "nemotron")
     return model

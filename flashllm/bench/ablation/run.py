@@ -141,6 +141,11 @@ class Ablation:
                     "--select oracle reads every neuron to find the active ones, so no row would"
                     " gain; leave --select out"
                 )
+            if self.select == "router":
+                raise UsageError(
+                    f"{directory}: the ablation is of neurons that are selected one by one, and"
+                    " this model has experts; `flashllm bench cache` compares what keeps them"
+                )
             self._sizes = model_sizes(store, self.select)
             resident, self._image = store.load_resident_image(settings.direct)
         self._resident: dict[str, RawTensor] = resident
@@ -303,7 +308,7 @@ class Ablation:
             # Where all neurons are read there are no rows of single neurons to be read apart.
             apart = not row.bundled and not row.dense
             store.open_reader(direct, row.io_threads, row.gap_bytes, rows_apart=apart)
-            selector = make_selector(store, plan.select, self._kernels, direct)
+            selector = make_selector(store, plan.select, self._kernels, direct, self._resident)
             yield Decoder(store, self._resident, selector, plan, self._kernels), store
 
     def _record(self, directory: Path | None) -> ActiveSets:
@@ -316,7 +321,9 @@ class Ablation:
         n_bundles = self.spec.bundles_per_layer
         slots = (min(max(fitting, smallest_slots(n_bundles)), n_bundles),) * self.spec.n_layers
         with self._decoder(row, replace(plan, slots_per_layer=slots)) as (decoder, store):
-            selector = make_selector(store, self.select, self._kernels, self.settings.direct)
+            selector = make_selector(
+                store, self.select, self._kernels, self.settings.direct, self._resident
+            )
             assert selector is not None
             recorder = RecordingSelector(selector, self.spec.n_layers)
             decoder.use(recorder)

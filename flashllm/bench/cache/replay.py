@@ -21,7 +21,7 @@ from flashllm.options import DEFAULT_POLICY, POLICIES
 from flashllm.planning.activation_stats import Activity
 from flashllm.planning.slot_allocation import DEFAULT_WINDOW, allocate, miss_curve
 from flashllm.text_table import columns
-from flashllm.weight_cache.blocks import smallest_slots, split_rounds
+from flashllm.weight_cache.blocks import split_rounds
 from flashllm.weight_cache.layer_cache import LayerCache
 from flashllm.weight_cache.policies import Pinned, Policy, make_policy
 
@@ -104,7 +104,7 @@ class Replay:
     def budget(self, share: float) -> list[int]:
         """Slots of each layer, for a share of all bundles, allocated as the runtime does."""
         n_layers, n_bundles = len(self._trace.sets), self._trace.n_bundles
-        least = smallest_slots(n_bundles)
+        least = self._trace.least_slots
         slots = max(int(share * n_layers * n_bundles), least * n_layers)
         if self._activity is None:
             return [slots // n_layers] * n_layers

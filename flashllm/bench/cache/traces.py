@@ -21,6 +21,7 @@ from flashllm.model.schedule import Mode
 from flashllm.options import SELECTORS, Select
 from flashllm.planning.model_facts import choose_selector
 from flashllm.system.atomic_file import replacing
+from flashllm.weight_cache.blocks import smallest_slots
 
 FORMAT = 1
 FILE_BYTES_MAX = 1 << 30
@@ -49,6 +50,13 @@ class Trace:
     def used(self) -> float:
         """Bundles of all layers that a token uses on average."""
         return sum(len(ids) for layer in self.sets for ids in layer) / self.tokens
+
+    @property
+    def least_slots(self) -> int:
+        """The fewest slots that a layer can work with: for experts, those of a token."""
+        if self.select == "router":
+            return max(len(ids) for layer in self.sets for ids in layer)
+        return smallest_slots(self.n_bundles)
 
     def part(self, first: int, last: int) -> Trace:
         """The trace of tokens `first` to `last` - 1."""

@@ -188,7 +188,11 @@ def _activity(
     """The recorded activity, or an assumed one if there is none or `--active` is given."""
     from flashllm.planning.activation_stats import assumed
 
-    if select == "all" or not spec.sparse:
+    if spec.experts is not None and arguments.active is not None:
+        raise UsageError(
+            f"--active: a token goes through {spec.experts.per_token} experts of each layer, always"
+        )
+    if select == "all" or not spec.selective:
         if arguments.active is not None:
             raise UsageError("--active: every neuron is used here, since the selector is all")
         return None

@@ -39,7 +39,10 @@ def weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
         ("  attention", part(weights.attention)),
         ("  gates", part(weights.gate)),
         ("  feed-forward, on flash", f"{part(weights.ffn)}, and {padding:.1%} more for padding"),
-        ("neurons", f"{spec.n_layers} x {spec.d_ffn}, {format_bytes(stride)} each on flash"),
+        (
+            f"{spec.bundle_noun}s",
+            f"{spec.n_layers} x {spec.bundles_per_layer}, {format_bytes(stride)} each on flash",
+        ),
     ]
     return [row for row in rows if row[0] != "  gates" or weights.gate]
 
@@ -68,10 +71,15 @@ def expected_rows(
         warm = [f"{one.tokens}: {_seconds(one.warm_seconds)}" for one in expected.prompts]
         rows.append(("first token", f"by tokens of the prompt {', '.join(cold)}"))
         if warm != cold:
-            rows.append(("  later prompts", f"{', '.join(warm)}: nothing is read"))
-    neurons = scenario.spec.n_layers * scenario.spec.bundles_per_layer
+            held = min(made.slots_per_layer) >= scenario.spec.bundles_per_layer
+            why = "nothing is read" if held else "what slots hold is not read"
+            rows.append(("  later prompts", f"{', '.join(warm)}: {why}"))
+    bundles = scenario.spec.n_layers * scenario.spec.bundles_per_layer
     rows += [
-        ("neurons a token", f"{traffic.used / neurons:.2%}, {traffic.hit_rate:.1%} in memory"),
+        (
+            f"{made.bundle_noun}s a token",
+            f"{traffic.used / bundles:.2%}, {traffic.hit_rate:.1%} in memory",
+        ),
         ("  from flash", f"{format_bytes(traffic.bytes_read)} in {traffic.reads:.0f} reads"),
         ("through memory", f"{format_bytes(expected.dram.total)} a token"),
         ("smallest ceiling", format_ceiling(limits.smallest)),
@@ -101,8 +109,10 @@ def verdict(
         )
     if expected.assumed:
         sentences.append(
-            f"Assumed: {expected.assumed}; --active SHARE plans for another share, and `flashllm"
-            " eval` counts it once the model is converted."
+            f"Assumed: {expected.assumed}."
+            if made.select == "router"
+            else f"Assumed: {expected.assumed}; --active SHARE plans for another share, and"
+            " `flashllm eval` counts it once the model is converted."
         )
     if (prefetch := expected.prefetch) is not None:
         sentences.append(
@@ -163,6 +173,8 @@ def _fits(scenario: Scenario, made: Plan, expected: TokenEstimate) -> str:
     fits = f"It fits into {format_ceiling(made.ceiling_bytes)}."
     if made.select == "oracle":
         return f"{fits} A token reads every neuron, to know which of them are not zero."
+    if made.select == "router":
+        return f"{fits} A token reads the experts that its routers choose and that no slot holds."
     if made.select != "all":
         named = "its predictors name (lossy)" if made.select == "predicted" else "are not zero"
         return f"{fits} A token reads the neurons that {named} and that no slot holds."

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from flashllm.library.models import FoundModel
     from flashllm.planning.model_info import ModelInfo
     from flashllm.planning.plan import Plan
+    from flashllm.spec import ModelSpec
 
 SELECTOR_LABELS = {
     "predicted": "predicted (lossy: may miss active neurons)",
     "gate": "gate (exact)",
+    "router": "router of experts (exact)",
     "all": "all (exact)",
     "oracle": "oracle (exact)",
 }
@@ -84,7 +86,7 @@ def _rows(described: ModelInfo, found: FoundModel) -> list[tuple[str, Any]]:
         ("size", format_bytes(sum(described.file_bytes.values()))),
         ("needs", _format_needs(found)),
         ("layers", f"{spec.n_layers}, width {spec.d_model}, {spec.n_heads} heads"),
-        ("feed-forward", f"{spec.d_ffn} neurons a layer, {spec.activation_label}"),
+        ("feed-forward", _format_layer(spec)),
         ("bundle", f"{format_bytes(spec.bundle_bytes)}, {spec.bundles_per_layer} a layer"),
         ("weights", spec.encoding_label),
         *([("predictors", described.predictor_dtype)] if described.predictor_dtype else []),
@@ -117,8 +119,20 @@ def _format_needs(found: FoundModel) -> str:
     return f"--memory {format_ceiling(found.smallest_ceiling_bytes)} at least; {speed}"
 
 
+def _format_layer(spec: ModelSpec) -> str:
+    experts = spec.experts
+    if experts is None:
+        return f"{spec.d_ffn} neurons a layer, {spec.activation_label}"
+    return (
+        f"{experts.n_experts} experts a layer, {experts.per_token} of them a token, each of"
+        f" {experts.d_ffn} neurons, {spec.activation}"
+    )
+
+
 def _format_selector(described: ModelInfo) -> str:
     spec = described.spec
+    if spec.experts is not None:
+        return "the router of each layer (exact)"
     if described.has_predictors:
         return "predictors (lossy: may miss active neurons; --select all is exact)"
     if spec.sparse and spec.gate == "resident":
@@ -144,7 +158,9 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
 
 
 def _format_prompt(plan: Plan) -> str:
-    neurons = "all neurons"
+    neurons = (
+        f"all {plan.bundle_noun}s that a token needs" if plan.select == "router" else "all neurons"
+    )
     if plan.lossy and plan.prompt_is_selected:
         neurons = "predicted neurons (lossy)"
     words = f"{neurons}, {plan.prefill.tokens} tokens at a time"

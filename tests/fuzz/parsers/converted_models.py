@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flashllm.core import crc32c
 from flashllm.errors import LayoutError, ModelError, ModelTruncated
-from flashllm.flash.layout import HEADER_BYTES, HEADER_FIELDS, BundleHeader
+from flashllm.flash.layout import EXPERT_FIELDS, HEADER_BYTES, BundleHeader
 from flashllm.flash.manifest import Manifest
 from flashllm.flash.safetensors_file import ELEMENT_BYTES, PREFIX_BYTES, parse_tensor_index
 from flashllm.planning.activation_stats import Activity, recorded
@@ -26,7 +26,7 @@ from .target import Target, corpus
 
 PATH = Path("folder/file")
 FIELD_PLACES: list[tuple[int, str]] = []
-for _code in HEADER_FIELDS.values():
+for _code in EXPERT_FIELDS.values():
     FIELD_PLACES.append((sum(struct.calcsize(code) for _, code in FIELD_PLACES), _code))
 NUMBERS = st.one_of(
     st.integers(0, 4),
@@ -65,6 +65,9 @@ def _check_header(raw: bytes) -> None:
     assert HEADER_BYTES <= header.offset(0, 0) <= last
     assert last + header.stride <= header.file_bytes <= 1 << 62
     assert 0 < header.bundle_bytes <= header.stride
+    if header.major == 2:
+        assert header.down_columns == header.neurons_per_bundle
+        assert sum(header.bundle_parts) == header.bundle_bytes
 
 
 # Safetensors
@@ -120,6 +123,7 @@ def _check_manifest(raw: bytes) -> None:
         return
     assert Manifest.from_bytes(manifest.to_bytes(), PATH) == manifest
     spec = manifest.spec
+    assert manifest.layout_version == (1 if spec.experts is None else 2)
     assert spec.bundles_per_layer >= 1
     assert spec.bundle_bytes > 0
 

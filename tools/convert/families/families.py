@@ -15,6 +15,7 @@ from typing import Any
 from flashllm.spec import MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, ModelSpec
 
 from .config import Config
+from .experts import EXPERTS
 from .family import ROTARY_BUFFERS, Family, Row, fused_qkv, linear, neuron, norm, rotary_features
 from .gated import GATED
 from .ungated import UNGATED
@@ -169,7 +170,7 @@ OLD_FALCON_LARGE = replace(
 
 FAMILIES = {
     family.model_type: family
-    for family in (OPT, FALCON, OLD_FALCON, OLD_FALCON_LARGE, *GATED, *UNGATED)
+    for family in (OPT, FALCON, OLD_FALCON, OLD_FALCON_LARGE, *GATED, *UNGATED, *EXPERTS)
 }
 
 

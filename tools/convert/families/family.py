@@ -38,6 +38,25 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """One way in which checkpoints hold a layer's experts, by names with `{i}` for the layer.
+
+    Each expert has tensors of its own where names hold `{e}`; else they are stacked, and gate and
+    up share a tensor.
+    """
+
+    router: str
+    gate: str
+    up: str
+    down: str
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether all experts lie in the same tensors."""
+        return self.gate == self.up
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """A model_type: its tensors, and how its configuration becomes features of a spec.
 
@@ -58,6 +77,8 @@ class Family:
     )
     """Where the head is tied: a name that may occur too -> the tensor that it must equal."""
     ignored: tuple[re.Pattern[str], ...] = (ROTARY_BUFFERS,)
+    experts: tuple[ExpertNames, ...] = ()
+    """Ways in which its experts may be stored; empty where a layer is whole."""
     special_ids: dict[str, int] = field(default_factory=dict)
     """Ids that hold when no file of the checkpoint gives them."""
     predictor: tuple[str, str] | None = None

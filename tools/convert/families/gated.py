@@ -34,8 +34,8 @@ def attention(output: str = "o_proj") -> tuple[Row, ...]:
         *linear("layers.{i}.attn.k", f"{source}.k_proj", "kv_rows", "d_model"),
         *linear("layers.{i}.attn.v", f"{source}.v_proj", "kv_rows", "d_model"),
         *linear("layers.{i}.attn.o", f"{source}.{output}", "d_model", "q_rows"),
-        Row("layers.{i}.attn.q_norm.weight", f"{source}.q_norm.weight", ("head_dim",)),
-        Row("layers.{i}.attn.k_norm.weight", f"{source}.k_norm.weight", ("head_dim",)),
+        Row("layers.{i}.attn.q_norm.weight", f"{source}.q_norm.weight", ("q_norm",)),
+        Row("layers.{i}.attn.k_norm.weight", f"{source}.k_norm.weight", ("k_norm",)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flashllm.dtypes import DTYPE_BYTES
@@ -12,8 +12,9 @@ from flashllm.spec import ModelSpec
 
 from ..source.checkpoint import Checkpoint
 from ..source.tensor import SourceTensor
-from .family import Family, Row
-from .transforms import Piece, rows_of
+from .experts import expert_source
+from .family import ExpertNames, Family, Row
+from .transforms import Piece, Rows, rows_of
 
 NAMED_MAX = 6
 _NEURON = ("gate.weight", "up", "down")
@@ -24,9 +25,9 @@ _NEURON = ("gate.weight", "up", "down")
 class Assignment:
     """What every tensor of the source is for.
 
-    `resident` is our name -> piece, `bundled` the rows of a neuron for each layer, `copies` pairs
-    of tensors that must hold the same values, `predictors` fc1 and fc2 of each layer, if the
-    checkpoint has them.
+    `resident` is our name -> piece, `bundled` the rows of a neuron for each layer, or the matrices
+    of one expert after another, `copies` pairs of tensors that must hold the same values,
+    `predictors` fc1 and fc2 of each layer, if the checkpoint has them.
     """
 
     resident: dict[str, Piece]
@@ -51,10 +52,14 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
     found = _plain_names(family, checkpoint)
     predictors = _take_predictors(family, spec, found)
     copies = _take_copies(family, spec, found)
-    wanted = _wanted(family, spec)
+    names = _expert_names(family, spec, found)
+    wanted = _wanted(family, spec, names)
+    experts = [_experts(names, spec, layer) for layer in range(spec.n_layers)]
     where = str(checkpoint.directory)
-    absent = [name for name in wanted if name not in found]
-    extra = [found[name].name for name in found if name not in wanted]
+    of_experts = {name: shape for layer in experts for name, shape, _ in layer}
+    needed = {**dict.fromkeys(wanted), **dict.fromkeys(of_experts)}
+    absent = [name for name in needed if name not in found]
+    extra = [found[name].name for name in found if name not in needed]
     if absent or extra:
         problems = [
             f"{what}: {_some(names)}"
@@ -77,8 +82,29 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
                 resident[row.ours.format(i=layer)] = piece
             else:
                 bundled[layer][row.ours.partition(".ffn.")[2]] = piece
-    ordered = tuple(tuple(row[leaf] for leaf in _NEURON if leaf in row) for row in bundled)
+    for name, shape in of_experts.items():
+        _check(found[name], shape, where)
+    if names is not None:
+        ordered = tuple(tuple(Piece(found[name], rows) for name, _, rows in at) for at in experts)
+    else:
+        ordered = tuple(tuple(row[leaf] for leaf in _NEURON if leaf in row) for row in bundled)
     return Assignment(resident, ordered, copies, predictors)
+
+
+def _expert_names(
+    family: Family, spec: ModelSpec, found: Mapping[str, SourceTensor]
+) -> ExpertNames | None:
+    """The way in which this checkpoint stores experts; None where the model has none."""
+    if spec.experts is None:
+        return None
+    ways = (way for way in family.experts if way.gate.format(i=0, e=0) in found)
+    return next(ways, family.experts[0])
+
+
+def _experts(
+    names: ExpertNames | None, spec: ModelSpec, layer: int
+) -> list[tuple[str, tuple[int, ...], Rows]]:
+    return [] if names is None else list(expert_source(names, spec, layer))
 
 
 def _plain_names(family: Family, checkpoint: Checkpoint) -> dict[str, SourceTensor]:
@@ -131,11 +157,16 @@ def _is_resident(row: Row, spec: ModelSpec) -> bool:
     return row.place == "resident" or (row.place == "gate" and spec.gate == "resident")
 
 
-def _wanted(family: Family, spec: ModelSpec) -> dict[str, list[tuple[Row, int]]]:
+def _wanted(
+    family: Family, spec: ModelSpec, names: ExpertNames | None
+) -> dict[str, list[tuple[Row, int]]]:
     """Name in the source -> its rows and their layer, for a model of this spec."""
     table = tensor_table(spec)
     wanted: dict[str, list[tuple[Row, int]]] = {}
-    for row in family.rows:
+    rows = family.rows
+    if names is not None:
+        rows += (Row("layers.{i}.router.weight", names.router, ("n_experts", "d_model")),)
+    for row in rows:
         if row.when is not None and not row.when(spec):
             continue
         for layer in range(spec.n_layers if "{i}" in row.source else 1):
@@ -158,6 +189,9 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
         "kv_rows": keys,
         "qkv_rows": queries + 2 * keys,
         "gate_up_rows": 2 * spec.d_ffn,
+        "q_norm": queries if spec.qk_norm_whole else spec.head_dim,
+        "k_norm": keys if spec.qk_norm_whole else spec.head_dim,
+        "n_experts": 0 if spec.experts is None else spec.experts.n_experts,
     }
 
 

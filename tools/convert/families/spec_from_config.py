@@ -156,7 +156,9 @@ def _spec_of(config: Config, family: Family, overrides: Overrides, predicted: bo
         overrides.fatrelu_threshold,
     )
     gate = "none"
-    if family.gated:
+    if family.experts:
+        gate = "bundled"
+    elif family.gated:
         gate = "resident" if kind in SPARSE_ACTIVATIONS and not predicted else "bundled"
     features |= {
         "activation": kind,
@@ -174,7 +176,7 @@ def doubtful_activation(name: str, spec: ModelSpec, overrides: Overrides) -> str
 
     A name that says relu may be right where the configuration says another activation.
     """
-    if spec.sparse:
+    if spec.selective:
         return None
     if overrides.act is None and _SAYS_RELU.search(name):
         return (

@@ -8,6 +8,7 @@ transposed is held whole, in its own encoding.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -80,7 +81,8 @@ class Piece:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in the source; a row of a vector is a number."""
-        return self.tensor.nbytes // self.tensor.shape[0]
+        shape = self.tensor.shape
+        return self.tensor.nbytes // (math.prod(shape[:-1]) if len(shape) > 1 else shape[0])
 
 
 def rows_of(part: Part, n_rows: int, spec: ModelSpec) -> Rows:

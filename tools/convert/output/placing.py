@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.dtypes import row_bytes, tensor_bytes
+from flashllm.dtypes import tensor_bytes
 from flashllm.flash.file_names import BUNDLES_FILE, CHECKSUMS_FILE, RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.manifest import FileRecord
@@ -33,6 +33,7 @@ from .inspection import Job
 from .writing import (
     block_checksums,
     layer_blocks,
+    pieces_of,
     resident_blocks,
     resident_bytes,
     resident_header,
@@ -160,23 +161,29 @@ class PlacedWeights:
         with contextlib.closing(blocks):
             for block in blocks:
                 self._place(layer, first, block, rows)
+                progress.advance(self._source_bytes(rows, first, len(block)))
                 first += len(block)
-                progress.advance(sum(len(block) * _row_bytes(row) for row in rows if row))
 
     def _place(
         self, layer: int, first: int, block: NDArray[np.uint8], rows: tuple[Piece | None, ...]
     ) -> None:
-        """Bundles of a layer from `first` on; of incomplete ones only the rows that are there."""
+        """Bundles of a layer from `first` on; of incomplete ones only the pieces that are there."""
         if all(rows):
             self._bundles.write(self._header.offset(layer, first), block)
             return
-        nbytes = row_bytes(self._header.dtype, self._header.d_model)
-        for index, bundle in enumerate(block):
-            start = self._header.offset(layer, first + index)
-            for position, row in enumerate(rows):
-                if row is not None:
-                    at = position * nbytes
+        for number, bundle in enumerate(block, first):
+            start = self._header.offset(layer, number)
+            for at, nbytes, piece in pieces_of(self._header, rows, number):
+                if piece is not None:
                     self._bundles.write(start + at, bundle[at : at + nbytes])
+
+    def _source_bytes(self, rows: tuple[Piece | None, ...], first: int, count: int) -> int:
+        """Bytes in the source of what `count` bundles from `first` on take of the pieces."""
+        bundles = range(first, first + count)
+        if not self._header.down_columns:
+            return count * sum(_row_bytes(row) for row in rows if row)
+        pieces = (one for n in bundles for _, _, one in pieces_of(self._header, rows, n))
+        return sum(piece.rows.total * piece.row_bytes for piece in pieces if piece)
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import flashllm
-from flashllm.flash.manifest import LAYOUT_VERSION, FileRecord, Manifest
+from flashllm.flash.manifest import FileRecord, Manifest, layout_version
 from flashllm.progress import SilentProgress
 
 from ..families.config import CONFIG_FILE
@@ -37,7 +37,7 @@ def bundles_id(job: Job, file_bytes: Mapping[str, int], resident: FileRecord) ->
     """
     config: Path = source_file(job.source, CONFIG_FILE)
     identity = {
-        "layout_version": LAYOUT_VERSION,
+        "layout_version": layout_version(job.spec),
         "spec": job.spec.to_json(),
         "family": job.family.model_type,
         "overrides": job.overrides.to_json(),
@@ -54,7 +54,7 @@ def make_manifest(
 ) -> Manifest:
     """The manifest of a model that consists of `files`; `hashed` is of `source_names`."""
     return Manifest(
-        layout_version=LAYOUT_VERSION,
+        layout_version=layout_version(job.spec),
         spec=job.spec,
         name=model_name(job.source),
         synthetic=job.config.flag(SYNTHETIC_KEY, False),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -211,9 +212,12 @@ def layer_blocks(
     """The bundles of a layer, [n, stride] bytes a block, made by several threads.
 
     Row r of a neuron comes from the r-th of `rows`: its row, or its column where transposed; zeros
-    where that is None.
+    where that is None. Of experts, `rows` has the matrices of one after another.
     """
-    assert header.neurons_per_bundle == 1, "bundles of several neurons are not written yet"
+    if header.down_columns:
+        yield from _experts(header, checkpoint, rows)
+        return
+    assert header.neurons_per_bundle == 1, "bundles of several neurons are experts"
     turned = [row.tensor for row in rows if row is not None and row.transform == "transpose"]
     whole = {tensor.name: read_whole(checkpoint, tensor) for tensor in turned}
     # A row on its way is f32 for a while, which may be more than what it becomes.
@@ -234,6 +238,47 @@ def layer_blocks(
     for row, scale in zip(rows, largest, strict=True):
         if row is not None:
             check_scales(scale, header.dtype, row.tensor.name)
+
+
+def pieces_of(
+    header: BundleHeader, rows: Sequence[Piece | None], bundle: int
+) -> list[tuple[int, int, Piece | None]]:
+    """First byte in its bundle, size, and source of each piece that a bundle consists of."""
+    parts = header.bundle_parts
+    own = rows[bundle * len(parts) :][: len(parts)] if header.down_columns else rows
+    return list(zip(itertools.accumulate(parts, initial=0), parts, own, strict=False))
+
+
+def _experts(
+    header: BundleHeader, checkpoint: Checkpoint, rows: Sequence[Piece | None]
+) -> Generator[NDArray[np.uint8]]:
+    """The experts of a layer, [1, stride] bytes a block."""
+
+    def expert(number: int) -> NDArray[np.uint8]:
+        block = np.zeros((1, header.stride), dtype=np.uint8)
+        for start, nbytes, piece in pieces_of(header, rows, number):
+            if piece is not None:
+                into = block[0, start : start + nbytes]
+                _encode_matrix(header.dtype, checkpoint, piece, into)
+        return block
+
+    yield from in_order(expert, range(header.bundles_per_layer))
+
+
+def _encode_matrix(
+    dtype: str, checkpoint: Checkpoint, piece: Piece, into: NDArray[np.uint8]
+) -> None:
+    """Encode all rows of a piece; `TensorMismatch` for weights that the encoding cannot hold."""
+    width, largest, done = piece.tensor.shape[-1], 0, 0
+    for first in block_starts(piece):
+        content = encoded_block(checkpoint, piece, first, dtype)
+        into[done : done + len(content)] = content
+        done += len(content)
+        if dtype in GROUP_BYTES:
+            rows = content.reshape(-1, row_bytes(dtype, width))
+            largest = max(largest, largest_scale(rows, width))
+    assert done == len(into)
+    check_scales(largest, dtype, piece.tensor.name)
 
 
 def _note_scales(largest: list[int], header: BundleHeader, bundles: NDArray[np.uint8]) -> None:

@@ -58,6 +58,12 @@ def check_origin(
     predictors or a gate let through; it is an error where there are neither. A folder of them
     holds pickles, which must be allowed.
     """
+    if spec.experts is not None and (origin != NONE or calibration is not None):
+        what = f"--predictors {origin}" if origin != NONE else f"--calibration {calibration}"
+        raise UsageError(
+            f"{what}: this model has experts, and its router says exactly which ones a token needs;"
+            " convert it without"
+        )
     if origin == NONE and dtype is not None:
         raise UsageError(
             f"--predictor-dtype {dtype}: there are to be no predictors; say which with --predictors"
@@ -97,6 +103,10 @@ def check_order(
         raise UsageError(f"--order {order}: expected one of {', '.join(ORDERS)}")
     if order == NONE:
         return
+    if spec.experts is not None:
+        raise UsageError(
+            f"--order {order}: experts are read one by one, wherever they lie; convert it without"
+        )
     chooses = imports(origin) or origin == TRAIN or (spec.sparse and spec.gate == "resident")
     if not chooses:
         raise UsageError(

@@ -252,7 +252,7 @@ def _check_header(header: BundleHeader, manifest: Manifest, path: Path) -> None:
     """`LayoutError` unless the header is the one of the manifest's model."""
     expected = BundleHeader.for_spec(manifest.spec, header.file_id)
     shape = ("dtype", "rows_per_neuron", "neurons_per_bundle", "n_layers", "bundles_per_layer",
-             "d_model")  # fmt: skip
+             "d_model", "down_columns")  # fmt: skip
     for name in shape:
         if getattr(header, name) != getattr(expected, name):
             raise LayoutError(

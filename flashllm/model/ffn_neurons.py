@@ -1,0 +1,62 @@
+"""What the neurons of a layer add to the outputs of several tokens, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashllm.model.activations import activate, combine, margin
+from flashllm.model.neurons import FeedForwardWeights
+from flashllm.model.products import Products
+from flashllm.spec import ModelSpec
+from flashllm.weight_cache.block_stream import Block
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronTiles:
+    """Adds tiles of a layer's neurons to the outputs of tokens, all neurons of it or some."""
+
+    spec: ModelSpec
+    weights: FeedForwardWeights
+    products: Products
+    x: Tensor  # [tokens, d_model]
+    gate: Tensor | None
+    """What the resident gate gives, [tokens, d_ffn]."""
+    silent: Callable[[Block], NDArray[np.bool_]] | None = None
+    """Which neurons of a tile count as zero, [tokens, bundles]; None: none does."""
+    margins: list[Tensor] | None = field(default=None)
+    """Gets the margins of each tile, [tokens, bundles], where somebody wants them."""
+
+    @property
+    def tile(self) -> int:
+        """Bundles of a block that are multiplied together."""
+        return self.products.tile
+
+    def add(self, tile: Block, out: Tensor) -> Tensor:
+        """Adds a tile's products to `out`; the neurons' outputs [tokens, bundles]."""
+        spec, weights = self.spec, self.weights
+        up = self._project(tile, spec.rows_per_neuron - 2, weights.up_bias)
+        deciding = up
+        if self.gate is not None:
+            deciding = self.gate[:, tile.columns]
+        elif spec.gate == "bundled":
+            deciding = self._project(tile, 0, weights.gate_bias)
+        if self.margins is not None:
+            self.margins.append(margin(spec, deciding, up))
+        hidden = activate(spec, deciding)
+        if spec.gated:
+            hidden = combine(spec, hidden, up)
+        if self.silent is not None:
+            hidden.masked_fill_(torch.from_numpy(self.silent(tile)), 0.0)
+        self.products.add_down(tile, hidden, out)
+        return hidden
+
+    def _project(self, tile: Block, row: int, bias: Tensor | None) -> Tensor:
+        """[tokens, d_model] to [tokens, bundles] by a row of each bundle and its bias."""
+        out = self.products.with_rows(tile, row, self.x)
+        return out if bias is None else out.add_(bias[tile.columns])

@@ -1,0 +1,81 @@
+"""The router: which experts of a layer a token goes through, and how much each counts.
+
+It is exact, and its input is that of the feed-forward layer. A token's choice has the same bits
+alone and among others. Source: Mixtral of Experts, arXiv 2401.04088, section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm import core
+from flashllm.flash.raw_tensor import RawTensor
+from flashllm.flash.tensor_table import ROUTER
+from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Open, Vector
+from flashllm.spec import ModelSpec, MoeSpec
+
+
+class SelectRouted:
+    """The experts that a layer's router chooses for a token, with their weights."""
+
+    before_norm = False
+
+    def __init__(
+        self, resident: Mapping[str, RawTensor], spec: ModelSpec, kernels: core.Kernels
+    ) -> None:
+        assert spec.experts is not None
+        self._experts = spec.experts
+        self._routers = [resident[f"layers.{at}{ROUTER}"] for at in range(spec.n_layers)]
+        self._kernels = kernels
+
+    def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
+        """The chosen experts."""
+        weights = self.weights(layer, x[None])[0]
+        ids = np.flatnonzero(weights).astype(np.int32)
+        return ActiveSet(ids, weights[ids])
+
+    def select_each(self, layer: int, x: Vector, gate: Vector | None) -> ActiveMask:  # noqa: ARG002
+        """Those of each token."""
+        return Open(self.weights(layer, x))
+
+    def weights(self, layer: int, x: Vector) -> Vector:
+        """The weight of each expert for each token: [tokens, d_model] to [tokens, n_experts].
+
+        Zero for those that are not chosen.
+        """
+        router = self._routers[layer]
+        logits = np.empty((len(x), self._experts.n_experts), dtype=np.float32)
+        self._kernels.matmul(router.raw, router.dtype, np.ascontiguousarray(x), logits)
+        return routed(self._experts, logits)
+
+
+def routed(experts: MoeSpec, logits: Vector) -> Vector:
+    """The weights [tokens, n_experts] that a router's logits give, zero where not chosen."""
+    chosen = _largest(logits, experts.per_token)
+    scores = _scores(experts, logits)
+    kept: NDArray[np.float32] = np.take_along_axis(scores, chosen, axis=1)
+    if experts.renormalise:
+        kept = kept / kept.sum(axis=1, keepdims=True)
+    weights = np.zeros_like(logits)
+    np.put_along_axis(weights, chosen, kept, axis=1)
+    return weights
+
+
+def _largest(logits: Vector, count: int) -> NDArray[np.int64]:
+    """The ids of the largest `count` of each row, ascending; among equals the lowest ids."""
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :count]
+    return np.sort(order, axis=1)
+
+
+def _scores(experts: MoeSpec, logits: Vector) -> Vector:
+    """What the logits of each token count as."""
+    if experts.score == "sigmoid":
+        with np.errstate(over="ignore"):
+            sigmoid: Vector = np.float32(1) / (np.float32(1) + np.exp(-logits))
+        return sigmoid
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax: Vector = powers / powers.sum(axis=1, keepdims=True)
+    return softmax
