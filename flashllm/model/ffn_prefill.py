@@ -161,7 +161,7 @@ class FeedForwardPrefill:
     def _expert_tiles(self, experts: Experts, layer: int, x: Tensor) -> ExpertTiles:
         x = x.contiguous()
         weights = experts.router.weights(layer, x.numpy())
-        return ExpertTiles(experts, x, weights, self._products.tile)
+        return ExpertTiles(experts, x, weights, self._spec.bundles_per_layer)
 
     def _select_each(
         self, layer: int, x: Tensor, before_norm: Tensor, gate: Tensor | None
