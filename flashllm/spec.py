@@ -188,6 +188,10 @@ class ModelSpec:
     """The experts that each feed-forward layer consists of; None for one that is whole."""
     qk_norm_whole: bool = False
     """Whether those norms are over all heads of a token together, and not over each."""
+    attention_scale: float | None = None
+    """Factor of the scores of attention; None: `head_dim ** -0.5`."""
+    window_rope: Rope | None = None
+    """Rotary positions of the layers that have an attention window, where they differ."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -204,6 +208,12 @@ class ModelSpec:
         if self.rope is not None and self.rope.dims > self.head_dim:
             raise LayoutError("spec: rope dims are more than head_dim")
         self._check_experts()
+        if self.window_rope is not None and (
+            self.rope is None
+            or self.window_rope.dims > self.head_dim
+            or not any(self.attention_windows)
+        ):
+            raise LayoutError("spec: window_rope belongs to rotary positions with some windows")
         if self.positions == "learned" and self.n_heads * self.head_dim != self.d_model:
             raise LayoutError("spec: n_heads and head_dim do not fit d_model")
         if self.activation == "drelu" and not self.gated:
@@ -260,8 +270,9 @@ class ModelSpec:
             raise LayoutError("spec: attention_windows is not a list of sizes, one a layer")
         if not isinstance(self.norm_eps, float) or not 0.0 < self.norm_eps < 1.0:
             raise LayoutError(f"spec: norm_eps is {self.norm_eps!r}")
-        for name in ("embed_scale", "residual_scale", "logit_scale"):
-            _check_number(name, getattr(self, name), MAX_SCALE)
+        for name in ("embed_scale", "residual_scale", "logit_scale", "attention_scale"):
+            if name != "attention_scale" or self.attention_scale is not None:
+                _check_number(name, getattr(self, name), MAX_SCALE)
         threshold = self.activation_threshold
         if not isinstance(threshold, float) or not 0.0 <= threshold <= MAX_SCALE:
             raise LayoutError(f"spec: activation_threshold is {threshold!r}")
@@ -379,8 +390,9 @@ class ModelSpec:
             if not isinstance(numbers, list | tuple) or not all(type(i) is int for i in numbers):
                 raise LayoutError(f"spec: {name} is not a list of whole numbers")
             known[name] = tuple(numbers)
-        if known.get("rope") is not None:
-            known["rope"] = Rope(**_known_fields(Rope, known["rope"], "spec: rope"))
+        for name in ("rope", "window_rope"):
+            if known.get(name) is not None:
+                known[name] = Rope(**_known_fields(Rope, known[name], f"spec: {name}"))
         if known.get("experts") is not None:
             known["experts"] = MoeSpec(**_known_fields(MoeSpec, known["experts"], "spec: experts"))
         # Version 0.1 had one key for all four biases.
@@ -392,7 +404,7 @@ _FLAGS = (
     "norm_affine", "norm_bias", "final_norm", "qk_norm", "qk_norm_whole", "shared_norm",
     "attention_bias", "attention_output_bias", "ffn_bias", "head_bias", "tied_head",
 )  # fmt: skip
-_LATER = ("resident_dtype", "experts", "qk_norm_whole")
+_LATER = ("resident_dtype", "experts", "qk_norm_whole", "attention_scale", "window_rope")
 """Fields that are written only where they say something."""
 
 

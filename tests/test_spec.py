@@ -67,6 +67,7 @@ def test_encodings_that_there_are_not(name: str, value: object) -> None:
 
 
 ROPE = {"theta": 1e4, "dims": 64}
+MOE = {"n_experts": 4, "per_token": 2, "d_ffn": 8}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,18 @@ ROPE = {"theta": 1e4, "dims": 64}
         ({"positions": "rope"}, "rope belongs to positions of that kind"),
         ({"n_kv_heads": 3}, "n_kv_heads does not divide n_heads"),
         ({"neurons_per_bundle": 3}, "neurons_per_bundle does not divide d_ffn"),
+        ({"attention_scale": 0.0}, "attention_scale is 0.0"),
+        ({"attention_scale": "1"}, "attention_scale is '1'"),
+        ({"window_rope": ROPE}, "window_rope belongs to rotary positions"),
+        ({"rope": ROPE, "window_rope": ROPE, "positions": "rope"}, "window_rope belongs to"),
+        ({"window_rope": {"theta": 1e4}}, "window_rope: keys .'dims'. are missing"),
+        ({"experts": []}, "experts: expected an object"),
+        ({"experts": {**MOE, "per_token": 9}}, "experts: 9 are chosen for a token, of 4"),
+        ({"experts": {**MOE, "n_experts": 0}}, "experts: n_experts is 0; expected 1 to 4096"),
+        ({"experts": {**MOE, "score": "top"}}, "experts: score is 'top'"),
+        ({"experts": {**MOE, "renormalise": 1}}, "experts: renormalise is 1"),
+        ({"experts": {**MOE, "more": 1}}, "experts: unknown keys"),
+        ({"experts": MOE}, "d_ffn and neurons_per_bundle do not fit the experts"),
         ({"neurons_per_bundle": 2}, "neurons_per_bundle and qk_norm_whole belong to experts"),
         ({"qk_norm": True, "qk_norm_whole": True}, "neurons_per_bundle and qk_norm_whole belong"),
         ({"qk_norm_whole": True}, "qk_norm_whole belongs to models with qk_norm"),

@@ -24,6 +24,8 @@ class Attention:
     norm_whole: bool
     """Whether these norms are over all heads of a token together."""
     head_dim: int
+    scale: float
+    """Factor of the scores."""
     window: int
     """Tokens that one token sees, itself included; 0 means all before it."""
 
@@ -39,7 +41,7 @@ class Attention:
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         cache.append(layer, key, self._heads(self.value(x)))
-        mixed = cache.attend(layer, query.transpose(0, 1), self.window, self.head_dim**-0.5)
+        mixed = cache.attend(layer, query.transpose(0, 1), self.window, self.scale)
         return self.output(mixed.view(tokens, -1))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class ResidentParts:
                 key_norm=self._head_norm(f"{name}.attn.k_norm"),
                 norm_whole=spec.qk_norm_whole,
                 head_dim=spec.head_dim,
+                scale=spec.attention_scale or spec.head_dim**-0.5,
                 window=spec.attention_window(index),
             ),
             ffn_norm=None if spec.shared_norm else self.norm(f"{name}.ffn_norm"),

@@ -31,8 +31,34 @@ class Rotation:
         return torch.cat((*turned, x[..., 2 * half :]), dim=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Rotations:
+    """The rotation of some tokens in each kind of layer."""
+
+    everywhere: Rotation
+    windowed: Rotation
+
+    def of(self, window: int) -> Rotation:
+        """That of a layer whose attention sees so many tokens; 0: all of them."""
+        return self.windowed if window else self.everywhere
+
+
+class Positions:
+    """Rotary positions of one model; layers with an attention window may have their own."""
+
+    def __init__(self, rope: Rope, window_rope: Rope | None = None) -> None:
+        self._everywhere = Rotary(rope)
+        self._windowed = None if window_rope is None else Rotary(window_rope)
+
+    def at(self, first: int, tokens: int) -> Rotations:
+        """The rotations of `tokens` tokens from position `first` on."""
+        everywhere = self._everywhere.at(first, tokens)
+        windowed = self._windowed
+        return Rotations(everywhere, windowed.at(first, tokens) if windowed else everywhere)
+
+
 class Rotary:
-    """Positions of one model, computed as they are needed."""
+    """One kind of positions, computed as they are needed."""
 
     def __init__(self, rope: Rope) -> None:
         self._factor = rope.attention_factor

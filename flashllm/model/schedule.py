@@ -69,13 +69,13 @@ class TokenSchedule:
         feed_forward.forget()
         self._pool.end_expecting()
         x = transformer.embed([token], context.length)
-        rotation = transformer.rotation(context.length, 1)
+        rotations = transformer.rotations(context.length, 1)
         for index in range(transformer.spec.n_layers):
             self._before_layer(index)
             x = transformer.block(
                 index,
                 x,
-                rotation,
+                rotations,
                 context,
                 functools.partial(feed_forward.token, index),
                 functools.partial(self._before_attention, index),
@@ -152,11 +152,11 @@ class PromptSchedule:
         torch.set_num_threads(self._threads)
         transformer = self._transformer
         x = transformer.embed(ids, context.length)
-        rotation = transformer.rotation(context.length, len(ids))
+        rotations = transformer.rotations(context.length, len(ids))
         for index in range(transformer.spec.n_layers):
             self._before_layer()
             feed_forward = functools.partial(self._compute, index, how, self._is_few(how, ids))
-            x = transformer.block(index, x, rotation, context, feed_forward)
+            x = transformer.block(index, x, rotations, context, feed_forward)
             if how.passed is not None:
                 how.passed((index + 1) / transformer.spec.n_layers)
         context.append_prefilled(ids)

@@ -23,7 +23,7 @@ from flashllm.kv_cache.context import Context
 from flashllm.model.encoded_rows import Table, torch_view
 from flashllm.model.layer import ResidentParts
 from flashllm.model.products import Products
-from flashllm.model.rope import Rotary, Rotation
+from flashllm.model.rope import Positions, Rotations
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 
@@ -51,7 +51,7 @@ class Transformer:
         self._embedding = Table(resident["embed.weight"], kernels)
         positions = resident.get("embed.positions")
         self._positions = None if positions is None else torch_view(positions)
-        self._rotary = None if spec.rope is None else Rotary(spec.rope)
+        self._rotary = None if spec.rope is None else Positions(spec.rope, spec.window_rope)
         self._layers = [parts.layer(index) for index in range(spec.n_layers)]
         self._final_norm = parts.norm("final_norm") if spec.final_norm else None
         self._head = parts.linear("embed" if spec.tied_head else "head", "head")
@@ -72,15 +72,15 @@ class Transformer:
         row = first + self.spec.position_offset
         return x + self._positions[row : row + len(ids)].float()
 
-    def rotation(self, first: int, tokens: int) -> Rotation | None:
-        """The rotation of `tokens` positions from `first` on; None where there is none."""
+    def rotations(self, first: int, tokens: int) -> Rotations | None:
+        """The rotations of `tokens` positions from `first` on; None where there is none."""
         return None if self._rotary is None else self._rotary.at(first, tokens)
 
     def block(
         self,
         index: int,
         x: Tensor,
-        rotation: Rotation | None,
+        rotations: Rotations | None,
         context: Context,
         feed_forward: FeedForwardCall,
         before_attention: BeforeAttention | None = None,
@@ -93,6 +93,7 @@ class Transformer:
         if before_attention is not None:
             before_attention(x, normed)
             self._clock.switch("attention")
+        rotation = None if rotations is None else rotations.of(layer.attention.window)
         attended = self._scaled(layer.attention(normed, index, context.keys_values, rotation))
         if spec.block == "parallel":
             return (

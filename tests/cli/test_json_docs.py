@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -52,7 +53,9 @@ CASES: dict[str, list[str]] = {
         "info {demo} --json",
         "info {demo} --plan --json",
         "info {rotary} --json",
-        "info {experts} --json",
+        "info {olmoe} --json",
+        "info {granitemoe} --json",
+        "info {mellum} --json",
     ],
     "verify --json": ["verify {demo} --json", "verify {damaged} --json"],
     "ls --json": ["ls {models} --memory 1GiB --json"],
@@ -145,6 +148,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         huggingface_hub.close_session()
 
 
+TWO_KINDS: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+
 class Places:
     """What the words in braces of CASES stand for; made when asked for."""
 
@@ -160,7 +172,11 @@ class Places:
             "models": lambda: [str(demo.parent)],
             "damaged": lambda: [str(self._damaged(demo))],
             "rotary": lambda: [str(self._rotary())],
-            "experts": lambda: [str(self._experts())],
+            "olmoe": lambda: [str(self._experts("olmoe", intermediate_size=24))],
+            "granitemoe": lambda: [
+                str(self._experts("granitemoe", intermediate_size=24, attention_multiplier=0.5))
+            ],
+            "mellum": lambda: [str(self._experts("mellum", **TWO_KINDS))],
             "profile": lambda: [str(self._profile())],
             "file": lambda: [str(self._file())],
             "source": lambda: [str(self._warns())],
@@ -189,13 +205,14 @@ class Places:
         convert(self._folder / "llama", self._folder / "rotary", dtype="int8", resident_dtype="f16")
         return self._folder / "rotary"
 
-    def _experts(self) -> Path:
+    def _experts(self, model_type: str, **sizes: Any) -> Path:
         from flashllm.convert import convert
 
-        sizes = {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24}
-        tiny("olmoe", **sizes).save_pretrained(self._folder / "olmoe")
-        convert(self._folder / "olmoe", self._folder / "experts")
-        return self._folder / "experts"
+        source = self._folder / f"{model_type}-source"
+        experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+        tiny(model_type, **experts, **sizes).save_pretrained(source)
+        convert(source, self._folder / model_type)
+        return self._folder / model_type
 
     def _profile(self) -> Path:
         assert main(["bench", "io", str(self._file()), *SCAN, "--profile", str(self._kept)]) == 0

@@ -99,6 +99,22 @@ OF_FAMILIES["mixtral"] = {
     "num_experts_per_tok": [2, 2, 9, 0],
     "sliding_window": [None, 16, 0],
 }
+OF_FAMILIES["granitemoe"] = OF_FAMILIES["mixtral"] | {
+    "attention_multiplier": [None, 0.1, 0.0, -1.0],
+    "embedding_multiplier": [None, 12.0, "12"],
+    "logits_scaling": [None, 6.0, 0],
+    "sliding_window": [None],
+}
+OF_FAMILIES["mellum"] = OF_FAMILIES["qwen3_moe"] | {
+    "layer_types": [None, ["full_attention"] * 2, ["sliding_attention"] * 2, ["else"] * 2],
+    "mlp_layer_types": [None, ["sparse"] * 2, ["dense", "sparse"]],
+    "rope_parameters": [
+        None,
+        {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}},
+        {"full_attention": {"rope_theta": 5e5}},
+        {"full_attention": 3},
+    ],
+}
 OF_FAMILIES["RefinedWebModel"] = OF_FAMILIES["RefinedWeb"] = OF_FAMILIES["falcon"]
 OF_FAMILIES["qwen3"] = OF_FAMILIES["qwen2"]
 

@@ -52,6 +52,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("mixtral", MIXTRAL),
     "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 11}),
+    "granitemoe, scaled in four places": (
+        "granitemoe",
+        {
+            **MIXTRAL,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 1.7,
+        },
+    ),
+    "mellum": ("mellum", QWEN),
+    "mellum, positions by kind of layer": (
+        "mellum",
+        {
+            **QWEN,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 9,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
 }
 STORED = [True, False]
 """Whether transformers undoes what it fuses when it loads a model: one tensor an expert, or all of
@@ -91,7 +115,10 @@ def test_step_by_step(pair: tuple[Oracle, Path]) -> None:
     assert verify(pair[1]).ok
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "olmoe", "mixtral"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3_moe", "olmoe", "mixtral", "granitemoe, scaled in four places", "mellum"],
+)
 def test_each_way_of_storing_experts_gives_the_same_model(tmp_path: Path, name: str) -> None:
     model = build(name, tmp_path / "one-by-one")
     model.save_pretrained(tmp_path / "fused", save_original_format=False)

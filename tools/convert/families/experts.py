@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from flashllm.errors import UnsupportedModel
+from flashllm.errors import NotACheckpoint, UnsupportedModel
 from flashllm.spec import MAX_EXPERTS, MAX_WIDTH, ModelSpec, MoeSpec
 
 from .config import Config
-from .family import ExpertNames, window_size, windows_alike
+from .family import ROTARY_BUFFERS, ExpertNames, window_size, windows_alike, windows_by_layer
 from .gated import EMBEDDING, HEAD, LAYER, LLAMA, NORMS, attention, biases, rms_features
 from .transforms import Rows
 
@@ -153,4 +154,98 @@ MIXTRAL = replace(
     special_ids={"bos_token_id": 1, "eos_token_id": 2},
 )
 
-EXPERTS = (QWEN3_MOE, OLMOE, MIXTRAL)
+
+def _granite_features(config: Config) -> dict[str, Any]:
+    """Features of a Granite with experts (IBM, 2024), scaled in four places."""
+    # The softmax over the chosen logits is that over all of them, divided by the sum of the chosen.
+    experts = _experts(config, "intermediate_size", renormalise=True)
+    features = rms_features(config, d_ffn=experts["d_ffn"])
+    windows = windows_alike(config, features["n_layers"], None)
+    return (
+        features
+        | biases(config)
+        | experts
+        | {
+            "attention_windows": windows,
+            "attention_scale": config.number("attention_multiplier", 1.0),
+            "embed_scale": config.number("embedding_multiplier", 1.0),
+            "residual_scale": config.number("residual_multiplier", 1.0),
+            "logit_scale": 1.0 / config.number("logits_scaling", 1.0),
+        }
+    )
+
+
+_GRANITE_BLOCK = f"{LAYER}.block_sparse_moe"
+
+GRANITE_MOE = replace(
+    QWEN3_MOE,
+    model_type="granitemoe",
+    features=_granite_features,
+    experts=(
+        ExpertNames(
+            router=f"{_GRANITE_BLOCK}.router.layer.weight",
+            gate=f"{_GRANITE_BLOCK}.input_linear.weight",
+            up=f"{_GRANITE_BLOCK}.input_linear.weight",
+            down=f"{_GRANITE_BLOCK}.output_linear.weight",
+        ),
+        replace(fused(_GRANITE_BLOCK), router=f"{_GRANITE_BLOCK}.router.weight"),
+    ),
+)
+
+
+def _mellum_features(config: Config) -> dict[str, Any]:
+    """Features of a Mellum 2 (JetBrains, 2026): positions of their own where attention slides."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or set(kinds) != {"sparse"}):
+        raise config.refuse(
+            "mlp_layer_types", "only models with experts in all layers are supported"
+        )
+    # What predicts several tokens at once is left out.
+    config.asked.update(("mtp_layer_types", "mtp_mlp_layer_types"))
+    experts = _experts(
+        config, "moe_intermediate_size", renormalise=config.flag("norm_topk_prob", True)
+    )
+    everywhere, windowed = _ropes_by_layer(config)
+    features = rms_features(everywhere, d_ffn=experts["d_ffn"], head_dim=128, max_positions=131072)
+    layers = features["n_layers"]
+    windows: tuple[int, ...] = ()
+    if config.get("layer_types") is not None:
+        windows = windows_by_layer(config, layers, window_size(config, 1024))
+    else:
+        window_size(config, 1024)
+    own = rms_features(windowed, d_ffn=experts["d_ffn"], head_dim=128, max_positions=131072)
+    window_rope = own["rope"] if any(windows) and own["rope"] != features["rope"] else None
+    return (
+        features
+        | biases(config)
+        | experts
+        | {"qk_norm": True, "attention_windows": windows, "window_rope": window_rope}
+    )
+
+
+def _ropes_by_layer(config: Config) -> tuple[Config, Config]:
+    """The configuration as layers that see everything read it, and as those with a window do."""
+    given = config.get("rope_parameters")
+    kinds = ("full_attention", "sliding_attention")
+    if given is None:
+        given = {kind: {"rope_theta": theta} for kind, theta in zip(kinds, (5e5, 1e4), strict=True)}
+    if not isinstance(given, dict):
+        raise NotACheckpoint(f"{config.path}: rope_parameters is {given!r}; expected an object")
+    if not any(kind in given for kind in kinds):
+        return config, config
+    if absent := [kind for kind in kinds if kind not in given]:
+        raise config.refuse("rope_parameters", f"it says nothing of {absent[0]}")
+    return tuple(  # type: ignore[return-value]
+        replace(config, values=config.values | {"rope_parameters": given.get(kind)})
+        for kind in kinds
+    )
+
+
+MELLUM = replace(
+    QWEN3_MOE,
+    model_type="mellum",
+    features=_mellum_features,
+    ignored=(ROTARY_BUFFERS, re.compile(r"mtp\..*")),
+)
+
+EXPERTS = (QWEN3_MOE, OLMOE, MIXTRAL, GRANITE_MOE, MELLUM)
