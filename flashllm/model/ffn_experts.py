@@ -41,6 +41,8 @@ class Experts:
         gate, up, down = header.bundle_parts
         # Gate and up lie one behind the other: a single matrix of twice the rows.
         self._gate_up_bytes, self._end = gate + up, gate + up + down
+        self._rows = Stride.of(header.stride, gate // self._neurons, 2 * self._neurons)
+        self._down_rows = Stride.of(header.stride, down // spec.d_model, spec.d_model)
 
     def room(self, count: int) -> _Floats:
         """Memory for the outputs of `count` experts for one token: [count, d_model]."""
@@ -56,13 +58,31 @@ class Experts:
         gate: _Floats | None,  # noqa: ARG002
     ) -> _Floats:
         """Outputs [n, d_model] of experts, at `positions` of `rows`, for `x` [d_model]."""
-        out, dtype, neurons = self.room(len(positions)), self._spec.dtype, self._neurons
-        both = np.empty(2 * neurons, dtype=np.float32)
+        dtype, neurons = self._spec.dtype, self._neurons
+        both = np.empty((len(positions), 2 * neurons), dtype=np.float32)
+        if self._rows is not None:
+            # In one call: less waiting for threads.
+            where = (rows, self._rows.row_bytes, 0, dtype, self._rows.ids(positions))
+            self._kernels.dot_rows(*where, x, both.reshape(-1))
+        else:
+            for number, position in enumerate(positions.tolist()):
+                gate_up, _ = self._matrices(rows, position)
+                self._kernels.matvec(gate_up, dtype, x, both[number])
+        hidden = activate_each(self._spec, both[:, :neurons]) * both[:, neurons:]
+        return self._through_down(rows, positions, hidden)
+
+    def _through_down(self, rows: NDArray[np.uint8], positions: Ids, hidden: _Floats) -> _Floats:
+        """[n, neurons] of n experts to [n, d_model]: the bits of one after another."""
+        out, dtype, down = self.room(len(positions)), self._spec.dtype, self._down_rows
+        if down is not None and len(positions) > 1:
+            # A thread takes whole experts.
+            ends = np.arange(1, len(positions) + 1, dtype=np.int32) * np.int32(self._spec.d_model)
+            where = (rows, down.row_bytes, self._gate_up_bytes, dtype, down.ids(positions), ends)
+            self._kernels.dot_rows_each(*where, hidden.reshape(-1), out.reshape(-1))
+            return out
         for number, position in enumerate(positions.tolist()):
-            gate_up, down = self._matrices(rows, position)
-            self._kernels.matvec(gate_up, dtype, x, both)
-            hidden = activate_each(self._spec, both[:neurons]) * both[neurons:]
-            self._kernels.matvec(down, dtype, hidden, out[number])
+            _, matrix = self._matrices(rows, position)
+            self._kernels.matvec(matrix, dtype, hidden[number], out[number])
         return out
 
     def add(
@@ -94,6 +114,29 @@ class Experts:
         """The encoded gate and up [2 * neurons, d_model], and down [d_model, neurons]."""
         expert = rows[position * self.stride :][: self._end]
         return expert[: self._gate_up_bytes], expert[self._gate_up_bytes :]
+
+
+@dataclass(frozen=True, slots=True)
+class Stride:
+    """Rows of experts by number, where experts are a whole number of rows apart."""
+
+    row_bytes: int
+    rows_apart: int
+    """Rows of this size from an expert to the next."""
+    first: Ids
+    """The rows of the first expert."""
+
+    @classmethod
+    def of(cls, stride: int, row_bytes: int, rows: int) -> Stride | None:
+        """For `rows` rows of an expert; None where the experts are not whole rows apart."""
+        if stride % row_bytes:
+            return None
+        return cls(row_bytes, stride // row_bytes, np.arange(rows, dtype=np.int32))
+
+    def ids(self, positions: Ids) -> Ids:
+        """The rows of the experts at `positions`, one expert after another."""
+        ids: Ids = (positions[:, None] * np.int32(self.rows_apart) + self.first).reshape(-1)
+        return ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,9 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     "many weights": many_weights,
     "experts": experts,
+    "experts, whole rows apart": lambda: experts(
+        hidden_size=64, moe_intermediate_size=32, num_attention_heads=4
+    ),
 }
 
 
@@ -99,7 +102,7 @@ def check(directory: Path, select: Select | None = "all") -> None:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_kind_of_model(checkpoint: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     convert(checkpoint(name), tmp_path / "model", dtype="f16")
-    check(tmp_path / "model", "router" if name == "experts" else "all")
+    check(tmp_path / "model", "router" if name.startswith("experts") else "all")
 
 
 @pytest.mark.parametrize("select", ["oracle", "gate"])

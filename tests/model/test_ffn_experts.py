@@ -1,0 +1,54 @@
+"""Experts at once and one by one: the same bits, wherever they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashllm.convert import convert
+
+from flashllm import core
+from flashllm.flash.store import Store
+from flashllm.model.ffn_experts import Experts, Stride
+from flashllm.model.router import SelectRouted
+from tests.support.tiny import tiny
+
+SIZES: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "num_key_value_heads": 2,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("width", "neurons", "dtype", "is_even"),
+    [(64, 32, "f16", True), (64, 32, "f32", True), (40, 19, "f16", False), (64, 32, "int8", False)],
+)
+def test_several_have_the_bits_of_each(
+    tmp_path: Path, width: int, neurons: int, dtype: str, is_even: bool
+) -> None:
+    model = tiny("qwen3_moe", hidden_size=width, moe_intermediate_size=neurons, **SIZES)
+    model.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "model", dtype=dtype)
+    with Store(tmp_path / "model") as store:
+        spec, header = store.spec, store.header
+        resident = store.load_resident(False, lambda _: None)
+        kernels = core.open_kernels(2)
+        experts = Experts(spec, header, kernels, SelectRouted(resident, spec, kernels))
+        row_bytes = header.bundle_parts[0] // neurons
+        assert (Stride.of(header.stride, row_bytes, 2 * neurons) is not None) == is_even
+        raw = np.fromfile(tmp_path / "model" / "ffn.bundles", np.uint8)[header.data_offset :]
+        x = np.random.default_rng(1).normal(size=width).astype(np.float32)
+        positions = np.array([0, 2, 3, 5], dtype=np.int32)
+        found = experts.outputs(0, raw, positions, positions, x, None)
+        for number, position in enumerate(positions):
+            alone = positions[number : number + 1]
+            assert np.array_equal(experts.outputs(0, raw, alone, alone, x, None)[0], found[number])
+            among = experts.of_tokens(raw, int(position), np.stack([x, -x, x]))
+            assert np.array_equal(among[2], found[number])
+        assert len({tuple(row) for row in found.tolist()}) == 4
+        kernels.close()
