@@ -355,7 +355,9 @@ class Model:
         """Which neurons are in DRAM, and which the last token used or read; from any thread."""
         self._turns.check_open()
         pool = self._decoder.pool
-        return NeuronMap.of([pool.marks(layer) for layer in range(self.info.spec.n_layers)])
+        spec = self.info.spec
+        marks = [pool.marks(layer) for layer in range(spec.n_layers)]
+        return NeuronMap.of(marks, noun=spec.bundle_noun)
 
     def cautions(self) -> list[str]:
         """Sentences about what makes this machine slower than it could be; may be empty.

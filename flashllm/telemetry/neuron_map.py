@@ -40,10 +40,15 @@ class NeuronMap:
     """Likewise, neurons that the last token used and read from flash."""
     totals: tuple[float, float, float]
     """The shares of the three among all neurons, unrounded."""
+    noun: str = "neuron"
+    """What the model's bundles are, for people; neurons stand for experts too."""
 
     @classmethod
     def of(
-        cls, marks: Sequence[tuple[Mask, Mask, Mask]], blocks_most: int = BLOCKS_MOST
+        cls,
+        marks: Sequence[tuple[Mask, Mask, Mask]],
+        blocks_most: int = BLOCKS_MOST,
+        noun: str = "neuron",
     ) -> NeuronMap:
         """The map from masks [n] of each layer: resident, hit and loaded neurons."""
         import numpy as np
@@ -56,7 +61,7 @@ class NeuronMap:
         counts = [sum(int(np.count_nonzero(layer[kind])) for layer in marks) for kind in range(3)]
         whole = neurons * len(marks)
         totals = (counts[0] / whole, counts[1] / whole, counts[2] / whole)
-        return cls._of_shares(neurons, totals, resident, hit, loaded)
+        return cls._of_shares(neurons, totals, resident, hit, loaded, noun)
 
     def reduced(self, rows_most: int, columns_most: int) -> NeuronMap:
         """The map reduced to at most that many layers and blocks, by merging neighbours."""
@@ -67,7 +72,7 @@ class NeuronMap:
             _means(_means(shares, rows, 0), columns, 1)
             for shares in (self.resident, self.hit, self.loaded)
         )
-        return self._of_shares(self.neurons, self.totals, resident, hit, loaded)
+        return self._of_shares(self.neurons, self.totals, resident, hit, loaded, self.noun)
 
     @classmethod
     def _of_shares(
@@ -77,6 +82,7 @@ class NeuronMap:
         resident: Shares,
         hit: Shares,
         loaded: Shares,
+        noun: str,
     ) -> NeuronMap:
         import numpy as np
 
@@ -84,7 +90,7 @@ class NeuronMap:
         states[(hit > 0) & (hit >= hit.mean())] = HIT
         states[(loaded > 0) & (loaded >= loaded.mean())] = LOADED
         layers, blocks = states.shape
-        return cls(layers, blocks, neurons, states, resident, hit, loaded, totals)
+        return cls(layers, blocks, neurons, states, resident, hit, loaded, totals, noun)
 
 
 def _shares(mask: Mask, blocks: int) -> Shares:

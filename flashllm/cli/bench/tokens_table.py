@@ -48,7 +48,8 @@ def summary_text(report: dict[str, Any]) -> str:
             f"{begin}a token took {_seconds(token['median'])}, {format_number(speed)} a second;"
             f" most of it, {share:.0%}, was {PART_WORDS.get(part, part)}."
         )
-    hits = f"{summary['cache']['hit_rate']:.0%} of its neurons were in memory"
+    noun = "experts" if report["header"]["settings"]["select"] == "router" else "neurons"
+    hits = f"{summary['cache']['hit_rate']:.0%} of its {noun} were in memory"
     read = format_bytes(flash["bytes_read_per_token"]) if flash["reads_per_token"] else "nothing"
     sentences.append(f"It read {read} from flash; {hits}.")
     if (bound := summary["bound"]) is not None:

@@ -88,7 +88,7 @@ def legend(found: NeuronMap) -> Content:
         )
         for state, share in enumerate(found.totals, 1)
     ]
-    size = Content.styled(f"{found.layers} x {found.neurons:,} neurons", _LABEL_COLOR)
+    size = Content.styled(f"{found.layers} x {found.neurons:,} {found.noun}s", _LABEL_COLOR)
     return Content(" ").join([*parts, size])
 
 
