@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.dtypes import GROUP_BYTES
-from flashllm.errors import Cancelled, LayoutError, ModelTruncated, ReadFailed
+from flashllm.errors import (
+    Cancelled,
+    FlashllmError,
+    LayoutError,
+    ModelTruncated,
+    ReadFailed,
+)
 from flashllm.flash.checksums import (
     FileCheck,
     Part,
@@ -128,25 +134,35 @@ class Store:
         buffer: core.Buffer,
         destinations: NDArray[np.int64],
     ) -> list[int]:
-        """Begin to read bundles to byte positions of `buffer`; tickets for `wait_bundles`."""
+        """Begin to read bundles to byte positions of `buffer`; tickets for `wait_bundles`.
+
+        Of experts a ticket for each, in their order: each is large enough to be computed while the
+        next is read.
+        """
         header = self.header
         offsets = header.offset(layer, 0) + ids.astype(np.int64) * header.stride
-        if not self._rows_apart:
-            return [int(self.reader.submit(offsets, header.stride, buffer, destinations))]
-        row_bytes = self.spec.row_bytes
-        shifts = range(0, header.rows_per_neuron * row_bytes, row_bytes)
-        return [
-            int(self.reader.submit(offsets + shift, row_bytes, buffer, destinations + shift))
-            for shift in shifts
-        ]
+        length, reads = header.stride, [(offsets, destinations)]
+        if header.down_columns:
+            reads = [(offsets[i : i + 1], destinations[i : i + 1]) for i in range(len(ids))]
+        elif self._rows_apart:
+            length = self.spec.row_bytes
+            shifts = range(0, header.rows_per_neuron * length, length)
+            reads = [(offsets + shift, destinations + shift) for shift in shifts]
+        tickets: list[int] = []
+        try:
+            for places, targets in reads:
+                tickets.append(int(self.reader.submit(places, length, buffer, targets)))
+        except BaseException:
+            with contextlib.suppress(FlashllmError):
+                self.wait_bundles(layer, tickets)
+            raise
+        return tickets
 
     def wait_bundles(self, layer: int, tickets: list[int]) -> None:
         """Wait for bundles; even after an error, no read of them is under way any more."""
-        if tickets:
-            try:
-                self.wait(tickets[0], layer)
-            finally:
-                self.wait_bundles(layer, tickets[1:])
+        with contextlib.ExitStack() as stack:
+            for ticket in reversed(tickets):
+                stack.callback(self.wait, ticket, layer)
 
     def submit_span(
         self, layer: int, first: int, count: int, buffer: core.Buffer, place: int = 0

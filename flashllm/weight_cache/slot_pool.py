@@ -339,6 +339,9 @@ class SlotPool:
             if early and ahead:
                 yield acquired.in_flight
                 waits("io_exposed")
+            if early and len(fetch.tickets) == acquired.n_missing > 1:
+                yield from self._one_by_one(layer, fetch)
+                return
         finally:
             # Also if nobody wants the rest: no read may land in a slot that is evicted.
             self._wait(layer, fetch)
@@ -346,6 +349,23 @@ class SlotPool:
             yield acquired.missing
         elif not early and len(acquired.ids):
             yield np.ones(len(acquired.ids), dtype=np.bool_)
+
+    def _one_by_one(self, layer: int, fetch: Fetch) -> Iterator[NDArray[np.bool_]]:
+        """Masks of the missing bundles, each of which has a ticket, as they arrive."""
+        acquired = fetch.acquired
+        for number in np.flatnonzero(acquired.missing):
+            self._clock.switch("io_exposed")
+            try:
+                self._store.wait_bundles(layer, fetch.tickets[:1])
+            except BaseException:
+                # Of the rest too: who gets an error computes with none of them.
+                self._layers[layer].release(acquired.slots[acquired.missing])
+                raise
+            finally:
+                del fetch.tickets[0]
+            arrived = np.zeros(len(acquired.ids), dtype=np.bool_)
+            arrived[number] = True
+            yield arrived
 
     def marks(self, layer: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Which bundles [n] are in slots, which the last token found there, and which it read.

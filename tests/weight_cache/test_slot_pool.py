@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +33,7 @@ class FakeStore:
     """Bundle `i` of layer `l` is eight bytes of i, then l; they land when they are waited for."""
 
     header = FakeHeader()
+    spec = SimpleNamespace(neurons_per_bundle=1)
 
     def __init__(self) -> None:
         self.under_way: dict[int, tuple[int, Ids, NDArray[np.uint8], NDArray[np.int64]]] = {}
@@ -61,6 +63,19 @@ class FakeStore:
                 raise ReadFailed("a broken sector")
             for bundle, place in zip(ids, destinations, strict=True):
                 memory[place : place + STRIDE] = [bundle] * (STRIDE - 1) + [layer]
+
+
+class ExpertStore(FakeStore):
+    """Each bundle has a ticket of its own."""
+
+    spec = SimpleNamespace(neurons_per_bundle=8)
+
+    def submit_bundles(
+        self, layer: int, ids: Ids, buffer: Any, destinations: NDArray[np.int64], *_: Any
+    ) -> list[int]:
+        each = [(ids[i : i + 1], destinations[i : i + 1]) for i in range(len(ids))]
+        submit = super().submit_bundles
+        return [ticket for one, to in each for ticket in submit(layer, one, buffer, to)]
 
 
 def sorted_ids(values: set[int]) -> Ids:
@@ -205,6 +220,63 @@ def test_who_stops_in_the_middle_leaves_no_read_under_way(store: FakeStore) -> N
     next(parts)
     assert store.under_way
     parts.close()  # type: ignore[attr-defined]
+    assert not store.under_way
+
+
+def test_experts_come_one_by_one() -> None:
+    store = ExpertStore()
+    pool = pool_of(store)
+    use(pool, 0, np.array([2, 5], dtype=np.int32))
+    ids = np.array([1, 2, 4, 5, 7], dtype=np.int32)
+    fetch = acquire(pool, 0, ids)
+    pool.begin(0, fetch)
+    parts = [ids[part].tolist() for part in pool.arrivals(0, fetch)]
+    assert parts == [[2, 5], [1], [4], [7]]
+    assert not store.under_way
+    use(pool, 1, ids)
+    use(pool, 0, ids, early=False)
+
+
+def test_of_experts_that_come_one_by_one_an_error_leaves_none() -> None:
+    store = ExpertStore()
+    pool = pool_of(store)
+    ids = np.array([1, 4, 7, 9], dtype=np.int32)
+    store.broken = {4}
+    fetch = acquire(pool, 0, ids)
+    pool.begin(0, fetch)
+    parts = pool.arrivals(0, fetch)
+    assert ids[next(parts)].tolist() == [1]
+    with pytest.raises(ReadFailed):
+        next(parts)
+    assert not store.under_way
+    assert len(pool.layer(0).resident()) == 0
+    store.broken = set()
+    use(pool, 0, ids)
+
+
+def test_who_stops_between_experts_leaves_no_read_under_way() -> None:
+    store = ExpertStore()
+    pool = pool_of(store)
+    ids = np.array([1, 4, 7], dtype=np.int32)
+    fetch = acquire(pool, 0, ids)
+    pool.begin(0, fetch)
+    parts: Iterator[Any] = pool.arrivals(0, fetch)
+    next(parts)
+    assert len(store.under_way) == 2
+    parts.close()  # type: ignore[attr-defined]
+    assert not store.under_way
+    assert pool.layer(0).resident().tolist() == [1, 4, 7]
+
+
+def test_guessed_experts_arrive_before_the_others() -> None:
+    store = ExpertStore()
+    pool = pool_of(store)
+    pool.prefetch(0, np.array([9, 3], dtype=np.int32))
+    assert len(store.under_way) == 2
+    ids = np.array([1, 3, 6], dtype=np.int32)
+    fetch = acquire(pool, 0, ids)
+    pool.begin(0, fetch)
+    assert [ids[part].tolist() for part in pool.arrivals(0, fetch)] == [[3], [1], [6]]
     assert not store.under_way
 
 
