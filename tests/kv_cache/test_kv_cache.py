@@ -114,7 +114,10 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
         return Linear(RawTensor(raw, "f32", (outputs, 960)), None, products)
 
     query, key, value, output = (linear(width) for width in (960, 480, 480, 960))
-    attention = Attention(query, key, value, output, None, None, 80, window)
+    attention = Attention(
+        query, key, value, output, query_norm=None, key_norm=None, norm_whole=False,
+        head_dim=80, scale=80**-0.5, window=window,
+    )  # fmt: skip
     x = torch.randn(40, 960, generator=generator)
     found = []
     for steps in ([40], [1] * 40, [13, 1, 26]):
