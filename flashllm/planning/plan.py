@@ -73,7 +73,7 @@ _NEEDED_TOKENS = 64
 """The largest chunk that may read the neurons it needs instead of layers."""
 _NEEDED_TOKENS_UNKNOWN = 2
 """The same where nothing says what tokens use."""
-_NEEDED_TOKENS_OF_EXPERTS = 16
+_NEEDED_TOKENS_OF_EXPERTS = 32
 """The same of experts, which are read one by one at the rate of reads in order: a larger chunk
 needs most of a layer, of which the next blocks are read while one is computed."""
 _SCATTERED_SHARE = 0.3
