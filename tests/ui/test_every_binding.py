@@ -334,6 +334,10 @@ async def panels_and_pages(tmp_path: Path) -> set[str]:
             assert panel.display
             await walk.say(line)
             await walk.until(lambda panel=panel: not panel.display)
+        transcript = app.chat.shown.transcript
+        for shows in (True, False):
+            await walk.say("/thoughts")
+            await walk.until(lambda shows=shows: transcript.shows_reasoning is shows)
         for begin, key in (("f1", "q"), ("/help", "f1"), ("/?", "enter"), ("f1", "escape")):
             await (walk.say if begin[0] == "/" else walk.press)(begin)
             await walk.opens(HelpScreen)
@@ -628,7 +632,7 @@ EXERCISED: dict[Scenario, str] = {
         tokens.previous left, tokens.previous h, tokens.next right,
         tokens.next l, tokens.first home, tokens.last end,
         tokens.close escape, tokens.close t, tokens.close q,
-        /io, /map, /help, /?, /tokens, /log
+        /io, /map, /thoughts, /help, /?, /tokens, /log
     """,
     what_is_sent_besides: "chat.drop_waiting ctrl+t, /queue, /compact, /file",
     an_empty_conversation: """

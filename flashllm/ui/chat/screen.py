@@ -983,6 +983,10 @@ class ChatScreen(Screen[None]):
         """Shows or hides the map of neurons."""
         self.panels.toggle_map()
 
+    def action_thoughts(self) -> None:
+        """Shows what models thought before their answers, or folds it."""
+        self.shown.transcript.toggle_reasoning()
+
     def action_measure(self) -> None:
         """Takes a quick profile of the model's disk now."""
         self.show_hint(self.quick_profile.ask())

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashllm.conversations.reasoning import split
 from flashllm.conversations.tree import can_go_on
 from flashllm.ui.chat import messages
 from flashllm.untrusted.terminal import sanitize, sanitize_line
@@ -118,14 +119,15 @@ class TurnActions:
         """Copies a message; the second time into a file."""
         turn = self.chosen(number, "assistant")
         if turn is not None:
-            self._copy_text(sanitize(turn.text).strip())
+            thought, answer = split(sanitize(turn.text))
+            self._copy_text((answer if answer.strip() else thought).strip())
 
     def code(self, number: int) -> None:
         """Copies the next block of code of a message, or a given one of the last answer."""
         turn = self.chosen(0 if number == 0 else 1, "assistant")
         if turn is None:
             return
-        blocks = code_blocks(sanitize(turn.text))
+        blocks = code_blocks(split(sanitize(turn.text))[1])
         if not 0 <= number <= len(blocks) or not blocks:
             self._hint(f"there is no such code; the answer has {len(blocks)} blocks")
             return

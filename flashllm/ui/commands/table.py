@@ -88,6 +88,7 @@ COMMANDS = (
     SlashCommand("io", "", "show or hide where time and bytes go", "io_panel"),
     SlashCommand("measure", "", "measure the disk for some seconds: a quick profile", "measure"),
     SlashCommand("map", "", "show or hide the map of neurons", "neuron_map"),
+    SlashCommand("thoughts", "", "show or fold what the model thought first", "thoughts"),
     SlashCommand("tokens", "", "each token of an answer with its numbers", "tokens"),
     SlashCommand("theme", "NAME", "other colours", "theme", True),
     SlashCommand("context", "", "how full the context is, and what comes then", "context"),

@@ -11,8 +11,10 @@ from textual.geometry import Region
 from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
+from flashllm.conversations.reasoning import Kind, Piece, ReasoningSplitter, told
 from flashllm.ui.transcript.markdown import AnswerMarkdown
 from flashllm.ui.transcript.markdown_split import MarkdownSplitter
+from flashllm.ui.transcript.reasoning import Reasoning
 from flashllm.ui.transcript.turn import TurnView
 from flashllm.ui.widgets.single_layout import SingleLayout
 from flashllm.untrusted.terminal import Sanitizer
@@ -32,13 +34,26 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         self._note = note
         self._sanitizer = Sanitizer()
         self._cutter = MarkdownSplitter()
+        self._splitter = ReasoningSplitter()
+        self._answer = ""
+        """What of it is not reasoning."""
+        self._shows_reasoning = False
+        self._reasoning: Reasoning | None = None
+        """What the model thought before; None where it did not."""
+        thought, answer = told([*self._splitter.feed(self._harmless(text)), *self._splitter.end()])
+        if thought.strip():
+            self._reasoning = Reasoning(thought)
+            self._reasoning.end(answered=not self._splitter.is_inside)
+        self._answer = answer.lstrip() if thought else answer
         self._documents = [
-            AnswerMarkdown(part) for part in self._cutter.feed(self._harmless(text)) if part.strip()
+            AnswerMarkdown(part) for part in self._cutter.feed(self._answer) if part.strip()
         ] or [AnswerMarkdown()]
         self._stream: MarkdownStream | None = None
 
     def compose(self) -> ComposeResult:
-        """The documents, and the remark."""
+        """What was thought, the documents, and the remark."""
+        if self._reasoning is not None:
+            yield self._reasoning
         yield from self._documents
         yield Static(Content(self._note), classes="note", markup=False)
 
@@ -52,17 +67,60 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
 
     async def add(self, text: str) -> None:
         """Shows more text, cut anywhere."""
-        more = self._harmless(text)
-        if not more:
+        for piece in self._splitter.feed(self._harmless(text)):
+            await self._take(piece)
+
+    async def finish(self) -> None:
+        """Shows what is still on its way."""
+        for piece in self._splitter.end():
+            await self._take(piece)
+        await self._settle()
+        if self._reasoning is not None and self._splitter.is_inside:
+            self._reasoning.end(answered=False)
+
+    def show_reasoning(self, is_open: bool) -> None:
+        """All of what was thought, or a line."""
+        self._shows_reasoning = is_open
+        if self._reasoning is not None:
+            self._reasoning.fold(is_open)
+
+    async def _take(self, piece: Piece) -> None:
+        """Shows a piece of reasoning, or of the answer."""
+        if piece.kind is Kind.REASONING:
+            await self._think(piece.text)
+        elif piece.kind is Kind.ALL_WAS_REASONING:
+            thought, self._answer = self._answer, ""
+            await self._settle()
+            self._cutter = MarkdownSplitter()
+            gone, self._documents = self._documents, [AnswerMarkdown()]
+            await self.mount(self._documents[0], before=gone[0])
+            await self.remove_children(gone)
+            await self._think(thought)
+        else:
+            await self._say(piece.text)
+
+    async def _think(self, text: str) -> None:
+        if self._reasoning is None:
+            self._reasoning = Reasoning()
+            self._reasoning.fold(self._shows_reasoning)
+            await self.mount(self._reasoning, before=self._documents[0])
+        self._reasoning.add(text)
+
+    async def _say(self, text: str) -> None:
+        if self._reasoning is not None:
+            text = text if self._answer else text.lstrip()
+            if text:
+                self._reasoning.end()
+        self._answer += text
+        if not text:
             return
-        first, *others = self._cutter.feed(more)
+        first, *others = self._cutter.feed(text)
         await self._write(first)
         for part in others:
             await self._open_document()
             await self._write(part)
 
-    async def finish(self) -> None:
-        """Shows what is still on its way."""
+    async def _settle(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.stop()
@@ -98,7 +156,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         await self._stream.write(text)
 
     async def _open_document(self) -> None:
-        await self.finish()
+        await self._settle()
         document = AnswerMarkdown()
         await self.mount(document, after=self._documents[-1])
         self._documents.append(document)

@@ -43,7 +43,9 @@ class Transcript(SingleLayout, VerticalScroll):
         """The turn that keys act on."""
         self.holds_end = False
         """Whether the last widgets stay, since an answer is being written there."""
-        self._make = make
+        self._make_view = make
+        self.shows_reasoning = False
+        """Whether what models thought before their answers is shown, and not folded."""
         self._older: list[int] = []
         """Turns above those that have widgets."""
         self._newer: list[int] = []
@@ -85,6 +87,9 @@ class Transcript(SingleLayout, VerticalScroll):
             if any(isinstance(widget, TurnView) for widget in widgets):
                 await self.remove_children(Invitation)
             await self._mount_end()
+            for widget in widgets:
+                if isinstance(widget, TurnView):
+                    widget.show_reasoning(self.shows_reasoning)
             await self.mount_all(widgets)
         self.anchor()
         self._adapt_later()
@@ -123,6 +128,17 @@ class Transcript(SingleLayout, VerticalScroll):
     async def clear_notices(self) -> None:
         """Remarks go, the conversation stays."""
         await self.remove_children(Notice)
+
+    def toggle_reasoning(self) -> None:
+        """Shows what models thought before their answers, or folds it."""
+        self.shows_reasoning = not self.shows_reasoning
+        for view in self.views():
+            view.show_reasoning(self.shows_reasoning)
+
+    def _make(self, turn_id: int) -> TurnView:
+        view = self._make_view(turn_id)
+        view.show_reasoning(self.shows_reasoning)
+        return view
 
     def select(self, turn_id: int | None) -> None:
         """Marks one turn, and shows it."""

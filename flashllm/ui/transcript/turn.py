@@ -38,6 +38,9 @@ class TurnView(Widget):
         Lines are counted from the first of the turn.
         """
 
+    def show_reasoning(self, is_open: bool) -> None:
+        """Shows what was thought before an answer, or a line that tells of it."""
+
     def show_note(self, note: str) -> None:
         """A short remark below the turn: which branch it is, and how it ended."""
         raise NotImplementedError
