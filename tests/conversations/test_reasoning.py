@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashllm.conversations.reasoning import Kind, Piece, ReasoningSplitter, split
+from flashllm.conversations.reasoning import Kind, Piece, ReasoningSplitter, split, told
 
 MARKED = st.lists(
     st.sampled_from(["<think>", "</think>", "<thi", "\n", " ", "a", "<", "/think>"]), max_size=10
@@ -19,19 +19,6 @@ def arriving(pieces: list[str]) -> list[Piece]:
     splitter = ReasoningSplitter()
     found = [piece for text in pieces for piece in splitter.feed(text)]
     return [*found, *splitter.end()]
-
-
-def told(pieces: list[Piece]) -> tuple[str, str]:
-    """What a reader sees in the end as reasoning, and as answer."""
-    thought, answer = "", ""
-    for kind, text in pieces:
-        if kind is Kind.REASONING:
-            thought += text
-        elif kind is Kind.ANSWER:
-            answer += text
-        else:
-            thought, answer = answer, ""
-    return thought, answer
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,6 @@ from .family import ROTARY_BUFFERS, ExpertNames, window_size, windows_alike, win
 from .gated import EMBEDDING, HEAD, LAYER, LLAMA, NORMS, attention, biases, rms_features
 from .transforms import Rows
 
-MATRICES = 3
-"""Of an expert: gate, up and down, in the order of the bundle."""
-
 
 def fused(block: str) -> ExpertNames:
     """All experts of a layer in two tensors, the rows of gate in front of those of up."""
