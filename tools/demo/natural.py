@@ -87,6 +87,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the result here")
     args = parser.parse_args()
     facts = {fact.word.lower(): fact for fact in load_asked_facts(args.corpus)}
+    if not facts:  # nothing could be judged right
+        parser.error(f"{args.corpus}: no facts; first: python -m tools.demo.corpus --more")
     questions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     with open_model(args.directory, select=args.select) as model:
         result = score(model, facts, questions)
