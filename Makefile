@@ -77,6 +77,7 @@ check: $(TEST_STAMP)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(LINT_IMPORTS)
+	$(BIN)/python -m pytest -q tests/codebase/test_arrows.py
 	@$(BIN)/python tests/codebase/sizes.py
 	$(BIN)/clang-format --dry-run --Werror $(filter %.h %.cpp,$(NATIVE) $(NATIVE_TESTS))
 

@@ -146,8 +146,11 @@ class ExpertTiles:
     experts: Experts
     x: Tensor  # [tokens, d_model]
     weights: _Floats  # [tokens, n_experts], zero where not chosen
-    tile: int
-    """Experts of a block that are given at a time."""
+
+    @property
+    def tile(self) -> int:
+        """Whole blocks are given: an expert is multiplied alone anyway."""
+        return int(self.weights.shape[1])
 
     def add(self, tile: Block, out: Tensor) -> Tensor:
         """Adds the experts of a tile to `out`; their weights [tokens, experts]."""

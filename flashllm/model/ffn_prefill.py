@@ -149,6 +149,7 @@ class FeedForwardPrefill:
     ) -> TileSums:
         """What adds a layer, read whole, to the outputs of these tokens."""
         if self._experts is not None:
+            assert margins is None, "experts have no margins to look at"
             return self._expert_tiles(self._experts, layer, x)
         weights = self._weights[layer]
         gate = None if weights.gate is None else weights.gate(x)
@@ -161,7 +162,7 @@ class FeedForwardPrefill:
     def _expert_tiles(self, experts: Experts, layer: int, x: Tensor) -> ExpertTiles:
         x = x.contiguous()
         weights = experts.router.weights(layer, x.numpy())
-        return ExpertTiles(experts, x, weights, self._spec.bundles_per_layer)
+        return ExpertTiles(experts, x, weights)
 
     def _select_each(
         self, layer: int, x: Tensor, before_norm: Tensor, gate: Tensor | None

@@ -115,7 +115,7 @@ class PrefillShape:
         return cls(
             tokens=tokens,
             bundles=min(bundles, spec.bundles_per_layer),
-            tile=min(bundles if spec.experts else min(tile, bundles), spec.bundles_per_layer),
+            tile=min(tile, bundles, spec.bundles_per_layer),
             linear_rows=max(_LINEAR_BYTES // row_bytes, 16),
         )
 
@@ -133,7 +133,10 @@ class PrefillShape:
         return dataclasses.replace(self, tokens=tokens)
 
     def grown(self, spec: ModelSpec, spare_bytes: int) -> PrefillShape:
-        """With as large a chunk as `spare_bytes` beyond this one have room for; only if sparse."""
+        """With as large a chunk as `spare_bytes` beyond this one have room for.
+
+        Only where the chunk does not matter to the bits: where our own products multiply.
+        """
         tokens = self.tokens
         while spec.selective and 2 * tokens <= _LARGEST_CHUNK:
             if (2 * tokens - self.tokens) * self._token_bytes(spec) > spare_bytes:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from flashllm.convert import convert
 from safetensors.torch import load_file, save_file
 
-from flashllm.errors import FlashllmError, TensorMismatch, UnsupportedModel, UsageError
+from flashllm.errors import TensorMismatch, UnsupportedModel, UsageError
+from tests.support.refused import refuse
 from tests.support.tiny import rewrite_config, tiny
 
 EXPERT = "model.layers.1.mlp.experts.2"
@@ -34,14 +34,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(root / "separate")
     model.save_pretrained(root / "fused", save_original_format=False)
     return root
-
-
-def refuse(directory: Path, error: type[FlashllmError], match: str, **options: Any) -> None:
-    before = sorted(directory.parent.iterdir())
-    with pytest.raises(error, match=match) as caught:
-        convert(directory, directory.parent / "out", **options)
-    assert type(caught.value) is error
-    assert sorted(directory.parent.iterdir()) == before
 
 
 def drop(name: str) -> Callable[[Tensors], Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from flashllm.convert import convert, describe
+from flashllm.convert import describe
 from safetensors.torch import load_file, save_file
 
 from flashllm.errors import (
@@ -19,6 +19,7 @@ from flashllm.errors import (
     UnsupportedModel,
     UsageError,
 )
+from tests.support.refused import refuse
 from tests.support.tiny import rewrite_config, tiny
 
 GATED: dict[str, Any] = {"intermediate_size": 20, "num_key_value_heads": 2}
@@ -46,15 +47,6 @@ def copy_of(sources: Path, model_type: str, root: Path, change: dict[str, Any]) 
     shutil.copytree(sources / model_type, source)
     rewrite_config(source, change)
     return source
-
-
-def refuse(source: Path, error: type[FlashllmError], match: str, **options: Any) -> None:
-    """The conversion raises exactly `error`, and nothing lies beside the source afterwards."""
-    before = sorted(source.parent.iterdir())
-    with pytest.raises(error, match=match) as caught:
-        convert(source, source.parent / "out", **options)
-    assert type(caught.value) is error
-    assert sorted(source.parent.iterdir()) == before
 
 
 def rope(kind: str, **values: Any) -> dict[str, Any]:

@@ -158,9 +158,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
 
 
 def _format_prompt(plan: Plan) -> str:
-    neurons = (
-        f"all {plan.bundle_noun}s that a token needs" if plan.select == "router" else "all neurons"
-    )
+    neurons = "all experts that a token needs" if plan.select == "router" else "all neurons"
     if plan.lossy and plan.prompt_is_selected:
         neurons = "predicted neurons (lossy)"
     words = f"{neurons}, {plan.prefill.tokens} tokens at a time"

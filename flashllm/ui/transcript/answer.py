@@ -30,7 +30,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         super().__init__()
         self.turn_id = turn_id
         self.shown_text = ""
-        """What is on the screen, harmless already."""
+        """What came, harmless already; marks of reasoning are in it, which are not shown."""
         self._note = note
         self._sanitizer = Sanitizer()
         self._cutter = MarkdownSplitter()
