@@ -91,6 +91,26 @@ def test_agrees_with_torch_in_64_bits(make_kernels: Make, dtype: str, shape: str
     np.testing.assert_allclose(found, case.exact(case.decoded()), atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_sinks_take_their_share_of_the_softmax(
+    make_kernels: Make, dtype: str, shape: str
+) -> None:
+    """As one more position with that score, whose value is zero."""
+    kernels = make_kernels(2)
+    case = Case(kernels, dtype, SHAPES[shape])
+    sinks = np.linspace(-3, 9, case.heads).astype(np.float32)
+    found = case.attend(kernels, sinks=sinks).reshape(case.heads, -1)
+    rows, sharing = case.decoded(), case.heads // case.kv_heads
+    query = torch.from_numpy(case.query).double().view(case.heads, case.columns)
+    for head in range(case.heads):
+        keys, values = rows[:, head // sharing]
+        scores = torch.cat([case.scale * keys @ query[head], torch.tensor([float(sinks[head])])])
+        expected = scores.softmax(0)[:-1] @ values
+        tolerance = 2e-4 if dtype == "int8" else 3e-6
+        np.testing.assert_allclose(found[head], expected.numpy(), atol=tolerance, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_rounding_of_keys_and_values_is_bounded(make_kernels: Make, dtype: str) -> None:
     """A value by half a step; a score by half a step times the query, in 1-norm."""
@@ -216,6 +236,8 @@ WRONG = {
     "out shorter": ({"out": np.zeros(40, np.float32)}, ValueError),
     "dtype unknown": ({"dtype": "f64"}, ValueError),
     "a query of another type": ({"query": np.zeros(120, np.float64)}, TypeError),
+    "sinks of fewer heads": ({"sinks": np.zeros(2, np.float32)}, ValueError),
+    "sinks of another type": ({"sinks": np.zeros(3, np.float64)}, TypeError),
 }
 
 

@@ -45,6 +45,12 @@ class Case:
             floats = rng.standard_normal(count).astype(np.float32)
             writer.write_head_rows(floats, dtype, self.columns, self.kv_heads, 0, cache)
         self.query = rng.standard_normal((self.tokens, self.width)).astype(np.float32)
+        self.sinks: np.ndarray | None = None
+
+    def with_sinks(self) -> Case:
+        """The same, with a score of no position for each head."""
+        self.sinks = np.linspace(-2, 5, self.width // self.columns).astype(np.float32)
+        return self
 
     def together(self, kernels: Any, **changes: Any) -> np.ndarray:
         out = np.full(self.query.size, np.nan, np.float32)
@@ -52,7 +58,7 @@ class Case:
             "query": self.query.ravel(), "keys": self.rows[0], "values": self.rows[1],
             "dtype": self.dtype, "columns": self.columns, "kv_heads": self.kv_heads,
             "tokens": self.tokens, "end": self.end, "window": self.window, "scale": 0.2,
-            "out": out,
+            "out": out, "sinks": self.sinks,
         } | changes  # fmt: skip
         kernels.attend_many(**arguments)
         return np.asarray(arguments["out"]).reshape(self.tokens, -1)
@@ -64,7 +70,7 @@ class Case:
             first = max(last - self.window, 0) if self.window else 0
             kernels.attend(
                 query, *self.rows, self.dtype, self.columns, self.kv_heads, first, last, 0.2,
-                out[token],
+                out[token], self.sinks,
             )  # fmt: skip
         return out
 
@@ -78,6 +84,10 @@ def test_each_has_the_bits_that_it_has_alone(dtype: str, shape: str) -> None:
             kernels = _core.Kernels(threads, isa)
             assert np.array_equal(case.together(kernels), case.alone(kernels)), (isa, threads)
             kernels.close()
+    without, kernels = case.together(_core.Kernels(2)), _core.Kernels(2)
+    case.with_sinks()
+    assert np.array_equal(case.together(kernels), case.alone(kernels))
+    assert not np.array_equal(case.together(kernels), without)
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,6 +99,7 @@ def test_each_has_the_bits_that_it_has_alone(dtype: str, shape: str) -> None:
     before=st.integers(0, 150),
     window=st.integers(0, 100),
     dtype=st.sampled_from(DTYPES),
+    sinks=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_any_shape_has_these_bits_and_agrees_with_the_twin(
@@ -99,10 +110,13 @@ def test_any_shape_has_these_bits_and_agrees_with_the_twin(
     before: int,
     window: int,
     dtype: str,
+    sinks: bool,
     seed: int,
 ) -> None:
     shape = (kv_heads * sharing, kv_heads, columns, before + tokens, tokens, window)
     case = Case(dtype, shape, seed)
+    if sinks:
+        case.with_sinks()
     expected = case.together(numpy_core.Kernels())
     tolerance = 1e-3 if dtype in ("int8", "int4") else 1e-5
     for isa in _core.available_isas():
@@ -148,6 +162,7 @@ WRONG = {
     ),
     "dtype unknown": ({"dtype": "f64"}, ValueError),
     "a query of another type": ({"query": np.zeros(1200, np.float64)}, TypeError),
+    "sinks of fewer heads": ({"sinks": np.zeros(2, np.float32)}, ValueError),
 }
 
 

@@ -40,6 +40,14 @@ View<T> view(const Array<T>& array) {
 }
 
 template <class T>
+using Optional = std::optional<Array<T>>;
+
+template <class T>
+View<T> view(const Optional<T>& array) {
+  return array ? view(*array) : View<T>{nullptr, 0};
+}
+
+template <class T>
 using Rectangle = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
@@ -279,23 +287,26 @@ void define_kernels(nb::module_& m) {
           "attend",
           [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
              const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
-             int64_t kv_heads, int64_t first, int64_t end, float scale, const Array<float>& out) {
+             int64_t kv_heads, int64_t first, int64_t end, float scale, const Array<float>& out,
+             const Optional<const float>& sinks) {
             self.attend({view(query),
                          view(keys),
                          view(values),
                          {parse_dtype(dtype), columns, kv_heads},
                          {first, end},
                          scale,
-                         view(out)});
+                         view(out),
+                         view(sinks)});
           },
           "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
-          "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(), Released())
+          "columns"_a, "kv_heads"_a, "first"_a, "end"_a, "scale"_a, "out"_a.noconvert(),
+          "sinks"_a.noconvert() = nb::none(), Released())
       .def(
           "attend_many",
           [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
              const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
              int64_t kv_heads, int64_t tokens, int64_t end, int64_t window, float scale,
-             const Array<float>& out) {
+             const Array<float>& out, const Optional<const float>& sinks) {
             self.attend_many({view(query),
                               view(keys),
                               view(values),
@@ -304,11 +315,12 @@ void define_kernels(nb::module_& m) {
                               end,
                               window,
                               scale,
-                              view(out)});
+                              view(out),
+                              view(sinks)});
           },
           "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
           "columns"_a, "kv_heads"_a, "tokens"_a, "end"_a, "window"_a, "scale"_a,
-          "out"_a.noconvert(), Released())
+          "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
       .def(
           "write_head_rows",
           [](Kernels& self, const Array<const float>& values, const std::string& dtype,

@@ -47,6 +47,7 @@ def attend(
     seen: tuple[int, int],
     scale: float,
     out: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
 ) -> None:
     """One token's attention, out [heads * columns], to positions seen[0] to seen[1] - 1."""
     require_array("query", query, np.float32)
@@ -62,14 +63,21 @@ def attend(
             f"query has {len(query)} values and out {len(out)}; a multiple of {shared} was expected"
             " of both"
         )
+    if sinks is not None:
+        require_array("sinks", sinks, np.float32)
+        if len(sinks) != len(query) // columns:
+            raise ValueError(f"sinks has {len(sinks)} values for {len(query) // columns} heads")
     if not 0 <= first < end <= all_keys.shape[1]:
         raise IndexError(f"positions {first} to {end} of {all_keys.shape[1]}")
     heads = query.reshape(kv_heads, -1, columns)
     result = out.reshape(heads.shape)
     for head in range(kv_heads):
         scores = np.float32(scale) * (heads[head] @ cache.decode(all_keys[head, first:end]).T)
+        if sinks is not None:
+            # One more score, of no position.
+            scores = np.hstack([scores, sinks.reshape(kv_heads, -1, 1)[head]])
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights = (weights / weights.sum(axis=1, keepdims=True))[:, : end - first]
         result[head] = weights @ cache.decode(all_values[head, first:end])
 
 
@@ -81,6 +89,7 @@ def attend_many(
     seen: tuple[int, int, int],
     scale: float,
     out: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
 ) -> None:
     """Attention of the last tokens of so many positions, one after the other.
 
@@ -97,14 +106,14 @@ def attend_many(
         raise ValueError(f"query has {len(query)} values and out {len(out)}, for {tokens} tokens")
     width = len(query) // tokens
     # All that one of them could refuse, before anything is written.
-    attend(query[-width:], keys, values, cache, (0, end), scale, np.empty(width, np.float32))
+    attend(query[-width:], keys, values, cache, (0, end), scale, np.empty(width, np.float32), sinks)
     if tokens > end:
         raise IndexError(f"{tokens} tokens of {end} positions")
     for token in range(tokens):
         own = slice(token * width, (token + 1) * width)
         last = end - tokens + token + 1
         first = max(last - window, 0) if window else 0
-        attend(query[own], keys, values, cache, (first, last), scale, out[own])
+        attend(query[own], keys, values, cache, (first, last), scale, out[own], sinks)
 
 
 def write_head_rows(

@@ -268,11 +268,15 @@ class Kernels:
         end: int,
         scale: float,
         out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
     ) -> None:
-        """One token's attention: out [heads * columns] = softmax(scale * query @ keys) @ values."""
+        """One token's attention: out [heads * columns] = softmax(scale * query @ keys) @ values.
+
+        `sinks` [heads] are scores of no position: they take their share, and bring no value.
+        """
         self._check_open()
         cache = attention.HeadRows(dtype, columns, kv_heads)
-        attention.attend(query, keys, values, cache, (first, end), scale, out)
+        attention.attend(query, keys, values, cache, (first, end), scale, out, sinks)
 
     @_DAMAGED_WEIGHTS
     def attend_many(
@@ -288,11 +292,13 @@ class Kernels:
         window: int,
         scale: float,
         out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
     ) -> None:
         """`attend` of the last `tokens` of `end` positions, each of which sees those before it."""
         self._check_open()
         cache = attention.HeadRows(dtype, columns, kv_heads)
-        attention.attend_many(query, keys, values, cache, (tokens, end, window), scale, out)
+        seen = (tokens, end, window)
+        attention.attend_many(query, keys, values, cache, seen, scale, out, sinks)
 
     def write_head_rows(
         self,

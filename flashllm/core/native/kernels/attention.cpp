@@ -70,9 +70,9 @@ void exponentials(float* values, size_t count) {
 
 }  // namespace
 
-void softmax(float* scores, size_t count) {
-  float most = scores[0];
-  for (size_t i = 1; i < count; ++i) most = scores[i] > most ? scores[i] : most;
+void softmax(float* scores, size_t count, const float* sink) {
+  float most = sink != nullptr ? *sink : scores[0];
+  for (size_t i = 0; i < count; ++i) most = scores[i] > most ? scores[i] : most;
   for (size_t i = 0; i < count; ++i) scores[i] -= most;
   exponentials(scores, count);
   std::array<float, 16> sums = {};
@@ -83,6 +83,11 @@ void softmax(float* scores, size_t count) {
   for (size_t lane = 0; i < count; ++i, ++lane) sums[lane] += scores[i];
   float sum = 0;
   for (const float lane : sums) sum += lane;
+  if (sink != nullptr) {
+    float dropped = *sink - most;
+    exponentials(&dropped, 1);
+    sum += dropped;
+  }
   const float inverse = 1.0F / sum;
   for (size_t k = 0; k < count; ++k) scores[k] *= inverse;
 }
@@ -143,7 +148,7 @@ void attend_group(const Group& group) {
   std::fill(group.task.out.data + group.first_head * sizes.columns,
             group.task.out.data + group.last_head * sizes.columns, 0.0F);
   for (size_t head = group.first_head; head < group.last_head; ++head) {
-    softmax(group.scores_of(head), sizes.seen());
+    softmax(group.scores_of(head), sizes.seen(), sink_of(group.task.sinks, head));
   }
   for (size_t at = sizes.first; at < sizes.end; at += kAttendTile) {
     mix(group, at, std::min(at + kAttendTile, sizes.end));
@@ -170,6 +175,10 @@ AttendSizes check_attend(const Attend& task) {
                                 " was expected of both");
   }
   sizes.heads = task.query.size / sizes.columns;
+  if (task.sinks.size != 0 && task.sinks.size != sizes.heads) {
+    throw std::invalid_argument("sinks has " + std::to_string(task.sinks.size) + " values for " +
+                                std::to_string(sizes.heads) + " heads");
+  }
   if (task.seen.first < 0 || task.seen.end <= task.seen.first ||
       static_cast<uint64_t>(task.seen.end) > sizes.capacity) {
     throw std::out_of_range("positions " + std::to_string(task.seen.first) + " to " +

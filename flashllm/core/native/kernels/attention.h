@@ -39,7 +39,9 @@ struct Attend {
   HeadRows rows;
   Positions seen;
   float scale;
-  View<float> out;  // as query
+  View<float> out;          // as query
+  View<const float> sinks;  // [heads], or none: a score of each head that takes its share of the
+                            // softmax and brings no value
 };
 
 // Attention of the last `tokens` of `end` positions, each of which sees those before it and itself,
@@ -53,7 +55,8 @@ struct AttendMany {
   int64_t end;
   int64_t window;
   float scale;
-  View<float> out;  // as query
+  View<float> out;          // as query
+  View<const float> sinks;  // as of Attend
 };
 
 // What Attend comes to once it was checked.
@@ -82,7 +85,8 @@ struct AttendScratch {
   void make_room(const AttendSizes& sizes);
 };
 
-// out of heads first_head to last_head - 1: softmax(scale * query @ keys) @ values.
+// out of heads first_head to last_head - 1: softmax(scale * query @ keys) @ values, the softmax
+// over the head's sink too, where there are sinks.
 void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
                   size_t first_head, size_t last_head, AttendScratch* scratch);
 

@@ -41,7 +41,7 @@ ManySizes check_attend_many(const AttendMany& task) {
   }
   const size_t one = task.query.size / tokens;
   const Attend last = {{task.query.data, one}, task.keys,  task.values,         task.rows,
-                       {0, task.end},          task.scale, {task.out.data, one}};
+                       {0, task.end},          task.scale, {task.out.data, one}, task.sinks};
   const AttendSizes sizes = check_attend(last);
   if (tokens > sizes.end) {
     throw std::out_of_range(std::to_string(tokens) + " tokens of " + std::to_string(sizes.end) +
@@ -80,7 +80,7 @@ class Part {
     for (size_t v = 0; v < vectors(); ++v) {
       float* const scores = scratch->scores.data() + v * seen();
       for (size_t i = 0; i < seen_by(v); ++i) scores[i] *= task_.scale;
-      softmax(scores, seen_by(v));
+      softmax(scores, seen_by(v), sink_of(task_.sinks, head(v)));
     }
     scratch->sums.assign(vectors() * sizes_.layer.columns, 0.0F);
     // Sets that have products in tiles have sums of decoded rows.
@@ -96,11 +96,10 @@ class Part {
   // Positions that the last token sees, and that a vector's does.
   size_t seen() const { return sizes_.before + end_; }
   size_t seen_by(size_t v) const { return sizes_.before + first_ + v / sizes_.sharing() + 1; }
+  size_t head(size_t v) const { return kv_head_ * sizes_.sharing() + v % sizes_.sharing(); }
   // Where a vector lies in query and out.
   size_t place(size_t v) const {
-    const size_t sharing = sizes_.sharing();
-    const size_t head = kv_head_ * sharing + v % sharing;
-    return ((first_ + v / sharing) * sizes_.layer.heads + head) * sizes_.layer.columns;
+    return ((first_ + v / sizes_.sharing()) * sizes_.layer.heads + head(v)) * sizes_.layer.columns;
   }
   const uint8_t* row(View<const uint8_t> rows, size_t position) const {
     return rows.data + (kv_head_ * sizes_.layer.capacity + position) * sizes_.layer.row_bytes;
@@ -183,7 +182,8 @@ class Part {
                           task_.rows,
                           {static_cast<int64_t>(hidden), static_cast<int64_t>(seen_end)},
                           task_.scale,
-                          {task_.out.data + t * width, width}};
+                          {task_.out.data + t * width, width},
+                          task_.sinks};
       const AttendSizes sizes = check_attend(one);
       scratch->alone.make_room(sizes);
       attend_heads(table_, one, sizes, kv_head_ * sizes_.sharing(),

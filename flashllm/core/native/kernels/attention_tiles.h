@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "kernel_table.h"
+#include "view.h"
 
 namespace flash_core {
 
@@ -14,8 +15,13 @@ constexpr size_t kAttendTile = 64;
 static_assert(kAttendTile % kRowsPerAdd == 0, "only the last tile may end within a group");
 static_assert(kAttendTile <= kBlockRows, "a tile is a block of sums");
 
-// In place; one value at least.
-void softmax(float* scores, size_t count);
+// In place; one value at least. A `sink` is one more score, whose share is dropped; null for none.
+void softmax(float* scores, size_t count, const float* sink);
+
+// The sink of a head; null where there are none.
+inline const float* sink_of(View<const float> sinks, size_t head) {
+  return sinks.size == 0 ? nullptr : sinks.data + head;
+}
 
 // out += a tile's values, summed apart: weight_of(at) times row_of(at) for positions begin to
 // end - 1. Memory up to position `last` is asked for ahead.
