@@ -250,10 +250,12 @@ class Kernels:
         end: int,
         scale: float,
         out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
     ) -> None:
         """One token's attention: out [heads * columns] = softmax(scale * query @ keys) @ values.
 
         Keys and values are [kv_heads, capacity, row]; positions first to end - 1 are seen.
+        `sinks` [heads] are scores of no position: they take their share, and bring no value.
         """
 
     def attend_many(
@@ -269,6 +271,7 @@ class Kernels:
         window: int,
         scale: float,
         out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
     ) -> None:
         """`attend` of the last `tokens` of `end` positions, out [tokens * heads * columns].
 

@@ -31,6 +31,11 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape[:-1]) * row_bytes(dtype, shape[-1])
 
 
-def expert_bytes(dtype: str, d_model: int, d_ffn: int) -> int:
-    """Bytes of an expert: gate and up [d_ffn, d_model], then down [d_model, d_ffn]."""
-    return 2 * d_ffn * row_bytes(dtype, d_model) + d_model * row_bytes(dtype, d_ffn)
+def expert_bytes(dtype: str, d_model: int, d_ffn: int, *, bias: bool = False) -> int:
+    """Bytes of an expert: gate and up [d_ffn, d_model], then down [d_model, d_ffn].
+
+    With a `bias`, behind these the biases of gate, up and down, in f32.
+    """
+    biases = 2 * d_ffn + d_model if bias else 0
+    matrices = 2 * d_ffn * row_bytes(dtype, d_model) + d_model * row_bytes(dtype, d_ffn)
+    return matrices + biases * DTYPE_BYTES["f32"]

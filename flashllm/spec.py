@@ -80,6 +80,7 @@ class Rope:
 
 
 Score = Literal["softmax", "sigmoid"]
+RouterInput = Literal["ffn", "block"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,20 @@ class MoeSpec:
     """What makes a weight of a logit: softmax over all experts, or a sigmoid."""
     renormalise: bool = False
     """Whether the weights of the chosen experts are divided by their sum."""
+    router_bias: bool = False
+    """Whether the logits have a bias."""
+    router_input: RouterInput = "ffn"
+    """What the router reads: the input of the feed-forward layer, or that of the whole block,
+    before its norm and its attention, so that reads can begin before attention."""
+    bias: bool = False
+    """Whether gate, up and down of each expert have biases, which lie in its bundle."""
+    gate_limit: float = 0.0
+    """The most that a gate's input and an up projection count, and minus that the least of an up
+    projection; 0 where nothing is cut off."""
+    gate_slope: float = 1.0
+    """Factor of a gate's input within the sigmoid of silu."""
+    up_offset: float = 0.0
+    """Added to an up projection before the gate multiplies it."""
 
     def __post_init__(self) -> None:
         limits = {"n_experts": MAX_EXPERTS, "per_token": MAX_EXPERTS, "d_ffn": MAX_WIDTH}
@@ -112,10 +127,16 @@ class MoeSpec:
             raise LayoutError(
                 f"spec: experts: {self.per_token} are chosen for a token, of {self.n_experts}"
             )
-        if self.score not in get_args(Score):
-            raise LayoutError(f"spec: experts: score is {self.score!r}")
-        if not isinstance(self.renormalise, bool):
-            raise LayoutError(f"spec: experts: renormalise is {self.renormalise!r}")
+        choices = {"score": get_args(Score), "router_input": get_args(RouterInput)}
+        choices |= dict.fromkeys(("renormalise", "router_bias", "bias"), (False, True))
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
+                raise LayoutError(f"spec: experts: {name} is {value!r}")
+        for name in ("gate_limit", "gate_slope", "up_offset"):
+            value = getattr(self, name)
+            if not isinstance(value, float) or not 0.0 <= value <= MAX_SCALE:
+                raise LayoutError(f"spec: experts: {name} is {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +213,10 @@ class ModelSpec:
     """Factor of the scores of attention; None: `head_dim ** -0.5`."""
     window_rope: Rope | None = None
     """Rotary positions of the layers that have an attention window, where they differ."""
+    unrotated_layers: tuple[int, ...] = ()
+    """Layers whose attention knows no positions, ascending, in a model with rotary ones."""
+    attention_sinks: bool = False
+    """Whether each head has one more score in the softmax, which is learned and brings no value."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -214,6 +239,8 @@ class ModelSpec:
             or not any(self.attention_windows)
         ):
             raise LayoutError("spec: window_rope belongs to rotary positions with some windows")
+        if self.unrotated_layers and self.rope is None:
+            raise LayoutError("spec: unrotated_layers belong to models with rotary positions")
         if self.positions == "learned" and self.n_heads * self.head_dim != self.d_model:
             raise LayoutError("spec: n_heads and head_dim do not fit d_model")
         if self.activation == "drelu" and not self.gated:
@@ -235,7 +262,9 @@ class ModelSpec:
         if (self.d_ffn, self.neurons_per_bundle) != sizes:
             raise LayoutError("spec: d_ffn and neurons_per_bundle do not fit the experts")
         if self.gate != "bundled" or self.ffn_bias or self.activation in ("fatrelu", "drelu"):
-            raise LayoutError("spec: experts have a gate of their own and no biases")
+            raise LayoutError("spec: experts have a gate of their own, and biases of their own")
+        if experts.gate_slope != 1.0 and self.activation != "silu":
+            raise LayoutError("spec: experts: gate_slope belongs to silu")
         if self.block != "sequential" or self.norm_placement != "pre":
             raise LayoutError("spec: experts belong to sequential blocks with norms in front")
 
@@ -268,6 +297,11 @@ class ModelSpec:
             windows and len(windows) != self.n_layers
         ):
             raise LayoutError("spec: attention_windows is not a list of sizes, one a layer")
+        unrotated = self.unrotated_layers
+        if not all(type(at) is int and 0 <= at < self.n_layers for at in unrotated) or (
+            list(unrotated) != sorted(set(unrotated))
+        ):
+            raise LayoutError("spec: unrotated_layers is not a list of layers, ascending")
         if not isinstance(self.norm_eps, float) or not 0.0 < self.norm_eps < 1.0:
             raise LayoutError(f"spec: norm_eps is {self.norm_eps!r}")
         for name in ("embed_scale", "residual_scale", "logit_scale", "attention_scale"):
@@ -340,7 +374,8 @@ class ModelSpec:
     def bundle_bytes(self) -> int:
         """Bytes of one bundle without padding."""
         if self.experts is not None:
-            return expert_bytes(self.dtype, self.d_model, self.experts.d_ffn)
+            experts = self.experts
+            return expert_bytes(self.dtype, self.d_model, experts.d_ffn, bias=experts.bias)
         return self.neurons_per_bundle * self.rows_per_neuron * self.row_bytes
 
     @property
@@ -379,13 +414,18 @@ class ModelSpec:
             # Versions that do not know the key read what they have always read.
             if not values[name]:
                 del values[name]
+        if self.experts is not None:
+            own = values["experts"]
+            for field in dataclasses.fields(MoeSpec):
+                if field.name in _LATER_OF_EXPERTS and own[field.name] == field.default:
+                    del own[field.name]
         return values
 
     @classmethod
     def from_json(cls, values: object) -> ModelSpec:
         """The spec that a manifest describes; `LayoutError` for a key absent, unknown or wrong."""
         known = _known_fields(cls, values, "spec")
-        for name in ("eos_ids", "attention_windows"):
+        for name in ("eos_ids", "attention_windows", "unrotated_layers"):
             numbers = known.get(name, ())
             if not isinstance(numbers, list | tuple) or not all(type(i) is int for i in numbers):
                 raise LayoutError(f"spec: {name} is not a list of whole numbers")
@@ -402,10 +442,17 @@ class ModelSpec:
 
 _FLAGS = (
     "norm_affine", "norm_bias", "final_norm", "qk_norm", "qk_norm_whole", "shared_norm",
-    "attention_bias", "attention_output_bias", "ffn_bias", "head_bias", "tied_head",
+    "attention_bias", "attention_output_bias", "attention_sinks", "ffn_bias", "head_bias",
+    "tied_head",
 )  # fmt: skip
-_LATER = ("resident_dtype", "experts", "qk_norm_whole", "attention_scale", "window_rope")
+_LATER = (
+    "resident_dtype", "experts", "qk_norm_whole", "attention_scale", "window_rope",
+    "unrotated_layers", "attention_sinks",
+)  # fmt: skip
 """Fields that are written only where they say something."""
+_LATER_OF_EXPERTS = (
+    "router_bias", "router_input", "bias", "gate_limit", "gate_slope", "up_offset",
+)  # fmt: skip
 
 
 def _check_number(name: str, value: object, limit: float) -> None:

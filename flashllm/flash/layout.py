@@ -66,7 +66,7 @@ HEADER_FIELDS = {
     "d_model": "I", "stride": "Q", "bundle_bytes": "Q", "data_offset": "Q", "file_bytes": "Q",
     "file_id": "16s",
 }  # fmt: skip
-EXPERT_FIELDS = HEADER_FIELDS | {"down_columns": "I"}
+EXPERT_FIELDS = HEADER_FIELDS | {"down_columns": "I", "biases": "I"}
 """The fields of layout 2."""
 FIELDS = struct.Struct("<" + "".join(HEADER_FIELDS.values()))
 _EXPERT_FIELDS = struct.Struct("<" + "".join(EXPERT_FIELDS.values()))
@@ -104,6 +104,8 @@ class BundleHeader:
     file_id: bytes
     down_columns: int = 0
     """Of an expert, the weights in a row of down: its neurons. 0 where a bundle is a neuron."""
+    biases: int = 0
+    """Of an expert, how many vectors of biases in f32 lie behind its matrices: 0 or 3."""
 
     @classmethod
     def for_spec(cls, spec: ModelSpec, file_id: bytes) -> BundleHeader:
@@ -119,6 +121,7 @@ class BundleHeader:
             data_offset=DATA_OFFSET,
             file_id=file_id,
             down_columns=0 if spec.experts is None else spec.experts.d_ffn,
+            biases=3 if spec.experts is not None and spec.experts.bias else 0,
         )
 
     @property
@@ -128,18 +131,25 @@ class BundleHeader:
 
     @property
     def bundle_parts(self) -> tuple[int, ...]:
-        """Bytes of the rows of a neuron, or of an expert's gate, up and down: one after another."""
+        """Bytes of what a bundle consists of, one after another.
+
+        The rows of a neuron; of an expert gate, up and down, and then their biases if it has any.
+        """
         row = row_bytes(self.dtype, self.d_model)
         if not self.down_columns:
             return (row,) * (self.neurons_per_bundle * self.rows_per_neuron)
-        matrix = self.neurons_per_bundle * row
-        return matrix, matrix, self.d_model * row_bytes(self.dtype, self.down_columns)
+        neurons, width = self.neurons_per_bundle, self.d_model
+        matrices = (neurons * row,) * 2 + (width * row_bytes(self.dtype, self.down_columns),)
+        if not self.biases:
+            return matrices
+        return matrices + tuple(row_bytes("f32", count) for count in (neurons, neurons, width))
 
     @property
     def bundle_bytes(self) -> int:
         """Useful bytes of a bundle; the rest of the stride is zeros."""
         if self.down_columns:
-            return expert_bytes(self.dtype, self.d_model, self.down_columns)
+            bias = self.biases > 0
+            return expert_bytes(self.dtype, self.d_model, self.down_columns, bias=bias)
         rows = self.neurons_per_bundle * self.rows_per_neuron
         return rows * row_bytes(self.dtype, self.d_model)
 
@@ -231,6 +241,8 @@ class BundleHeader:
                 f"{path}: {self.rows_per_neuron} rows a neuron and {self.down_columns} columns of"
                 f" down, for experts of {self.neurons_per_bundle} neurons with a gate"
             )
+        if self.biases not in (0, 3):
+            raise LayoutError(f"{path}: {self.biases} biases of an expert; expected 0 or 3")
         if self.stride % 512 or not 0 <= self.stride - self.bundle_bytes < 4096:
             raise LayoutError(
                 f"{path}: a stride of {self.stride} for bundles of {self.bundle_bytes} bytes"

@@ -12,6 +12,7 @@ from flashllm.spec import ModelSpec
 
 POSITIONS = "embed.positions"
 ROUTER = ".router.weight"
+ROUTER_BIAS = ".router.bias"
 
 
 def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -36,6 +37,8 @@ def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             table |= _norm(f"{prefix}.ffn_norm", spec)
         if spec.experts is not None:
             table[f"{prefix}{ROUTER}"] = (spec.experts.n_experts, width)
+            if spec.experts.router_bias:
+                table[f"{prefix}{ROUTER_BIAS}"] = (spec.experts.n_experts,)
         if spec.gate == "resident":
             table[f"{prefix}.ffn.gate.weight"] = (spec.d_ffn, width)
         if spec.ffn_bias:
@@ -56,6 +59,8 @@ def _attention(prefix: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     table[f"{prefix}.o.weight"] = (spec.d_model, heads)
     if spec.attention_output_bias:
         table[f"{prefix}.o.bias"] = (spec.d_model,)
+    if spec.attention_sinks:
+        table[f"{prefix}.sinks"] = (spec.n_heads,)
     if spec.qk_norm:
         whole = spec.qk_norm_whole
         table[f"{prefix}.q_norm.weight"] = (heads if whole else spec.head_dim,)

@@ -87,22 +87,25 @@ class KvCache:
                 ) from error
         return end
 
-    def attend(self, layer: int, query: Tensor, window: int, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attention of tokens that were just appended: [tokens, heads, head_dim] to the same.
 
         Each sees itself and all before it, or the last `window` of these unless that is 0, and has
-        the bits that it has alone.
+        the bits that it has alone. `sinks` [heads] are scores that bring no value.
         """
         tokens, end = query.shape[0], self.length + query.shape[0]
         out = torch.empty(query.shape)
         keys, values = self._layers[layer]
         queries, result = query.contiguous().view(-1).numpy(), out.view(-1).numpy()
         cache = keys, values, self.dtype, self._columns, self._heads
+        rest = scale, result, None if sinks is None else sinks.numpy()
         if tokens == 1:
             first = max(end - window, 0) if window else 0
-            self._kernels.attend(queries, *cache, first, end, scale, result)
+            self._kernels.attend(queries, *cache, first, end, *rest)
         else:
-            self._kernels.attend_many(queries, *cache, tokens, end, window, scale, result)
+            self._kernels.attend_many(queries, *cache, tokens, end, window, *rest)
         return out
 
     def encoded(self, layer: int) -> NDArray[np.uint8]:

@@ -28,18 +28,21 @@ def activate(spec: ModelSpec, x: Tensor) -> Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def activate_each(spec: ModelSpec, x: NDArray[np.float32]) -> NDArray[np.float32]:
+def activate_each(
+    spec: ModelSpec, x: NDArray[np.float32], slope: float = 1.0
+) -> NDArray[np.float32]:
     """The activation of the gates of one token or of several, [..., neurons]: a new array.
 
-    Each token has the bits that it has alone. Torch computes the last few values of an array by
-    other functions than the rest, and numpy does not.
+    `slope` is the factor within the sigmoid of silu. Each token has the bits that it has alone.
+    Torch computes the last few values of an array by other functions than the rest, and numpy does
+    not.
     """
     if spec.activation != "silu":
         rows = x.reshape(-1, x.shape[-1])
         alone = [activate(spec, torch.from_numpy(row)).numpy() for row in rows]
         return np.stack(alone).reshape(x.shape)
     with np.errstate(over="ignore"):
-        powers: NDArray[np.float32] = np.exp(-x)
+        powers: NDArray[np.float32] = np.exp(-x if slope == 1.0 else x * np.float32(-slope))
     return x / (np.float32(1) + powers)
 
 

@@ -20,6 +20,7 @@ from flashllm.arrays import Ids
 from flashllm.dtypes import PREDICTOR_MATRIX_DTYPES
 from flashllm.errors import TensorMismatch
 from flashllm.flash.raw_tensor import RawTensor, all_finite
+from flashllm.model.layer_inputs import Reads
 from flashllm.spec import ModelSpec
 
 Vector = NDArray[np.float32]
@@ -50,14 +51,14 @@ class Selector(Protocol):
     """What produces the active set."""
 
     @property
-    def before_norm(self) -> bool:
-        """Whether it reads the input of the feed-forward layer's norm instead of its output."""
+    def reads(self) -> Reads:
+        """Which of a layer's inputs it reads."""
         ...
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:
-        """The active set for the feed-forward input `x` [d_model].
+        """The active set for what it reads, `x` [d_model].
 
-        `gate` [d_ffn] holds the resident gate's outputs for `x`, if there is one.
+        `gate` [d_ffn] holds the resident gate's outputs for the token, if there is one.
         """
         ...
 
@@ -69,7 +70,7 @@ class Selector(Protocol):
 class SelectAll:
     """Every bundle: exact, and as slow as reading the whole layer."""
 
-    before_norm = False
+    reads: Reads = "ffn"
 
     def __init__(self, n_bundles: int) -> None:
         self._all = ActiveSet(np.arange(n_bundles, dtype=np.int32))
@@ -98,7 +99,7 @@ class Open:
 class SelectGate:
     """The neurons that a resident gate lets through: exact, since all others add zero."""
 
-    before_norm = False
+    reads: Reads = "ffn"
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
         """Ids where the gate is open."""
@@ -166,8 +167,9 @@ class SelectPredicted:
         self, tensors: Mapping[str, RawTensor], spec: ModelSpec, kernels: core.Kernels
     ) -> None:
         self._layers = [LowRank.of(tensors, layer, spec) for layer in range(spec.n_layers)]
-        self.before_norm = self._layers[0].before_norm
-        if any(layer.before_norm != self.before_norm for layer in self._layers):
+        before_norm = self._layers[0].before_norm
+        self.reads: Reads = "stream" if before_norm else "ffn"
+        if any(layer.before_norm != before_norm for layer in self._layers):
             raise TensorMismatch("predictors: some read before the norm, others behind it")
         self._kernels = kernels
         self._scores = np.empty(spec.d_ffn, dtype=np.float32)

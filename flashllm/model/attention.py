@@ -28,6 +28,11 @@ class Attention:
     """Factor of the scores."""
     window: int
     """Tokens that one token sees, itself included; 0 means all before it."""
+    rotated: bool
+    """Whether queries and keys know their positions, in a model with rotary ones."""
+    sinks: Tensor | None  # [heads]
+    """Scores of no position, which take their share of the softmax. Source: Xiao et al., arXiv
+    2309.17453, section 3.3."""
 
     def __call__(self, x: Tensor, layer: int, cache: KvCache, rotation: Rotation | None) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]; appends to the cache but does not advance it."""
@@ -38,10 +43,10 @@ class Attention:
         query, key = self._heads(query), self._heads(key)
         if self.query_norm is not None and self.key_norm is not None and not self.norm_whole:
             query, key = self.query_norm(query), self.key_norm(key)
-        if rotation is not None:
+        if rotation is not None and self.rotated:
             query, key = rotation(query), rotation(key)
         cache.append(layer, key, self._heads(self.value(x)))
-        mixed = cache.attend(layer, query.transpose(0, 1), self.window, self.scale)
+        mixed = cache.attend(layer, query.transpose(0, 1), self.window, self.scale, self.sinks)
         return self.output(mixed.view(tokens, -1))
 
     def _heads(self, x: Tensor) -> Tensor:

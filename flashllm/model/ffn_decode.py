@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flashllm.arrays import Ids
 from flashllm.model.active_set_selectors import ActiveSet, Selector, Vector
+from flashllm.model.layer_inputs import LayerInputs, Reads
 from flashllm.model.neurons import FeedForwardWeights
 from flashllm.model.prefetchers import Prefetcher
 from flashllm.spec import ModelSpec
@@ -77,22 +78,18 @@ class FeedForwardDecode:
         """Forget the active sets that were chosen for a cancelled token."""
         self._chosen_early.clear()
 
-    def token(self, layer: int, x: Tensor, before_norm: Tensor) -> Tensor:
-        """[1, d_model] to [1, d_model]: the active bundles only, each times its weight.
-
-        `before_norm` [1, d_model] is the input of the norm whose output is `x`; some selectors read
-        it.
-        """
+    def token(self, layer: int, inputs: LayerInputs) -> Tensor:
+        """[1, d_model] to [1, d_model]: the active bundles only, each times its weight."""
         clock, bundles = self._clock, self._bundles
         clock.switch("predict")
-        vector: Vector = x.contiguous().numpy()[0]
+        vector: Vector = inputs.ffn.contiguous().numpy()[0]
         out = np.zeros(self._spec.d_model, dtype=np.float32)
         early = self._chosen_early.pop(layer, None)
-        active, gate = early or self.active_set(layer, x, before_norm)
+        active, gate = early or self.active_set(layer, inputs)
         for number, found in enumerate(self._pool.rounds(layer, active.ids)):
             if number == 0:
                 for prefetcher in self.prefetchers:
-                    prefetcher.after_reads_began(layer, found.reads, before_norm)
+                    prefetcher.after_reads_began(layer, found.reads, inputs.stream)
             outputs = bundles.room(len(found.ids))
             for part in found.arrivals:
                 clock.switch("ffn")
@@ -107,19 +104,17 @@ class FeedForwardDecode:
             bundles.add(found.rows, found.ids, found.positions, outputs, out)
         return self._weights[layer].with_down_bias(torch.from_numpy(out)[None])
 
-    def active_set(
-        self, layer: int, x: Tensor, before_norm: Tensor
-    ) -> tuple[ActiveSet, Vector | None]:
+    def active_set(self, layer: int, inputs: LayerInputs) -> tuple[ActiveSet, Vector | None]:
         """The active set of a token in a layer, and its resident gate's outputs [d_ffn], if any."""
-        gate = self._weights[layer].gate_outputs(self._spec, x)
-        reads_before = self.selector is not None and self.selector.before_norm
-        read: Vector = (before_norm if reads_before else x).contiguous().numpy()[0]
+        gate = self._weights[layer].gate_outputs(self._spec, inputs.ffn)
+        reads: Reads = "ffn" if self.selector is None else self.selector.reads
+        read: Vector = inputs.of(reads).contiguous().numpy()[0]
         return self._select(layer, read, gate), gate
 
-    def choose_early(self, layer: int, x: Tensor, before_norm: Tensor) -> Ids:
-        """Choose the active set before the layer's turn, where its input is already known."""
+    def choose_early(self, layer: int, inputs: LayerInputs) -> Ids:
+        """Choose the active set before the layer's turn, where what it reads is already known."""
         self._clock.switch("predict")
-        self._chosen_early[layer] = self.active_set(layer, x, before_norm)
+        self._chosen_early[layer] = self.active_set(layer, inputs)
         return self._chosen_early[layer][0].ids
 
     def choose(self, layer: int, x: Tensor) -> Ids:

@@ -38,9 +38,10 @@ class Experts:
         self.stride = header.stride
         """Bytes from a bundle to the next."""
         self._kernels = kernels
-        gate, up, down = header.bundle_parts
+        gate, up, down, *biases = header.bundle_parts
         # Gate and up lie one behind the other: a single matrix of twice the rows.
         self._gate_up_bytes, self._end = gate + up, gate + up + down
+        self._bias_bytes = sum(biases)
         self._rows = Stride.of(header.stride, gate // self._neurons, 2 * self._neurons)
         self._down_rows = Stride.of(header.stride, down // spec.d_model, spec.d_model)
 
@@ -68,8 +69,13 @@ class Experts:
             for number, position in enumerate(positions.tolist()):
                 gate_up, _ = self._matrices(rows, position)
                 self._kernels.matvec(gate_up, dtype, x, both[number])
-        hidden = activate_each(self._spec, both[:, :neurons]) * both[:, neurons:]
-        return self._through_down(rows, positions, hidden)
+        biases = self._biases(rows, positions)
+        if biases is not None:
+            both += biases[:, : 2 * neurons]
+        out = self._through_down(rows, positions, gated(self._spec, both))
+        if biases is not None:
+            out += biases[:, 2 * neurons :]
+        return out
 
     def _through_down(self, rows: NDArray[np.uint8], positions: Ids, hidden: _Floats) -> _Floats:
         """[n, neurons] of n experts to [n, d_model]: the bits of one after another."""
@@ -103,10 +109,24 @@ class Experts:
         gate_up, down = self._matrices(rows, position)
         both = np.empty((len(x), 2 * neurons), dtype=np.float32)
         self._kernels.matmul(gate_up, dtype, x, both)
-        hidden = activate_each(self._spec, both[:, :neurons]) * both[:, neurons:]
+        biases = self._biases(rows, np.array([position], dtype=np.int32))
+        if biases is not None:
+            both += biases[:, : 2 * neurons]
         out = np.empty_like(x)
-        self._kernels.matmul(down, dtype, hidden, out)
+        self._kernels.matmul(down, dtype, gated(self._spec, both), out)
+        if biases is not None:
+            out += biases[:, 2 * neurons :]
         return out
+
+    def _biases(self, rows: NDArray[np.uint8], positions: Ids) -> _Floats | None:
+        """Those of gate, up and down of experts, [n, 2 * neurons + d_model]; None without any."""
+        if not self._bias_bytes:
+            return None
+        starts = (position * self.stride + self._end for position in positions.tolist())
+        biases: _Floats = np.stack(
+            [rows[start : start + self._bias_bytes] for start in starts]
+        ).view(np.float32)
+        return biases
 
     def _matrices(
         self, rows: NDArray[np.uint8], position: int
@@ -114,6 +134,19 @@ class Experts:
         """The encoded gate and up [2 * neurons, d_model], and down [d_model, neurons]."""
         expert = rows[position * self.stride :][: self._end]
         return expert[: self._gate_up_bytes], expert[self._gate_up_bytes :]
+
+
+def gated(spec: ModelSpec, both: _Floats) -> _Floats:
+    """What goes into down: from gate and up, [n, 2 * neurons], to [n, neurons], a new array."""
+    experts = spec.experts
+    assert experts is not None
+    gate, up = both[:, : experts.d_ffn], both[:, experts.d_ffn :]
+    if experts.gate_limit:
+        gate = np.minimum(gate, np.float32(experts.gate_limit))
+        up = np.clip(up, -np.float32(experts.gate_limit), np.float32(experts.gate_limit))
+    if experts.up_offset:
+        up = up + np.float32(experts.up_offset)
+    return activate_each(spec, gate, experts.gate_slope) * up
 
 
 @dataclass(frozen=True, slots=True)

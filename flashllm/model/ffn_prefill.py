@@ -17,6 +17,7 @@ from flashllm.model.activations import activate
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector
 from flashllm.model.ffn_experts import Experts, ExpertTiles
 from flashllm.model.ffn_neurons import NeuronTiles
+from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.products import Products
 from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
@@ -74,8 +75,7 @@ class FeedForwardPrefill:
     def dense(
         self,
         layer: int,
-        x: Tensor,
-        before_norm: Tensor,
+        inputs: LayerInputs,
         keep_tokens: int = 0,
         tap: Tap | None = None,
         selects: bool = False,
@@ -87,27 +87,27 @@ class FeedForwardPrefill:
         tokens used, an even share of each block.
         """
         self._clock.switch("ffn")
-        out = torch.zeros_like(x)
+        out = torch.zeros_like(inputs.ffn)
         margins: list[Tensor] | None = None if tap is None else []
-        tiles = self._tiles(layer, x, before_norm, selects, margins)
+        tiles = self._tiles(layer, inputs, selects, margins)
         for block in self._pool.blocks(layer):
             self._clock.switch("ffn")
             tails, uses = [], []
             fills = self._pool.free_slots(layer) > 0
             for tile in block.pieces(tiles.tile):
                 used = tiles.add(tile, out)
-                tails.append(used[len(x) - keep_tokens :])
+                tails.append(used[len(out) - keep_tokens :])
                 if fills:
                     uses.append(np.count_nonzero(used.numpy(), axis=0))
             if keep_tokens:
-                self._keep(layer, block, torch.cat(tails, dim=1), len(x))
+                self._keep(layer, block, torch.cat(tails, dim=1), len(out))
             if fills:
                 self._fill(layer, block, np.concatenate(uses))
         if tap is not None and margins is not None:
-            tap(layer, self._read_by_selector(x, before_norm), torch.cat(margins, dim=1))
+            tap(layer, self._read_by_selector(inputs), torch.cat(margins, dim=1))
         return self._weights[layer].with_down_bias(out)
 
-    def needed(self, layer: int, x: Tensor, before_norm: Tensor) -> Tensor:
+    def needed(self, layer: int, inputs: LayerInputs) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]: the bundles that the selector selects.
 
         Reads those that any of the tokens needs, of which there should be few. They stay in the
@@ -115,14 +115,15 @@ class FeedForwardPrefill:
         """
         clock, weights = self._clock, self._weights[layer]
         clock.switch("predict")
+        x = inputs.ffn
         out = torch.zeros_like(x)
         tiles: TileSums
         if self._experts is not None:
-            tiles = self._expert_tiles(self._experts, layer, x)
+            tiles = self._expert_tiles(self._experts, layer, inputs)
             wanted = tiles.weights != 0
         else:
             gate = None if weights.gate is None else weights.gate(x)
-            active = self._select_each(layer, x, before_norm, gate)
+            active = self._select_each(layer, inputs, gate)
             wanted = active.among(0, self._spec.bundles_per_layer)
             silent = functools.partial(_not_among, wanted)
             tiles = NeuronTiles(self._spec, weights, self._products, x, gate, silent)
@@ -142,41 +143,37 @@ class FeedForwardPrefill:
     def _tiles(
         self,
         layer: int,
-        x: Tensor,
-        before_norm: Tensor,
+        inputs: LayerInputs,
         selects: bool,
         margins: list[Tensor] | None,
     ) -> TileSums:
         """What adds a layer, read whole, to the outputs of these tokens."""
         if self._experts is not None:
             assert margins is None, "experts have no margins to look at"
-            return self._expert_tiles(self._experts, layer, x)
-        weights = self._weights[layer]
+            return self._expert_tiles(self._experts, layer, inputs)
+        weights, x = self._weights[layer], inputs.ffn
         gate = None if weights.gate is None else weights.gate(x)
         silent = None
         if selects:
-            active = self._select_each(layer, x, before_norm, gate)
+            active = self._select_each(layer, inputs, gate)
             silent = functools.partial(_not_selected, active)
         return NeuronTiles(self._spec, weights, self._products, x, gate, silent, margins)
 
-    def _expert_tiles(self, experts: Experts, layer: int, x: Tensor) -> ExpertTiles:
-        x = x.contiguous()
-        weights = experts.router.weights(layer, x.numpy())
-        return ExpertTiles(experts, x, weights)
+    def _expert_tiles(self, experts: Experts, layer: int, inputs: LayerInputs) -> ExpertTiles:
+        router = experts.router
+        weights = router.weights(layer, inputs.of(router.reads).contiguous().numpy())
+        return ExpertTiles(experts, inputs.ffn.contiguous(), weights)
 
-    def _select_each(
-        self, layer: int, x: Tensor, before_norm: Tensor, gate: Tensor | None
-    ) -> ActiveMask:
+    def _select_each(self, layer: int, inputs: LayerInputs, gate: Tensor | None) -> ActiveMask:
         assert self.selector is not None, "the oracle selects nothing that is not computed"
-        read: _Floats = self._read_by_selector(x, before_norm).contiguous().numpy()
+        read: _Floats = self._read_by_selector(inputs).contiguous().numpy()
         opened: _Floats | None = None if gate is None else activate(self._spec, gate).numpy()
         return self.selector.select_each(layer, read, opened)
 
     def selected(
         self,
         layer: int,
-        x: Tensor,
-        before_norm: Tensor,
+        inputs: LayerInputs,
         oracle: bool,
         chosen: Chosen | None,
     ) -> Tensor:
@@ -186,14 +183,15 @@ class FeedForwardPrefill:
         selects the neurons whose output is not zero.
         """
         if self._experts is not None:
-            return self._routed(layer, x, before_norm, chosen)
+            return self._routed(layer, inputs, chosen)
         assert self._neurons is not None
         self._clock.switch("ffn")
+        x = inputs.ffn
         vectors: _Floats = x.contiguous().numpy()
         gates = self._gates(layer, x)
         named: list[ActiveSet] | None = None
         if self.selector is not None and not oracle:
-            read: _Floats = self._read_by_selector(x, before_norm).contiguous().numpy()
+            read: _Floats = self._read_by_selector(inputs).contiguous().numpy()
             opened = [None] * len(x) if gates is None else gates
             pairs = zip(read, opened, strict=True)
             named = [self.selector.select(layer, vector, gate) for vector, gate in pairs]
@@ -215,12 +213,12 @@ class FeedForwardPrefill:
             chosen(layer, each)
         return self._weights[layer].with_down_bias(torch.from_numpy(out))
 
-    def _routed(self, layer: int, x: Tensor, before_norm: Tensor, chosen: Chosen | None) -> Tensor:
+    def _routed(self, layer: int, inputs: LayerInputs, chosen: Chosen | None) -> Tensor:
         """The same with experts, of which no token computes others than in `dense`."""
         if chosen is not None and self._experts is not None:
-            weights = self._expert_tiles(self._experts, layer, x).weights
+            weights = self._expert_tiles(self._experts, layer, inputs).weights
             chosen(layer, [np.flatnonzero(row).astype(np.int32) for row in weights])
-        return self.dense(layer, x, before_norm)
+        return self.dense(layer, inputs)
 
     def warm_up(self) -> Iterator[float]:
         """Reads all layers into slots, which have room for them; yields the share after each block.
@@ -248,9 +246,8 @@ class FeedForwardPrefill:
         gates = [weights.gate_outputs(self._spec, x[t : t + 1]) for t in range(len(x))]
         return None if gates[0] is None else np.stack([gate for gate in gates if gate is not None])
 
-    def _read_by_selector(self, x: Tensor, before_norm: Tensor) -> Tensor:
-        reads_before = self.selector is not None and self.selector.before_norm
-        return before_norm if reads_before else x
+    def _read_by_selector(self, inputs: LayerInputs) -> Tensor:
+        return inputs.ffn if self.selector is None else inputs.of(self.selector.reads)
 
     def _keep(self, layer: int, block: Block, tail: Tensor, tokens: int) -> None:
         """Copy a block's bundles that the last tokens used into the pool; `tail`: their outputs."""

@@ -51,6 +51,8 @@ class ResidentParts:
                 head_dim=spec.head_dim,
                 scale=spec.attention_scale or spec.head_dim**-0.5,
                 window=spec.attention_window(index),
+                rotated=index not in spec.unrotated_layers,
+                sinks=self._vector(f"{name}.attn.sinks"),
             ),
             ffn_norm=None if spec.shared_norm else self.norm(f"{name}.ffn_norm"),
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flashllm.arrays import Ids
 from flashllm.model.active_set_selectors import Selector, Vector
+from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.linear import Norm
 from flashllm.options import Overlap
 from flashllm.spec import ModelSpec
@@ -30,12 +31,12 @@ FEW = 8
 class Prefetcher(Protocol):
     """Is called at the points of a token at which reads may begin."""
 
-    def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:
+    def before_attention(self, layer: int, stream: Tensor, known: LayerInputs | None) -> None:
         """A layer's attention comes next.
 
-        `ffn_input` is the input of its feed-forward layer, which is already known in a parallel
-        block. In a sequential block it is None, and there is only the residual `stream`
-        [1, d_model].
+        `known` is what its selector reads, where that is already known: in a parallel block, and
+        where it reads the block's input. Otherwise it is None, and there is only the residual
+        `stream` [1, d_model].
         """
 
     def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
@@ -107,7 +108,7 @@ class PredictorPrefetcher:
         self._clock = clock
         self.shares = PrefetchShares(len(norms))
 
-    def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:  # noqa: ARG002
+    def before_attention(self, layer: int, stream: Tensor, known: LayerInputs | None) -> None:  # noqa: ARG002
         """Prefetches for this layer, by `overlap`; always for layer 0, which has no predecessor."""
         if self._overlap == "attention" or layer == 0:
             self._prefetch(layer, stream)
@@ -122,25 +123,24 @@ class PredictorPrefetcher:
         if self.shares.is_worthwhile(layer):
             self._clock.switch("predict")
             norm = self._norms[layer]
-            read = stream if norm is None or self._selector.before_norm else norm(stream)
+            is_stream = self._selector.reads == "stream"
+            read = stream if norm is None or is_stream else norm(stream)
             ranked = self._selector.ranked(layer, read.contiguous().numpy()[0])
             self._pool.prefetch(layer, self.shares.cut(layer, ranked))
 
 
 class ExactPrefetcher:
-    """Starts reads for a parallel block, whose feed-forward input is known before attention."""
+    """Starts reads where all that chooses the active set is known before attention."""
 
-    def __init__(
-        self, choose_early: Callable[[int, Tensor, Tensor], Ids], pool: BundlePool
-    ) -> None:
-        """`choose_early(layer, input, stream)` keeps the active set until the layer's turn."""
+    def __init__(self, choose_early: Callable[[int, LayerInputs], Ids], pool: BundlePool) -> None:
+        """`choose_early(layer, inputs)` keeps the active set until the layer's turn."""
         self._choose_early = choose_early
         self._pool = pool
 
-    def before_attention(self, layer: int, stream: Tensor, ffn_input: Tensor | None) -> None:
+    def before_attention(self, layer: int, stream: Tensor, known: LayerInputs | None) -> None:  # noqa: ARG002
         """Selects the active set now, and begins to read all of it."""
-        assert ffn_input is not None
-        self._pool.prefetch(layer, self._choose_early(layer, ffn_input, stream))
+        assert known is not None
+        self._pool.prefetch(layer, self._choose_early(layer, known))
 
     def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
         """Does nothing: everything has been read already."""
@@ -153,12 +153,12 @@ def prefetchers_for(
     norms: Sequence[Norm | None],
     overlap: Overlap,
     clock: PartClock,
-    choose_early: Callable[[int, Tensor, Tensor], Ids],
+    choose_early: Callable[[int, LayerInputs], Ids],
 ) -> list[Prefetcher]:
     """The prefetchers that the model's blocks, its selector and `overlap` allow."""
     if overlap not in ("attention", "layer") or not pool.prefetches:
         return []
-    if spec.block == "parallel":
+    if spec.block == "parallel" or (selector is not None and selector.reads == "block"):
         return [ExactPrefetcher(choose_early, pool)]
     if isinstance(selector, RankingSelector):
         return [PredictorPrefetcher(selector, pool, norms, overlap, clock)]

@@ -1,7 +1,8 @@
 """The router: which experts of a layer a token goes through, and how much each counts.
 
-It is exact, and its input is that of the feed-forward layer. A token's choice has the same bits
-alone and among others. Source: Mixtral of Experts, arXiv 2401.04088, section 2.1.
+It is exact. Its input is that of the feed-forward layer, or that of the whole block. A token's
+choice has the same bits alone and among others. Source: Mixtral of Experts, arXiv 2401.04088,
+section 2.1.
 """
 
 from __future__ import annotations
@@ -13,22 +14,26 @@ from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.flash.tensor_table import ROUTER
+from flashllm.flash.tensor_table import ROUTER, ROUTER_BIAS
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Open, Vector
+from flashllm.model.layer_inputs import Reads
 from flashllm.spec import ModelSpec, MoeSpec
 
 
 class SelectRouted:
     """The experts that a layer's router chooses for a token, with their weights."""
 
-    before_norm = False
-
     def __init__(
         self, resident: Mapping[str, RawTensor], spec: ModelSpec, kernels: core.Kernels
     ) -> None:
         assert spec.experts is not None
         self._experts = spec.experts
+        self.reads: Reads = spec.experts.router_input
         self._routers = [resident[f"layers.{at}{ROUTER}"] for at in range(spec.n_layers)]
+        self._biases = [
+            resident[f"layers.{at}{ROUTER_BIAS}"].floats() if spec.experts.router_bias else None
+            for at in range(spec.n_layers)
+        ]
         self._kernels = kernels
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
@@ -49,6 +54,9 @@ class SelectRouted:
         router = self._routers[layer]
         logits = np.empty((len(x), self._experts.n_experts), dtype=np.float32)
         self._kernels.matmul(router.raw, router.dtype, np.ascontiguousarray(x), logits)
+        bias = self._biases[layer]
+        if bias is not None:
+            logits += bias
         return routed(self._experts, logits)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from flashllm.kv_cache.context import Context
 from flashllm.model.ffn_decode import FeedForwardDecode
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
+from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.transformer import Transformer
 from flashllm.planning.latency_model import ONE_THREAD_WEIGHTS
 from flashllm.weight_cache.pool import BundlePool
@@ -88,8 +89,11 @@ class TokenSchedule:
     def _before_attention(self, index: int, x: Tensor, normed: Tensor) -> None:
         if not self._feed_forward.prefetchers:
             return
-        parallel = self._transformer.spec.block == "parallel"
-        known = self._transformer.parallel_input(index, x, normed) if parallel else None
+        known, spec = None, self._transformer.spec
+        if spec.block == "parallel":
+            known = LayerInputs(self._transformer.parallel_input(index, x, normed), x, x)
+        elif spec.experts is not None and spec.experts.router_input == "block":
+            known = LayerInputs.before_attention(x)
         for prefetcher in self._feed_forward.prefetchers:
             prefetcher.before_attention(index, x, known)
 
@@ -163,18 +167,13 @@ class PromptSchedule:
         self._pool.advance(len(ids))
         return x
 
-    def _compute(
-        self, index: int, how: Pass, is_few: bool, x: Tensor, before_norm: Tensor
-    ) -> Tensor:
+    def _compute(self, index: int, how: Pass, is_few: bool, inputs: LayerInputs) -> Tensor:
         if is_few:
-            return self._feed_forward.needed(index, x, before_norm)
+            return self._feed_forward.needed(index, inputs)
         if how.mode in ("dense", "needed"):
             selects = how.mode == "needed"
-            return self._feed_forward.dense(
-                index, x, before_norm, how.keep_tokens, how.tap, selects
-            )
-        oracle = how.mode == "oracle"
-        return self._feed_forward.selected(index, x, before_norm, oracle, how.chosen)
+            return self._feed_forward.dense(index, inputs, how.keep_tokens, how.tap, selects)
+        return self._feed_forward.selected(index, inputs, how.mode == "oracle", how.chosen)
 
 
 def _report(progress: Progress, start: int, tokens: int, total: int, share: float) -> None:

@@ -22,13 +22,14 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.kv_cache.context import Context
 from flashllm.model.encoded_rows import Table, torch_view
 from flashllm.model.layer import ResidentParts
+from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.products import Products
 from flashllm.model.rope import Positions, Rotations
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 
-FeedForwardCall = Callable[[Tensor, Tensor], Tensor]
-"""From the feed-forward input and the norm's input to the feed-forward output."""
+FeedForwardCall = Callable[[LayerInputs], Tensor]
+"""From what the feed-forward layer can read to its output."""
 BeforeAttention = Callable[[Tensor, Tensor], None]
 """Called with the residual stream and attention's input."""
 
@@ -96,14 +97,14 @@ class Transformer:
         rotation = None if rotations is None else rotations.of(layer.attention.window)
         attended = self._scaled(layer.attention(normed, index, context.keys_values, rotation))
         if spec.block == "parallel":
-            return (
-                x + attended + self._scaled(feed_forward(self.parallel_input(index, x, normed), x))
-            )
+            inputs = LayerInputs(self.parallel_input(index, x, normed), x, x)
+            return x + attended + self._scaled(feed_forward(inputs))
         assert layer.ffn_norm is not None
-        x = x + attended
+        block, x = x, x + attended
         if not pre:
             x = layer.attention_norm(x)
-        x = x + self._scaled(feed_forward(layer.ffn_norm(x) if pre else x, x))
+        inputs = LayerInputs(layer.ffn_norm(x) if pre else x, x, block)
+        x = x + self._scaled(feed_forward(inputs))
         return x if pre else layer.ffn_norm(x)
 
     def parallel_input(self, index: int, x: Tensor, normed: Tensor) -> Tensor:

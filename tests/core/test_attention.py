@@ -93,9 +93,7 @@ def test_agrees_with_torch_in_64_bits(make_kernels: Make, dtype: str, shape: str
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_sinks_take_their_share_of_the_softmax(
-    make_kernels: Make, dtype: str, shape: str
-) -> None:
+def test_sinks_take_their_share_of_the_softmax(make_kernels: Make, dtype: str, shape: str) -> None:
     """As one more position with that score, whose value is zero."""
     kernels = make_kernels(2)
     case = Case(kernels, dtype, SHAPES[shape])

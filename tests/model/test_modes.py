@@ -13,12 +13,13 @@ from flashllm.arrays import Ids
 from flashllm.engine.loading import open_decoder
 from flashllm.model.active_set_selectors import ActiveSet
 from flashllm.model.decoder import Decoder
+from flashllm.model.layer_inputs import Reads
 
 IDS = np.random.default_rng(3).integers(3, 96, size=120).tolist()
 
 
 class SelectNothing:
-    before_norm = False
+    reads: Reads = "ffn"
 
     def select(self, layer: int, x: np.ndarray, gate: np.ndarray | None) -> ActiveSet:
         return ActiveSet(np.empty(0, dtype=np.int32))

@@ -12,6 +12,7 @@ import pytest
 from flashllm.engine.loading import open_decoder
 from flashllm.model.active_set_selectors import ActiveSet, Selector
 from flashllm.model.decoder import Decoder
+from flashllm.model.layer_inputs import Reads
 
 IDS = [5, 17, 40, 8, 61, 33]
 
@@ -19,7 +20,7 @@ IDS = [5, 17, 40, 8, 61, 33]
 class Weighted:
     """Names what another selector names, each with a weight."""
 
-    before_norm = False
+    reads: Reads = "ffn"
 
     def __init__(self, selector: Selector, weight: float) -> None:
         self._selector, self._weight = selector, weight

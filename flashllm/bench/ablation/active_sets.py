@@ -11,6 +11,7 @@ import numpy as np
 
 from flashllm.arrays import Ids
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector, Vector
+from flashllm.model.layer_inputs import Reads
 
 
 class RecordingSelector:
@@ -21,9 +22,9 @@ class RecordingSelector:
         self.sets: list[list[Ids]] = [[] for _ in range(n_layers)]
 
     @property
-    def before_norm(self) -> bool:
+    def reads(self) -> Reads:
         """As in the wrapped selector."""
-        return self._selector.before_norm
+        return self._selector.reads
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:
         """The wrapped selector's active set."""

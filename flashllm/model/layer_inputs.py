@@ -1,0 +1,33 @@
+"""What the feed-forward part of a layer can read of the tokens that go through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Reads = Literal["ffn", "stream", "block"]
+"""Which of these inputs something reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """The same tokens at three points of a block, each [tokens, d_model]."""
+
+    ffn: Tensor
+    """What the feed-forward layer multiplies: in most models what a norm gives."""
+    stream: Tensor
+    """The residual stream there: the input of that norm."""
+    block: Tensor
+    """The residual stream as it came into the block, before attention and its norm."""
+
+    @classmethod
+    def before_attention(cls, block: Tensor) -> LayerInputs:
+        """What is known before attention, for those who read nothing else."""
+        return cls(block, block, block)
+
+    def of(self, reads: Reads) -> Tensor:
+        """The one that somebody reads."""
+        inputs: dict[Reads, Tensor] = {"ffn": self.ffn, "stream": self.stream, "block": self.block}
+        return inputs[reads]
