@@ -265,7 +265,10 @@ def test_resident_table(documented: Documented) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_shapes_in_the_resident_table_of_experts(whole: bool) -> None:
-    spec = replace(read_manifest(EXPERTS).spec, qk_norm_whole=whole)
+    """With all features that add tensors, and with none."""
+    spec = replace(read_manifest(EXPERTS).spec, qk_norm_whole=whole, attention_sinks=whole)
+    assert spec.experts is not None
+    spec = replace(spec, experts=replace(spec.experts, router_bias=whole))
     sizes = {
         "n_experts": 3,
         "d_model": 10,
@@ -292,11 +295,12 @@ def documented_condition(text: str, spec: ModelSpec) -> bool:
         "embed_dim ≠ d_model": spec.embed_dim != spec.d_model,
         "positions learned": spec.positions == "learned",
         "gate resident": spec.gate == "resident",
+        "experts.router_bias": spec.experts is not None and spec.experts.router_bias,
         "gated": spec.gate != "none",
         "not tied_head": not spec.tied_head,
         "not shared_norm": not spec.shared_norm,
     }
-    flags = {flag: getattr(spec, flag) for flag in (*FLAGS, "qk_norm_whole")}
+    flags = {flag: getattr(spec, flag) for flag in (*FLAGS, "qk_norm_whole", "attention_sinks")}
     return known[text] if text in known else bool(flags[text])
 
 
@@ -402,7 +406,9 @@ def test_manifest_tables_of_experts() -> None:
     assert values[version.strip("`")] == int(holds)
     names = [row[0].strip("`") for row in table("field", V2)]
     assert names == [field.name for field in fields(MoeSpec)]
-    assert set(names) == set(values[spec.strip("`")]["experts"])
+    # The others are written only where they say something, and here they say nothing.
+    always = {"n_experts", "per_token", "d_ffn", "score", "renormalise"}
+    assert always == set(values[spec.strip("`")]["experts"])
     assert Manifest.from_bytes(raw, EXPERTS / "manifest.json").to_bytes() == raw
 
 
