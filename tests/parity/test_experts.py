@@ -32,6 +32,14 @@ MIXTRAL: dict[str, Any] = {
     "num_key_value_heads": 3,
 }
 
+GPT_OSS: dict[str, Any] = {
+    **MIXTRAL,
+    "head_dim": 10,
+    "num_local_experts": 5,
+    "sliding_window": 9,
+    "num_hidden_layers": 3,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", QWEN),
     "qwen3_moe, weights of sum one": ("qwen3_moe", {**QWEN, "norm_topk_prob": True}),
@@ -76,6 +84,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gpt_oss, much is cut off, other windows": (
+        "gpt_oss",
+        {
+            **GPT_OSS,
+            "swiglu_limit": 0.4,
+            "swiglu_alpha": 1.3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    ),
 }
 STORED = [True, False]
 """Whether transformers undoes what it fuses when it loads a model: one tensor an expert, or all of
@@ -88,7 +107,7 @@ def build(name: str, directory: Path) -> torch.nn.Module:
     model = tiny(model_type, **changes)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("gate.weight"):
+            if parameter_name.endswith(("gate.weight", "router.weight")):
                 scales = torch.linspace(0.5, 3.0, len(parameter))
                 parameter.mul_(scales[:, None])
     model.save_pretrained(directory)

@@ -1,55 +1,18 @@
-"""Families whose feed-forward layers are mixtures of experts, and how checkpoints hold experts."""
+"""Families whose feed-forward layers are mixtures of experts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from flashllm.errors import NotACheckpoint, UnsupportedModel
-from flashllm.spec import MAX_EXPERTS, MAX_WIDTH, ModelSpec, MoeSpec
+from flashllm.spec import MAX_EXPERTS, MAX_POSITIONS, MAX_WIDTH, MoeSpec
 
 from .config import Config
-from .family import ROTARY_BUFFERS, ExpertNames, window_size, windows_alike, windows_by_layer
+from .expert_storage import alternating, fused, fused_in, separate
+from .family import ROTARY_BUFFERS, Row, window_size, windows_alike, windows_by_layer
 from .gated import EMBEDDING, HEAD, LAYER, LLAMA, NORMS, attention, biases, rms_features
-from .transforms import Rows
-
-
-def fused(block: str) -> ExpertNames:
-    """All experts of a layer in two tensors, the rows of gate in front of those of up."""
-    gate_up = f"{block}.experts.gate_up_proj"
-    return ExpertNames(f"{block}.gate.weight", gate_up, gate_up, f"{block}.experts.down_proj")
-
-
-def separate(block: str, gate: str, up: str, down: str) -> ExpertNames:
-    """Each matrix of each expert in a tensor of its own."""
-    gate, up, down = (f"{block}.experts.{{e}}.{name}.weight" for name in (gate, up, down))
-    return ExpertNames(f"{block}.gate.weight", gate, up, down)
-
-
-def expert_source(
-    names: ExpertNames, spec: ModelSpec, layer: int
-) -> Iterator[tuple[str, tuple[int, ...], Rows]]:
-    """Tensor, its shape and the rows of it that are ours: of each expert gate, up and down."""
-    experts = spec.experts
-    assert experts is not None
-    width, neurons = spec.d_model, experts.d_ffn
-    for expert in range(experts.n_experts):
-        gate, up, down = (
-            name.format(i=layer, e=expert) for name in (names.gate, names.up, names.down)
-        )
-        if not names.is_fused:
-            yield gate, (neurons, width), Rows(0, neurons, neurons, 1)
-            yield up, (neurons, width), Rows(0, neurons, neurons, 1)
-            yield down, (width, neurons), Rows(0, width, width, 1)
-            continue
-        first = 2 * expert * neurons
-        shape = (experts.n_experts, 2 * neurons, width)
-        yield gate, shape, Rows(first, neurons, neurons, 1)
-        yield up, shape, Rows(first + neurons, neurons, neurons, 1)
-        shape = (experts.n_experts, width, neurons)
-        yield down, shape, Rows(expert * width, width, width, 1)
 
 
 def expert_count(config: Config) -> int:
@@ -64,29 +27,39 @@ def expert_count(config: Config) -> int:
     return config.size(config.first(*names), MAX_EXPERTS)
 
 
-def _experts(config: Config, width_key: str, *, renormalise: bool) -> dict[str, Any]:
-    """Features of a layer of experts whose router takes the softmax over all of them."""
-    per_token = config.size("num_experts_per_tok", MAX_EXPERTS)
-    experts = expert_count(config)
+def _experts(
+    config: Config,
+    width_key: str,
+    *,
+    renormalise: bool,
+    chosen_key: str = "num_experts_per_tok",
+    count_key: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Features of a layer of experts; `more` are those of its `MoeSpec` that are not usual."""
+    per_token = config.size(chosen_key, MAX_EXPERTS)
+    experts = expert_count(config) if count_key is None else config.size(count_key, MAX_EXPERTS)
     if per_token > experts:
         raise UnsupportedModel(
-            f"{config.path}: num_experts_per_tok is {per_token}, but there are {experts} experts"
+            f"{config.path}: {chosen_key} is {per_token}, but there are {experts} experts"
         )
     neurons = config.size(width_key, MAX_WIDTH)
     return {
         "d_ffn": experts * neurons,
         "neurons_per_bundle": neurons,
-        "experts": MoeSpec(experts, per_token, neurons, renormalise=renormalise),
+        "experts": MoeSpec(experts, per_token, neurons, renormalise=renormalise, **more),
     }
+
+
+_EVERYWHERE = "only models with experts in all layers are supported"
 
 
 def _qwen3_moe_features(config: Config) -> dict[str, Any]:
     """Features of a Qwen3 with experts (arXiv 2505.09388)."""
-    everywhere = "only models with experts in all layers are supported"
     if config.get("mlp_only_layers"):
-        raise config.refuse("mlp_only_layers", everywhere)
+        raise config.refuse("mlp_only_layers", _EVERYWHERE)
     if config.size("decoder_sparse_step", MAX_WIDTH, default=1) != 1:
-        raise config.refuse("decoder_sparse_step", everywhere)
+        raise config.refuse("decoder_sparse_step", _EVERYWHERE)
     experts = _experts(
         config, "moe_intermediate_size", renormalise=config.flag("norm_topk_prob", False)
     )
@@ -103,7 +76,10 @@ QWEN3_MOE = replace(
     model_type="qwen3_moe",
     features=_qwen3_moe_features,
     rows=(EMBEDDING, *HEAD, *attention(), *NORMS),
-    experts=(separate(f"{LAYER}.mlp", "gate_proj", "up_proj", "down_proj"), fused(f"{LAYER}.mlp")),
+    experts=(
+        separate(f"{LAYER}.mlp", "gate_proj", "up_proj", "down_proj"),
+        fused_in(f"{LAYER}.mlp"),
+    ),
     special_ids={},
 )
 
@@ -147,7 +123,7 @@ MIXTRAL = replace(
     QWEN3_MOE,
     model_type="mixtral",
     features=_mixtral_features,
-    experts=(separate(f"{LAYER}.block_sparse_moe", "w1", "w3", "w2"), fused(f"{LAYER}.mlp")),
+    experts=(separate(f"{LAYER}.block_sparse_moe", "w1", "w3", "w2"), fused_in(f"{LAYER}.mlp")),
     special_ids={"bos_token_id": 1, "eos_token_id": 2},
 )
 
@@ -179,13 +155,12 @@ GRANITE_MOE = replace(
     model_type="granitemoe",
     features=_granite_features,
     experts=(
-        ExpertNames(
-            router=f"{_GRANITE_BLOCK}.router.layer.weight",
-            gate=f"{_GRANITE_BLOCK}.input_linear.weight",
-            up=f"{_GRANITE_BLOCK}.input_linear.weight",
-            down=f"{_GRANITE_BLOCK}.output_linear.weight",
+        fused(
+            f"{_GRANITE_BLOCK}.router.layer.weight",
+            f"{_GRANITE_BLOCK}.input_linear.weight",
+            f"{_GRANITE_BLOCK}.output_linear.weight",
         ),
-        replace(fused(_GRANITE_BLOCK), router=f"{_GRANITE_BLOCK}.router.weight"),
+        replace(fused_in(_GRANITE_BLOCK), router=f"{_GRANITE_BLOCK}.router.weight"),
     ),
 )
 
@@ -194,9 +169,7 @@ def _mellum_features(config: Config) -> dict[str, Any]:
     """Features of a Mellum 2 (JetBrains, 2026): positions of their own where attention slides."""
     kinds = config.get("mlp_layer_types")
     if kinds is not None and (not isinstance(kinds, list) or set(kinds) != {"sparse"}):
-        raise config.refuse(
-            "mlp_layer_types", "only models with experts in all layers are supported"
-        )
+        raise config.refuse("mlp_layer_types", _EVERYWHERE)
     # What predicts several tokens at once is left out.
     config.asked.update(("mtp_layer_types", "mtp_mlp_layer_types"))
     experts = _experts(
@@ -245,4 +218,122 @@ MELLUM = replace(
     ignored=(ROTARY_BUFFERS, re.compile(r"mtp\..*")),
 )
 
-EXPERTS = (QWEN3_MOE, OLMOE, MIXTRAL, GRANITE_MOE, MELLUM)
+
+def _gpt_oss_features(config: Config) -> dict[str, Any]:
+    """Features of a GPT-OSS (OpenAI, 2025, arXiv 2508.10925)."""
+    # Another name of num_experts_per_tok, and of what rope_scaling says.
+    config.asked.update(("experts_per_token", "initial_context_length"))
+    experts = _experts(
+        config,
+        "intermediate_size",
+        renormalise=True,
+        router_bias=True,
+        bias=True,
+        gate_limit=config.number("swiglu_limit", 7.0),
+        gate_slope=config.number("swiglu_alpha", 1.702),
+        up_offset=1.0,
+    )
+    features = rms_features(
+        config, eps=1e-5, d_ffn=experts["d_ffn"], head_dim=64, max_positions=131072
+    )
+    size, layers = window_size(config, 128), features["n_layers"]
+    if config.get("layer_types") is None:
+        windows = tuple(size or 0 if layer % 2 == 0 else 0 for layer in range(layers))
+    else:
+        windows = windows_by_layer(config, layers, size)
+    bias = config.flag("attention_bias", True)
+    return (
+        features
+        | experts
+        | {
+            "attention_bias": bias,
+            "attention_output_bias": bias,
+            "attention_sinks": True,
+            "attention_windows": windows,
+        }
+    )
+
+
+_GPT_OSS_STACKS = f"{LAYER}.mlp.experts"
+
+GPT_OSS = replace(
+    QWEN3_MOE,
+    model_type="gpt_oss",
+    features=_gpt_oss_features,
+    rows=(
+        *QWEN3_MOE.rows,
+        Row("layers.{i}.attn.sinks", f"{LAYER}.self_attn.sinks", ("n_heads",)),
+    ),
+    experts=(
+        alternating(
+            f"{LAYER}.mlp.router",
+            f"{_GPT_OSS_STACKS}.gate_up_proj",
+            f"{_GPT_OSS_STACKS}.down_proj",
+        ),
+    ),
+    special_ids={"eos_token_id": 200002},
+)
+
+
+def _smallthinker_features(config: Config) -> dict[str, Any]:
+    """Features of a SmallThinker (Song et al. 2025, arXiv 2507.20984).
+
+    Its router reads the block's input, so that experts can be read while attention computes.
+    """
+    softmax = config.flag("moe_primary_router_apply_softmax", False)
+    # Weights are made of the chosen logits alone, whatever this says.
+    config.asked.add("norm_topk_prob")
+    experts = _experts(
+        config,
+        "moe_ffn_hidden_size",
+        renormalise=True,
+        chosen_key="moe_num_active_primary_experts",
+        count_key="moe_num_primary_experts",
+        score="softmax" if softmax else "sigmoid",
+        router_input="block",
+    )
+    layers_with_experts = config.get("moe_layer_layout")
+    if layers_with_experts is not None and set(layers_with_experts) != {1}:
+        raise config.refuse("moe_layer_layout", _EVERYWHERE)
+    if config.flag("moe_enable_early_router", True) is False:
+        raise config.refuse("moe_enable_early_router", "only early routers are supported")
+    if config.flag("moe_enable_secondary_experts", False):
+        raise config.refuse("moe_enable_secondary_experts", "only one kind of expert is supported")
+    features = rms_features(config, d_ffn=experts["d_ffn"], tied=True, max_positions=32768)
+    layers = features["n_layers"]
+    rotated = _layout(config, "rope_layout", layers, 1)
+    sliding = _layout(config, "sliding_window_layout", layers, 0)
+    size = config.size("sliding_window_size", MAX_POSITIONS, default=4096)
+    windows = tuple(size * slides for slides in sliding)
+    return (
+        features
+        | experts
+        | {
+            "attention_windows": windows if any(windows) else (),
+            "unrotated_layers": tuple(at for at, flag in enumerate(rotated) if not flag),
+        }
+    )
+
+
+def _layout(config: Config, key: str, layers: int, default: int) -> list[int]:
+    """A list of 0 or 1 for each layer."""
+    given = config.get(key)
+    if given is None:
+        return [default] * layers
+    if not isinstance(given, list) or len(given) != layers or not set(given) <= {0, 1}:
+        raise NotACheckpoint(f"{config.path}: {key} is not a list of {layers} times 0 or 1")
+    return given
+
+
+_SMALLTHINKER_BLOCK = f"{LAYER}.block_sparse_moe"
+
+SMALLTHINKER = replace(
+    QWEN3_MOE,
+    model_type="smallthinker",
+    features=_smallthinker_features,
+    activation_default="relu",
+    experts=(separate(_SMALLTHINKER_BLOCK, "gate", "up", "down", router="primary_router"),),
+    special_ids={},
+)
+
+EXPERTS = (QWEN3_MOE, OLMOE, MIXTRAL, GRANITE_MOE, MELLUM, GPT_OSS, SMALLTHINKER)

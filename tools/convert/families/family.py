@@ -38,22 +38,34 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """One way in which checkpoints hold a layer's experts, by names with `{i}` for the layer.
+class ExpertMatrix:
+    """Where gate, up or down of a layer's experts lies, by a name with `{i}` for the layer.
 
-    Each expert has tensors of its own where names hold `{e}`; else they are stacked, and gate and
-    up share a tensor.
+    Each expert has a tensor of its own where the name holds `{e}`; else they are stacked.
     """
 
+    name: str
+    share: Literal["all", "first half", "second half", "even", "odd"] = "all"
+    """Which rows of the tensor, where gate and up share it."""
+    turned: bool = False
+    """Whether it is stored as [in, out], so that our rows are its columns."""
+    bias: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """One way in which checkpoints hold a layer's experts, by names with `{i}` for the layer."""
+
     router: str
-    gate: str
-    up: str
-    down: str
+    gate: ExpertMatrix
+    up: ExpertMatrix
+    down: ExpertMatrix
+    router_bias: str = ""
 
     @property
-    def is_fused(self) -> bool:
-        """Whether all experts lie in the same tensors."""
-        return self.gate == self.up
+    def matrices(self) -> tuple[ExpertMatrix, ...]:
+        """In the order of a bundle."""
+        return self.gate, self.up, self.down
 
 
 @dataclass(frozen=True, slots=True)

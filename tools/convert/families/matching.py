@@ -12,9 +12,9 @@ from flashllm.spec import ModelSpec
 
 from ..source.checkpoint import Checkpoint
 from ..source.tensor import SourceTensor
-from .experts import expert_source
+from .expert_storage import ExpertPart, expert_source
 from .family import ExpertNames, Family, Row
-from .transforms import Piece, Rows, rows_of
+from .transforms import Piece, rows_of
 
 NAMED_MAX = 6
 _NEURON = ("gate.weight", "up", "down")
@@ -56,7 +56,7 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
     wanted = _wanted(family, spec, names)
     experts = [_experts(names, spec, layer) for layer in range(spec.n_layers)]
     where = str(checkpoint.directory)
-    of_experts = {name: shape for layer in experts for name, shape, _ in layer}
+    of_experts = {part.name: part.shape for layer in experts for part in layer}
     needed = {**dict.fromkeys(wanted), **dict.fromkeys(of_experts)}
     absent = [name for name in needed if name not in found]
     extra = [found[name].name for name in found if name not in needed]
@@ -85,7 +85,7 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
     for name, shape in of_experts.items():
         _check(found[name], shape, where)
     if names is not None:
-        ordered = tuple(tuple(Piece(found[name], rows) for name, _, rows in at) for at in experts)
+        ordered = tuple(tuple(part.piece(found[part.name]) for part in at) for at in experts)
     else:
         ordered = tuple(tuple(row[leaf] for leaf in _NEURON if leaf in row) for row in bundled)
     return Assignment(resident, ordered, copies, predictors)
@@ -97,13 +97,11 @@ def _expert_names(
     """The way in which this checkpoint stores experts; None where the model has none."""
     if spec.experts is None:
         return None
-    ways = (way for way in family.experts if way.gate.format(i=0, e=0) in found)
+    ways = (way for way in family.experts if way.gate.name.format(i=0, e=0) in found)
     return next(ways, family.experts[0])
 
 
-def _experts(
-    names: ExpertNames | None, spec: ModelSpec, layer: int
-) -> list[tuple[str, tuple[int, ...], Rows]]:
+def _experts(names: ExpertNames | None, spec: ModelSpec, layer: int) -> list[ExpertPart]:
     return [] if names is None else list(expert_source(names, spec, layer))
 
 
@@ -165,7 +163,10 @@ def _wanted(
     wanted: dict[str, list[tuple[Row, int]]] = {}
     rows = family.rows
     if names is not None:
-        rows += (Row("layers.{i}.router.weight", names.router, ("n_experts", "d_model")),)
+        rows += (
+            Row("layers.{i}.router.weight", names.router, ("n_experts", "d_model")),
+            Row("layers.{i}.router.bias", names.router_bias, ("n_experts",)),
+        )
     for row in rows:
         if row.when is not None and not row.when(spec):
             continue
@@ -180,6 +181,7 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
     queries, keys = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     return {
         "d_model": spec.d_model,
+        "n_heads": spec.n_heads,
         "embed_dim": spec.embed_dim,
         "head_dim": spec.head_dim,
         "d_ffn": spec.d_ffn,

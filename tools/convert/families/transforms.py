@@ -25,7 +25,8 @@ from ..source.files import BLOCK_BYTES
 from ..source.parallel import in_order
 from ..source.tensor import SourceTensor
 
-Transform = Literal["as is", "transpose", "plus one"]
+Transform = Literal["as is", "transpose", "plus one", "values"]
+"""Values: single numbers of a tensor, in the order in which it has them, count as rows."""
 Part = Literal[
     "all",
     "first half",
@@ -77,12 +78,26 @@ class Piece:
     tensor: SourceTensor
     rows: Rows
     transform: Transform = "as is"
+    stack: int = 0
+    """Where the tensor is a stack of matrices to be transposed: which of them."""
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in the source; a row of a vector is a number."""
         shape = self.tensor.shape
+        if self.transform == "values":
+            return self.tensor.nbytes // math.prod(shape)
+        if self.transform == "transpose":
+            return self.tensor.nbytes // math.prod(shape) * shape[-2]
         return self.tensor.nbytes // (math.prod(shape[:-1]) if len(shape) > 1 else shape[0])
+
+    @property
+    def columns(self) -> int:
+        """Values of one row."""
+        shape = self.tensor.shape
+        if self.transform == "transpose":
+            return shape[-2]
+        return shape[-1] if len(shape) > 1 and self.transform != "values" else 1
 
 
 def rows_of(part: Part, n_rows: int, spec: ModelSpec) -> Rows:
@@ -118,11 +133,14 @@ def encoded_block(
     checkpoint: Checkpoint, piece: Piece, first: int, dtype: str
 ) -> NDArray[np.uint8]:
     """The block of a piece that begins at row `first`, in the encoding `dtype`."""
-    tensor = piece.tensor
-    columns = tensor.shape[-1] if len(tensor.shape) > 1 else 1
+    tensor, columns = piece.tensor, piece.columns
     place = functools.partial(_format_row_place, piece, first, columns)
     count = min(_block_rows(piece), piece.rows.total - first)
-    raw, source = read_rows(checkpoint, piece, first, count), tensor.dtype
+    source = tensor.dtype
+    if piece.transform == "transpose":
+        raw = _turned(checkpoint, piece)
+    else:
+        raw = read_rows(checkpoint, piece, first, count)
     if piece.transform == "plus one":
         values = encode(raw, source, "f32", tensor.name, place=place).view(np.float32)
         raw, source = (values + np.float32(1)).view(np.uint8), "f32"
@@ -130,17 +148,34 @@ def encoded_block(
 
 
 def _block_rows(piece: Piece) -> int:
+    if piece.transform == "transpose":
+        return piece.rows.total  # a matrix is read once, and held whole
     return min(max(BLOCK_BYTES // piece.row_bytes, 1), piece.rows.total)
 
 
 def _format_row_place(piece: Piece, first: int, columns: int, value: int) -> str:
     """Where a value of a block lies that begins at row `first` of a piece."""
+    if piece.transform == "transpose":
+        column, row = divmod(value, columns)
+        return (
+            f" in row {row} and column {piece.rows.source(column)} of matrix {piece.stack}, in"
+            f" {piece.tensor.file}"
+        )
     return f" in row {piece.rows.source(first + value // columns)}, in {piece.tensor.file}"
 
 
 def read_rows(checkpoint: Checkpoint, piece: Piece, first: int, count: int) -> NDArray[np.uint8]:
     """Rows `first` to `first + count` of a piece, as one run of bytes."""
     content = np.empty(count * piece.row_bytes, dtype=np.uint8)
+    if piece.rows.count == 1 and count > 1:
+        # Single rows of which others lie between: read together, and left out here.
+        between = piece.rows.stride
+        near = np.empty((count, between, piece.row_bytes), dtype=np.uint8)
+        whole = near.reshape(-1)[: ((count - 1) * between + 1) * piece.row_bytes]
+        start = piece.rows.source(first) * piece.row_bytes
+        checkpoint.read_into(whole.data, piece.tensor, start)
+        content.reshape(count, -1)[:] = near[:, 0]
+        return content
     filled = 0
     for start, taken in piece.rows.runs(first, first + count):
         nbytes = taken * piece.row_bytes
@@ -160,6 +195,19 @@ def read_whole(checkpoint: Checkpoint, tensor: SourceTensor) -> NDArray[np.uint8
     for _ in in_order(read, range(0, tensor.nbytes, BLOCK_BYTES)):
         pass
     return content
+
+
+def _turned(checkpoint: Checkpoint, piece: Piece) -> NDArray[np.uint8]:
+    """The columns of one matrix of a stack that are our rows, as one run of bytes."""
+    tensor, rows = piece.tensor, piece.rows
+    item = np.dtype(f"u{DTYPE_BYTES[tensor.dtype]}")
+    matrix = np.empty(tensor.shape[-2:], dtype=item)
+    checkpoint.read_into(
+        matrix.reshape(-1).view(np.uint8).data, tensor, piece.stack * matrix.nbytes
+    )
+    step = 1 if rows.groups == 1 else rows.stride
+    ours = matrix[:, rows.first : rows.first + (rows.total - 1) * step + 1 : step]
+    return np.ascontiguousarray(ours.T).reshape(-1).view(np.uint8)
 
 
 def columns(

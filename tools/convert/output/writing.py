@@ -259,7 +259,8 @@ def _experts(
         for start, nbytes, piece in pieces_of(header, rows, number):
             if piece is not None:
                 into = block[0, start : start + nbytes]
-                _encode_matrix(header.dtype, checkpoint, piece, into)
+                dtype = "f32" if piece.transform == "values" else header.dtype
+                _encode_matrix(dtype, checkpoint, piece, into)
         return block
 
     yield from in_order(expert, range(header.bundles_per_layer))
@@ -269,7 +270,7 @@ def _encode_matrix(
     dtype: str, checkpoint: Checkpoint, piece: Piece, into: NDArray[np.uint8]
 ) -> None:
     """Encode all rows of a piece; `TensorMismatch` for weights that the encoding cannot hold."""
-    width, largest, done = piece.tensor.shape[-1], 0, 0
+    width, largest, done = piece.columns, 0, 0
     for first in block_starts(piece):
         content = encoded_block(checkpoint, piece, first, dtype)
         into[done : done + len(content)] = content
