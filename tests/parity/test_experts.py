@@ -15,6 +15,7 @@ from flashllm.engine.local import open_model
 from flashllm.flash.manifest import read_manifest
 from flashllm.options import POLICIES
 from tests.support.compare import Oracle, check_prefill, check_steps, oracle, prompt
+from tests.support.smallthinker import SmallThinker
 from tests.support.tiny import rewrite_config, tiny
 
 QWEN: dict[str, Any] = {
@@ -134,6 +135,26 @@ def test_step_by_step(pair: tuple[Oracle, Path]) -> None:
     assert verify(pair[1]).ok
 
 
+SMALLTHINKER: dict[str, dict[str, Any]] = {
+    "positions everywhere": {},
+    "some windows, some layers without positions, softmax": {
+        "rope_layout": [1, 0, 1],
+        "sliding_window_layout": [0, 0, 1],
+        "moe_primary_router_apply_softmax": True,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SMALLTHINKER)
+def test_a_router_that_reads_the_input_of_its_block(tmp_path: Path, name: str) -> None:
+    model = SmallThinker(**SMALLTHINKER[name])
+    convert(model.save(tmp_path / "source"), tmp_path / "model")
+    for length in (1, 5, 70):
+        check_prefill(model, tmp_path / "model", length, select=None)
+    check_steps(model, tmp_path / "model", None)
+
+
 @pytest.mark.parametrize(
     "name",
     ["qwen3_moe", "olmoe", "mixtral", "granitemoe, scaled in four places", "mellum"],
@@ -178,12 +199,28 @@ def test_both_dialects_of_a_configuration(tmp_path: Path) -> None:
     assert specs[0] == specs[1]
 
 
-@pytest.fixture(scope="module", params=["f16", "int8", "int4"])
+TWELVE: dict[str, Any] = {"num_experts_per_tok": 3, "num_hidden_layers": 4}
+
+
+@pytest.fixture(
+    scope="module",
+    params=["f16", "int8", "int4", "biases, in int8", "a router that reads early, in int4"],
+)
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models of four layers of twelve experts, of which a token needs three."""
     root = tmp_path_factory.mktemp("ceilings")
-    model = tiny("qwen3_moe", **{**QWEN, "num_experts": 12, "num_hidden_layers": 4})
-    model.save_pretrained(root / "source")
-    convert(root / "source", root / "model", dtype=request.param)
+    kind, _, dtype = request.param.rpartition(", in ")
+    if kind == "biases":
+        model = tiny("gpt_oss", **{**GPT_OSS, **TWELVE, "num_local_experts": 12})
+        model.save_pretrained(root / "source")
+    elif kind:
+        layouts = {"rope_layout": [1, 0, 1, 1], "sliding_window_layout": [0, 0, 1, 0]}
+        counts = {"moe_num_primary_experts": 12, "num_hidden_layers": 4}
+        SmallThinker(**counts, **layouts).save(root / "source")
+    else:
+        model = tiny("qwen3_moe", **{**QWEN, **TWELVE, "num_experts": 12})
+        model.save_pretrained(root / "source")
+    convert(root / "source", root / "model", dtype=dtype)
     return root / "model"
 
 
