@@ -116,6 +116,25 @@ class MoeSpec:
     """Factor of a gate's input within the sigmoid of silu."""
     up_offset: float = 0.0
     """Added to an up projection before the gate multiplies it."""
+    choice_bias: bool = False
+    """Whether each expert has a bias that is added to its score where experts are chosen, and not
+    where they are weighed. Source: DeepSeek-V3, arXiv 2412.19437, section 2.1.2."""
+    groups: int = 1
+    """Groups of neighbouring experts, of which a token chooses `groups_kept` first, by the sum of
+    the two best scores of each."""
+    groups_kept: int = 1
+    sum_offset: float = 0.0
+    """Added to the sum that weights are divided by."""
+    weight_scale: float = 1.0
+    """Factor of all weights."""
+    shared_d_ffn: int = 0
+    """Neurons of the expert that all tokens go through besides, which stays in memory; 0: none."""
+    shared_gate: bool = False
+    """Whether a sigmoid weighs that expert's output for each token."""
+    dense_layers: int = 0
+    """The first so many layers have a feed-forward layer that is whole, and stays in memory."""
+    dense_d_ffn: int = 0
+    """Neurons of those layers."""
 
     def __post_init__(self) -> None:
         limits = {"n_experts": MAX_EXPERTS, "per_token": MAX_EXPERTS, "d_ffn": MAX_WIDTH}
@@ -128,15 +147,42 @@ class MoeSpec:
                 f"spec: experts: {self.per_token} are chosen for a token, of {self.n_experts}"
             )
         choices = {"score": get_args(Score), "router_input": get_args(RouterInput)}
-        choices |= dict.fromkeys(("renormalise", "router_bias", "bias"), (False, True))
+        flags = ("renormalise", "router_bias", "bias", "choice_bias", "shared_gate")
+        choices |= dict.fromkeys(flags, (False, True))
         for name, known in choices.items():
             value = getattr(self, name)
             if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
                 raise LayoutError(f"spec: experts: {name} is {value!r}")
-        for name in ("gate_limit", "gate_slope", "up_offset"):
+        for name in ("gate_limit", "gate_slope", "up_offset", "sum_offset", "weight_scale"):
             value = getattr(self, name)
             if not isinstance(value, float) or not 0.0 <= value <= MAX_SCALE:
                 raise LayoutError(f"spec: experts: {name} is {value!r}")
+        self._check_groups()
+        limits = {"shared_d_ffn": MAX_WIDTH, "dense_d_ffn": MAX_WIDTH, "dense_layers": MAX_LAYERS}
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= limit:
+                raise LayoutError(f"spec: experts: {name} is {value!r}; expected 0 to {limit}")
+        if (self.dense_layers > 0) != (self.dense_d_ffn > 0):
+            raise LayoutError("spec: experts: dense_layers and dense_d_ffn belong together")
+        if self.shared_gate and not self.shared_d_ffn:
+            raise LayoutError("spec: experts: shared_gate belongs to a shared expert")
+
+    def _check_groups(self) -> None:
+        for name in ("groups", "groups_kept"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= self.n_experts:
+                raise LayoutError(f"spec: experts: {name} is {value!r}")
+        size = self.n_experts // self.groups
+        if self.n_experts % self.groups or (self.groups > 1 and size < 2):
+            raise LayoutError(
+                f"spec: experts: {self.n_experts} are not {self.groups} groups of two or more"
+            )
+        if self.groups_kept > self.groups or self.per_token > self.groups_kept * size:
+            raise LayoutError(
+                f"spec: experts: {self.groups_kept} of {self.groups} groups are kept, too few for"
+                f" {self.per_token} experts, or more than there are"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +309,8 @@ class ModelSpec:
             raise LayoutError("spec: d_ffn and neurons_per_bundle do not fit the experts")
         if self.gate != "bundled" or self.ffn_bias or self.activation in ("fatrelu", "drelu"):
             raise LayoutError("spec: experts have a gate of their own, and biases of their own")
+        if experts.dense_layers >= self.n_layers:
+            raise LayoutError("spec: experts: dense_layers are all layers that there are")
         if experts.gate_slope != 1.0 and self.activation != "silu":
             raise LayoutError("spec: experts: gate_slope belongs to silu")
         if self.block != "sequential" or self.norm_placement != "pre":
@@ -379,6 +427,16 @@ class ModelSpec:
         return self.neurons_per_bundle * self.rows_per_neuron * self.row_bytes
 
     @property
+    def dense_layers(self) -> int:
+        """The first so many layers, whose feed-forward layer is in memory and has no bundles."""
+        return 0 if self.experts is None else self.experts.dense_layers
+
+    @property
+    def bundled_layers(self) -> int:
+        """Layers whose feed-forward layer consists of bundles: all behind the dense ones."""
+        return self.n_layers - self.dense_layers
+
+    @property
     def bundles_per_layer(self) -> int:
         """Bundles that one feed-forward layer consists of."""
         return self.d_ffn // self.neurons_per_bundle
@@ -451,7 +509,9 @@ _LATER = (
 )  # fmt: skip
 """Fields that are written only where they say something."""
 _LATER_OF_EXPERTS = (
-    "router_bias", "router_input", "bias", "gate_limit", "gate_slope", "up_offset",
+    "router_bias", "router_input", "bias", "gate_limit", "gate_slope", "up_offset", "choice_bias",
+    "groups", "groups_kept", "sum_offset", "weight_scale", "shared_d_ffn", "shared_gate",
+    "dense_layers", "dense_d_ffn",
 )  # fmt: skip
 
 

@@ -356,7 +356,7 @@ class Model:
         self._turns.check_open()
         pool = self._decoder.pool
         spec = self.info.spec
-        marks = [pool.marks(layer) for layer in range(spec.n_layers)]
+        marks = [pool.marks(layer) for layer in range(spec.bundled_layers)]
         return NeuronMap.of(marks, noun=spec.bundle_noun)
 
     def cautions(self) -> list[str]:

@@ -114,7 +114,7 @@ class BundleHeader:
             dtype=spec.dtype,
             rows_per_neuron=spec.rows_per_neuron,
             neurons_per_bundle=spec.neurons_per_bundle,
-            n_layers=spec.n_layers,
+            n_layers=spec.bundled_layers,
             bundles_per_layer=spec.bundles_per_layer,
             d_model=spec.d_model,
             stride=default_stride(spec.bundle_bytes),

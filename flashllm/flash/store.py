@@ -375,7 +375,7 @@ def _check_header(header: BundleHeader, spec: ModelSpec, path: Path) -> None:
     pairs = {
         "layout": (header.major, layout_version(spec)),
         "dtype": (header.dtype, spec.dtype),
-        "layers": (header.n_layers, spec.n_layers),
+        "layers": (header.n_layers, spec.bundled_layers),
         "width": (header.d_model, spec.d_model),
         "bundles a layer": (header.bundles_per_layer, spec.bundles_per_layer),
         "rows a neuron": (header.rows_per_neuron, spec.rows_per_neuron),

@@ -8,11 +8,13 @@ from pathlib import Path
 from flashllm.dtypes import GROUP_BYTES, row_bytes, tensor_bytes
 from flashllm.errors import LayoutError
 from flashllm.flash.safetensors_file import TensorRecord
-from flashllm.spec import ModelSpec
+from flashllm.spec import ModelSpec, MoeSpec
 
 POSITIONS = "embed.positions"
 ROUTER = ".router.weight"
 ROUTER_BIAS = ".router.bias"
+CHOICE_BIAS = ".router.choice_bias"
+SHARED_ROUTER = ".shared.router.weight"
 
 
 def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -36,9 +38,7 @@ def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         if not spec.shared_norm:
             table |= _norm(f"{prefix}.ffn_norm", spec)
         if spec.experts is not None:
-            table[f"{prefix}{ROUTER}"] = (spec.experts.n_experts, width)
-            if spec.experts.router_bias:
-                table[f"{prefix}{ROUTER_BIAS}"] = (spec.experts.n_experts,)
+            table |= _beside_experts(prefix, layer, spec.experts, width)
         if spec.gate == "resident":
             table[f"{prefix}.ffn.gate.weight"] = (spec.d_ffn, width)
         if spec.ffn_bias:
@@ -47,6 +47,32 @@ def tensor_table(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             table[f"{prefix}.ffn.up.bias"] = (spec.d_ffn,)
             table[f"{prefix}.ffn.down.bias"] = (width,)
     return table
+
+
+def _beside_experts(
+    prefix: str, layer: int, experts: MoeSpec, width: int
+) -> dict[str, tuple[int, ...]]:
+    """What stays in memory of a feed-forward layer with experts, or of one that is whole."""
+    if layer < experts.dense_layers:
+        return _gated_ffn(f"{prefix}.dense", width, experts.dense_d_ffn)
+    table: dict[str, tuple[int, ...]] = {f"{prefix}{ROUTER}": (experts.n_experts, width)}
+    if experts.router_bias:
+        table[f"{prefix}{ROUTER_BIAS}"] = (experts.n_experts,)
+    if experts.choice_bias:
+        table[f"{prefix}{CHOICE_BIAS}"] = (experts.n_experts,)
+    if experts.shared_d_ffn:
+        table |= _gated_ffn(f"{prefix}.shared", width, experts.shared_d_ffn)
+    if experts.shared_gate:
+        table[f"{prefix}{SHARED_ROUTER}"] = (1, width)
+    return table
+
+
+def _gated_ffn(prefix: str, width: int, neurons: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}.gate.weight": (neurons, width),
+        f"{prefix}.up.weight": (neurons, width),
+        f"{prefix}.down.weight": (width, neurons),
+    }
 
 
 def _attention(prefix: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -78,12 +104,12 @@ def _norm(name: str, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def resident_dtype(name: str, shape: tuple[int, ...], spec: ModelSpec) -> str:
     """Encoding of a resident tensor: norms and biases are f32, matrices as the spec says.
 
-    Learned positions are few and added directly to the stream, and a router decides which experts
-    compute: these are f16 where matrices are int8 or int4.
+    Learned positions are few and added directly to the stream, and routers decide which experts
+    compute, and how much they count: these are f16 where matrices are int8 or int4.
     """
     if len(shape) == 1:
         return "f32"
-    is_exact = name == POSITIONS or name.endswith(ROUTER)
+    is_exact = name == POSITIONS or name.endswith((ROUTER, SHARED_ROUTER))
     return "f16" if is_exact and spec.matrix_dtype in GROUP_BYTES else spec.matrix_dtype
 
 

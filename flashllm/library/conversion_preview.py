@@ -86,7 +86,7 @@ def preview_shape(
         spec = replace(spec, gate="bundled", rows_per_neuron=3)
     weights = Weights.of(spec)
     predictors = predictor_bytes(spec) if options.predictors != NO_PREDICTORS else 0
-    checksums = _CHECKSUM_BYTES * spec.n_layers * spec.bundles_per_layer
+    checksums = _CHECKSUM_BYTES * spec.bundled_layers * spec.bundles_per_layer
     place = existing_parent(destination)
     status = os.statvfs(place)
     smallest, speed, assumed, quick = _expected(spec, options, place, conditions)

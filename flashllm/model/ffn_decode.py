@@ -52,6 +52,8 @@ class BundleOutputs(Protocol):
 class FeedForwardDecode:
     """Feed-forward layers of a model over a pool of bundles, for a token at a time.
 
+    Layers are counted from the first that has bundles.
+
     Computes the bundles that the selector selects; without a selector, those whose output is not
     zero.
     """
@@ -81,6 +83,7 @@ class FeedForwardDecode:
     def token(self, layer: int, inputs: LayerInputs) -> Tensor:
         """[1, d_model] to [1, d_model]: the active bundles only, each times its weight."""
         clock, bundles = self._clock, self._bundles
+        beside: Tensor | None = None
         clock.switch("predict")
         vector: Vector = inputs.ffn.contiguous().numpy()[0]
         out = np.zeros(self._spec.d_model, dtype=np.float32)
@@ -90,6 +93,8 @@ class FeedForwardDecode:
             if number == 0:
                 for prefetcher in self.prefetchers:
                     prefetcher.after_reads_began(layer, found.reads, inputs.stream)
+                clock.switch("ffn")
+                beside = self._weights[layer].beside(inputs.ffn)
             outputs = bundles.room(len(found.ids))
             for part in found.arrivals:
                 clock.switch("ffn")
@@ -102,7 +107,10 @@ class FeedForwardDecode:
                 weights = active.weights_of(found.ids)
                 outputs *= weights.reshape(-1, *[1] * (outputs.ndim - 1))
             bundles.add(found.rows, found.ids, found.positions, outputs, out)
-        return self._weights[layer].with_down_bias(torch.from_numpy(out)[None])
+        if beside is None:  # there is none, or nothing was needed
+            beside = self._weights[layer].beside(inputs.ffn)
+        result = torch.from_numpy(out)[None]
+        return result if beside is None else result.add_(beside)
 
     def active_set(self, layer: int, inputs: LayerInputs) -> tuple[ActiveSet, Vector | None]:
         """The active set of a token in a layer, and its resident gate's outputs [d_ffn], if any."""

@@ -49,7 +49,10 @@ class TileSums(Protocol):
 
 
 class FeedForwardPrefill:
-    """Feed-forward layers of a model over a pool of bundles, for the tokens of a prompt."""
+    """Feed-forward layers of a model over a pool of bundles, for the tokens of a prompt.
+
+    Layers are counted from the first that has bundles.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class FeedForwardPrefill:
                 self._fill(layer, block, np.concatenate(uses))
         if tap is not None and margins is not None:
             tap(layer, self._read_by_selector(inputs), torch.cat(margins, dim=1))
-        return self._weights[layer].with_down_bias(out)
+        return self._with_beside(layer, inputs, out)
 
     def needed(self, layer: int, inputs: LayerInputs) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]: the bundles that the selector selects.
@@ -138,7 +141,13 @@ class FeedForwardPrefill:
             block = Block(first, found.rows, found.positions, self._stride, found.ids)
             for tile in block.pieces(tiles.tile):
                 tiles.add(tile, out)
-        return weights.with_down_bias(out)
+        return self._with_beside(layer, inputs, out)
+
+    def _with_beside(self, layer: int, inputs: LayerInputs, out: Tensor) -> Tensor:
+        """`out` [tokens, d_model], with what is added to the outputs of bundles."""
+        self._clock.switch("ffn")
+        beside = self._weights[layer].beside(inputs.ffn)
+        return out if beside is None else out.add_(beside)
 
     def _tiles(
         self,
@@ -211,7 +220,7 @@ class FeedForwardPrefill:
         if chosen is not None:
             each = of_each(found) if named is None else [active.ids for active in named]
             chosen(layer, each)
-        return self._weights[layer].with_down_bias(torch.from_numpy(out))
+        return self._with_beside(layer, inputs, torch.from_numpy(out))
 
     def _routed(self, layer: int, inputs: LayerInputs, chosen: Chosen | None) -> Tensor:
         """The same with experts, of which no token computes others than in `dense`."""
@@ -225,7 +234,7 @@ class FeedForwardPrefill:
 
         Whatever else is computed ends it: it may not go on afterwards.
         """
-        layers, bundles = self._spec.n_layers, self._spec.bundles_per_layer
+        layers, bundles = self._spec.bundled_layers, self._spec.bundles_per_layer
         self._pool.expect(range(layers))
         for layer in range(layers):
             for block in self._pool.blocks(layer):

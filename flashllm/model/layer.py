@@ -13,6 +13,7 @@ from flashllm.model.encoded_rows import vector
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.neurons import FeedForwardWeights
 from flashllm.model.products import Products
+from flashllm.model.resident_ffn import ResidentFfn, SharedExpert
 from flashllm.spec import ModelSpec
 
 
@@ -68,7 +69,23 @@ class ResidentParts:
             up_bias=self._vector(f"{name}.up.bias"),
             down_bias=self._vector(f"{name}.down.bias"),
             norm=self.norm(f"layers.{index}.ffn_norm") if own_norm else None,
+            shared=self._shared_expert(f"layers.{index}"),
         )
+
+    def dense_feed_forward(self, index: int) -> ResidentFfn:
+        """The feed-forward part of a layer that has no bundles."""
+        return self._resident_ffn(f"layers.{index}.dense")
+
+    def _shared_expert(self, name: str) -> SharedExpert | None:
+        experts = self.spec.experts
+        if experts is None or not experts.shared_d_ffn:
+            return None
+        router = self.linear(f"{name}.shared.router") if experts.shared_gate else None
+        return SharedExpert(self._resident_ffn(f"{name}.shared"), router)
+
+    def _resident_ffn(self, name: str) -> ResidentFfn:
+        gate, up, down = (self.linear(f"{name}.{part}") for part in ("gate", "up", "down"))
+        return ResidentFfn(self.spec, gate, up, down)
 
     def linear(self, name: str, bias_of: str | None = None) -> Linear:
         """A matrix with its bias, or with the bias of `bias_of`."""

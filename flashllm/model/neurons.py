@@ -17,6 +17,7 @@ from flashllm import core
 from flashllm.arrays import Ids
 from flashllm.model.activations import activate, combine
 from flashllm.model.linear import Linear, Norm
+from flashllm.model.resident_ffn import SharedExpert
 from flashllm.model.token_sets import BlockSlice
 from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
@@ -36,6 +37,8 @@ class FeedForwardWeights:
     down_bias: Tensor | None  # [d_model]
     norm: Norm | None
     """The norm before the layer; None where norms follow the layers."""
+    shared: SharedExpert | None = None
+    """The expert that all tokens go through, beside those that are chosen."""
 
     def gate_outputs(self, spec: ModelSpec, x: Tensor) -> _Floats | None:
         """The resident gate's outputs [d_ffn] for [1, d_model]; None where it is on flash."""
@@ -44,9 +47,12 @@ class FeedForwardWeights:
         outputs: _Floats = activate(spec, self.gate(x)[0]).numpy()
         return outputs
 
-    def with_down_bias(self, out: Tensor) -> Tensor:
-        """[tokens, d_model], the bias of the down projection added in place."""
-        return out if self.down_bias is None else out.add_(self.down_bias)
+    def beside(self, x: Tensor) -> Tensor | None:
+        """What is added to the outputs of bundles, for the layer's input [tokens, d_model].
+
+        The bias of the down projection, or the output of the shared expert; None for nothing.
+        """
+        return self.down_bias if self.shared is None else self.shared(x)
 
 
 class Neurons:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.flash.tensor_table import ROUTER, ROUTER_BIAS
+from flashllm.flash.tensor_table import CHOICE_BIAS, ROUTER, ROUTER_BIAS
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Open, Vector
 from flashllm.model.layer_inputs import Reads
 from flashllm.spec import ModelSpec, MoeSpec
@@ -29,15 +29,14 @@ class SelectRouted:
         assert spec.experts is not None
         self._experts = spec.experts
         self.reads: Reads = spec.experts.router_input
-        self._routers = [resident[f"layers.{at}{ROUTER}"] for at in range(spec.n_layers)]
-        self._biases = [
-            resident[f"layers.{at}{ROUTER_BIAS}"].floats() if spec.experts.router_bias else None
-            for at in range(spec.n_layers)
-        ]
+        names = [f"layers.{at}" for at in range(spec.dense_layers, spec.n_layers)]
+        self._routers = [resident[f"{name}{ROUTER}"] for name in names]
+        self._biases = [_floats(resident, f"{name}{ROUTER_BIAS}") for name in names]
+        self._choice_biases = [_floats(resident, f"{name}{CHOICE_BIAS}") for name in names]
         self._kernels = kernels
 
     def select(self, layer: int, x: Vector, gate: Vector | None) -> ActiveSet:  # noqa: ARG002
-        """The chosen experts."""
+        """The chosen experts; layers are counted from the first that has any."""
         weights = self.weights(layer, x[None])[0]
         ids = np.flatnonzero(weights).astype(np.int32)
         return ActiveSet(ids, weights[ids])
@@ -57,19 +56,41 @@ class SelectRouted:
         bias = self._biases[layer]
         if bias is not None:
             logits += bias
-        return routed(self._experts, logits)
+        return routed(self._experts, logits, self._choice_biases[layer])
 
 
-def routed(experts: MoeSpec, logits: Vector) -> Vector:
+def routed(experts: MoeSpec, logits: Vector, choice_bias: Vector | None = None) -> Vector:
     """The weights [tokens, n_experts] that a router's logits give, zero where not chosen."""
-    chosen = _largest(logits, experts.per_token)
     scores = _scores(experts, logits)
+    by = logits if choice_bias is None else scores + choice_bias
+    if experts.groups > 1:
+        by = _in_best_groups(experts, scores if choice_bias is None else by)
+    chosen = _largest(by, experts.per_token)
     kept: NDArray[np.float32] = np.take_along_axis(scores, chosen, axis=1)
     if experts.renormalise:
-        kept = kept / kept.sum(axis=1, keepdims=True)
+        kept = kept / (kept.sum(axis=1, keepdims=True) + np.float32(experts.sum_offset))
+    if experts.weight_scale != 1.0:
+        kept = kept * np.float32(experts.weight_scale)
     weights = np.zeros_like(logits)
     np.put_along_axis(weights, chosen, kept, axis=1)
     return weights
+
+
+def _in_best_groups(experts: MoeSpec, by: Vector) -> Vector:
+    """What experts are chosen by, minus infinity outside the groups that a token keeps."""
+    groups = by.reshape(len(by), experts.groups, -1)
+    best = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+    kept = _largest(best, experts.groups_kept)
+    within = np.full(groups.shape, -np.inf, dtype=np.float32)
+    np.put_along_axis(
+        within, kept[:, :, None], np.take_along_axis(groups, kept[:, :, None], axis=1), axis=1
+    )
+    return within.reshape(by.shape)
+
+
+def _floats(resident: Mapping[str, RawTensor], name: str) -> Vector | None:
+    """A vector of the resident tensors; None where the model has none of that name."""
+    return resident[name].floats() if name in resident else None
 
 
 def _largest(logits: Vector, count: int) -> NDArray[np.int64]:

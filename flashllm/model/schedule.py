@@ -69,6 +69,7 @@ class TokenSchedule:
         transformer, feed_forward = self._transformer, self._feed_forward
         feed_forward.forget()
         self._pool.end_expecting()
+        dense = transformer.spec.dense_layers
         x = transformer.embed([token], context.length)
         rotations = transformer.rotations(context.length, 1)
         for index in range(transformer.spec.n_layers):
@@ -78,8 +79,8 @@ class TokenSchedule:
                 x,
                 rotations,
                 context,
-                functools.partial(feed_forward.token, index),
-                functools.partial(self._before_attention, index),
+                functools.partial(feed_forward.token, index - dense),
+                functools.partial(self._before_attention, index) if index >= dense else None,
             )
         context.append_decoded(token)
         self._pool.advance()
@@ -95,7 +96,7 @@ class TokenSchedule:
         elif spec.experts is not None and spec.experts.router_input == "block":
             known = LayerInputs.before_attention(x)
         for prefetcher in self._feed_forward.prefetchers:
-            prefetcher.before_attention(index, x, known)
+            prefetcher.before_attention(index - spec.dense_layers, x, known)
 
 
 class PromptSchedule:
@@ -128,7 +129,7 @@ class PromptSchedule:
         self, context: Context, ids: Sequence[int], how: Pass, progress: Progress | None = None
     ) -> Iterator[Tensor]:
         """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk."""
-        step, layers = context.tokens.chunk_tokens, self._transformer.spec.n_layers
+        step, layers = context.tokens.chunk_tokens, self._transformer.spec.bundled_layers
         chunks = [list(ids[start : start + step]) for start in range(0, len(ids), step)]
         # The last chunk is the smallest: whole layers come first.
         whole = [chunk for chunk in chunks if not self._is_few(how, chunk)]
@@ -159,7 +160,8 @@ class PromptSchedule:
         rotations = transformer.rotations(context.length, len(ids))
         for index in range(transformer.spec.n_layers):
             self._before_layer()
-            feed_forward = functools.partial(self._compute, index, how, self._is_few(how, ids))
+            bundled = index - transformer.spec.dense_layers
+            feed_forward = functools.partial(self._compute, bundled, how, self._is_few(how, ids))
             x = transformer.block(index, x, rotations, context, feed_forward)
             if how.passed is not None:
                 how.passed((index + 1) / transformer.spec.n_layers)

@@ -48,7 +48,10 @@ class Transformer:
         self.spec = spec
         self._clock = clock
         parts = ResidentParts(spec, resident, products)
-        self.feed_forward_weights = [parts.feed_forward(index) for index in range(spec.n_layers)]
+        bundled = range(spec.dense_layers, spec.n_layers)
+        self.feed_forward_weights = [parts.feed_forward(index) for index in bundled]
+        """Of the layers that have bundles."""
+        self._dense = [parts.dense_feed_forward(index) for index in range(spec.dense_layers)]
         self._embedding = Table(resident["embed.weight"], kernels)
         positions = resident.get("embed.positions")
         self._positions = None if positions is None else torch_view(positions)
@@ -86,7 +89,10 @@ class Transformer:
         feed_forward: FeedForwardCall,
         before_attention: BeforeAttention | None = None,
     ) -> Tensor:
-        """One layer, [tokens, d_model] to the same; appends keys and values to the context."""
+        """One layer, [tokens, d_model] to the same; appends keys and values to the context.
+
+        `feed_forward` is not called where the layer has no bundles.
+        """
         spec, layer = self.spec, self._layers[index]
         pre = spec.norm_placement == "pre"
         self._clock.switch("attention")
@@ -104,8 +110,16 @@ class Transformer:
         if not pre:
             x = layer.attention_norm(x)
         inputs = LayerInputs(layer.ffn_norm(x) if pre else x, x, block)
-        x = x + self._scaled(feed_forward(inputs))
+        x = x + self._scaled(self._through_ffn(index, inputs, feed_forward))
         return x if pre else layer.ffn_norm(x)
+
+    def _through_ffn(
+        self, index: int, inputs: LayerInputs, feed_forward: FeedForwardCall
+    ) -> Tensor:
+        if index >= len(self._dense):
+            return feed_forward(inputs)
+        self._clock.switch("ffn")
+        return self._dense[index](inputs.ffn)
 
     def parallel_input(self, index: int, x: Tensor, normed: Tensor) -> Tensor:
         """The feed-forward input of a parallel block, which is known before attention."""

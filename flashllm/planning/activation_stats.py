@@ -155,7 +155,7 @@ def recorded(values: dict[str, Any], select: str, spec: ModelSpec, where: str) -
         raise LayoutError(f"{where}: activity.json: {error!r}. Convert again") from error
     rows = (*needed, *s_agg, active)
     fits = len(needed) == len(s_agg) == len(windows) > 0
-    fits = fits and all(len(row) == spec.n_layers for row in rows)
+    fits = fits and all(len(row) == spec.bundled_layers for row in rows)
     fits = fits and all(0 <= n <= spec.bundles_per_layer for row in rows for n in row)
     # Longer windows hold no less.
     fits = fits and all(
@@ -185,10 +185,13 @@ def assumed(spec: ModelSpec, select: str, share: float | None = None) -> Activit
     shares = [min(1.0, used * paper_growth(window)) for window in ASSUMED_WINDOWS]
     s_agg = tuple((n_bundles * s,) * spec.n_layers for s in shares)
     needed = tuple(
-        (min(n_bundles, math.ceil(n_bundles * s * MOST_OVER_MEAN)),) * spec.n_layers for s in shares
+        (min(n_bundles, math.ceil(n_bundles * s * MOST_OVER_MEAN)),) * spec.bundled_layers
+        for s in shares
     )
     words = f"{used:.1%} of the neurons used a token ({source}), and the paper's reuse"
-    return Activity(ASSUMED_WINDOWS, s_agg, needed, (n_bundles * active,) * spec.n_layers, words)
+    return Activity(
+        ASSUMED_WINDOWS, s_agg, needed, (n_bundles * active,) * spec.bundled_layers, words
+    )
 
 
 def _assumed_routing(spec: ModelSpec, experts: MoeSpec) -> Activity:
@@ -197,7 +200,7 @@ def _assumed_routing(spec: ModelSpec, experts: MoeSpec) -> Activity:
     growths = [_growth(_ROUTED_GROWTH, window) for window in ASSUMED_WINDOWS]
     means = [min(used * growth, experts.n_experts) for growth in growths]
     most = [used, *(min(math.ceil(n * MOST_OVER_MEAN), experts.n_experts) for n in means[1:])]
-    layers = spec.n_layers
+    layers = spec.bundled_layers
     words = (
         f"{used} of {experts.n_experts} experts a token, and the reuse recorded of another model"
     )

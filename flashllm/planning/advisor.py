@@ -121,7 +121,7 @@ def ceilings(scenario: Scenario, plan: Plan) -> Ceilings:
     """The ceilings for a plan's settings, whatever ceiling the plan itself has."""
     spec, stride = scenario.spec, scenario.sizes.stride
     fixed = sum(plan.split.values()) - plan.split["slots"]
-    whole = fixed + spec.n_layers * spec.bundles_per_layer * stride
+    whole = fixed + spec.bundled_layers * spec.bundles_per_layer * stride
     if plan.select in ("all", "router") or scenario.activity is None:
         return Ceilings(plan.smallest_bytes, None, whole)
     least = least_slots(spec, plan.select)

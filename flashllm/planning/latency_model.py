@@ -121,7 +121,7 @@ def expect(
     """What the tokens after a prompt will cost, on a disk `flash_speed` times as fast."""
     spec, activity = model.spec, model.activity
     prompt_tokens = min(prompt_tokens, plan.context)
-    layers = [layer_reads(model, plan, layer) for layer in range(spec.n_layers)]
+    layers = [layer_reads(model, plan, layer) for layer in range(spec.bundled_layers)]
     traffic = TokenTraffic(
         *(
             sum(getattr(one.traffic, f.name) for one in layers)
@@ -263,12 +263,12 @@ class _Clock:
     def _streamed(self, dram: float, ffn: float, overhead: float) -> TokenSeconds:
         """A token that needs every neuron: first those in memory, then block after block."""
         spec, plan = self.model.spec, self.plan
-        share = plan.prefill.bundles / (spec.n_layers * spec.bundles_per_layer)
+        share = plan.prefill.bundles / (spec.bundled_layers * spec.bundles_per_layer)
         beside = (dram - ffn + overhead) / spec.n_layers
         total = self._blocks(beside, ffn * share, self._pinned)
         # What lies in a window's slots is read all the same; only with all do neurons stay.
         pinned = sum(plan.slots_per_layer) if plan.select == "all" else 0
-        streamed = spec.n_layers * spec.bundles_per_layer - pinned
+        streamed = spec.bundled_layers * spec.bundles_per_layer - pinned
         flash = streamed / plan.prefill.bundles * self._block_seconds()
         return TokenSeconds(flash, dram, overhead, total)
 

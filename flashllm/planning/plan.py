@@ -383,7 +383,7 @@ def _encoding(options: ModelOptions) -> KvDType:
 
 
 def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
-    return spec.n_layers * least_slots(spec, select) * sizes.stride
+    return spec.bundled_layers * least_slots(spec, select) * sizes.stride
 
 
 def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[str, int]:
@@ -412,7 +412,7 @@ def _prefill_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> Pref
 
 def checksum_bytes(spec: ModelSpec, verify: Verify) -> int:
     """Bytes of the checksums of all bundles, and of the bits of those that were found right."""
-    bundles = spec.n_layers * spec.bundles_per_layer
+    bundles = spec.bundled_layers * spec.bundles_per_layer
     bits = {"off": 0, "first": 33, "always": 32}[verify]
     return -(-bundles * bits // 8)
 
@@ -444,8 +444,8 @@ def _needed_tokens(
         return 0
     if activity is None:
         return _NEEDED_TOKENS_UNKNOWN
-    tokens, layers = _NEEDED_TOKENS, range(spec.n_layers)
-    most = spec.n_layers * spec.bundles_per_layer * scattered_share
+    tokens, layers = _NEEDED_TOKENS, range(spec.bundled_layers)
+    most = spec.bundled_layers * spec.bundles_per_layer * scattered_share
     while tokens > 1 and sum(activity.aggregate(layer, tokens) for layer in layers) > most:
         tokens //= 2
     return tokens

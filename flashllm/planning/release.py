@@ -16,7 +16,7 @@ def slots_without(plan: Plan, spec: ModelSpec, stride: int, nbytes: int) -> list
     prompt stays as it is. Where bundles are pinned, whole blocks of them stay.
     """
     block = plan.prefill.bundles
-    lent = plan.lent_blocks or (0,) * spec.n_layers
+    lent = plan.lent_blocks or (0,) * spec.bundled_layers
     least = [least_slots(spec, plan.select) + blocks * block for blocks in lent]
     unit = block if plan.select == "all" else 1
     return _shrunk(plan.slots_per_layer, least, -(-nbytes // stride), unit)

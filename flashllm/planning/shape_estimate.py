@@ -48,7 +48,7 @@ class Weights:
             else:
                 parts["attention"] += nbytes
         header = BundleHeader.for_spec(spec, bytes(16))
-        bundles = spec.n_layers * spec.bundles_per_layer
+        bundles = spec.bundled_layers * spec.bundles_per_layer
         padding = bundles * (header.stride - header.bundle_bytes)
         return cls(**parts, ffn=bundles * header.bundle_bytes, padding=padding)
 
@@ -126,7 +126,7 @@ def usual_selector(spec: ModelSpec) -> Select:
 
 def traffic(spec: ModelSpec, plan: Plan, stride: int) -> FlashTraffic:
     """Bytes per token, from the shape and a plan."""
-    whole = spec.n_layers * spec.bundles_per_layer * stride
+    whole = spec.bundled_layers * spec.bundles_per_layer * stride
     pinned = plan.split["slots"] if plan.select == "all" else 0
     return FlashTraffic(whole, pinned, whole // 100)
 

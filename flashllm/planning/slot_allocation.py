@@ -126,7 +126,7 @@ class SlotAllocator:
 
     def allocate(self, spare_bytes: int) -> SlotAllocation:
         """Allocates all of `spare_bytes`; a ring of `LEAST_BLOCKS` is already paid for."""
-        least_bytes = self.spec.n_layers * least_slots(self.spec, self.select) * self.stride
+        least_bytes = self.spec.bundled_layers * least_slots(self.spec, self.select) * self.stride
         # What the least slots take is not left over: at the smallest ceiling nothing is.
         blocks = _ring_blocks(spare_bytes - least_bytes, self.block_bundles * self.stride)
         slots = spare_bytes // self.stride
@@ -157,7 +157,7 @@ class SlotAllocator:
 
     def _choose_window(self, affordable: int) -> tuple[int, list[int]]:
         """The window, and the slots that each layer wants for it."""
-        everything = [self.spec.bundles_per_layer] * self.spec.n_layers
+        everything = [self.spec.bundles_per_layer] * self.spec.bundled_layers
         if self.select == "all" or self.activity is None:
             return self.window or DEFAULT_WINDOW, everything
         if self.window is not None:
@@ -173,14 +173,14 @@ class SlotAllocator:
         for recorded, needed in zip(activity.windows, activity.slots_needed, strict=True):
             if recorded >= window:
                 return [min(int(slots * SLACK) + 1, n_bundles) for slots in needed]
-        return [n_bundles] * self.spec.n_layers
+        return [n_bundles] * self.spec.bundled_layers
 
     def _limits(self, wanted: list[int]) -> list[int]:
         """Slots of each layer beyond which more are of no use."""
         if self.policy == "window":
             least = least_slots(self.spec, self.select)
             return [max(slots, least) for slots in wanted]
-        return [self.spec.bundles_per_layer] * self.spec.n_layers
+        return [self.spec.bundles_per_layer] * self.spec.bundled_layers
 
     def _slots(self, wanted: list[int], affordable: int) -> list[int]:
         """Slots of each layer, `affordable` in sum; where all are needed, bundles to pin."""
@@ -191,7 +191,7 @@ class SlotAllocator:
             return limits
         if self.policy == "window":
             return _fit(limits, affordable, least)
-        n_bundles, n_layers = self.spec.bundles_per_layer, self.spec.n_layers
+        n_bundles, n_layers = self.spec.bundles_per_layer, self.spec.bundled_layers
         if self.activity is None:
             return [affordable // n_layers] * n_layers
         curves = [miss_curve(self.activity, at, least, n_bundles) for at in range(n_layers)]
@@ -200,10 +200,10 @@ class SlotAllocator:
     def _pin(self, affordable: int) -> list[int]:
         """Bundles to pin in each layer: whole blocks, spread evenly over the layers."""
         spec = self.spec
-        pinned = [0] * spec.n_layers
+        pinned = [0] * spec.bundled_layers
         for first in range(0, spec.bundles_per_layer, self.block_bundles):
             size = min(self.block_bundles, spec.bundles_per_layer - first)
-            more = min(affordable // size, spec.n_layers)
+            more = min(affordable // size, spec.bundled_layers)
             for layer in range(more):
                 # Only after the blocks before it: the pinned part is the beginning of a layer.
                 if pinned[layer] == first:

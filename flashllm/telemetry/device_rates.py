@@ -55,7 +55,7 @@ class TokenWork:
         """Bytes that a token moves that found `hits` neurons in DRAM and read `misses`."""
         used, loaded = hits + misses, misses
         if plan.select in _EVERYTHING:
-            used = float(self.spec.n_layers * self.spec.bundles_per_layer)
+            used = float(self.spec.bundled_layers * self.spec.bundles_per_layer)
             loaded = used * (1 - self.pinned_share(plan))
         moved = dram_bytes_a_token(
             self.spec,
@@ -72,7 +72,7 @@ class TokenWork:
     def pinned_share(self, plan: Plan) -> float:
         """Share of pinned neurons, where each token needs all; 0 for the oracle."""
         pinned = sum(plan.slots_per_layer) if plan.select == "all" else 0
-        return pinned / (self.spec.n_layers * self.spec.bundles_per_layer)
+        return pinned / (self.spec.bundled_layers * self.spec.bundles_per_layer)
 
 
 @dataclass(frozen=True, slots=True)

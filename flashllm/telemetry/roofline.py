@@ -85,4 +85,4 @@ def active_bundles(
         return None
     sparsity = (activity or {}).get("sparsity")
     share = 1.0 - sparsity if isinstance(sparsity, float) else 0.0
-    return share * spec.n_layers * spec.bundles_per_layer
+    return share * spec.bundled_layers * spec.bundles_per_layer

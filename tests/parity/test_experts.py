@@ -41,6 +41,16 @@ GPT_OSS: dict[str, Any] = {
     "num_hidden_layers": 3,
 }
 
+GLM: dict[str, Any] = {
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 19,
+    "intermediate_size": 45,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", QWEN),
     "qwen3_moe, weights of sum one": ("qwen3_moe", {**QWEN, "norm_topk_prob": True}),
@@ -96,6 +106,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
         },
     ),
+    "glm4_moe, a dense layer, a shared expert": ("glm4_moe", GLM),
+    "glm4_moe, groups, two dense layers, two shared experts": (
+        "glm4_moe",
+        {
+            **GLM,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.8,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "glm4_moe, weights as they are": (
+        "glm4_moe",
+        {**GLM, "norm_topk_prob": False, "first_k_dense_replace": 0},
+    ),
 }
 STORED = [True, False]
 """Whether transformers undoes what it fuses when it loads a model: one tensor an expert, or all of
@@ -111,6 +139,10 @@ def build(name: str, directory: Path) -> torch.nn.Module:
             if parameter_name.endswith(("gate.weight", "router.weight")):
                 scales = torch.linspace(0.5, 3.0, len(parameter))
                 parameter.mul_(scales[:, None])
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                # Enough to change many choices.
+                buffer.copy_(torch.linspace(0.4, -0.4, len(buffer)))
     model.save_pretrained(directory)
     return model
 

@@ -84,7 +84,7 @@ def record(
             " decide"
         )
     with open_decoder(directory, select=chosen) as decoder:
-        sets: list[list[Ids]] = [[] for _ in range(decoder.spec.n_layers)]
+        sets: list[list[Ids]] = [[] for _ in range(decoder.spec.bundled_layers)]
         mode: Mode = "oracle" if chosen == "oracle" else "selected"
         for ids in passages:
             for _ in decoder.logits_blocks(

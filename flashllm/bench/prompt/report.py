@@ -50,7 +50,7 @@ class PromptWeights:
     def of(cls, spec: ModelSpec, activity: Mapping[str, Any] | None) -> PromptWeights:
         """Those of a model, with the share of active neurons that was recorded of it."""
         resident = ResidentBytes.of(spec)
-        whole = spec.n_layers * spec.bundles_per_layer
+        whole = spec.bundled_layers * spec.bundles_per_layer
         active = active_bundles(spec, "all", activity)
         rows = spec.rows_per_neuron
         used = (rows - 1) * whole + (whole if active is None else active)

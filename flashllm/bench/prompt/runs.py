@@ -96,7 +96,7 @@ def _run(model: Model, prompt: Sequence[int], number: int, kind: str) -> PromptR
         model.decoder.truncate(0)  # slots stay, and no prefix is kept
     spec, info = model.info.spec, model.info
     resident, _, _ = model.neuron_map().totals
-    bundles = spec.n_layers * spec.bundles_per_layer
+    bundles = spec.bundled_layers * spec.bundles_per_layer
     missing = round((1 - resident) * bundles) * info.bundle_stride_bytes
     generation = model.generate(prompt, max_tokens=1)
     processors, start_ns = ProcessorTime.now(), time.perf_counter_ns()

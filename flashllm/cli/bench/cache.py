@@ -32,7 +32,10 @@ def bench_cache(arguments: argparse.Namespace) -> int:
     trace = _trace(arguments, directory)
     with Store(directory) as store:
         spec = store.spec
-        if (spec.n_layers, store.header.bundles_per_layer) != (len(trace.sets), trace.n_bundles):
+        if (spec.bundled_layers, store.header.bundles_per_layer) != (
+            len(trace.sets),
+            trace.n_bundles,
+        ):
             raise UsageError(
                 f"{arguments.trace}: is of {trace.model}, which has other layers than {directory};"
                 " give the model that it was recorded of, or another --trace FILE"

@@ -41,7 +41,8 @@ def weight_rows(spec: ModelSpec, stride: int) -> list[tuple[str, Any]]:
         ("  feed-forward, on flash", f"{part(weights.ffn)}, and {padding:.1%} more for padding"),
         (
             f"{spec.bundle_noun}s",
-            f"{spec.n_layers} x {spec.bundles_per_layer}, {format_bytes(stride)} each on flash",
+            f"{spec.bundled_layers} x {spec.bundles_per_layer},"
+            f" {format_bytes(stride)} each on flash",
         ),
     ]
     return [row for row in rows if row[0] != "  gates" or weights.gate]
@@ -74,7 +75,7 @@ def expected_rows(
             held = min(made.slots_per_layer) >= scenario.spec.bundles_per_layer
             why = "nothing is read" if held else "what slots hold is not read"
             rows.append(("  later prompts", f"{', '.join(warm)}: {why}"))
-    bundles = scenario.spec.n_layers * scenario.spec.bundles_per_layer
+    bundles = scenario.spec.bundled_layers * scenario.spec.bundles_per_layer
     rows += [
         (
             f"{made.bundle_noun}s a token",

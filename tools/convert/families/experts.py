@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from flashllm.errors import NotACheckpoint, UnsupportedModel
-from flashllm.spec import MAX_EXPERTS, MAX_POSITIONS, MAX_WIDTH, MoeSpec
+from flashllm.spec import MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, MoeSpec
 
 from .config import Config
 from .expert_storage import alternating, fused, fused_in, separate
@@ -336,4 +336,77 @@ SMALLTHINKER = replace(
     special_ids={},
 )
 
-EXPERTS = (QWEN3_MOE, OLMOE, MIXTRAL, GRANITE_MOE, MELLUM, GPT_OSS, SMALLTHINKER)
+
+def _glm4_moe_features(config: Config) -> dict[str, Any]:
+    """Features of a GLM-4.5 (Zeng et al. 2025, arXiv 2508.06471)."""
+    neurons = config.size("moe_intermediate_size", MAX_WIDTH)
+    dense = config.get("first_k_dense_replace")
+    dense = 1 if dense is None else dense
+    if type(dense) is not int or not 0 <= dense <= MAX_LAYERS:
+        raise config.refuse("first_k_dense_replace", "expected a number of layers")
+    width = config.size("intermediate_size", MAX_WIDTH)
+    # What predicts several tokens at once is left out.
+    config.asked.update(("num_nextn_predict_layers", "num_mtp_layers"))
+    experts = _experts(
+        config,
+        "moe_intermediate_size",
+        renormalise=config.flag("norm_topk_prob", True),
+        count_key="n_routed_experts",
+        score="sigmoid",
+        choice_bias=True,
+        groups=config.size("n_group", MAX_EXPERTS, default=1),
+        groups_kept=config.size("topk_group", MAX_EXPERTS, default=1),
+        sum_offset=1e-20,
+        weight_scale=config.number("routed_scaling_factor", 1.0),
+        shared_d_ffn=neurons * config.size("n_shared_experts", MAX_EXPERTS, default=1),
+        dense_layers=dense,
+        dense_d_ffn=width if dense else 0,
+    )
+    features = rms_features(
+        config,
+        eps=1e-5,
+        d_ffn=experts["d_ffn"],
+        max_positions=131072,
+        share=0.5,
+        partial=True,
+    )
+    windows = windows_alike(config, features["n_layers"], None)
+    return (
+        features
+        | experts
+        | {
+            "attention_bias": config.flag("attention_bias", False),
+            "qk_norm": config.flag("use_qk_norm", False),
+            "attention_windows": windows,
+        }
+    )
+
+
+def _gated_mlp(ours: str, theirs: str, rows: str) -> tuple[Row, ...]:
+    """A feed-forward layer that stays in memory whole."""
+    return tuple(
+        Row(f"{ours}.{name}.weight", f"{theirs}.{name}_proj.weight", shape)
+        for name, shape in (
+            ("gate", (rows, "d_model")),
+            ("up", (rows, "d_model")),
+            ("down", ("d_model", rows)),
+        )
+    )
+
+
+_CHOICE_BIAS = f"{LAYER}.mlp.gate.e_score_correction_bias"
+
+GLM4_MOE = replace(
+    QWEN3_MOE,
+    model_type="glm4_moe",
+    features=_glm4_moe_features,
+    rows=(
+        *QWEN3_MOE.rows,
+        *_gated_mlp("layers.{i}.shared", f"{LAYER}.mlp.shared_experts", "shared_rows"),
+        *_gated_mlp("layers.{i}.dense", f"{LAYER}.mlp", "dense_rows"),
+    ),
+    experts=tuple(replace(way, choice_bias=_CHOICE_BIAS) for way in QWEN3_MOE.experts),
+    is_followed_by_others=True,
+)
+
+EXPERTS = (QWEN3_MOE, OLMOE, MIXTRAL, GRANITE_MOE, MELLUM, GPT_OSS, SMALLTHINKER, GLM4_MOE)

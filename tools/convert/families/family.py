@@ -61,6 +61,7 @@ class ExpertNames:
     up: ExpertMatrix
     down: ExpertMatrix
     router_bias: str = ""
+    choice_bias: str = ""
 
     @property
     def matrices(self) -> tuple[ExpertMatrix, ...]:
@@ -89,6 +90,8 @@ class Family:
     )
     """Where the head is tied: a name that may occur too -> the tensor that it must equal."""
     ignored: tuple[re.Pattern[str], ...] = (ROTARY_BUFFERS,)
+    is_followed_by_others: bool = False
+    """Whether layers may follow the last one, which predict further tokens and are left out."""
     experts: tuple[ExpertNames, ...] = ()
     """Ways in which its experts may be stored; empty where a layer is whole."""
     special_ids: dict[str, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from .family import ExpertNames, Family, Row
 from .transforms import Piece, rows_of
 
 NAMED_MAX = 6
+_LAYER = re.compile(r"layers\.([0-9]{1,5})\.")
 _NEURON = ("gate.weight", "up", "down")
 """The rows of a neuron, in the order of the bundle."""
 
@@ -49,12 +51,12 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
 
     The encoding in `spec` does not matter here.
     """
-    found = _plain_names(family, checkpoint)
+    found = _plain_names(family, spec, checkpoint)
     predictors = _take_predictors(family, spec, found)
     copies = _take_copies(family, spec, found)
     names = _expert_names(family, spec, found)
     wanted = _wanted(family, spec, names)
-    experts = [_experts(names, spec, layer) for layer in range(spec.n_layers)]
+    experts = [_experts(names, spec, at) for at in range(spec.dense_layers, spec.n_layers)]
     where = str(checkpoint.directory)
     of_experts = {part.name: part.shape for layer in experts for part in layer}
     needed = {**dict.fromkeys(wanted), **dict.fromkeys(of_experts)}
@@ -97,7 +99,8 @@ def _expert_names(
     """The way in which this checkpoint stores experts; None where the model has none."""
     if spec.experts is None:
         return None
-    ways = (way for way in family.experts if way.gate.name.format(i=0, e=0) in found)
+    first = spec.dense_layers
+    ways = (way for way in family.experts if way.gate.name.format(i=first, e=0) in found)
     return next(ways, family.experts[0])
 
 
@@ -105,12 +108,17 @@ def _experts(names: ExpertNames | None, spec: ModelSpec, layer: int) -> list[Exp
     return [] if names is None else list(expert_source(names, spec, layer))
 
 
-def _plain_names(family: Family, checkpoint: Checkpoint) -> dict[str, SourceTensor]:
+def _plain_names(
+    family: Family, spec: ModelSpec, checkpoint: Checkpoint
+) -> dict[str, SourceTensor]:
     """The tensors without the family's prefix and without those that it ignores."""
     found: dict[str, SourceTensor] = {}
     for tensor in checkpoint.tensors.values():
         name = tensor.name.removeprefix(family.prefix)
         if any(pattern.fullmatch(name) for pattern in family.ignored):
+            continue
+        layer = _LAYER.match(name)
+        if family.is_followed_by_others and layer and int(layer[1]) >= spec.n_layers:
             continue
         first = found.setdefault(name, tensor)
         if first is not tensor:
@@ -166,6 +174,7 @@ def _wanted(
         rows += (
             Row("layers.{i}.router.weight", names.router, ("n_experts", "d_model")),
             Row("layers.{i}.router.bias", names.router_bias, ("n_experts",)),
+            Row("layers.{i}.router.choice_bias", names.choice_bias, ("n_experts",)),
         )
     for row in rows:
         if row.when is not None and not row.when(spec):
@@ -194,6 +203,8 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
         "q_norm": queries if spec.qk_norm_whole else spec.head_dim,
         "k_norm": keys if spec.qk_norm_whole else spec.head_dim,
         "n_experts": 0 if spec.experts is None else spec.experts.n_experts,
+        "shared_rows": 0 if spec.experts is None else spec.experts.shared_d_ffn,
+        "dense_rows": 0 if spec.experts is None else spec.experts.dense_d_ffn,
     }
 
 

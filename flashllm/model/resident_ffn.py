@@ -1,0 +1,51 @@
+"""Gated feed-forward layers that stay in memory: those of dense layers, and shared experts.
+
+A token has the same bits alone and among others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashllm.model.activations import activate_each
+from flashllm.model.linear import Linear
+from flashllm.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentFfn:
+    """Computes `down(activation(gate(x)) * up(x))`."""
+
+    spec: ModelSpec
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, d_model] to [tokens, d_model]."""
+        hidden = activate_each(self.spec, self.gate(x).numpy()) * self.up(x).numpy()
+        return self.down(torch.from_numpy(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The expert of a layer that all tokens go through."""
+
+    ffn: ResidentFfn
+    router: Linear | None  # [1, d_model]
+    """What a sigmoid turns into the weight of its output; None where that is always 1."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, d_model] to [tokens, d_model]."""
+        out = self.ffn(x)
+        if self.router is None:
+            return out
+        logits: NDArray[np.float32] = self.router(x).numpy()
+        with np.errstate(over="ignore"):
+            weights = np.float32(1) / (np.float32(1) + np.exp(-logits))
+        return out.mul_(torch.from_numpy(weights))
