@@ -94,6 +94,24 @@ MOE = {"n_experts": 4, "per_token": 2, "d_ffn": 8}
         ({"experts": {**MOE, "score": "top"}}, "experts: score is 'top'"),
         ({"experts": {**MOE, "renormalise": 1}}, "experts: renormalise is 1"),
         ({"experts": {**MOE, "more": 1}}, "experts: unknown keys"),
+        ({"experts": {**MOE, "router_input": "norm"}}, "experts: router_input is 'norm'"),
+        ({"experts": {**MOE, "router_bias": "true"}}, "experts: router_bias is 'true'"),
+        ({"experts": {**MOE, "gate_limit": -1.0}}, "experts: gate_limit is -1.0"),
+        ({"experts": {**MOE, "weight_scale": 1}}, "experts: weight_scale is 1"),
+        ({"experts": {**MOE, "groups": 0}}, "experts: groups is 0"),
+        ({"experts": {**MOE, "groups": 3}}, "experts: 4 are not 3 groups of two or more"),
+        ({"experts": {**MOE, "groups": 4}}, "experts: 4 are not 4 groups of two or more"),
+        ({"experts": {**MOE, "groups_kept": 2}}, "experts: 2 of 1 groups are kept"),
+        ({"experts": {**MOE, "per_token": 3, "groups": 2}}, "1 of 2 groups are kept, too few"),
+        ({"experts": {**MOE, "shared_d_ffn": -1}}, "experts: shared_d_ffn is -1; expected 0 to"),
+        ({"experts": {**MOE, "dense_layers": 1}}, "dense_layers and dense_d_ffn belong together"),
+        ({"experts": {**MOE, "shared_gate": True}}, "shared_gate belongs to a shared expert"),
+        ({"unrotated_layers": [0]}, "unrotated_layers belong to models with rotary positions"),
+        ({"unrotated_layers": [4]}, "unrotated_layers is not a list of layers, ascending"),
+        ({"unrotated_layers": [1, 1]}, "unrotated_layers is not a list of layers, ascending"),
+        ({"unrotated_layers": [1, 0]}, "unrotated_layers is not a list of layers, ascending"),
+        ({"unrotated_layers": 1}, "unrotated_layers is not a list of whole numbers"),
+        ({"attention_sinks": 1}, "attention_sinks is 1; expected true or false"),
         ({"experts": MOE}, "d_ffn and neurons_per_bundle do not fit the experts"),
         ({"neurons_per_bundle": 2}, "neurons_per_bundle and qk_norm_whole belong to experts"),
         ({"qk_norm": True, "qk_norm_whole": True}, "neurons_per_bundle and qk_norm_whole belong"),
@@ -121,8 +139,50 @@ MOE = {"n_experts": 4, "per_token": 2, "d_ffn": 8}
     ],
 )
 def test_features_that_do_not_go_together(changes: dict[str, object], match: str) -> None:
-    with pytest.raises(LayoutError, match=f"spec: {match}"):
+    with pytest.raises(LayoutError, match=f"spec: .*{match}"):
         ModelSpec.from_json(SPEC.to_json() | changes)
+
+
+WITH_EXPERTS = {
+    "positions": "rope",
+    "rope": {"theta": 1e4, "dims": 64},
+    "gate": "bundled",
+    "rows_per_neuron": 3,
+    "neurons_per_bundle": 8,
+    "d_ffn": 32,
+    "activation": "silu",
+    "ffn_bias": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "experts", "match"),
+    [
+        ({}, {"dense_layers": 4, "dense_d_ffn": 8}, "dense_layers are all layers"),
+        ({"activation": "relu"}, {"gate_slope": 1.5}, "gate_slope belongs to silu"),
+        ({"ffn_bias": True}, {}, "experts have a gate of their own"),
+        ({"norm_placement": "post"}, {}, "experts belong to sequential blocks"),
+    ],
+)
+def test_experts_that_do_not_go_with_the_rest(
+    changes: dict[str, object], experts: dict[str, object], match: str
+) -> None:
+    good = SPEC.to_json() | WITH_EXPERTS
+    spec = ModelSpec.from_json(good | {"experts": MOE})
+    assert ModelSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(LayoutError, match=match):
+        ModelSpec.from_json(good | changes | {"experts": {**MOE, **experts}})
+
+
+def test_later_fields_of_experts_are_written_where_they_say_something() -> None:
+    more = {"router_input": "block", "groups": 2, "dense_layers": 1, "dense_d_ffn": 5}
+    values = SPEC.to_json() | WITH_EXPERTS | {"experts": {**MOE, **more}}
+    spec = ModelSpec.from_json(values)
+    assert spec.to_json()["experts"] == {
+        **MOE, **more, "score": "softmax", "renormalise": False
+    }  # fmt: skip
+    assert (spec.dense_layers, spec.bundled_layers) == (1, 3)
+    assert SPEC.dense_layers == 0
 
 
 def test_features_that_do() -> None:

@@ -268,12 +268,15 @@ def test_shapes_in_the_resident_table_of_experts(whole: bool) -> None:
     """With all features that add tensors, and with none."""
     spec = replace(read_manifest(EXPERTS).spec, qk_norm_whole=whole, attention_sinks=whole)
     assert spec.experts is not None
-    spec = replace(spec, experts=replace(spec.experts, router_bias=whole))
+    flags = dict.fromkeys(("router_bias", "choice_bias", "shared_gate"), whole)
+    spec = replace(spec, experts=replace(spec.experts, shared_d_ffn=7 * whole, **flags))
     sizes = {
         "n_experts": 3,
         "d_model": 10,
         "n_heads": 2,
         "n_kv_heads": 1,
+        "shared_d_ffn": 7,
+        "1": 1,
         "head_dim": 4,
     }
     shapes = tensor_table(spec)
@@ -295,7 +298,10 @@ def documented_condition(text: str, spec: ModelSpec) -> bool:
         "embed_dim ≠ d_model": spec.embed_dim != spec.d_model,
         "positions learned": spec.positions == "learned",
         "gate resident": spec.gate == "resident",
-        "experts.router_bias": spec.experts is not None and spec.experts.router_bias,
+        **{
+            f"experts.{field.name}": bool(getattr(spec.experts, field.name, False))
+            for field in fields(MoeSpec)
+        },
         "gated": spec.gate != "none",
         "not tied_head": not spec.tied_head,
         "not shared_norm": not spec.shared_norm,

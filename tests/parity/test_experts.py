@@ -236,7 +236,14 @@ TWELVE: dict[str, Any] = {"num_experts_per_tok": 3, "num_hidden_layers": 4}
 
 @pytest.fixture(
     scope="module",
-    params=["f16", "int8", "int4", "biases, in int8", "a router that reads early, in int4"],
+    params=[
+        "f16",
+        "int8",
+        "int4",
+        "biases, in int8",
+        "a router that reads early, in int4",
+        "a dense layer and a shared expert, in int8",
+    ],
 )
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of four layers of twelve experts, of which a token needs three."""
@@ -245,10 +252,13 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if kind == "biases":
         model = tiny("gpt_oss", **{**GPT_OSS, **TWELVE, "num_local_experts": 12})
         model.save_pretrained(root / "source")
-    elif kind:
+    elif kind == "a router that reads early":
         layouts = {"rope_layout": [1, 0, 1, 1], "sliding_window_layout": [0, 0, 1, 0]}
         counts = {"moe_num_primary_experts": 12, "num_hidden_layers": 4}
         SmallThinker(**counts, **layouts).save(root / "source")
+    elif kind == "a dense layer and a shared expert":
+        counts = {"n_routed_experts": 12, "num_hidden_layers": 5}
+        tiny("glm4_moe", **{**GLM, **TWELVE, **counts}).save_pretrained(root / "source")
     else:
         model = tiny("qwen3_moe", **{**QWEN, **TWELVE, "num_experts": 12})
         model.save_pretrained(root / "source")
@@ -282,6 +292,21 @@ def test_same_bits_at_every_ceiling_policy_and_number_of_threads(converted: Path
         found = answer(converted, **setting)
         assert found[0] == expected[0], setting
         assert np.array_equal(found[1], expected[1]), setting
+
+
+def test_a_router_that_reads_the_blocks_input_begins_to_read_before_attention(
+    converted: Path,
+) -> None:
+    decoder, _, store = load_decoder(converted, least=True)
+    with store:
+        decoder.prefill(prompt(30, decoder.spec.vocab_size))
+        for token in (4, 9, 33, 21):
+            decoder.decode(token)
+        counted = decoder.pool.counters
+    experts = decoder.spec.experts
+    assert experts is not None
+    assert (counted.prefetched > 0) == (experts.router_input == "block")
+    assert counted.prefetched_used == counted.prefetched
 
 
 def test_no_fewer_slots_than_a_token_has_experts(converted: Path) -> None:
