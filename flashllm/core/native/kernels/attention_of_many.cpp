@@ -40,7 +40,7 @@ ManySizes check_attend_many(const AttendMany& task) {
                                 std::to_string(tokens) + " tokens");
   }
   const size_t one = task.query.size / tokens;
-  const Attend last = {{task.query.data, one}, task.keys,  task.values,         task.rows,
+  const Attend last = {{task.query.data, one}, task.keys,  task.values,          task.rows,
                        {0, task.end},          task.scale, {task.out.data, one}, task.sinks};
   const AttendSizes sizes = check_attend(last);
   if (tokens > sizes.end) {
