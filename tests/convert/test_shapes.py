@@ -80,6 +80,8 @@ PUBLISHED_BILLIONS = {
     "qwen3-coder-30b-a3b": 30.532,
     "olmoe-1b-7b": 6.919,
     "mixtral-8x7b": 46.703,
+    "gpt-oss-20b": 20.915,
+    "gpt-oss-120b": 116.829,
     "phi-1.5": 1.418,
     "phi-2": 2.780,
     "phi-3-mini": 3.821,
@@ -93,7 +95,10 @@ REMOTE_CODE = ("bamboo", "minicpm", "sparsellama")
 
 def parameters(spec: ModelSpec) -> int:
     resident = sum(math.prod(shape) for shape in tensor_table(spec).values())
-    return resident + spec.n_layers * spec.d_ffn * spec.rows_per_neuron * spec.d_model
+    bundled = spec.d_ffn * spec.rows_per_neuron * spec.d_model
+    if spec.experts is not None and spec.experts.bias:
+        bundled += 2 * spec.d_ffn + spec.experts.n_experts * spec.d_model
+    return resident + spec.bundled_layers * bundled
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -194,7 +199,7 @@ def test_near_names_are_near(typed: str, first: str) -> None:
     assert near_names(typed)[0] == first
 
 
-@pytest.mark.parametrize("typed", ["gpt2", "gemma-2b", "§", "", "opt-1000b", "bert-base"])
+@pytest.mark.parametrize("typed", ["bert-base", "gemma-2b", "§", "", "opt-1000b", "bert-base"])
 def test_what_is_like_nothing_is_near_nothing(typed: str) -> None:
     assert near_names(typed) == []
 
@@ -205,4 +210,4 @@ def test_unknown_names_are_told_with_those_near() -> None:
     ):
         describe_shape("opt-6.8b")
     with pytest.raises(UsageError, match="a name from `flashllm models --all`"):
-        describe_shape("gpt2")
+        describe_shape("bert-base")
