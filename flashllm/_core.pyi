@@ -17,7 +17,7 @@ def available_isas() -> list[str]:
     """Instruction sets that this processor runs, the best last."""
 
 def row_bytes(dtype: str, columns: int) -> int:
-    """Bytes of one row of an encoding: f32, f16, bf16, int8 or int4."""
+    """Bytes of one row of an encoding: f32, f16, bf16, int8, int4 or mxfp4."""
 
 class ChecksumError(RuntimeError):
     """A bundle is not what was written, also when it was read again."""

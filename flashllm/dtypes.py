@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
-DType = Literal["f32", "f16", "bf16", "int8", "int4"]
+DType = Literal["f32", "f16", "bf16", "int8", "int4", "mxfp4"]
 DTYPES: tuple[str, ...] = get_args(DType)
-"""Encodings of weights. A row in int8 or int4 is whole groups, each with a scale in f16."""
+"""Encodings of weights. A row in int8, int4 or mxfp4 is whole groups, each with a scale."""
 PREDICTOR_DTYPES = ("f16", "int8", "int4")
 """Encodings that predictors can be given."""
 PREDICTOR_MATRIX_DTYPES = (*PREDICTOR_DTYPES, "f32")
@@ -15,8 +15,15 @@ PREDICTOR_MATRIX_DTYPES = (*PREDICTOR_DTYPES, "f32")
 DTYPE_BYTES: dict[str, int] = {"f32": 4, "f16": 2, "bf16": 2}
 """Bytes of a weight, in the encodings without groups: those of checkpoints."""
 GROUP = 32
-"""Weights that share a scale in int8 and int4."""
-GROUP_BYTES: dict[str, int] = {"int8": GROUP + 2, "int4": GROUP // 2 + 2}
+"""Weights that share a scale in the encodings by groups."""
+SCALE_BYTES: dict[str, int] = {"int8": 2, "int4": 2, "mxfp4": 1}
+"""Bytes of a scale: an f16, or in mxfp4 a power of two."""
+GROUP_BYTES: dict[str, int] = {
+    "int8": GROUP + SCALE_BYTES["int8"],
+    "int4": GROUP // 2 + SCALE_BYTES["int4"],
+    "mxfp4": GROUP // 2 + SCALE_BYTES["mxfp4"],
+}
+"""Bytes of a group with its scale."""
 
 
 def row_bytes(dtype: str, columns: int) -> int:
@@ -24,6 +31,11 @@ def row_bytes(dtype: str, columns: int) -> int:
     if dtype in GROUP_BYTES:
         return GROUP_BYTES[dtype] * -(-columns // GROUP)
     return DTYPE_BYTES[dtype] * columns
+
+
+def row_scale_bytes(dtype: str, columns: int) -> int:
+    """Bytes of all scales of an encoded row, which end it; for encodings by groups only."""
+    return SCALE_BYTES[dtype] * -(-columns // GROUP)
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:

@@ -56,7 +56,7 @@ HEADER_BYTES = 4096
 DATA_OFFSET = 16384
 FILE_ALIGNMENT = 16384
 """Data start and file end on a page of any system in use (16 KiB on Apple's)."""
-DTYPE_CODES = {"f32": 1, "f16": 2, "bf16": 3, "int8": 4, "int4": 5}
+DTYPE_CODES = {"f32": 1, "f16": 2, "bf16": 3, "int8": 4, "int4": 5, "mxfp4": 6}
 FILE_ID_BYTES = 16
 
 # Field and struct code, in the order of the file; zeros follow up to the CRC-32C at the end.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
-from flashllm.dtypes import GROUP, GROUP_BYTES, row_bytes
+from flashllm.dtypes import GROUP_BYTES, SCALE_BYTES, row_bytes, row_scale_bytes
 
 # Exponent bits that are all set mean infinity or NaN. Such values are the largest of their sign as
 # whole numbers: above 0 as signed ones, below 0 as unsigned ones. So two maxima find them.
@@ -17,6 +17,8 @@ _INFINITY = {
     "f16": (np.uint16, 0x7C00),
     "bf16": (np.uint16, 0x7F80),
 }
+_MXFP4_SCALE_MOST = 252
+"""With a larger one, some of the numbers are beyond f32."""
 _BLOCK_BYTES = 256 << 10
 """Stays in a cache from the first look to the second."""
 
@@ -24,13 +26,15 @@ _BLOCK_BYTES = 256 << 10
 def all_finite(raw: NDArray[np.uint8], dtype: str, columns: int = 0) -> bool:
     """Whether no encoded value is an infinity or a NaN; in blocks, so that memory stays bounded.
 
-    In int8 and int4 only scales can be; `raw` then holds rows of `columns` weights.
+    In groups only scales can be; `raw` then holds rows of `columns` weights. In mxfp4 a scale is
+    finite if with it all numbers are.
     """
     if dtype not in GROUP_BYTES:
         return _finite(raw, dtype)
     row = row_bytes(dtype, columns)
-    scale_bytes = 2 * -(-columns // GROUP)
-    scales = raw.reshape(-1, row)[:, -scale_bytes:]
+    scales = raw.reshape(-1, row)[:, -row_scale_bytes(dtype, columns) :]
+    if SCALE_BYTES[dtype] == 1:
+        return bool(scales.max(initial=0) <= _MXFP4_SCALE_MOST)
     step = max(_BLOCK_BYTES // row, 1)
     return all(
         _finite(np.ascontiguousarray(scales[first : first + step]).reshape(-1), "f16")

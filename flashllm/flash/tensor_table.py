@@ -105,7 +105,7 @@ def resident_dtype(name: str, shape: tuple[int, ...], spec: ModelSpec) -> str:
     """Encoding of a resident tensor: norms and biases are f32, matrices as the spec says.
 
     Learned positions are few and added directly to the stream, and routers decide which experts
-    compute, and how much they count: these are f16 where matrices are int8 or int4.
+    compute, and how much they count: these are f16 where matrices are in groups.
     """
     if len(shape) == 1:
         return "f32"
@@ -119,7 +119,7 @@ def resident_bytes(name: str, shape: tuple[int, ...], spec: ModelSpec) -> int:
 
 
 def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Type and shape in a safetensors file, where rows in int8 or int4 are bytes."""
+    """Type and shape in a safetensors file, where rows of groups are bytes."""
     if dtype in GROUP_BYTES:
         return "u8", (shape[0], row_bytes(dtype, shape[1]))
     return dtype, shape
@@ -128,7 +128,7 @@ def stored_as(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]
 def encoding_of(record: TensorRecord, columns: int) -> str:
     """The encoding of a matrix, recognised by the bytes of a row of `columns` weights.
 
-    That is the type in the file, unless it is bytes and a row of int8 or int4 has as many.
+    That is the type in the file, unless it is bytes and a row of groups has as many.
     """
     if record.dtype == "u8" and len(record.shape) == 2:
         for dtype in GROUP_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flashllm.dtypes import GROUP_BYTES
 from flashllm.library.conversion_job import ConvertJob, JobState, JobStatus
 from flashllm.library.conversion_options import NO_PREDICTORS, TRAIN, ConvertOptions
 from flashllm.library.formatting import clean, format_least_memory
@@ -86,7 +87,7 @@ def format_preview(preview: Preview, options: ConvertOptions) -> list[str]:
         lines.append("lossy: predictors may leave out neurons that are not zero")
     elif not preview.sparse:
         lines.append("no neuron of it is ever zero: every token needs all of them")
-    if options.dtype in ("int8", "int4"):
+    if options.dtype in GROUP_BYTES:
         lines.append(f"lossy: weights are rounded to {options.dtype}")
     if options.predictors == TRAIN:
         lines.append("training takes long; stopped, it goes on another time")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashllm.dtypes import GROUP_BYTES
+
 NO_PREDICTORS = "none"
 TRAIN = "train"
 INSIDE = "checkpoint"
@@ -23,7 +25,7 @@ class ConvertOptions:
     @property
     def lossy(self) -> bool:
         """Whether the model will leave out neurons that are not zero, or rounds its weights."""
-        return self.predictors != NO_PREDICTORS or self.dtype in ("int8", "int4")
+        return self.predictors != NO_PREDICTORS or self.dtype in GROUP_BYTES
 
     def arguments(self) -> list[str]:
         """For the command line."""

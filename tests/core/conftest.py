@@ -12,6 +12,7 @@ import pytest
 
 import flashllm._core as native_core
 from flashllm.core.numpy_twin import kernels
+from flashllm.dtypes import DTYPES
 
 FILE_BYTES = 300_001  # a multiple of nothing: the last block of the file is a short one
 
@@ -73,7 +74,7 @@ def open_reader(
     return open_one
 
 
-@pytest.fixture(scope="session", params=["f32", "f16", "bf16", "int8", "int4"])
+@pytest.fixture(scope="session", params=DTYPES)
 def dtype(request: pytest.FixtureRequest) -> str:
     """Each encoding of rows."""
     return str(request.param)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from flashllm import _core
 from flashllm.core.numpy_twin import kernels as numpy_core
+from flashllm.dtypes import DTYPES, GROUP_BYTES
 
 Make = Callable[..., Any]
-DTYPES = ["f32", "f16", "bf16", "int8", "int4"]
 # Heads, heads of keys, columns, positions, tokens, window.
 SHAPES = {
     "a whole prompt": (4, 4, 64, 130, 130, 0),
@@ -118,7 +118,7 @@ def test_any_shape_has_these_bits_and_agrees_with_the_twin(
     if sinks:
         case.with_sinks()
     expected = case.together(numpy_core.Kernels())
-    tolerance = 1e-3 if dtype in ("int8", "int4") else 1e-5
+    tolerance = 1e-3 if dtype in GROUP_BYTES else 1e-5
     for isa in _core.available_isas():
         kernels = _core.Kernels(2, isa)
         found = case.together(kernels)

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from flashllm import _core
 from flashllm.core.numpy_twin import kernels as numpy_core
+from flashllm.dtypes import DTYPES
 from tests.support.encodings import GROUP, MOST, decode, grouped, nbytes_of, rounded_input
 
 Make = Callable[..., Any]
 WIDTHS = [1, 31, 32, 33, 64, 100, 513, 1000]
 WHOLE = ["int8", "int4"]
+GROUPED = [*WHOLE, "mxfp4"]
 
 
 def normal(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -173,7 +175,7 @@ def test_what_no_scale_reaches_is_refused(make_kernels: Make, dtype: str, most: 
     count=st.integers(1, 9),
     exponent=st.integers(-150, 14),
     spread=st.sampled_from([0, 3, 40]),
-    dtype=st.sampled_from(["f32", "f16", "bf16", "int8", "int4"]),
+    dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 10_000),
 )
 def test_both_cores_and_all_sets_give_the_same_bytes(
@@ -188,7 +190,7 @@ def test_both_cores_and_all_sets_give_the_same_bytes(
         assert np.array_equal(encoded(_core.Kernels(2, isa), values, dtype), expected)
 
 
-@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("dtype", GROUPED)
 def test_coarse_values_with_ties_give_the_same_bytes(dtype: str) -> None:
     values = np.random.default_rng(1).integers(-15, 16, (300, 96)).astype(np.float32) / 2
     expected = encoded(numpy_core.Kernels(), values, dtype)
@@ -196,7 +198,7 @@ def test_coarse_values_with_ties_give_the_same_bytes(dtype: str) -> None:
         assert np.array_equal(encoded(_core.Kernels(1, isa), values, dtype), expected)
 
 
-@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("dtype", GROUPED)
 def test_only_the_weights_rounding_shows_in_dots(make_kernels: Make, dtype: str) -> None:
     width = 1000
     weights, x = normal((20, width)), normal((width,), seed=1)
@@ -209,14 +211,15 @@ def test_only_the_weights_rounding_shows_in_dots(make_kernels: Make, dtype: str)
     assert np.all(np.abs(out - exact @ x) <= bound)
 
 
-@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("dtype", GROUPED)
 def test_dots_with_extreme_numbers_are_exact(make_kernels: Make, dtype: str) -> None:
     # Every stored byte in every place, with inputs that are exact: no instruction may saturate.
     width = 64
     nbytes = nbytes_of(dtype, width)
+    ones = np.full(2, 127, np.uint8) if dtype == "mxfp4" else np.full(2, 1.0, "<f2").view(np.uint8)
     rows = np.zeros((256, nbytes), np.uint8)
-    rows[:, :-4] = np.arange(256)[:, None]
-    rows[:, -4:] = np.full(2, 1.0, "<f2").view(np.uint8)
+    rows[:, : -len(ones)] = np.arange(256)[:, None]
+    rows[:, -len(ones) :] = ones
     for signs in (np.ones(width), np.where(np.arange(width) % 3 == 0, -1, 1)):
         x = (signs * 8127).astype(np.float32)
         out = np.empty(256, np.float32)
@@ -224,7 +227,7 @@ def test_dots_with_extreme_numbers_are_exact(make_kernels: Make, dtype: str) -> 
         assert np.array_equal(out, decode(rows.reshape(-1), dtype, width) @ x)
 
 
-@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("dtype", GROUPED)
 def test_inputs_that_are_no_numbers_show(make_kernels: Make, dtype: str) -> None:
     raw = encoded(make_kernels(), normal((3, 100)), dtype)
     for wrong in (np.nan, np.inf):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flashllm import _core
 from flashllm.core.numpy_twin import kernels as numpy_core
+from flashllm.dtypes import DTYPES
 from tests.support.encodings import decode, encode, nbytes_of, rounded_input, weighted_sum
 
 Make = Callable[..., Any]
@@ -64,7 +65,7 @@ def test_weighted_sum_rows(make_kernels: Make, dtype: str, width: int) -> None:
     assert_close(out, before + weighted_sum(raw, dtype, width, weights, ends), scale)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 9, 64])
 def test_rounded_weights_cost_little_of_the_largest(
     make_kernels: Make, dtype: str, count: int
@@ -227,7 +228,7 @@ def test_blocks_are_summed_apart_and_then_added_in_order(make_kernels: Make) -> 
 def test_rows_of_weight_zero_are_skipped_whatever_they_hold(make_kernels: Make, dtype: str) -> None:
     values = normal((3, 40))
     rows = encode(values, dtype)
-    rows.reshape(3, -1)[1] = 255  # not a number, in every encoding
+    rows.reshape(3, -1)[1] = 255  # not a number, or past the largest one, in every encoding
     ids, weights = np.arange(3, dtype=np.int32), np.array([1, 0, 1], np.float32)
     out = np.zeros(40, np.float32)
     stride = nbytes_of(dtype, 40)
@@ -256,7 +257,7 @@ def test_every_16_bit_value_is_decoded_exactly(make_kernels: Make, dtype: str) -
     width=st.integers(1, 300),
     count=st.integers(1, 40),
     threads=st.integers(1, 3),
-    dtype=st.sampled_from(["f32", "f16", "bf16", "int8", "int4"]),
+    dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 1000),
 )
 def test_native_agrees_with_its_twin_and_all_sets_with_scalar(

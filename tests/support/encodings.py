@@ -9,15 +9,17 @@ import numpy as np
 
 GROUP = 32
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
-GROUP_BYTES = {"int8": 32, "int4": 16}
+GROUP_BYTES = {"int8": 32, "int4": 16, "mxfp4": 16}
+SCALE_BYTES = {"int8": 2, "int4": 2, "mxfp4": 1}
 MOST = {"int8": 127, "int4": 7}
+MXFP4_FLOATS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def nbytes_of(dtype: str, width: int) -> int:
     """Bytes of a row."""
     if dtype in ITEM_BYTES:
         return ITEM_BYTES[dtype] * width
-    return math.ceil(width / GROUP) * (GROUP_BYTES[dtype] + 2)
+    return math.ceil(width / GROUP) * (GROUP_BYTES[dtype] + SCALE_BYTES[dtype])
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -29,6 +31,8 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bf16":
         return (values.astype("<f4").view("<u4") >> 16).astype("<u2").reshape(-1).view(np.uint8)
     groups = grouped(np.asarray(values, np.float64))
+    if dtype == "mxfp4":
+        return encode_mxfp4(groups)
     scales = (np.abs(groups).max(axis=2) / MOST[dtype]).astype("<f2")
     divisors = np.where(scales == 0, 1, scales).astype(np.float64)[:, :, None]
     numbers = np.clip(np.rint(groups / divisors), -MOST[dtype], MOST[dtype]).astype(np.int8)
@@ -37,6 +41,24 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
         numbers = stored[:, :, :16] | (stored[:, :, 16:] << 4)
     packed = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(values), -1)
     return np.concatenate([packed, scales.view(np.uint8)], axis=1).reshape(-1)
+
+
+def encode_mxfp4(groups: np.ndarray) -> np.ndarray:
+    """Bytes of groups [n, groups, 32] as the format asks: the nearest, halfway to an even code.
+
+    A byte of a scale is the exponent of the largest value, less 2, plus 127, from 0 on.
+    """
+    largest = np.abs(groups).max(axis=2)
+    exponents = np.frexp(np.where(largest == 0, 2.0**-200, largest))[1] - 1
+    scales = np.maximum(exponents - 2 + 127, 0)
+    magnitudes = np.abs(groups) / 2.0 ** (scales[:, :, None] - 127)
+    away = np.abs(magnitudes[..., None] - MXFP4_FLOATS[:8])
+    nearest = away == away.min(axis=3, keepdims=True)
+    codes = np.argmax(nearest * np.array([2, 1] * 4), axis=3)
+    codes += np.where((groups < 0) & (codes > 0), 8, 0)
+    stored = codes[:, :, :16] | (codes[:, :, 16:] << 4)
+    packed = stored.astype(np.uint8).reshape(len(groups), -1)
+    return np.concatenate([packed, scales.astype(np.uint8)], axis=1).reshape(-1)
 
 
 def decode(raw: np.ndarray, dtype: str, width: int) -> np.ndarray:
@@ -53,11 +75,15 @@ def decode(raw: np.ndarray, dtype: str, width: int) -> np.ndarray:
 
 
 def split(raw: np.ndarray, dtype: str, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers [n, groups, 32] and scales [n, groups] of the bytes of rows."""
+    """Numbers [n, groups, 32] and scales [n, groups] of the bytes of rows."""
     rows = raw.reshape(-1, nbytes_of(dtype, width))
     groups = math.ceil(width / GROUP)
-    scales = np.ascontiguousarray(rows[:, -2 * groups :]).view("<f2").astype(np.float64)
-    packed = rows[:, : -2 * groups].reshape(len(rows), groups, -1)
+    numbers_end = groups * GROUP_BYTES[dtype]
+    packed = rows[:, :numbers_end].reshape(len(rows), groups, -1)
+    if dtype == "mxfp4":
+        codes = np.concatenate([packed % 16, packed // 16], axis=2)
+        return MXFP4_FLOATS[codes], 2.0 ** (rows[:, numbers_end:].astype(np.float64) - 127)
+    scales = np.ascontiguousarray(rows[:, numbers_end:]).view("<f2").astype(np.float64)
     if dtype == "int8":
         numbers = packed.astype(np.int64)
         numbers[numbers > 127] -= 256

@@ -1,8 +1,10 @@
 """Encodings of rows in numpy: the same bytes and the same whole numbers as the native core.
 
-int8 and int4 hold whole numbers by groups of 32 columns, the last group filled up with zeros, then
-a scale in f16 for each group; a weight is number * scale. The numbers of int4 are -8 to 7, and 8
-more is stored: a group's first half in the low halves of its 16 bytes, its second in the high ones.
+int8, int4 and mxfp4 hold whole numbers by groups of 32 columns, the last group filled up with
+zeros, then a scale for each group; a weight is number * scale. The numbers of int4 are -8 to 7, and
+8 more is stored: a group's first half in the low halves of its 16 bytes, its second in the high
+ones. In the same places mxfp4 has codes of _MXFP4_NUMBERS, twice the format's floats; its scales
+are bytes s that stand for 2 ** (s - 128), half of the format's. Other scales are in f16.
 """
 
 from __future__ import annotations
@@ -16,26 +18,27 @@ Floats = NDArray[np.float32]
 Raw = NDArray[np.uint8]
 
 _GROUP = 32
-_SCALE_BYTES = 2
 _ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
-_GROUP_BYTES = {"int8": _GROUP, "int4": _GROUP // 2}
+_GROUP_BYTES = {"int8": _GROUP, "int4": _GROUP // 2, "mxfp4": _GROUP // 2}
+_SCALE_BYTES = {"int8": 2, "int4": 2, "mxfp4": 1}
 _LARGEST_HALF = np.float32(65504)
 _MOST = {"int8": np.float32(127), "int4": np.float32(7)}
 _FACTORS = (1.0, 0.95, 0.9, 0.85, 0.8, 1.05)  # as in encode_loops.h, and in that order
+_MXFP4_NUMBERS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 _MOST_ROUNDED = np.float32(8127)  # 128 * 63 + 63
 _LEAST_ROUNDED = np.float32(2.0**-100)
 _ROWS_PER_SUM = 8
 
 
 def row_bytes(dtype: str, columns: int) -> int:
-    """Bytes of one row of an encoding: f32, f16, bf16, int8 or int4."""
+    """Bytes of one row of an encoding: f32, f16, bf16, int8, int4 or mxfp4."""
     if dtype not in _ITEM_BYTES and dtype not in _GROUP_BYTES:
-        raise ValueError(f"dtype is {dtype!r}; expected f32, f16, bf16, int8 or int4")
+        raise ValueError(f"dtype is {dtype!r}; expected f32, f16, bf16, int8, int4 or mxfp4")
     if columns < 1:
         raise ValueError("a row has no columns")
     if dtype in _ITEM_BYTES:
         return _ITEM_BYTES[dtype] * columns
-    return -(-columns // _GROUP) * (_GROUP_BYTES[dtype] + _SCALE_BYTES)
+    return -(-columns // _GROUP) * (_GROUP_BYTES[dtype] + _SCALE_BYTES[dtype])
 
 
 def decode(raw: Raw, dtype: str, columns: int) -> Floats:
@@ -62,8 +65,10 @@ def encode(values: Floats, dtype: str, first_row: int = 0) -> Raw:
     if dtype == "bf16":
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
-    groups = _grouped(values)
-    flat = groups.reshape(-1, _GROUP)
+    flat = _grouped(values).reshape(-1, _GROUP)
+    if dtype == "mxfp4":
+        scale_codes = _mxfp4_scales(flat)
+        return _joined(len(values), _paired(_mxfp4_codes(flat, scale_codes)), scale_codes)
     scales = (_scales_int8 if dtype == "int8" else _scales_int4)(flat)
     most = float(_MOST[dtype])
     numbers = _round(flat, scales, -most if dtype == "int8" else -8.0, most)
@@ -72,11 +77,8 @@ def encode(values: Floats, dtype: str, first_row: int = 0) -> Raw:
     if dtype == "int8":
         packed: Raw = numbers.astype(np.int8).view(np.uint8)
     else:
-        nibbles = (numbers + 8).astype(np.uint8)
-        packed = (nibbles[:, : _GROUP // 2] | (nibbles[:, _GROUP // 2 :] << 4)).astype(np.uint8)
-    rows = len(values)
-    ends = scales.reshape(rows, -1).astype(np.float16).view(np.uint8)
-    return np.concatenate([packed.reshape(rows, -1), ends], axis=1)
+        packed = _paired((numbers + 8).astype(np.uint8))
+    return _joined(len(values), packed, scales.astype(np.float16).view(np.uint8))
 
 
 def quantise(x: Floats) -> tuple[NDArray[np.int32], Floats]:
@@ -87,7 +89,7 @@ def quantise(x: Floats) -> tuple[NDArray[np.int32], Floats]:
 def weighted_sum(raw: Raw, dtype: str, columns: int, weights: Floats) -> Floats:
     """Rows [n, row_bytes] of a block times weights [n], in their order, [columns].
 
-    int8 and int4 take weights times scales rounded, together those of _ROWS_PER_SUM rows.
+    Groups take weights times scales rounded, together those of _ROWS_PER_SUM rows.
     """
     total = np.zeros(columns, np.float32)
     if dtype in _ITEM_BYTES:
@@ -114,7 +116,7 @@ def _round_together(groups: Floats) -> tuple[NDArray[np.int32], Floats]:
 
 
 def dots(raw: Raw, dtype: str, x: Floats) -> Floats:
-    """Dots of rows [rows, row_bytes] with x [columns], which int8 and int4 take rounded."""
+    """Dots of rows [rows, row_bytes] with x [columns], which groups take rounded."""
     if dtype in _ITEM_BYTES:
         return np.asarray((decode(raw, dtype, len(x)) * x).sum(axis=1))
     numbers, scales = _split(raw, dtype)
@@ -125,14 +127,44 @@ def dots(raw: Raw, dtype: str, x: Floats) -> Floats:
 
 def _split(raw: Raw, dtype: str) -> tuple[NDArray[np.int8], Floats]:
     """The numbers [rows, groups, 32] and scales [rows, groups] of encoded rows."""
-    groups = raw.shape[1] // (_GROUP_BYTES[dtype] + _SCALE_BYTES)
+    groups = raw.shape[1] // (_GROUP_BYTES[dtype] + _SCALE_BYTES[dtype])
     packed = raw[:, : groups * _GROUP_BYTES[dtype]].reshape(len(raw), groups, -1)
     ends = np.ascontiguousarray(raw[:, groups * _GROUP_BYTES[dtype] :])
-    scales = ends.view(np.float16).astype(np.float32)
     if dtype == "int8":
-        return packed.view(np.int8), scales
+        return packed.view(np.int8), ends.view(np.float16).astype(np.float32)
     halves = np.concatenate([packed & 15, packed >> 4], axis=2)
-    return halves.view(np.int8) - np.int8(8), scales
+    if dtype == "mxfp4":
+        return _MXFP4_NUMBERS[halves], np.ldexp(np.float32(1), ends.astype(np.int32) - 128)
+    return halves.view(np.int8) - np.int8(8), ends.view(np.float16).astype(np.float32)
+
+
+def _paired(codes: Raw) -> Raw:
+    """Codes of four bits [groups, 32] in the halves of 16 bytes."""
+    return codes[:, : _GROUP // 2] | (codes[:, _GROUP // 2 :] << np.uint8(4))
+
+
+def _joined(rows: int, packed: Raw, scales: Raw) -> Raw:
+    """Bytes of rows from those of all their groups and of all scales."""
+    return np.concatenate([packed.reshape(rows, -1), scales.reshape(rows, -1)], axis=1)
+
+
+def _mxfp4_scales(groups: Floats) -> Raw:
+    """Of groups [n, 32]: with them the largest value is 4 up to 8, or less for the smallest."""
+    exponents = np.abs(groups).max(axis=1).view(np.uint32) >> np.uint32(23)
+    found: Raw = (np.maximum(exponents, 2) - 2).astype(np.uint8)
+    return found
+
+
+def _mxfp4_codes(groups: Floats, scales: Raw) -> Raw:
+    """The nearest floats, halfway the one whose last bit is zero; 0 for all that become zero."""
+    magnitudes = np.ldexp(np.abs(groups), 128 - scales.astype(np.int32)[:, None])
+    numbers = _MXFP4_NUMBERS[:8].astype(np.float32)
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    below = np.searchsorted(middles, magnitudes, side="left")
+    reached = np.searchsorted(middles, magnitudes, side="right")
+    codes = np.where(below % 2 == 0, below, reached).astype(np.uint8)
+    found: Raw = codes | np.where((groups < 0) & (codes != 0), 8, 0).astype(np.uint8)
+    return found
 
 
 def _grouped(values: Floats) -> Floats:

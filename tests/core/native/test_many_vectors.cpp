@@ -29,7 +29,8 @@ struct Encoded {
   }
 };
 
-constexpr DType kAll[] = {DType::f32, DType::f16, DType::bf16, DType::int8, DType::int4};
+constexpr DType kAll[] = {DType::f32,  DType::f16,  DType::bf16,
+                          DType::int8, DType::int4, DType::mxfp4};
 
 }  // namespace
 

@@ -14,7 +14,8 @@ namespace {
 
 using Numbers = std::vector<int32_t>;
 
-constexpr DType kAll[] = {DType::f32, DType::f16, DType::bf16, DType::int8, DType::int4};
+constexpr DType kAll[] = {DType::f32,  DType::f16,  DType::bf16,
+                          DType::int8, DType::int4, DType::mxfp4};
 
 // Whether `body` was accepted; any other error than the two kinds of the core's goes on.
 template <class Body>
@@ -44,7 +45,7 @@ void for_each_list(size_t most, int32_t last, Numbers* list, const Use& use) {
 }  // namespace
 
 TEST(encodings_have_names_that_are_read_again) {
-  const std::vector<std::string> names = {"f32", "f16", "bf16", "int8", "int4"};
+  const std::vector<std::string> names = {"f32", "f16", "bf16", "int8", "int4", "mxfp4"};
   for (size_t i = 0; i < names.size(); ++i) {
     CHECK(parse_dtype(names[i]) == kAll[i]);
     CHECK(dtype_name(kAll[i]) == names[i]);
@@ -62,15 +63,17 @@ TEST(rows_have_the_bytes_of_their_values_or_whole_groups) {
     CHECK(row_bytes(DType::bf16, columns).get() == 2 * columns);
     CHECK(row_bytes(DType::int8, columns).get() == groups * (32 + 2));
     CHECK(row_bytes(DType::int4, columns).get() == groups * (16 + 2));
+    CHECK(row_bytes(DType::mxfp4, columns).get() == groups * (16 + 1));
   }
   constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max();
   for (const DType dtype : kAll) {
     CHECK_THROWS(std::invalid_argument, "no columns", row_bytes(dtype, 0));
-    // int4 has less than a byte for each: its rows are always below 64 bits.
-    if (dtype == DType::int4) continue;
+    // These have less than a byte for each: their rows are always below 64 bits.
+    if (dtype == DType::int4 || dtype == DType::mxfp4) continue;
     CHECK_THROWS(std::out_of_range, "64 bits", row_bytes(dtype, kMost));
   }
   CHECK(row_bytes(DType::int4, kMost).get() == (uint64_t{1} << 59) * 18);
+  CHECK(row_bytes(DType::mxfp4, kMost).get() == (uint64_t{1} << 59) * 17);
 }
 
 TEST(runs_rise_to_the_number_of_ids) {

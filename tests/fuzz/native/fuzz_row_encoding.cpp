@@ -24,6 +24,8 @@ double most_lost(DType dtype, float value, double largest) {
       return magnitude * 0x1p-8 + 0x1p-133;
     case DType::int8:
       return largest / 127 / 2 * 1.01 + 0x1p-18;  // subnormal scales are steps of 2^-24
+    case DType::mxfp4:
+      return largest * 0.25 + 0x1p-129;  // from 6 to 8 times a scale all become 6
     default:
       return largest * 0.41 + 0x1p-21;  // chosen by the sum of squares: one may lose more
   }

@@ -40,7 +40,7 @@ void check_one_sum(const RowCase& one, FuzzInput* input) {
   const std::vector<int32_t> ends = make_ends(input, one.ids.size());
   const std::vector<float> before = SeededValues(7).values(one.columns, 2);
   const bool is_valid = one.is_valid() && is_rising(ends, one.ids.size());
-  const bool is_comparable = is_valid && is_moderate(weights) && is_moderate(decoded(one));
+  const bool is_comparable = is_valid && is_moderate(weights) && are_rows_moderate(one);
   for (const KernelTable* table : available_kernels()) {
     std::vector<float> out = before;
     const bool is_accepted = accepts([&] {

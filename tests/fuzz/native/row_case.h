@@ -13,13 +13,15 @@
 
 #include "fuzz_input.h"
 #include "kernels.h"
+#include "mxfp4.h"
 #include "rounding.h"
 
 namespace flash_core {
 
 using Wide = __int128;
 
-constexpr DType kDTypesAll[] = {DType::f32, DType::f16, DType::bf16, DType::int8, DType::int4};
+constexpr DType kDTypesAll[] = {DType::f32,  DType::f16,  DType::bf16,
+                                DType::int8, DType::int4, DType::mxfp4};
 constexpr size_t kColumnsMax = 1100;
 constexpr size_t kIdsMax = 24;
 constexpr size_t kRowsMax = 32;
@@ -37,7 +39,7 @@ View<T> out_view(std::vector<T>* values) {
 // The wide types' arithmetic: bytes of a row, 0 for no columns.
 inline Wide wide_row_bytes(DType dtype, Wide columns) {
   if (!is_grouped(dtype)) return columns * (dtype == DType::f32 ? 4 : 2);
-  return (columns + 31) / 32 * (dtype == DType::int8 ? 34 : 18);
+  return (columns + 31) / 32 * (dtype == DType::int8 ? 34 : dtype == DType::int4 ? 18 : 17);
 }
 
 struct RowCase {
@@ -124,12 +126,16 @@ inline std::vector<float> decoded(const RowCase& one) {
   return values;
 }
 
-// The largest scale of a row in int8 or int4.
+// The largest scale of a row of groups.
 inline double largest_scale(const RowCase& one, int32_t id) {
   const size_t groups = group_count(one.columns);
   const uint8_t* scales = row_at(one.rows(), id) + groups * group_bytes(one.dtype);
   double largest = 0;
   for (size_t g = 0; g < groups; ++g) {
+    if (one.dtype == DType::mxfp4) {
+      largest = std::max(largest, double{mxfp4_scale(scales[g])});
+      continue;
+    }
     const auto bits = static_cast<uint16_t>(scales[2 * g] | scales[2 * g + 1] << 8);
     largest = std::max(largest, std::fabs(double{float_from_f16(bits)}));
   }
@@ -150,6 +156,16 @@ inline std::vector<float> make_vector(FuzzInput* input, size_t count) {
 inline bool is_moderate(const std::vector<float>& values) {
   return std::all_of(values.begin(), values.end(),
                      [](float value) { return std::fabs(value) < 1e9F; });
+}
+
+// The same of weights: in mxfp4 of scales too, which may be huge where all numbers are zeros.
+inline bool are_rows_moderate(const RowCase& one) {
+  if (one.dtype == DType::mxfp4) {
+    for (const int32_t id : one.ids) {
+      if (largest_scale(one, id) >= 1e9) return false;
+    }
+  }
+  return is_moderate(decoded(one));
 }
 
 // Ends of runs that rise to `count`, or anything.

@@ -173,5 +173,6 @@ def encode_predictors(path: Path, spec: ModelSpec, dtype: str) -> None:
                 raw = encode(raw, record.dtype, dtype, name, widths[name])
                 if dtype in GROUP_BYTES:
                     rows = raw.reshape(-1, row_bytes(dtype, widths[name]))
-                    check_scales(largest_scale(rows, widths[name]), dtype, name)
+                    largest = largest_scale(rows, widths[name], dtype)
+                    check_scales(largest, dtype, name)
             file.write(raw.data)

@@ -119,7 +119,7 @@ def resident_blocks(
             dtype, width = dtypes[name], piece.tensor.shape[-1]
             if dtype in GROUP_BYTES:
                 rows = content.reshape(-1, row_bytes(dtype, width))
-                largest = max(largest, largest_scale(rows, width))
+                largest = max(largest, largest_scale(rows, width, dtype))
             if last:
                 check_scales(largest, dtype, piece.tensor.name)
                 largest = 0
@@ -277,7 +277,7 @@ def _encode_matrix(
         done += len(content)
         if dtype in GROUP_BYTES:
             rows = content.reshape(-1, row_bytes(dtype, width))
-            largest = max(largest, largest_scale(rows, width))
+            largest = max(largest, largest_scale(rows, width, dtype))
     assert done == len(into)
     check_scales(largest, dtype, piece.tensor.name)
 
@@ -287,7 +287,8 @@ def _note_scales(largest: list[int], header: BundleHeader, bundles: NDArray[np.u
     nbytes = row_bytes(header.dtype, header.d_model)
     for position in range(len(largest)):
         part = bundles[:, position * nbytes : (position + 1) * nbytes]
-        largest[position] = max(largest[position], largest_scale(part, header.d_model))
+        scale = largest_scale(part, header.d_model, header.dtype)
+        largest[position] = max(largest[position], scale)
 
 
 def _bundles(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
-from flashllm.dtypes import GROUP, GROUP_BYTES, row_bytes
+from flashllm.dtypes import GROUP_BYTES, SCALE_BYTES, row_bytes, row_scale_bytes
 from flashllm.errors import TensorMismatch
 from flashllm.flash.raw_tensor import all_finite
 
@@ -24,7 +24,10 @@ Place = Callable[[int], str]
 _SMALLEST_SCALE_BITS = 1
 """Of an f16: 2**-24."""
 _LEAST_OF_LARGEST = {"int8": 127.5 * 2.0**-24, "int4": 15 * 2.0**-24}
-"""What the largest weight of a tensor must exceed, about, to get a larger scale."""
+"""What the largest weight of a tensor must exceed, about, to get a larger scale.
+
+Scales of mxfp4 go down to 2**-127, below which f32 has subnormal numbers only.
+"""
 _ONE_AT_A_TIME = threading.Lock()
 """The kernels have threads of their own and allow one caller at a time."""
 
@@ -39,8 +42,8 @@ def encode(
 ) -> NDArray[np.uint8]:
     """The same values in another encoding, as bytes; `TensorMismatch` naming the tensor.
 
-    Groups of int8 and int4 lie along rows of `columns` values, whole ones. `place` says where the
-    first value lies that is no number.
+    Groups lie along rows of `columns` values, whole ones. `place` says where the first value lies
+    that is no number.
     """
     if not all_finite(raw, source):
         bad = int(np.argmin(np.isfinite(widen(raw, source))))
@@ -71,11 +74,12 @@ def _in_groups(
     return encoded
 
 
-def largest_scale(rows: NDArray[np.uint8], columns: int) -> int:
-    """The bits of the largest scale, its sign left out, of rows [n, bytes] in int8 or int4."""
-    scale_bytes = 2 * -(-columns // GROUP)
-    scales = np.ascontiguousarray(rows[:, rows.shape[1] - scale_bytes :]).view(np.uint16)
-    return int((scales & 0x7FFF).max(initial=0))
+def largest_scale(rows: NDArray[np.uint8], columns: int, dtype: str) -> int:
+    """The bits of the largest scale, its sign left out, of rows [n, bytes] of groups."""
+    scales = np.ascontiguousarray(rows[:, rows.shape[1] - row_scale_bytes(dtype, columns) :])
+    if SCALE_BYTES[dtype] == 1:
+        return int(scales.max(initial=0))
+    return int((scales.view(np.uint16) & 0x7FFF).max(initial=0))
 
 
 def check_scales(largest: int, target: str, name: str) -> None:
@@ -85,7 +89,7 @@ def check_scales(largest: int, target: str, name: str) -> None:
     take few of the numbers and the others become zero: not rounded, but lost. (In a tensor of usual
     weights a group may have it: what is lost there is less than the rounding of its other groups.)
     """
-    if target in GROUP_BYTES and largest == _SMALLEST_SCALE_BITS:
+    if target in _LEAST_OF_LARGEST and largest == _SMALLEST_SCALE_BITS:
         raise TensorMismatch(
             f"tensor {name}: all its weights are too small for {target}, under about"
             f" {_LEAST_OF_LARGEST[target]:.0e}, and would become zero or nearly so; convert with"

@@ -10,25 +10,33 @@
 
 namespace flash_core {
 
-// int8 and int4: whole numbers by groups of kGroup columns, the last group filled up with zeros.
-// A row is the numbers of its groups, then a scale in f16 for each; a weight is number * scale.
+// int8, int4 and mxfp4: whole numbers by groups of kGroup columns, the last group filled up with
+// zeros. A row is the numbers of its groups, then a scale for each; a weight is number * scale.
 // int8 has a signed byte a number. int4 has 16 bytes a group, byte i with number i in its low
-// half and number i + 16 in its high half, 8 added to each.
-enum class DType { f32, f16, bf16, int8, int4 };
+// half and number i + 16 in its high half, 8 added to each. Scales of both are in f16. mxfp4 has
+// codes in the places of int4's numbers, and scales of a byte (mxfp4.h).
+enum class DType { f32, f16, bf16, int8, int4, mxfp4 };
 
-constexpr size_t kDTypes = 5;
+constexpr size_t kDTypes = 6;
 constexpr size_t kGroup = 32;
-constexpr size_t kScaleBytes = 2;
 
-// invalid_argument for a name that is none of the five.
+// invalid_argument for a name that is none of the six.
 DType parse_dtype(const std::string& name);
 const char* dtype_name(DType dtype);
 
-constexpr bool is_grouped(DType dtype) { return dtype == DType::int8 || dtype == DType::int4; }
+constexpr bool is_grouped(DType dtype) {
+  return dtype == DType::int8 || dtype == DType::int4 || dtype == DType::mxfp4;
+}
 constexpr size_t group_count(size_t columns) { return (columns + kGroup - 1) / kGroup; }
 constexpr size_t group_bytes(DType dtype) { return dtype == DType::int8 ? kGroup : kGroup / 2; }
+constexpr size_t scale_bytes(DType dtype) { return dtype == DType::mxfp4 ? 1 : 2; }
 
-// Of one value, where values lie one by one: not for int8 and int4.
+// What numbers are multiplied by in the bytes that products take.
+constexpr int byte_unit(DType dtype) {
+  return dtype == DType::int4 ? 16 : dtype == DType::mxfp4 ? 8 : 1;
+}
+
+// Of one value, where values lie one by one: not for groups.
 constexpr size_t item_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
 // invalid_argument when there are no columns, out_of_range past 64 bits.

@@ -88,9 +88,15 @@ FLASH_TARGET inline Extremes extremes_of(const float* values) {
   return found;
 }
 
-struct EncodeInt8 {
+struct HalfScales {
+  using Scale = uint16_t;
+  FLASH_TARGET static float value_of(Scale scale) { return float_from_f16(scale); }
+};
+
+struct EncodeInt8 : HalfScales {
   static constexpr DType dtype = DType::int8;
   static constexpr float kMost = 127;
+  static constexpr float kLargest = kMost * kLargestHalf;
 
   // The next one up where rounding would need a number past 127: among subnormal halves only.
   FLASH_TARGET static uint16_t scale_for(const float* /*values*/, const Extremes& found) {
@@ -111,9 +117,10 @@ struct EncodeInt8 {
   }
 };
 
-struct EncodeInt4 {
+struct EncodeInt4 : HalfScales {
   static constexpr DType dtype = DType::int4;
   static constexpr float kMost = 7;
+  static constexpr float kLargest = kMost * kLargestHalf;
   // Of the scale with which the value farthest from zero becomes -8. Smaller ones cut it off and
   // round the others less.
   static constexpr std::array<float, 6> kFactors = {1.0F, 0.95F, 0.9F, 0.85F, 0.8F, 1.05F};
@@ -171,8 +178,47 @@ struct EncodeInt4 {
   }
 };
 
+struct EncodeMxfp4 {
+  static constexpr DType dtype = DType::mxfp4;
+  static constexpr float kLargest = std::numeric_limits<float>::max();
+  using Scale = uint8_t;
+  FLASH_TARGET static float value_of(Scale scale) { return mxfp4_scale(scale); }
+
+  // The largest value is 4 up to 8 times it, or less where no scale is so small.
+  FLASH_TARGET static Scale scale_for(const float* /*values*/, const Extremes& found) {
+    const uint32_t exponent = bits_of(found.largest) >> 23;
+    return static_cast<Scale>(std::max(exponent, 2U) - 2);
+  }
+  // The nearest float's, halfway the one whose last bit is zero; of what becomes zero, that of +0.
+  FLASH_TARGET static int32_t code_of(float value) {
+    const uint32_t bits = bits_of(value);
+    const float magnitude = float_from_bits(bits & 0x7FFFFFFF);
+    const int32_t code = static_cast<int32_t>(magnitude > 0.25F) + (magnitude >= 0.75F) +
+                         (magnitude > 1.25F) + (magnitude >= 1.75F) + (magnitude > 2.5F) +
+                         (magnitude >= 3.5F) + (magnitude > 5.0F);
+    return code | (code == 0 ? 0 : static_cast<int32_t>((bits >> 28) & 8));
+  }
+  FLASH_TARGET static void store(const float* values, float scale, uint8_t* to) {
+    const float inverse = 0.5F / scale;  // of the format's
+    int32_t codes[kGroup];
+    for (size_t i = 0; i < kGroup; ++i) codes[i] = code_of(values[i] * inverse);
+    for (size_t i = 0; i < kGroup / 2; ++i) {
+      to[i] = static_cast<uint8_t>(codes[i] | (codes[i + kGroup / 2] << 4));
+    }
+  }
+  FLASH_TARGET static void store_zeros(uint8_t* to) { std::memset(to, 0, kGroup / 2); }
+  FLASH_TARGET static void load(const uint8_t* from, float scale, float* values) {
+    for (size_t i = 0; i < kGroup / 2; ++i) {
+      values[i] = static_cast<float>(mxfp4_number(from[i] & 15)) * scale;
+      values[i + kGroup / 2] = static_cast<float>(mxfp4_number(from[i] >> 4)) * scale;
+    }
+  }
+};
+
 template <class Numbers>
 struct EncodeGroups {
+  using Scale = typename Numbers::Scale;
+
   FLASH_TARGET static bool encode(const float* values, size_t columns, uint8_t* row) {
     if (!all_finite(values, columns)) return false;
     const size_t groups = group_count(columns);
@@ -182,16 +228,16 @@ struct EncodeGroups {
       std::memcpy(group, values + g * kGroup,
                   std::min(kGroup, columns - g * kGroup) * sizeof(float));
       const Extremes found = extremes_of(group);
-      if (found.largest > Numbers::kMost * kLargestHalf) return false;
+      if (found.largest > Numbers::kLargest) return false;
       uint8_t* to = row + g * group_bytes(Numbers::dtype);
-      uint16_t scale = 0;
+      Scale scale = 0;
       if (found.largest == 0) {
         Numbers::store_zeros(to);
       } else {
         scale = Numbers::scale_for(group, found);
-        Numbers::store(group, float_from_f16(scale), to);
+        Numbers::store(group, Numbers::value_of(scale), to);
       }
-      std::memcpy(scales + g * kScaleBytes, &scale, kScaleBytes);
+      std::memcpy(scales + g * sizeof(scale), &scale, sizeof(scale));
     }
     return true;
   }
@@ -199,10 +245,10 @@ struct EncodeGroups {
     const size_t groups = group_count(columns);
     const uint8_t* scales = row + groups * group_bytes(Numbers::dtype);
     for (size_t g = 0; g < groups; ++g) {
-      uint16_t scale = 0;
-      std::memcpy(&scale, scales + g * kScaleBytes, kScaleBytes);
+      Scale scale = 0;
+      std::memcpy(&scale, scales + g * sizeof(scale), sizeof(scale));
       float group[kGroup];
-      Numbers::load(row + g * group_bytes(Numbers::dtype), float_from_f16(scale), group);
+      Numbers::load(row + g * group_bytes(Numbers::dtype), Numbers::value_of(scale), group);
       std::memcpy(values + g * kGroup, group,
                   std::min(kGroup, columns - g * kGroup) * sizeof(float));
     }
@@ -210,8 +256,16 @@ struct EncodeGroups {
 };
 
 inline void set_encoding(KernelTable* table) {
-  table->encode = {EncodeF32::encode, EncodeHalves<F16Bits>::encode, EncodeHalves<BF16Bits>::encode,
-                   EncodeGroups<EncodeInt8>::encode, EncodeGroups<EncodeInt4>::encode};
-  table->decode = {EncodeF32::decode, EncodeHalves<F16Bits>::decode, EncodeHalves<BF16Bits>::decode,
-                   EncodeGroups<EncodeInt8>::decode, EncodeGroups<EncodeInt4>::decode};
+  table->encode = {EncodeF32::encode,
+                   EncodeHalves<F16Bits>::encode,
+                   EncodeHalves<BF16Bits>::encode,
+                   EncodeGroups<EncodeInt8>::encode,
+                   EncodeGroups<EncodeInt4>::encode,
+                   EncodeGroups<EncodeMxfp4>::encode};
+  table->decode = {EncodeF32::decode,
+                   EncodeHalves<F16Bits>::decode,
+                   EncodeHalves<BF16Bits>::decode,
+                   EncodeGroups<EncodeInt8>::decode,
+                   EncodeGroups<EncodeInt4>::decode,
+                   EncodeGroups<EncodeMxfp4>::decode};
 }

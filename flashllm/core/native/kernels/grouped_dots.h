@@ -1,15 +1,19 @@
-// Dots of rows of int8 and int4, written once for all vector widths.
+// Dots of rows of groups (int8, int4 and mxfp4), written once for all vector widths.
 //
 // Included as kernel_loops.h is, after it. I gives int8_dots_at_once and int4_dots_at_once, as V
 // does dots_at_once; Bytes and Lanes, as many bytes and 32-bit numbers as a vector has;
-// load_bytes(); whole(), first_halves() and second_halves() of weights, in the form that dot()
-// takes; seed(), times_128(), dot(lanes, weights, numbers) = lanes + sums of products, and
-// to_float(). Which numbers meet in a lane is its own affair, within a group. S gives Scales, those
-// of kInputGroups groups: load(), int8() and int4(), spread over the lanes of vector k, and where
-// loads_some load_some(), which reads those of fewer.
+// load_bytes(); whole(), first_halves() and second_halves() of weights, first_floats() and
+// second_floats() of mxfp4's, in the form that dot() takes; seed(), times_128(), dot(lanes,
+// weights, numbers) = lanes + sums of products, and to_float(). Which numbers meet in a lane is its
+// own affair, within a group. S gives Half and Power, encodings of scales, with item_bytes and
+// load(); Scales, those of kInputGroups groups: load(), int8() and int4(), spread over the lanes of
+// vector k where groups have 32 and 16 bytes, and where loads_some load_some(), which reads those
+// of fewer.
 
 struct Int8Dot {
   static constexpr DType dtype = DType::int8;
+  template <class S>
+  using Scale = typename S::Half;
   template <class I>
   static constexpr size_t at_once = I::int8_dots_at_once;
   template <class I>
@@ -25,16 +29,45 @@ struct Int8Dot {
   }
 };
 
-struct Int4Dot {
+// Numbers of four bits: those of each half of a group, in the form that dot() takes.
+struct Int4Nibbles {
   static constexpr DType dtype = DType::int4;
+  template <class S>
+  using Scale = typename S::Half;
+  template <class I>
+  FLASH_TARGET static inline typename I::Bytes first(typename I::Bytes both) {
+    return I::first_halves(both);
+  }
+  template <class I>
+  FLASH_TARGET static inline typename I::Bytes second(typename I::Bytes both) {
+    return I::second_halves(both);
+  }
+};
+
+struct Mxfp4Nibbles {
+  static constexpr DType dtype = DType::mxfp4;
+  template <class S>
+  using Scale = typename S::Power;
+  template <class I>
+  FLASH_TARGET static inline typename I::Bytes first(typename I::Bytes both) {
+    return I::first_floats(both);
+  }
+  template <class I>
+  FLASH_TARGET static inline typename I::Bytes second(typename I::Bytes both) {
+    return I::second_floats(both);
+  }
+};
+
+template <class Nibbles>
+struct NibbleDot : Nibbles {
   template <class I>
   static constexpr size_t at_once = I::int4_dots_at_once;
   template <class I>
   FLASH_TARGET static inline typename I::Lanes dot(const uint8_t* row, const DotInput& x,
                                                    size_t at) {
     const typename I::Bytes both = I::load_bytes(row);
-    const typename I::Bytes first = I::first_halves(both);
-    const typename I::Bytes second = I::second_halves(both);
+    const typename I::Bytes first = Nibbles::template first<I>(both);
+    const typename I::Bytes second = Nibbles::template second<I>(both);
     const size_t behind = x.half_stride + at;
     auto lanes = I::dot(I::seed(x.seeds + at / 4), first, I::load_bytes(x.high + at));
     lanes = I::times_128(I::dot(lanes, second, I::load_bytes(x.high + behind)));
@@ -60,7 +93,7 @@ FLASH_TARGET inline void add_vector(const uint8_t* const* from, const typename S
   }
 }
 
-// A few bytes, at most 32, without a call.
+// A few bytes, 1 to 32, without a call.
 inline void copy_few(const uint8_t* from, size_t nbytes, uint8_t* to) {
   const auto ends = [&](auto piece) {  // the first and the last so many, which may overlap
     std::memcpy(&piece, from, sizeof(piece));
@@ -75,28 +108,32 @@ inline void copy_few(const uint8_t* from, size_t nbytes, uint8_t* to) {
     ends(uint64_t());
   } else if (nbytes >= 4) {
     ends(uint32_t());
-  } else {
+  } else if (nbytes >= 2) {
     ends(uint16_t());
+  } else {
+    *to = *from;
   }
 }
 
 // Scales of the last `count` groups of a row, behind which nothing may be read.
-template <class S>
-FLASH_TARGET inline typename S::Scales load_last(const uint8_t* halves, const float* factors,
+template <class S, class Scale>
+FLASH_TARGET inline typename S::Scales load_last(const uint8_t* from, const float* factors,
                                                  size_t count) {
   if constexpr (S::loads_some) {
-    return S::load_some(halves, factors, count);
+    return S::template load_some<Scale>(from, factors, count);
   } else {
-    alignas(64) uint8_t copies[kInputGroups * kScaleBytes] = {};
-    copy_few(halves, count * kScaleBytes, copies);
-    return S::load(copies, factors);
+    alignas(64) uint8_t copies[kInputGroups * Scale::item_bytes] = {};
+    copy_few(from, count * Scale::item_bytes, copies);
+    return S::template load<Scale>(copies, factors);
   }
 }
 
 template <class V, class I, class S, class Numbers, size_t Count>
 FLASH_TARGET inline void dots_of_groups(const uint8_t* const* rows, const uint8_t* const* next,
                                         const DotInput& x, float* out) {
+  using Scale = typename Numbers::template Scale<S>;
   constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
+  constexpr size_t kScaleBytes = Scale::item_bytes;
   constexpr size_t kBytes = 4 * V::width;
   constexpr size_t kVectors = kInputGroups * kGroupBytes / kBytes;
   const size_t groups = group_count(x.columns);
@@ -114,7 +151,7 @@ FLASH_TARGET inline void dots_of_groups(const uint8_t* const* rows, const uint8_
     for (size_t r = 0; r < Count; ++r) {
       prefetch<kInputGroups * kGroupBytes>(next[r] + at);
       prefetch<kInputGroups * kScaleBytes>(next[r] + scales);
-      spread[r] = S::load(rows[r] + scales, x.scales + g);
+      spread[r] = S::template load<Scale>(rows[r] + scales, x.scales + g);
     }
     for (size_t k = 0; k < kVectors; ++k) {
       for (size_t r = 0; r < Count; ++r) from[r] = rows[r] + at + k * kBytes;
@@ -125,8 +162,8 @@ FLASH_TARGET inline void dots_of_groups(const uint8_t* const* rows, const uint8_
     const size_t at = g * kGroupBytes;
     const size_t nbytes = (groups - g) * kGroupBytes;
     for (size_t r = 0; r < Count; ++r) {
-      const uint8_t* const halves = rows[r] + scales_at + g * kScaleBytes;
-      spread[r] = load_last<S>(halves, x.scales + g, groups - g);
+      const uint8_t* const last = rows[r] + scales_at + g * kScaleBytes;
+      spread[r] = load_last<S, Scale>(last, x.scales + g, groups - g);
     }
     uint8_t tails[Count][kBytes];
     for (size_t k = 0; k < kVectors; ++k) {  // unrolled, so that the sums stay in registers
@@ -162,5 +199,6 @@ FLASH_TARGET void dot_groups(const DotRows& rows, const DotInput& x, float* out)
 template <class V, class I, class S>
 void set_grouped_dots(KernelTable* table) {
   table->dot[static_cast<size_t>(DType::int8)] = dot_groups<V, I, S, Int8Dot>;
-  table->dot[static_cast<size_t>(DType::int4)] = dot_groups<V, I, S, Int4Dot>;
+  table->dot[static_cast<size_t>(DType::int4)] = dot_groups<V, I, S, NibbleDot<Int4Nibbles>>;
+  table->dot[static_cast<size_t>(DType::mxfp4)] = dot_groups<V, I, S, NibbleDot<Mxfp4Nibbles>>;
 }

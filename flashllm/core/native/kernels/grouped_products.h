@@ -1,4 +1,4 @@
-// Products of tiles of rows of int8 and int4, written once for all vector widths.
+// Products of tiles of rows of groups, written once for all vector widths.
 //
 // Included as tile_products.h is, after it and grouped_dots.h. Weights are unpacked to 16 bits once
 // for all vectors, and the vectors' 14-bit numbers are taken whole, so that one product of 16 bits
@@ -13,7 +13,7 @@ struct GroupedTile {
   static constexpr size_t rows = I::tile_rows;
   static constexpr size_t vectors = I::tile_vectors;
   static constexpr size_t width_bytes = 4 * V::width;
-  // Vectors of 16 bits in a step: even and odd numbers, of int4 those of both halves.
+  // Vectors of 16 bits in a step: even and odd numbers, of four bits those of both halves.
   static constexpr size_t pieces = Numbers::dtype == DType::int8 ? 2 : 4;
   static constexpr size_t piece_bytes = (pieces + 1) * width_bytes;  // the last: scales, in f32
   using Sum = typename V::Type;
@@ -74,8 +74,8 @@ FLASH_TARGET inline void unpack(typename I::Bytes bytes, size_t width_bytes, uin
     I::store_shorts(to + width_bytes, I::odd(bytes));
   } else {
     // Signed again, where the instruction for bytes wants them unsigned.
-    const typename I::Bytes first = I::whole(I::first_halves(bytes));
-    const typename I::Bytes second = I::whole(I::second_halves(bytes));
+    const typename I::Bytes first = I::whole(Numbers::template first<I>(bytes));
+    const typename I::Bytes second = I::whole(Numbers::template second<I>(bytes));
     I::store_shorts(to, I::even(first));
     I::store_shorts(to + width_bytes, I::odd(first));
     I::store_shorts(to + 2 * width_bytes, I::even(second));
@@ -86,6 +86,7 @@ FLASH_TARGET inline void unpack(typename I::Bytes bytes, size_t width_bytes, uin
 template <class V, class I, class S, class Numbers>
 FLASH_TARGET void pack_grouped_rows(const PanelRows& rows, size_t columns, uint8_t* to) {
   using Tile = GroupedTile<V, I, Numbers>;
+  using Scale = typename Numbers::template Scale<S>;
   constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
   constexpr size_t kBytes = Tile::width_bytes;
   constexpr size_t kVectors = kInputGroups * kGroupBytes / kBytes;
@@ -99,21 +100,22 @@ FLASH_TARGET void pack_grouped_rows(const PanelRows& rows, size_t columns, uint8
     const uint8_t* row = rows.rows[std::min(r, rows.count - 1)];
     for (size_t g = 0; g < groups; g += kInputGroups) {
       const size_t count = std::min(kInputGroups, groups - g);
-      const uint8_t* const halves = row + nbytes + g * kScaleBytes;
-      const typename S::Scales scales =
-          count == kInputGroups ? S::load(halves, ones) : load_last<S>(halves, ones, count);
+      const uint8_t* const from = row + nbytes + g * Scale::item_bytes;
+      const typename S::Scales scales = count == kInputGroups
+                                            ? S::template load<Scale>(from, ones)
+                                            : load_last<S, Scale>(from, ones, count);
       const size_t first = g * kGroupBytes / kBytes;
       for (size_t k = 0; k < kVectors && (first + k) * kBytes < nbytes; ++k) {
         const size_t at = (first + k) * kBytes;
         const size_t step = chains.in_panel(k % 4, (first + k) / 4, r / Tile::rows, tiles);
         uint8_t* const piece = to + (step * Tile::rows + r % Tile::rows) * Tile::piece_bytes;
         uint8_t tail[kBytes] = {};
-        const uint8_t* from = row + at;
+        const uint8_t* numbers = row + at;
         if (at + kBytes > nbytes) {
-          std::memcpy(tail, from, nbytes - at);
-          from = tail;
+          std::memcpy(tail, numbers, nbytes - at);
+          numbers = tail;
         }
-        unpack<I, Numbers>(I::load_bytes(from), kBytes, piece);
+        unpack<I, Numbers>(I::load_bytes(numbers), kBytes, piece);
         V::store(reinterpret_cast<float*>(piece + Tile::pieces * kBytes),
                  Numbers::template scale<S>(scales, k));
       }
@@ -159,5 +161,8 @@ ProductKernel grouped_product() {
 template <class V, class I, class S>
 void set_grouped_products(KernelTable* table) {
   table->product[static_cast<size_t>(DType::int8)] = grouped_product<V, I, S, Int8Dot>();
-  table->product[static_cast<size_t>(DType::int4)] = grouped_product<V, I, S, Int4Dot>();
+  table->product[static_cast<size_t>(DType::int4)] =
+      grouped_product<V, I, S, NibbleDot<Int4Nibbles>>();
+  table->product[static_cast<size_t>(DType::mxfp4)] =
+      grouped_product<V, I, S, NibbleDot<Mxfp4Nibbles>>();
 }

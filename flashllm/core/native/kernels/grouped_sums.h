@@ -1,4 +1,4 @@
-// Weighted sums of rows of int8 and int4, written once for all vector widths.
+// Weighted sums of rows of groups, written once for all vector widths.
 //
 // Included as kernel_loops.h is, after grouped_dots.h. Each row's weight times the scale of a group
 // is rounded together with those of the rows that are added with it (rounding.h), so that products
@@ -16,6 +16,8 @@ constexpr size_t kQuads = kRowsPerAdd / 4;
 
 struct Int8Sum {
   static constexpr DType dtype = DType::int8;
+  template <class S>
+  using Scale = typename S::Half;
   static constexpr size_t halves = 1;
   template <class I>
   FLASH_TARGET static inline typename I::Bytes half(typename I::Bytes bytes, size_t /*half*/) {
@@ -23,12 +25,12 @@ struct Int8Sum {
   }
 };
 
-struct Int4Sum {
-  static constexpr DType dtype = DType::int4;
+template <class Nibbles>
+struct NibbleSum : Nibbles {
   static constexpr size_t halves = 2;
   template <class I>
   FLASH_TARGET static inline typename I::Bytes half(typename I::Bytes bytes, size_t half) {
-    return half == 0 ? I::first_halves(bytes) : I::second_halves(bytes);
+    return half == 0 ? Nibbles::template first<I>(bytes) : Nibbles::template second<I>(bytes);
   }
 };
 
@@ -42,12 +44,12 @@ struct RoundedWeights {
 };
 
 // Scales of V::width groups, or of the last `count` of a row, behind which nothing may be read.
-template <class V, class F16>
-FLASH_TARGET inline typename V::Type load_scales(const uint8_t* halves, size_t count) {
-  if (count >= V::width) return F16::load(halves);
-  alignas(64) uint8_t copies[V::width * kScaleBytes] = {};
-  std::memcpy(copies, halves, count * kScaleBytes);
-  return F16::load(copies);
+template <class V, class Scale>
+FLASH_TARGET inline typename V::Type load_scales(const uint8_t* from, size_t count) {
+  if (count >= V::width) return Scale::load(from);
+  alignas(64) uint8_t copies[V::width * Scale::item_bytes] = {};
+  std::memcpy(copies, from, count * Scale::item_bytes);
+  return Scale::load(copies);
 }
 
 // Rows filled up to whole fours: with the first one's numbers, times zero.
@@ -71,7 +73,7 @@ struct QuadRows {
 // The numbers of V::width groups, the first of which is number `at` of the table: `count` of them
 // are there, with their scales at byte `scales` of each row. As round_together(), but for how it
 // says that a value is not finite.
-template <class V, class F16, class I, size_t Quads>
+template <class V, class Scale, class I, size_t Quads>
 FLASH_INLINE void round_groups(const QuadRows<Quads>& rows, size_t scales, size_t count, float unit,
                                size_t at, RoundedWeights* to) {
   using Float = typename V::Type;
@@ -80,7 +82,7 @@ FLASH_INLINE void round_groups(const QuadRows<Quads>& rows, size_t scales, size_
   Float scaled[4 * Quads];
   Whole largest = {};
   for (size_t r = 0; r < 4 * Quads; ++r) {
-    scaled[r] = load_scales<V, F16>(rows.rows[r] + scales, count) * V::broadcast(rows.weights[r]);
+    scaled[r] = load_scales<V, Scale>(rows.rows[r] + scales, count) * V::broadcast(rows.weights[r]);
     const Whole magnitude = (Whole)scaled[r] & 0x7FFFFFFF;
     largest = magnitude > largest ? magnitude : largest;
   }
@@ -245,11 +247,13 @@ FLASH_TARGET inline void add_columns(const QuadRows<Quads>& rows, size_t numbers
   }
 }
 
-template <class V, class F16, class I, class Numbers, size_t Quads>
+template <class V, class I, class S, class Numbers, size_t Quads>
 FLASH_TARGET inline void add_quads(const AddRows& given, const ColumnRange& range, float* partial,
                                    float* out) {
+  using Scale = typename Numbers::template Scale<S>;
   constexpr size_t kGroupBytes = group_bytes(Numbers::dtype);
-  constexpr float kUnit = Numbers::dtype == DType::int4 ? 1.0F / 16 : 1.0F;
+  constexpr size_t kScaleBytes = Scale::item_bytes;
+  constexpr float kUnit = 1.0F / byte_unit(Numbers::dtype);
   const QuadRows<Quads> rows(given);
   RoundedWeights weights;
   for (size_t begin = range.first; begin < range.last; begin += kSumColumns) {
@@ -257,11 +261,10 @@ FLASH_TARGET inline void add_quads(const AddRows& given, const ColumnRange& rang
     const size_t groups = group_count(columns);
     const size_t scales = group_count(range.count) * kGroupBytes + begin / kGroup * kScaleBytes;
     for (size_t g = 0; g < groups; g += V::width) {
-      round_groups<V, F16, I>(rows, scales + g * kScaleBytes, groups - g, kUnit, g, &weights);
+      round_groups<V, Scale, I>(rows, scales + g * kScaleBytes, groups - g, kUnit, g, &weights);
     }
     for (size_t r = 0; r < given.count; ++r) {
-      __builtin_prefetch(rows.next[r] + scales, 0, 2);
-      __builtin_prefetch(rows.next[r] + scales + 64, 0, 2);
+      prefetch<kSumGroups * kScaleBytes>(rows.next[r] + scales);
     }
     const SumColumns to = {partial + (begin - range.first), out + begin, columns, given.begins,
                            given.ends};
@@ -269,19 +272,20 @@ FLASH_TARGET inline void add_quads(const AddRows& given, const ColumnRange& rang
   }
 }
 
-template <class V, class F16, class I, class Numbers>
+template <class V, class I, class S, class Numbers>
 FLASH_TARGET void add_groups(const AddRows& rows, const ColumnRange& range, float* partial,
                              float* out) {
   if (rows.count <= 4) {
-    add_quads<V, F16, I, Numbers, 1>(rows, range, partial, out);
+    add_quads<V, I, S, Numbers, 1>(rows, range, partial, out);
   } else {
-    add_quads<V, F16, I, Numbers, kQuads>(rows, range, partial, out);
+    add_quads<V, I, S, Numbers, kQuads>(rows, range, partial, out);
   }
 }
 
-template <class V, class F16, class I>
+template <class V, class I, class S>
 void set_grouped_sums(KernelTable* table) {
   static_assert(kQuads == 2, "add_groups() knows of one four and of two");
-  table->add[static_cast<size_t>(DType::int8)] = add_groups<V, F16, I, Int8Sum>;
-  table->add[static_cast<size_t>(DType::int4)] = add_groups<V, F16, I, Int4Sum>;
+  table->add[static_cast<size_t>(DType::int8)] = add_groups<V, I, S, Int8Sum>;
+  table->add[static_cast<size_t>(DType::int4)] = add_groups<V, I, S, NibbleSum<Int4Nibbles>>;
+  table->add[static_cast<size_t>(DType::mxfp4)] = add_groups<V, I, S, NibbleSum<Mxfp4Nibbles>>;
 }

@@ -10,19 +10,19 @@
 
 namespace flash_core {
 
-// The vector of a product. For int8 and int4 it is rounded to whole numbers too, so that sums
-// within a group are exact, the same on every instruction set (quantised_input.h).
+// The vector of a product. For groups it is rounded to whole numbers too, so that sums within a
+// group are exact, the same on every instruction set (quantised_input.h).
 struct DotInput {
   const float* values;  // [columns]
   size_t columns;
-  // Number i of a group is 128 * high + low, both from -64 to 63. In int4, as the weights lie: the
-  // first halves of all groups, and `half_stride` numbers later the second halves.
+  // Number i of a group is 128 * high + low, both from -64 to 63. Where weights have four bits, as
+  // these lie: the first halves of all groups, and `half_stride` numbers later the second halves.
   const int8_t* high;
   const int8_t* low;
   // Minus the sum of the numbers that meet in one 32-bit lane: what 128, added to the weights
-  // times 16 in int4 and times 1 in int8 to make them unsigned, adds to a 128th of the dot.
+  // times byte_unit() to make them unsigned, adds to a 128th of the dot.
   const int32_t* seeds;
-  const float* scales;  // of each group, divided by 16 in int4
+  const float* scales;  // of each group, divided by byte_unit()
   size_t half_stride;
 };
 
@@ -66,8 +66,8 @@ struct ColumnRange {
 };
 
 // partial[c - first] += weights[0] * rows[0][c], then += weights[1] * rows[1][c], and so on, rows
-// one after the other for each column; in int8 and int4, += the sum over all the rows with their
-// weights times scales rounded together (rounding.h), which is exact but for that. Each column is
+// one after the other for each column; of groups, += the sum over all the rows with their weights
+// times scales rounded together (rounding.h), which is exact but for that. Each column is
 // computed alike wherever a range begins and ends, so that any split of the columns gives the same
 // bits. Where the block ends, out[c] += the sum instead. `partial` has room for
 // whole units of columns.
@@ -133,7 +133,7 @@ struct SumKernel {
       decode;
 };
 
-// A row from finite values; false when int8 or int4 cannot hold one of them, or one is not finite.
+// A row from finite values; false when no scale reaches one of them, or one is not finite.
 using EncodeFunction = bool (*)(const float* values, size_t columns, uint8_t* row);
 using DecodeFunction = void (*)(const uint8_t* row, size_t columns, float* values);
 

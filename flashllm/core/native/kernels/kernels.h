@@ -78,7 +78,7 @@ class Kernels {
                        View<uint8_t> cache);
 
   // out [n * row_bytes] from values [n * columns]; invalid_argument for a value that is not finite
-  // or, in int8 and int4, too large for a scale in f16. `out` then holds anything.
+  // or that no scale reaches. `out` then holds anything.
   void encode_rows(View<const float> values, size_t columns, DType dtype, View<uint8_t> out);
 
   // out [n * columns] = the values of rows ids [n]; out_of_range for an id outside the bytes.

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "kernel_table.h"
+#include "mxfp4.h"
 #include "rounding.h"
 #include "tiles.h"
 
@@ -59,6 +60,18 @@ struct BF16 {
   }
 };
 
+// Scales of mxfp4, as mxfp4_scale() makes them.
+struct E8M0 {
+  static constexpr size_t item_bytes = 1;
+  FLASH_INLINE __m256 load(const uint8_t* from) {
+    const __m256i s = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    const __m256i one = _mm256_set1_epi32(1);
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(s, one), 23);
+    const __m256i subnormal = _mm256_slli_epi32(_mm256_add_epi32(s, one), 21);
+    return _mm256_castsi256_ps(_mm256_max_epi32(normal, subnormal));
+  }
+};
+
 struct I {
   static constexpr size_t int8_dots_at_once = 2;
   static constexpr size_t int4_dots_at_once = 2;
@@ -78,6 +91,13 @@ struct I {
     return _mm256_and_si256(both, _mm256_set1_epi8(-16));
   }
   FLASH_INLINE Bytes first_halves(Bytes both) { return second_halves(_mm256_slli_epi32(both, 4)); }
+  FLASH_INLINE Bytes look_up(Bytes codes) {
+    const auto* bytes = reinterpret_cast<const __m128i*>(kMxfp4Bytes.data());
+    const __m256i table = whole(_mm256_broadcastsi128_si256(_mm_load_si128(bytes)));
+    return _mm256_shuffle_epi8(table, _mm256_and_si256(codes, _mm256_set1_epi8(15)));
+  }
+  FLASH_INLINE Bytes first_floats(Bytes both) { return look_up(both); }
+  FLASH_INLINE Bytes second_floats(Bytes both) { return look_up(_mm256_srli_epi16(both, 4)); }
   FLASH_INLINE Lanes seed(const int32_t* from) { return load_bytes(from); }
   FLASH_INLINE Lanes times_128(Lanes lanes) { return _mm256_slli_epi32(lanes, 7); }
   // Pairs stay within 16 bits: 255 * 64 * 2 = 32,640.
@@ -122,17 +142,20 @@ struct I {
   }
 };
 
-// A vector has one group of int8, or two of int4.
+// A vector has one group of int8, or two of four bits a number.
 struct S {
+  using Half = F16;
+  using Power = E8M0;
   static constexpr bool loads_some = false;
   struct Scales {
     alignas(32) float values[kInputGroups];
   };
-  FLASH_INLINE Scales load(const uint8_t* halves, const float* factors) {
+  template <class Scale>
+  FLASH_INLINE Scales load(const uint8_t* from, const float* factors) {
     Scales scales;
     for (size_t g = 0; g < kInputGroups; g += V::width) {
       const __m256 product =
-          _mm256_mul_ps(F16::load(halves + g * kScaleBytes), V::load(factors + g));
+          _mm256_mul_ps(Scale::load(from + g * Scale::item_bytes), V::load(factors + g));
       _mm256_store_ps(scales.values + g, product);
     }
     return scales;
@@ -163,7 +186,7 @@ struct S {
 KernelTable make_avx2() {
   KernelTable table = make_table<V, F32, F16, BF16>("avx2");
   set_grouped_dots<V, I, S>(&table);
-  set_grouped_sums<V, F16, I>(&table);
+  set_grouped_sums<V, I, S>(&table);
   set_float_products<V, F32, F16, BF16>(&table);
   set_sums<V, F32, F16, BF16>(&table);
   set_grouped_products<V, I, S>(&table);

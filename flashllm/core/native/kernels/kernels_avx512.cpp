@@ -1,5 +1,5 @@
 // AVX-512F alone, which every processor has that has any of it, and with VNNI, which multiplies
-// bytes, and what all that have it have too; without that, AVX2 does int8 and int4.
+// bytes, and what all that have it have too; without that, AVX2 does groups.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernel_table.h"
+#include "mxfp4.h"
 #include "rounding.h"
 #include "tiles.h"
 
@@ -69,7 +70,7 @@ KernelTable make_avx512() {
   set_sums<V, F32, F16, BF16>(&table);
   table.encode = narrower.encode;
   table.decode = narrower.decode;
-  for (const DType dtype : {DType::int8, DType::int4}) {
+  for (const DType dtype : {DType::int8, DType::int4, DType::mxfp4}) {
     table.product[static_cast<size_t>(dtype)] = narrower.product[static_cast<size_t>(dtype)];
     table.dot[static_cast<size_t>(dtype)] = narrower.dot[static_cast<size_t>(dtype)];
     table.add[static_cast<size_t>(dtype)] = narrower.add[static_cast<size_t>(dtype)];
@@ -99,6 +100,13 @@ struct I {
     return _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xF0F0F0F0)));
   }
   FLASH_INLINE Bytes first_halves(Bytes both) { return second_halves(_mm512_slli_epi32(both, 4)); }
+  FLASH_INLINE Bytes look_up(Bytes codes) {
+    const auto* bytes = reinterpret_cast<const __m128i*>(kMxfp4Bytes.data());
+    const __m512i table = whole(_mm512_broadcast_i32x4(_mm_load_si128(bytes)));
+    return _mm512_shuffle_epi8(table, _mm512_and_si512(codes, _mm512_set1_epi8(15)));
+  }
+  FLASH_INLINE Bytes first_floats(Bytes both) { return look_up(both); }
+  FLASH_INLINE Bytes second_floats(Bytes both) { return look_up(_mm512_srli_epi16(both, 4)); }
   FLASH_INLINE Lanes seed(const int32_t* from) { return load_bytes(from); }
   FLASH_INLINE Lanes times_128(Lanes lanes) { return _mm512_slli_epi32(lanes, 7); }
   FLASH_INLINE Lanes dot(Lanes lanes, Bytes weights, Bytes numbers) {
@@ -139,17 +147,45 @@ struct I {
   }
 };
 
-// A vector has two groups of int8, or four of int4.
+// Encodings of scales, with load_some() for those that a mask names.
+struct SomeF16 : F16 {
+  FLASH_INLINE __m512 load_some(const uint8_t* from, __mmask16 some) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(some, from));
+  }
+};
+
+// As mxfp4_scale() makes them.
+struct SomeE8M0 {
+  static constexpr size_t item_bytes = 1;
+  FLASH_INLINE __m512 power(__m128i bytes) {
+    const __m512i s = _mm512_cvtepu8_epi32(bytes);
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(s, one), 23);
+    const __m512i subnormal = _mm512_slli_epi32(_mm512_add_epi32(s, one), 21);
+    return _mm512_castsi512_ps(_mm512_max_epi32(normal, subnormal));
+  }
+  FLASH_INLINE __m512 load(const uint8_t* from) {
+    return power(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  FLASH_INLINE __m512 load_some(const uint8_t* from, __mmask16 some) {
+    return power(_mm_maskz_loadu_epi8(some, from));
+  }
+};
+
+// A vector has two groups of int8, or four of four bits a number.
 struct S {
+  using Half = SomeF16;
+  using Power = SomeE8M0;
   using Scales = __m512;
   static constexpr bool loads_some = true;
-  FLASH_INLINE Scales load(const uint8_t* halves, const float* factors) {
-    return _mm512_mul_ps(F16::load(halves), V::load(factors));
+  template <class Scale>
+  FLASH_INLINE Scales load(const uint8_t* from, const float* factors) {
+    return _mm512_mul_ps(Scale::load(from), V::load(factors));
   }
-  FLASH_INLINE Scales load_some(const uint8_t* halves, const float* factors, size_t count) {
+  template <class Scale>
+  FLASH_INLINE Scales load_some(const uint8_t* from, const float* factors, size_t count) {
     const auto some = static_cast<__mmask16>((1U << count) - 1);
-    const __m512 scales = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(some, halves));
-    return _mm512_mul_ps(scales, V::load(factors));
+    return _mm512_mul_ps(Scale::load_some(from, some), V::load(factors));
   }
   FLASH_INLINE __m512 int8(Scales scales, size_t k) {
     const __m512i groups = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
@@ -173,7 +209,7 @@ KernelTable make_avx512vnni() {
   KernelTable table = avx512_kernels();
   table.name = "avx512vnni";
   set_grouped_dots<V, I, S>(&table);
-  set_grouped_sums<V, F16, I>(&table);
+  set_grouped_sums<V, I, S>(&table);
   set_grouped_products<V, I, S>(&table);
   return table;
 }

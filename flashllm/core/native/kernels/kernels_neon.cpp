@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "kernel_table.h"
+#include "mxfp4.h"
 #include "rounding.h"
 #include "tiles.h"
 
@@ -57,6 +58,21 @@ struct BF16 {
   }
 };
 
+// Scales of mxfp4, as mxfp4_scale() makes them.
+struct E8M0 {
+  static constexpr size_t item_bytes = 1;
+  FLASH_INLINE float32x4_t load(const uint8_t* from) {
+    uint32_t four = 0;
+    std::memcpy(&four, from, sizeof(four));
+    const uint16x4_t halves = vget_low_u16(vmovl_u8(vcreate_u8(four)));
+    const int32x4_t s = vreinterpretq_s32_u32(vmovl_u16(halves));
+    const int32x4_t one = vdupq_n_s32(1);
+    const int32x4_t normal = vshlq_n_s32(vsubq_s32(s, one), 23);
+    const int32x4_t subnormal = vshlq_n_s32(vaddq_s32(s, one), 21);
+    return vreinterpretq_f32_s32(vmaxq_s32(normal, subnormal));
+  }
+};
+
 // Signed bytes by signed bytes; not the dot products of ARMv8.2, which not all have.
 struct I {
   static constexpr size_t int8_dots_at_once = 1;
@@ -78,6 +94,13 @@ struct I {
   }
   FLASH_INLINE Bytes second_halves(Bytes both) {
     return veorq_s8(vandq_s8(both, vdupq_n_s8(-16)), vdupq_n_s8(-128));
+  }
+  FLASH_INLINE Bytes first_floats(Bytes both) {
+    const uint8x16_t codes = vandq_u8(vreinterpretq_u8_s8(both), vdupq_n_u8(15));
+    return vqtbl1q_s8(vld1q_s8(kMxfp4Bytes.data()), codes);
+  }
+  FLASH_INLINE Bytes second_floats(Bytes both) {
+    return vqtbl1q_s8(vld1q_s8(kMxfp4Bytes.data()), vshrq_n_u8(vreinterpretq_u8_s8(both), 4));
   }
   FLASH_INLINE Lanes seed(const int32_t* /*from*/) { return vdupq_n_s32(0); }
   FLASH_INLINE Lanes times_128(Lanes lanes) { return vshlq_n_s32(lanes, 7); }
@@ -128,17 +151,20 @@ struct I {
   }
 };
 
-// A vector has half a group of int8, or one of int4.
+// A vector has half a group of int8, or one of four bits a number.
 struct S {
+  using Half = F16;
+  using Power = E8M0;
   static constexpr bool loads_some = false;
   struct Scales {
     float values[kInputGroups];
   };
-  FLASH_INLINE Scales load(const uint8_t* halves, const float* factors) {
+  template <class Scale>
+  FLASH_INLINE Scales load(const uint8_t* from, const float* factors) {
     Scales scales;
     for (size_t g = 0; g < kInputGroups; g += V::width) {
       V::store(scales.values + g,
-               vmulq_f32(F16::load(halves + g * kScaleBytes), V::load(factors + g)));
+               vmulq_f32(Scale::load(from + g * Scale::item_bytes), V::load(factors + g)));
     }
     return scales;
   }
@@ -167,7 +193,7 @@ struct S {
 KernelTable make_neon() {
   KernelTable table = make_table<V, F32, F16, BF16>("neon");
   set_grouped_dots<V, I, S>(&table);
-  set_grouped_sums<V, F16, I>(&table);
+  set_grouped_sums<V, I, S>(&table);
   set_float_products<V, F32, F16, BF16>(&table);
   set_sums<V, F32, F16, BF16>(&table);
   set_grouped_products<V, I, S>(&table);

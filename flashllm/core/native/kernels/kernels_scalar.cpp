@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernel_table.h"
+#include "mxfp4.h"
 #include "rounding.h"
 
 #define FLASH_TARGET
@@ -37,29 +38,47 @@ struct BF16 {
   }
 };
 
-float scale_of(const uint8_t* row, size_t group, size_t groups, DType dtype) {
-  return float_from_f16(load_half(row + groups * group_bytes(dtype) + group * kScaleBytes));
+template <class Encoding>
+float scale_of(const uint8_t* row, size_t group, size_t groups) {
+  constexpr DType dtype = Encoding::dtype;
+  return Encoding::scale(row + groups * group_bytes(dtype) + group * scale_bytes(dtype));
 }
 
 struct Int8 {
   static constexpr DType dtype = DType::int8;
+  static float scale(const uint8_t* from) { return float_from_f16(load_half(from)); }
   static int number(const uint8_t* row, size_t column) { return static_cast<int8_t>(row[column]); }
   static int input(const DotInput& x, size_t column) {
     return 128 * x.high[column] + x.low[column];
   }
 };
 
+// Four bits a number: which they are, and what they are multiplied with.
+int code_of(const uint8_t* row, size_t column) {
+  const int both = row[column / kGroup * (kGroup / 2) + column % (kGroup / 2)];
+  return column % kGroup < kGroup / 2 ? both & 15 : both >> 4;
+}
+
+int input_of_code(const DotInput& x, size_t column) {
+  const size_t half = column % kGroup < kGroup / 2 ? 0 : x.half_stride;
+  const size_t at = half + column / kGroup * (kGroup / 2) + column % (kGroup / 2);
+  return 128 * x.high[at] + x.low[at];
+}
+
 struct Int4 {
   static constexpr DType dtype = DType::int4;
+  static float scale(const uint8_t* from) { return float_from_f16(load_half(from)); }
+  static int number(const uint8_t* row, size_t column) { return code_of(row, column) - 8; }
+  static int input(const DotInput& x, size_t column) { return input_of_code(x, column); }
+};
+
+struct Mxfp4 {
+  static constexpr DType dtype = DType::mxfp4;
+  static float scale(const uint8_t* from) { return mxfp4_scale(*from); }
   static int number(const uint8_t* row, size_t column) {
-    const int both = row[column / kGroup * (kGroup / 2) + column % (kGroup / 2)];
-    return (column % kGroup < kGroup / 2 ? both & 15 : both >> 4) - 8;
+    return mxfp4_number(code_of(row, column));
   }
-  static int input(const DotInput& x, size_t column) {
-    const size_t half = column % kGroup < kGroup / 2 ? 0 : x.half_stride;
-    const size_t at = half + column / kGroup * (kGroup / 2) + column % (kGroup / 2);
-    return 16 * (128 * x.high[at] + x.low[at]);  // as x.scales are a 16th
-  }
+  static int input(const DotInput& x, size_t column) { return input_of_code(x, column); }
 };
 
 template <class Encoding>
@@ -71,14 +90,15 @@ float dot(const uint8_t* row, const DotInput& x) {
 
 template <class Encoding>
 float dot_groups(const uint8_t* row, const DotInput& x) {
+  constexpr int kUnit = byte_unit(Encoding::dtype);  // x.scales are divided by it
   const size_t groups = group_count(x.columns);
   float sum = 0;
   for (size_t g = 0; g < groups; ++g) {
     int32_t total = 0;
     for (size_t c = g * kGroup; c < (g + 1) * kGroup; ++c) {
-      total += Encoding::number(row, c) * Encoding::input(x, c);
+      total += kUnit * Encoding::number(row, c) * Encoding::input(x, c);
     }
-    sum += static_cast<float>(total) * (scale_of(row, g, groups, Encoding::dtype) * x.scales[g]);
+    sum += static_cast<float>(total) * (scale_of<Encoding>(row, g, groups) * x.scales[g]);
   }
   return sum;
 }
@@ -109,7 +129,7 @@ void add_groups(const AddRows& rows, const ColumnRange& columns, float* partial,
     if (c % kGroup == 0) {
       float scaled[kRowsPerAdd];
       for (size_t r = 0; r < rows.count; ++r) {
-        scaled[r] = rows.weights[r] * scale_of(rows.rows[r], c / kGroup, groups, Encoding::dtype);
+        scaled[r] = rows.weights[r] * scale_of<Encoding>(rows.rows[r], c / kGroup, groups);
       }
       scale = round_together(scaled, rows.count, numbers);
     }
@@ -129,9 +149,10 @@ void add_groups(const AddRows& rows, const ColumnRange& columns, float* partial,
 KernelTable make_table() {
   KernelTable table = {};
   table.name = "scalar";
-  table.dot = {each<dot<F32>>, each<dot<F16>>, each<dot<BF16>>, each<dot_groups<Int8>>,
-               each<dot_groups<Int4>>};
-  table.add = {add<F32>, add<F16>, add<BF16>, add_groups<Int8>, add_groups<Int4>};
+  table.dot = {each<dot<F32>>,         each<dot<F16>>,         each<dot<BF16>>,
+               each<dot_groups<Int8>>, each<dot_groups<Int4>>, each<dot_groups<Mxfp4>>};
+  table.add = {add<F32>,         add<F16>,         add<BF16>,
+               add_groups<Int8>, add_groups<Int4>, add_groups<Mxfp4>};
   set_encoding(&table);
   return table;
 }

@@ -48,13 +48,12 @@ DotInput QuantisedInput::prepare(DType dtype, const float* x, size_t columns) {
     int32_t numbers[kGroup];
     const float scale = round_together(values, kGroup, numbers);
     int32_t* seeds = seeds_.data() + g * lanes;
+    scales_[g] = scale / static_cast<float>(byte_unit(dtype));
     if (dtype == DType::int8) {
-      scales_[g] = scale;
       split(numbers, kGroup, high_.data() + g * kGroup, low_.data() + g * kGroup);
       sum_lanes(numbers, lanes, seeds);
       continue;
     }
-    scales_[g] = scale / 16;
     for (size_t half = 0; half < 2; ++half) {
       const size_t at = half * half_stride + g * kGroup / 2;
       const int32_t* from = numbers + half * kGroup / 2;

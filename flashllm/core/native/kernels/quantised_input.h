@@ -1,4 +1,4 @@
-// A vector rounded to 14 bits by groups, for products with rows of int8 and int4.
+// A vector rounded to 14 bits by groups, for products with rows of groups.
 //
 // Goal: integer instructions do the products, and give exact sums within a group, so that what
 // weights lost by rounding is all that shows. Memory is kept from call to call.

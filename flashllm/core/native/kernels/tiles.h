@@ -46,7 +46,7 @@ inline Chains float_chains(size_t columns, size_t width) {
   return Chains({fours + left / width, fours + (left % width != 0 ? 1 : 0), fours, fours});
 }
 
-// Of int8 and int4: vectors of bytes in turn.
+// Of groups: vectors of bytes in turn.
 inline Chains grouped_chains(size_t bytes, size_t width) {
   const size_t vectors = (bytes + 4 * width - 1) / (4 * width);
   return Chains({(vectors + 3) / 4, (vectors + 2) / 4, (vectors + 1) / 4, vectors / 4});
