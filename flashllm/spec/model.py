@@ -1,7 +1,4 @@
-"""What a model is, by features and never by the name of its family.
-
-One frozen description, made by the converter, stored in the manifest, read by the runtime.
-"""
+"""What a model is: one frozen description of its features."""
 
 from __future__ import annotations
 
@@ -11,178 +8,38 @@ from typing import Any, Literal, get_args
 
 from flashllm.dtypes import DTYPES, DType, expert_bytes, row_bytes
 from flashllm.errors import LayoutError
+from flashllm.spec.checks import (
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_SCALE,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    check_number,
+    known_fields,
+)
+from flashllm.spec.experts import MoeSpec
+from flashllm.spec.rope import Rope
 
 Activation = Literal["relu", "fatrelu", "relu2", "drelu", "silu", "gelu", "gelu_tanh"]
 SPARSE_ACTIVATIONS = ("relu", "fatrelu", "relu2", "drelu")
 """Activations that are exactly zero for many inputs, so that neurons may be left unread."""
 Gate = Literal["none", "resident", "bundled"]
-RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 
-# No real model comes near these limits; a header beyond them is damaged or hostile.
-MAX_LAYERS = 1024
-MAX_WIDTH = 1 << 20
-MAX_EXPERTS = 1 << 12
-MAX_VOCAB = 1 << 23
-MAX_POSITIONS = 1 << 24
-MAX_SCALE = 1e6
-MIN_SCALE = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions over the first `dims` of each head, halves rotated against each other.
-
-    Sources: RoFormer (arXiv 2104.09864); YaRN (arXiv 2309.00071) for `scaling` of that name.
-    """
-
-    theta: float
-    dims: int
-    scaling: RopeScaling = "none"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_positions: int = 0
-    """Positions that the model was first trained for; of use with llama3 and yarn only."""
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    """Factor of sines and cosines."""
-    truncate: bool = True
-    """Whether yarn's range of dimensions is rounded to whole numbers."""
-
-    def __post_init__(self) -> None:
-        if self.scaling not in get_args(RopeScaling):
-            raise LayoutError(f"spec: rope scaling is {self.scaling!r}")
-        for name in (
-            "theta",
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "beta_fast",
-            "beta_slow",
-            "attention_factor",
-        ):
-            _check_number(f"rope {name}", getattr(self, name), 1e12)
-        if type(self.dims) is not int or not 2 <= self.dims <= MAX_WIDTH or self.dims % 2:
-            raise LayoutError(f"spec: rope dims is {self.dims!r}; expected an even number")
-        least = 1 if self.scaling in ("llama3", "yarn") else 0
-        if (
-            type(self.original_positions) is not int
-            or not least <= self.original_positions <= MAX_POSITIONS
-        ):
-            raise LayoutError(f"spec: rope original_positions is {self.original_positions!r}")
-        if self.scaling == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise LayoutError("spec: rope high_freq_factor is not above low_freq_factor")
-        if self.scaling == "yarn" and self.theta <= 1.0:
-            raise LayoutError(f"spec: rope theta is {self.theta!r}; yarn needs more than 1")
-        if type(self.truncate) is not bool:
-            raise LayoutError(f"spec: rope truncate is {self.truncate!r}")
-
-
-Score = Literal["softmax", "sigmoid"]
-RouterInput = Literal["ffn", "block"]
-
-
-@dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """A mixture of experts in place of one feed-forward layer, and how its router chooses.
-
-    A router is a matrix [n_experts, d_model]; what it gives for a token are the logits of the
-    experts. The `per_token` largest are chosen, the lowest id first among equals, and the output of
-    an expert counts with its score. Sources: Shazeer et al., arXiv 1701.06538; Mixtral, arXiv
-    2401.04088.
-    """
-
-    n_experts: int
-    per_token: int
-    """Experts that a token goes through."""
-    d_ffn: int
-    """Neurons of one expert."""
-    score: Score = "softmax"
-    """What makes a weight of a logit: softmax over all experts, or a sigmoid."""
-    renormalise: bool = False
-    """Whether the weights of the chosen experts are divided by their sum."""
-    router_bias: bool = False
-    """Whether the logits have a bias."""
-    router_input: RouterInput = "ffn"
-    """What the router reads: the input of the feed-forward layer, or that of the whole block,
-    before its norm and its attention, so that reads can begin before attention."""
-    bias: bool = False
-    """Whether gate, up and down of each expert have biases, which lie in its bundle."""
-    gate_limit: float = 0.0
-    """The most that a gate's input and an up projection count, and minus that the least of an up
-    projection; 0 where nothing is cut off."""
-    gate_slope: float = 1.0
-    """Factor of a gate's input within the sigmoid of silu."""
-    up_offset: float = 0.0
-    """Added to an up projection before the gate multiplies it."""
-    choice_bias: bool = False
-    """Whether each expert has a bias that is added to its score where experts are chosen, and not
-    where they are weighed. Source: DeepSeek-V3, arXiv 2412.19437, section 2.1.2."""
-    groups: int = 1
-    """Groups of neighbouring experts, of which a token chooses `groups_kept` first, by the sum of
-    the two best scores of each."""
-    groups_kept: int = 1
-    sum_offset: float = 0.0
-    """Added to the sum that weights are divided by."""
-    weight_scale: float = 1.0
-    """Factor of all weights."""
-    shared_d_ffn: int = 0
-    """Neurons of the expert that all tokens go through besides, which stays in memory; 0: none."""
-    shared_gate: bool = False
-    """Whether a sigmoid weighs that expert's output for each token."""
-    dense_layers: int = 0
-    """The first so many layers have a feed-forward layer that is whole, and stays in memory."""
-    dense_d_ffn: int = 0
-    """Neurons of those layers."""
-
-    def __post_init__(self) -> None:
-        limits = {"n_experts": MAX_EXPERTS, "per_token": MAX_EXPERTS, "d_ffn": MAX_WIDTH}
-        for name, limit in limits.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= limit:
-                raise LayoutError(f"spec: experts: {name} is {value!r}; expected 1 to {limit}")
-        if self.per_token > self.n_experts:
-            raise LayoutError(
-                f"spec: experts: {self.per_token} are chosen for a token, of {self.n_experts}"
-            )
-        choices = {"score": get_args(Score), "router_input": get_args(RouterInput)}
-        flags = ("renormalise", "router_bias", "bias", "choice_bias", "shared_gate")
-        choices |= dict.fromkeys(flags, (False, True))
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
-                raise LayoutError(f"spec: experts: {name} is {value!r}")
-        for name in ("gate_limit", "gate_slope", "up_offset", "sum_offset", "weight_scale"):
-            value = getattr(self, name)
-            if not isinstance(value, float) or not 0.0 <= value <= MAX_SCALE:
-                raise LayoutError(f"spec: experts: {name} is {value!r}")
-        self._check_groups()
-        limits = {"shared_d_ffn": MAX_WIDTH, "dense_d_ffn": MAX_WIDTH, "dense_layers": MAX_LAYERS}
-        for name, limit in limits.items():
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= limit:
-                raise LayoutError(f"spec: experts: {name} is {value!r}; expected 0 to {limit}")
-        if (self.dense_layers > 0) != (self.dense_d_ffn > 0):
-            raise LayoutError("spec: experts: dense_layers and dense_d_ffn belong together")
-        if self.shared_gate and not self.shared_d_ffn:
-            raise LayoutError("spec: experts: shared_gate belongs to a shared expert")
-
-    def _check_groups(self) -> None:
-        for name in ("groups", "groups_kept"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= self.n_experts:
-                raise LayoutError(f"spec: experts: {name} is {value!r}")
-        size = self.n_experts // self.groups
-        if self.n_experts % self.groups or (self.groups > 1 and size < 2):
-            raise LayoutError(
-                f"spec: experts: {self.n_experts} are not {self.groups} groups of two or more"
-            )
-        if self.groups_kept > self.groups or self.per_token > self.groups_kept * size:
-            raise LayoutError(
-                f"spec: experts: {self.groups_kept} of {self.groups} groups are kept, too few for"
-                f" {self.per_token} experts, or more than there are"
-            )
+_FLAGS = (
+    "norm_affine", "norm_bias", "final_norm", "qk_norm", "qk_norm_whole", "shared_norm",
+    "attention_bias", "attention_output_bias", "attention_sinks", "ffn_bias", "head_bias",
+    "tied_head",
+)  # fmt: skip
+_LATER = (
+    "resident_dtype", "experts", "qk_norm_whole", "attention_scale", "window_rope",
+    "unrotated_layers", "attention_sinks",
+)  # fmt: skip
+"""Fields that are written only where they say something."""
+_LATER_OF_EXPERTS = (
+    "router_bias", "router_input", "bias", "gate_limit", "gate_slope", "up_offset", "choice_bias",
+    "groups", "groups_kept", "sum_offset", "weight_scale", "shared_d_ffn", "shared_gate",
+    "dense_layers", "dense_d_ffn",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +211,7 @@ class ModelSpec:
             raise LayoutError(f"spec: norm_eps is {self.norm_eps!r}")
         for name in ("embed_scale", "residual_scale", "logit_scale", "attention_scale"):
             if name != "attention_scale" or self.attention_scale is not None:
-                _check_number(name, getattr(self, name), MAX_SCALE)
+                check_number(name, getattr(self, name), MAX_SCALE)
         threshold = self.activation_threshold
         if not isinstance(threshold, float) or not 0.0 <= threshold <= MAX_SCALE:
             raise LayoutError(f"spec: activation_threshold is {threshold!r}")
@@ -482,7 +339,7 @@ class ModelSpec:
     @classmethod
     def from_json(cls, values: object) -> ModelSpec:
         """The spec that a manifest describes; `LayoutError` for a key absent, unknown or wrong."""
-        known = _known_fields(cls, values, "spec")
+        known = known_fields(cls, values, "spec")
         for name in ("eos_ids", "attention_windows", "unrotated_layers"):
             numbers = known.get(name, ())
             if not isinstance(numbers, list | tuple) or not all(type(i) is int for i in numbers):
@@ -490,48 +347,9 @@ class ModelSpec:
             known[name] = tuple(numbers)
         for name in ("rope", "window_rope"):
             if known.get(name) is not None:
-                known[name] = Rope(**_known_fields(Rope, known[name], f"spec: {name}"))
+                known[name] = Rope(**known_fields(Rope, known[name], f"spec: {name}"))
         if known.get("experts") is not None:
-            known["experts"] = MoeSpec(**_known_fields(MoeSpec, known["experts"], "spec: experts"))
+            known["experts"] = MoeSpec(**known_fields(MoeSpec, known["experts"], "spec: experts"))
         # Version 0.1 had one key for all four biases.
         known.setdefault("attention_output_bias", known["attention_bias"])
         return cls(**known)
-
-
-_FLAGS = (
-    "norm_affine", "norm_bias", "final_norm", "qk_norm", "qk_norm_whole", "shared_norm",
-    "attention_bias", "attention_output_bias", "attention_sinks", "ffn_bias", "head_bias",
-    "tied_head",
-)  # fmt: skip
-_LATER = (
-    "resident_dtype", "experts", "qk_norm_whole", "attention_scale", "window_rope",
-    "unrotated_layers", "attention_sinks",
-)  # fmt: skip
-"""Fields that are written only where they say something."""
-_LATER_OF_EXPERTS = (
-    "router_bias", "router_input", "bias", "gate_limit", "gate_slope", "up_offset", "choice_bias",
-    "groups", "groups_kept", "sum_offset", "weight_scale", "shared_d_ffn", "shared_gate",
-    "dense_layers", "dense_d_ffn",
-)  # fmt: skip
-
-
-def _check_number(name: str, value: object, limit: float) -> None:
-    if not isinstance(value, float) or not MIN_SCALE <= value <= limit:
-        raise LayoutError(f"spec: {name} is {value!r}; expected {MIN_SCALE:g} to {limit:g}")
-
-
-def _known_fields(kind: Any, values: object, where: str) -> dict[str, Any]:
-    if not isinstance(values, dict):
-        raise LayoutError(f"{where}: expected an object")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        raise LayoutError(f"{where}: unknown keys {unknown}; was it written by a newer version?")
-    missing = sorted(
-        name
-        for name, field in fields.items()
-        if field.default is dataclasses.MISSING and name not in values
-    )
-    if missing:
-        raise LayoutError(f"{where}: keys {missing} are missing")
-    return dict(values)

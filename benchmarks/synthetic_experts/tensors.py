@@ -1,0 +1,171 @@
+"""The tensors of a GGUF whose routers follow a table of sets of experts.
+
+A token's embedding is one large number, in a column of its own: `id % codes` says which. What
+layers add is so much smaller that every router sees this column, and its rows are made of the
+columns of the tokens that are to go through its expert. The head gives, for the column of code n,
+the token n + 1: a greedy answer goes through the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.peers.gguf_encoding import ENCODINGS, Encoding
+from benchmarks.synthetic_experts.routing import Sets
+from flashllm.spec import ModelSpec
+
+CODE = 32.0
+"""A token's one large number."""
+LOGIT_ROW = 0.5
+"""What the head's rows have in the column of the token before."""
+ROUTER_LEAST, ROUTER_MOST = 4.0, 8.0
+"""Logits of the experts that a token is to go through; of the others they are about 0."""
+_QUIET = 3
+"""Halvings of the scales of what is added to the stream."""
+_BLOCK_ROWS = 4096
+_ONES = np.ones(1 << 16, np.float32)
+
+Rows = Callable[[int, int], NDArray[np.uint8]]
+"""From a first row and a number of rows to their bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of the file, made in blocks of rows."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of weights; rows are the last."""
+    kind: str
+    """`f32`, or a name of ENCODINGS."""
+    rows: Rows
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all matrices of a stack."""
+        return int(np.prod(self.shape[:-1]))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(ENCODINGS[self.kind].nbytes(self.shape[-1]))
+
+    def blocks(self) -> Iterator[NDArray[np.uint8]]:
+        """All rows, in order."""
+        for first in range(0, self.n_rows, _BLOCK_ROWS):
+            count = min(_BLOCK_ROWS, self.n_rows - first)
+            yield self.rows(first, count).reshape(count, self.row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes the tensors of one model, by seeds: the same model for the same arguments."""
+
+    spec: ModelSpec
+    sets: Sets
+    seed: int
+    encoding: Encoding
+
+    @property
+    def codes(self) -> int:
+        """Tokens of the table."""
+        return int(self.sets.shape[1])
+
+    @property
+    def columns(self) -> NDArray[np.int64]:
+        """The column of each code."""
+        random = np.random.default_rng((self.seed, 1))
+        columns: NDArray[np.int64] = random.permutation(self.spec.d_model)[: self.codes]
+        return columns
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of the file, in its order."""
+        spec, experts = self.spec, self.spec.experts
+        assert experts is not None
+        width, heads = spec.d_model, spec.n_heads * spec.head_dim
+        keys, neurons, count = spec.n_kv_heads * spec.head_dim, experts.d_ffn, experts.n_experts
+        yield Tensor(
+            "token_embd.weight", (spec.vocab_size, width), self.encoding.name, self._embedding
+        )
+        yield _ones("output_norm.weight", width)
+        yield Tensor("output.weight", (spec.vocab_size, width), self.encoding.name, self._head)
+        for layer in range(spec.n_layers):
+            at = f"blk.{layer}"
+            yield _ones(f"{at}.attn_norm.weight", width)
+            yield self._random(f"{at}.attn_q.weight", (heads, width))
+            yield self._random(f"{at}.attn_k.weight", (keys, width))
+            yield self._random(f"{at}.attn_v.weight", (keys, width))
+            yield _ones(f"{at}.attn_q_norm.weight", spec.head_dim)
+            yield _ones(f"{at}.attn_k_norm.weight", spec.head_dim)
+            yield self._random(f"{at}.attn_output.weight", (width, heads), _QUIET)
+            yield _ones(f"{at}.ffn_norm.weight", width)
+            yield _given(f"{at}.ffn_gate_inp.weight", self._router(layer))
+            yield self._random(f"{at}.ffn_gate_exps.weight", (count, neurons, width))
+            yield self._random(f"{at}.ffn_up_exps.weight", (count, neurons, width))
+            yield self._random(f"{at}.ffn_down_exps.weight", (count, width, neurons), _QUIET)
+
+    def _random(self, name: str, shape: tuple[int, ...], halvings: int = 0) -> Tensor:
+        stream = sum(value * 131**at for at, value in enumerate(name.encode())) % (1 << 63)
+
+        def rows(first: int, count: int) -> NDArray[np.uint8]:
+            random = np.random.Generator(np.random.SFC64((self.seed, stream, first)))
+            found = self.encoding.random(random, count, shape[-1]).view(np.uint8)
+            scales = found.reshape(-1, self.encoding.group_bytes)[:, :2].view(np.uint16)
+            scales -= np.uint16(halvings << 10)  # by their exponents
+            return found
+
+        return Tensor(name, shape, self.encoding.name, rows)
+
+    def _embedding(self, first: int, count: int) -> NDArray[np.uint8]:
+        ids = np.arange(first, first + count)
+        return self._one_each(self.columns[ids % self.codes], CODE)
+
+    def _head(self, first: int, count: int) -> NDArray[np.uint8]:
+        """Row n + 1 has the column of code n; those behind the codes have nothing."""
+        ids = np.arange(first, first + count)
+        rows = self._one_each(self.columns[(ids - 1) % self.codes], LOGIT_ROW)
+        rows[ids >= self.codes] = self._one_each(np.zeros(1, np.int64), 0.0)
+        return rows
+
+    def _one_each(self, columns: NDArray[np.int64], value: float) -> NDArray[np.uint8]:
+        """Rows of zeros but for one column each, [n, row bytes], in q4_0."""
+        groups = self.spec.d_model // self.encoding.group
+        found = np.zeros((len(columns), groups, self.encoding.group_bytes), np.uint8)
+        found[:, :, 2:] = 0x88
+        rows, group = np.arange(len(columns)), columns // self.encoding.group
+        within = columns % self.encoding.group
+        half = self.encoding.group // 2
+        scale = np.array([value / -8], np.float16).view(np.uint8)
+        found[rows, group, 0], found[rows, group, 1] = scale
+        # A byte holds two numbers, 8 added to each: -8 times the scale is the value.
+        low = within < half
+        place = 2 + np.where(low, within, within - half)
+        found[rows, group, place] = np.where(low, 0x80, 0x08) if value else 0x88
+        return found.reshape(len(columns), -1)
+
+    def _router(self, layer: int) -> NDArray[np.float32]:
+        experts = self.spec.experts
+        assert experts is not None
+        random = np.random.default_rng((self.seed, 2, layer))
+        router = np.zeros((experts.n_experts, self.spec.d_model), np.float32)
+        chosen = self.sets[layer]  # [codes, experts a token]
+        logits = random.uniform(ROUTER_LEAST, ROUTER_MOST, chosen.shape)
+        # What the norm makes of a token's one large number.
+        seen = np.sqrt(self.spec.d_model)
+        router[chosen, self.columns[:, None]] = logits / seen
+        return router
+
+
+def _given(name: str, values: NDArray[np.float32]) -> Tensor:
+    def rows(first: int, count: int) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(values[first : first + count]).view(np.uint8)
+
+    return Tensor(name, values.shape, "f32", rows)
+
+
+def _ones(name: str, width: int) -> Tensor:
+    return Tensor(name, (width,), "f32", lambda _first, _count: _ONES[:width].view(np.uint8))
