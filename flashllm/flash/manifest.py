@@ -28,6 +28,9 @@ LAYOUT_VERSION = 1
 EXPERTS_LAYOUT_VERSION = 2
 
 MANIFEST_BYTES_MAX = 16 << 20
+REQUANTISED_KEY = "requantised"
+"""Of `source`: types of weights that had been rounded before, and were rounded again."""
+_REQUANTISED_MAX = 16
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = {"layout_version", "spec", "name", "synthetic", "source", "files", "tool_version"}
@@ -56,6 +59,14 @@ class Manifest:
     source: dict[str, Any]
     files: dict[str, FileRecord]
     tool_version: str
+
+    @property
+    def requantised_label(self) -> str:
+        """What was rounded twice, for people; "" for nothing."""
+        types = self.source.get(REQUANTISED_KEY)
+        if not isinstance(types, list) or not all(isinstance(found, str) for found in types):
+            return ""
+        return f"requantised from {', '.join(types[:_REQUANTISED_MAX])}" if types else ""
 
     def to_bytes(self) -> bytes:
         """The same manifest gives the same bytes."""

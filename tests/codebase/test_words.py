@@ -16,6 +16,8 @@ ALLOWED = {
     "tools/convert/families/families.py",
     "tools/convert/families/experts.py",
     "tools/convert/families/gated.py",
+    "tools/convert/families/gguf_architectures.py",
+    "tools/convert/families/gguf_vocabularies.py",
 }
 
 

@@ -183,7 +183,7 @@ def test_a_stop_says_nothing_of_what_was_there_before(
         raise KeyboardInterrupt
 
     (tmp_path / "out").mkdir()
-    monkeypatch.setattr("flashllm.convert.pipeline.read_config", stop)
+    monkeypatch.setattr("flashllm.convert.pipeline.source_config", stop)
     with pytest.raises(Interrupted, match=r"out was there before, and is as it was$"):
         convert(source, tmp_path / "out")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from flashllm.progress import Progress, ProgressKind, progress_for
 
 from .demo import demo_directory, demo_model, demo_source
-from .families.spec_from_config import describe
+from .families.description import describe
 from .output.destination import check_destination, check_space
 from .output.reorder import reorder
 from .phases import ConversionPlan, Learning, PhaseWork, conversion_phases

@@ -15,8 +15,8 @@ from flashllm.flash.manifest import Manifest, read_manifest
 from flashllm.planning.shape_estimate import predictor_bytes
 from flashllm.progress import Progress, SilentProgress
 
-from .families.config import read_config
 from .families.families import family_of
+from .families.opening import open_source, source_config
 from .families.spec_from_config import (
     Overrides,
     check_source,
@@ -33,11 +33,10 @@ from .output.destination import (
 from .output.inspection import Job, check_copies, converted_bytes, look
 from .output.provenance import bundles_id, make_manifest, source_names
 from .output.reorder import model_bytes, write_reordered
-from .output.tokenizer_files import copy_tokenizer, has_tokenizer
+from .output.tokenizer_files import write_tokenizer
 from .output.writing import resident_bytes, write_bundles, write_manifest, write_resident
 from .phases import BUNDLES, RESIDENT, ConversionPlan, Learning, conversion_phases
 from .predictors import train_or_import
-from .source.checkpoint import open_checkpoint
 from .source.files import source_file
 from .source.hashing import Hashing
 
@@ -58,11 +57,12 @@ def convert(
     predictor_dtype: str | None = None,
     order: str = "none",
     allow_pickle: bool = False,
+    requantise: bool = False,
     progress: Progress | None = None,
     on_plan: Callable[[ConversionPlan], None] | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Turn the checkpoint in `source` into a converted model at `destination`.
+    """Turn the checkpoint in `source`, a directory or a .gguf, into a converted model.
 
     `dtype` is f32, f16, bf16, int8 or int4 (the source's by default), `resident_dtype` that of the
     weights that stay in memory (as `dtype` by default), `predictor_dtype` f16, int8 or int4 (f16 by
@@ -72,34 +72,38 @@ def convert(
     it), or the path of a predictors.safetensors or of a folder of model_0.pt, model_1.pt, ...
     `order` is how neurons lie on flash: "none" as in the checkpoint, "coactivation" so that those
     that `calibration` needs together lie together. Weights and predictors in pickles are refused
-    unless `allow_pickle` is set, and then read in a process with limits. `on_plan` gets what will
+    unless `allow_pickle` is set, and then read in a process with limits. Weights of a .gguf that
+    would be rounded a second time are refused unless `requantise` is set. `on_plan` gets what will
     be done once all is checked, before anything is written; with `dry_run` nothing is. The
     destination is complete afterwards, or absent: any of the errors in `flashllm.errors`,
     `Interrupted` on Ctrl-C.
     """
     progress = SilentProgress() if progress is None else progress
     source, destination = Path(source), Path(destination).absolute()
-    overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype, predictor_dtype)
+    overrides = Overrides(
+        dtype, act, fatrelu_threshold, resident_dtype, predictor_dtype, requantise or None
+    )
     check_source(source)
     if destination.resolve().is_relative_to(source.resolve()) and not destination.exists():
         raise CannotCreate(f"{destination}: inside the checkpoint; choose a place outside it")
     with whole_or_absent(source, destination, progress):
-        config = read_config(source)
+        config = source_config(source)
         family = family_of(config)
         spec = spec_of(config, family, overrides, predicted=train_or_import.imports(predictors))
         train_or_import.check_origin(predictors, spec, calibration, predictor_dtype, allow_pickle)
         train_or_import.check_order(order, spec, predictors, calibration)
-        tokens = 0
-        if predictors == train_or_import.TRAIN or calibration is not None:
-            # Before the long work: a text that will not do should be refused now.
-            from flashllm.predictors import check_calibration, find_calibration
-
-            calibration = find_calibration(source, calibration)
-            tokens = check_calibration(calibration, spec.vocab_size, has_tokenizer(source))
-        if (warning := doubtful_activation(model_name(source), spec, overrides)) is not None:
+        name = model_name(source)
+        if (warning := doubtful_activation(name, spec, overrides)) is not None:
             progress.warn(warning)
-        with open_checkpoint(source, allow_pickle) as checkpoint:
-            job = look(config, family, spec, checkpoint, overrides)
+        with open_source(source, allow_pickle) as checkpoint:
+            job = look(name, config, family, spec, checkpoint, overrides)
+            tokens = 0
+            if predictors == train_or_import.TRAIN or calibration is not None:
+                # Before the long work: a text that will not do should be refused now.
+                from flashllm.predictors import check_calibration, find_calibration
+
+                calibration = find_calibration(job.source, calibration)
+                tokens = check_calibration(calibration, spec.vocab_size, job.has_tokenizer)
             ordered = order == train_or_import.COACTIVATION
             needed = converted_bytes(job)
             learnt = train_or_import.needed_bytes(job, predictors, destination, tokens)
@@ -164,7 +168,7 @@ def _write(
     job: Job, directory: Path, predictors: train_or_import.PredictorOrigin, progress: Progress
 ) -> Manifest:
     """All files of the converted model, its manifest last."""
-    files = copy_tokenizer(job.source, job.tokenizer_files, directory, progress)
+    files = write_tokenizer(job.source, job.tokenizer_files, job.made_files, directory, progress)
     if train_or_import.imports(predictors):
         files |= train_or_import.take_predictors(job, predictors, directory)
     assignment = job.assignment

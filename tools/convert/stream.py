@@ -31,7 +31,7 @@ from .output.kept_partial import KeptPartial, kept_partial
 from .output.placing import PlacedWeights, check_bundles
 from .output.provenance import bundles_id, make_manifest, source_names
 from .output.tensor_checksums import hash_tensors
-from .output.tokenizer_files import copy_tokenizer
+from .output.tokenizer_files import write_tokenizer
 from .output.writing import blocks_of, resident_bytes, write_manifest
 from .source.arriving import ArrivingShard, ShardSource, arriving_shard
 from .source.checkpoint import Checkpoint, check_weight_map
@@ -100,12 +100,13 @@ def _inspect(
     config = read_config(directory)
     family = family_of(config)
     spec = spec_of(config, family, overrides)
-    if (warning := doubtful_activation(model_name(directory), spec, overrides)) is not None:
+    name = model_name(directory)
+    if (warning := doubtful_activation(name, spec, overrides)) is not None:
         progress.warn(warning)
-    shards = {name: arriving_shard(source, directory, name) for name in source.files.shards}
+    shards = {shard: arriving_shard(source, directory, shard) for shard in source.files.shards}
     checkpoint = Checkpoint(directory, shards, source.files.index)
     check_weight_map(source.files, checkpoint)
-    job = look(config, family, spec, checkpoint, overrides)
+    job = look(name, config, family, spec, checkpoint, overrides)
     for copy, original in job.assignment.copies:
         if (copy.dtype, copy.shape) != (original.dtype, original.shape):
             raise not_tied(directory, copy, original)
@@ -192,7 +193,9 @@ def _finish(partial: KeptPartial, job: Job, progress: Progress) -> None:
     for path in partial.model.iterdir():
         if path.name not in (RESIDENT_FILE, BUNDLES_FILE):
             path.unlink()  # of a run that was interrupted here
-    files = copy_tokenizer(job.source, job.tokenizer_files, partial.model, progress)
+    files = write_tokenizer(
+        job.source, job.tokenizer_files, job.made_files, partial.model, progress
+    )
     hashed = {name: _source_record(partial, job, name) for name in source_names(job)}
     header = BundleHeader.for_spec(job.spec, bytes(16))
     progress.start("checksums of the model", resident_bytes(job.spec) + header.file_bytes)

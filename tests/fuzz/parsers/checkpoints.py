@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flashllm.errors import ModelError, NotACheckpoint
 from flashllm.spec import ModelSpec
-from tools.convert.families.spec_from_config import describe
+from tools.convert.families.description import describe
 from tools.convert.source.checkpoint import SAFETENSORS_FILE, read_weight_map
 
 from .changes import changed_json

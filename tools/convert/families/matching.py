@@ -11,6 +11,7 @@ from flashllm.errors import TensorMismatch
 from flashllm.flash.tensor_table import tensor_table
 from flashllm.spec import ModelSpec
 
+from ..source.blocks import is_block_type
 from ..source.checkpoint import Checkpoint
 from ..source.tensor import SourceTensor
 from .expert_storage import ExpertPart, expert_source
@@ -69,7 +70,7 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
             if names
         ]
         raise TensorMismatch(
-            f"{where}: tensors do not fit config.json as model_type {family.model_type}: "
+            f"{where}: tensors do not fit {checkpoint.settings} as model_type {family.model_type}: "
             + "; ".join(problems)
         )
     sizes = _sizes(spec)
@@ -78,14 +79,14 @@ def assign(family: Family, spec: ModelSpec, checkpoint: Checkpoint) -> Assignmen
     for name, rows in wanted.items():
         tensor = found[name]
         for row, layer in rows:
-            _check(tensor, tuple(sizes[size] for size in row.shape), where)
+            _check(tensor, tuple(sizes[size] for size in row.shape), checkpoint)
             piece = Piece(tensor, rows_of(row.part, tensor.shape[0], spec), row.transform)
             if _is_resident(row, spec):
                 resident[row.ours.format(i=layer)] = piece
             else:
                 bundled[layer][row.ours.partition(".ffn.")[2]] = piece
     for name, shape in of_experts.items():
-        _check(found[name], shape, where)
+        _check(found[name], shape, checkpoint)
     if names is not None:
         ordered = tuple(tuple(part.piece(found[part.name]) for part in at) for at in experts)
     else:
@@ -114,7 +115,7 @@ def _plain_names(
     """The tensors without the family's prefix and without those that it ignores."""
     found: dict[str, SourceTensor] = {}
     for tensor in checkpoint.tensors.values():
-        name = tensor.name.removeprefix(family.prefix)
+        name = checkpoint.names.get(tensor.name, tensor.name).removeprefix(family.prefix)
         if any(pattern.fullmatch(name) for pattern in family.ignored):
             continue
         layer = _LAYER.match(name)
@@ -208,14 +209,15 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
     }
 
 
-def _check(tensor: SourceTensor, shape: tuple[int, ...], where: str) -> None:
+def _check(tensor: SourceTensor, shape: tuple[int, ...], checkpoint: Checkpoint) -> None:
     """`TensorMismatch` for a shape or a type that cannot be."""
+    where = checkpoint.directory
     if tensor.shape != shape:
         raise TensorMismatch(
             f"{where}: tensor {tensor.name} in {tensor.file} has shape {list(tensor.shape)}, "
-            f"but config.json asks for {list(shape)}"
+            f"but {checkpoint.settings} asks for {list(shape)}"
         )
-    if tensor.dtype not in DTYPE_BYTES:
+    if tensor.dtype not in DTYPE_BYTES and not (len(shape) > 1 and is_block_type(tensor.dtype)):
         raise TensorMismatch(
             f"{where}: tensor {tensor.name} in {tensor.file} is of type {tensor.dtype}; "
             f"supported: {', '.join(DTYPE_BYTES)}"

@@ -13,8 +13,9 @@ from flashllm.errors import LayoutError, ModelNotFound, NotACheckpoint, Unsuppor
 from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
 
+from ..source.gguf_files import find_gguf
 from .activation import activation_of
-from .config import CONFIG_FILE, Config, read_config, special_ids
+from .config import CONFIG_FILE, Config, special_ids
 from .families import family_of
 from .family import Family
 
@@ -30,15 +31,21 @@ class Overrides:
     fatrelu_threshold: float | None = None
     resident_dtype: str | None = None
     predictor_dtype: str | None = None
+    requantise: bool | None = None
+    """True to round weights again that were rounded before."""
 
     def __post_init__(self) -> None:
         _check_encoding("dtype", self.dtype, DTYPES)
         _check_encoding("resident_dtype", self.resident_dtype, DTYPES)
         _check_encoding("predictor_dtype", self.predictor_dtype, PREDICTOR_DTYPES)
 
-    def encoded(self, spec: ModelSpec, dtype: str) -> ModelSpec:
-        """The spec with its encodings: `dtype` of the bundles, and of all where none was said."""
-        apart = self.resident_dtype if self.resident_dtype != dtype else None
+    def encoded(self, spec: ModelSpec, dtype: str, resident: str | None = None) -> ModelSpec:
+        """The spec with its encodings: `dtype` of the bundles, and of all where none was said.
+
+        `resident` is that of the resident matrices where the user said none.
+        """
+        wanted = self.resident_dtype or resident
+        apart = wanted if wanted != dtype else None
         return replace(spec, dtype=cast("DType", dtype), resident_dtype=cast("DType", apart))
 
     def to_json(self) -> dict[str, Any]:
@@ -52,31 +59,6 @@ def _check_encoding(name: str, value: str | None, known: Sequence[str]) -> None:
         raise UsageError(f"{name} is {value!r}; expected one of {', '.join(known)}")
 
 
-def describe(
-    source: Path,
-    *,
-    act: str | None = None,
-    fatrelu_threshold: float | None = None,
-    dtype: str | None = None,
-    resident_dtype: str | None = None,
-) -> ModelSpec:
-    """The spec that the checkpoint in `source` would get, from its `config.json` alone.
-
-    No tensor is read: the encoding is the one that the configuration names, f16 where it names
-    none, unless `dtype` says another. Errors as those of `convert`.
-    """
-    source = Path(source)
-    check_source(source)
-    config = read_config(source)
-    return describe_config(
-        config,
-        act=act,
-        fatrelu_threshold=fatrelu_threshold,
-        dtype=dtype,
-        resident_dtype=resident_dtype,
-    )
-
-
 def describe_config(
     config: Config,
     *,
@@ -85,7 +67,11 @@ def describe_config(
     dtype: str | None = None,
     resident_dtype: str | None = None,
 ) -> ModelSpec:
-    """Like `describe`, for a configuration that was already read."""
+    """The spec that a checkpoint with this configuration would get; errors as those of `convert`.
+
+    The encoding is the one that the configuration names, f16 where it names none, unless `dtype`
+    says another.
+    """
     overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype)
     spec = spec_of(config, family_of(config), overrides)
     return overrides.encoded(spec, dtype or _dtype_named(config))
@@ -96,8 +82,10 @@ def check_source(source: Path) -> None:
     if not source.exists():
         raise ModelNotFound(f"{source}: there is no such checkpoint")
     if not source.is_dir():
+        if find_gguf(source) is not None:
+            return
         raise NotACheckpoint(
-            f"{source}: not a directory; give the directory that holds {CONFIG_FILE}"
+            f"{source}: not a directory; give the directory that holds {CONFIG_FILE}, or a .gguf"
         )
     if (source / MANIFEST_FILE).exists() and not (source / CONFIG_FILE).exists():
         raise NotACheckpoint(f"{source}: is a converted model already")
@@ -190,7 +178,9 @@ def doubtful_activation(name: str, spec: ModelSpec, overrides: Overrides) -> str
 
 
 def model_name(source: Path) -> str:
-    """The name of the directory, or organisation/name for a snapshot in the Hugging Face cache."""
+    """The name of a directory or of a .gguf, organisation/name for a snapshot in the cache."""
+    if source.is_file() and (files := find_gguf(source)) is not None:
+        return files.name
     home = source.resolve()
     if home.parent.name == "snapshots":
         return home.parent.parent.name.removeprefix("models--").replace("--", "/")

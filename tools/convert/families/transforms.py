@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from flashllm.dtypes import DTYPE_BYTES
 from flashllm.spec import ModelSpec
 
+from ..source.blocks import decoded_columns, is_block_type
 from ..source.checkpoint import Checkpoint
 from ..source.encoding import encode
 from ..source.files import BLOCK_BYTES
@@ -87,8 +88,8 @@ class Piece:
         shape = self.tensor.shape
         if self.transform == "values":
             return self.tensor.nbytes // math.prod(shape)
-        if self.transform == "transpose":
-            return self.tensor.nbytes // math.prod(shape) * shape[-2]
+        if self.transform == "transpose" and len(shape) == 3:
+            return self.tensor.nbytes // (shape[0] * shape[-1])
         return self.tensor.nbytes // (math.prod(shape[:-1]) if len(shape) > 1 else shape[0])
 
     @property
@@ -210,12 +211,23 @@ def _turned(checkpoint: Checkpoint, piece: Piece) -> NDArray[np.uint8]:
     return np.ascontiguousarray(ours.T).reshape(-1).view(np.uint8)
 
 
+def columns_dtype(tensor: SourceTensor) -> str:
+    """The encoding of columns that become rows: f32 where the tensor has blocks along its rows."""
+    return "f32" if is_block_type(tensor.dtype) else tensor.dtype
+
+
 def columns(
     whole: NDArray[np.uint8], tensor: SourceTensor, first: int, count: int
 ) -> NDArray[np.uint8]:
-    """Columns `first` to `first + count` of a matrix, each as a row, as one run of bytes."""
-    unsigned = np.dtype(f"u{DTYPE_BYTES[tensor.dtype]}")
-    matrix = whole.view(unsigned).reshape(tensor.shape)[:, first : first + count]
+    """Columns `first` to `first + count` of a matrix, each as a row, as one run of bytes.
+
+    They are encoded as `columns_dtype` says.
+    """
+    unsigned = np.dtype(f"u{DTYPE_BYTES[columns_dtype(tensor)]}")
+    if is_block_type(tensor.dtype):
+        matrix = decoded_columns(whole, tensor, first, count).view(unsigned)
+    else:
+        matrix = whole.view(unsigned).reshape(tensor.shape)[:, first : first + count]
     turned = np.empty((count, tensor.shape[0]), dtype=unsigned)
     for start in range(0, tensor.shape[0], _TILE):
         turned[:, start : start + _TILE] = matrix[start : start + _TILE].T

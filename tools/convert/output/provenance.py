@@ -6,15 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import flashllm
-from flashllm.flash.manifest import FileRecord, Manifest, layout_version
+from flashllm.flash.manifest import REQUANTISED_KEY, FileRecord, Manifest, layout_version
 from flashllm.progress import SilentProgress
 
 from ..families.config import CONFIG_FILE
-from ..families.spec_from_config import model_name
 from ..source.files import sha256_of, source_file
 from .inspection import Job
 
@@ -25,7 +23,7 @@ NOTE_CHARACTERS_MAX = 300
 
 def source_names(job: Job) -> list[str]:
     """The files of the source on which the weights depend."""
-    return [CONFIG_FILE, *job.checkpoint.files]
+    return list(dict.fromkeys([job.config.path.name, *job.checkpoint.files]))
 
 
 def bundles_id(job: Job, file_bytes: Mapping[str, int], resident: FileRecord) -> bytes:
@@ -35,18 +33,25 @@ def bundles_id(job: Job, file_bytes: Mapping[str, int], resident: FileRecord) ->
     lies in them, and with the resident weights. The hashes of the source are not in it: they are
     known when all of it was read, bundles included.
     """
-    config: Path = source_file(job.source, CONFIG_FILE)
     identity = {
         "layout_version": layout_version(job.spec),
         "spec": job.spec.to_json(),
         "family": job.family.model_type,
         "overrides": job.overrides.to_json(),
         "files": dict(file_bytes),
-        "config": sha256_of(config, SilentProgress()),
+        "config": _config_hash(job),
         "tensors": {name: asdict(tensor) for name, tensor in job.checkpoint.tensors.items()},
         "resident": resident.sha256,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).digest()[:16]
+
+
+def _config_hash(job: Job) -> str:
+    """SHA-256 of `config.json`, or of what stands in its place in a larger file."""
+    if job.config.path.name == CONFIG_FILE:
+        return sha256_of(source_file(job.source, CONFIG_FILE), SilentProgress())
+    values = json.dumps(job.config.values, sort_keys=True, default=str)
+    return hashlib.sha256(values.encode()).hexdigest()
 
 
 def make_manifest(
@@ -56,7 +61,7 @@ def make_manifest(
     return Manifest(
         layout_version=layout_version(job.spec),
         spec=job.spec,
-        name=model_name(job.source),
+        name=job.name,
         synthetic=job.config.flag(SYNTHETIC_KEY, False),
         source=_describe_source(job, hashed),
         files=dict(files),
@@ -71,6 +76,8 @@ def _describe_source(job: Job, hashed: Mapping[str, FileRecord]) -> dict[str, An
     source: dict[str, Any] = {
         "family": job.family.model_type, "overrides": overrides, "files": files
     }  # fmt: skip
+    if job.requantised:
+        source[REQUANTISED_KEY] = list(job.requantised)
     note = job.config.get(NOTE_KEY)
     if job.config.flag(SYNTHETIC_KEY, False) and isinstance(note, str):
         source["synthetic_note"] = note[:NOTE_CHARACTERS_MAX]

@@ -1,8 +1,8 @@
-"""The small files that a converted model takes over as they are: its tokenizer's."""
+"""The small files that a converted model takes over: its tokenizer's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flashllm.flash.manifest import FileRecord
@@ -27,14 +27,22 @@ def has_tokenizer(directory: Path) -> bool:
     return any((directory / name).exists() for name in TOKENIZERS)
 
 
-def copy_tokenizer(
-    source: Path, names: Iterable[str], directory: Path, progress: Progress
+def write_tokenizer(
+    source: Path,
+    names: Iterable[str],
+    made: Mapping[str, bytes],
+    directory: Path,
+    progress: Progress,
 ) -> dict[str, FileRecord]:
-    """The files of these names as they are; a warning where there is no tokenizer among them."""
+    """The files of these names as they are, and the `made` ones.
+
+    A warning where there is no tokenizer among them.
+    """
     files = {}
-    for name in names:
+    for name in (*names, *made):
+        content = made[name] if name in made else read_small(source, name, TOKENIZER_BYTES_MAX)
         with OutputFile(directory / name) as file:
-            file.write(read_small(source, name, TOKENIZER_BYTES_MAX))
+            file.write(content)
         files[name] = file.record
     if not has_tokenizer(directory):
         progress.warn(

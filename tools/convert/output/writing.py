@@ -35,6 +35,7 @@ from ..families.transforms import (
     Piece,
     block_starts,
     columns,
+    columns_dtype,
     encoded_block,
     read_rows,
     read_whole,
@@ -308,10 +309,11 @@ def _bundles(
         tensor = row.tensor
         if row.transform == "transpose":
             raw = columns(whole[tensor.name], tensor, first, count)
+            source = columns_dtype(tensor)
         else:
-            raw = read_rows(checkpoint, row, first, count)
+            raw, source = read_rows(checkpoint, row, first, count), tensor.dtype
         place = functools.partial(_format_place, row, first, header.d_model)
-        encoded = encode(raw, tensor.dtype, header.dtype, tensor.name, header.d_model, place)
+        encoded = encode(raw, source, header.dtype, tensor.name, header.d_model, place)
         start = position * nbytes
         block[:, start : start + nbytes] = encoded.reshape(count, nbytes)
     return block

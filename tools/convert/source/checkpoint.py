@@ -1,7 +1,7 @@
 """A checkpoint as a set of named tensors whose bytes can be read by range, whatever its files are.
 
 Nothing here knows a family. Accepted: `model.safetensors` or `pytorch_model.bin`, each whole or in
-shards with an index. The index is compared with the real content of the shards.
+shards with an index, which is compared with the real content of the shards; or a model in GGUF.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.untrusted.strict_json import parse_object
 
 from .files import RangeFile, read_small, source_file
+from .gguf_files import GgufFiles, find_gguf
+from .gguf_header import MetaValue
 from .pickled import check_allowed, open_pickles
 from .tensor import Shard, SourceTensor
 
@@ -28,10 +30,26 @@ INDEX_ENDING = ".index.json"
 
 
 class Checkpoint:
-    """All shards of a source as one; `files` are the names that its content depends on."""
+    """All shards of a source as one; `files` are the names that its content depends on.
 
-    def __init__(self, directory: Path, shards: Mapping[str, Shard], index: str | None) -> None:
+    `names` are what its tensors are called in a checkpoint of transformers, where they have other
+    names; `metadata` is what a model in GGUF says of itself, None for other sources.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        shards: Mapping[str, Shard],
+        index: str | None,
+        *,
+        names: Mapping[str, str] | None = None,
+        metadata: Mapping[str, MetaValue] | None = None,
+    ) -> None:
         self.directory = directory
+        self.names = names or {}
+        self.metadata = metadata
+        self.settings = "config.json" if metadata is None else "its metadata"
+        """Where the settings come from, for messages."""
         self.files = sorted([*shards, *([index] if index else [])])
         self._shards = shards
         self.tensors: dict[str, SourceTensor] = {}
@@ -103,15 +121,16 @@ class SafetensorsShard:
 class WeightFiles:
     """Names of the files with a checkpoint's weights, and their index."""
 
+    directory: Path
     shards: tuple[str, ...]
-    index: str | None
-    weight_map: dict[str, str] | None
+    index: str | None = None
+    weight_map: dict[str, str] | None = None
     """Tensor -> shard; None where there is one file and no index."""
 
     @property
     def pickled(self) -> bool:
         """Whether they are pickles."""
-        return not self.shards[0].endswith(".safetensors")
+        return self.shards[0].endswith(".bin")
 
 
 def named_weights(is_there: Callable[[str], bool]) -> str | None:
@@ -123,23 +142,37 @@ def named_weights(is_there: Callable[[str], bool]) -> str | None:
     return None
 
 
-def weight_files(directory: Path) -> WeightFiles:
-    """The weights in a directory, by names alone; `NotACheckpoint` where there are none."""
-    name = named_weights(lambda name: os.path.lexists(directory / name))
-    if name is None:
-        raise NotACheckpoint(
-            f"{directory}: no weights: looked for {SAFETENSORS_FILE} and {PICKLED_FILE}, "
-            "whole or with an index of shards"
-        )
-    return weight_files_of(directory, name)
+def gguf_of(source: Path) -> GgufFiles | None:
+    """The model in GGUF that a source is; None where it has other weights, or none.
+
+    `NotACheckpoint` for a directory of several.
+    """
+    return None if _weights_in(source) is not None else find_gguf(source)
+
+
+def weight_files(source: Path) -> WeightFiles:
+    """The weights of a source, by names alone; `NotACheckpoint` where there are none."""
+    name = _weights_in(source)
+    if name is not None:
+        return weight_files_of(source, name)
+    if (files := find_gguf(source)) is not None:
+        return WeightFiles(files.directory, files.names)
+    raise NotACheckpoint(
+        f"{source}: no weights: looked for {SAFETENSORS_FILE} and {PICKLED_FILE}, "
+        "whole or with an index of shards, and for a .gguf"
+    )
+
+
+def _weights_in(source: Path) -> str | None:
+    return named_weights(lambda name: os.path.lexists(source / name))
 
 
 def weight_files_of(directory: Path, name: str) -> WeightFiles:
     """The weights that a file leads to, `name` being one that `named_weights` gave."""
     if not name.endswith(INDEX_ENDING):
-        return WeightFiles((name,), None, None)
+        return WeightFiles(directory, (name,))
     weight_map = read_weight_map(directory, name)
-    return WeightFiles(tuple(sorted(set(weight_map.values()))), name, weight_map)
+    return WeightFiles(directory, tuple(sorted(set(weight_map.values()))), name, weight_map)
 
 
 @contextmanager

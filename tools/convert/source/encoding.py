@@ -19,6 +19,8 @@ from flashllm.dtypes import GROUP_BYTES, SCALE_BYTES, row_bytes, row_scale_bytes
 from flashllm.errors import TensorMismatch
 from flashllm.flash.raw_tensor import all_finite
 
+from .blocks import decode, is_block_type, repack, scales_are_finite
+
 Place = Callable[[int], str]
 """From the index of an encoded value to a text that says where it is."""
 _SMALLEST_SCALE_BITS = 1
@@ -43,8 +45,14 @@ def encode(
     """The same values in another encoding, as bytes; `TensorMismatch` naming the tensor.
 
     Groups lie along rows of `columns` values, whole ones. `place` says where the first value lies
-    that is no number.
+    that is no number. Weights in blocks (`blocks`) are repacked where groups of ours can hold them
+    as they are, else decoded and encoded again.
     """
+    if is_block_type(source):
+        repacked = repack(raw, source, target, columns)
+        if repacked is not None and scales_are_finite(raw, source):
+            return repacked
+        raw, source = decode(raw, source).view(np.uint8), "f32"
     if not all_finite(raw, source):
         bad = int(np.argmin(np.isfinite(widen(raw, source))))
         where = "" if place is None else place(bad)

@@ -1,0 +1,146 @@
+"""Architectures of GGUF as data: keys of the metadata and names of tensors, and what they are here.
+
+The other side of each is what a checkpoint of transformers says and holds, so that families need to
+know nothing of GGUF. A key that no table names is given on under its own name, and refused where it
+sounds like mathematics. Sources: the keys and names of the package `gguf` (constants.py), and what
+llama.cpp's convert_hf_to_gguf.py does to the weights of each architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    """What `general.architecture` stands for.
+
+    `settings` are keys of the metadata, without the architecture's name in front, and the keys of
+    config.json that they are; `modules` names of tensors without `.weight` or `.bias`, with `{i}`
+    for the layer and, on our side, `{e}` for the expert where all experts of a layer are stacked.
+    """
+
+    model_type: str
+    settings: Mapping[str, str]
+    modules: Mapping[str, str]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """What config.json says and the metadata does not, since it holds for the architecture."""
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the metadata that may only have this value, which holds anyway."""
+    paired: tuple[str, ...] = ()
+    """Modules whose rows lie in pairs in each head, for another order of rotary positions."""
+    biases: Mapping[str, str] = field(default_factory=dict)
+    """A tensor -> the flag of config.json that is true where it is there."""
+    with_experts: GgufArchitecture | None = None
+    """What it is instead where its metadata says that there are experts."""
+
+
+_SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+_EXPERT_SETTINGS = {
+    **_SETTINGS,
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob",
+}
+_SOFTMAX = 1
+_EXPERTS_IMPLIED = {"expert_gating_func": _SOFTMAX, "expert_weights_scale": 1.0}
+
+_LAYER = "model.layers.{i}"
+_TRUNK = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{i}.attn_norm": f"{_LAYER}.input_layernorm",
+    "blk.{i}.ffn_norm": f"{_LAYER}.post_attention_layernorm",
+    "blk.{i}.attn_output": f"{_LAYER}.self_attn.o_proj",
+}
+_SEPARATE = {
+    **_TRUNK,
+    "blk.{i}.attn_q": f"{_LAYER}.self_attn.q_proj",
+    "blk.{i}.attn_k": f"{_LAYER}.self_attn.k_proj",
+    "blk.{i}.attn_v": f"{_LAYER}.self_attn.v_proj",
+    "blk.{i}.attn_q_norm": f"{_LAYER}.self_attn.q_norm",
+    "blk.{i}.attn_k_norm": f"{_LAYER}.self_attn.k_norm",
+}
+_DENSE = {
+    **_SEPARATE,
+    "blk.{i}.ffn_gate": f"{_LAYER}.mlp.gate_proj",
+    "blk.{i}.ffn_up": f"{_LAYER}.mlp.up_proj",
+    "blk.{i}.ffn_down": f"{_LAYER}.mlp.down_proj",
+}
+
+
+def _experts(block: str, gate: str, up: str, down: str) -> dict[str, str]:
+    """A router, and experts in one tensor for each matrix."""
+    return {
+        **_SEPARATE,
+        "blk.{i}.ffn_gate_inp": f"{_LAYER}.{block}.gate",
+        "blk.{i}.ffn_gate_exps": f"{_LAYER}.{block}.experts.{{e}}.{gate}",
+        "blk.{i}.ffn_up_exps": f"{_LAYER}.{block}.experts.{{e}}.{up}",
+        "blk.{i}.ffn_down_exps": f"{_LAYER}.{block}.experts.{{e}}.{down}",
+    }
+
+
+_MLP_EXPERTS = _experts("mlp", "gate_proj", "up_proj", "down_proj")
+_QUERIES_AND_KEYS = ("blk.{i}.attn_q", "blk.{i}.attn_k")
+
+_MIXTRAL = GgufArchitecture(
+    "mixtral",
+    _EXPERT_SETTINGS,
+    _experts("block_sparse_moe", "w1", "w3", "w2"),
+    implied={**_EXPERTS_IMPLIED, "expert_weights_norm": True},
+    paired=_QUERIES_AND_KEYS,
+)
+_LLAMA = GgufArchitecture(
+    "llama",
+    _SETTINGS,
+    _DENSE,
+    paired=_QUERIES_AND_KEYS,
+    biases={"blk.0.attn_q.bias": "attention_bias", "blk.0.ffn_up.bias": "mlp_bias"},
+    with_experts=_MIXTRAL,
+)
+_QWEN2 = GgufArchitecture("qwen2", _SETTINGS, _DENSE)
+_QWEN3 = GgufArchitecture("qwen3", _SETTINGS, _DENSE)
+_QWEN3_MOE = GgufArchitecture(
+    "qwen3_moe",
+    _EXPERT_SETTINGS,
+    _MLP_EXPERTS,
+    # What a config.json may say otherwise, llama.cpp computes so for all models of these.
+    constants={"norm_topk_prob": True},
+    implied=_EXPERTS_IMPLIED,
+    biases={"blk.0.attn_q.bias": "attention_bias"},
+)
+_OLMOE = replace(_QWEN3_MOE, model_type="olmoe", constants={"norm_topk_prob": False}, biases={})
+_PHI3 = GgufArchitecture(
+    "phi3",
+    {**_SETTINGS, "attention.sliding_window": "sliding_window"},
+    {
+        **_TRUNK,
+        "blk.{i}.attn_qkv": f"{_LAYER}.self_attn.qkv_proj",
+        "blk.{i}.ffn_up": f"{_LAYER}.mlp.gate_up_proj",
+        "blk.{i}.ffn_down": f"{_LAYER}.mlp.down_proj",
+    },
+)
+
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "llama": _LLAMA,
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN3,
+    "qwen3moe": _QWEN3_MOE,
+    "olmoe": _OLMOE,
+    "phi3": _PHI3,
+}
+"""By `general.architecture`."""

@@ -1,0 +1,115 @@
+"""Weights in blocks with scales of their own: repacked into our groups bit for bit, or decoded.
+
+A block of Q8_0 is a scale in f16 and 32 signed bytes, one of Q4_0 a scale and 16 bytes of two
+weights each, plus 8, number i in the low and i + 16 in the high half. Our rows have the same
+numbers in the same order, and the scales behind those of all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.dtypes import DTYPE_BYTES, GROUP
+
+from .gguf_types import BlockType, decoded_by_package, find_type
+from .tensor import SourceTensor
+
+Raw = NDArray[np.uint8]
+_SCALE_BYTES = 2
+
+
+def is_block_type(dtype: str) -> bool:
+    """Whether tensors of this type are blocks, and can be decoded."""
+    return dtype not in DTYPE_BYTES and find_type(dtype) is not None
+
+
+def is_exact(source: str, target: str, turned: bool = False) -> bool:
+    """Whether every value of a tensor in blocks stays as it is in the encoding `target`.
+
+    Blocks that are `turned`, columns becoming rows, have no groups of ours.
+    """
+    return target == "f32" or (not turned and (source, target) in _REPACKED)
+
+
+def stored_bits(source: str) -> float:
+    """Bits that a weight takes in blocks of this type, scales included."""
+    kind = _kind(source)
+    return 8 * kind.block_bytes / kind.block_weights
+
+
+def repack(raw: Raw, source: str, target: str, columns: int) -> Raw | None:
+    """Rows of `columns` weights with the same values in groups of ours; None where none has them.
+
+    `raw` is whole rows.
+    """
+    found = _REPACKED.get((source, target))
+    if found is None:
+        return None
+    kind = _kind(source)
+    blocks = raw.reshape(-1, columns // kind.block_weights, kind.block_bytes)
+    numbers = found(blocks[:, :, _SCALE_BYTES:])
+    rows = len(blocks)
+    parts = (numbers.reshape(rows, -1), blocks[:, :, :_SCALE_BYTES].reshape(rows, -1))
+    return np.concatenate(parts, axis=1).reshape(-1)
+
+
+def scales_are_finite(raw: Raw, source: str) -> bool:
+    """Whether all scales of blocks that can be repacked are numbers."""
+    blocks = raw.reshape(-1, _kind(source).block_bytes)
+    scales = np.ascontiguousarray(blocks[:, :_SCALE_BYTES]).view(np.float16)
+    return bool(np.isfinite(scales).all())
+
+
+def decode(raw: Raw, source: str) -> NDArray[np.float32]:
+    """The values of whole blocks, as the library of the format computes them."""
+    kind = _kind(source)
+    numbers = _NUMBERS.get(source)
+    if numbers is None:
+        return decoded_by_package(raw, kind)
+    blocks = raw.reshape(-1, kind.block_bytes)
+    scales = np.ascontiguousarray(blocks[:, :_SCALE_BYTES]).view(np.float16).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # what is not finite is found afterwards
+        values = numbers(blocks[:, _SCALE_BYTES:]).view(np.int8).astype(np.float32) * scales
+    return values.reshape(-1)
+
+
+def decoded_columns(
+    whole: Raw, tensor: SourceTensor, first: int, count: int
+) -> NDArray[np.float32]:
+    """Columns `first` to `first + count` of a matrix in blocks: [rows, count]."""
+    kind = _kind(tensor.dtype)
+    start, stop = first // kind.block_weights, -(-(first + count) // kind.block_weights)
+    blocks = whole.reshape(tensor.shape[0], -1, kind.block_bytes)[:, start:stop]
+    values = decode(np.ascontiguousarray(blocks).reshape(-1), tensor.dtype)
+    inside = first - start * kind.block_weights
+    return values.reshape(tensor.shape[0], -1)[:, inside : inside + count]
+
+
+def _kind(name: str) -> BlockType:
+    found = find_type(name)
+    assert found is not None, name
+    return found
+
+
+def _as_they_are(numbers: Raw) -> Raw:
+    return numbers
+
+
+def _bytes_of_halves(numbers: Raw) -> Raw:
+    """Signed bytes of numbers in halves of bytes: [..., 16] to [..., 32]."""
+    halves = np.concatenate([numbers & 15, numbers >> 4], axis=-1)
+    assert halves.shape[-1] == GROUP
+    return (halves.view(np.int8) - np.int8(8)).view(np.uint8)
+
+
+_REPACKED: dict[tuple[str, str], Callable[[Raw], Raw]] = {
+    ("q8_0", "int8"): _as_they_are,
+    ("q4_0", "int4"): _as_they_are,
+    ("q4_0", "int8"): _bytes_of_halves,
+}
+"""Type of blocks, our encoding -> our numbers of the blocks' numbers."""
+_NUMBERS = {"q8_0": _as_they_are, "q4_0": _bytes_of_halves}
+"""Type of blocks -> signed bytes, one a weight."""
