@@ -92,11 +92,10 @@ def draw(
 
 
 def _stretches(random: np.random.Generator, recorded: int, tokens: int) -> NDArray[np.int64]:
-    """Numbers of recorded tokens: stretches of neighbours, one after another."""
-    length = min(STRETCH_TOKENS, recorded)
-    starts = random.integers(0, recorded - length + 1, -(-tokens // length))
-    steps: NDArray[np.int64] = (starts[:, None] + np.arange(length)).reshape(-1)[:tokens]
-    return steps
+    """Numbers of recorded tokens: stretches of neighbours, each token as likely as any other."""
+    starts = random.integers(0, recorded, -(-tokens // STRETCH_TOKENS))
+    steps: NDArray[np.int64] = (starts[:, None] + np.arange(STRETCH_TOKENS)) % recorded
+    return steps.reshape(-1)[:tokens]
 
 
 def _weights(layer: Sets, n_experts: int) -> NDArray[np.float64]:

@@ -116,6 +116,9 @@ class Maker:
             found = self.encoding.random(random, count, shape[-1]).view(np.uint8)
             scales = found.reshape(-1, self.encoding.group_bytes)[:, :2].view(np.uint16)
             scales -= np.uint16(halvings << 10)  # by their exponents
+            # Of four bits more numbers are below zero than above: signs make the mean zero.
+            signs = random.integers(0, 2, len(scales), np.uint16)
+            scales |= (signs << 15)[:, None]
             return found
 
         return Tensor(name, shape, self.encoding.name, rows)
