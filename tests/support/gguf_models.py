@@ -95,8 +95,8 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     types = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     if isinstance(value, str):
         writer.add_string(key, value)
-    elif isinstance(value, list | np.ndarray):
-        writer.add_array(key, list(value))
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     else:
         types[type(value)](key, value)
 

@@ -115,7 +115,7 @@ def read_config(directory: Path) -> Config:
     if not (directory / CONFIG_FILE).exists():
         raise NotACheckpoint(
             f"{directory}: not a checkpoint: it has no {CONFIG_FILE}. Expected a directory as "
-            "Hugging Face transformers saves it"
+            "Hugging Face transformers saves it, or a model in GGUF"
         )
     config = _read(directory, CONFIG_FILE)
     for key in MATHS_KEYS:

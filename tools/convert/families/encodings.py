@@ -154,8 +154,8 @@ def _format_rounded(rounded: list[_Rounded]) -> str:
             " groups of their own"
         )
     return (
-        f"would be rounded a second time: {'; '.join(parts)}. --requantise does so, and the model"
-        " says it ever after; --dtype f32 keeps every value, of what stays in memory"
+        f"these weights would be rounded a second time: {'; '.join(parts)}. --requantise does so,"
+        " and the model says it ever after; --dtype f32 keeps every value, of what stays in memory"
         " --resident-dtype f32; best is a conversion of the original weights"
     )
 
