@@ -17,7 +17,7 @@ _INFINITY = {
     "f16": (np.uint16, 0x7C00),
     "bf16": (np.uint16, 0x7F80),
 }
-_MXFP4_SCALE_MOST = 252
+MXFP4_SCALE_MOST = 252
 """With a larger one, some of the numbers are beyond f32."""
 _BLOCK_BYTES = 256 << 10
 """Stays in a cache from the first look to the second."""
@@ -34,7 +34,7 @@ def all_finite(raw: NDArray[np.uint8], dtype: str, columns: int = 0) -> bool:
     row = row_bytes(dtype, columns)
     scales = raw.reshape(-1, row)[:, -row_scale_bytes(dtype, columns) :]
     if SCALE_BYTES[dtype] == 1:
-        return bool(scales.max(initial=0) <= _MXFP4_SCALE_MOST)
+        return bool(scales.max(initial=0) <= MXFP4_SCALE_MOST)
     step = max(_BLOCK_BYTES // row, 1)
     return all(
         _finite(np.ascontiguousarray(scales[first : first + step]).reshape(-1), "f16")

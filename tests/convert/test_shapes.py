@@ -112,7 +112,8 @@ NATIVE = [name for name, config in SHAPES.items() if config["model_type"] not in
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_parameters_are_those_that_transformers_makes(name: str) -> None:
-    values = {key: value for key, value in SHAPES[name].items() if key != "torch_dtype"}
+    storage = ("torch_dtype", "quantization_config")
+    values = {key: value for key, value in SHAPES[name].items() if key not in storage}
     config = transformers.AutoConfig.for_model(**values)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)

@@ -24,6 +24,8 @@ NUMBER_MAX = 1e12
 
 MATHS_KEYS = ("quantization_config",)
 """Keys of any family that change what the weights mean, when they are set to something."""
+_QUANTISATIONS = ("mxfp4",)
+"""Values of quant_method whose weights are held as they are."""
 _MATHS = re.compile(
     r"activation|(^|_)act(_|$)|alibi|attn|attention|bias|softcap|(^|_)cap|clip|conv_|embed|expert|"
     r"gate|head|layer_type|logit|mamba|moe|mul|mup|norm|ntk|position|quant|resid|rope|rotary|scal|"
@@ -119,9 +121,21 @@ def read_config(directory: Path) -> Config:
         )
     config = _read(directory, CONFIG_FILE)
     for key in MATHS_KEYS:
-        if config.values.get(key):
-            raise UnsupportedModel(f"{config.path}: {key} is set; only plain weights are supported")
+        value = config.values.get(key)
+        if value and quantisation_of(config) is None:
+            method = value.get("quant_method") if isinstance(value, dict) else value
+            raise UnsupportedModel(
+                f"{config.path}: {key} is set (quant_method {str(method)[:40]!r}); supported are"
+                f" plain weights, and {', '.join(_QUANTISATIONS)}"
+            )
     return config
+
+
+def quantisation_of(config: Config) -> str | None:
+    """The encoding of ours that a checkpoint's quantised weights have; None for plain weights."""
+    values = config.get(MATHS_KEYS[0])
+    method = values.get("quant_method") if isinstance(values, dict) else None
+    return method if method in _QUANTISATIONS else None
 
 
 def _read(directory: Path, name: str) -> Config:

@@ -26,7 +26,7 @@ _NARROW: DType = "int4"
 _WIDE: DType = "int8"
 _NARROW_BITS = 5.0
 """Types of more bits a weight than that become int8 when they are rounded again."""
-_PREFERRED = ("int4", "int8", "f16", "bf16")
+_PREFERRED = ("mxfp4", "int4", "int8", "f16", "bf16")
 """Encodings that are chosen where they keep all weights, the narrowest first.
 
 f32 would take a multiple of the memory, and has to be asked for."""
@@ -138,7 +138,8 @@ def _if_rounded(one: _Rounded) -> Iterator[_Rounded]:
 
 
 def _bundled(assignment: Assignment) -> Iterator[Piece]:
-    return (piece for layer in assignment.bundled for piece in layer)
+    """The matrices of bundles, without biases."""
+    return (piece for layer in assignment.bundled for piece in layer if piece.transform != "values")
 
 
 def _format_rounded(rounded: list[_Rounded]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from flashllm.spec import ModelSpec
 
+from ..source.paired_blocks import BLOCKS
 from ..source.tensor import SourceTensor
 from .family import ExpertMatrix, ExpertNames
 from .transforms import Piece, Rows, Transform
@@ -44,6 +45,17 @@ def alternating(router: str, gate_up: str, down: str) -> ExpertNames:
         ExpertMatrix(gate_up, "even", turned=True, bias=f"{gate_up}_bias"),
         ExpertMatrix(gate_up, "odd", turned=True, bias=f"{gate_up}_bias"),
         ExpertMatrix(down, turned=True, bias=f"{down}_bias"),
+        f"{router}.bias",
+    )
+
+
+def in_blocks(router: str, gate_up: str, down: str) -> ExpertNames:
+    """The same in mxfp4 (`source/paired_blocks.py`): [out, in], gate and up by turns."""
+    return ExpertNames(
+        f"{router}.weight",
+        ExpertMatrix(f"{gate_up}{BLOCKS}", "even", bias=f"{gate_up}_bias"),
+        ExpertMatrix(f"{gate_up}{BLOCKS}", "odd", bias=f"{gate_up}_bias"),
+        ExpertMatrix(f"{down}{BLOCKS}", bias=f"{down}_bias"),
         f"{router}.bias",
     )
 

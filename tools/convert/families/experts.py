@@ -10,7 +10,7 @@ from flashllm.errors import NotACheckpoint, UnsupportedModel
 from flashllm.spec import MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, MoeSpec
 
 from .config import Config
-from .expert_storage import alternating, fused, fused_in, separate
+from .expert_storage import alternating, fused, fused_in, in_blocks, separate
 from .family import ROTARY_BUFFERS, Row, window_size, windows_alike, windows_by_layer
 from .gated import EMBEDDING, HEAD, LAYER, LLAMA, NORMS, attention, biases, rms_features
 
@@ -266,6 +266,11 @@ GPT_OSS = replace(
     ),
     experts=(
         alternating(
+            f"{LAYER}.mlp.router",
+            f"{_GPT_OSS_STACKS}.gate_up_proj",
+            f"{_GPT_OSS_STACKS}.down_proj",
+        ),
+        in_blocks(
             f"{LAYER}.mlp.router",
             f"{_GPT_OSS_STACKS}.gate_up_proj",
             f"{_GPT_OSS_STACKS}.down_proj",

@@ -15,7 +15,7 @@ from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
 
 from ..source.gguf_files import find_gguf
 from .activation import activation_of
-from .config import CONFIG_FILE, Config, special_ids
+from .config import CONFIG_FILE, Config, quantisation_of, special_ids
 from .families import family_of
 from .family import Family
 
@@ -73,8 +73,9 @@ def describe_config(
     says another.
     """
     overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype)
+    named, quantised = _dtype_named(config), quantisation_of(config)
     spec = spec_of(config, family_of(config), overrides)
-    return overrides.encoded(spec, dtype or _dtype_named(config))
+    return overrides.encoded(spec, dtype or quantised or named, None if dtype else named)
 
 
 def check_source(source: Path) -> None:

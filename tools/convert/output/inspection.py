@@ -60,8 +60,8 @@ def look(
     """Checks everything that headers show, and chooses the encoding."""
     source = checkpoint.directory
     assignment = assign(family, spec, checkpoint)
-    mixed = checkpoint.metadata is not None
-    place = config.path if mixed else source
+    place = source if checkpoint.metadata is None else config.path
+    mixed = checkpoint.is_mixed
     chosen = choose_encodings(assignment, spec, overrides, place, mixed=mixed)
     files = tuple(name for name in TOKENIZER_FILES if (source / name).exists())
     return Job(

@@ -1,8 +1,9 @@
 """Weights in blocks with scales of their own: repacked into our groups bit for bit, or decoded.
 
 A block of Q8_0 is a scale in f16 and 32 signed bytes, one of Q4_0 a scale and 16 bytes of two
-weights each, plus 8, number i in the low and i + 16 in the high half. Our rows have the same
-numbers in the same order, and the scales behind those of all groups.
+weights each, plus 8, number i in the low and i + 16 in the high half. One of MXFP4 is a byte for a
+power of two, and floats of four bits in the same order. Our rows have the same numbers in the same
+order, and the scales behind those of all groups.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.dtypes import DTYPE_BYTES, GROUP
+from flashllm.flash.raw_tensor import MXFP4_SCALE_MOST
 
 from .gguf_types import BlockType, decoded_by_package, find_type
 from .tensor import SourceTensor
 
 Raw = NDArray[np.uint8]
-_SCALE_BYTES = 2
+_SCALE_BYTES = {"q4_0": 2, "q8_0": 2, "mxfp4": 1}
+"""Of the types that are decoded here."""
+_TWICE_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Of mxfp4's four bits."""
 
 
 def is_block_type(dtype: str) -> bool:
@@ -31,7 +36,9 @@ def is_exact(source: str, target: str, turned: bool = False) -> bool:
 
     Blocks that are `turned`, columns becoming rows, have no groups of ours.
     """
-    return target == "f32" or (not turned and (source, target) in _REPACKED)
+    if target == "f32" or (source, target) == ("mxfp4", "bf16"):
+        return True
+    return not turned and (source, target) in _REPACKED
 
 
 def stored_bits(source: str) -> float:
@@ -50,17 +57,20 @@ def repack(raw: Raw, source: str, target: str, columns: int) -> Raw | None:
         return None
     kind = _kind(source)
     blocks = raw.reshape(-1, columns // kind.block_weights, kind.block_bytes)
-    numbers = found(blocks[:, :, _SCALE_BYTES:])
+    scale_bytes = _SCALE_BYTES[source]
+    numbers = found(blocks[:, :, scale_bytes:])
     rows = len(blocks)
-    parts = (numbers.reshape(rows, -1), blocks[:, :, :_SCALE_BYTES].reshape(rows, -1))
+    parts = (numbers.reshape(rows, -1), blocks[:, :, :scale_bytes].reshape(rows, -1))
     return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def scales_are_finite(raw: Raw, source: str) -> bool:
     """Whether all scales of blocks that can be repacked are numbers."""
     blocks = raw.reshape(-1, _kind(source).block_bytes)
-    scales = np.ascontiguousarray(blocks[:, :_SCALE_BYTES]).view(np.float16)
-    return bool(np.isfinite(scales).all())
+    scales = np.ascontiguousarray(blocks[:, : _SCALE_BYTES[source]])
+    if source == "mxfp4":
+        return bool((scales <= MXFP4_SCALE_MOST).all())
+    return bool(np.isfinite(scales.view(np.float16)).all())
 
 
 def decode(raw: Raw, source: str) -> NDArray[np.float32]:
@@ -70,9 +80,16 @@ def decode(raw: Raw, source: str) -> NDArray[np.float32]:
     if numbers is None:
         return decoded_by_package(raw, kind)
     blocks = raw.reshape(-1, kind.block_bytes)
-    scales = np.ascontiguousarray(blocks[:, :_SCALE_BYTES]).view(np.float16).astype(np.float32)
+    scale_bytes = _SCALE_BYTES[source]
+    raw_scales = np.ascontiguousarray(blocks[:, :scale_bytes])
+    if source == "mxfp4":
+        # Numbers are twice the floats, so that they are whole.
+        scales = np.ldexp(np.float32(1), raw_scales.astype(np.int32) - 128)
+        scales[raw_scales > MXFP4_SCALE_MOST] = np.nan
+    else:
+        scales = raw_scales.view(np.float16).astype(np.float32)
     with np.errstate(invalid="ignore"):  # what is not finite is found afterwards
-        values = numbers(blocks[:, _SCALE_BYTES:]).view(np.int8).astype(np.float32) * scales
+        values = numbers(blocks[:, scale_bytes:]).view(np.int8).astype(np.float32) * scales
     return values.reshape(-1)
 
 
@@ -105,11 +122,19 @@ def _bytes_of_halves(numbers: Raw) -> Raw:
     return (halves.view(np.int8) - np.int8(8)).view(np.uint8)
 
 
+def _bytes_of_floats(numbers: Raw) -> Raw:
+    """The same of floats of four bits, twice their values."""
+    halves = np.concatenate([numbers & 15, numbers >> 4], axis=-1)
+    twice: Raw = _TWICE_FLOATS[halves].view(np.uint8)
+    return twice
+
+
 _REPACKED: dict[tuple[str, str], Callable[[Raw], Raw]] = {
     ("q8_0", "int8"): _as_they_are,
     ("q4_0", "int4"): _as_they_are,
     ("q4_0", "int8"): _bytes_of_halves,
+    ("mxfp4", "mxfp4"): _as_they_are,
 }
 """Type of blocks, our encoding -> our numbers of the blocks' numbers."""
-_NUMBERS = {"q8_0": _as_they_are, "q4_0": _bytes_of_halves}
+_NUMBERS = {"q8_0": _as_they_are, "q4_0": _bytes_of_halves, "mxfp4": _bytes_of_floats}
 """Type of blocks -> signed bytes, one a weight."""

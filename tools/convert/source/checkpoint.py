@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from flashllm.errors import NotACheckpoint, TensorMismatch
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.untrusted.strict_json import parse_object
@@ -20,6 +22,7 @@ from flashllm.untrusted.strict_json import parse_object
 from .files import RangeFile, read_small, source_file
 from .gguf_files import GgufFiles, find_gguf
 from .gguf_header import MetaValue
+from .paired_blocks import BLOCK_BYTES, Pair, find_pairs, interleave
 from .pickled import check_allowed, open_pickles
 from .tensor import Shard, SourceTensor
 
@@ -60,14 +63,48 @@ class Checkpoint:
                     raise TensorMismatch(
                         f"{directory}: tensor {tensor.name} is in {first.file} and in {tensor.file}"
                     )
+        self._pairs = find_pairs(self.tensors, str(directory))
+        for name, pair in self._pairs.items():
+            self.tensors[name] = pair.together
+            del self.tensors[pair.scales.name]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its matrices may be of several types."""
+        return self.metadata is not None or bool(self._pairs)
+
+    @property
+    def torn_tensor(self) -> str | None:
+        """The name of a tensor that lies in two files, if there is one."""
+        pairs = self._pairs.values()
+        torn = (pair.blocks.name for pair in pairs if pair.blocks.file != pair.scales.file)
+        return next(torn, None)
 
     def read_into(self, buffer: memoryview, tensor: SourceTensor, start: int) -> None:
         """Fill `buffer` with the bytes of a tensor from its byte `start` on."""
+        if (pair := self._pairs.get(tensor.name)) is not None:
+            self._read_pair(buffer, pair, start)
+            return
         self._shards[tensor.file].read_into(buffer, tensor.name, start)
+
+    def _read_pair(self, buffer: memoryview, pair: Pair, start: int) -> None:
+        """Whole blocks, of which numbers and scales lie apart."""
+        first, inside = divmod(start, BLOCK_BYTES)
+        count, rest = divmod(len(buffer), BLOCK_BYTES)
+        assert not inside, "rows are whole blocks"
+        assert not rest, "rows are whole blocks"
+        numbers = np.empty((count, BLOCK_BYTES - 1), np.uint8)
+        scales = np.empty(count, np.uint8)
+        for part, tensor in ((numbers, pair.blocks), (scales, pair.scales)):
+            part_start = first * (part.nbytes // count)
+            self._shards[tensor.file].read_into(part.reshape(-1).data, tensor.name, part_start)
+        np.asarray(buffer)[:] = interleave(numbers, scales).reshape(-1)
 
     def expect(self, tensor: SourceTensor) -> None:
         """Prefetch the bytes of a tensor, if that needs no waiting."""
-        self._shards[tensor.file].expect(tensor.name)
+        pair = self._pairs.get(tensor.name)
+        for part in (tensor,) if pair is None else (pair.blocks, pair.scales):
+            self._shards[part.file].expect(part.name)
 
     def check_unchanged(self) -> None:
         """`NotACheckpoint` when a file was written to since it was opened."""

@@ -1,0 +1,179 @@
+"""Checkpoints whose experts are in mxfp4: kept bit for bit, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flashllm.convert import convert, verify
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from flashllm.errors import FlashllmError, TensorMismatch, UnsupportedModel
+from flashllm.flash.layout import read_header
+from flashllm.flash.manifest import read_manifest
+from tests.support.compare import Oracle, check_prefill, check_steps, oracle
+from tests.support.refused import refuse
+from tests.support.tiny import rewrite_config, tiny
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "sliding_window": 9,
+}
+STACKS = {"gate_up_proj": (5, 192, 2, 16), "down_proj": (5, 64, 3, 16)}
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Oracle, Path]:
+    """A checkpoint with random blocks, and a model of transformers with the same values."""
+    directory = tmp_path_factory.mktemp("mxfp4") / "source"
+    model = tiny("gpt_oss", **SIZES)
+    generator = torch.Generator().manual_seed(4)
+    packed: Tensors = {}
+    with torch.no_grad():
+        for layer, block in enumerate(model.model.layers):
+            for name, shape in STACKS.items():
+                blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+                scales = torch.randint(119, 124, shape[:-1], generator=generator, dtype=torch.uint8)
+                stack = f"model.layers.{layer}.mlp.experts.{name}"
+                packed |= {f"{stack}_blocks": blocks, f"{stack}_scales": scales}
+                values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+                getattr(block.mlp.experts, name).copy_(values)
+        for name, parameter in model.named_parameters():
+            if not name.endswith(("gate_up_proj", "down_proj")):
+                parameter.copy_(parameter.bfloat16())
+    model.save_pretrained(directory)
+    tensors = load_file(directory / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(tuple(STACKS))]:
+        del tensors[name]
+    save_file(
+        {name: value.bfloat16() for name, value in tensors.items()} | packed,
+        directory / "model.safetensors",
+    )
+    rewrite_config(directory, {"quantization_config": {"quant_method": "mxfp4"}})
+    return oracle(model), directory
+
+
+def test_they_are_computed_with_as_they_are(source: tuple[Oracle, Path], tmp_path: Path) -> None:
+    """Vectors are rounded to 14 bits in products with groups: hence the tolerance."""
+    expected, directory = source
+    convert(directory, tmp_path / "model")
+    spec = read_manifest(tmp_path / "model").spec
+    assert (spec.dtype, spec.resident_dtype) == ("mxfp4", "bf16")
+    assert "requantised" not in read_manifest(tmp_path / "model").source
+    for length in (1, 70):
+        check_prefill(expected, tmp_path / "model", length, tolerance=5e-3, select=None)
+    assert verify(tmp_path / "model").ok
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_wider_encodings_hold_the_same_values(
+    source: tuple[Oracle, Path], tmp_path: Path, dtype: str
+) -> None:
+    expected, directory = source
+    convert(directory, tmp_path / "model", dtype=dtype)
+    check_prefill(expected, tmp_path / "model", 70, select=None)
+    check_steps(expected, tmp_path / "model", None)
+
+
+def test_the_bytes_of_a_row(source: tuple[Oracle, Path], tmp_path: Path) -> None:
+    """Weight i and i + 16 of a group share a byte; scales follow the numbers of a row."""
+    _, directory = source
+    convert(directory, tmp_path / "model")
+    header = read_header(tmp_path / "model" / "ffn.bundles")
+    raw = np.fromfile(tmp_path / "model" / "ffn.bundles", np.uint8)
+    tensors = load_file(directory / "model.safetensors")
+    stack = "model.layers.1.mlp.experts"
+    blocks = tensors[f"{stack}.gate_up_proj_blocks"].numpy()[3, 2 * 7 + 1]  # row 7 of up
+    halves = np.stack([blocks & 15, blocks >> 4], -1).reshape(2, 32)
+    expected = (halves[:, :16] | halves[:, 16:] << 4).ravel()
+    place = header.offset(1, 3) + header.bundle_parts[0] + 7 * 34
+    assert raw[place : place + 32].tolist() == expected.tolist()
+    scales = tensors[f"{stack}.gate_up_proj_scales"].numpy()[3, 15]
+    assert raw[place + 32 : place + 34].tolist() == scales.tolist()
+    biases = header.offset(1, 3) + sum(header.bundle_parts[:3])
+    found = raw[biases : biases + header.bundle_parts[3]].view(np.float32)
+    bias = tensors[f"{stack}.gate_up_proj_bias"].float().numpy()
+    assert found.tolist() == bias[3, ::2].tolist()
+
+
+def test_blocks_of_a_row_may_be_one_dimension(source: tuple[Oracle, Path], tmp_path: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    tensors = load_file(source[1] / "model.safetensors")
+    flat = {n: t.flatten(2) if n.endswith("_blocks") else t for n, t in tensors.items()}
+    save_file(flat, tmp_path / "flat" / "model.safetensors")
+    (tmp_path / "flat" / "config.json").write_text((source[1] / "config.json").read_text())
+    found = []
+    for directory in (source[1], tmp_path / "flat"):
+        convert(directory, tmp_path / f"{directory.name}-converted")
+        bundles = tmp_path / f"{directory.name}-converted" / "ffn.bundles"
+        found.append(bundles.read_bytes()[16384:])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_a_second_rounding_is_refused_unless_asked_for(
+    source: tuple[Oracle, Path], tmp_path: Path, dtype: str
+) -> None:
+    convert(source[1], tmp_path / "model", dtype=dtype, requantise=True)
+    assert read_manifest(tmp_path / "model").source["requantised"] == ["MXFP4"]
+    with pytest.raises(UnsupportedModel, match=r"rounded a second time: .*MXFP4 to"):
+        convert(source[1], tmp_path / "other", dtype=dtype)
+
+
+BLOCKS, SCALES = (f"model.layers.0.mlp.experts.down_proj_{part}" for part in ("blocks", "scales"))
+
+
+def change(name: str, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.update({name: how(tensors[name]).contiguous()})
+
+
+def not_a_number(scales: torch.Tensor) -> torch.Tensor:
+    scales[2, 40, 1] = 255
+    return scales
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda tensors: tensors.pop(SCALES), "down_proj_scales is absent"),
+        (lambda tensors: tensors.pop(BLOCKS), "missing: .*down_proj_blocks"),
+        (change(SCALES, lambda t: t[:, :, :2]), r"down_proj_scales is u8 \[5, 64, 2\]"),
+        (change(SCALES, lambda t: t.to(torch.int8)), "down_proj_scales is i8"),
+        (change(BLOCKS, lambda t: t[..., :8]), r"down_proj_blocks, which is \[5, 64, 3, 8\]"),
+        (change(BLOCKS, lambda t: t[0, 0, 0]), r"down_proj_blocks, which is \[16\]"),
+        (change(SCALES, not_a_number), "NaN or infinity in row 168"),
+    ],
+)
+def test_blocks_that_do_not_fit(
+    source: tuple[Oracle, Path], tmp_path: Path, damage: Callable[[Tensors], Any], match: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    tensors = load_file(source[1] / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, tmp_path / "source" / "model.safetensors")
+    config = (source[1] / "config.json").read_text()
+    (tmp_path / "source" / "config.json").write_text(config)
+    refuse(tmp_path / "source", TensorMismatch, match)
+
+
+@pytest.mark.parametrize("value", [{"quant_method": "awq"}, {"bits": 4}, "mxfp4", [1]])
+def test_other_quantised_weights_are_refused(
+    source: tuple[Oracle, Path], tmp_path: Path, value: Any
+) -> None:
+    (tmp_path / "source").mkdir()
+    config = json.loads((source[1] / "config.json").read_text()) | {"quantization_config": value}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FlashllmError, match=r"quantization_config is set .*supported are"):
+        convert(tmp_path / "source", tmp_path / "model")
