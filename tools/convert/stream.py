@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import flashllm
-from flashllm.errors import Interrupted
+from flashllm.errors import Interrupted, UnsupportedModel
 from flashllm.flash.file_names import BUNDLES_FILE, RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.manifest import LAYOUT_VERSION, FileRecord
@@ -106,6 +106,11 @@ def _inspect(
     shards = {shard: arriving_shard(source, directory, shard) for shard in source.files.shards}
     checkpoint = Checkpoint(directory, shards, source.files.index)
     check_weight_map(source.files, checkpoint)
+    if (torn := checkpoint.torn_tensor) is not None:
+        raise UnsupportedModel(
+            f"{name}: {torn} and its scales lie in different files, which cannot be converted one"
+            " by one; fetch all of it with `flashllm pull` and convert that"
+        )
     job = look(name, config, family, spec, checkpoint, overrides)
     for copy, original in job.assignment.copies:
         if (copy.dtype, copy.shape) != (original.dtype, original.shape):

@@ -63,6 +63,8 @@ class Checkpoint:
                     raise TensorMismatch(
                         f"{directory}: tensor {tensor.name} is in {first.file} and in {tensor.file}"
                     )
+        self.file_of = {name: tensor.file for name, tensor in self.tensors.items()}
+        """Of each tensor as it is stored."""
         self._pairs = find_pairs(self.tensors, str(directory))
         for name, pair in self._pairs.items():
             self.tensors[name] = pair.together
@@ -256,7 +258,7 @@ def check_weight_map(files: WeightFiles, checkpoint: Checkpoint) -> None:
     if files.index is None or files.weight_map is None:
         return
     weight_map, path = files.weight_map, checkpoint.directory / files.index
-    found = {name: tensor.file for name, tensor in checkpoint.tensors.items()}
+    found = checkpoint.file_of
     wrong = sorted(
         name for name in {*weight_map, *found} if weight_map.get(name) != found.get(name)
     )
