@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from flashllm.kv_cache.dram import KvCache
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.rope import Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens that follow one another in one sequence."""
+
+    cache: KvCache
+    tokens: int
+
+    @property
+    def positions(self) -> range:
+        """Where they are: behind what the cache holds."""
+        return range(self.cache.length, self.cache.length + self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +49,13 @@ class Attention:
     """Scores of no position, which take their share of the softmax. Source: Xiao et al., arXiv
     2309.17453, section 3.3."""
 
-    def __call__(self, x: Tensor, layer: int, cache: KvCache, rotation: Rotation | None) -> Tensor:
-        """[tokens, d_model] to [tokens, d_model]; appends to the cache but does not advance it."""
-        tokens = x.shape[0]
+    def __call__(
+        self, x: Tensor, layer: int, spans: Sequence[Span], rotation: Rotation | None
+    ) -> Tensor:
+        """[tokens, d_model] to [tokens, d_model]: the tokens of spans, one span after another.
+
+        Appends to their caches but does not advance them.
+        """
         query, key = self.query(x), self.key(x)
         if self.query_norm is not None and self.key_norm is not None and self.norm_whole:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -45,9 +64,14 @@ class Attention:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None and self.rotated:
             query, key = rotation(query), rotation(key)
-        cache.append(layer, key, self._heads(self.value(x)))
-        mixed = cache.attend(layer, query.transpose(0, 1), self.window, self.scale, self.sinks)
-        return self.output(mixed.view(tokens, -1))
+        value, mixed, first = self._heads(self.value(x)), [], 0
+        for span in spans:
+            own = slice(first, first + span.tokens)
+            span.cache.append(layer, key[:, own], value[:, own])
+            seen = query[:, own].transpose(0, 1)
+            mixed.append(span.cache.attend(layer, seen, self.window, self.scale, self.sinks))
+            first += span.tokens
+        return self.output(torch.cat(mixed).view(first, -1))
 
     def _heads(self, x: Tensor) -> Tensor:
         # [tokens, heads * head_dim] to [heads, tokens, head_dim]

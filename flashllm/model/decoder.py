@@ -18,6 +18,7 @@ from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
 from flashllm.model.active_set_selectors import Selector
+from flashllm.model.block_schedule import BlockSchedule
 from flashllm.model.ffn_decode import FeedForwardDecode
 from flashllm.model.ffn_experts import Experts
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
@@ -89,6 +90,10 @@ class Decoder:
         self._prompts = PromptSchedule(
             transformer, self._prefill, pool, plan.seed_tokens, plan.needed_tokens,
             kernels.threads, self._check_cancelled,
+        )  # fmt: skip
+        self._blocks = BlockSchedule(
+            transformer, self._prefill, pool, plan.seed_tokens, plan.union_tokens,
+            self._check_cancelled,
         )  # fmt: skip
         self.steps = 0
         """Prompts and tokens that went through, of all contexts."""
@@ -261,6 +266,24 @@ class Decoder:
         logits: NDArray[np.float32] = self._logits(hidden)[0]
         return logits
 
+    def decode_each(
+        self, tokens: Sequence[int], contexts: Sequence[Context]
+    ) -> NDArray[np.float32]:
+        """Append a token to each of several contexts; logits [contexts, vocab] after them.
+
+        The bits are those of a call of `decode` for each. What any of them needs is read once, but
+        where products do not have the same bits alone and among others: there they go one by one.
+        """
+        if not self._products.batch_invariant:
+            pairs = zip(tokens, contexts, strict=True)
+            return np.stack([self.decode(token, context) for token, context in pairs])
+        self.steps += 1
+        self._end_warming()
+        self.release()
+        self.pool.drain()
+        self._decode.forget()
+        return self._logits(self._blocks.run(contexts, tokens))
+
     @torch.inference_mode()
     def choose(self, layer: int, x: NDArray[np.float32]) -> Ids:
         """Ids that the layer's selector selects for its input `x` [d_model]."""
@@ -293,7 +316,7 @@ class Decoder:
         self._warming = None
         self._decode.prefetchers = []  # they refer to what refers to them
         del self._transformer, self._norms, self._decode, self._prefill, self.largest_weight
-        del self._tokens, self._prompts, self._products
+        del self._tokens, self._prompts, self._blocks, self._products
         self.pool.close()
         for context in list(self._contexts):
             context.close()

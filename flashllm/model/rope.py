@@ -7,6 +7,7 @@ divided, high ones kept, a ramp between) and yarn (arXiv 2309.00071, section 3.2
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +51,14 @@ class Positions:
         self._everywhere = Rotary(rope)
         self._windowed = None if window_rope is None else Rotary(window_rope)
 
-    def at(self, first: int, tokens: int) -> Rotations:
-        """The rotations of `tokens` tokens from position `first` on."""
-        everywhere = self._everywhere.at(first, tokens)
+    def at(self, runs: Sequence[range]) -> Rotations:
+        """The rotations of runs of tokens, one run after another, by their positions."""
+        positions = torch.cat(
+            [torch.arange(run.start, run.stop, dtype=torch.float32) for run in runs]
+        )
+        everywhere = self._everywhere.at(positions)
         windowed = self._windowed
-        return Rotations(everywhere, windowed.at(first, tokens) if windowed else everywhere)
+        return Rotations(everywhere, windowed.at(positions) if windowed else everywhere)
 
 
 class Rotary:
@@ -64,13 +68,12 @@ class Rotary:
         self._factor = rope.attention_factor
         self._frequencies = frequencies(rope)
 
-    def at(self, first: int, tokens: int) -> Rotation:
-        """The rotation of `tokens` tokens from position `first` on: each has the bits it has alone.
+    def at(self, positions: Tensor) -> Rotation:
+        """The rotation of tokens at these positions [tokens]: each has the bits it has alone.
 
         Torch computes the last few values of a tensor by other functions than the rest, and numpy
         does not.
         """
-        positions = torch.arange(first, first + tokens, dtype=torch.float32)
         angles = torch.outer(positions, self._frequencies).double().numpy()
         cos, sin = (torch.from_numpy(of(angles)).float() for of in (np.cos, np.sin))
         return Rotation(cos * self._factor, sin * self._factor)

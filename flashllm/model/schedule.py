@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flashllm.kv_cache.context import Context
+from flashllm.model.attention import Span
 from flashllm.model.ffn_decode import FeedForwardDecode
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
 from flashllm.model.layer_inputs import LayerInputs
@@ -70,15 +71,16 @@ class TokenSchedule:
         feed_forward.forget()
         self._pool.end_expecting()
         dense = transformer.spec.dense_layers
-        x = transformer.embed([token], context.length)
-        rotations = transformer.rotations(context.length, 1)
+        spans = [Span(context.keys_values, 1)]
+        x = transformer.embed([token], spans)
+        rotations = transformer.rotations(spans)
         for index in range(transformer.spec.n_layers):
             self._before_layer(index)
             x = transformer.block(
                 index,
                 x,
                 rotations,
-                context,
+                spans,
                 functools.partial(feed_forward.token, index - dense),
                 functools.partial(self._before_attention, index) if index >= dense else None,
             )
@@ -156,13 +158,14 @@ class PromptSchedule:
     def _chunk(self, context: Context, ids: list[int], how: Pass) -> Tensor:
         torch.set_num_threads(self._threads)
         transformer = self._transformer
-        x = transformer.embed(ids, context.length)
-        rotations = transformer.rotations(context.length, len(ids))
+        spans = [Span(context.keys_values, len(ids))]
+        x = transformer.embed(ids, spans)
+        rotations = transformer.rotations(spans)
         for index in range(transformer.spec.n_layers):
             self._before_layer()
             bundled = index - transformer.spec.dense_layers
             feed_forward = functools.partial(self._compute, bundled, how, self._is_few(how, ids))
-            x = transformer.block(index, x, rotations, context, feed_forward)
+            x = transformer.block(index, x, rotations, spans, feed_forward)
             if how.passed is not None:
                 how.passed((index + 1) / transformer.spec.n_layers)
         context.append_prefilled(ids)

@@ -19,7 +19,7 @@ from torch import Tensor
 from flashllm import core
 from flashllm.errors import ModelError
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.kv_cache.context import Context
+from flashllm.model.attention import Span
 from flashllm.model.encoded_rows import Table, torch_view
 from flashllm.model.layer import ResidentParts
 from flashllm.model.layer_inputs import LayerInputs
@@ -63,8 +63,8 @@ class Transformer:
         self._project_in = parts.linear("embed.project_in") if narrow else None
         self._project_out = parts.linear("head.project_out") if narrow else None
 
-    def embed(self, ids: Sequence[int], first: int) -> Tensor:
-        """[tokens] at positions from `first` on to [tokens, d_model]."""
+    def embed(self, ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
+        """The tokens of spans, [tokens], to [tokens, d_model]."""
         self._clock.switch("other")
         x = self._embedding(ids)
         if self.spec.embed_scale != 1.0:
@@ -73,23 +73,23 @@ class Transformer:
             x = self._project_in(x)
         if self._positions is None:
             return x
-        row = first + self.spec.position_offset
-        return x + self._positions[row : row + len(ids)].float()
+        rows = [at + self.spec.position_offset for span in spans for at in span.positions]
+        return x + self._positions[rows].float()
 
-    def rotations(self, first: int, tokens: int) -> Rotations | None:
-        """The rotations of `tokens` positions from `first` on; None where there is none."""
-        return None if self._rotary is None else self._rotary.at(first, tokens)
+    def rotations(self, spans: Sequence[Span]) -> Rotations | None:
+        """The rotations of the positions of spans; None where there is none."""
+        return None if self._rotary is None else self._rotary.at([one.positions for one in spans])
 
     def block(
         self,
         index: int,
         x: Tensor,
         rotations: Rotations | None,
-        context: Context,
+        spans: Sequence[Span],
         feed_forward: FeedForwardCall,
         before_attention: BeforeAttention | None = None,
     ) -> Tensor:
-        """One layer, [tokens, d_model] to the same; appends keys and values to the context.
+        """One layer, [tokens, d_model] to the same; appends keys and values of each span.
 
         `feed_forward` is not called where the layer has no bundles.
         """
@@ -101,7 +101,7 @@ class Transformer:
             before_attention(x, normed)
             self._clock.switch("attention")
         rotation = None if rotations is None else rotations.of(layer.attention.window)
-        attended = self._scaled(layer.attention(normed, index, context.keys_values, rotation))
+        attended = self._scaled(layer.attention(normed, index, spans, rotation))
         if spec.block == "parallel":
             inputs = LayerInputs(self.parallel_input(index, x, normed), x, x)
             return x + attended + self._scaled(feed_forward(inputs))

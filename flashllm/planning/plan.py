@@ -216,9 +216,15 @@ class Plan:
     """Which weights are held against their checksums when they are read; one of VERIFIES."""
     prompt_neurons: PromptNeurons = DEFAULT_PROMPT_NEURONS
     """Which neurons compute a prompt, where a selector may leave out some that are not zero."""
-    needed_tokens: int = 0
-    """A chunk of a prompt with at most so many tokens reads the neurons that it needs, a larger one
-    reads layers. 0 where all neurons are needed."""
+    union_tokens: int = 0
+    """At most so many tokens that go through a layer together read the bundles that any of them
+    needs, more of them read the layer. 0 where each needs all."""
+
+    @property
+    def needed_tokens(self) -> int:
+        """The same of a chunk of a prompt. 0 where all of its neurons are computed."""
+        is_exact = self.select == "predicted" and self.prompt_neurons == "exact"
+        return 0 if is_exact else self.union_tokens
 
     @property
     def prompt_is_selected(self) -> bool:
@@ -323,11 +329,10 @@ def make_plan(
         contexts=_contexts(options),
         verify=_verify(options),
         prompt_neurons=_prompt_neurons(options),
-        needed_tokens=_needed_tokens(
+        union_tokens=_union_tokens(
             spec,
             activity,
             select,
-            _prompt_neurons(options),
             _scattered_share(sizes.stride, fitting[0].threads, profile),
         ),
     )
@@ -430,17 +435,13 @@ def _prompt_neurons(options: ModelOptions) -> PromptNeurons:
     return name or DEFAULT_PROMPT_NEURONS
 
 
-def _needed_tokens(
-    spec: ModelSpec,
-    activity: Activity | None,
-    select: Select,
-    prompt_neurons: PromptNeurons,
-    scattered_share: float,
+def _union_tokens(
+    spec: ModelSpec, activity: Activity | None, select: Select, scattered_share: float
 ) -> int:
     """As many tokens as take no longer to read here and there than the layers take in order."""
     if select == "router":
         return _NEEDED_TOKENS_OF_EXPERTS
-    if select != "gate" and (select != "predicted" or prompt_neurons == "exact"):
+    if select not in ("gate", "predicted"):
         return 0
     if activity is None:
         return _NEEDED_TOKENS_UNKNOWN

@@ -1,0 +1,136 @@
+"""Answers in several contexts at once: each token has the bits that it has alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashllm.convert import convert
+from numpy.typing import NDArray
+
+from flashllm.engine.loading import load_decoder
+from flashllm.model.decoder import Decoder
+from flashllm.options import POLICIES
+from tests.parity.test_chunks import experts, gated
+from tests.support.smallthinker import SmallThinker
+from tests.support.tiny import save_exact_predictors, sparse_opt, tiny
+
+PROMPTS = [[5, 17, 40], list(range(20, 60)), [8], [61, 33, 12, 9, 70, 11]]
+STEPS = 8
+Logits = NDArray[np.float32]
+
+
+def save(name: str, directory: Path) -> Path:
+    """A converted model of each kind of selector and of position."""
+    source = directory / "source"
+    if name == "early router":
+        SmallThinker(rope_layout=[1, 0, 1], sliding_window_layout=[0, 0, 1]).save(source)
+    elif name == "dense layers":
+        sizes = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 19}
+        model = tiny("glm4_moe", **sizes, intermediate_size=45, num_key_value_heads=2, head_dim=12)
+        model.save_pretrained(source)
+    else:
+        models = {"opt": sparse_opt, "gate": gated, "experts": experts}
+        models["all"] = lambda: gated(hidden_act="silu")
+        made = models[name]()
+        made.save_pretrained(source)
+    options: dict[str, Any] = {"dtype": "int8" if name in ("gate", "dense layers") else "f16"}
+    if name == "opt":
+        options["predictors"] = directory / "predictors.safetensors"
+        save_exact_predictors(made, options["predictors"])
+    convert(source, directory / "model", **options)
+    return directory / "model"
+
+
+@pytest.fixture(
+    scope="module", params=["opt", "gate", "all", "experts", "early router", "dense layers"]
+)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(request.param, tmp_path_factory.mktemp("blocks"))
+
+
+def alone(decoder: Decoder, ids: list[int]) -> list[Logits]:
+    """Logits of a greedy answer, token by token."""
+    context = decoder.context
+    found = [decoder.prefill(ids, context=context)]
+    for _ in range(STEPS):
+        found.append(decoder.decode(int(np.argmax(found[-1])), context))
+    return found
+
+
+def together(directory: Path, count: int, **options: Any) -> list[list[Logits]]:
+    """The same of several answers, the second of which has one token fewer."""
+    decoder, _, store = load_decoder(directory, contexts=count, **options)
+    with store:
+        contexts = [decoder.context, *(decoder.new_context() for _ in range(count - 1))]
+        prompts = (PROMPTS * count)[:count]
+        pairs = zip(prompts, contexts, strict=True)
+        found = [[decoder.prefill(ids, context=context)] for ids, context in pairs]
+        for step in range(STEPS):
+            going = [n for n in range(count) if n != 1 or step < STEPS - 1]
+            tokens = [int(np.argmax(found[n][-1])) for n in going]
+            logits = decoder.decode_each(tokens, [contexts[n] for n in going])
+            for n, own in zip(going, logits, strict=True):
+                found[n].append(own)
+        lengths = [len(prompts[n]) + STEPS - (n == 1) for n in range(count)]
+        assert [context.length for context in contexts] == lengths
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[Logits]]:
+    decoder, _, store = load_decoder(model)
+    with store:
+        return [alone(decoder, ids) for ids in PROMPTS]
+
+
+def check(found: list[list[Logits]], expected: list[list[Logits]], what: object) -> None:
+    for n, logits in enumerate(found):
+        wanted = expected[n % len(PROMPTS)]
+        for step, own in enumerate(logits):
+            assert np.array_equal(own, wanted[step]), (what, n, step)
+        assert len(logits) == STEPS + (n != 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_each_answer_is_as_it_is_alone(
+    model: Path, expected: list[list[Logits]], count: int
+) -> None:
+    check(together(model, count), expected, count)
+
+
+def test_at_the_least_ceiling_and_with_every_policy(
+    model: Path, expected: list[list[Logits]]
+) -> None:
+    settings: list[dict[str, Any]] = [{"least": True, "policy": policy} for policy in POLICIES]
+    for setting in [*settings, {"least": True, "io_threads": 1, "overlap": "none"}]:
+        check(together(model, 4, **setting), expected, setting)
+
+
+def test_blocks_that_read_layers_whole(tmp_path: Path) -> None:
+    """More tokens than the union is read of: experts in 33 contexts."""
+    directory = save("experts", tmp_path)
+    decoder, plan, store = load_decoder(directory)
+    with store:
+        expected = [alone(decoder, ids) for ids in PROMPTS]
+    assert plan.union_tokens == 32
+    check(together(directory, 33), expected, 33)
+
+
+def test_a_block_reads_once_what_several_need(tmp_path: Path) -> None:
+    directory = save("experts", tmp_path)
+    decoder, _, store = load_decoder(directory, contexts=4, least=True, overlap="none")
+    with store:
+        contexts = [decoder.context, *(decoder.new_context() for _ in range(3))]
+        for context in contexts:
+            decoder.prefill(PROMPTS[0], context=context)
+
+        def missed(compute: Any) -> int:
+            before = decoder.pool.counters.misses
+            compute()
+            return int(decoder.pool.counters.misses - before)
+
+        together = missed(lambda: decoder.decode_each([9] * 4, contexts))
+        assert 0 < together <= decoder.spec.n_layers * 3, "as many as one token needs"
