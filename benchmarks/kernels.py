@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
+from flashllm.dtypes import DTYPES
 
-DTYPES = ("f32", "f16", "bf16", "int8", "int4")
 KERNELS = ("matvec", "dot_rows", "weighted_sum", "encode", "decode")
 SCATTERED = ("dot_rows", "weighted_sum")
 Case = tuple[str, str, str]

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.kernels import DTYPES
 from flashllm import core
+from flashllm.dtypes import DTYPES
 
 PRODUCTS = ("matmul", "sums", "sparse sums")
 _PASSES = 3

@@ -1,4 +1,4 @@
-"""Converting to int8 and int4: what lies where, byte for byte, and what is refused."""
+"""Converting to int8, int4 and mxfp4: what lies where, byte for byte, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from flashllm.engine.loading import load_decoder
 from flashllm.errors import LayoutError, TensorMismatch, UsageError
 from flashllm.flash.layout import read_header
 from flashllm.flash.manifest import read_manifest
+from flashllm.flash.raw_tensor import RawTensor, all_finite
 from flashllm.flash.safetensors_file import read_tensor_index
 from flashllm.flash.store import Store
 from flashllm.flash.tensor_table import check_resident
@@ -50,7 +51,7 @@ def encoded(values: np.ndarray, dtype: str) -> np.ndarray:
     return out.reshape(len(rows), nbytes)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
 @pytest.mark.parametrize("source_dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("changes", [{}, WIDE], ids=["narrow", "wide"])
 def test_every_row_is_where_and_what_it_should_be(
@@ -97,7 +98,7 @@ def test_rounding_is_at_most_half_a_step(tmp_path: Path, dtype: str) -> None:
     assert np.sqrt((error**2).mean()) < 0.35
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["int8", "int4", "mxfp4"])
 def test_the_same_checkpoint_gives_the_same_bytes(tmp_path: Path, dtype: str) -> None:
     source = write_checkpoint(tmp_path / "source", **WIDE)
     for name in ("first", "second"):
@@ -138,7 +139,7 @@ def test_the_same_encoding_twice_is_said_once(tmp_path: Path) -> None:
     assert "resident_dtype" not in read_manifest(tmp_path / "out").spec.to_json()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["f32", "int8", "int4", "mxfp4"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "row"), [(UP, 7), (DOWN, 3), (Q, 11)])
 def test_what_is_no_number_is_named_with_its_row(
@@ -199,11 +200,23 @@ def test_small_weights_in_a_tensor_of_usual_ones_are_only_rounded(
     assert not found[our_name(Q)].any()
 
 
+def test_no_weight_is_too_small_or_too_large_for_mxfp4(tmp_path: Path) -> None:
+    tensors = random_tensors(CONFIG)
+    tensors[Q] *= np.float32(1e-30)
+    tensors[UP][2, 1] = 3e38
+    convert(write_checkpoint(tmp_path / "source", tensors=tensors), tmp_path / "out", dtype="mxfp4")
+    found = dequantised(tmp_path / "out")
+    for name, values in ((our_name(Q), tensors[Q]), ("layers.0.ffn.up", tensors[UP])):
+        most = np.abs(values).max(axis=1, keepdims=True)
+        assert (np.abs(found[name] - values) <= most / 4).all()
+        assert (np.abs(found[name]).max(axis=1, keepdims=True) >= most / 2).all()
+
+
 def test_files_of_another_encoding_do_not_open(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
-    for dtype in ("f16", "int8", "int4"):
+    for dtype in ("f16", "int8", "int4", "mxfp4"):
         convert(source, tmp_path / dtype, dtype=dtype)
-    for ours, theirs in (("int8", "int4"), ("f16", "int8"), ("int4", "f16")):
+    for ours, theirs in (("int8", "int4"), ("f16", "int8"), ("int4", "mxfp4"), ("mxfp4", "f16")):
         spec = read_manifest(tmp_path / ours).spec
         path = tmp_path / theirs / "resident.safetensors"
         with pytest.raises(LayoutError, match="the manifest asks for"):
@@ -323,6 +336,15 @@ def test_a_scale_that_is_no_number_is_found(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
     with pytest.raises(LayoutError, match=r"layers\.0\.up holds NaN or infinity"):
         convert(source, tmp_path / "out", predictors=tmp_path / "predictors.safetensors")
+
+
+@pytest.mark.parametrize(("scale", "finite"), [(0, True), (252, True), (253, False), (255, False)])
+def test_scales_of_mxfp4_with_which_all_numbers_are_finite(scale: int, finite: bool) -> None:
+    rows = np.full((3, 2 * 17), 0x77, np.uint8)  # sixes
+    rows[:, -2:] = 127
+    rows[2, -1] = scale
+    assert all_finite(rows.reshape(-1), "mxfp4", 40) == finite
+    assert np.isfinite(RawTensor(rows.reshape(-1), "mxfp4", (3, 40)).floats()).all() == finite
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

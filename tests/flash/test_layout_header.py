@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flashllm.core.numpy_twin.kernels import crc32c
+from flashllm.dtypes import DTYPES
 from flashllm.errors import LayoutError, ModelTruncated
 from flashllm.flash import layout
 from flashllm.flash.layout import BundleHeader, default_stride, read_header
@@ -28,7 +29,7 @@ both = pytest.mark.parametrize("good", [HEADER, EXPERTS], ids=["v1", "v2"])
 def headers(draw: st.DrawFn) -> BundleHeader:
     is_expert, neurons = draw(st.booleans()), draw(st.integers(1, 1 << 20))
     header = BundleHeader(
-        dtype=draw(st.sampled_from(["f32", "f16", "bf16", "int8", "int4"])),
+        dtype=draw(st.sampled_from(DTYPES)),
         rows_per_neuron=3 if is_expert else draw(st.integers(1, 3)),
         neurons_per_bundle=neurons,
         n_layers=draw(st.integers(1, 1024)),

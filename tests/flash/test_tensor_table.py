@@ -90,6 +90,7 @@ def test_encodings_are_recognised_by_the_bytes_of_a_row() -> None:
 
     assert encoding_of(record("u8", 3, 68), 64) == "int8"
     assert encoding_of(record("u8", 3, 36), 64) == "int4"
+    assert encoding_of(record("u8", 3, 34), 64) == "mxfp4"
     assert encoding_of(record("u8", 3, 37), 64) == "u8"
     assert encoding_of(record("u8", 37), 64) == "u8"
     assert encoding_of(record("f16", 3, 64), 64) == "f16"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashllm import core
+from flashllm.dtypes import DTYPES
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.model.products import RowProducts, TokenOrChunkProducts, make_products
 from flashllm.model.tile_decoder import TileDecoder
@@ -21,7 +22,7 @@ ROWS, COLUMNS, BLOCK_ROWS = 70, 96, 16
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 9])
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_matrix_times_tokens(dtype: str, tokens: int) -> None:
     generator = np.random.default_rng(3)
     weight = generator.standard_normal((ROWS, COLUMNS)).astype(np.float32)
@@ -63,7 +64,7 @@ def bundles_of(dtype: str, count: int) -> tuple[np.ndarray, Block]:
     return raw.floats().reshape(count, rows, wide).astype(np.float64), block
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "int8", "int4", "mxfp4"])
 @pytest.mark.parametrize("kind", [RowProducts, TokenOrChunkProducts])
 def test_a_block_times_tokens(dtype: str, kind: type) -> None:
     spec, kernels = replace(SPEC, dtype=dtype), core.Kernels()
@@ -87,7 +88,7 @@ def test_a_block_times_tokens(dtype: str, kind: type) -> None:
     np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "int8", "int4", "mxfp4"])
 def test_a_token_has_the_same_bits_alone_and_among_others(dtype: str) -> None:
     spec, kernels = replace(SPEC, dtype=dtype), core.Kernels()
     _, block = bundles_of(dtype, 100)

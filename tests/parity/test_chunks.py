@@ -128,6 +128,12 @@ def test_every_encoding_with_all_instructions_of_this_machine(
     check(tmp_path / "model", select)
 
 
+def test_experts_in_mxfp4(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its kernels are int4's, which the test above runs with all instructions."""
+    convert(checkpoint("experts"), tmp_path / "model", dtype="mxfp4")
+    check(tmp_path / "model", "router")
+
+
 @pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
 def test_every_encoding_of_keys_and_values(
     checkpoint: Callable[[str], Path], kv_dtype: str, tmp_path: Path

@@ -1,4 +1,4 @@
-"""int8 and int4 against the float model that the converted files hold, and against the source.
+"""int8, int4 and mxfp4 against the float model that converted files hold, and against the source.
 
 What rounding costs is in the files: given their values, transformers and we compute the same, but
 for the 14 bits to which a single token's inputs are rounded.
@@ -37,7 +37,7 @@ MODELS: dict[str, Any] = {
     "llama, resident gate": lambda: tiny("llama", **GATED, hidden_act="relu"),
     "llama, gate on flash": lambda: tiny("llama", **GATED, hidden_act="silu"),
 }
-ENCODINGS = [("int8", None), ("int4", None), ("int4", "int8"), ("int8", "f16")]
+ENCODINGS = [("int8", None), ("int4", None), ("int4", "int8"), ("int8", "f16"), ("mxfp4", "f16")]
 
 
 @pytest.fixture(scope="module", params=MODELS)

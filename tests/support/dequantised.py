@@ -46,7 +46,7 @@ def bundled(directory: Path) -> Weights:
     raw = np.fromfile(directory / "ffn.bundles", np.uint8)
     code, rows, _, n_layers, bundles, width = struct.unpack_from("<6I", raw, 16)
     stride, bundle_bytes, start = struct.unpack_from("<3Q", raw, 40)
-    dtype = {1: "f32", 2: "f16", 3: "bf16", 4: "int8", 5: "int4"}[code]
+    dtype = {1: "f32", 2: "f16", 3: "bf16", 4: "int8", 5: "int4", 6: "mxfp4"}[code]
     weights: Weights = {}
     for layer in range(n_layers):
         end = start + bundles * stride

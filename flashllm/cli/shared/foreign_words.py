@@ -129,5 +129,6 @@ VALUES = {
     "float32": "f32", "fp32": "f32", "float": "f32", "8bit": "int8", "8-bit": "int8", "i8": "int8",
     "q8": "int8", "q8_0": "int8", "4bit": "int4", "4-bit": "int4", "i4": "int4", "q4": "int4",
     "q4_0": "int4", "q4_1": "int4", "q4_k_m": "int4", "q4_k_s": "int4", "nf4": "int4",
+    "mxfp4_moe": "mxfp4",
 }  # fmt: skip
 """Encodings as others call them."""
