@@ -21,7 +21,7 @@ import flashllm
 from flashllm import core
 from flashllm.errors import FlashllmError
 from flashllm.flash.file_names import MANIFEST_FILE
-from flashllm.flash.manifest import Manifest, read_manifest
+from flashllm.flash.manifest import Manifest, format_requantised, read_manifest
 from flashllm.hardware.device import describe_device, processor_name
 from flashllm.settings.file import read_config
 from flashllm.settings.options import MODEL, MODEL_OPTIONS, SAMPLING_OPTIONS
@@ -118,6 +118,7 @@ def _model(directory: Path | None) -> dict[str, Any] | None:
         "name": manifest.name,
         "directory": str(directory.absolute()),
         "synthetic": manifest.synthetic,
+        "requantised": format_requantised(manifest.source),
         "hash": hashlib.sha256((directory / MANIFEST_FILE).read_bytes()).hexdigest(),
         "layout_version": manifest.layout_version,
         "converted_by": manifest.tool_version,

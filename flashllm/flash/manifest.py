@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,6 @@ class Manifest:
     files: dict[str, FileRecord]
     tool_version: str
 
-    @property
-    def requantised_label(self) -> str:
-        """What was rounded twice, for people; "" for nothing."""
-        types = self.source.get(REQUANTISED_KEY)
-        if not isinstance(types, list) or not all(isinstance(found, str) for found in types):
-            return ""
-        return f"requantised from {', '.join(types[:_REQUANTISED_MAX])}" if types else ""
-
     def to_bytes(self) -> bytes:
         """The same manifest gives the same bytes."""
         values = {
@@ -106,6 +99,14 @@ class Manifest:
             )
         values["files"] = _file_records(values["files"], path)
         return cls(**values)
+
+
+def format_requantised(source: Mapping[str, Any]) -> str:
+    """What was rounded twice, by `source` of a manifest, for people; "" for nothing."""
+    types = source.get(REQUANTISED_KEY)
+    if not isinstance(types, list) or not all(isinstance(found, str) for found in types):
+        return ""
+    return f"requantised from {', '.join(types[:_REQUANTISED_MAX])}" if types else ""
 
 
 def layout_version(spec: ModelSpec) -> int:

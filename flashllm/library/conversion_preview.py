@@ -112,8 +112,9 @@ def _seconds_of_source(
     from flashllm.convert import source_file, weight_files
 
     try:
-        shards = weight_files(source).shards
-        source_bytes = sum(source_file(source, shard).stat().st_size for shard in shards)
+        files = weight_files(source)
+        paths = [source_file(files.directory, shard) for shard in files.shards]
+        source_bytes = sum(path.stat().st_size for path in paths)
         tokens = 0
         if options.predictors == TRAIN:
             text = options.calibration or next(

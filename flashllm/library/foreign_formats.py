@@ -21,7 +21,7 @@ _ORIGINAL = (
     "take the original checkpoint, a directory with config.json and safetensors, and"
     " `flashllm convert` it; `flashllm pull ORG/NAME` fetches one"
 )
-_GGUF = f"a GGUF file, which llama.cpp and ollama read: {_ORIGINAL}"
+_GGUF = "a GGUF file"
 _GGML = f"a GGML file of an early llama.cpp: {_ORIGINAL}"
 _MAGIC = {
     b"GGUF": _GGUF, b"lmgg": _GGML, b"tjgg": _GGML, b"fmgg": _GGML, b"algg": _GGML,
@@ -66,6 +66,8 @@ def looks_foreign(text: str) -> bool:
 
 def _file(path: Path) -> str:
     found = _MAGIC.get(_first_bytes(path)) or _ENDINGS.get(path.suffix.lower(), "")
+    if found == _GGUF:
+        return f"{_GGUF}, not yet a converted model; first: {_command(path)}"
     if found not in (_PYTORCH, _SAFETENSORS):
         return found or "a file; a model is a directory, which `flashllm convert` makes"
     folder = path.absolute().parent
@@ -88,10 +90,10 @@ def _directory(path: Path) -> str:
         )
     if "config.json" in names:
         return _of_config(path / "config.json")
-    for ending in (".gguf", ".onnx"):
-        if any(name.endswith(ending) for name in names):
-            what = _ENDINGS[ending].partition(":")[0]
-            return f"a directory with {what}: {_ORIGINAL}"
+    if any(name.endswith(".gguf") for name in names):
+        return f"a directory with {_GGUF}, not yet a converted model; first: {_command(path)}"
+    if any(name.endswith(".onnx") for name in names):
+        return f"a directory with {_ENDINGS['.onnx']}"
     return ""
 
 
@@ -107,8 +109,8 @@ def _of_config(file: Path) -> str:
     return f"a model in {bits} bits for Apple's MLX: {_ORIGINAL}"
 
 
-def _command(folder: Path) -> str:
-    return f"`flashllm convert {clean(str(folder))}`"
+def _command(source: Path) -> str:
+    return f"`flashllm convert {clean(str(source))}`"
 
 
 def _first_bytes(path: Path) -> bytes:

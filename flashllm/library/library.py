@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from flashllm.planning.plan import Plan
 from flashllm.settings.resolve import Settings
 from flashllm.system.paths import models_dir
 
+_GGUF = re.compile(r"(-\d{5}-of-\d{5})?\.gguf")
+"""What names of files in GGUF end with."""
 NAMES_MAX = 100
 """Names that are tried for a model whose own is taken."""
 
@@ -106,7 +109,7 @@ class Library:
         """Where a checkpoint's model would go: a name that is free."""
         parts = source.absolute().parts
         is_cached = parts[-2:-1] == ("snapshots",) and parts[-3].startswith(CACHED_PREFIX)
-        name = parts[-3].removeprefix(CACHED_PREFIX) if is_cached else source.name
+        name = parts[-3].removeprefix(CACHED_PREFIX) if is_cached else _GGUF.sub("", source.name)
         home = self.home if self.home is not None else source.absolute().parent
         base = home / f"{name.rpartition('--')[2] or 'model'}.flash"
         names = (base, *(base.with_stem(f"{base.stem}-{n}") for n in range(2, NAMES_MAX)))

@@ -2,7 +2,7 @@
 
 A text is the first of these that fits:
 
-1. the path of a converted model (where a checkpoint is asked for: of any directory);
+1. the path of a converted model (where a checkpoint is asked for: of any directory, or a .gguf);
 2. `demo`, or a name that `flashllm ls` shows: that of the model's directory, without `.flash`;
 3. `org/name` or `org/name@revision`, a repository of the Hugging Face cache: its checkpoint, or the
    model that was converted from it.
@@ -123,10 +123,11 @@ class ModelNames:
         return str(directory)
 
     def find_checkpoint(self, text: str, *, whole: bool = True, others: Iterable[str] = ()) -> Path:
-        """The directory of the checkpoint that a text stands for; to be converted, it is `whole`.
+        """The directory, or the .gguf, that a text stands for; to be converted, it is `whole`.
 
         `others` are words that may have been meant too. Errors: `ModelNotFound`, `NotACheckpoint`.
         """
+        from flashllm.convert import gguf_of
         from flashllm.library.hf_repository import check_whole, find_snapshot
 
         path = as_path(text)
@@ -139,6 +140,8 @@ class ModelNames:
             raise NotACheckpoint(
                 f"{text}: a converted model already ({where}); give the directory of a checkpoint"
             )
+        if gguf_of(path) is not None:
+            return path
         refuse_foreign(text, path)
         if not os.path.isdir(path):
             raise ModelNotFound(self._format_missing(text, path, checkpoint=True, others=others))

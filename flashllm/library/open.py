@@ -71,7 +71,7 @@ def model_directory(model: str | os.PathLike[str] | None, progress: Progress | N
 
 
 def checkpoint_directory(text: str, *, whole: bool = True) -> Path:
-    """The directory of a checkpoint, which may be named by `org/name` of the Hugging Face cache.
+    """A checkpoint's directory or .gguf, which may be `org/name` of the Hugging Face cache.
 
     With `whole`, its weights must be there. Errors: `ModelNotFound`, `NotACheckpoint`.
     """

@@ -123,7 +123,7 @@ def _written(repository: Repository, texts: Mapping[str, bytes]) -> Iterator[Pat
 
 
 _FORMATS = {
-    ".gguf": "GGUF, which is read by other programs and cannot be converted",
+    ".gguf": "GGUF, which `flashllm convert` takes once the file is here",
     ".safetensors": "safetensors under names that no conversion looks for",
     ".bin": "pickles under names that no conversion looks for",
     ".pth": "pickles of another layout",

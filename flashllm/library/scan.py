@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
-from flashllm.flash.manifest import Manifest
+from flashllm.flash.manifest import Manifest, format_requantised
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import profile_for
 from flashllm.library.directories import candidates, looks_converted, shown_name
@@ -130,6 +130,8 @@ def _described(store: Store) -> FoundModel:
         remarks.append("no tokenizer: takes only token ids")
     if manifest.synthetic:
         remarks.append("synthetic: random weights")
+    if words := format_requantised(manifest.source):
+        remarks.append(f"lossy: {clean(words)}")
     return FoundModel(
         path=store.directory,
         name=shown_name(store.directory) or clean(str(store.directory)),

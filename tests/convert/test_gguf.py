@@ -18,7 +18,7 @@ from flashllm.core.numpy_twin.rows import decode
 from flashllm.dtypes import row_bytes
 from flashllm.errors import ModelError, NotACheckpoint, UnsupportedModel, UsageError
 from flashllm.flash.layout import read_header
-from flashllm.flash.manifest import read_manifest
+from flashllm.flash.manifest import format_requantised, read_manifest
 from tests.support.gguf_models import Written, paired, write_gguf
 from tests.support.tiny import tiny
 
@@ -86,7 +86,7 @@ def test_plain_types(tmp_path: Path, name: str, kind: str) -> None:
     assert weights(tmp_path / "found") == weights(tmp_path / "expected")
     found, expected = (read_manifest(tmp_path / made) for made in ("found", "expected"))
     assert found.spec == expected.spec == describe(files.gguf)
-    assert (found.name, found.requantised_label) == ("model", "")
+    assert (found.name, format_requantised(found.source)) == ("model", "")
     assert list(found.source["files"]) == ["model.gguf"]
     assert verify(tmp_path / "found").ok
 
@@ -156,7 +156,7 @@ def test_columns_of_blocks_are_rounded_only_if_asked_for(tmp_path: Path, name: s
     convert(files.checkpoint, tmp_path / "expected", dtype="int8")
     found, expected = (read_manifest(tmp_path / made) for made in ("found", "expected"))
     assert found.spec == expected.spec
-    assert found.requantised_label == "requantised from Q8_0"
+    assert format_requantised(found.source) == "requantised from Q8_0"
     assert found.source["overrides"] == {"requantise": True}
     # Rows of up, which are kept, and columns of down, which are rounded as plain weights would be.
     row = row_bytes("int8", found.spec.d_model)
@@ -182,7 +182,7 @@ def test_other_blocks_need_to_be_asked_for_and_are_decoded_by_the_package(tmp_pa
     convert(files.gguf, tmp_path / "found", requantise=True)
     manifest = read_manifest(tmp_path / "found")
     assert (manifest.spec.dtype, manifest.spec.resident_dtype) == ("int4", "int8")
-    assert manifest.requantised_label == "requantised from Q5_1"
+    assert format_requantised(manifest.source) == "requantised from Q5_1"
     convert(files.checkpoint, tmp_path / "plain", dtype="int4", resident_dtype="int8")
     found, plain = (
         load_file(tmp_path / made / "resident.safetensors") for made in ("found", "plain")

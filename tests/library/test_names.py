@@ -16,6 +16,7 @@ from flashllm.conversations.store import SessionStore
 from flashllm.engine.local import load_info
 from flashllm.errors import FlashllmError, LayoutError, ModelNotFound, NotACheckpoint
 from flashllm.library.directories import name_of, shown_name
+from flashllm.library.library import Library
 from flashllm.library.models import ModelChoice
 from flashllm.library.names import DEMO, ModelNames, NamedModel, usual_names
 from flashllm.library.open import checkpoint_directory, model_directory, usual_destination
@@ -219,8 +220,24 @@ def test_what_another_program_made_is_called_what_it_is(place: Path) -> None:
     words = refusal("model.gguf")
     assert words.startswith("model.gguf: a GGUF file")
     assert "flashllm convert" in words
-    with pytest.raises(NotACheckpoint, match="a GGUF file"):
-        usual_names().find_checkpoint("model.gguf")
+    (place / "model.onnx").write_bytes(b"x")
+    with pytest.raises(NotACheckpoint, match="an ONNX model"):
+        usual_names().find_checkpoint("model.onnx")
+
+
+def test_a_file_in_gguf_is_a_checkpoint(place: Path) -> None:
+    (place / "model.gguf").write_bytes(b"GGUF")
+    assert usual_names().find_checkpoint("model.gguf") == Path("model.gguf")
+    (place / "folder").mkdir()
+    (place / "model.gguf").rename(place / "folder" / "a-00001-of-00002.gguf")
+    assert usual_names().find_checkpoint("folder") == Path("folder")
+    assert refusal("folder").startswith("folder: a directory with a GGUF file, not yet a converted")
+    library = Library(home=place)
+    wanted = place / "a.flash"
+    assert library.destination(place / "folder" / "a-00001-of-00002.gguf") == wanted
+    (place / "folder" / "b.gguf").touch()
+    with pytest.raises(NotACheckpoint, match="holds several models in GGUF"):
+        usual_names().find_checkpoint("folder")
 
 
 # org/name of the Hugging Face cache

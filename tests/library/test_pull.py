@@ -214,7 +214,7 @@ def serve(server: HubServer, *names: str, tags: tuple[str, ...] = (), **files: b
         ((), "no config.json, and no other file either"),
         (("README.md",), "no config.json"),
         (("config.json",), "no weights"),
-        (("model-Q4_K_M.gguf",), r"GGUF, .*cannot be converted \(model-Q4_K_M.gguf\)"),
+        (("model-Q4_K_M.gguf",), r"GGUF, which `flashllm convert` takes.* \(model-Q4_K_M.gguf\)"),
         (("config.json", "consolidated.safetensors"), "safetensors under names"),
         (("config.json", "consolidated.00.pth"), "pickles of another layout"),
         (("config.json", "tf_model.h5"), "weights for TensorFlow"),

@@ -17,7 +17,7 @@ from .output.reorder import reorder
 from .phases import ConversionPlan, Learning, PhaseWork, conversion_phases
 from .pipeline import convert
 from .source.arriving import ShardSource
-from .source.checkpoint import WeightFiles, named_weights, weight_files, weight_files_of
+from .source.checkpoint import WeightFiles, gguf_of, named_weights, weight_files, weight_files_of
 from .source.files import source_file
 from .stream import convert_shards
 from .verify.report import Problem, VerifyReport
@@ -42,6 +42,7 @@ __all__ = [
     "demo_model",
     "demo_source",
     "describe",
+    "gguf_of",
     "named_weights",
     "progress_for",
     "reorder",

@@ -16,7 +16,7 @@ from . import convert, progress_for
 def main(arguments: Sequence[str] | None = None) -> int:
     """Convert as the arguments ask; returns the exit code."""
     parser = argparse.ArgumentParser(prog="convert", description=__doc__)
-    parser.add_argument("source", type=Path, help="directory of the checkpoint")
+    parser.add_argument("source", type=Path, help="directory of the checkpoint, or a .gguf")
     parser.add_argument("destination", type=Path, help="directory to create")
     parser.add_argument("--dtype", choices=DTYPES, help="default: as the source")
     parser.add_argument("--resident-dtype", choices=DTYPES, help="default: as --dtype")
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--calibration", type=Path, help="text to train the predictors on")
     parser.add_argument("--allow-pickle", action="store_true", help="read weights from pickles")
+    parser.add_argument("--requantise", action="store_true", help="(lossy) round blocks again")
     options = parser.parse_args(arguments)
     try:
         convert(
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             resident_dtype=options.resident_dtype,
             predictor_dtype=options.predictor_dtype,
             allow_pickle=options.allow_pickle,
+            requantise=options.requantise,
             progress=progress_for(),
         )
     except FlashllmError as error:

@@ -75,10 +75,11 @@ def describe_run(report: dict[str, Any], setting: str) -> list[Row]:
     header = report["header"]
     settings, machine, storage = header["settings"], header["machine"], header["storage"]
     synthetic = f" ({SYNTHETIC})" if header["synthetic"] else ""
+    requantised = f" ({words})" if (words := header["model"].get("requantised")) else ""
     lossy = " (lossy)" if settings["lossy"] else ""
     io = f"{settings['io_threads']} threads, {'direct' if settings['direct'] else 'NOT direct'}"
     rows: list[Row] = [
-        ("model", header["model"]["name"] + synthetic),
+        ("model", header["model"]["name"] + synthetic + requantised),
         ("machine", f"{machine['processor']}, {machine['cpus']} CPUs, {machine['isa']},"
          f" {format_bytes(machine['memory_total_bytes'])}"),
         ("disk", f"{storage['name']} ({storage['kind']}), {storage['filesystem']}; {io}"),

@@ -44,6 +44,7 @@ def convert(arguments: argparse.Namespace) -> int:
             predictor_dtype=arguments.predictor_dtype,
             order=arguments.order,
             allow_pickle=arguments.allow_pickle,
+            requantise=arguments.requantise,
             progress=open_model.terminal_progress(arguments.progress, report.schedule),
             on_plan=report.begin,
             dry_run=arguments.dry_run,
@@ -155,6 +156,7 @@ examples:
   flashllm convert ~/big ~/big.flash --dtype bf16 --predictors none
   flashllm convert ~/big ~/big.flash --dtype int8 --predictors train      # half of 16 bits
   flashllm convert ~/big ~/big.flash --dtype int4 --resident-dtype int8 --predictor-dtype int8
+  flashllm convert ~/big-Q4_0.gguf                                        # as it is
 """
 REORDER_EXAMPLES = """\
 examples:
@@ -167,8 +169,8 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
-        help="directory of the checkpoint, or ORG/NAME[@REVISION] of the Hugging Face cache"
-        " (`flashllm ls --checkpoints`)",
+        help="directory of the checkpoint, a .gguf (of several parts any one), or"
+        " ORG/NAME[@REVISION] of the Hugging Face cache (`flashllm ls --checkpoints`)",
     )
     parser.add_argument(
         "destination",
@@ -178,6 +180,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory to create (default: NAME.flash among the models that `flashllm ls` finds)",
     )
     add_reading(parser)
+    add_requantise(parser)
     add_learning(parser)
     add_allow_pickle(parser)
     add_dry_run(parser)
@@ -191,6 +194,16 @@ def add_allow_pickle(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read weights (.bin) and predictors (.pt) from pickles, which can carry programs: as"
         " plain tensors, in a process with limits; without it they are refused",
+    )
+
+
+def add_requantise(parser: argparse.ArgumentParser) -> None:
+    """Adds `--requantise`."""
+    parser.add_argument(
+        "--requantise",
+        action="store_true",
+        help="(lossy) round weights of a .gguf a second time where no encoding here holds the same"
+        " values, as of Q4_K; without it they are refused",
     )
 
 

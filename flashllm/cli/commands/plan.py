@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.cli.commands import plan_report
-from flashllm.cli.commands.convert import add_reading
+from flashllm.cli.commands.convert import add_reading, add_requantise
 from flashllm.cli.commands.show import plan_rows
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_options, argument
 from flashllm.cli.shared.open_model import options_of
 from flashllm.cli.shared.output import Output, remark, table
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
+from flashllm.flash.file_names import MANIFEST_FILE
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_share
 
@@ -55,11 +56,14 @@ def _resolved(arguments: argparse.Namespace) -> str:
 
     A converted model's name goes before a known one's, but for options that only checkpoints have.
     """
+    from flashllm.convert import gguf_of
     from flashllm.convert.families.known_shapes import find_known, near_names
     from flashllm.library.names import as_path, refuse_foreign, usual_names
 
     text: str = arguments.model
     path = as_path(text)
+    if not os.path.isfile(path / MANIFEST_FILE) and gguf_of(path) is not None:
+        return str(path)
     if os.path.isdir(path):
         refuse_foreign(text, path)
         return str(path)
@@ -112,8 +116,6 @@ def _profile(arguments: argparse.Namespace) -> Profile | None:
 
 def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
     """The scenario for the model that the argument names."""
-    from flashllm.flash.file_names import MANIFEST_FILE
-
     directory = Path(arguments.model)
     if not os.path.isfile(directory / MANIFEST_FILE):
         return _unconverted(arguments, profile)
@@ -143,7 +145,7 @@ def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scen
 
 def _described(arguments: argparse.Namespace) -> ModelSpec:
     """The spec of a directory, or else of a known model."""
-    from flashllm.convert import describe
+    from flashllm.convert import describe, gguf_of
     from flashllm.convert.families.known_shapes import describe_shape
 
     options = {
@@ -154,8 +156,8 @@ def _described(arguments: argparse.Namespace) -> ModelSpec:
     }
     directory = Path(arguments.model)
     spec: ModelSpec
-    if os.path.isdir(directory):
-        spec = describe(directory, **options)
+    if os.path.isdir(directory) or gguf_of(directory) is not None:
+        spec = describe(directory, requantise=arguments.requantise, **options)
     else:
         spec = describe_shape(arguments.model, **options)
     return spec
@@ -215,8 +217,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="SRC|MODEL|NAME",
-        help="a checkpoint (directory, of which config.json is enough, or ORG/NAME of the Hugging"
-        " Face cache), a converted model (name or directory), or a name from `flashllm models`",
+        help="a checkpoint (directory, of which config.json is enough, .gguf, or ORG/NAME of the"
+        " Hugging Face cache), a converted model (name or directory), or a name from `flashllm"
+        " models`",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(
@@ -227,4 +230,5 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         " as usual for models of this kind)",
     )
     add_reading(parser)
+    add_requantise(parser)
     add_options(parser, "model", MODEL_OPTIONS)

@@ -12,6 +12,7 @@ from flashllm.cli.shared.flags import add_model, add_options
 from flashllm.cli.shared.output import Output, remark, table
 from flashllm.errors import ModelError
 from flashllm.flash.file_names import MANIFEST_FILE
+from flashllm.flash.manifest import format_requantised
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.units import format_bytes, format_ceiling
 
@@ -88,7 +89,7 @@ def _rows(described: ModelInfo, found: FoundModel) -> list[tuple[str, Any]]:
         ("layers", f"{spec.n_layers}, width {spec.d_model}, {spec.n_heads} heads"),
         ("feed-forward", _format_layer(spec)),
         ("bundle", f"{format_bytes(spec.bundle_bytes)}, {spec.bundles_per_layer} a layer"),
-        ("weights", spec.encoding_label),
+        ("weights", _format_weights(described)),
         *([("predictors", described.predictor_dtype)] if described.predictor_dtype else []),
         ("vocabulary", spec.vocab_size),
         ("context", f"up to {spec.max_positions} tokens"),
@@ -104,6 +105,12 @@ def _rows(described: ModelInfo, found: FoundModel) -> list[tuple[str, Any]]:
     if isinstance(shares.get("perplexity_ratio"), float):
         rows.append(("  perplexity", f"{shares['perplexity_ratio']:.4f} of the exact model's"))
     return rows
+
+
+def _format_weights(described: ModelInfo) -> str:
+    """The encoding, and what was rounded a second time."""
+    requantised = format_requantised(described.source)
+    return ", ".join(filter(None, (described.spec.encoding_label, requantised)))
 
 
 def _format_needs(found: FoundModel) -> str:

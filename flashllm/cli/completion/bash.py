@@ -69,8 +69,8 @@ _LOOKS = {
     "directories": "_flashllm_paths -d; ",
     "sessions": "_flashllm_sessions; ",
     "models": "_flashllm_paths -d; _flashllm_names --models; ",
-    "checkpoints": "_flashllm_paths -d; _flashllm_names --checkpoints; ",
-    "sources": "_flashllm_paths -d; _flashllm_names --models --checkpoints; ",
+    "checkpoints": "_flashllm_paths -f; _flashllm_names --checkpoints; ",
+    "sources": "_flashllm_paths -f; _flashllm_names --models --checkpoints; ",
     "model_files": "_flashllm_paths -f; _flashllm_names --models; ",
 }
 

@@ -38,8 +38,8 @@ _LOOKS = {
     "directories": "-a '(__fish_complete_directories)'",
     "sessions": "-a '(__flashllm_sessions)'",
     "models": "-a '(__fish_complete_directories) (__flashllm_names --models)'",
-    "checkpoints": "-a '(__fish_complete_directories) (__flashllm_names --checkpoints)'",
-    "sources": "-a '(__fish_complete_directories) (__flashllm_names --models --checkpoints)'",
+    "checkpoints": "-a '(__fish_complete_path) (__flashllm_names --checkpoints)'",
+    "sources": "-a '(__fish_complete_path) (__flashllm_names --models --checkpoints)'",
     "model_files": "-a '(__fish_complete_path) (__flashllm_names --models)'",
 }
 

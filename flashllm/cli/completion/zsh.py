@@ -43,8 +43,8 @@ _LOOKS = {
     "directories": "_files -/",
     "sessions": "_flashllm_sessions",
     "models": "{_files -/; _flashllm_names --models}",
-    "checkpoints": "{_files -/; _flashllm_names --checkpoints}",
-    "sources": "{_files -/; _flashllm_names --models --checkpoints}",
+    "checkpoints": "{_files; _flashllm_names --checkpoints}",
+    "sources": "{_files; _flashllm_names --models --checkpoints}",
     "model_files": "{_files; _flashllm_names --models}",
 }
 

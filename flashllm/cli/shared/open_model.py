@@ -66,7 +66,7 @@ def model_directory(model: str | Path | None) -> Path:
 
 
 def checkpoint_directory(source: str | Path) -> Path:
-    """The directory of a whole checkpoint: a path, or ORG/NAME of the Hugging Face cache."""
+    """A whole checkpoint's directory or .gguf: a path, or ORG/NAME of the Hugging Face cache."""
     from flashllm.library import open as library_open
 
     return library_open.checkpoint_directory(str(source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -62,9 +63,9 @@ def find_gguf(source: Path) -> GgufFiles | None:
     A path is one of the files, or a directory that holds one such model; `NotACheckpoint` where it
     holds several.
     """
-    if source.is_dir():
+    if os.path.isdir(source):
         return _in_directory(source)
-    if not source.is_file() or not (source.suffix == ENDING or _begins_like_gguf(source)):
+    if not os.path.isfile(source) or not (source.suffix == ENDING or _begins_like_gguf(source)):
         return None
     return _parts(source.parent, source.name)
 
@@ -77,8 +78,9 @@ def open_gguf(files: GgufFiles) -> GgufModel:
 
 
 def _in_directory(directory: Path) -> GgufFiles | None:
-    with os.scandir(directory) as entries:
-        found = [entry.name for _, entry in zip(range(ENTRIES_MAX), entries, strict=False)]
+    found: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        found += (entry.name for _, entry in zip(range(ENTRIES_MAX), entries, strict=False))
     names = sorted(n for n in found if n.endswith(ENDING) and not n.startswith(_PROJECTOR))
     models = list(dict.fromkeys(map(_stem, names)))
     if len(models) > 1:
@@ -138,5 +140,6 @@ def int_or(value: MetaValue | None, default: int) -> int:
 
 
 def _begins_like_gguf(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
         return file.read(4) in (MAGIC, *OTHER_MAGICS)
+    return False
