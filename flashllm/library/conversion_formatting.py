@@ -29,7 +29,8 @@ def format_phase(status: JobStatus) -> str:
 
 def format_plan(plan: ConversionPlan, seconds: float, origin: str) -> list[str]:
     """What a conversion will write, where, how large, how long; `origin` of the time, or ""."""
-    what = plan.spec.encoding_label
+    requantised = f", requantised from {', '.join(plan.requantised)}" if plan.requantised else ""
+    what = plan.spec.encoding_label + requantised
     lines = [
         f"writes {format_bytes(plan.written_bytes)} to {clean(str(plan.destination))}, in {what};"
         f" reads {format_bytes(plan.source_bytes)} of {clean(str(plan.source))}"

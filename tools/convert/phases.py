@@ -66,6 +66,8 @@ class ConversionPlan:
     free_bytes: int
     """On the file system of the destination."""
     phases: tuple[PhaseWork, ...]
+    requantised: tuple[str, ...] = ()
+    """Types of weights that are rounded a second time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,9 +144,10 @@ def _plan(
     predictors = min(learnt, predictor_bytes(job.spec)) if learnt else 0
     status = os.statvfs(destination.parent)
     return ConversionPlan(
-        source=job.source,
+        source=job.source if job.checkpoint.metadata is None else job.config.path,
         destination=destination,
         spec=job.spec,
+        requantised=job.requantised,
         source_bytes=source_bytes,
         written_bytes=needed + predictors,
         scratch_bytes=(needed if learning.orders else 0) + learnt - predictors,
