@@ -4,6 +4,7 @@
     +-- UsageError                  2   a flag, a prompt or a setting that makes no sense
     |   +-- ProfileError            2   a profile that cannot be read or does not hold together
     |   +-- NoTokenizer             2   text for a model that came without a tokenizer
+    |   +-- PromptTooLong           2   a prompt, or a message, for which the context has no room
     |   +-- ModelClosed             2   a model is used after it was closed
     +-- ModelError                  65  the model's data is wrong
     |   +-- NotACheckpoint          65  the source is no checkpoint
@@ -28,6 +29,7 @@
     |   +-- SessionStoreNewer       65  a later version wrote the database
     |   +-- SessionStoreBroken      65  the database is damaged, or is another program's
     |   +-- NotASession             65  what is to be imported is no conversation
+    +-- BatchRowError               65  a row of a batch that cannot be answered
     +-- Interrupted                 75  stopped on request; can be started again
     +-- AccessRefused               77  a repository that only some may read
     +-- ConfigError                 78  a line of config.toml that makes no sense
@@ -42,7 +44,7 @@ from __future__ import annotations
 EXIT_INTERRUPTED = 130
 """Exit code of a command after Ctrl-C: the one that a shell reports after SIGINT.
 
-`run` and `bench tokens` end so after SIGTERM and SIGHUP too, with 143 and 129."""
+`run`, `batch` and `bench tokens` end so after SIGTERM and SIGHUP too, with 143 and 129."""
 
 
 class FlashllmError(Exception):
@@ -70,6 +72,10 @@ class NoTokenizer(UsageError):
         " `flashllm run MODEL --ids 1,2,3`, in Python model.generate([1, 2, 3])",
     ) -> None:
         super().__init__(message)
+
+
+class PromptTooLong(UsageError):
+    """A prompt, or a message, has more tokens than the context has room for."""
 
 
 class ModelClosed(UsageError):
@@ -204,6 +210,16 @@ class NotASession(SessionError):
     """What is to be imported is no conversation as the export writes it."""
 
     exit_code = 65
+
+
+class BatchRowError(FlashllmError):
+    """A row of a batch cannot be answered; the others can. `code` says why in one word."""
+
+    exit_code = 65
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Interrupted(FlashllmError):

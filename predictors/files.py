@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 
-from flashllm.errors import CannotCreate, NotEnoughSpace
-from flashllm.system.atomic_file import write_whole
+from flashllm.system.resumable_file import write_file
 
 from .lowrank import LowRank
 from .report import FILE_NAME as ACTIVITY_FILE
@@ -44,21 +42,3 @@ def predictor_tensors(
         tensors[f"layers.{layer}.bias"] = predictor.bias.contiguous()
         tensors[f"layers.{layer}.threshold"] = torch.tensor([threshold], dtype=torch.float32)
     return tensors
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file atomically and durably."""
-    try:
-        write_whole(path, content, durable=True)
-    except OSError as error:
-        raise write_error(path, error) from error
-
-
-def write_error(path: Path, error: OSError) -> CannotCreate:
-    """The error of ours for a failed write."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotEnoughSpace(
-            f"{path}: the disk filled up; free some and run the same command again, it continues "
-            "where it stopped"
-        )
-    return CannotCreate(f"{path}: cannot write here: {error.strerror}")

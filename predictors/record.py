@@ -20,8 +20,8 @@ from safetensors.numpy import load, save
 
 from flashllm.errors import NotEnoughSpace
 from flashllm.progress import Progress
+from flashllm.system.resumable_file import write_error, write_file
 
-from .files import write_error, write_file
 from .recorded_rows import (
     F16_MAX,
     MEMORY_ROWS_BYTES,

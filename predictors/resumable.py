@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import flashllm
 from flashllm.errors import CannotCreate, LayoutError
 from flashllm.flash.unfinished import training_path
+from flashllm.system.resumable_file import write_error, write_file
 
-from .files import write_error, write_file
 from .layer import TrainedLayer
 
 if TYPE_CHECKING:

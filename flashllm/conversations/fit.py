@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashllm.errors import UsageError
+from flashllm.errors import PromptTooLong
 
 if TYPE_CHECKING:
     from flashllm.tokenizer.chat_template import Message
@@ -40,7 +40,7 @@ def fit(
 
     The rest then takes half of the context at most, if possible, so that later turns begin with the
     same messages, which need not be read again. `encode` gets messages, the system prompt first,
-    and known ids by message number. `UsageError` if the last question alone is too long.
+    and known ids by message number. `PromptTooLong` if the last question alone is.
     """
     room = min(max_tokens, max(1, context_tokens // ANSWER_ROOM_SHARE))
     head: list[Message] = [{"role": "system", "content": system}] if system else []
@@ -57,7 +57,7 @@ def fit(
         ids = without(pairs)
     if len(ids) + min(room, 1) <= context_tokens:
         return Fitted(ids, 2 * pairs)
-    raise UsageError(
+    raise PromptTooLong(
         f"this message has {len(ids)} tokens, and the context holds {context_tokens}; shorten it"
     )
 

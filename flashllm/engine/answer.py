@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.conversations.fit import fit
 from flashllm.engine.answer_message import AnswerMessage
-from flashllm.errors import UsageError
+from flashllm.errors import PromptTooLong, UsageError
 from flashllm.options import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
@@ -89,6 +89,16 @@ class Started:
     dropped: int
 
 
+def answers_messages(engine: Engine, *, raw: bool, is_conversation: bool) -> bool:
+    """Whether a prompt is a message to be answered, rather than a text to be continued.
+
+    It is one if the model has a chat template or a conversation is asked for, unless it is `raw`.
+    """
+    if raw or not engine.has_tokenizer:
+        return False
+    return engine.tokenizer.has_chat_template or is_conversation
+
+
 def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None) -> Started:
     """Encodes as much of a conversation as fits and starts its answer; runs when iterated.
 
@@ -109,8 +119,8 @@ def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None)
 def encode(engine: Engine, request: Request) -> Prompt:
     """Encodes as much of a conversation as fits.
 
-    `NoTokenizer` for a model without one, `UsageError` for a last message that is too long, and for
-    an answer to be continued in a full context.
+    `NoTokenizer` for a model without one, `PromptTooLong` for a last message that is too long, and
+    for an answer to be continued in a full context.
     """
     tokenizer = engine.tokenizer
     asked = request.messages[:-1] if request.continues else request.messages
@@ -125,7 +135,7 @@ def encode(engine: Engine, request: Request) -> Prompt:
     stop = (*request.stop, *tokenizer.chat_stops)
     begun = _begun(engine, tokenizer, request, stop) if request.continues else []
     if begun and len(fitted.ids) + len(begun) >= engine.plan.context:
-        raise UsageError(
+        raise PromptTooLong(
             "the context is full, so this answer cannot go on; begin a new conversation"
         )
     return Prompt([*fitted.ids, *begun], begun, stop, fitted.dropped)

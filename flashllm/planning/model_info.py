@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashllm.errors import UsageError
+from flashllm.errors import PromptTooLong, UsageError
 from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.store import Store
 from flashllm.spec import ModelSpec
@@ -34,7 +34,7 @@ class ModelInfo:
     """Encoding of the predictors' matrices, if there are any."""
 
     def check_prompt(self, ids: Sequence[int], context: int) -> None:
-        """`UsageError` unless `ids` are valid and fit into the context."""
+        """`UsageError` for invalid `ids`, `PromptTooLong` for more than the context holds."""
         if not len(ids):
             raise UsageError("the prompt is empty; give it at least one token")
         vocab = self.spec.vocab_size
@@ -42,7 +42,7 @@ class ModelInfo:
             if not 0 <= token < vocab:
                 raise UsageError(f"token id {token} is outside the vocabulary of {vocab}")
         if len(ids) > context:
-            raise UsageError(
+            raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens and the context {context};"
                 " shorten it, or open the model with a larger --ctx-size"
                 f" (this model can do {self.spec.max_positions})"

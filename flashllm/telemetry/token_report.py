@@ -188,35 +188,56 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
     if not (tokens := decode["tokens"]):
         rows.append(("answer", answer))
     else:
-        wall_ns, reads = decode["wall_ns"] / tokens, decode["reads"]
+        wall_ns = decode["wall_ns"] / tokens
         # The end-of-answer token takes a step, but is not one of the answer's tokens.
         end = "" if tokens < len(report["tokens"]) else "with its end "
         speed = f"{end}{format_count(tokens)} decoded in {format_seconds(decode['wall_ns'])}"
         speed_each = format_number(decode["tokens_per_second"])
         each = f"{speed_each} a second, {format_seconds(wall_ns)} each"
-        rows += [
-            ("answer", f"{answer}; {speed}: {each}"),
-            ("time", format_parts(decode["parts_ns"].items())),
-            ("flash", _format_flash(decode, rates)),
-        ]
-        rate = rates.hit_rate(plan, decode["hit_rate"])
-        rows.append(
-            ("in DRAM", f"{100 * rate:.1f} % of the {plan.bundle_noun}s that tokens needed")
-        )
-        moved = MeasuredTraffic(
-            decode["wall_ns"],
-            decode["bytes_read"],
-            reads,
-            decode["hits"],
-            decode["misses"],
-            report["prompt_tokens"] + tokens / 2,
-            tokens,
-        )
-        rows.append(("bound", format_bound(rates, plan, moved)))
-    peak = report["memory"]["rss_peak_bytes"]
-    rows.append(("memory", f"at most {format_memory(peak, plan.ceiling_bytes)}"))
+        rows.append(("answer", f"{answer}; {speed}: {each}"))
+        moved = decoded_traffic(decode, report["prompt_tokens"] + tokens / 2)
+        rows += decode_rows(decode, rates, plan, moved)
+    rows += memory_rows(report["memory"]["rss_peak_bytes"], plan)
+    return stats_table(rows)
+
+
+def decoded_traffic(decode: Mapping[str, Any], context_tokens: float) -> MeasuredTraffic:
+    """What the tokens of a `decode` object moved, with so many tokens in the context on average."""
+    return MeasuredTraffic(
+        decode["wall_ns"],
+        decode["bytes_read"],
+        decode["reads"],
+        decode["hits"],
+        decode["misses"],
+        context_tokens,
+        decode["tokens"],
+    )
+
+
+def decode_rows(
+    decode: Mapping[str, Any], rates: DeviceRates, plan: Plan, moved: MeasuredTraffic
+) -> list[tuple[str, str]]:
+    """Names and texts of what tokens that were decoded cost: time, flash, hits, bound."""
+    rate = rates.hit_rate(plan, decode["hit_rate"])
+    return [
+        ("time", format_parts(decode["parts_ns"].items())),
+        ("flash", _format_flash(decode, rates)),
+        ("in DRAM", f"{100 * rate:.1f} % of the {plan.bundle_noun}s that tokens needed"),
+        ("bound", format_bound(rates, plan, moved)),
+    ]
+
+
+def memory_rows(rss_peak_bytes: int, plan: Plan) -> list[tuple[str, str]]:
+    """The same of the memory that was taken, and of the plan's parts of it."""
     split, unit = format_split(plan)
-    rows.append(("", f"{', '.join(f'{name} {size}' for name, size in split)} {unit}"))
+    return [
+        ("memory", f"at most {format_memory(rss_peak_bytes, plan.ceiling_bytes)}"),
+        ("", f"{', '.join(f'{name} {size}' for name, size in split)} {unit}"),
+    ]
+
+
+def stats_table(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and texts in two columns, as wide as a terminal, made harmless for one."""
     return "".join(_row(name, sanitize_line(text)) for name, text in rows)
 
 
@@ -248,7 +269,7 @@ def format_bound(rates: DeviceRates, plan: Plan, moved: MeasuredTraffic) -> str:
     )
 
 
-def _format_flash(decode: dict[str, Any], rates: DeviceRates) -> str:
+def _format_flash(decode: Mapping[str, Any], rates: DeviceRates) -> str:
     tokens, reads, nbytes = decode["tokens"], decode["reads"], decode["bytes_read"]
     if not reads:
         return "nothing was read"

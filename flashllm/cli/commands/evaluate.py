@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import flashllm
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options, argument
-from flashllm.cli.shared.output import Output, Ticker, remark
+from flashllm.cli.shared.output import Output, PacedLine, remark
 from flashllm.errors import UsageError
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_count, parse_positive
@@ -28,48 +26,39 @@ DEMO_TEXT = "heldout.jsonl"
 DEMO_TASKS = ("choices.jsonl", "heldout.jsonl")
 DEMO_LIMIT = 400
 """Questions of each of the demo's own files by default: some minutes, not ten."""
-QUIET_SECONDS = 10.0
-TICK_SECONDS = 0.2
 
 
 class CountProgress:
     """Progress of a phase and the time left: one line on a terminal, else a few lines."""
 
     def __init__(self) -> None:
-        self._ticker = Ticker()
-        self._live = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self._line = PacedLine()
         self._phase = ""
         self._total = self._done = 0
-        self._start = self._ticked = self._said = 0.0
+        self._start = 0.0
 
     def start(self, phase: str, total_bytes: int) -> None:
         """A phase begins."""
         self._phase, self._total, self._done = phase, max(total_bytes, 1), 0
-        self._start = self._ticked = self._said = time.monotonic()
+        self._start = time.monotonic()
 
     def advance(self, nbytes: int) -> None:
         """`nbytes` more are done."""
         self._done += nbytes
-        now = time.monotonic()
-        if now - self._ticked < TICK_SECONDS:
-            return
-        self._ticked = now
-        left = (now - self._start) * (self._total / self._done - 1)
-        text = f"{self._phase}: {self._done / self._total:.0%}, about {left:.0f} s left"
-        if self._live:
-            self._ticker.show(text)
-        elif now - self._said >= QUIET_SECONDS:
-            self._said = now
-            remark(text)
+        self._line.show(self._format)
 
     def warn(self, text: str) -> None:
         """A sentence."""
-        self._ticker.clear()
+        self._line.clear()
         remark(text)
 
     def finish(self) -> None:
         """The phase is over."""
-        self._ticker.clear()
+        self._line.clear()
+
+    def _format(self) -> str:
+        left = (time.monotonic() - self._start) * (self._total / self._done - 1)
+        return f"{self._phase}: {self._done / self._total:.0%}, about {left:.0f} s left"
 
 
 def evaluate(arguments: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from flashllm.cli.shared.flags import add_options, argument, resolve_later
 from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.mistakes import WORDS, Once
 from flashllm.cli.shared.output import Output, Ticker, remark
+from flashllm.cli.shared.prompt_flags import add_prompt_flags
 from flashllm.engine.answer import Request, start
 from flashllm.settings.options import (
     MODEL,
@@ -254,22 +255,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text that comes before that of -p, or is the prompt",
     )
-    parser.add_argument("-s", "--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "--ids", type=argument(parse_ids), metavar="IDS", help="the prompt as token ids: 1,2,3"
     )
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="no chat template: continue the text (so it is for models without a template)",
-    )
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the answer before TEXT; repeatable",
-    )
+    add_prompt_flags(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object with every number")
     form.add_argument(

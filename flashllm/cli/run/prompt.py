@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from flashllm.cli.shared.output import remark
+from flashllm.cli.shared.prompt_flags import check_prompt_flags
+from flashllm.engine.answer import answers_messages
 from flashllm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,14 +48,12 @@ def read_prompt(arguments: argparse.Namespace) -> str:
 
 
 def is_chat(model: Engine, arguments: argparse.Namespace) -> bool:
-    """Whether the prompt is a message to be answered, rather than a text to be continued.
-
-    It is one if the model has a chat template or a conversation is asked for, and neither `--raw`
-    nor `--ids` is given.
-    """
-    if not model.has_tokenizer or arguments.raw or arguments.ids is not None:
-        return False
-    return model.tokenizer.has_chat_template or bool(arguments.system) or wants_saving(arguments)
+    """Whether the prompt is a message to be answered, by `answers_messages`; ids are none."""
+    return answers_messages(
+        model,
+        raw=arguments.raw or arguments.ids is not None,
+        is_conversation=bool(arguments.system) or wants_saving(arguments),
+    )
 
 
 def wants_saving(arguments: argparse.Namespace) -> bool:
@@ -72,8 +72,7 @@ def check_prompt(arguments: argparse.Namespace) -> None:
         raise UsageError("--ids and -p or -f are two prompts; give one")
     if arguments.ids is not None and not arguments.ids:
         raise UsageError("--ids is empty; give at least one token id")
-    if arguments.raw and arguments.system:
-        raise UsageError("--system needs a chat template, which --raw turns off")
+    check_prompt_flags(arguments)
     if (arguments.raw or arguments.ids is not None) and wants_saving(arguments):
         raise UsageError(
             "--continue, --session and --save are for conversations; --raw and --ids are none"

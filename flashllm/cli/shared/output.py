@@ -7,13 +7,17 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from flashllm.errors import CannotCreate
 from flashllm.json_schema import with_schema
 from flashllm.units import format_bytes as format_bytes
 from flashllm.untrusted.terminal import Sanitizer, sanitize, sanitize_line
+
+TICK_SECONDS = 0.2
+QUIET_SECONDS = 10.0
 
 
 class Output:
@@ -65,12 +69,13 @@ class Ticker:
     """A line on standard error that is overwritten; shown on terminals only."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        self.is_live = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        """Whether standard error is a terminal that can do it."""
         self._shown = False
 
     def show(self, text: str) -> None:
         """Replaces the line."""
-        if self._live:
+        if self.is_live:
             width = 79
             with contextlib.suppress(OSError):
                 width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
@@ -82,6 +87,29 @@ class Ticker:
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             self._shown = False
+
+
+class PacedLine:
+    """How far long work is: a line that a terminal renews, elsewhere a remark now and then."""
+
+    def __init__(self) -> None:
+        self._ticker = Ticker()
+        self._shown_seconds = time.monotonic()
+
+    def show(self, text: Callable[[], str]) -> None:
+        """Shows the text, made only then, if the last one is old enough."""
+        now = time.monotonic()
+        if now - self._shown_seconds < (TICK_SECONDS if self._ticker.is_live else QUIET_SECONDS):
+            return
+        self._shown_seconds = now
+        if self._ticker.is_live:
+            self._ticker.show(text())
+        else:
+            remark(text())
+
+    def clear(self) -> None:
+        """Removes the line."""
+        self._ticker.clear()
 
 
 def table(rows: list[tuple[str, Any]]) -> str:
