@@ -24,10 +24,10 @@ examples:
   flashllm doctor                               what this machine can do
 """
 EXIT_CODES = """\
-exit codes: 0 done; 1 unexpected; 2 usage; 65 bad data (of a model, of conversations); 66 no such
-model or conversation; 69 a download failed; 71 not enough memory; 73 output cannot be written; 74
-reading failed, or a conversation could not be saved; 75 stopped, start again; 77 no access; 78 bad
-settings; 130 interrupted
+exit codes: 0 done; 1 unexpected; 2 usage; 65 bad data (of a model, of conversations, of rows of a
+batch); 66 no such model or conversation; 69 a download failed; 71 not enough memory; 73 output
+cannot be written; 74 reading failed, or a conversation could not be saved; 75 stopped, start again;
+77 no access; 78 bad settings; 130 interrupted
 """
 
 
@@ -195,6 +195,13 @@ COMMANDS = (
         "flashllm.cli.run.command:run",
         "flashllm.cli.run.command:add_run_arguments",
         "flashllm.cli.run.command:RUN_EXAMPLES",
+    ),
+    Command(
+        "batch",
+        "answer many prompts, from a file into a file",
+        "flashllm.cli.commands.batch:batch",
+        "flashllm.cli.commands.batch:add_batch_arguments",
+        "flashllm.cli.commands.batch:BATCH_EXAMPLES",
     ),
     Command(
         "sessions",

@@ -141,6 +141,17 @@ def manifest_hash_line(raw: bytes) -> bytes:
     return f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST_FILE}\n".encode()
 
 
+def manifest_hash(directory: Path) -> str:
+    """SHA-256 of a complete model's manifest, in hexadecimal digits: the same model, the same hash.
+
+    The manifest has the hashes of the model's other files. Errors as of `read_manifest`.
+    """
+    read_manifest(directory)
+    path = directory / MANIFEST_FILE
+    with opening_errors(path):
+        return hashlib.sha256(_read_small(path, directory)).hexdigest()
+
+
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a complete converted model, its hash and the sizes of all files checked.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,6 +116,31 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
         "queue_depth_mean": ratio(sum(cost.depth_ns for cost in costs), io_busy_ns),
         "queue_depth_max": max((cost.depth_max for cost in costs), default=0),
         "read_sizes": _histogram(sizes),
+    }
+
+
+_SUMMED = ("tokens", "wall_ns", "bytes_read", "bytes_useful", "reads", "hits", "misses", "passes",
+           "spilled", "guessed", "guesses_used", "io_busy_ns")  # fmt: skip
+
+
+def merged_summary(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The `decode` object of two answers together: `decode_summary` of the costs of both."""
+    sums = {name: one[name] + other[name] for name in _SUMMED}
+    depth_ns = sum(each["queue_depth_mean"] * each["io_busy_ns"] for each in (one, other))
+    sizes = [*one["read_sizes"], *other["read_sizes"]]
+    reads_of = {
+        size: one["read_sizes"].get(size, 0) + other["read_sizes"].get(size, 0)
+        for size in sorted(set(sizes), key=int)
+    }
+    return {
+        **sums,
+        "tokens_per_second": ratio(sums["tokens"] * 1e9, sums["wall_ns"]),
+        "parts_ns": {part: one["parts_ns"][part] + other["parts_ns"][part] for part in PARTS},
+        "hit_rate": ratio(sums["hits"], sums["hits"] + sums["misses"], empty=1.0),
+        "io_bytes_per_second": ratio(sums["bytes_read"] * 1e9, sums["io_busy_ns"]),
+        "queue_depth_mean": ratio(depth_ns, sums["io_busy_ns"]),
+        "queue_depth_max": max(one["queue_depth_max"], other["queue_depth_max"]),
+        "read_sizes": reads_of,
     }
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flashllm.errors import ModelError
+from flashllm.errors import FlashllmError
 
 DEPTH_MAX = 8
 
@@ -15,7 +16,7 @@ DEPTH_MAX = 8
 def parse_object(
     raw: bytes,
     path: Path,
-    error: type[ModelError],
+    error: Callable[[str], FlashllmError],
     depth_max: int = DEPTH_MAX,
     values_max: int | None = None,
 ) -> dict[str, Any]:

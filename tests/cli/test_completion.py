@@ -64,6 +64,8 @@ def offered(script: str, folder: Path, *words: str) -> list[str]:
         (["chat", "--profile", ""], ["a file *.json", "big.flash"]),
         (["chat", "--profile", "a"], ["a file *.json"]),
         (["chat", "b"], ["big.flash"]),
+        (["batch", "a"], ["a file *.json"]),
+        (["batch", "rows", "a"], ["a file *.json"]),
         (["chat", ""], ["big.flash"]),
         (["convert", "--predictors", "t"], ["train"]),
         (["--theme", "gr"], ["gruvbox"]),

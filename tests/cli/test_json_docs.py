@@ -49,6 +49,7 @@ CASES: dict[str, list[str]] = {
         "run {demo} {say} --json --save",
     ],
     "run --jsonl": ["run {demo} {say} --jsonl"],
+    "batch --json": ["batch {rows} {answers} {demo} -n 6 --overwrite --json"],
     "info --json": [
         "info {demo} --json",
         "info {demo} --plan --json",
@@ -170,6 +171,8 @@ class Places:
             "text": lambda: [str(TEXT)],
             "choices": lambda: [str(CHOICES)],
             "models": lambda: [str(demo.parent)],
+            "rows": lambda: [str(self._rows())],
+            "answers": lambda: [str(folder / "answers.jsonl")],
             "damaged": lambda: [str(self._damaged(demo))],
             "rotary": lambda: [str(self._rotary())],
             "olmoe": lambda: [str(self._experts("olmoe", intermediate_size=24))],
@@ -189,6 +192,11 @@ class Places:
             name = re.fullmatch(r"\{(\w+)\}", word)
             found += self._words[name[1]]() if name else [word]
         return found
+
+    def _rows(self) -> Path:
+        rows = self._folder / "rows.jsonl"
+        rows.write_text('{"prompt": "What does ocean mean?"}\n')
+        return rows
 
     def _damaged(self, demo: Path) -> Path:
         damaged = self._folder / "damaged"

@@ -31,7 +31,7 @@ FLOORS = (
     ("engine",),
     ("predictors",),
     ("convert",),
-    ("bench", "library"),
+    ("batch", "bench", "library"),
     ("ui",),
     ("cli",),
 )

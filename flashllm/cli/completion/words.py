@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 _DIRECTORY_WORDS = frozenset(("DIR", "DST"))
-_FILE_WORDS = frozenset(("FILE", "PATH"))
+_FILE_WORDS = frozenset(("FILE", "IN", "OUT", "PATH"))
 _MODEL_WORD = "MODEL"
 _SOURCE_WORD = "SRC"
 

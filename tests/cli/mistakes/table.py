@@ -39,6 +39,8 @@ SECTIONS: dict[str, tuple[Mistake, ...]] = {
         Mistake("flashllm run -p first -p second", ("given twice", "in quotes")),
         Mistake("flashllm run hello", ("no model of that name", "flashllm run -p hello"), 66),
         Mistake("flashllm run demo", ('flashllm run MODEL "TEXT"', "`flashllm chat`")),
+        Mistake("flashllm batch rows.jsonl", ("required: OUT",)),
+        Mistake("flashllm batch big rows.jsonl out.jsonl", ("`flashllm batch IN OUT [MODEL]`",)),
         Mistake("flashllm prompt hello", ('`flashllm run "TEXT"`',)),
         Mistake("flashllm chat demo hello", ("too many", "`flashllm run`")),
     ),

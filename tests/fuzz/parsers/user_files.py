@@ -1,4 +1,4 @@
-"""Targets: the user's own files: conversations, their exports, profiles, config.toml."""
+"""Targets: the user's own files: rows, conversations, their exports, profiles, config.toml."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import contextlib
 import json
 import re
 import sqlite3
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import strategies as st
 
+from flashllm.batch.answer_lines import AnswerForm, KeptAnswer, RowAnswer, read_answer
+from flashllm.batch.row import TOKENS_MAX, Row, RowDefaults, RowFailure, RowForm
+from flashllm.batch.row_line import form_of, read_row
 from flashllm.conversations import exchange
 from flashllm.conversations.database import SIDE_FILES
 from flashllm.conversations.store import SessionStore
+from flashllm.engine.sampling import StopMatcher
 from flashllm.errors import ConfigError, NotASession, ProfileError, SessionError, UsageError
 from flashllm.hardware import machine_profile
 from flashllm.settings.file import read_config
@@ -125,7 +129,23 @@ def _check_profile(raw: bytes) -> None:
     assert profile.gap_bytes(16384, 8) >= 0
 
 
+def _check_row(raw: bytes) -> None:
+    """A row or a failure, in either form, whose line in the file of answers is read again."""
+    for form in get_args(RowForm):
+        row = read_row(raw, 3, form, RowDefaults())
+        result = RowAnswer(row, [1], "text", "stop", 2) if isinstance(row, Row) else row
+        line = AnswerForm(form, "model", 4).line(result)
+        assert line.count(b"\n") == 1
+        assert read_answer(line, form) == KeptAnswer(3, isinstance(row, RowFailure))
+        if isinstance(row, Row):
+            assert form_of(raw) == form
+            assert 1 <= row.max_tokens < TOKENS_MAX
+            StopMatcher(row.stop)
+            assert bool(row.messages) != bool(row.prompt)
+
+
 USER_FILE_TARGETS = (
+    Target("batch_row", changed_json(corpus("batch_row")), _check_row),
     Target("conversation_file", changed_json(corpus("conversation_file")), _check_exchange),
     Target("conversations_database", _databases(), _check_database),
     Target("profile", changed_json(corpus("profile")), _check_profile),

@@ -1,0 +1,265 @@
+"""`flashllm batch`: answers to all rows of a file, in another file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashllm.batch.input_rows import STREAM, InputRows, open_source, read_rows
+from flashllm.batch.journal import BatchKey
+from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
+from flashllm.batch.row import RowDefaults
+from flashllm.batch.row_by_row import RowByRow
+from flashllm.batch.run import BatchRun, BatchSummary
+from flashllm.cli.shared import open_model
+from flashllm.cli.shared.flags import add_model, add_options
+from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
+from flashllm.cli.shared.output import Output, PacedLine, remark
+from flashllm.cli.shared.prompt_flags import add_prompt_flags, check_prompt_flags
+from flashllm.engine.sampling import StopMatcher
+from flashllm.errors import FlashllmError, UsageError
+from flashllm.flash.manifest import manifest_hash
+from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS
+from flashllm.telemetry.token_report import stats_table
+from flashllm.units import (
+    format_count,
+    format_duration,
+    format_number,
+    format_seconds,
+    format_token_count,
+)
+
+if TYPE_CHECKING:
+    from flashllm.batch.answer_order import AnswerOrder
+    from flashllm.engine.local import Model
+
+EXIT_ROW_ERRORS = 65
+"""As of bad data: some rows have an error instead of an answer."""
+MODEL_NAMES = ("ctx_size", "select", "kv_dtype", "prompt_neurons")
+"""Options of the model that answers depend on."""
+
+
+def batch(arguments: argparse.Namespace) -> int:
+    """Answers the rows; 0 if all have an answer, 65 if some have errors, 130 after Ctrl-C."""
+    check_prompt_flags(arguments)
+    StopMatcher(arguments.stop)  # which refuses what can stop nothing
+    defaults = _defaults(arguments)
+    _check_output(arguments)
+    scratch = None if arguments.output == STREAM else Path(arguments.output).absolute().parent
+    with open_source(arguments.rows) as source:
+        directory = open_model.model_directory(arguments.model)  # before all rows are read
+        with read_rows(source, arguments.rows, defaults, scratch) as rows:
+            _remark_failures(rows)
+            with _output(arguments, rows, directory) as output:
+                return _answer(arguments, directory, rows, defaults, output)
+
+
+def _defaults(arguments: argparse.Namespace) -> RowDefaults:
+    return RowDefaults(
+        max_tokens=arguments.max_tokens,
+        sampling=open_model.sampling_of(arguments),
+        stop=tuple(arguments.stop),
+        system=arguments.system,
+        raw=arguments.raw,
+    )
+
+
+def _check_output(arguments: argparse.Namespace) -> None:
+    if arguments.output != STREAM:
+        return
+    if arguments.json:
+        raise UsageError("--json prints where the answers go; name a file for the answers")
+    if arguments.overwrite:
+        raise UsageError("--overwrite is for a file, and the answers go to standard output")
+
+
+def _remark_failures(rows: InputRows) -> None:
+    first = rows.first_failure
+    if first is not None:
+        remark(
+            f"{rows.name}: {rows.failures} of {format_count(len(rows))} rows cannot be answered;"
+            f" the first is line {first.line}: {first.message} ({first.code})"
+        )
+
+
+def _output(arguments: argparse.Namespace, rows: InputRows, directory: Path) -> BatchOutput:
+    if arguments.output == STREAM:
+        return StreamOutput(Output().write, len(rows), as_finished=arguments.as_finished)
+    output = FileOutput(
+        Path(arguments.output),
+        rows,
+        _key(arguments, rows, directory),
+        as_finished=arguments.as_finished,
+        overwrite=arguments.overwrite,
+    )
+    if output.order.n_done:
+        remark(
+            f"{arguments.output}: {format_count(output.order.n_done)} of"
+            f" {format_count(len(rows))} rows are done; going on with the rest"
+        )
+    return output
+
+
+def _key(arguments: argparse.Namespace, rows: InputRows, directory: Path) -> BatchKey:
+    """What the answers depend on: rows, model, and settings by their flags."""
+    options = [*SAMPLING_OPTIONS, *(each for each in MODEL_OPTIONS if each.name in MODEL_NAMES)]
+    settings: dict[str, Any] = {
+        option.flags[-1]: getattr(arguments, option.name) for option in options
+    }
+    for name in ("system", "raw", "stop", "as_finished"):
+        settings[f"--{name.replace('_', '-')}"] = getattr(arguments, name)
+    return BatchKey(rows.content_hash, manifest_hash(directory), settings)
+
+
+class _Progress:
+    """Rows done, tokens a second and the time left, on standard error."""
+
+    def __init__(self, order: AnswerOrder) -> None:
+        self._order = order
+        self._line = PacedLine()
+        self._begun_rows, self._begun_seconds = order.n_done, time.monotonic()
+        self._tokens = 0
+
+    def token(self) -> None:
+        """One more token."""
+        self._tokens += 1
+        self._line.show(self._format)
+
+    def row(self) -> None:
+        """One more row."""
+        self._line.show(self._format)
+
+    def clear(self) -> None:
+        """The batch is over."""
+        self._line.clear()
+
+    def _format(self) -> str:
+        order = self._order
+        seconds = time.monotonic() - self._begun_seconds
+        text = f"{format_count(order.n_done)} of {format_count(order.n_rows)} rows"
+        if order.n_failures:
+            text += f" ({format_count(order.n_failures)} with errors)"
+        text += f", {format_number(self._tokens / max(seconds, 1e-9))} tokens a second"
+        done = order.n_done - self._begun_rows
+        left = seconds / done * (order.n_rows - order.n_done) if done else None
+        return text if left is None else f"{text}, {format_duration(left)} left"
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """How the batch went, made while the model is open."""
+
+    summary: BatchSummary
+    values: dict[str, Any]
+    """For `--json`."""
+    stats: str
+    """For `--stats`."""
+
+    @classmethod
+    def of(cls, summary: BatchSummary, model: Model) -> _Report:
+        stats = stats_table(summary.costs.rows(model.rates(), model.plan))
+        return cls(summary, summary.to_json(model), stats)
+
+
+def _answer(
+    arguments: argparse.Namespace,
+    directory: Path,
+    rows: InputRows,
+    defaults: RowDefaults,
+    output: BatchOutput,
+) -> int:
+    """Opens the model and answers on a thread of its own; prints the report."""
+    running, progress = RunningModel(), _Progress(output.order)
+    reports: list[_Report] = []
+
+    def is_stopped() -> bool:
+        return running.is_stopped
+
+    def work() -> None:
+        with open_model.open_engine(directory, arguments) as model:
+            running.model = model
+            try:
+                for caution in model.cautions():
+                    remark(caution)
+                run = BatchRun(model, rows, defaults, output, is_stopped, progress.row)
+                summary = run.answer(RowByRow(model, is_stopped, progress.token))
+                reports.append(_Report.of(summary, model))
+            finally:
+                running.model = None
+
+    try:
+        interruption = run_interruptibly(work, running, progress.clear)
+    except FlashllmError:
+        if output.order.n_done:
+            remark(_how_to_go_on(arguments, output.order))
+        raise
+    _print(arguments, reports[0])
+    if not output.order.is_complete:
+        remark(f"interrupted; {_how_to_go_on(arguments, output.order)}")
+        return interruption.exit_code
+    return EXIT_ROW_ERRORS if output.order.n_failures else 0
+
+
+def _how_to_go_on(arguments: argparse.Namespace, order: AnswerOrder) -> str:
+    done = f"{format_count(order.n_done)} of {format_count(order.n_rows)} rows are done"
+    if arguments.output == STREAM:
+        return f"{done}; standard output cannot be gone on with, a file can"
+    return f"{done}, in {arguments.output}: the same command goes on with the rest"
+
+
+def _print(arguments: argparse.Namespace, report: _Report) -> None:
+    if arguments.json:
+        Output().json(report.values)
+    if arguments.stats:
+        sys.stderr.write(report.stats)
+    summary = report.summary
+    errors = f", {format_count(summary.errors)} have errors" if summary.errors else ""
+    remark(
+        f"{format_count(summary.answered)} of {format_count(summary.rows)} rows have answers"
+        f"{errors}; {format_token_count(summary.costs.completion_tokens)} in"
+        f" {format_seconds(summary.seconds * 1e9)},"
+        f" {format_number(summary.tokens_per_second)} a second"
+    )
+
+
+BATCH_EXAMPLES = """\
+examples:
+  flashllm batch rows.jsonl answers.jsonl                 # the demo, or FLASHLLM_MODEL, answers
+  flashllm batch rows.jsonl answers.jsonl big --memory 6GiB -n 200 --stats
+  flashllm batch requests.jsonl answers.jsonl big         # OpenAI's batch files, in and out
+  some-program | flashllm batch - - big | jq .text
+
+IN has a JSON object a line: {"id": "a", "prompt": "What does ocean mean?"}, or with "messages". A
+row may say max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed and stop. What
+is wrong with a row is its answer; the others go on. Stopped or killed, the same command goes on.
+"""
+
+
+def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `batch`."""
+    parser.add_argument(
+        "rows", metavar="IN", help="a file of rows, JSON a line; `-` is standard input"
+    )
+    parser.add_argument(
+        "output", metavar="OUT", help="the file for the answers; `-` is standard output"
+    )
+    add_model(parser)
+    add_prompt_flags(parser)
+    parser.add_argument(
+        "--as-finished",
+        action="store_true",
+        help="write answers as they are finished, not in the order of the rows",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="begin anew, whatever OUT has")
+    parser.add_argument(
+        "--stats", action="store_true", help="print what the answers cost, on standard error"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object with every number at the end"
+    )
+    add_options(parser, "answers, where rows do not say otherwise", SAMPLING_OPTIONS)
+    add_options(parser, "model", MODEL_OPTIONS)
