@@ -28,7 +28,7 @@ from flashllm.errors import (
 )
 
 if TYPE_CHECKING:
-    from flashllm.engine.protocol import Engine
+    from flashllm.engine.protocol import Engine, EngineGeneration
 
 _OF_THE_MODEL = (ChecksumMismatch, LayoutError, ModelClosed, ModelTruncated)
 """Errors that every further row would meet too."""
@@ -110,18 +110,25 @@ class RowByRow:
             return None
         for _ in generation:
             self._on_token()
-        reason = generation.finish_reason
-        if reason is None or reason == "cancelled":
-            return None
-        self.costs.add(generation.report())
-        return RowAnswer(
-            row,
-            generation.ids,
-            generation.text,
-            reason,
-            generation.prompt_tokens,
-            self._engine.has_tokenizer,
-        )
+        answer = answer_of(row, generation, self._engine)
+        if answer is not None:
+            self.costs.add(generation.report())
+        return answer
+
+
+def answer_of(row: Row, generation: EngineGeneration, engine: Engine) -> RowAnswer | None:
+    """What a row's generation has come to; None for one that was stopped."""
+    reason = generation.finish_reason
+    if reason is None or reason == "cancelled":
+        return None
+    return RowAnswer(
+        row,
+        generation.ids,
+        generation.text,
+        reason,
+        generation.prompt_tokens,
+        engine.has_tokenizer,
+    )
 
 
 def encode_row(engine: Engine, row: Row, defaults: RowDefaults) -> Prompt:

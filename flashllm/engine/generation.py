@@ -13,6 +13,7 @@ from flashllm.engine.answer_message import AnswerMessage
 from flashllm.engine.sampling import Sampler, Sampling, StopMatcher
 from flashllm.engine.turns import Claim
 from flashllm.errors import Cancelled
+from flashllm.kv_cache.context import Context
 from flashllm.model.decoder import Decoder
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan
@@ -221,16 +222,78 @@ class Generation:
         else:
             self._begin_step()
             logits = self._decoder.decode(self._sampled, self._context)
+        token, text = self.sample(logits)
+        return self.tell(token, text, self._close_step())
+
+    def sample(self, logits: NDArray[np.float32]) -> tuple[int, str]:
+        """Takes the next token by its logits [vocab]; the token, and the text that can be shown."""
         clock = self._meter.clock
         clock.switch("sample")
         token = self._sampled = self._sampler.next(logits)
         self._context.tokens.append_sampled(token)
         clock.switch("other")
-        text = self._accept(token, last=len(self.ids) + 1 == self._max_tokens)
-        cost = self._close_step()
+        return token, self._accept(token, last=len(self.ids) + 1 == self._max_tokens)
+
+    def tell(self, token: int, text: str, cost: TokenCost) -> Token | None:
+        """The token as it is told, None for the end of the answer, which frees the context."""
         if self.finish_reason is not None:
             self._claim.release()
         return None if token in self._eos_ids else Token(token, text, cost)
+
+    @property
+    def pending(self) -> tuple[Context, int] | None:
+        """The context, and its last token, which is to be decoded next.
+
+        None before the prompt is read, and after the end.
+        """
+        is_over = self._claim.is_released or self._claim.is_cancelled
+        if self._sampled is None or is_over:
+            return None
+        return self._context, self._sampled
+
+    def next_of_each(self, others: Sequence[Generation]) -> list[Token | None]:
+        """A token of this generation and of others of the same model, each layer read once for all.
+
+        None where an answer ended without another token, as one does that has no `pending` one;
+        what the step cost is shared out. After an error, or where this one is cancelled, all have
+        ended.
+        """
+        group = [self, *others]
+        try:
+            return self._claim.compute(lambda: self._step_of_each(group))
+        except BaseException as error:
+            is_cancelled = isinstance(error, Cancelled)
+            for each in group:
+                each.end(is_cancelled=is_cancelled)
+            if not is_cancelled:
+                raise
+            return [None] * len(group)
+
+    def end(self, *, is_cancelled: bool) -> None:
+        """Ends it where it is, and frees its context."""
+        if is_cancelled and not self._claim.is_released:
+            self.finish_reason = self.finish_reason or "cancelled"
+        self._claim.release()
+
+    def _step_of_each(self, group: Sequence[Generation]) -> list[Token | None]:
+        pending = {at: each.pending for at, each in enumerate(group)}
+        going = {at: one for at, one in pending.items() if one is not None}
+        for at in pending.keys() - going.keys():
+            group[at].end(is_cancelled=True)
+        told: list[Token | None] = [None] * len(group)
+        if not going:
+            return told
+        contexts, tokens = zip(*going.values(), strict=True)
+        self._begin_step()
+        logits = self._decoder.decode_each(tokens, contexts)
+        found = [group[at].sample(row) for at, row in zip(going, logits, strict=True)]
+        costs = self._meter.token().shared(len(going))
+        self._steps_seen = self._decoder.steps
+        for at, (token, text), cost in zip(going, found, costs, strict=True):
+            if not isinstance(self._meter, NoMeter):
+                group[at].costs.append(cost)
+            told[at] = group[at].tell(token, text, cost)
+        return told
 
     def _first_logits(self) -> NDArray[np.float32] | None:
         self._resume()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashllm.system.clock import PARTS
@@ -53,6 +53,28 @@ class TokenCost:
         """Share of the active bundles that were in DRAM already."""
         return ratio(self.hits, self.hits + self.misses, empty=1.0)
 
+    def shared(self, count: int) -> list[TokenCost]:
+        """The cost of a step of `count` tokens as costs of each, whose sums are those of the step.
+
+        What cannot be divided evenly is the first one's.
+        """
+        parts = [(name, divmod(ns, count)) for name, ns in self.parts_ns.items()]
+        reads = [divmod(n, count) for n in self.size_histogram]
+        return [
+            replace(
+                self,
+                **{name: sum_ // count + (sum_ % count) * (at == 0) for name, sum_ in self._sums()},
+                parts_ns={name: least + rest * (at == 0) for name, (least, rest) in parts},
+                size_histogram=tuple(least + rest * (at == 0) for least, rest in reads),
+            )
+            for at in range(count)
+        ]
+
+    def _sums(self) -> Iterator[tuple[str, int]]:
+        """The numbers that are summed over tokens."""
+        for name in _SUMMED_COSTS:
+            yield name, getattr(self, name)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, derived ones included, under the stored names of `--json`.
 
@@ -67,6 +89,10 @@ class TokenCost:
         }
 
 
+_SUMMED_COSTS = (
+    "wall_ns", "bytes_read", "bytes_useful", "reads", "io_busy_ns", "depth_ns", "hits", "misses",
+    "extra_rounds", "evicted_early", "prefetched", "prefetched_used",
+)  # fmt: skip
 NO_COST = TokenCost(0, dict.fromkeys(PARTS, 0), 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0, 0, 0)
 """The cost of a token for which nothing was measured."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashllm.batch.block import RowsInBlock
 from flashllm.batch.input_rows import STREAM, InputRows, open_source, read_rows
 from flashllm.batch.journal import BatchKey
 from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
@@ -16,7 +17,7 @@ from flashllm.batch.row import RowDefaults
 from flashllm.batch.row_by_row import RowByRow
 from flashllm.batch.run import BatchRun, BatchSummary
 from flashllm.cli.shared import open_model
-from flashllm.cli.shared.flags import add_model, add_options
+from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
 from flashllm.cli.shared.output import Output, PacedLine, remark
 from flashllm.cli.shared.prompt_flags import add_prompt_flags, check_prompt_flags
@@ -24,6 +25,7 @@ from flashllm.engine.sampling import StopMatcher
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.flash.manifest import manifest_hash
 from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS
+from flashllm.settings.values import parse_count
 from flashllm.telemetry.token_report import stats_table
 from flashllm.units import (
     format_count,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 EXIT_ROW_ERRORS = 65
 """As of bad data: some rows have an error instead of an answer."""
+BLOCK_MAX = 1024
+"""Rows at once; each takes memory for its own keys and values."""
 MODEL_NAMES = ("ctx_size", "select", "kv_dtype", "prompt_neurons")
 """Options of the model that answers depend on."""
 
@@ -56,6 +60,14 @@ def batch(arguments: argparse.Namespace) -> int:
             _remark_failures(rows)
             with _output(arguments, rows, directory) as output:
                 return _answer(arguments, directory, rows, defaults, output)
+
+
+def _block(text: str) -> int:
+    """The rows of a block."""
+    rows = parse_count(text)
+    if not 1 <= rows <= BLOCK_MAX:
+        raise UsageError(f"{text!r}: expected 1 to {BLOCK_MAX} rows at once")
+    return rows
 
 
 def _defaults(arguments: argparse.Namespace) -> RowDefaults:
@@ -180,13 +192,14 @@ def _answer(
         return running.is_stopped
 
     def work() -> None:
-        with open_model.open_engine(directory, arguments) as model:
+        with open_model.open_engine(directory, arguments, arguments.block) as model:
             running.model = model
             try:
                 for caution in model.cautions():
                     remark(caution)
                 run = BatchRun(model, rows, defaults, output, is_stopped, progress.row)
-                summary = run.answer(RowByRow(model, is_stopped, progress.token))
+                schedule = RowByRow if arguments.block == 1 else RowsInBlock
+                summary = run.answer(schedule(model, is_stopped, progress.token))
                 reports.append(_Report.of(summary, model))
             finally:
                 running.model = None
@@ -249,6 +262,14 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     add_prompt_flags(parser)
+    parser.add_argument(
+        "--block",
+        type=argument(_block),
+        default=1,
+        metavar="N",
+        help="answer so many rows at once: what they need is read once for all of them, and each"
+        " has keys and values of its own in memory (1)",
+    )
     parser.add_argument(
         "--as-finished",
         action="store_true",

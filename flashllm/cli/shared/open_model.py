@@ -84,11 +84,11 @@ def is_demo(model: str | None, directory: Path) -> bool:
     return model is None or name_of(directory) == DEMO_NAME
 
 
-def open_engine(directory: Path, arguments: argparse.Namespace) -> Model:
-    """Opens the model with the options of the command line."""
+def open_engine(directory: Path, arguments: argparse.Namespace, contexts: int = 1) -> Model:
+    """Opens the model with the options of the command line, and so many contexts."""
     from flashllm.library import open as library_open
 
-    return library_open.open_directory(directory, options_of(arguments))
+    return library_open.open_directory(directory, options_of(arguments), contexts=contexts)
 
 
 def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:
