@@ -271,7 +271,7 @@ class Generation:
 
     def end(self, *, is_cancelled: bool) -> None:
         """Ends it where it is, and frees its context."""
-        if is_cancelled and not self._claim.is_released:
+        if is_cancelled:
             self.finish_reason = self.finish_reason or "cancelled"
         self._claim.release()
 

@@ -1,0 +1,91 @@
+"""Rows in a block: the same answers as one after the other, whatever ends, fails or stops."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashllm.cli.main import main
+from tests.cli.test_batch_command import demo_rows, lines_of, write
+
+
+def mixed_rows() -> list[dict[str, object]]:
+    """Rows of the demo, some of them sampled, one that cannot be answered."""
+    rows = demo_rows()
+    for number, row in enumerate(rows):
+        if number % 4 == 3:
+            row["temperature"] = 0.8
+    too_long = {"id": "too long", "prompt": "What does " + "very " * 3000 + "mean?"}
+    return [*rows[:7], too_long, *rows[7:]]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> tuple[Path, bytes]:
+    folder = tmp_path_factory.mktemp("block")
+    rows = write(folder, mixed_rows())
+    assert main(["batch", str(rows), str(folder / "answers"), str(demo)]) == 65
+    return rows, (folder / "answers").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--block", "2"],
+        ["--block", "7", "--select", "oracle"],
+        ["--block", "40"],
+        ["--block", "3", "--policy", "lru"],
+        ["--block", "3", "--overlap", "none", "--io-threads", "1"],
+    ],
+)
+def test_answers_are_those_of_one_by_one(
+    one_by_one: tuple[Path, bytes], demo: Path, tmp_path: Path, options: list[str]
+) -> None:
+    rows, expected = one_by_one
+    if "oracle" in options:
+        main(["batch", str(rows), str(tmp_path / "alone"), str(demo), "--select", "oracle"])
+        expected = (tmp_path / "alone").read_bytes()
+    assert main(["batch", str(rows), str(tmp_path / "answers"), str(demo), *options]) == 65
+    assert (tmp_path / "answers").read_bytes() == expected
+
+
+def test_as_finished_has_the_same_lines(
+    one_by_one: tuple[Path, bytes], demo: Path, tmp_path: Path
+) -> None:
+    rows, expected = one_by_one
+    out = tmp_path / "answers"
+    assert main(["batch", str(rows), str(out), str(demo), "--block", "6", "--as-finished"]) == 65
+    found = out.read_bytes()
+    assert sorted(found.splitlines()) == sorted(expected.splitlines())
+    assert found != expected
+
+
+def test_the_summary_counts_all_tokens(
+    one_by_one: tuple[Path, bytes], demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, _ = one_by_one
+    found = []
+    for block in ("1", "5"):
+        out = tmp_path / block
+        main(["batch", str(rows), str(out), str(demo), "--block", block, "--json"])
+        found.append(json.loads(capsys.readouterr().out))
+    for name in ("completion_tokens", "prompt_tokens", "answered", "errors"):
+        assert found[0][name] == found[1][name], name
+    assert found[0]["decode"]["tokens"] == found[1]["decode"]["tokens"]
+    written = sum(line["usage"]["completion_tokens"] for line in lines_of(out) if "usage" in line)
+    assert found[1]["completion_tokens"] == written
+
+
+@pytest.mark.parametrize("block", ["0", "-1", "1025", "many"])
+def test_blocks_that_there_are_not(
+    one_by_one: tuple[Path, bytes],
+    demo: Path,
+    tmp_path: Path,
+    block: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows, _ = one_by_one
+    assert main(["batch", str(rows), str(tmp_path / "out"), str(demo), f"--block={block}"]) == 2
+    assert "--block" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
