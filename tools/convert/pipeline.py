@@ -64,9 +64,9 @@ def convert(
 ) -> None:
     """Turn the checkpoint in `source`, a directory or a .gguf, into a converted model.
 
-    `dtype` is f32, f16, bf16, int8 or int4 (the source's by default), `resident_dtype` that of the
-    weights that stay in memory (as `dtype` by default), `predictor_dtype` f16, int8 or int4 (f16 by
-    default where they are trained; others are taken over as they are). `act` and
+    `dtype` is f32, f16, bf16, int8, int4 or mxfp4 (the source's by default), `resident_dtype` that
+    of the weights that stay in memory (as `dtype` by default), `predictor_dtype` f16, int8 or int4
+    (f16 by default where they are trained; others are taken over as they are). `act` and
     `fatrelu_threshold` override the configuration's activation. `predictors` is "none", "train" (on
     the text `calibration`, or the one that lies with the checkpoint), "checkpoint" (those inside
     it), or the path of a predictors.safetensors or of a folder of model_0.pt, model_1.pt, ...

@@ -246,7 +246,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="encoding of the weights; int8 and int4 are rounded (default: the source's)",
+        help="encoding of the weights; int8, int4 and mxfp4 are rounded (default: the source's)",
     )
     parser.add_argument(
         "--resident-dtype",

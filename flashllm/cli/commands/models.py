@@ -100,7 +100,7 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="in this encoding; int8 and int4 are rounded (default: as published)",
+        help="in this encoding; int8, int4 and mxfp4 are rounded (default: as published)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = tuple(option for option in MODEL_OPTIONS if option.name in _OPTIONS)
