@@ -115,6 +115,13 @@ inline void copy_few(const uint8_t* from, size_t nbytes, uint8_t* to) {
   }
 }
 
+// Bytes that scales are read from where there are none: finite ones.
+template <class Scale, size_t Count>
+struct ScaleCopies {
+  alignas(64) uint8_t bytes[Count * Scale::item_bytes];
+  ScaleCopies() { std::memset(bytes, Scale::item_bytes == 1 ? kMxfp4NoScale : 0, sizeof(bytes)); }
+};
+
 // Scales of the last `count` groups of a row, behind which nothing may be read.
 template <class S, class Scale>
 FLASH_TARGET inline typename S::Scales load_last(const uint8_t* from, const float* factors,
@@ -122,9 +129,9 @@ FLASH_TARGET inline typename S::Scales load_last(const uint8_t* from, const floa
   if constexpr (S::loads_some) {
     return S::template load_some<Scale>(from, factors, count);
   } else {
-    alignas(64) uint8_t copies[kInputGroups * Scale::item_bytes] = {};
-    copy_few(from, count * Scale::item_bytes, copies);
-    return S::template load<Scale>(copies, factors);
+    ScaleCopies<Scale, kInputGroups> copies;
+    copy_few(from, count * Scale::item_bytes, copies.bytes);
+    return S::template load<Scale>(copies.bytes, factors);
   }
 }
 

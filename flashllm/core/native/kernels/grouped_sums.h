@@ -47,9 +47,9 @@ struct RoundedWeights {
 template <class V, class Scale>
 FLASH_TARGET inline typename V::Type load_scales(const uint8_t* from, size_t count) {
   if (count >= V::width) return Scale::load(from);
-  alignas(64) uint8_t copies[V::width * Scale::item_bytes] = {};
-  std::memcpy(copies, from, count * Scale::item_bytes);
-  return Scale::load(copies);
+  ScaleCopies<Scale, V::width> copies;
+  std::memcpy(copies.bytes, from, count * Scale::item_bytes);
+  return Scale::load(copies.bytes);
 }
 
 // Rows filled up to whole fours: with the first one's numbers, times zero.

@@ -168,7 +168,7 @@ struct SomeE8M0 {
     return power(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
   FLASH_INLINE __m512 load_some(const uint8_t* from, __mmask16 some) {
-    return power(_mm_maskz_loadu_epi8(some, from));
+    return power(_mm_mask_loadu_epi8(_mm_set1_epi8(kMxfp4NoScale), some, from));
   }
 };
 

@@ -23,6 +23,10 @@ constexpr int mxfp4_number(int code) {
   return (code & 8) != 0 ? -number : number;
 }
 
+// Of 1/2. Where a vector of scales is longer than the row, the rest is this: zeros would be
+// subnormal numbers, which some processors multiply slowly.
+constexpr uint8_t kMxfp4NoScale = 127;
+
 // 2^(s - 128), of which the first two are subnormal.
 inline float mxfp4_scale(uint8_t s) {
   const int32_t normal = (int32_t{s} - 1) * (1 << 23);
