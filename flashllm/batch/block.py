@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from flashllm.batch.answer_lines import RowAnswer
 from flashllm.batch.costs import BatchCosts
-from flashllm.batch.row_by_row import EncodedRow, Finished, answer_of, failure_of
+from flashllm.batch.encoded_row import EncodedRow, failure_of
+from flashllm.batch.row_by_row import Finished, answer_of
 from flashllm.errors import FlashllmError
 
 if TYPE_CHECKING:

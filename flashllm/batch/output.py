@@ -187,6 +187,8 @@ class FileOutput:
             number, kept = self._kept(raw)
             if kept is None:
                 torn = offset if torn is None else torn
+                if b"\0" in raw:  # pages that a loss of power kept from the disk; more may follow
+                    break
             elif torn is not None or not self.order.restore(number, is_failure=kept.is_failure):
                 raise DestinationExists(
                     f"{self.path}: line {line} is not where this batch writes it, so the file was"

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.batch.answer_lines import AnswerForm
 from flashllm.batch.costs import BatchCosts
+from flashllm.batch.encoded_row import EncodedRow, encode_row, failure_of
 from flashllm.batch.input_rows import InputRows
 from flashllm.batch.output import BatchOutput
 from flashllm.batch.row import RowDefaults, RowFailure
-from flashllm.batch.row_by_row import EncodedRow, Finished, Schedule, encode_row, failure_of
+from flashllm.batch.row_by_row import Finished, Schedule
 from flashllm.errors import FlashllmError
 from flashllm.system.memory import rss_peak_bytes
 from flashllm.telemetry.costs import ratio

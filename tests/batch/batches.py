@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flashllm.batch.encoded_row import EncodedRow
 from flashllm.batch.input_rows import InputRows, open_source, read_rows
 from flashllm.batch.journal import BatchKey
 from flashllm.batch.output import FileOutput
 from flashllm.batch.row import RowDefaults
-from flashllm.batch.row_by_row import EncodedRow, Finished, RowByRow
+from flashllm.batch.row_by_row import Finished, RowByRow
 from flashllm.batch.run import BatchRun, BatchSummary
 from tests.support.fake_engine import FakeModel
 

@@ -15,8 +15,8 @@ import pytest
 
 from flashllm.batch import output as output_module
 from flashllm.batch.answer_lines import AnswerForm, read_answer
+from flashllm.batch.encoded_row import EncodedRow
 from flashllm.batch.row import RowFailure
-from flashllm.batch.row_by_row import EncodedRow
 from flashllm.errors import CannotCreate, DestinationExists, NotEnoughSpace
 from tests.batch.batches import (
     KEY,
@@ -281,13 +281,15 @@ def test_answers_that_were_changed_are_refused(
     assert answers(tmp_path) == b"".join(lines)
 
 
+@pytest.mark.parametrize("end", [b"\0" * 40, b"half a line", b""])
 def test_what_a_loss_of_power_left_at_the_end_is_cut_off(
-    tmp_path: Path, undisturbed: bytes
+    tmp_path: Path, undisturbed: bytes, end: bytes
 ) -> None:
     begin(tmp_path, 250)
+    lines = undisturbed.splitlines(keepends=True)
     with (tmp_path / "answers.jsonl").open("ab") as file:
-        file.write(b"\0" * 300 + b"\n" + b"\0" * 40)
-    run(tmp_path)
+        file.write(b"\0" * 300 + b"\n" + lines[3] + end)
+    assert run(tmp_path).resumed == 1
     assert answers(tmp_path) == undisturbed
 
 

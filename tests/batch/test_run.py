@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from flashllm.batch.encoded_row import encode_row
 from flashllm.batch.output import StreamOutput
 from flashllm.batch.row import Row, RowDefaults, row_seed
-from flashllm.batch.row_by_row import RowByRow, encode_row
+from flashllm.batch.row_by_row import RowByRow
 from flashllm.batch.run import BatchRun
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import (

@@ -136,6 +136,10 @@ class _Progress:
         self._begun_rows, self._begun_seconds = order.n_done, time.monotonic()
         self._tokens = 0
 
+    def begin(self) -> None:
+        """The model is open."""
+        self._begun_seconds = time.monotonic()
+
     def token(self) -> None:
         """One more token."""
         self._tokens += 1
@@ -197,6 +201,7 @@ def _answer(
             try:
                 for caution in model.cautions():
                     remark(caution)
+                progress.begin()
                 run = BatchRun(model, rows, defaults, output, is_stopped, progress.row)
                 schedule = RowByRow if arguments.block == 1 else RowsInBlock
                 summary = run.answer(schedule(model, is_stopped, progress.token))
@@ -230,7 +235,7 @@ def _print(arguments: argparse.Namespace, report: _Report) -> None:
     if arguments.stats:
         sys.stderr.write(report.stats)
     summary = report.summary
-    errors = f", {format_count(summary.errors)} have errors" if summary.errors else ""
+    errors = f", errors: {format_count(summary.errors)}" if summary.errors else ""
     remark(
         f"{format_count(summary.answered)} of {format_count(summary.rows)} rows have answers"
         f"{errors}; {format_token_count(summary.costs.completion_tokens)} in"
