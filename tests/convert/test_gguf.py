@@ -52,6 +52,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmoe": ("olmoe", "olmoe", {**EXPERTS, "intermediate_size": 64}),
     "phi3": ("phi3", "phi3", {**DENSE, "tie_word_embeddings": False, "sliding_window": None}),
 }
+MATRICES = ("gate", "up", "down")
 DENSE_NAMES = [name for name, (_, _, sizes) in MODELS.items() if "num_experts_per_tok" not in sizes]
 WITH_EXPERTS = [name for name in MODELS if name not in DENSE_NAMES]
 
@@ -92,7 +93,9 @@ def test_plain_types(tmp_path: Path, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
-@pytest.mark.parametrize(("kind", "dtype"), [("Q8_0", "int8"), ("Q4_0", "int4")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("Q8_0", "int8"), ("Q4_0", "int4"), ("MXFP4", "mxfp4")]
+)
 def test_experts_in_groups_are_kept_bit_for_bit(
     tmp_path: Path, name: str, kind: str, dtype: str
 ) -> None:
@@ -114,7 +117,8 @@ def test_experts_in_groups_are_kept_bit_for_bit(
                 own = raw[place : place + nbytes].reshape(rows, -1)
                 wanted = files.decoded[f"blk.{layer}.ffn_{matrix}_exps.weight"][expert]
                 assert np.array_equal(decode(own, dtype, columns), wanted)
-                assert np.array_equal(own, repacked(quantised(files, layer, matrix, expert)))
+                blocks = quantised(files, layer, matrix, expert)
+                assert np.array_equal(own, repacked(blocks, 1 if kind == "MXFP4" else 2))
                 place += nbytes
     assert verify(tmp_path / "found").ok
 
@@ -128,17 +132,17 @@ def quantised(files: Written, layer: int, matrix: str, expert: int) -> np.ndarra
     return data.reshape(len(data), -1, nbytes)
 
 
-def repacked(blocks: np.ndarray) -> np.ndarray:
+def repacked(blocks: np.ndarray, scale_bytes: int) -> np.ndarray:
     """The scale of a block goes behind the numbers of the whole row, and nothing else changes."""
     rows = []
     for row in blocks:
-        numbers = b"".join(block[2:].tobytes() for block in row)
-        rows.append(numbers + b"".join(block[:2].tobytes() for block in row))
+        numbers = b"".join(block[scale_bytes:].tobytes() for block in row)
+        rows.append(numbers + b"".join(block[:scale_bytes].tobytes() for block in row))
     return np.stack([np.frombuffer(row, np.uint8) for row in rows])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "phi3"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "MXFP4"])
 def test_f32_holds_what_blocks_hold(tmp_path: Path, name: str, kind: str) -> None:
     files = written(name, tmp_path, kind)
     convert(files.gguf, tmp_path / "found", dtype="f32")
@@ -197,6 +201,11 @@ def test_other_blocks_need_to_be_asked_for_and_are_decoded_by_the_package(tmp_pa
 def test_two_types_that_groups_hold_need_no_rounding(tmp_path: Path) -> None:
     files = written("olmoe", tmp_path, "Q4_0", kinds={"output.weight": "Q8_0"})
     assert describe(files.gguf).encoding_label == "int4, resident ones int8"
+    # As published files in MXFP4 are.
+    experts = {f"blk.{i}.ffn_{m}_exps.weight": "MXFP4" for i in (0, 1) for m in MATRICES}
+    (tmp_path / "mxfp4").mkdir()
+    mixed = write_gguf(tmp_path / "source", tmp_path / "mxfp4", "olmoe", "Q8_0", kinds=experts)
+    assert describe(mixed.gguf).encoding_label == "mxfp4, resident ones int8"
     assert describe(files.gguf, dtype="int8").encoding_label == "int8"
     with pytest.raises(UnsupportedModel, match=r"output\.weight \(Q8_0 to int4\)"):
         describe(files.gguf, resident_dtype="int4")

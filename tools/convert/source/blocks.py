@@ -1,9 +1,9 @@
 """Weights in blocks with scales of their own: repacked into our groups bit for bit, or decoded.
 
 A block of Q8_0 is a scale in f16 and 32 signed bytes, one of Q4_0 a scale and 16 bytes of two
-weights each, plus 8, number i in the low and i + 16 in the high half. One of MXFP4 is a byte for a
-power of two, and floats of four bits in the same order. Our rows have the same numbers in the same
-order, and the scales behind those of all groups.
+weights each, plus 8, number i in the low and i + 16 in the high half; one of MXFP4 has a scale of a
+byte, and codes in the places of these. Our rows have the same numbers in the same order, and the
+scales behind those of all groups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.dtypes import DTYPE_BYTES, GROUP
+from flashllm.dtypes import DTYPE_BYTES, GROUP, SCALE_BYTES
 from flashllm.flash.raw_tensor import MXFP4_SCALE_MOST
 
 from .gguf_types import BlockType, decoded_by_package, find_type
@@ -57,20 +57,9 @@ def repack(raw: Raw, source: str, target: str, columns: int) -> Raw | None:
         return None
     kind = _kind(source)
     blocks = raw.reshape(-1, columns // kind.block_weights, kind.block_bytes)
-    scale_bytes = _SCALE_BYTES[source]
-    numbers = found(blocks[:, :, scale_bytes:])
-    rows = len(blocks)
-    parts = (numbers.reshape(rows, -1), blocks[:, :, :scale_bytes].reshape(rows, -1))
-    return np.concatenate(parts, axis=1).reshape(-1)
-
-
-def scales_are_finite(raw: Raw, source: str) -> bool:
-    """Whether all scales of blocks that can be repacked are numbers."""
-    blocks = raw.reshape(-1, _kind(source).block_bytes)
-    scales = np.ascontiguousarray(blocks[:, : _SCALE_BYTES[source]])
-    if source == "mxfp4":
-        return bool((scales <= MXFP4_SCALE_MOST).all())
-    return bool(np.isfinite(scales.view(np.float16)).all())
+    rows, scale_bytes = len(blocks), SCALE_BYTES[target]
+    numbers, scales = found(blocks[:, :, scale_bytes:]), blocks[:, :, :scale_bytes]
+    return np.concatenate([numbers.reshape(rows, -1), scales.reshape(rows, -1)], axis=1).reshape(-1)
 
 
 def decode(raw: Raw, source: str) -> NDArray[np.float32]:

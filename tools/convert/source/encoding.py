@@ -19,7 +19,7 @@ from flashllm.dtypes import GROUP_BYTES, SCALE_BYTES, row_bytes, row_scale_bytes
 from flashllm.errors import TensorMismatch
 from flashllm.flash.raw_tensor import all_finite
 
-from .blocks import decode, is_block_type, repack, scales_are_finite
+from .blocks import decode, is_block_type, repack
 
 Place = Callable[[int], str]
 """From the index of an encoded value to a text that says where it is."""
@@ -50,7 +50,7 @@ def encode(
     """
     if is_block_type(source):
         repacked = repack(raw, source, target, columns)
-        if repacked is not None and scales_are_finite(raw, source):
+        if repacked is not None and all_finite(repacked, target, columns):
             return repacked
         raw, source = decode(raw, source).view(np.uint8), "f32"
     if not all_finite(raw, source):
