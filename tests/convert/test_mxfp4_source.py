@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -208,3 +209,84 @@ def test_checkpoints_in_several_files(source: tuple[Oracle, Path], tmp_path: Pat
     convert_shards(LocalShards(layers), tmp_path / "of-shards")
     assert (tmp_path / "of-shards" / "ffn.bundles").read_bytes()[16384:] == expected
     assert verify(tmp_path / "of-shards").ok
+
+
+def gguf_blocks(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Blocks of GGUF, [..., 17 bytes a group], of those of transformers."""
+    halves = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:-1], 32)
+    numbers = halves[..., :16] | halves[..., 16:] << 4
+    found = np.concatenate([scales[..., None], numbers], -1)
+    return np.ascontiguousarray(found.reshape(*found.shape[:-2], -1))
+
+
+def write_gguf(source: Path, path: Path) -> None:
+    """The same model as llama.cpp's converter writes it."""
+    config = json.loads((source / "config.json").read_text())
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT_OSS, config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(path, "gpt-oss")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    tensors = load_file(source / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("_scales") or ".experts." in name:
+            continue
+        if name.endswith(".sinks"):
+            theirs = f"blk.{name.split('.')[2]}.attn_sinks.weight"
+        else:
+            theirs = names.get_name(name, try_suffixes=(".weight", ".bias")) or ""
+        plain = tensor.ndim == 1 or ".router." in name
+        bits = tensor.float().numpy() if plain else tensor.view(torch.int16).numpy()
+        kind = gguf.GGMLQuantizationType.F32 if plain else gguf.GGMLQuantizationType.BF16
+        writer.add_tensor(theirs, bits if plain else bits.view(np.uint8), raw_dtype=kind)
+    for layer in range(config["num_hidden_layers"]):
+        stack = f"model.layers.{layer}.mlp.experts"
+        parts = {"gate": ("gate_up_proj", 0, 2), "up": ("gate_up_proj", 1, 2)}
+        for ours, (theirs, first, step) in (parts | {"down": ("down_proj", 0, 1)}).items():
+            blocks, scales, bias = (
+                tensors[f"{stack}.{theirs}_{part}"][:, first::step]
+                for part in ("blocks", "scales", "bias")
+            )
+            name = f"blk.{layer}.ffn_{ours}_exps"
+            writer.add_tensor(
+                f"{name}.weight",
+                gguf_blocks(blocks.numpy(), scales.numpy()),
+                raw_dtype=gguf.GGMLQuantizationType.MXFP4,
+            )
+            writer.add_tensor(f"{name}.bias", bias.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_of_the_same_model_becomes_the_same_files(
+    source: tuple[Oracle, Path], tmp_path: Path
+) -> None:
+    write_gguf(source[1], tmp_path / "model.gguf")
+    specs, files = [], []
+    for path in (source[1], tmp_path / "model.gguf"):
+        converted = tmp_path / f"{path.name}-converted"
+        convert(path, converted, resident_dtype="bf16")
+        bundles = (converted / "ffn.bundles").read_bytes()[16384:]
+        files.append((bundles, (converted / "resident.safetensors").read_bytes()))
+        specs.append(read_manifest(converted).spec)
+    assert specs[0] == specs[1]
+    assert files[0] == files[1]

@@ -33,7 +33,8 @@ def separate(block: str, gate: str, up: str, down: str, router: str = "gate") ->
     """Each matrix of each expert in a tensor of its own."""
 
     def matrix(name: str) -> ExpertMatrix:
-        return ExpertMatrix(f"{block}.experts.{{e}}.{name}.weight")
+        tensor = f"{block}.experts.{{e}}.{name}"
+        return ExpertMatrix(f"{tensor}.weight", bias=f"{tensor}.bias")
 
     return ExpertNames(f"{block}.{router}.weight", matrix(gate), matrix(up), matrix(down))
 
@@ -94,13 +95,14 @@ def _weights(
     matrix: ExpertMatrix, layer: int, which: tuple[int, int], out: int, into: int
 ) -> ExpertPart:
     """A matrix [out, into] of an expert; `which` is its number, and how many there are."""
-    name, (expert, count) = matrix.name.format(i=layer, e=which[0]), which
+    expert, count = which
+    name = matrix.name.format(i=layer, e=expert)
     rows, total = _share(matrix, out)
     shape: tuple[int, ...] = (into, total) if matrix.turned else (total, into)
-    if name == matrix.name.format(i=layer, e=which[0] + 1):
-        shape = (count, *shape)
-    else:
+    if "{e}" in matrix.name:
         expert = 0
+    else:
+        shape = (count, *shape)
     if matrix.turned:
         return ExpertPart(name, shape, rows, "transpose", expert)
     return ExpertPart(name, shape, replace(rows, first=rows.first + expert * total))
@@ -110,8 +112,11 @@ def _bias(matrix: ExpertMatrix, layer: int, which: tuple[int, int], out: int) ->
     """The bias [out] of a matrix, out of the biases of all experts."""
     rows, total = _share(matrix, out)
     expert, count = which
+    name = matrix.bias.format(i=layer, e=expert)
+    if "{e}" in matrix.bias:
+        return ExpertPart(name, (total,), rows, "values")
     rows = replace(rows, first=rows.first + expert * total)
-    return ExpertPart(matrix.bias.format(i=layer), (count, total), rows, "values")
+    return ExpertPart(name, (count, total), rows, "values")
 
 
 def _share(matrix: ExpertMatrix, out: int) -> tuple[Rows, int]:

@@ -275,6 +275,10 @@ GPT_OSS = replace(
             f"{_GPT_OSS_STACKS}.gate_up_proj",
             f"{_GPT_OSS_STACKS}.down_proj",
         ),
+        replace(
+            separate(f"{LAYER}.mlp", "gate_proj", "up_proj", "down_proj", router="router"),
+            router_bias=f"{LAYER}.mlp.router.bias",
+        ),
     ),
     special_ids={"eos_token_id": 200002},
 )

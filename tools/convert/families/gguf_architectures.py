@@ -31,6 +31,10 @@ class GgufArchitecture:
     """Keys of the metadata that may only have this value, which holds anyway."""
     paired: tuple[str, ...] = ()
     """Modules whose rows lie in pairs in each head, for another order of rotary positions."""
+    nameless: tuple[str, ...] = ()
+    """Modules that are a single tensor, whose name on our side is theirs alone."""
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+    """What scaled rotary positions are besides, where the metadata cannot say it."""
     biases: Mapping[str, str] = field(default_factory=dict)
     """A tensor -> the flag of config.json that is true where it is there."""
     with_experts: GgufArchitecture | None = None
@@ -135,6 +139,30 @@ _PHI3 = GgufArchitecture(
     },
 )
 
+_GPT_OSS = GgufArchitecture(
+    "gpt_oss",
+    {
+        **_EXPERT_SETTINGS,
+        "expert_count": "num_local_experts",
+        "expert_feed_forward_length": "intermediate_size",
+        "attention.sliding_window": "sliding_window",
+    },
+    {
+        **{module: theirs for module, theirs in _TRUNK.items() if module != "blk.{i}.ffn_norm"},
+        "blk.{i}.attn_q": f"{_LAYER}.self_attn.q_proj",
+        "blk.{i}.attn_k": f"{_LAYER}.self_attn.k_proj",
+        "blk.{i}.attn_v": f"{_LAYER}.self_attn.v_proj",
+        "blk.{i}.attn_sinks": f"{_LAYER}.self_attn.sinks",
+        "blk.{i}.post_attention_norm": f"{_LAYER}.post_attention_layernorm",
+        "blk.{i}.ffn_gate_inp": f"{_LAYER}.mlp.router",
+        "blk.{i}.ffn_gate_exps": f"{_LAYER}.mlp.experts.{{e}}.gate_proj",
+        "blk.{i}.ffn_up_exps": f"{_LAYER}.mlp.experts.{{e}}.up_proj",
+        "blk.{i}.ffn_down_exps": f"{_LAYER}.mlp.experts.{{e}}.down_proj",
+    },
+    nameless=("blk.{i}.attn_sinks",),
+    scaling={"truncate": False},
+)
+
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": _LLAMA,
     "qwen2": _QWEN2,
@@ -142,5 +170,6 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "qwen3moe": _QWEN3_MOE,
     "olmoe": _OLMOE,
     "phi3": _PHI3,
+    "gpt-oss": _GPT_OSS,
 }
 """By `general.architecture`."""

@@ -83,7 +83,8 @@ def config_of(model: GgufModel) -> Config:
     values |= {flag: tensor in tensors for tensor, flag in architecture.biases.items()}
     values["vocab_size"] = tensors[_EMBEDDING].shape[0]
     values["tie_word_embeddings"] = _HEAD not in tensors
-    values["rope_scaling"] = _scaling(model, own, values)
+    scaling = _scaling(model, own, values)
+    values["rope_scaling"] = scaling if scaling is None else scaling | dict(architecture.scaling)
     _check_rotated(model, prefix, own, values)
     return Config(model.path, values | _special_ids(model.metadata))
 

@@ -77,16 +77,19 @@ def _views_of(
     if match is None or theirs is None:
         names[tensor.name] = tensor.name
         return [TensorView(tensor, tensor.name)]
-    theirs = f"{theirs.replace('{i}', match[1] or '')}.{match[3]}"
+    theirs = theirs.replace("{i}", match[1] or "")
+    if module not in architecture.nameless:
+        theirs = f"{theirs}.{match[3]}"
     if "{e}" not in theirs:
         names[tensor.name] = theirs
         rows = heads.get(module, 0)
         # Rows that are no pairs in each head have a wrong shape, which is said later.
         return [TensorView(tensor, tensor.name, heads=rows if _is_paired(tensor, rows) else 0)]
-    if len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS:
+    dimensions = 2 if match[3] == "bias" else 3
+    if len(tensor.shape) != dimensions or tensor.shape[0] > MAX_EXPERTS:
         raise NotACheckpoint(
             f"{model.path}: tensor {tensor.name!r} has the shape {list(tensor.shape)}; expected up"
-            f" to {MAX_EXPERTS} matrices"
+            f" to {MAX_EXPERTS} {'vectors' if dimensions == 2 else 'matrices'}"
         )
     views = [
         TensorView(tensor, f"{tensor.name}[{expert}]", part=expert)
