@@ -168,7 +168,7 @@ fuzz-parsers: $(TEST_STAMP)
 # The core by its own tests and the kept inputs of its targets; the Python by the tests of what checks
 # input, or with ALL=1 by all of them, which takes as long as they do.
 COVERAGE := build/coverage
-COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks,tests/conversations tests/convert \
+COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks,tests/batch tests/conversations tests/convert \
   tests/faults tests/flash tests/fuzz tests/test_sanitize.py tests/test_spec.py tests/untrusted)
 coverage: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(COVERAGE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \

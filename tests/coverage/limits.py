@@ -24,6 +24,10 @@ OTHER_INSTRUCTION_SETS = ("kernels_avx2.cpp", "kernels_avx512.cpp", "kernels_neo
 """Only some processors run them, and they are compared with the scalar ones where they are."""
 
 CHECKING_PYTHON = (
+    "flashllm/batch/answer_lines.py",
+    "flashllm/batch/openai_row.py",
+    "flashllm/batch/row.py",
+    "flashllm/batch/row_line.py",
     "flashllm/conversations/exchange.py",
     "flashllm/flash/layout.py",
     "flashllm/flash/manifest.py",
