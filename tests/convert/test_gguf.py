@@ -19,6 +19,7 @@ from flashllm.dtypes import row_bytes
 from flashllm.errors import ModelError, NotACheckpoint, UnsupportedModel, UsageError
 from flashllm.flash.layout import read_header
 from flashllm.flash.manifest import format_requantised, read_manifest
+from flashllm.library.scan import Conditions, examine
 from tests.support.gguf_models import Written, paired, write_gguf
 from tests.support.tiny import tiny
 
@@ -50,6 +51,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**EXPERTS, "head_dim": 32, "moe_intermediate_size": 64, "norm_topk_prob": True},
     ),
     "olmoe": ("olmoe", "olmoe", {**EXPERTS, "intermediate_size": 64}),
+    "arcee": ("arcee", "arcee", {**DENSE, "tie_word_embeddings": False}),
     "phi3": ("phi3", "phi3", {**DENSE, "tie_word_embeddings": False, "sliding_window": None}),
 }
 MATRICES = ("gate", "up", "down")
@@ -187,6 +189,8 @@ def test_other_blocks_need_to_be_asked_for_and_are_decoded_by_the_package(tmp_pa
     manifest = read_manifest(tmp_path / "found")
     assert (manifest.spec.dtype, manifest.spec.resident_dtype) == ("int4", "int8")
     assert format_requantised(manifest.source) == "requantised from Q5_1"
+    remarks = examine(tmp_path / "found", Conditions()).remarks
+    assert "lossy: requantised from Q5_1" in remarks
     convert(files.checkpoint, tmp_path / "plain", dtype="int4", resident_dtype="int8")
     found, plain = (
         load_file(tmp_path / made / "resident.safetensors") for made in ("found", "plain")
@@ -285,10 +289,15 @@ def test_scaling_by_wavelength_is_recognised_by_its_factors(tmp_path: Path) -> N
     factors = plain / model.model.rotary_emb.inv_freq.numpy()
     append_tensor(files.gguf, tmp_path / "scaled.gguf", "rope_freqs.weight", factors)
     assert describe(tmp_path / "scaled.gguf") == describe(tmp_path / "source", dtype="f32")
+    append_tensor(files.gguf, tmp_path / "ones.gguf", "rope_freqs.weight", np.ones(32))
+    assert describe(tmp_path / "ones.gguf") == describe(files.gguf)
     factors[20] *= 1.1
     append_tensor(files.gguf, tmp_path / "other.gguf", "rope_freqs.weight", factors)
     with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight holds factors"):
         describe(tmp_path / "other.gguf")
+    append_tensor(files.gguf, tmp_path / "two.gguf", "rope_freqs.weight", np.ones((2, 32)))
+    with pytest.raises(UnsupportedModel, match="is no row of F32"):
+        describe(tmp_path / "two.gguf")
 
 
 def append_tensor(source: Path, path: Path, name: str, values: np.ndarray) -> None:
@@ -335,6 +344,22 @@ def test_metadata_that_nobody_here_knows(
     with pytest.raises(ModelError, match=message) as raised:
         describe(path)
     assert str(tmp_path) in str(raised.value)
+
+
+def test_experts_that_are_not_stacked(tmp_path: Path) -> None:
+    files = written("olmoe", tmp_path, "F32")
+    name = "blk.0.ffn_gate_exps.weight"
+    raw = files.gguf.read_bytes().replace(name.encode(), b"blk.9.ffn_gate_exps.weight")
+    files.gguf.write_bytes(raw)
+    append_tensor(files.gguf, tmp_path / "flat.gguf", name, np.ones((64, 64)))
+    with pytest.raises(NotACheckpoint, match=r"has the shape \[64, 64\]; expected up to"):
+        describe(tmp_path / "flat.gguf")
+
+
+def test_what_manifests_say_of_rounding_may_be_anything() -> None:
+    for odd in ({}, {"requantised": []}, {"requantised": 3}, {"requantised": [1]}):
+        assert format_requantised(odd) == ""
+    assert format_requantised({"requantised": ["Q4_K", "Q6_K"]}) == "requantised from Q4_K, Q6_K"
 
 
 def test_what_the_metadata_say_of_positions_and_layers_alike(tmp_path: Path) -> None:

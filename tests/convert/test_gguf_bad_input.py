@@ -270,6 +270,44 @@ def test_tensors_that_do_not_fit(tmp_path: Path, model: Path) -> None:
             describe(model)
 
 
+def test_parts_that_are_not_of_one_model(tmp_path: Path) -> None:
+    def part(number: int, *tensors: bytes, total: int = 2) -> bytes:
+        numbers = {b"split.no": number, b"split.count": 2, b"split.tensors.count": total}
+        keys = [key(name, U32, struct.pack("<I", value)) for name, value in numbers.items()]
+        return file_of(tuple(keys), tensors, data=256)
+
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.write_bytes(part(0, tensor(b"a")))
+    second.write_bytes(part(1, tensor(b"a")))
+    with pytest.raises(NotACheckpoint, match=r"tensor 'a' is in m-00001-of-00002\.gguf as well"):
+        describe(first)
+    first.write_bytes(part(0, tensor(b"b"), total=3))
+    with pytest.raises(NotACheckpoint, match="there are 3 tensors, but its parts have 2"):
+        describe(second)
+    second.write_bytes(part(0, tensor(b"a")))
+    with pytest.raises(NotACheckpoint, match="says that it is part 1 of 2, but its name"):
+        describe(first)
+
+
+def test_files_without_the_ending_are_known_by_their_content(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "sha256-0123").write_bytes(model.read_bytes())  # as ollama keeps them
+    assert describe(tmp_path / "sha256-0123", dtype="f32").dtype == "f32"
+    (tmp_path / "notes").write_bytes(b"hello")
+    with pytest.raises(NotACheckpoint, match="not a directory"):
+        describe(tmp_path / "notes")
+
+
+def test_types_that_are_no_weights(tmp_path: Path, model: Path) -> None:
+    raw = model.read_bytes()
+    place = raw.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4 + 16
+    for number, name in ((24, "i8"), (28, "f64")):
+        model.write_bytes(
+            raw[:place] + struct.pack("<I", number) + raw[place + 4 :] + bytes(1 << 14)
+        )
+        with pytest.raises(ModelError, match=f"is of type {name}; supported|overlap"):
+            describe(model)
+
+
 def test_too_little_space_is_said_first(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,8 +329,14 @@ def test_directories_of_several_models_and_names_of_parts(tmp_path: Path, model:
     with pytest.raises(NotACheckpoint, match=r"several models in GGUF \(a-Q4_0, a-Q8_0\)"):
         describe(folder)
     (folder / "b-00003-of-00002.gguf").write_bytes(GOOD)
+    (folder / "my model.gguf").write_bytes(GOOD)
+    with pytest.raises(NotACheckpoint, match=r"my model\.gguf: its name has to.*rename it"):
+        describe(folder / "my model.gguf")
     with pytest.raises(NotACheckpoint, match="part 00003 of 00002"):
         describe(folder / "b-00003-of-00002.gguf")
+    (folder / "d-00001-of-00001.gguf").write_bytes(model.read_bytes())
+    (tmp_path / "link.gguf").symlink_to(folder / "d-00001-of-00001.gguf")
+    assert describe(tmp_path / "link.gguf", dtype="f32") == describe(model, dtype="f32")
     for part in (1, 2):
         (folder / f"c-0000{part}-of-00002.gguf").write_bytes(model.read_bytes())
     with pytest.raises(NotACheckpoint, match="says that it is part 1 of 1, but its name"):

@@ -31,7 +31,8 @@ _KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-TOKENS = ["<unk>", "<s>", "</s>"]
+PAIRED = ("llama", "arcee")
+"""Architectures whose rotations turn neighbours (llama.cpp: `LLAMA_ROPE_TYPE_NORM`)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def write_gguf(
     for name, values in _stacked(load_file(source / "model.safetensors")).items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
-        pairs = heads.get(theirs.split(".")[-2], 0) if architecture == "llama" else 0
+        pairs = heads.get(theirs.split(".")[-2], 0) if architecture in PAIRED else 0
         tensors[theirs], origins[theirs] = paired(values, pairs), (name, pairs)
     path = root / "model.gguf"
     options = {"split_max_tensors": -(-len(tensors) // parts)} if parts > 1 else {}

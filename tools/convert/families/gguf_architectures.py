@@ -163,6 +163,13 @@ _GPT_OSS = GgufArchitecture(
     scaling={"truncate": False},
 )
 
+_ARCEE = GgufArchitecture(
+    "arcee",
+    _SETTINGS,
+    {module: theirs for module, theirs in _DENSE.items() if module != "blk.{i}.ffn_gate"},
+    paired=_QUERIES_AND_KEYS,
+)
+
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": _LLAMA,
     "qwen2": _QWEN2,
@@ -171,5 +178,6 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "olmoe": _OLMOE,
     "phi3": _PHI3,
     "gpt-oss": _GPT_OSS,
+    "arcee": _ARCEE,
 }
 """By `general.architecture`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flashllm.errors import NotACheckpoint
 
-from .files import source_file
+from .files import PLAIN_NAME, source_file
 from .gguf_header import MAGIC, OTHER_MAGICS, GgufHeader, GgufTensor, MetaValue, read_header
 
 ENDING = ".gguf"
@@ -67,6 +67,8 @@ def find_gguf(source: Path) -> GgufFiles | None:
         return _in_directory(source)
     if not os.path.isfile(source) or not (source.suffix == ENDING or _begins_like_gguf(source)):
         return None
+    if os.path.islink(source) and source.absolute().parent.parent.name != "snapshots":
+        source = source.resolve()  # whoever names a link means what it leads to
     return _parts(source.parent, source.name)
 
 
@@ -93,6 +95,11 @@ def _in_directory(directory: Path) -> GgufFiles | None:
 
 
 def _parts(directory: Path, name: str) -> GgufFiles:
+    if not PLAIN_NAME.fullmatch(name):
+        raise NotACheckpoint(
+            f"{directory / name}: its name has to consist of letters, digits, points, _ and -;"
+            " rename it"
+        )
     match = _PART.fullmatch(name)
     if match is None:
         return GgufFiles(directory, (name,))
