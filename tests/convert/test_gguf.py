@@ -94,6 +94,16 @@ def test_plain_types(tmp_path: Path, name: str, kind: str) -> None:
     assert verify(tmp_path / "found").ok
 
 
+@pytest.mark.parametrize("name", ["qwen3", "olmoe"])
+def test_plain_types_may_be_rounded(tmp_path: Path, name: str) -> None:
+    files = written(name, tmp_path, "F16")
+    convert(files.gguf, tmp_path / "found", dtype="int8")
+    convert(files.checkpoint, tmp_path / "expected", dtype="int8")
+    assert weights(tmp_path / "found") == weights(tmp_path / "expected")
+    assert read_manifest(tmp_path / "found").source["overrides"] == {"dtype": "int8"}
+    assert describe(files.gguf, resident_dtype="int8").encoding_label == "f16, resident ones int8"
+
+
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("Q8_0", "int8"), ("Q4_0", "int4"), ("MXFP4", "mxfp4")]
@@ -213,6 +223,23 @@ def test_two_types_that_groups_hold_need_no_rounding(tmp_path: Path) -> None:
     assert describe(files.gguf, dtype="int8").encoding_label == "int8"
     with pytest.raises(UnsupportedModel, match=r"output\.weight \(Q8_0 to int4\)"):
         describe(files.gguf, resident_dtype="int4")
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "expected"),
+    [("F16", "BF16", "f32"), ("Q4_0", "Q8_0", "int8"), ("F16", "Q8_0", None)],
+)
+def test_feed_forward_weights_of_two_types(
+    tmp_path: Path, kind: str, other: str, expected: str | None
+) -> None:
+    files = written("olmoe", tmp_path, kind, kinds={"blk.1.ffn_up_exps.weight": other})
+    if expected is not None:
+        assert describe(files.gguf).dtype == expected
+        return
+    with pytest.raises(
+        UnsupportedModel, match=r"blk\.1\.ffn_up_exps\.weight \(Q8_0 to f16\), where"
+    ):
+        describe(files.gguf)
 
 
 def test_the_package_is_needed_for_other_blocks_only(

@@ -10,6 +10,7 @@ import pytest
 
 from flashllm.library.hf_cache import cache_directories, checkpoints
 from flashllm.library.models import Checkpoint
+from tests.fuzz.parsers.target import CORPUS
 from tests.support.checkpoints import all_bytes, write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -58,6 +59,21 @@ def test_shards_and_several_revisions(tmp_path: Path) -> None:
     assert first.size_bytes == sum(path.stat().st_size for path in shards)
     assert (first.revision, second.revision) == ("main (0123456)", "fffffff")
     assert (first.problem, second.problem, second.path) == ("", "", snapshot)
+
+
+def test_models_in_gguf(tmp_path: Path) -> None:
+    repository, snapshot = put(tmp_path)
+    for path in (*snapshot.iterdir(), *(repository / "blobs").iterdir()):
+        path.unlink()
+    raw = (CORPUS / "gguf_header" / "experts.gguf").read_bytes() + bytes(1 << 14)
+    (repository / "blobs" / "a").write_bytes(raw)
+    for name in ("tiny-Q8_0.gguf", "mmproj-tiny.gguf"):
+        (snapshot / name).symlink_to(Path("../../blobs/a"))
+    (one,) = found(tmp_path)
+    assert (one.problem, one.size_bytes) == ("", len(raw))
+    assert one.features == "1 layers of 2 experts, 1 a token, silu"
+    (snapshot / "tiny-Q4_0.gguf").symlink_to(Path("../../blobs/a"))
+    assert "several models in GGUF" in found(tmp_path)[0].problem
 
 
 def test_why_not(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def choose_encodings(
         )
     bundled = overrides.dtype or _bundled_dtype(assignment)
     spec = overrides.encoded(spec, bundled)
-    if overrides.resident_dtype is None:
+    if overrides.dtype is None and overrides.resident_dtype is None:
         spec = overrides.encoded(spec, bundled, _resident_dtype(assignment, spec))
     rounded = list(_rounded_twice(assignment, spec))
     if rounded and not overrides.requantise:
