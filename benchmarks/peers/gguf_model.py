@@ -20,7 +20,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -129,17 +129,32 @@ def write_model(
                 f"{name} would have rows of {columns} weights, which are no whole groups of "
                 f"{encoding.group}; {encoding.name} needs those. Give --dtype f16"
             )
+    file_bytes = encoding.nbytes(shape.parameters) + HEADER_BYTES_MAX
+    progress = progress or progress_for()
+
+    def write(path: Path) -> None:
+        _write(gguf, shape, encoding, path, np.random.default_rng(seed), progress)
+
+    write_whole(destination, file_bytes, progress, write)
+    return shape
+
+
+def write_whole(
+    destination: Path, file_bytes: int, progress: Progress, write: Callable[[Path], None]
+) -> None:
+    """Have `write` write a file of about so many bytes, which is there whole or not at all.
+
+    Errors: `DestinationExists`, `NotEnoughSpace`, `CannotCreate`.
+    """
     if os.path.lexists(destination):
         raise DestinationExists(f"{destination}: exists already; choose another name or remove it")
     if not destination.parent.is_dir():
         raise CannotCreate(f"{destination.parent}: no such directory; create it first")
-    file_bytes = encoding.nbytes(shape.parameters) + HEADER_BYTES_MAX
     check_space(destination.parent, file_bytes)
-    progress = progress or progress_for()
     progress.start(f"writing {destination.name}", file_bytes)
     partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
     try:
-        _write(gguf, shape, encoding, partial, np.random.default_rng(seed), progress)
+        write(partial)
         sync(partial)
         publish(partial, destination)
     except FileExistsError as problem:
@@ -150,7 +165,6 @@ def write_model(
         progress.finish()
         with contextlib.suppress(OSError):
             partial.unlink()
-    return shape
 
 
 def publish(partial: Path, destination: Path) -> None:

@@ -13,8 +13,6 @@ it is marked synthetic. The space is asked for before anything is written.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,15 +23,14 @@ from typing import Any
 import numpy as np
 from flashllm.convert import progress_for
 from flashllm.convert.families.known_shapes import describe_shape
-from flashllm.convert.output.destination import check_space, sync, write_error
 
 from benchmarks.own_command import ended
 from benchmarks.peers.gguf_encoding import ENCODINGS
-from benchmarks.peers.gguf_model import HEADER_BYTES_MAX, import_gguf, publish
+from benchmarks.peers.gguf_model import HEADER_BYTES_MAX, import_gguf, write_whole
 from benchmarks.synthetic_experts.routing import draw, read_recording
 from benchmarks.synthetic_experts.tensors import Maker
 from flashllm.cli.shared.flags import argument
-from flashllm.errors import CannotCreate, DestinationExists, UsageError
+from flashllm.errors import UsageError
 from flashllm.progress import Progress
 from flashllm.settings.values import parse_count
 from flashllm.spec import ModelSpec
@@ -46,28 +43,14 @@ CONTEXT = 4096
 
 
 def write(maker: Maker, routing: str, destination: Path, progress: Progress) -> int:
-    """Write the file, whole or not at all; its size in bytes."""
+    """Write the file, whole or not at all; its size in bytes. Errors as those of `write_whole`."""
     gguf = import_gguf()
-    if os.path.lexists(destination):
-        raise DestinationExists(f"{destination}: exists already; choose another name or remove it")
-    if not destination.parent.is_dir():
-        raise CannotCreate(f"{destination.parent}: no such directory; create it first")
     nbytes = HEADER_BYTES_MAX + sum(one.n_rows * one.row_bytes for one in maker.tensors())
-    check_space(destination.parent, nbytes)
-    progress.start(f"writing {destination.name}", nbytes)
-    partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
-    try:
-        _write(gguf, maker, routing, partial, progress)
-        sync(partial)
-        publish(partial, destination)
-    except FileExistsError as problem:
-        raise DestinationExists(f"{destination}: was created by somebody else") from problem
-    except OSError as problem:
-        raise write_error(problem, destination) from problem
-    finally:
-        progress.finish()
-        with contextlib.suppress(OSError):
-            partial.unlink()
+
+    def write_to(path: Path) -> None:
+        _write(gguf, maker, routing, path, progress)
+
+    write_whole(destination, nbytes, progress, write_to)
     return destination.stat().st_size
 
 
