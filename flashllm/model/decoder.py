@@ -251,11 +251,15 @@ class Decoder:
         Neurons that `mode` leaves out are missing in all later layers, as they are in decoding.
         `tap` is called in mode dense, `chosen` in the others.
         """
+        for hidden in self._chunks(self.context, ids, Pass(mode, tap, chosen)):
+            yield from self._logits_blocks(hidden)
+
+    def _logits_blocks(self, hidden: Tensor) -> Iterator[NDArray[np.float32]]:
+        """Logits [a few tokens, vocab] of [tokens, d_model], in order."""
         fitting = LOGIT_BLOCK_BYTES // (4 * self.spec.vocab_size)
         rows = min(max(fitting, 1), LOGIT_ROWS_MAX)
-        for hidden in self._chunks(self.context, ids, Pass(mode, tap, chosen)):
-            for start in range(0, len(hidden), rows):
-                yield self._logits(hidden[start : start + rows])
+        for start in range(0, len(hidden), rows):
+            yield self._logits(hidden[start : start + rows])
 
     def decode(self, token: int, context: Context | None = None) -> NDArray[np.float32]:
         """Append one token to a context; logits [vocab] after it."""
@@ -268,21 +272,25 @@ class Decoder:
 
     def decode_each(
         self, tokens: Sequence[int], contexts: Sequence[Context]
-    ) -> NDArray[np.float32]:
-        """Append a token to each of several contexts; logits [contexts, vocab] after them.
+    ) -> Iterator[NDArray[np.float32]]:
+        """Append a token to each of several contexts; yields the logits [vocab] after each.
 
-        The bits are those of a call of `decode` for each. What any of them needs is read once, but
-        where products do not have the same bits alone and among others: there they go one by one.
+        They are to be asked for before anything else is computed. The bits are those of a call of
+        `decode` for each. What any of them needs is read once, but where products do not have the
+        same bits alone and among others: there they go one by one.
         """
         if not self._products.batch_invariant:
-            pairs = zip(tokens, contexts, strict=True)
-            return np.stack([self.decode(token, context) for token, context in pairs])
+            for token, context in zip(tokens, contexts, strict=True):
+                yield self.decode(token, context)
+            return
         self.steps += 1
         self._end_warming()
         self.release()
         self.pool.drain()
         self._decode.forget()
-        return self._logits(self._blocks.run(contexts, tokens))
+        hidden = self._blocks.run(contexts, tokens)
+        for block in self._logits_blocks(hidden):
+            yield from block
 
     @torch.inference_mode()
     def choose(self, layer: int, x: NDArray[np.float32]) -> Ids:

@@ -132,5 +132,5 @@ def test_a_block_reads_once_what_several_need(tmp_path: Path) -> None:
             compute()
             return int(decoder.pool.counters.misses - before)
 
-        together = missed(lambda: decoder.decode_each([9] * 4, contexts))
+        together = missed(lambda: list(decoder.decode_each([9] * 4, contexts)))
         assert 0 < together <= decoder.spec.n_layers * 3, "as many as one token needs"
