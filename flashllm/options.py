@@ -7,6 +7,7 @@ keywords of Python code; everything below gets the frozen result.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypedDict, Unpack, get_args
 
@@ -46,10 +47,48 @@ tokens, as for those of an answer."""
 PROMPT_NEURONS: tuple[PromptNeurons, ...] = get_args(PromptNeurons)
 DEFAULT_PROMPT_NEURONS: PromptNeurons = "exact"
 
+Think = Literal["auto", "on", "off"]
+"""Whether a model is to reason before it answers; auto leaves it to the model's chat template."""
+THINKS: tuple[Think, ...] = get_args(Think)
+Effort = Literal["auto", "low", "medium", "high"]
+"""How much a model is to reason; auto leaves it to the model's chat template."""
+EFFORTS: tuple[Effort, ...] = get_args(Effort)
+
 DEFAULT_IO_THREADS = 32
 DEFAULT_CONTEXT = 2048
 DEFAULT_MAX_TOKENS = 512
 """Tokens after which an answer ends, unless the caller says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """What the chat template is told of reasoning, where it reads that."""
+
+    think: Think = "auto"
+    effort: Effort = "auto"
+
+    def template_variables(self) -> dict[str, bool | str]:
+        """Variables of the template by name; those that are left to it are absent."""
+        variables: dict[str, bool | str] = {}
+        if self.think != "auto":
+            variables[THINK_VARIABLE] = self.think == "on"
+        if self.effort != "auto":
+            variables[EFFORT_VARIABLE] = self.effort
+        return variables
+
+    def unread(self, read: Collection[str]) -> list[str]:
+        """A sentence for each option that is set and that the template does not read."""
+        names = {THINK_VARIABLE: "think", EFFORT_VARIABLE: "effort"}
+        return [
+            f"this model's template knows no {variable}: {names[variable]} changes nothing"
+            for variable in self.template_variables()
+            if variable not in read
+        ]
+
+
+THINK_VARIABLE, EFFORT_VARIABLE = "enable_thinking", "reasoning_effort"
+"""What chat templates call these options."""
+DEFAULT_REASONING = ReasoningOptions()
 
 
 class OverridesWithoutMemory(TypedDict, total=False):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from flashllm.conversations.fit import fit
 from flashllm.engine.answer_message import AnswerMessage
 from flashllm.errors import PromptTooLong, UsageError
-from flashllm.options import DEFAULT_MAX_TOKENS
+from flashllm.options import DEFAULT_MAX_TOKENS, DEFAULT_REASONING, ReasoningOptions
+from flashllm.tokenizer.reasoning import END
 
 if TYPE_CHECKING:
     from flashllm.engine.protocol import Engine, EngineGeneration, EngineTokenizer, OnPrefill
@@ -34,6 +35,8 @@ class Request:
     """Strings that end the answer, besides the chat template's own."""
     continues: bool = False
     """Whether the last message is a stopped answer to be continued."""
+    reasoning: ReasoningOptions = DEFAULT_REASONING
+    """What the chat template is told of reasoning."""
 
     @classmethod
     def of(
@@ -127,7 +130,7 @@ def encode(engine: Engine, request: Request) -> Prompt:
     fitted = fit(
         asked,
         request.system,
-        tokenizer.encode_chat,
+        lambda messages, known: tokenizer.encode_chat(messages, known, request.reasoning),
         engine.plan.context,
         request.max_tokens,
         {number: ids for number, ids in request.known.items() if number < len(asked)},
@@ -156,9 +159,8 @@ def _begun(
     ids = list(request.known.get(number, ()))
     if ids and max(ids) < engine.info.spec.vocab_size:
         decoded = tokenizer.decode(ids).strip()
-        # Text held back for a stop string, or half a character, is only in the ids.
+        # Text held back for a stop string or a mark, or half a character, is only in the ids.
         held = len(decoded) - len(text.strip())
-        if decoded.startswith(text.strip()) and held < max(map(len, stop), default=0) + 4:
+        if decoded.startswith(text.strip()) and held < max(map(len, (END, *stop))) + 4:
             return ids
-    # Without the beginning-of-text id: the answer follows a prompt.
-    return tokenizer.encode(text)[len(tokenizer.encode("")) :]
+    return tokenizer.encode_answer(text)

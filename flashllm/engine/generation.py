@@ -21,6 +21,7 @@ from flashllm.system import right_of_way
 from flashllm.system.memory import rss_peak_bytes
 from flashllm.telemetry.costs import PrefillCost, TokenCost, decode_summary
 from flashllm.telemetry.meter import Meter, NoMeter
+from flashllm.tokenizer.reasoning import ReasoningCounter
 from flashllm.tokenizer.tokenizer import Tokenizer
 from flashllm.units import format_token_count
 
@@ -55,6 +56,8 @@ class Usage:
     reused_tokens: int
     """Of the prompt, those that the context held already, so that they were not read again."""
     answer_tokens: int
+    reasoning_tokens: int = 0
+    """Of the answer's tokens, those of the reasoning before it."""
 
 
 class OpenModel(Protocol):
@@ -115,6 +118,7 @@ class Generation:
         self._sampled: int | None = None  # the last token
         self._matcher = StopMatcher(stop)
         self._text = tokenizer.decoder() if tokenizer else None
+        self._reasoning = ReasoningCounter()
         self._eos_ids = tokenizer.eos_ids if tokenizer else model.info.spec.eos_ids
         self._prompt, self._said = list(ids[: len(ids) - answer]), list(ids[len(ids) - answer :])
         self._meter: Meter | NoMeter = NoMeter(decoder.clock)
@@ -146,7 +150,8 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Tokens that it took so far."""
-        return Usage(self.prompt_tokens, self.reused_tokens, len(self.ids))
+        reasoning_tokens = self._reasoning.reasoning_tokens
+        return Usage(self.prompt_tokens, self.reused_tokens, len(self.ids), reasoning_tokens)
 
     @property
     def message(self) -> AnswerMessage:
@@ -177,6 +182,7 @@ class Generation:
             "model": info.name,
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.ids,
+            "reasoning_tokens": self._reasoning.reasoning_tokens,
             "text": self.text,
             "finish_reason": self.finish_reason,
             "prefill": {
@@ -312,8 +318,8 @@ class Generation:
         """Bring sampler and text back to the state in which the answer was stopped."""
         self._sampler.skip(self._said)
         if self._text is not None:
-            for token in self._said:
-                self._matcher.push(self._text.push(token))
+            text = [self._matcher.push(self._text.push(token)) for token in self._said]
+            self._reasoning = ReasoningCounter("".join(text))
 
     def _read(self) -> NDArray[np.float32]:
         """Compute the part of prompt and answer that the context lacks; returns logits [vocab]."""
@@ -346,11 +352,15 @@ class Generation:
         shown = self._matcher.push(self._text.push(token)) if self._text else ""
         if self._matcher.stopped:
             self.finish_reason = "stop"
+        elif self._text is not None and self._text.is_over:
+            self.finish_reason = "stop"
+            shown += self._matcher.flush()
         elif last:
             self.finish_reason = "length"
         elif self._context.length >= self._context.capacity:
             self.finish_reason = "context"
         self.text += shown
+        self._reasoning.add(shown)
         return shown
 
     def _begin_step(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack
 
+from flashllm.options import DEFAULT_REASONING, ReasoningOptions
 from flashllm.telemetry.token_record import EngineToken
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ class EngineTokenizer(Protocol):
         """Whether the model came with one; otherwise a plain one is used."""
 
     @property
+    def reasoning_variables(self) -> frozenset[str]:
+        """The variables of reasoning that the chat template reads, by their names in `options`."""
+
+    @property
     def chat_stops(self) -> tuple[str, ...]:
         """Strings that end an answer, besides the model's own end."""
 
@@ -101,12 +106,19 @@ class EngineTokenizer(Protocol):
         """Ids of plain text, after the beginning-of-text id if the model has one."""
 
     def encode_chat(
-        self, messages: Sequence[Message], known: Mapping[int, Sequence[int]] | None = None
+        self,
+        messages: Sequence[Message],
+        known: Mapping[int, Sequence[int]] | None = None,
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
     ) -> list[int]:
         """Ids of a conversation, ready for the next answer.
 
-        `known` has the ids that answers were generated with, by message number.
+        `known` has the ids that answers were generated with, by message number; `reasoning` is what
+        the template is told, if it reads that.
         """
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Ids of the beginning of an answer, to go behind a prompt."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids."""

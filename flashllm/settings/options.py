@@ -18,11 +18,13 @@ from flashllm.options import (
     DEFAULT_POLICY,
     DEFAULT_PROMPT_NEURONS,
     DEFAULT_VERIFY,
+    EFFORTS,
     KV_DTYPES,
     OVERLAPS,
     POLICIES,
     PROMPT_NEURONS,
     SELECTORS,
+    THINKS,
     VERIFIES,
 )
 from flashllm.settings.values import (
@@ -265,6 +267,30 @@ SAMPLING_OPTIONS = (
     ),
     Option("seed", ("--seed",), parse_seed, 0, "seed of the random sampling (0)", "N"),
 )
+REASONING_OPTIONS = (
+    Option(
+        "think",
+        ("--think",),
+        one_of(*THINKS),
+        "auto",
+        "whether a model that can reason does so before it answers: on, off, or auto (the default):"
+        " as its chat template has it",
+        "WHETHER",
+        THINKS,
+    ),
+    Option(
+        "effort",
+        ("--effort",),
+        one_of(*EFFORTS),
+        "auto",
+        "how much it reasons, where its chat template takes that: low, medium, high, or auto (the"
+        " default)",
+        "HOW_MUCH",
+        EFFORTS,
+    ),
+)
+ANSWER_OPTIONS = (*SAMPLING_OPTIONS, *REASONING_OPTIONS)
+"""How answers are made, which is kept with a conversation."""
 SESSION_OPTIONS = (
     Option(
         "continue",
@@ -348,7 +374,7 @@ OPTIONS = (
     MODEL,
     *MODEL_OPTIONS,
     *PROFILE_OPTIONS,
-    *SAMPLING_OPTIONS,
+    *ANSWER_OPTIONS,
     *SESSION_OPTIONS,
     *CHAT_OPTIONS,
 )

@@ -184,6 +184,8 @@ def stats_text(report: dict[str, Any], rates: DeviceRates, plan: Plan) -> str:
     """What a generation's report says, for people: prompt, time, flash, hits, bound, memory."""
     prefill, decode = report["prefill"], report["decode"]
     answer = format_token_count(len(report["tokens"]))
+    if thought := report["reasoning_tokens"]:
+        answer += f", {format_count(thought)} of them reasoning"
     rows = [("prompt", format_prompt_cost(report["prompt_tokens"], prefill))]
     if not (tokens := decode["tokens"]):
         rows.append(("answer", answer))

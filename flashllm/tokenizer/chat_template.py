@@ -3,7 +3,8 @@
 The contents of messages never reach the template. It sees placeholders that nobody can guess; its
 output is split at them, and only the template's own text may become control tokens. It does see
 the marks of an answer's reasoning, where it looks for them. Not supported: other changes that a
-template would make inside a message, which it cannot see.
+template would make inside a message, which it cannot see. Templates of channels get reasoning
+apart from the answer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ from datetime import date, datetime, time
 from pathlib import Path
 
 from flashllm.errors import ModelError, UsageError
+from flashllm.options import (
+    DEFAULT_REASONING,
+    EFFORT_VARIABLE,
+    THINK_VARIABLE,
+    ReasoningOptions,
+)
+from flashllm.tokenizer import reasoning
+from flashllm.tokenizer.channels import uses_channels
 
 TEMPLATE_BYTES_MAX = 1 << 16  # the longest known in the wild has about 15 KiB
 OUTPUT_CHARACTERS_MAX = 1 << 22
@@ -28,9 +37,9 @@ CPU_SECONDS_MAX = 2
 WALL_SECONDS_MAX = 10.0
 MEMORY_BYTES_MAX = 1 << 29
 
-REASONING_END = "</think>"
-"""What templates look for to leave the reasoning of earlier answers out."""
 _REASONING_MARK = re.compile("(</?think>)")
+_THINKING_FIELD = re.compile(r"\bthinking\b")
+"""Where a template of channels reads the reasoning of an answer."""
 
 ROLES = ("system", "user", "assistant")
 PLAIN_STOP = "\nUser:"
@@ -91,42 +100,80 @@ def render_plain(messages: Sequence[Message]) -> list[Segment]:
     return [*segments, Segment("Assistant:")]
 
 
+def reasoning_variables_in(template: str) -> frozenset[str]:
+    """The variables of reasoning, by their names in `options`, that a template reads."""
+    names = (THINK_VARIABLE, EFFORT_VARIABLE)
+    return frozenset(name for name in names if re.search(rf"\b{name}\b", template))
+
+
 def render_template(
-    template: str, messages: Sequence[Message], special_tokens: Mapping[str, str]
+    template: str,
+    messages: Sequence[Message],
+    special_tokens: Mapping[str, str],
+    options: ReasoningOptions = DEFAULT_REASONING,
 ) -> list[Segment]:
     """Renders a Jinja chat template with the start of an answer at its end.
 
-    `special_tokens` are the template's variables (`bos_token`, ...). Raises `UsageError` where the
-    template refuses the conversation, `ModelError` where it is broken or takes too long.
+    `special_tokens` are the template's variables (`bos_token`, ...), and so are those of `options`.
+    Raises `UsageError` where the template refuses the conversation, `ModelError` where it is broken
+    or takes too long.
     """
-    drops_reasoning = REASONING_END in template
-    cut = [_cut(message, drops_reasoning) for message in messages]
+    cut = [_cut(message, template) for message in messages]
     shapes = tuple(
-        _Shape(message["role"], tuple(None if hidden else text for text, hidden in pieces))
+        _Shape(message["role"], tuple((p.field, None if p.is_hidden else p.text) for p in pieces))
         for message, pieces in zip(messages, cut, strict=True)
     )
     now = _first_moment(datetime.now().date())
-    skeleton = _skeleton(template, tuple(sorted(special_tokens.items())), shapes, now)
+    variables = tuple(sorted({**special_tokens, **options.template_variables()}.items()))
+    skeleton = _skeleton(template, variables, shapes, now)
     return [
-        Segment(part) if isinstance(part, str) else Segment(cut[part[0]][part[1]][0], part[0])
+        Segment(part) if isinstance(part, str) else Segment(cut[part[0]][part[1]].text, part[0])
         for part in skeleton
     ]
 
 
-def _cut(message: Message, drops_reasoning: bool) -> list[tuple[str, bool]]:
-    """The pieces of a message's content in order, and whether each is hidden from the template.
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a message's text, in the field where the template looks for it."""
 
-    White space around a text is not, and neither are the marks of an answer's reasoning where the
-    template looks for them: it leaves the reasoning of earlier answers out.
+    text: str
+    is_hidden: bool
+    """Whether the template sees a placeholder instead."""
+    field: str = "content"
+
+
+def _cut(message: Message, template: str) -> list[_Piece]:
+    """The pieces of a message, those of one field in order.
+
+    White space around a text is not hidden from the template, and neither are the marks of an
+    answer's reasoning where it looks for them: it leaves the reasoning of earlier answers out.
+    A template of channels would refuse or send marks; it gets the answer alone, and the reasoning
+    in a field of its own where it reads that.
     """
     content = message["content"]
-    is_marked = drops_reasoning and message["role"] == "assistant" and REASONING_END in content
-    pieces: list[tuple[str, bool]] = []
-    for chunk in _REASONING_MARK.split(content) if is_marked else [content]:
-        core = "" if is_marked and _REASONING_MARK.fullmatch(chunk) else chunk.strip()
-        before, _, after = chunk.partition(core) if core else (chunk, "", "")
-        pieces += [(before, False), (core, True), (after, False)]
-    return [(text, hidden) for text, hidden in pieces if text]
+    if message["role"] == "assistant" and uses_channels(template):
+        thought, answer = reasoning.split(content)
+        is_read = _THINKING_FIELD.search(template) is not None
+        pieces = _pieces(thought.strip(), "thinking") if is_read else []
+        return pieces + _pieces(answer.lstrip() if thought else answer)
+    is_marked = reasoning.END in template and reasoning.END in content
+    if not is_marked or message["role"] != "assistant":
+        return _pieces(content)
+    return [
+        piece
+        for chunk in _REASONING_MARK.split(content)
+        for piece in (
+            [_Piece(chunk, is_hidden=False)] if _REASONING_MARK.fullmatch(chunk) else _pieces(chunk)
+        )
+    ]
+
+
+def _pieces(text: str, field: str = "content") -> list[_Piece]:
+    """A text, hidden, and the white space around it."""
+    core = text.strip()
+    before, _, after = text.partition(core) if core else (text, "", "")
+    pieces = (_Piece(before, False, field), _Piece(core, True, field), _Piece(after, False, field))
+    return [piece for piece in pieces if piece.text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +181,8 @@ class _Shape:
     """What a template can see of a message."""
 
     role: str
-    pieces: tuple[str | None, ...]
-    """Its content in order, None for a text that a placeholder stands for."""
+    pieces: tuple[tuple[str, str | None], ...]
+    """Fields with their texts in order, None for a text that a placeholder stands for."""
 
 
 @functools.lru_cache(maxsize=8)
@@ -152,23 +199,26 @@ def _first_moment(day: date) -> str:
 @functools.lru_cache(maxsize=256)
 def _skeleton(
     template: str,
-    special_tokens: tuple[tuple[str, str], ...],
+    given: tuple[tuple[str, str | bool], ...],
     shapes: tuple[_Shape, ...],
     now: str,
 ) -> tuple[str | Place, ...]:
-    """The rendered template: its own text, and the places of the texts between."""
+    """The rendered template: its own text, and the places of the texts between.
+
+    `given` are variables with their values.
+    """
     places: dict[str, Place] = {}
     messages = []
     for number, shape in enumerate(shapes):
-        shown = []
-        for index, piece in enumerate(shape.pieces):
-            if piece is None:
-                piece = f"\ue000{secrets.randbelow(10**39):039d}\ue001"
-                places[piece] = (number, index)
-            shown.append(piece)
-        messages.append({"role": shape.role, "content": "".join(shown)})
+        message = {"role": shape.role, "content": ""}
+        for index, (field, text) in enumerate(shape.pieces):
+            if text is None:
+                text = f"\ue000{secrets.randbelow(10**39):039d}\ue001"
+                places[text] = (number, index)
+            message[field] = message.get(field, "") + text
+        messages.append(message)
     variables = {
-        **dict(special_tokens),
+        **dict(given),
         "messages": messages,
         "add_generation_prompt": True,
         "tools": None,

@@ -15,11 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from flashllm.errors import FlashllmError
+from flashllm.options import DEFAULT_REASONING, ReasoningOptions
+from flashllm.tokenizer.channels import ChannelDecoder, ChannelTokens
 from flashllm.tokenizer.chat_template import (
     PLAIN_STOP,
     Message,
     Segment,
     check_messages,
+    reasoning_variables_in,
     render_plain,
     render_template,
 )
@@ -35,6 +38,9 @@ from flashllm.tokenizer.vocabulary import (
 
 class StreamDecoder:
     """Turns ids into text one by one; the bytes of an unfinished character wait for the next id."""
+
+    is_over = False
+    """Whether the answer is complete without a token that ends it: never, where none says so."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -64,11 +70,18 @@ class Tokenizer:
         self._template = settings.template
         self._tokens = settings.tokens
         self._controls = vocabulary.control_ids
+        self._channels = ChannelTokens.of(self._controls, settings.template)
         prefix = vocabulary.prefix_ids
         self.bos_id = self._control(settings.tokens.get("bos_token"), prefix[0] if prefix else None)
         eos_id = self._control(settings.tokens.get("eos_token"), None)
         self.eos_ids = tuple(
-            dict.fromkeys([*settings.eos_ids, *([] if eos_id is None else [eos_id])])
+            dict.fromkeys(
+                [
+                    *settings.eos_ids,
+                    *([] if eos_id is None else [eos_id]),
+                    *(self._channels.last if self._channels else ()),
+                ]
+            )
         )
         if settings.add_bos is not None:
             prefix = (self.bos_id,) if settings.add_bos and self.bos_id is not None else ()
@@ -82,6 +95,11 @@ class Tokenizer:
         )
 
     @functools.cached_property
+    def reasoning_variables(self) -> frozenset[str]:
+        """The variables of reasoning that the template reads; empty without a template."""
+        return reasoning_variables_in(self._template)
+
+    @functools.cached_property
     def chat_stops(self) -> tuple[str, ...]:
         """Strings that end an answer, besides the model's own end.
 
@@ -90,6 +108,8 @@ class Tokenizer:
         """
         if not self._template:
             return (PLAIN_STOP,)
+        if self._channels:  # the marker ends each message of an answer; the decoder knows the last
+            return ()
         talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
             segments = render_template(self._template, talk, self._tokens)
@@ -108,28 +128,40 @@ class Tokenizer:
         self,
         messages: Sequence[Message],
         known: Mapping[int, Sequence[int]] | None = None,
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
     ) -> list[int]:
         """Ids of a conversation, ready for the next answer.
 
         `known` has the ids that answers were generated with, by message number. They replace the
         ids of the same text, so that the prompt begins like the context; they never change a text.
+        `reasoning` is what the template is told, if it reads that.
 
         Raises `UsageError` if the template refuses the conversation, `ModelError` if it is broken.
         """
         check_messages(messages)
         if self._template:
-            segments = render_template(self._template, messages, self._tokens)
+            segments = render_template(self._template, messages, self._tokens, reasoning)
             return self._encode_segments(segments, known or {})
         return self._prefix + self._encode_segments(render_plain(messages), known or {})
 
+    def encode_answer(self, text: str) -> list[int]:
+        """Ids of the beginning of an answer, to go behind a prompt."""
+        if self._channels:
+            return self._channels.encode_answer(text, lambda part: self._encode_parts([part]))
+        return self._encode_parts([text])
+
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids without beginning, end and padding; other markers appear as written."""
+        """The text of ids without beginning, end and padding; other markers appear as written.
+
+        An answer in channels has the marks of reasoning and tool calls instead of its headers.
+        """
         decoder = self.decoder()
         return "".join([decoder.push(token) for token in ids]) + decoder.flush()
 
-    def decoder(self) -> StreamDecoder:
+    def decoder(self) -> StreamDecoder | ChannelDecoder:
         """A decoder for ids that come one by one."""
-        return StreamDecoder(self)
+        text = StreamDecoder(self)
+        return ChannelDecoder(self._channels, text) if self._channels else text
 
     def piece_bytes(self, token: int) -> bytes:
         """Bytes that one token adds to the text."""
@@ -144,7 +176,9 @@ class Tokenizer:
         places: list[AnswerSpan] = []
         for segment in segments:
             if segment.message is not None:
-                if own := known.get(segment.message):
+                own = known.get(segment.message, ())
+                own = self._channels.body(own) if self._channels else own
+                if own:
                     places.append(AnswerSpan(len(parts), "".join(run), segment.text, own))
                 run.append(segment.text)
                 continue

@@ -23,6 +23,7 @@ from flashllm.conversations.records import Session
 from flashllm.conversations.store import SessionStore
 from flashllm.conversations.tree import Turn
 from flashllm.errors import ReadFailed, SessionNotFound
+from flashllm.options import EFFORT_VARIABLE, ReasoningOptions
 from tests.support.fake_engine import FakeModel, Held, Step
 
 pytestmark = pytest.mark.usefixtures("m")
@@ -60,6 +61,28 @@ def test_nothing_is_kept_unless_that_is_asked_for(
     use(monkeypatch, ["yes"])
     assert main(["run", "m", "-p", "x"]) == 0
     assert not path.exists()
+
+
+def test_what_the_template_is_told_of_reasoning(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = use(monkeypatch, ["yes"])
+    monkeypatch.setattr(type(model.tokenizer), "reasoning_variables", {EFFORT_VARIABLE})
+    asked = ["run", "m", "-p", "x", "--think", "off", "--effort", "low", "--save"]
+    assert main(asked) == 0
+    unread = "flashllm: this model's template knows no enable_thinking: think changes nothing"
+    assert [line for line in capsys.readouterr().err.splitlines() if "knows" in line] == [unread]
+    # The conversation keeps both; a flag goes before.
+    assert main(["run", "m", "-p", "y", "--continue", "--effort", "high"]) == 0
+    monkeypatch.setenv("FLASHLLM_THINK", "on")
+    assert main(["run", "m", "-p", "z", "--continue"]) == 0
+    assert model.tokenizer.reasoning == [
+        ReasoningOptions("off", "low"),
+        ReasoningOptions("off", "high"),
+        ReasoningOptions("on", "low"),
+    ]
+    kept = load(path, 1).settings
+    assert (kept["think"], kept["effort"]) == ("off", "low")
 
 
 def test_saved_and_gone_on_with(

@@ -176,10 +176,12 @@ def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
     from typing import get_args
 
     from flashllm.options import (
+        EFFORTS,
         KV_DTYPES,
         POLICIES,
         PROMPT_NEURONS,
         SELECTORS,
+        THINKS,
         VERIFIES,
         Overlap,
     )
@@ -192,6 +194,8 @@ def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
         "overlap": get_args(Overlap),
         "verify": VERIFIES,
         "prompt_neurons": PROMPT_NEURONS,
+        "think": THINKS,
+        "effort": EFFORTS,
     }
 
 

@@ -37,6 +37,30 @@ CHATML = """\
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
 
+CHANNELS = """\
+{%- macro message(head, text, end='<|end|>') -%}
+    {{- '<|start|>' + head + '<|message|>' + text + end -}}
+{%- endmacro -%}
+{{- message('system', 'Effort: ' + reasoning_effort | default('medium')) -}}
+{%- for turn in messages -%}
+    {%- if turn.role == 'assistant' -%}
+        {%- for text in [turn.content, turn.get('thinking', '')] -%}
+            {%- if '<|channel|>' in text or '<think>' in text -%}
+                {{- raise_exception('there are marks in an answer') -}}
+            {%- endif -%}
+        {%- endfor -%}
+        {%- if loop.last and turn.thinking -%}
+            {{- message('assistant<|channel|>analysis', turn.thinking) -}}
+        {%- endif -%}
+        {{- message('assistant<|channel|>final', turn.content) -}}
+    {%- else -%}
+        {{- message('developer' if turn.role == 'system' else turn.role, turn.content) -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}
+"""
+"""A message is written in a channel; what an answer thought is left out of earlier ones."""
+
 LLAMA_2 = """\
 {% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'].strip() %}\
 {% set turns = messages[1:] %}\

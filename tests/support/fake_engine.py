@@ -18,13 +18,14 @@ from typing import Any
 
 from flashllm.engine.protocol import EngineWait
 from flashllm.errors import EngineBusy, MemoryCeilingTooSmall, NoTokenizer, ReadFailed
-from flashllm.options import DEFAULT_MAX_TOKENS
+from flashllm.options import DEFAULT_MAX_TOKENS, DEFAULT_REASONING, ReasoningOptions
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan, PrefillShape
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import NO_COST, PrefillCost, TokenCost, decode_summary
 from flashllm.telemetry.device_rates import DeviceRates
 from flashllm.telemetry.neuron_map import NeuronMap
+from flashllm.tokenizer.reasoning import ReasoningCounter
 from tests.support.specs import SPEC
 
 SPLIT_MIB = {"interpreter": 180, "embeddings": 20, "attention": 60, "predictors": 30, "kv": 16,
@@ -128,8 +129,10 @@ class FakeTokenizer:
 
     has_chat_template = True
     chat_stops: tuple[str, ...] = ()
+    reasoning_variables: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
+        self.reasoning: list[ReasoningOptions] = []
         self.conversations: list[list[dict[str, str]]] = []
         self.known: list[dict[int, list[int]]] = []
         self.pieces: list[str] = ["<message>"]
@@ -141,13 +144,18 @@ class FakeTokenizer:
         self,
         messages: Sequence[Mapping[str, str]],
         known: Mapping[int, Sequence[int]] | None = None,
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
     ) -> list[int]:
+        self.reasoning.append(reasoning)
         self.conversations.append([dict(message) for message in messages])
         self.known.append({number: list(ids) for number, ids in (known or {}).items()})
         ids: list[int] = []
         for number, message in enumerate(messages):
             ids += [0, *(known or {}).get(number, self.encode(message["content"]))]
         return ids
+
+    def encode_answer(self, text: str) -> list[int]:
+        return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.pieces[id_] for id_ in ids if id_ < len(self.pieces))
@@ -174,6 +182,7 @@ class FakeGeneration:
         self.ids: list[int] = []
         self.prefill = PrefillCost()
         self.costs: list[TokenCost] = []
+        self.counter = ReasoningCounter()
         self._model = model
         self._iterator = self._run(steps, max_tokens, on_prefill)
 
@@ -235,6 +244,7 @@ class FakeGeneration:
         self.ids.append(model.tokenizer.id_of(text) if model.has_tokenizer else len(self.ids))
         self._model.cached.append(self.ids[-1])
         self.text += text
+        self.counter.add(text)
         return FakeToken(self.ids[-1], text, cost)
 
     def report(self) -> dict[str, Any]:
@@ -243,6 +253,7 @@ class FakeGeneration:
             "model": self._model.info.name,
             "prompt_tokens": self.prompt_tokens,
             "tokens": self.ids,
+            "reasoning_tokens": self.counter.reasoning_tokens,
             "text": self.text,
             "finish_reason": self.finish_reason,
             "prefill": {

@@ -89,6 +89,28 @@ def make_byte_level(directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
+CHANNEL_MARKERS = (
+    "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>",
+    "<|endoftext|>",
+)  # fmt: skip
+
+
+def make_channels(directory: Path, template: str) -> None:
+    """The control tokens of channels, and in generation_config.json some that end an answer."""
+    tokenizer = _trained(
+        models.BPE(),
+        vocab_size=600,
+        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoder=decoders.ByteLevel(),
+    )
+    tokenizer.add_special_tokens(list(CHANNEL_MARKERS))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"eos_token": "<|return|>", "chat_template": template}
+    write_json(directory, "tokenizer_config.json", config)
+    ids = [tokenizer.token_to_id(marker) for marker in ("<|return|>", "<|endoftext|>")]
+    write_json(directory, "generation_config.json", {"eos_token_id": ids})
+
+
 def make_byte_level_nfkc(directory: Path) -> None:
     tokenizer = _trained(
         models.BPE(),

@@ -158,6 +158,7 @@ def report(count: int = 2, **prefill: Any) -> dict[str, Any]:
     return {
         "prompt_tokens": 412,
         "tokens": list(range(1 + count)),
+        "reasoning_tokens": 0,
         "prefill": {"wall_ns": 2_100 * MS, "bytes_read": 812_000_000, **prefill},
         "decode": decode_summary([cost() for _ in range(count)]),
         "memory": {"rss_peak_bytes": 320 << 20},
@@ -199,6 +200,10 @@ def test_stats_without_a_profile_say_how_to_get_one() -> None:
 
 
 def test_stats_of_an_answer_without_decoded_tokens() -> None:
+    reasoned = report() | {"reasoning_tokens": 2}
+    assert "answer   3 tokens, 2 of them reasoning; 2 decoded" in stats_text(
+        reasoned, RATES, plan()
+    )
     lines = stats_text(report(count=0), RATES, plan()).splitlines()
     assert [line[:9].strip() for line in lines] == ["prompt", "answer", "memory", "", ""]
     assert lines[1] == "answer   1 token"

@@ -137,7 +137,7 @@ async def test_stopping_while_the_engine_has_not_begun_is_not_lost() -> None:
     assert model.tokenizer is not None
     encode = model.tokenizer.encode_chat
 
-    def slow_encode(messages: Any, known: object = None) -> list[int]:
+    def slow_encode(messages: Any, *_: object) -> list[int]:
         gate.wait(WAIT_SECONDS)
         return encode(messages)
 
@@ -526,7 +526,7 @@ async def test_a_usage_error_from_the_template_is_told() -> None:
     model = FakeModel(["x"])
     assert model.tokenizer is not None
 
-    def refuse(messages: object, known: object = None) -> list[int]:
+    def refuse(*_: object) -> list[int]:
         raise UsageError("the model's chat template refuses this conversation: no system")
 
     model.tokenizer.encode_chat = refuse  # type: ignore[method-assign]

@@ -27,6 +27,7 @@ import flashllm.ui
 from flashllm.conversations.store import SessionStore
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall
+from flashllm.options import ReasoningOptions
 from flashllm.settings.resolve import ChatSettings
 from flashllm.ui.chat.status import Phase
 from flashllm.ui.commands.table import COMMANDS, SlashCommand
@@ -207,6 +208,10 @@ async def in_the_prompt(tmp_path: Path) -> set[str]:
         await walk.until(lambda: app.theme == "nord")
         await walk.say("/set temp 0.7")
         await walk.until(lambda: app.chat.answer_settings.sampling == Sampling(0.7))
+        await walk.say("/think on")
+        await walk.say("/effort low")
+        reasoning = ReasoningOptions("on", "low")
+        await walk.until(lambda: app.chat.answer_settings.reasoning == reasoning)
         await walk.say("/system Be brief.")
         await walk.until(lambda: app.chat.conversation.system == "Be brief.")
         await walk.say("/show")
@@ -613,7 +618,7 @@ EXERCISED: dict[Scenario, str] = {
         chat.break_line shift+enter, chat.page_up pageup, chat.page_down pagedown,
         chat.editor ctrl+g, chat.copy_or_stop ctrl+c, chat.suspend ctrl+z,
         chat.new_conversation ctrl+n,
-        /new, /context, /clear, /theme, /set, /system, /show
+        /new, /context, /clear, /theme, /set, /think, /effort, /system, /show
     """,
     with_a_message_selected: """
         chat.select_earlier up, chat.select_earlier k, chat.select_later down,

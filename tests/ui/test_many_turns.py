@@ -11,6 +11,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widget import Widget
 
+from flashllm.options import DEFAULT_REASONING, ReasoningOptions
 from flashllm.ui.app import ChatApp
 from flashllm.ui.chat import answering
 from flashllm.ui.transcript.transcript import MOUNTED_AT_ONCE, Transcript
@@ -35,6 +36,7 @@ class ForgetfulTokenizer(FakeTokenizer):
         self,
         messages: Sequence[Mapping[str, str]],
         known: Mapping[int, Sequence[int]] | None = None,
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
     ) -> list[int]:
         self.conversations.clear()
         self.known.clear()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import UsageError
+from flashllm.options import ReasoningOptions
 from flashllm.ui.commands.setting_values import SETTINGS, ChatValues, find_setting
 from flashllm.ui.widgets.themes import find_theme
 
@@ -31,7 +34,9 @@ def test_sampling_is_read(name: str, text: str, changed: dict[str, float]) -> No
 def test_the_others_are_read() -> None:
     values = ChatValues().with_text("n", "9").with_text("system", " Be\x1b[2J brief. ")
     values = values.with_text("theme", "Nord", THEMES)
+    values = values.with_text("think", " Off ").with_text("effort", "low")
     assert (values.max_tokens, values.system, values.theme) == (9, "Be brief.", "nord")
+    assert values.reasoning == ReasoningOptions("off", "low")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,7 @@ def test_the_others_are_read() -> None:
         ("seed", str(1 << 64), "seed: '18446744073709551616' is too large; expected less than"),
         ("max_tokens", "0", "max_tokens: '0' is too small; 1 is the least"),
         ("max_tokens", "a\x1b[2Jb", "max_tokens: 'ab' is not a whole number"),
+        ("effort", "much", "effort: 'much' is unknown; expected one of auto, low, medium, high"),
         ("theme", "nrod", "there is no theme 'nrod'; did you mean 'nord'?"),
         ("tmep", "1", "there is no setting 'tmep'; did you mean 'temp'?"),
         ("zzzz", "1", "there is no setting 'zzzz'; there are system, temp"),
@@ -61,6 +67,7 @@ def test_what_is_wrong_is_said(name: str, text: str, words: str) -> None:
 
 def test_what_is_written_reads_back_the_same() -> None:
     values = ChatValues("Be brief.", Sampling(0.7, 40, 0.9, 0.05, 1.1, (1 << 60) + 1), 99, "nord")
+    values = replace(values, reasoning=ReasoningOptions("on", "high"))
     read = ChatValues()
     for name, text in values.rows():
         read = read.with_text(name, text, THEMES)

@@ -50,7 +50,7 @@ async def test_every_field_can_be_reached_on_a_small_terminal() -> None:
     app = around()
     async with app.run_test(size=(40, 12)) as pilot:
         seen = []
-        for _ in range(11):
+        for _ in range(13):
             await pilot.pause()
             focused = app.focused
             assert focused is not None
@@ -60,7 +60,7 @@ async def test_every_field_can_be_reached_on_a_small_terminal() -> None:
             await pilot.press("tab")
         assert seen == [
             "system", "temp", "top-k", "top-p", "min-p", "repetition-penalty", "seed", "max-tokens",
-            "memory", "ctx-size", "theme",
+            "think", "effort", "memory", "ctx-size", "theme",
         ]  # fmt: skip
         await pilot.press("shift+tab")
         assert app.focused is not None

@@ -14,10 +14,10 @@ from flashllm.cli.shared.flags import add_model, add_options
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.library.names import models_of_conversations, names_in
 from flashllm.settings.options import (
+    ANSWER_OPTIONS,
     CHAT_OPTIONS,
     MODEL_OPTIONS,
     PROFILE_OPTIONS,
-    SAMPLING_OPTIONS,
     SESSION_OPTIONS,
 )
 from flashllm.system import malloc, paths
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flashllm.planning.plan import Plan
 
 
-SAMPLING_NAMES = [option.name for option in SAMPLING_OPTIONS]
+ANSWER_NAMES = [option.name for option in ANSWER_OPTIONS]
 
 
 def chat(arguments: argparse.Namespace) -> int:
@@ -118,11 +118,12 @@ def chat(arguments: argparse.Namespace) -> int:
         library=library,
         settings=arguments.settings.chat,
         sampling=sampling,
+        reasoning=open_model.reasoning_of(arguments),
         max_tokens=arguments.max_tokens,
         system=arguments.system,
         log_file=paths.log_file(),
         keymap=keymap,
-        given=[name for name in ("system", *SAMPLING_NAMES) if is_given(name)],
+        given=[name for name in ("system", *ANSWER_NAMES) if is_given(name)],
         quick_profile=not arguments.no_quick_profile,
     )
     screen.engine.abandon = lambda: launcher().close()
@@ -142,5 +143,5 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `chat`."""
     add_model(parser)
     add_options(parser, "conversation", (*SESSION_OPTIONS, *CHAT_OPTIONS))
-    add_options(parser, "answers", SAMPLING_OPTIONS)
+    add_options(parser, "answers", ANSWER_OPTIONS)
     add_options(parser, "model", (*MODEL_OPTIONS, *PROFILE_OPTIONS))

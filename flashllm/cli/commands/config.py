@@ -14,11 +14,11 @@ from flashllm.cli.shared.output import Output, remark
 from flashllm.errors import CannotCreate, ConfigError, UsageError
 from flashllm.settings.defaults import default_config, in_force, to_toml
 from flashllm.settings.options import (
+    ANSWER_OPTIONS,
     CHAT_OPTIONS,
     MODEL,
     MODEL_OPTIONS,
     OPTIONS,
-    SAMPLING_OPTIONS,
     SESSION_OPTIONS,
     Option,
 )
@@ -44,7 +44,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--origin", action="store_true", help="say where each value came from")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     add_options(parser, "conversation", (MODEL, *SESSION_OPTIONS, *CHAT_OPTIONS))
-    add_options(parser, "answers", SAMPLING_OPTIONS)
+    add_options(parser, "answers", ANSWER_OPTIONS)
     add_options(parser, "model", MODEL_OPTIONS)
 
 

@@ -22,10 +22,10 @@ from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.cli.shared.prompt_flags import add_prompt_flags
 from flashllm.engine.answer import Request, start
 from flashllm.settings.options import (
+    ANSWER_OPTIONS,
     MODEL,
     MODEL_OPTIONS,
     PROFILE_OPTIONS,
-    SAMPLING_OPTIONS,
     SESSION_OPTIONS,
 )
 from flashllm.settings.values import parse_ids
@@ -140,6 +140,8 @@ def _start(
 ) -> EngineGeneration:
     """Starts the generation for a conversation, a text or ids."""
     if is_chat(model, arguments):
+        for sentence in request.reasoning.unread(model.tokenizer.reasoning_variables):
+            remark(sentence)
         started = start(model, request, on_prefill)
         if started.dropped:
             remark(
@@ -274,5 +276,5 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save", action="store_true", help="keep question and answer as a new conversation"
     )
-    add_options(parser, "answers", SAMPLING_OPTIONS)
+    add_options(parser, "answers", ANSWER_OPTIONS)
     add_options(parser, "model", (*MODEL_OPTIONS, *PROFILE_OPTIONS))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.cli.run.prompt import wants_saving
 from flashllm.cli.shared.conversation_choice import asked_session, model_of
-from flashllm.cli.shared.open_model import sampling_of
+from flashllm.cli.shared.open_model import reasoning_of, sampling_of
 from flashllm.cli.shared.output import remark
 from flashllm.conversations.store import BUSY_SECONDS, SessionStore
 from flashllm.conversations.tree import UNFINISHED, Conversation, Turn
@@ -19,7 +19,7 @@ from flashllm.engine.answer import Request, kept_numbers
 from flashllm.errors import FlashllmError, SessionError, SessionNotFound, UsageError
 from flashllm.library.directories import name_of
 from flashllm.library.models import DEMO_NAME
-from flashllm.settings.options import SAMPLING_OPTIONS
+from flashllm.settings.options import ANSWER_OPTIONS
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class SavedExchange:
             None, self._failed, self._recovered, busy_seconds=BUSY_SECONDS
         )
         if self._key is None:
-            settings = {option.name: getattr(arguments, option.name) for option in SAMPLING_OPTIONS}
+            settings = {option.name: getattr(arguments, option.name) for option in ANSWER_OPTIONS}
             self._key = writer.create(
                 model=model, system=self.conversation.system, settings=settings
             )
@@ -107,6 +107,7 @@ class SavedExchange:
             sampling,
             tuple(arguments.stop),
             continues=bool(self._begun),
+            reasoning=reasoning_of(arguments),
         )
 
     def add(self, token: EngineToken) -> None:
@@ -204,7 +205,7 @@ def _adopt(arguments: argparse.Namespace, kept: Mapping[str, Any]) -> None:
 
     Invalid ones are skipped: an imported file may contain anything.
     """
-    for option in SAMPLING_OPTIONS:
+    for option in ANSWER_OPTIONS:
         given = arguments.settings.origin(option.name) in ("flag", "env")
         if given or option.name not in kept:
             continue

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.settings.options import (
+    ANSWER_OPTIONS,
     CHAT_OPTIONS,
     MODEL,
     MODEL_OPTIONS,
-    SAMPLING_OPTIONS,
     SESSION_OPTIONS,
     Option,
 )
@@ -27,7 +27,7 @@ from flashllm.settings.values import (
 )
 
 __all__ = [
-    "CHAT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SESSION_OPTIONS", "Option", "add_model",
+    "ANSWER_OPTIONS", "CHAT_OPTIONS", "MODEL_OPTIONS", "SESSION_OPTIONS", "Option", "add_model",
     "add_options", "argument", "parse_count", "parse_flag", "parse_ids", "parse_number",
     "parse_positive", "parse_share", "parse_size", "resolve_later", "resolve_options",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from flashllm.library.directories import name_of
 from flashllm.library.models import DEMO_NAME
 from flashllm.library.names import may_be_name
+from flashllm.options import ReasoningOptions
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -116,3 +117,8 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
         repetition_penalty=arguments.repetition_penalty,
         seed=arguments.seed,
     )
+
+
+def reasoning_of(arguments: argparse.Namespace) -> ReasoningOptions:
+    """What the chat template is told of reasoning."""
+    return ReasoningOptions(arguments.think, arguments.effort)

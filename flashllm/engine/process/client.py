@@ -20,6 +20,7 @@ from flashllm.engine.process.memory_watch import MemoryWatch, OnReleased
 from flashllm.engine.process.supervisor import WorkerSupervisor, error_of
 from flashllm.engine.protocol import EngineWait
 from flashllm.errors import EngineBusy, NoTokenizer
+from flashllm.options import DEFAULT_REASONING, ReasoningOptions
 from flashllm.planning.model_info import ModelInfo
 from flashllm.planning.plan import Plan
 from flashllm.system.memory import rss_bytes, rss_peak_bytes
@@ -45,9 +46,10 @@ RSS_SECONDS = 0.1
 class RemoteTokenizer:
     """The tokenizer in the engine's process: vocabularies are large, and one is enough."""
 
-    def __init__(self, process: WorkerSupervisor, has_chat_template: bool) -> None:
+    def __init__(self, process: WorkerSupervisor, opened: messages.Opened) -> None:
         self._process = process
-        self.has_chat_template = has_chat_template
+        self.has_chat_template = opened.has_chat_template
+        self.reasoning_variables = opened.reasoning_variables
 
     @functools.cached_property
     def chat_stops(self) -> tuple[str, ...]:
@@ -61,11 +63,19 @@ class RemoteTokenizer:
         return ids
 
     def encode_chat(
-        self, messages: Sequence[Message], known: Mapping[int, Sequence[int]] | None = None
+        self,
+        messages: Sequence[Message],
+        known: Mapping[int, Sequence[int]] | None = None,
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
     ) -> list[int]:
         """Ids of a conversation, ready for the next answer."""
         plain = [dict(message) for message in messages]
-        ids: list[int] = self._call("encode_chat", plain, dict(known or {}))
+        ids: list[int] = self._call("encode_chat", plain, dict(known or {}), reasoning)
+        return ids
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Ids of the beginning of an answer, to go behind a prompt."""
+        ids: list[int] = self._call("encode_answer", text)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -215,7 +225,7 @@ class EngineClient:
         self.info: ModelInfo = opened.info
         self.plan: Plan = opened.plan
         self.has_tokenizer = opened.has_tokenizer
-        self._tokenizer = RemoteTokenizer(process, opened.has_chat_template)
+        self._tokenizer = RemoteTokenizer(process, opened)
         self._process = process
         self._opened = opened
         self._rates: DeviceRates = opened.rates

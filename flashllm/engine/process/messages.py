@@ -126,6 +126,7 @@ class Opened:
     plan: Plan
     has_tokenizer: bool
     has_chat_template: bool
+    reasoning_variables: frozenset[str]
     cautions: list[str]
     io_report: dict[str, Any]
     rates: DeviceRates

@@ -36,6 +36,7 @@ BATCH_SECONDS = 1 / 10
 processor time than the engine can spare, and each batch costs thread switches."""
 WARMING_STEP = 0.05
 """The application hears of so much more that was read ahead."""
+_TOKENIZER_CALLS = ("encode", "encode_answer", "encode_chat", "decode", "chat_stops")
 LEAVE_SECONDS = 1.0
 """After this time the process is ended by force, for example if a read hangs."""
 
@@ -117,11 +118,13 @@ class Worker:
 
         with self._sending_errors(messages.OPENING):
             model = opens(command.path, command.options, report)
+            tokenizer = model.tokenizer if model.has_tokenizer else None
             opened = messages.Opened(
                 info=model.info,
                 plan=model.plan,
                 has_tokenizer=model.has_tokenizer,
-                has_chat_template=model.has_tokenizer and model.tokenizer.has_chat_template,
+                has_chat_template=tokenizer is not None and tokenizer.has_chat_template,
+                reasoning_variables=tokenizer.reasoning_variables if tokenizer else frozenset(),
                 cautions=model.cautions(),
                 io_report=model.io_report(),
                 rates=model.rates(),
@@ -186,7 +189,7 @@ class Worker:
         if call.name in ("current_wait", "neuron_map", "renew_rates", "release_slots"):
             return getattr(model, call.name)(*call.arguments)
         tokenizer = model.tokenizer
-        assert call.name in ("encode", "encode_chat", "decode", "chat_stops"), call.name
+        assert call.name in _TOKENIZER_CALLS, call.name
         value = getattr(tokenizer, call.name)
         return value(*call.arguments) if callable(value) else value
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from flashllm.engine.sampling import Sampling
+from flashllm.options import DEFAULT_REASONING, ReasoningOptions
 from flashllm.ui.chat import messages
 from flashllm.ui.commands.setting_values import ChatValues
 
@@ -28,8 +29,10 @@ class AnswerSettings:
         sampling: Sampling | None,
         max_tokens: int,
         given: Collection[str] = (),
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
     ) -> None:
         self.sampling = sampling or Sampling()
+        self.reasoning = reasoning
         self.max_tokens = max_tokens
         self.theme = ""
         """Not kept with a conversation: the terminal decides what can be read."""
@@ -46,12 +49,18 @@ class AnswerSettings:
         """All of them, as they are."""
         system = self._view.conversation.system
         return ChatValues(
-            system, self.sampling, self.max_tokens, self.theme, self.memory, self.context
+            system,
+            self.sampling,
+            self.max_tokens,
+            self.theme,
+            self.memory,
+            self.context,
+            self.reasoning,
         )
 
     def apply(self, values: ChatValues) -> None:
         """The next answer is made with these; they are kept with the conversation."""
-        self.sampling, self.max_tokens = values.sampling, values.max_tokens
+        self._take(values)
         self.theme = values.theme
         self._view.conversation.system = values.system
         self._view.saving.settings = values.kept()
@@ -64,8 +73,12 @@ class AnswerSettings:
         """A conversation that was opened goes on with its own settings, but for those given."""
         saving = self._view.saving
         values = self.values.adopting(saving.settings, self.given)
-        self.sampling, self.max_tokens = values.sampling, values.max_tokens
+        self._take(values)
         saving.settings = values.kept()
+
+    def _take(self, values: ChatValues) -> None:
+        self.sampling, self.max_tokens = values.sampling, values.max_tokens
+        self.reasoning = values.reasoning
 
     def keep_given(self, system: str) -> None:
         """The conversation that was asked for gets the system prompt that was given with it."""

@@ -194,13 +194,21 @@ class Answering:
 
     def _make_request(self, said: Sequence[Message], known: Known) -> Request:
         settings, system = self._settings, self._shown.conversation.system
-        return Request(said, system, known, settings.max_tokens, settings.sampling)
+        return Request(
+            said,
+            system,
+            known,
+            settings.max_tokens,
+            settings.sampling,
+            reasoning=settings.reasoning,
+        )
 
     def _start(self, turn: Turn, view: Answer, request: Request) -> None:
         self._turn, self._view, self._request = turn, view, request
         self._begun_characters = len(turn.text)
         self._ids_known = bool(turn.ids) or not turn.text
         self._enter(Phase.READING)
+        self._activity.statistics.go_on(turn.text)
         self._engine.ask(request)
 
     def _enter(self, phase: Phase) -> None:

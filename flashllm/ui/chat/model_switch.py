@@ -51,6 +51,8 @@ class ModelSwitch:
         """What is open."""
         self.has_chat_template = True
         """Of the model that is open, or was last."""
+        self._reasoning_variables: frozenset[str] = frozenset()
+        """What the template of that model reads."""
         self._owner = owner
         self._engine = engine
         self._activity = activity
@@ -88,7 +90,9 @@ class ModelSwitch:
         model, plan, described = event.model, event.model.plan, event.model.info
         before = self._activity.plan
         self.opened = event.request
-        self.has_chat_template = not model.has_tokenizer or model.tokenizer.has_chat_template
+        tokenizer = model.tokenizer if model.has_tokenizer else None
+        self.has_chat_template = tokenizer is None or tokenizer.has_chat_template
+        self._reasoning_variables = tokenizer.reasoning_variables if tokenizer else frozenset()
         self._remember_limits(event.request)
         self._activity.plan = plan
         self._activity.identity = (described.directory, plan.select, plan.kv_dtype)
@@ -102,6 +106,12 @@ class ModelSwitch:
         if event.request == self.wanted:  # else another one was chosen meanwhile
             self._enter(Phase.READY)
         return before is not None and plan.context > before.context
+
+    def unread_settings(self) -> list[str]:
+        """A sentence for each setting of reasoning that the open model's template does not read."""
+        if self.opened is None:
+            return []
+        return self._settings.reasoning.unread(self._reasoning_variables)
 
     def take_failed(self, event: messages.OpenFailed) -> str:
         """What is to be said of a model that could not be opened, and of what is open then."""

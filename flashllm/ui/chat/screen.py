@@ -25,7 +25,12 @@ from flashllm.errors import EngineLost, FlashllmError, UsageError
 from flashllm.library.directories import shown_name
 from flashllm.library.models import ModelChoice, OpenRequest
 from flashllm.library.names import ModelNames
-from flashllm.options import DEFAULT_MAX_TOKENS
+from flashllm.options import (
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_REASONING,
+    EFFORTS,
+    ReasoningOptions,
+)
 from flashllm.settings.resolve import ChatSettings
 from flashllm.ui.chat import messages
 from flashllm.ui.chat.answer_settings import AnswerSettings
@@ -117,6 +122,7 @@ class ChatScreen(Screen[None]):
         keymap: Mapping[str, str] | None = None,
         given: Collection[str] = (),
         quick_profile: bool = False,
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
     ) -> None:
         super().__init__()
         self.log_file = log_file
@@ -124,7 +130,8 @@ class ChatScreen(Screen[None]):
         self.keymap = dict(keymap or {})
         self.library = library
         self.engine = EngineThread(open_engine, self._post, check)
-        self._cautions_told: set[str] = set()
+        self._told: set[str] = set()
+        """What was said of the model that is open, and is not said again."""
         wanted = OpenRequest(choice or ModelChoice(name="the model"), memory, context)
         self.activity = Activity(sanitize_line(wanted.choice.name))
         self.header = EngineHeader(self.activity.state)
@@ -139,12 +146,16 @@ class ChatScreen(Screen[None]):
         self.status_line, self.meter = StatusLine(), ContextMeter()
         names = names or ModelNames()
         fresh_names = FreshNames(names.names, self.run_worker, self._renew_suggestions)
-        self.suggestions = Suggestions({"theme": self._themes, "model": fresh_names.latest})
+        self.suggestions = Suggestions(
+            {"theme": self._themes, "model": fresh_names.latest, "effort": lambda: EFFORTS}
+        )
         self.waiting = WaitingMessages()
         words = "Ask something; / for commands"
         self.prompt = Prompt(InputHistory(history), self.suggestions, self.waiting, words)
         self.panels = SidePanels(self.settings.show_io)
-        self.answer_settings = AnswerSettings(self, self.shown, sampling, max_tokens, given)
+        self.answer_settings = AnswerSettings(
+            self, self.shown, sampling, max_tokens, given, reasoning
+        )
         self.quick_profile = QuickProfile(self, quick_profile)
         self.models = ModelSwitch(
             self,
@@ -393,18 +404,19 @@ class ChatScreen(Screen[None]):
                 "All of the conversation is sent to the model again, as far as it fits."
             )
         self.check_context()
-        self._cautions_told.clear()
-        await self._tell_cautions(event.model.cautions())
+        self._told.clear()
+        await self._tell_once(event.model.cautions(), "error")
+        await self._tell_once(self.models.unread_settings())
         await self._invite()
         self.show_status()
         await self.sending.send_due()
 
-    async def _tell_cautions(self, cautions: Sequence[str]) -> None:
-        """Says what makes the open model slower than it could be, each thing once."""
-        for caution in cautions:
-            if caution not in self._cautions_told:
-                self._cautions_told.add(caution)
-                await self.tell(sanitize_line(caution), "error")
+    async def _tell_once(self, sentences: Sequence[str], kind: str = "info") -> None:
+        """Says what is to be known of the open model, each thing once."""
+        for sentence in sentences:
+            if sentence not in self._told:
+                self._told.add(sentence)
+                await self.tell(sanitize_line(sentence), kind)
 
     @on(messages.OpenFailed)
     async def show_open_failed(self, event: messages.OpenFailed) -> None:
@@ -457,7 +469,7 @@ class ChatScreen(Screen[None]):
     async def finish_answer(self, event: messages.Answered) -> None:
         """The answer is complete, or as complete as it will be."""
         await self._after_answer(await self.answering.finish(event), event.finish_reason)
-        await self._tell_cautions(event.cautions)
+        await self._tell_once(event.cautions, "error")
         if event.report is None:
             self.show_hint(HANGS_HINT)
         elif self.answering.came_again():
@@ -531,6 +543,7 @@ class ChatScreen(Screen[None]):
             return
         self._leave_conversation()
         self.answer_settings.adopt()
+        await self._tell_once(self.models.unread_settings())
         self.check_context()
         self.show_status()
 
@@ -540,9 +553,10 @@ class ChatScreen(Screen[None]):
         await self.open_session(event.session_id)
 
     @on(messages.SettingsChanged)
-    def follow_settings(self) -> None:
+    async def follow_settings(self) -> None:
         """The theme may be another, and the room that an answer needs."""
         self.app.theme = self.answer_settings.theme
+        await self._tell_once(self.models.unread_settings())
         self.check_context()
 
     def _leave_conversation(self) -> None:

@@ -58,6 +58,8 @@ class SlashCommands:
             "file": self._file,
             "compact": self._compact,
             "system": self._system,
+            "think": self._think,
+            "effort": self._effort,
             "theme": self._theme,
             "session": self._session,
             "rename": self._rename,
@@ -121,6 +123,12 @@ class SlashCommands:
             self._hint("the model is told that first, from the next answer on")
         else:
             await self._run_action("settings", ())
+
+    async def _think(self, text: str) -> None:
+        await self._set("think", text)
+
+    async def _effort(self, text: str) -> None:
+        await self._set("effort", text)
 
     async def _theme(self, name: str) -> None:
         self._settings.apply(self._settings.values.with_text("theme", name, self._themes()))

@@ -13,6 +13,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from flashllm.engine.protocol import EngineWait
+from flashllm.tokenizer.reasoning import ReasoningCounter
 from flashllm.ui.widgets.single_layout import SingleLayout
 from flashllm.units import format_bytes, format_memory
 from flashllm.untrusted.terminal import sanitize_line
@@ -30,7 +31,7 @@ SEPARATOR = " | "
 class AnswerStatistics:
     """Sums over the tokens of one answer; the first one's cost, the prompt's, is left out."""
 
-    tokens: int = 0
+    counter: ReasoningCounter = field(default_factory=ReasoningCounter)
     decoded: int = 0
     """Steps that time and bytes are of."""
     wall_ns: int = 0
@@ -39,9 +40,18 @@ class AnswerStatistics:
     misses: int = 0
     rss_bytes: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """Tokens so far, those of reasoning among them."""
+        return self.counter.tokens
+
+    def go_on(self, begun: str) -> None:
+        """An answer that has begun with this text goes on."""
+        self.counter = ReasoningCounter(begun)
+
     def add(self, token: EngineToken) -> None:
         """Counts one more token."""
-        self.tokens += 1
+        self.counter.add(token.text)
         self.rss_bytes = token.cost.rss_bytes
         if self.tokens == 1:
             return
@@ -59,7 +69,8 @@ class AnswerStatistics:
 
     def parts(self, ceiling_bytes: int) -> list[str]:
         """Parts of the line, the most wanted first."""
-        parts = [f"{self.tokens} tok"]
+        thought = self.counter.reasoning_tokens
+        parts = [f"{self.tokens} tok, {thought} thought" if thought else f"{self.tokens} tok"]
         if self.decoded and self.wall_ns:
             parts.append(f"{self.decoded * 1e9 / self.wall_ns:.1f} tok/s")
             parts.append(f"{self.bytes_read / self.decoded / 1e6:.2f} MB/tok")

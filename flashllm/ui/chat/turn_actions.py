@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashllm.conversations.reasoning import split
 from flashllm.conversations.tree import can_go_on
+from flashllm.tokenizer.reasoning import split
 from flashllm.ui.chat import messages
 from flashllm.untrusted.terminal import sanitize, sanitize_line
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import UsageError
-from flashllm.options import DEFAULT_MAX_TOKENS
-from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS
+from flashllm.options import DEFAULT_MAX_TOKENS, DEFAULT_REASONING, ReasoningOptions
+from flashllm.settings.options import ANSWER_OPTIONS, MODEL_OPTIONS, REASONING_OPTIONS
 from flashllm.ui.widgets.themes import find_theme, nearest
 from flashllm.units import GIB, MIB
 from flashllm.untrusted.terminal import sanitize, sanitize_line
@@ -47,6 +47,8 @@ SETTINGS = (
     ),
     Setting("seed", "Seed", "the same seed draws the same tokens"),
     Setting("max_tokens", "Longest answer", "tokens after which an answer stops", ("n",)),
+    Setting("think", "Thinking", "on or off; auto: as the model's chat template has it"),
+    Setting("effort", "Effort", "low, medium or high; auto: as the model's chat template has it"),
     Setting(
         "memory",
         "Memory",
@@ -62,7 +64,8 @@ SETTINGS = (
 )
 AUTO = "auto"
 """What is typed and shown where the plan chooses."""
-_OPTIONS = {option.name: option for option in SAMPLING_OPTIONS}
+_OPTIONS = {option.name: option for option in ANSWER_OPTIONS}
+_REASONING = tuple(option.name for option in REASONING_OPTIONS)
 _LIMITS = {option.name: option for option in MODEL_OPTIONS if option.name in ("memory", "ctx_size")}
 _FIELDS = {"temp": "temperature"}
 """Fields of `Sampling` that have another name than their option."""
@@ -79,6 +82,7 @@ class ChatValues:
     memory: int | None = None
     """The ceiling in bytes; None: of what is free."""
     ctx_size: int | None = None
+    reasoning: ReasoningOptions = DEFAULT_REASONING
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
@@ -87,6 +91,8 @@ class ChatValues:
 
     def text_of(self, name: str) -> str:
         """A value as one would type it."""
+        if name in _REASONING:
+            return str(getattr(self.reasoning, name))
         if name in _OPTIONS and name != "max_tokens":
             return repr(getattr(self.sampling, _FIELDS.get(name, name))).removesuffix(".0")
         if name in _LIMITS:
@@ -107,22 +113,27 @@ class ChatValues:
                 limit = None if is_auto else _LIMITS[setting.name].parse(sanitize_line(text))
                 limits: dict[str, Any] = {setting.name: limit}
                 return replace(self, **limits)
-            value = _OPTIONS[setting.name].parse(sanitize_line(text))
+            text = sanitize_line(text)
+            option = _OPTIONS[setting.name]
+            value = option.parse(text.strip().lower() if option.choices else text)
             if setting.name == "max_tokens":
                 return replace(self, max_tokens=value)
             changed: dict[str, Any] = {_FIELDS.get(setting.name, setting.name): value}
+            if setting.name in _REASONING:
+                return replace(self, reasoning=replace(self.reasoning, **changed))
             return replace(self, sampling=replace(self.sampling, **changed))
         except UsageError as error:
             raise UsageError(f"{setting.name}: {error}") from error
 
     def kept(self) -> dict[str, Any]:
-        """What is kept with a conversation: sampling and length, by the names of their options."""
+        """What is kept with a conversation: how answers are made, by the names of options."""
         kept = {
             name: getattr(self.sampling, _FIELDS.get(name, name))
             for name in _OPTIONS
-            if name != "max_tokens"
+            if name != "max_tokens" and name not in _REASONING
         }
-        return {**kept, "max_tokens": self.max_tokens}
+        reasoning = {name: getattr(self.reasoning, name) for name in _REASONING}
+        return {**kept, "max_tokens": self.max_tokens, **reasoning}
 
     def adopting(self, kept: Mapping[str, Any], but: Collection[str] = ()) -> ChatValues:
         """The values with those of a conversation, but for some; what makes no sense is left."""

@@ -74,6 +74,8 @@ COMMANDS = (
         "file", "NAME", "put a text file into the next message", "file", True, takes_path=True
     ),
     SlashCommand("system", "[text]", "what the model is told first; no text: ask", "system", True),
+    SlashCommand("think", "on|off|auto", "whether the model thinks before it answers", "think"),
+    SlashCommand("effort", "LEVEL", "how much it thinks: low, medium, high, auto", "effort"),
     SlashCommand("set", "NAME VALUE", "change a setting, like /set temp 0.7", "set"),
     SlashCommand("show", "", "the settings as they are", "show"),
     SlashCommand("settings", "", "all settings on one page", "settings"),

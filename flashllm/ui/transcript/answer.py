@@ -11,7 +11,7 @@ from textual.geometry import Region
 from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
-from flashllm.conversations.reasoning import Kind, Piece, ReasoningSplitter, told
+from flashllm.tokenizer.reasoning import Kind, Piece, ReasoningSplitter, told
 from flashllm.ui.transcript.markdown import AnswerMarkdown
 from flashllm.ui.transcript.markdown_split import MarkdownSplitter
 from flashllm.ui.transcript.reasoning import Reasoning

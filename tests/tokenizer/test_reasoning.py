@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashllm.conversations.reasoning import Kind, Piece, ReasoningSplitter, split, told
+from flashllm.tokenizer.reasoning import (
+    Kind,
+    Piece,
+    ReasoningCounter,
+    ReasoningSplitter,
+    split,
+    told,
+)
 
 MARKED = st.lists(
     st.sampled_from(["<think>", "</think>", "<thi", "\n", " ", "a", "<", "/think>"]), max_size=10
@@ -56,9 +64,15 @@ def test_nothing_is_lost_but_marks(text: str) -> None:
     thought, answer = split(text)
     kept = (thought + answer).replace("\n", "").replace(" ", "")
     plain = text.replace("\n", "").replace(" ", "")
-    assert kept in (plain, plain.replace("<think>", "", 1).replace("</think>", "", 1)) or (
-        kept == plain.replace("</think>", "", 1) or kept == plain.replace("<think>", "", 1)
-    )
+    bare = plain.removeprefix("<think>")
+    ends = [match.span() for match in re.finditer("</think>", plain)]
+    without_end = {plain[:begin] + plain[end:] for begin, end in ends}
+    assert kept in {
+        plain,
+        bare,
+        *without_end,
+        *(one.removeprefix("<think>") for one in without_end),
+    }
 
 
 def test_reasoning_comes_piece_by_piece() -> None:
@@ -67,3 +81,25 @@ def test_reasoning_comes_piece_by_piece() -> None:
     assert splitter.feed("so ") == [Piece(Kind.REASONING, "so ")]
     assert splitter.feed("it </th") == [Piece(Kind.REASONING, "it ")]
     assert splitter.feed("ink>\nYes") == [Piece(Kind.ANSWER, "\nYes")]
+
+
+@pytest.mark.parametrize(
+    ("begun", "texts", "reasoning_tokens"),
+    [
+        ("", ["No", "ne."], 0),
+        ("", ["<think>", "a", " b", "</think>", "Yes", "."], 4),
+        ("", ["", "", "<think>\n", "a", "", "\n</think>\n\n", "", "Yes"], 6),
+        ("", ["<think>a</think>Yes", "."], 1),
+        ("", ["so", " it is", "\n</think>", "\n", "Yes"], 4),  # the prompt ended in the first mark
+        ("", ["<think>", "never", " ends"], 3),
+        ("<think>so", [" it", " is", "</think>", "Yes"], 3),
+        ("<think>so</think>Y", ["es", "<think>"], 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted(
+    begun: str, texts: list[str], reasoning_tokens: int
+) -> None:
+    counter = ReasoningCounter(begun)
+    for text in texts:
+        counter.add(text)
+    assert (counter.tokens, counter.reasoning_tokens) == (len(texts), reasoning_tokens)

@@ -75,7 +75,7 @@ class ReasoningSplitter:
     def _reasoning(self, text: str) -> list[Piece]:
         thought, mark, rest = text.partition(END)
         if not mark:
-            kept = _partial(text, END)
+            kept = partial_mark(text, END)
             self._held = text[len(text) - kept :]
             return _pieces(Kind.REASONING, text[: len(text) - kept])
         self._is_inside, self._is_over = False, True
@@ -92,10 +92,33 @@ class ReasoningSplitter:
             thought = before.removeprefix("\n") if self._is_start else before
             turned = Piece(Kind.ALL_WAS_REASONING, "")
             return [*_pieces(Kind.ANSWER, thought), turned, *_pieces(Kind.ANSWER, f"\n{rest}")]
-        kept = min(_partial(seen, _LATE_END), len(text))
+        kept = min(partial_mark(seen, _LATE_END), len(text))
         before, self._held = text[: len(text) - kept], text[len(text) - kept :]
         self._is_start = self._is_start and not before
         return _pieces(Kind.ANSWER, before)
+
+
+class ReasoningCounter:
+    """Counts the tokens of an answer, and apart from them those of its reasoning, marks included.
+
+    Reasoning comes first, so all tokens up to its end are of it, also those that add no text.
+    """
+
+    def __init__(self, begun: str = "") -> None:
+        """`begun` is what there was of the answer before, which is not counted."""
+        self.tokens = 0
+        self.reasoning_tokens = 0
+        self._splitter = ReasoningSplitter()
+        self._splitter.feed(begun)
+
+    def add(self, text: str) -> None:
+        """Counts one token, which added this text."""
+        was_inside = self._splitter.is_inside
+        pieces = self._splitter.feed(text)
+        self.tokens += 1
+        tells = any(piece.kind is not Kind.ANSWER for piece in pieces)
+        if was_inside or self._splitter.is_inside or tells:
+            self.reasoning_tokens = self.tokens
 
 
 def split(text: str) -> tuple[str, str]:
@@ -121,7 +144,7 @@ def _pieces(kind: Kind, text: str) -> list[Piece]:
     return [Piece(kind, text)] if text else []
 
 
-def _partial(text: str, mark: str) -> int:
-    """Characters at the end of a text that a mark may begin with, but not all of it."""
+def partial_mark(text: str, mark: str) -> int:
+    """How many characters at the end of a text are the beginning of a mark, but not all of it."""
     most = min(len(text), len(mark) - 1)
     return next((n for n in range(most, 0, -1) if mark.startswith(text[-n:])), 0)
