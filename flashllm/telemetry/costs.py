@@ -107,6 +107,9 @@ class PrefillCost:
     bytes_read: int = 0
     reused: int = 0
     """Tokens that the context already held, from earlier turns."""
+    not_reused_why: str = ""
+    """Why the context held more that was of no use, in a few words; empty where that is unknown,
+    or where all of it was."""
 
     @classmethod
     def of(cls, cost: TokenCost, tokens: int, reused: int = 0) -> PrefillCost:

@@ -69,3 +69,16 @@ async def test_an_answer_that_goes_on_within_reasoning_is_counted_as_such() -> N
         await say(pilot, "/continue")
         await until(pilot, lambda: status(app).startswith("2 tok, 2 thought | "))
         await until(pilot, lambda: len(model.requests) == 2)
+
+
+async def test_the_panel_says_why_a_prompt_was_not_kept() -> None:
+    model = FakeModel(["<think>hm</think>", "Yes."], ["No."])
+    async with make_app(model).run_test(size=(100, 30)) as pilot:
+        app = await ask(pilot, "Is it?")
+        await pilot.press("f2")
+        model.cached = model.cached[:2]  # as where the template leaves the reasoning out
+        await ask(pilot, "And now?")
+        await until(pilot, lambda: "2 kept (reasoning cut), 50 ms, 300 kB" in screen_text(app))
+        await pilot.press("ctrl+n")
+        await ask(pilot, "Something else?")
+        await until(pilot, lambda: "1 kept (other chat)" in screen_text(app))

@@ -11,10 +11,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from flashllm.engine.answer import Request, start
+from flashllm.engine.answer import Request, Started, start
+from flashllm.engine.prefix_reuse import PrefixReuse
 from flashllm.engine.protocol import EngineWait
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.library.models import NO_TOKENIZER, OpenRequest
@@ -23,7 +24,7 @@ from flashllm.ui.chat import messages
 if TYPE_CHECKING:
     from textual.message import Message as TextualMessage
 
-    from flashllm.engine.protocol import Engine, EngineGeneration, OpeningProgress
+    from flashllm.engine.protocol import Engine, OpeningProgress
     from flashllm.planning.plan import Plan
     from flashllm.telemetry.costs import PrefillCost
     from flashllm.telemetry.token_record import EngineToken
@@ -90,6 +91,7 @@ class EngineThread:
         """Of the request that is being answered, or was last; those that were kept among them."""
         self.prefill: PrefillCost | None = None
         """What the prompt of the last tokens cost."""
+        self._prefix = PrefixReuse()
 
     def open(self, request: OpenRequest) -> None:
         """Opens this model instead of the one that is open.
@@ -204,6 +206,7 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001  shown in the application
             return error
         self._model, self._opened = model, request
+        self._prefix.open()
         self._post(messages.Opened(request, model))
         return None
 
@@ -211,18 +214,23 @@ class EngineThread:
         if self._ended >= number:  # stopped while the one before it hung
             return
         try:
-            generation = self._start(number, request)
+            started = self._start(number, request)
+            generation = started.generation
             for index, token in enumerate(generation):
-                self._keep(number, token, generation, at_once=index == 0)
+                if index == 0:
+                    self._keep_prefill(number, request, started)
+                self._keep(number, token, at_once=index == 0)
+            self._prefix.end(request, started.dropped, generation)
             reason, report = generation.finish_reason or "stop", generation.report()
             cautions = [] if self._model is None else self._model.cautions()
         except BaseException as error:  # noqa: BLE001  shown in the application
+            self._prefix.lose()
             if not self._end(number, messages.Failed(error)):
                 _LOG.warning("an answer that had been stopped failed", exc_info=error)
         else:
             self._end(number, messages.Answered(reason, report, cautions))
 
-    def _start(self, number: int, request: Request) -> EngineGeneration:
+    def _start(self, number: int, request: Request) -> Started:
         model = self._model
         assert model is not None
 
@@ -236,7 +244,7 @@ class EngineThread:
                 self._post(messages.Shortened(started.dropped))
         if self._stopped >= number:  # asked for while there was nothing to stop yet
             model.cancel()
-        return started.generation
+        return started
 
     def _let_go(self, number: int) -> None:
         """A stopped answer that has not ended by now is over for the chat."""
@@ -258,13 +266,17 @@ class EngineThread:
             self._progress.prompt = (done, total)
         self._announce()
 
-    def _keep(
-        self, number: int, token: EngineToken, generation: EngineGeneration, *, at_once: bool
-    ) -> None:
+    def _keep_prefill(self, number: int, request: Request, started: Started) -> None:
+        prefill = started.generation.prefill
+        why = self._prefix.reason(request, started.dropped, prefill.reused)
+        with self._lock:
+            if self._ended < number:
+                self.prefill = replace(prefill, not_reused_why=why)
+
+    def _keep(self, number: int, token: EngineToken, *, at_once: bool) -> None:
         with self._lock:
             if self._ended >= number:
                 return
-            self.prefill = generation.prefill
             self._progress.tokens.append(token)
         self._announce(at_once=at_once)
 

@@ -63,7 +63,7 @@ def full_lines(shown: Shown, width: int) -> list[Content]:
         _named("in DRAM", _series([token.hit_rate for token in tokens], _percent, 1.0)),
         _named("flash", format_flash(tokens)),
         _named("bound", format_bound(tokens)),
-        _named("prompt", format_prefill(shown.prefill)),
+        _named("prompt", format_prefill(shown.prefill, width - room - 2 - _NAME_WIDTH)),
     ]
     beside = [
         Content.assemble(bars.pad_right(max(room + 2 - bars.cell_length, 0)), text)
@@ -76,7 +76,7 @@ def small_lines(shown: Shown, width: int) -> list[Content]:
     """SMALL_HEIGHT lines: the last token as one bar, and the numbers that matter most."""
     if not shown.tokens:
         waiting = Content("no token yet")
-        return [waiting, _named("memory", _split(shown.plan)), Content(""), _rss_line(shown)]
+        return [waiting, _named("memory", _split(shown.plan)), Content(""), _rss_line(shown, width)]
     last = shown.tokens[-1]
     hits = sparkline([token.hit_rate for token in shown.tokens], _SPARK // 2, high=1.0)
     reads = sparkline([token.bytes_read for token in shown.tokens], _SPARK // 2)
@@ -88,7 +88,7 @@ def small_lines(shown: Shown, width: int) -> list[Content]:
         Content.assemble(f"{format_seconds(last.wall_ns):<{_NAME_WIDTH}}", *bar),
         Content(moved),
         Content(rates),
-        _rss_line(shown),
+        _rss_line(shown, width),
     ]
 
 
@@ -119,13 +119,21 @@ def format_bound(tokens: Sequence[TokenNumbers]) -> str:
     return f"{100 * share:.0f} % ({format_seconds(bound_ns / len(known))} by {known[-1].binds})"
 
 
-def format_prefill(prefill: PrefillCost | None) -> str:
-    """`412 tok, 300 kept, 2.1 s, 812 MB`."""
+def format_prefill(prefill: PrefillCost | None, cells: int) -> str:
+    """`412 tok, 300 kept (reasoning cut), 2.1 s, 812 MB`.
+
+    With few cells bytes and time give way to why no more was kept, which nothing else says.
+    """
     if prefill is None or not prefill.tokens:
         return "none yet"
-    kept = f"{format_count(prefill.reused)} kept, " if prefill.reused else ""
-    cost = f"{format_seconds(prefill.wall_ns)}, {format_bytes_moved(prefill.bytes_read)}"
-    return f"{format_count(prefill.tokens)} tok, {kept}{cost}"
+    why = f" ({sanitize_line(prefill.not_reused_why)})" if prefill.not_reused_why else ""
+    parts = [f"{format_count(prefill.tokens)} tok"]
+    if prefill.reused or why:
+        parts.append(f"{format_count(prefill.reused)} kept{why}")
+    parts += [format_seconds(prefill.wall_ns), format_bytes_moved(prefill.bytes_read)]
+    while why and len(parts) > 2 and len(", ".join(parts)) > cells:
+        parts.pop()
+    return ", ".join(parts)
 
 
 def groups(token: TokenNumbers) -> list[float]:
@@ -217,11 +225,11 @@ def _format_rss(shown: Shown) -> str:
     return f"{memory}   rates: {device}"
 
 
-def _rss_line(shown: Shown) -> Content:
+def _rss_line(shown: Shown, width: int) -> Content:
     memory = ""
     if shown.plan is not None and shown.tokens:
         memory = f"RSS {format_memory(shown.tokens[-1].rss_bytes, shown.plan.ceiling_bytes)}; "
-    return Content(f"{memory}prompt {format_prefill(shown.prefill)}")
+    return Content(f"{memory}prompt {format_prefill(shown.prefill, width - len(memory) - 7)}")
 
 
 def _busy(token: TokenNumbers) -> float:
