@@ -277,6 +277,15 @@ def sessions(*kept: Kept) -> Callable[[], App[None]]:
     return lambda: Behind(lambda: SessionsScreen(lambda: nullcontext(cast("Any", Store(*kept))), 2))
 
 
+async def reasoned(pilot: Pilot[None]) -> None:
+    """An answer after reasoning, a call of a tool, and why no more of the prompt was kept."""
+    app = await ask(pilot, "What is an ocean?")
+    app.chat.engine._model.cached[:] = [0, 1]  # type: ignore[union-attr]
+    await ask(pilot, "How deep is it now?")
+    await pilot.press("f2")
+    await until(pilot, lambda: "reasoning cut" in screen_text(app))
+
+
 KEPT = (
     Kept(1, "oceans"),
     Kept(2, "rivers and [b]lakes[/b]", preview="What is a river?"),
@@ -292,6 +301,9 @@ BROKEN: list[Step] = ["It begins well", ReadFailed("/models/x/ffn.bundles: layer
 LONG: list[Step] = [
     f"word{number}{chr(10) * 2 if number % 60 == 59 else ' '}" for number in range(5000)
 ]
+REASONED: list[Step] = ["<think>\n", "They ask", " for a definition.", "\n</think>\n\n", "Water."]
+CALLING: list[Step] = ["<think>\n", "I have to measure.", "\n</think>\n\n", "I look.\n\n",
+                       "<tool_call>\n", "functions.depth\n", '{"of": "ocean"}']  # fmt: skip
 QUESTION = "What is an ocean?"
 PLAIN = (("NO_COLOR", "1"),)
 
@@ -314,6 +326,7 @@ LOOKS = (
     Look("switch-fails", chat(["fine"], check=refuse), switch_fails, (USUAL, SMALL)),
     Look("draw-asks", chat(["fine"]), asked(QUESTION, "tab", "r"), (USUAL, SMALL)),
     Look("compacted", chat(["one"], ["two"], ["They spoke of oceans."]), compacted, (USUAL,)),
+    Look("reasoned", chat(REASONED, CALLING), reasoned, (USUAL,)),
     Look("file", chat(), attached, (USUAL,)),
     Look("unknown-command", chat(), unknown_command, (USUAL,)),
     Look(

@@ -15,6 +15,7 @@ from flashllm.tokenizer.reasoning import Kind, Piece, ReasoningSplitter, told
 from flashllm.ui.transcript.markdown import AnswerMarkdown
 from flashllm.ui.transcript.markdown_split import MarkdownSplitter
 from flashllm.ui.transcript.reasoning import Reasoning
+from flashllm.ui.transcript.tool_calls import ToolCallFormatter
 from flashllm.ui.transcript.turn import TurnView
 from flashllm.ui.widgets.single_layout import SingleLayout
 from flashllm.untrusted.terminal import Sanitizer
@@ -35,6 +36,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         self._sanitizer = Sanitizer()
         self._cutter = MarkdownSplitter()
         self._splitter = ReasoningSplitter()
+        self._tool_calls = ToolCallFormatter()
         self._answer = ""
         """What of it is not reasoning."""
         self._shows_reasoning = False
@@ -45,8 +47,9 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
             self._reasoning = Reasoning(thought)
             self._reasoning.end(answered=not self._splitter.is_inside)
         self._answer = answer.lstrip() if thought else answer
+        markdown = self._tool_calls.feed(self._answer) + self._tool_calls.end()
         self._documents = [
-            AnswerMarkdown(part) for part in self._cutter.feed(self._answer) if part.strip()
+            AnswerMarkdown(part) for part in self._cutter.feed(markdown) if part.strip()
         ] or [AnswerMarkdown()]
         self._stream: MarkdownStream | None = None
 
@@ -74,6 +77,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         """Shows what is still on its way."""
         for piece in self._splitter.end():
             await self._take(piece)
+        await self._show(self._tool_calls.end())
         await self._settle()
         if self._reasoning is not None and self._splitter.is_inside:
             self._reasoning.end(answered=False)
@@ -91,7 +95,7 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
         elif piece.kind is Kind.ALL_WAS_REASONING:
             thought, self._answer = self._answer, ""
             await self._settle()
-            self._cutter = MarkdownSplitter()
+            self._cutter, self._tool_calls = MarkdownSplitter(), ToolCallFormatter()
             gone, self._documents = self._documents, [AnswerMarkdown()]
             await self.mount(self._documents[0], before=gone[0])
             await self.remove_children(gone)
@@ -112,9 +116,13 @@ class Answer(SingleLayout, Vertical, TurnView, can_focus=False):
             if text:
                 self._reasoning.end()
         self._answer += text
-        if not text:
+        await self._show(self._tool_calls.feed(text))
+
+    async def _show(self, markdown: str) -> None:
+        """Shows more of the answer in its documents."""
+        if not markdown:
             return
-        first, *others = self._cutter.feed(text)
+        first, *others = self._cutter.feed(markdown)
         await self._write(first)
         for part in others:
             await self._open_document()
