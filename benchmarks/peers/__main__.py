@@ -93,7 +93,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a converted model")
-    add("--checkpoint", type=Path, required=True, metavar="DIR", help="what it was made from")
+    add("--checkpoint", type=Path, required=True, metavar="SRC",
+        help="what it was made from: a directory, or the GGUF itself")  # fmt: skip
     add("--gguf", type=Path, metavar="FILE", help="for llama.cpp; left out without one")
     add("--limit", type=argument(parse_size), metavar="SIZE", help="(half of the weights)")
     which = parser.add_mutually_exclusive_group()

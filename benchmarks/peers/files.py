@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 
 from flashllm.convert import describe
-from flashllm.convert.source.checkpoint import open_checkpoint
+from flashllm.convert.families.opening import open_source
 
 from flashllm.errors import UsageError
 from flashllm.flash.manifest import Manifest, read_manifest
@@ -24,7 +24,7 @@ QUANTISED = ("int8", "int4")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A Hugging Face checkpoint as the contenders see it."""
+    """A checkpoint, or a model in GGUF, as the contenders see it."""
 
     directory: Path
     spec: ModelSpec
@@ -39,11 +39,11 @@ class Checkpoint:
         return sum(path.stat().st_size for path in self.files)
 
 
-def read_checkpoint(directory: Path) -> Checkpoint:
+def read_checkpoint(source: Path) -> Checkpoint:
     """From its configuration and the headers of its files; errors as those of `convert`."""
-    spec = describe(directory)
-    with open_checkpoint(directory) as opened:
-        tensors = opened.tensors
+    spec = describe(source)
+    with open_source(source) as opened:
+        tensors, directory = opened.tensors, opened.directory
         names = sorted({tensor.file for tensor in tensors.values()})
     elements = {name: prod(tensor.shape) for name, tensor in tensors.items()}
     if spec.tied_head:
