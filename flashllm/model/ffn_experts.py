@@ -22,6 +22,9 @@ from flashllm.spec import ModelSpec
 from flashllm.weight_cache.block_stream import Block
 
 _Floats = NDArray[np.float32]
+PAIRS_AN_EXPERT = 2
+"""Where experts have no more tokens each, in the mean, all pairs of both are multiplied in a few
+calls: an expert is read for each of its tokens then."""
 
 
 class Experts:
@@ -69,13 +72,7 @@ class Experts:
             for number, position in enumerate(positions.tolist()):
                 gate_up, _ = self._matrices(rows, position)
                 self._kernels.matvec(gate_up, dtype, x, both[number])
-        biases = self._biases(rows, positions)
-        if biases is not None:
-            both += biases[:, : 2 * neurons]
-        out = self._through_down(rows, positions, gated(self._spec, both))
-        if biases is not None:
-            out += biases[:, 2 * neurons :]
-        return out
+        return self._finished(rows, positions, both)
 
     def _through_down(self, rows: NDArray[np.uint8], positions: Ids, hidden: _Floats) -> _Floats:
         """[n, neurons] of n experts to [n, d_model]: the bits of one after another."""
@@ -102,6 +99,31 @@ class Experts:
         """Add outputs [n, d_model] to `out` [d_model], one after another."""
         for share in outputs:
             out += share
+
+    def of_pairs(self, rows: NDArray[np.uint8], positions: Ids, x: _Floats) -> _Floats | None:
+        """Outputs of pairs of an expert and a token, [pairs, d_model] to the same, in few calls.
+
+        Pair i is the expert at `positions[i]` with token `x[i]`. None where experts are not whole
+        rows apart.
+        """
+        if self._rows is None or self._down_rows is None:
+            return None
+        both = np.empty((len(positions), 2 * self._neurons), dtype=np.float32)
+        ends = np.arange(1, len(positions) + 1, dtype=np.int32) * np.int32(both.shape[1])
+        ids, dtype = self._rows.ids(positions), self._spec.dtype
+        where = (rows, self._rows.row_bytes, 0, dtype, ids, ends)
+        self._kernels.dot_rows_each(*where, x.reshape(-1), both.reshape(-1))
+        return self._finished(rows, positions, both)
+
+    def _finished(self, rows: NDArray[np.uint8], positions: Ids, both: _Floats) -> _Floats:
+        """From gate and up of experts, [n, 2 * neurons] without biases, to outputs [n, d_model]."""
+        biases = self._biases(rows, positions)
+        if biases is not None:
+            both += biases[:, : 2 * self._neurons]
+        out = self._through_down(rows, positions, gated(self._spec, both))
+        if biases is not None:
+            out += biases[:, 2 * self._neurons :]
+        return out
 
     def of_tokens(self, rows: NDArray[np.uint8], position: int, x: _Floats) -> _Floats:
         """Outputs of one expert for several tokens: [tokens, d_model] to the same."""
@@ -190,6 +212,14 @@ class ExpertTiles:
         ids, positions, rows = tile.parts()
         vectors: _Floats = self.x.numpy()
         sums: _Floats = out.numpy()
+        number, tokens = np.nonzero(self.weights[:, ids].T)  # expert by expert, each in order
+        if len(number) <= PAIRS_AN_EXPERT * len(set(number.tolist())):
+            shares = self.experts.of_pairs(rows, positions[number], vectors[tokens])
+            if shares is not None:
+                shares *= self.weights[tokens, ids[number]][:, None]
+                for token, share in zip(tokens.tolist(), shares, strict=True):
+                    sums[token] += share
+                return torch.from_numpy(self.weights[:, tile.columns])
         for expert, position in zip(ids.tolist(), positions.tolist(), strict=True):
             tokens = np.flatnonzero(self.weights[:, expert])
             if len(tokens):
