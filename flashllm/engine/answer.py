@@ -13,10 +13,10 @@ from flashllm.conversations.fit import fit
 from flashllm.engine.answer_message import AnswerMessage
 from flashllm.errors import PromptTooLong, UsageError
 from flashllm.options import DEFAULT_MAX_TOKENS, DEFAULT_REASONING, ReasoningOptions
-from flashllm.tokenizer.reasoning import END
+from flashllm.tokenizer.reasoning import BEGIN, END
 
 if TYPE_CHECKING:
-    from flashllm.engine.protocol import Engine, EngineGeneration, EngineTokenizer, OnPrefill
+    from flashllm.engine.protocol import Engine, EngineGeneration, OnPrefill
     from flashllm.engine.sampling import Sampling
     from flashllm.tokenizer.chat_template import Message
 
@@ -136,7 +136,7 @@ def encode(engine: Engine, request: Request) -> Prompt:
         {number: ids for number, ids in request.known.items() if number < len(asked)},
     )
     stop = (*request.stop, *tokenizer.chat_stops)
-    begun = _begun(engine, tokenizer, request, stop) if request.continues else []
+    begun = _begun(engine, request, fitted.ids, stop) if request.continues else []
     if begun and len(fitted.ids) + len(begun) >= engine.plan.context:
         raise PromptTooLong(
             "the context is full, so this answer cannot go on; begin a new conversation"
@@ -151,16 +151,19 @@ def kept_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _begun(
-    engine: Engine, tokenizer: EngineTokenizer, request: Request, stop: Sequence[str]
+    engine: Engine, request: Request, prompt: Sequence[int], stop: Sequence[str]
 ) -> list[int]:
     """Ids of the answer to be continued: those it was generated with, if this model made them."""
-    number = len(request.messages) - 1
+    tokenizer, number = engine.tokenizer, len(request.messages) - 1
     text = request.messages[number]["content"]
     ids = list(request.known.get(number, ()))
     if ids and max(ids) < engine.info.spec.vocab_size:
         decoded = tokenizer.decode(ids).strip()
+        written = text.strip()
+        if not decoded.startswith(BEGIN):  # the prompt may have ended in that
+            written = written.removeprefix(BEGIN).lstrip()
         # Text held back for a stop string or a mark, or half a character, is only in the ids.
-        held = len(decoded) - len(text.strip())
-        if decoded.startswith(text.strip()) and held < max(map(len, (END, *stop))) + 4:
+        held = len(decoded) - len(written)
+        if decoded.startswith(written) and held < max(map(len, (END, *stop))) + 4:
             return ids
-    return tokenizer.encode_answer(text)
+    return tokenizer.encode_answer(text, prompt)

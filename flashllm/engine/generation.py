@@ -117,10 +117,10 @@ class Generation:
         self._steps_seen = -1
         self._sampled: int | None = None  # the last token
         self._matcher = StopMatcher(stop)
-        self._text = tokenizer.decoder() if tokenizer else None
+        self._prompt, self._said = list(ids[: len(ids) - answer]), list(ids[len(ids) - answer :])
+        self._text = tokenizer.decoder(self._prompt) if tokenizer else None
         self._reasoning = ReasoningCounter()
         self._eos_ids = tokenizer.eos_ids if tokenizer else model.info.spec.eos_ids
-        self._prompt, self._said = list(ids[: len(ids) - answer]), list(ids[len(ids) - answer :])
         self._meter: Meter | NoMeter = NoMeter(decoder.clock)
         if telemetry:
             self._meter = Meter(model.reader_stats, decoder.pool.counters, decoder.clock)

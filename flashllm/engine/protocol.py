@@ -117,7 +117,7 @@ class EngineTokenizer(Protocol):
         the template is told, if it reads that.
         """
 
-    def encode_answer(self, text: str) -> list[int]:
+    def encode_answer(self, text: str, prompt: Sequence[int] = ()) -> list[int]:
         """Ids of the beginning of an answer, to go behind a prompt."""
 
     def decode(self, ids: Sequence[int]) -> str:

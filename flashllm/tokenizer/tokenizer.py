@@ -16,6 +16,7 @@ from pathlib import Path
 
 from flashllm.errors import FlashllmError
 from flashllm.options import DEFAULT_REASONING, ReasoningOptions
+from flashllm.tokenizer import reasoning as reasoning_text
 from flashllm.tokenizer.channels import ChannelDecoder, ChannelTokens
 from flashllm.tokenizer.chat_template import (
     PLAIN_STOP,
@@ -35,6 +36,10 @@ from flashllm.tokenizer.vocabulary import (
     load_sentencepiece,
 )
 
+_REASONING_BEGIN = reasoning_text.BEGIN.encode()
+_MARK_TOKENS_MAX = 16
+"""The mark of reasoning and white space behind it are no more tokens at the end of a prompt."""
+
 
 class StreamDecoder:
     """Turns ids into text one by one; the bytes of an unfinished character wait for the next id."""
@@ -42,8 +47,10 @@ class StreamDecoder:
     is_over = False
     """Whether the answer is complete without a token that ends it: never, where none says so."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, begun: str = "") -> None:
+        """`begun` is text of the answer that is in the prompt; the first id tells it."""
         self._tokenizer = tokenizer
+        self._begun = begun
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = tokenizer.vocabulary.strips_leading_space
 
@@ -53,7 +60,8 @@ class StreamDecoder:
         if piece and self._at_start:
             piece = piece.removeprefix(b" ")
             self._at_start = False
-        return self._decoder.decode(piece)
+        begun, self._begun = self._begun, ""
+        return begun + self._decoder.decode(piece)
 
     def flush(self) -> str:
         """What remains: a replacement character where a character was cut off."""
@@ -144,11 +152,11 @@ class Tokenizer:
             return self._encode_segments(segments, known or {})
         return self._prefix + self._encode_segments(render_plain(messages), known or {})
 
-    def encode_answer(self, text: str) -> list[int]:
+    def encode_answer(self, text: str, prompt: Sequence[int] = ()) -> list[int]:
         """Ids of the beginning of an answer, to go behind a prompt."""
         if self._channels:
             return self._channels.encode_answer(text, lambda part: self._encode_parts([part]))
-        return self._encode_parts([text])
+        return self._encode_parts([text.removeprefix(self._begun_in(prompt))])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids without beginning, end and padding; other markers appear as written.
@@ -158,14 +166,20 @@ class Tokenizer:
         decoder = self.decoder()
         return "".join([decoder.push(token) for token in ids]) + decoder.flush()
 
-    def decoder(self) -> StreamDecoder | ChannelDecoder:
-        """A decoder for ids that come one by one."""
-        text = StreamDecoder(self)
-        return ChannelDecoder(self._channels, text) if self._channels else text
+    def decoder(self, prompt: Sequence[int] = ()) -> StreamDecoder | ChannelDecoder:
+        """A decoder for ids that come one by one, behind this prompt."""
+        if self._channels:
+            return ChannelDecoder(self._channels, StreamDecoder(self))
+        return StreamDecoder(self, self._begun_in(prompt))
 
     def piece_bytes(self, token: int) -> bytes:
         """Bytes that one token adds to the text."""
         return b"" if token in self._silent else self.vocabulary.piece_bytes(token)
+
+    def _begun_in(self, prompt: Sequence[int]) -> str:
+        """What a prompt has of the answer: the mark of reasoning, where it ends in that."""
+        end = b"".join([self.piece_bytes(token) for token in prompt[-_MARK_TOKENS_MAX:]])
+        return f"{reasoning_text.BEGIN}\n" if end.rstrip().endswith(_REASONING_BEGIN) else ""
 
     def _encode_segments(
         self, segments: Iterable[Segment], known: Mapping[int, Sequence[int]]

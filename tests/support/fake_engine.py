@@ -154,7 +154,7 @@ class FakeTokenizer:
             ids += [0, *(known or {}).get(number, self.encode(message["content"]))]
         return ids
 
-    def encode_answer(self, text: str) -> list[int]:
+    def encode_answer(self, text: str, prompt: Sequence[int] = ()) -> list[int]:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -73,9 +73,9 @@ class RemoteTokenizer:
         ids: list[int] = self._call("encode_chat", plain, dict(known or {}), reasoning)
         return ids
 
-    def encode_answer(self, text: str) -> list[int]:
+    def encode_answer(self, text: str, prompt: Sequence[int] = ()) -> list[int]:
         """Ids of the beginning of an answer, to go behind a prompt."""
-        ids: list[int] = self._call("encode_answer", text)
+        ids: list[int] = self._call("encode_answer", text, list(prompt))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""An answer in channels, generated: its text, where it ends, what is counted, how it goes on."""
+"""An answer that reasons, generated: its text, its end, what is counted, how it goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import flashllm
 from flashllm.engine import generation
 from flashllm.engine.local import Model
 from flashllm.tokenizer.tokenizer import load_tokenizer
-from tests.support.chat_templates import CHANNELS
+from tests.support.chat_templates import CHANNELS, CHATML
 from tests.support.tokenizer_files import make_channels
 
 QUESTION: flashllm.Message = {"role": "user", "content": "What does ocean mean?"}
@@ -95,6 +95,30 @@ def test_wherever_it_is_stopped_it_goes_on_the_same(
         assert first.text + rest.text == TEXT, count
         assert [*first.ids, *rest.ids] == ids[:-1]
         assert rest.finish_reason == "stop"
+
+
+def test_a_prompt_that_ends_in_the_mark_of_reasoning(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The mark is told with the first token: until the second one comes all is reasoning."""
+    make_channels(tmp_path, f"{CHATML}{{{{ '<think>\\n' }}}}")
+    with flashllm.open_model(demo) as model:
+        tokenizer = model._tokenizer = load_tokenizer(tmp_path)
+        assert tokenizer is not None
+        assert tokenizer.decode(tokenizer.encode_chat([QUESTION])).endswith("assistant\n<think>\n")
+        ids = script(model, monkeypatch, "Hm", ".", "\n</think>\n\n", "Water.", "<|return|>")
+        for count in range(1, len(ids) - 1):
+            first = model.chat([QUESTION], max_tokens=count).complete()
+            assert first.text.startswith("<think>\nH")
+            assert TEXT.startswith(first.text)
+            begun: flashllm.Message = {"role": "assistant", "content": first.text}
+            for message in (first.message, begun):
+                rest = model.chat([QUESTION, message])
+                assert rest.prompt_tokens == len(tokenizer.encode_chat([QUESTION])) + count
+                if message is first.message:
+                    assert first.text + rest.complete().text == TEXT, count
+                rest.close()
+        assert first.usage.reasoning_tokens == len(tokenizer.encode("Hm.\n</think>"))
 
 
 def test_the_next_turn_keeps_what_the_template_keeps(
