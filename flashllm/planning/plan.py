@@ -263,7 +263,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return dataclasses.asdict(self) | {"lossy": self.lossy}
+        derived = {"needed_tokens": self.needed_tokens, "lossy": self.lossy}
+        return dataclasses.asdict(self) | derived
 
 
 def make_plan(

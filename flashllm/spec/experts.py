@@ -105,10 +105,11 @@ class MoeSpec:
         size = self.n_experts // self.groups
         if self.n_experts % self.groups or (self.groups > 1 and size < 2):
             raise LayoutError(
-                f"spec: experts: {self.n_experts} are not {self.groups} groups of two or more"
+                f"spec: experts: groups is {self.groups}, and {self.n_experts} experts are not so"
+                " many groups of two or more"
             )
         if self.groups_kept > self.groups or self.per_token > self.groups_kept * size:
             raise LayoutError(
-                f"spec: experts: {self.groups_kept} of {self.groups} groups are kept, too few for"
-                f" {self.per_token} experts, or more than there are"
+                f"spec: experts: groups_kept is {self.groups_kept} of {self.groups}: more than"
+                f" there are, or too few for {self.per_token} experts"
             )

@@ -184,7 +184,7 @@ def dense_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
             UnsupportedModel,
         ),
         ({"first_k_dense_replace": 2}, "missing: .*layers.1.mlp.down_proj", TensorMismatch),
-        ({"n_group": 3}, "4 are not 3 groups", UnsupportedModel),
+        ({"n_group": 3}, "n_group: experts: groups is 3", UnsupportedModel),
         ({"n_shared_experts": 2}, "shared_experts.*shape", TensorMismatch),
     ],
 )

@@ -232,7 +232,7 @@ def test_fatrelu_by_hand_needs_a_threshold(sources: Path, tmp_path: Path) -> Non
     refuse(source, UnsupportedModel, "needs a threshold: give --fatrelu-threshold", act="fatrelu")
 
 
-@pytest.mark.parametrize("model_type", ["smallthinker", "sparsetransformer", "turbo"])
+@pytest.mark.parametrize("model_type", ["smalltalker", "sparsetransformer", "turbo"])
 def test_code_of_others_is_not_run(sources: Path, tmp_path: Path, model_type: str) -> None:
     auto = {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
     change = {"model_type": model_type, "auto_map": auto, "trust_remote_code": True}

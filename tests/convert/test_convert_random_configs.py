@@ -115,6 +115,35 @@ OF_FAMILIES["mellum"] = OF_FAMILIES["qwen3_moe"] | {
         {"full_attention": 3},
     ],
 }
+OF_FAMILIES["gpt_oss"] = {
+    **OF_FAMILIES["mixtral"],
+    "head_dim": [4, 8, 9],
+    "swiglu_limit": [None, 7.0, -1.0, "7"],
+    "swiglu_alpha": [None, 1.702, 0],
+    "layer_types": [None, None, ["full_attention"] * 2, ["else"] * 2],
+    "quantization_config": [None, {"quant_method": "mxfp4"}],
+}
+OF_FAMILIES["smallthinker"] = {
+    "moe_num_primary_experts": [8, 8, 0, 2, 1 << 20],
+    "moe_num_active_primary_experts": [2, 2, 9, 0],
+    "moe_ffn_hidden_size": [16, 16, 0],
+    "moe_primary_router_apply_softmax": [None, True, 1],
+    "rope_layout": [None, [1], [1, 0], [2, 1], 1],
+    "sliding_window_layout": [None, [0], [1, 0], [1, 2]],
+    "sliding_window_size": [None, 16, 0],
+    "moe_enable_early_router": [None, True, False],
+}
+OF_FAMILIES["glm4_moe"] = {
+    "n_routed_experts": [8, 8, 0, 2, 1 << 20],
+    "num_experts_per_tok": [2, 2, 9, 0],
+    "moe_intermediate_size": [16, 16, 0, "16"],
+    "first_k_dense_replace": [0, 0, None, 1, 5, -1],
+    "n_group": [None, 1, 2, 3],
+    "topk_group": [None, 1, 2],
+    "n_shared_experts": [None, 1, 2, 0],
+    "routed_scaling_factor": [None, 1.8, -1.0],
+    "norm_topk_prob": [None, True, 1],
+}
 OF_FAMILIES["RefinedWebModel"] = OF_FAMILIES["RefinedWeb"] = OF_FAMILIES["falcon"]
 OF_FAMILIES["qwen3"] = OF_FAMILIES["qwen2"]
 

@@ -50,7 +50,7 @@ def _cells(row: KnownRow) -> tuple[str, ...]:
         row.model.name,
         row.model.family,
         row.sparsity,
-        made.encoding,
+        made.encoding.replace(", resident ones ", " + "),  # a column for it is narrow
         UNKNOWN if needs is None else format_ceiling(needs),
         format_bytes(made.disk_bytes),
         UNKNOWN if speed is None else f"{mark}{format_speed(speed)}",

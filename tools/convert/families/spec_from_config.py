@@ -112,7 +112,7 @@ def spec_of(
             for field, names in _KEYS_OF_FIELDS.items()
             if words.startswith(f"{field} ")
             for key in names
-            if key in config.asked and _is_set(config, key)
+            if key in config.asked and (_is_set(config, key) or field in _OF_DEFAULTS)
         ]
         place = f"{keys[0]}: " if keys else ""
         raise UnsupportedModel(f"{config.path}: {place}{words}") from problem
@@ -124,10 +124,15 @@ _KEYS_OF_FIELDS = {
     "residual_scale": ("scale_depth",),
     "logit_scale": ("dim_model_base",),
     "drelu": ("hidden_act", "activation", "activation_function"),
+    "experts: groups": ("n_group",),
+    "experts: groups_kept": ("topk_group", "n_group"),
+    "experts: dense_layers": ("first_k_dense_replace",),
     "rope theta": ("rope_theta", "rope_parameters"),
     "rope": ("rope_parameters", "rope_scaling"),
 }
 """What a field of a spec is named in its errors -> the keys that it may come from."""
+_OF_DEFAULTS = ("experts: dense_layers",)
+"""Those whose default may be what does not fit."""
 
 
 def _is_set(config: Config, key: str) -> bool:
