@@ -28,6 +28,7 @@ from flashllm.engine.process.supervisor import WorkerSupervisor, _lost_text
 from flashllm.engine.protocol import Engine, EngineGeneration, EngineWait, OpeningProgress
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import (
+    BatchRowError,
     ChecksumMismatch,
     EngineBusy,
     EngineLost,
@@ -443,7 +444,7 @@ def every_error() -> list[FlashllmError]:
     found: list[FlashllmError] = []
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, FlashllmError):
-            more = (7,) if kind is MemoryCeilingTooSmall else ()
+            more = {MemoryCeilingTooSmall: (7,), BatchRowError: ("what it says",)}.get(kind, ())
             found.append(kind(f"what {name} says", *more))
     return found
 

@@ -15,7 +15,7 @@ from flashllm.engine.loading import load_decoder
 from flashllm.errors import Cancelled, MemoryCeilingTooSmall, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.kv_cache.dram import KvCache
-from flashllm.model.attention import Attention
+from flashllm.model.attention import Attention, Span
 from flashllm.model.decoder import Decoder
 from flashllm.model.encoded_rows import TORCH_DTYPES
 from flashllm.model.linear import Linear
@@ -116,14 +116,15 @@ def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
     query, key, value, output = (linear(width) for width in (960, 480, 480, 960))
     attention = Attention(
         query, key, value, output, query_norm=None, key_norm=None, norm_whole=False,
-        head_dim=80, scale=80**-0.5, window=window,
+        head_dim=80, scale=80**-0.5, window=window, rotated=True, sinks=None,
     )  # fmt: skip
     x = torch.randn(40, 960, generator=generator)
     found = []
     for steps in ([40], [1] * 40, [13, 1, 26]):
         cache, parts = cache_of(dtype), []
         for step in steps:
-            parts.append(attention(x[cache.length : cache.length + step], 0, cache, None))
+            own = x[cache.length : cache.length + step]
+            parts.append(attention(own, 0, [Span(cache, step)], None))
             cache.length += step
         found.append(torch.cat(parts))
     assert torch.equal(found[1], found[0])
