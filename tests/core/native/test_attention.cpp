@@ -42,7 +42,8 @@ struct Layer {
   }
 
   Attend task(int64_t first, int64_t end, float scale) {
-    return {view(query), view(keys), view(values), rows, {first, end}, scale, out_view(&out)};
+    return {view(query),  view(keys), view(values),   rows,
+            {first, end}, scale,      out_view(&out), view(sinks)};
   }
 
   // What the rows of a cache mean, [kv_heads, capacity, columns].
@@ -63,6 +64,7 @@ struct Layer {
   std::vector<uint8_t> keys;
   std::vector<uint8_t> values;
   std::vector<float> query;
+  std::vector<float> sinks;
   std::vector<float> out;
 };
 
@@ -86,8 +88,9 @@ std::vector<double> expected_of(const Layer& layer, const Attend& task) {
       }
       weights.push_back(dot * task.scale);
     }
-    const double most = *std::max_element(weights.begin(), weights.end());
-    double sum = 0;
+    double most = *std::max_element(weights.begin(), weights.end());
+    if (!layer.sinks.empty()) most = std::max(most, double{layer.sinks[head]});
+    double sum = layer.sinks.empty() ? 0 : std::exp(layer.sinks[head] - most);
     for (double& weight : weights) sum += weight = std::exp(weight - most);
     for (size_t c = 0; c < columns; ++c) {
       double total = 0;
@@ -126,6 +129,25 @@ TEST(attention_agrees_with_wide_arithmetic_for_every_set_and_encoding) {
   }
 }
 
+TEST(sinks_take_their_share_of_each_head) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      Layer layer(dtype, 40, 2, 150, 3);
+      // One sink far below all scores, one far above, and some between.
+      layer.sinks = {-40.0F, 0.5F, 40.0F, -1.0F, 0.0F, 2.0F};
+      for (const auto& seen : {Positions{0, 1}, {3, 67}, {0, 150}}) {
+        const Attend task = layer.task(seen.first, seen.end, 0.25F);
+        Kernels(1, table->name).attend(task);
+        const std::vector<double> expected = expected_of(layer, task);
+        const double lost = is_grouped(dtype) ? 12.0 / 8127 : 1.25e-5;
+        for (size_t i = 0; i < expected.size(); ++i) {
+          CHECK(std::fabs(layer.out[i] - expected[i]) <= lost);
+        }
+      }
+    }
+  }
+}
+
 TEST(attention_has_the_same_bits_for_every_number_of_threads) {
   Layer layer(DType::f32, 128, 4, 300, 2);
   std::vector<std::vector<float>> found;
@@ -143,13 +165,14 @@ TEST(attention_of_many_has_the_bits_of_each_alone) {
       for (const size_t tokens : {1, 9, 150}) {
         for (const int64_t window : {0, 70}) {
           Layer layer(dtype, 72, 2, kEnd + 3, 3);
+          if (window != 0) layer.sinks = {-3.0F, 0.5F, 1.0F, -1.0F, 0.0F, 2.0F};
           const size_t width = layer.query.size();
           const std::vector<float> queries = some(tokens * width, 1, 7);
           std::vector<float> found(queries.size(), 7.0F);
           Kernels kernels(3, table->name);
           kernels.attend_many({view(queries), view(layer.keys), view(layer.values), layer.rows,
-                               static_cast<int64_t>(tokens), kEnd, window, 0.25F,
-                               out_view(&found)});
+                               static_cast<int64_t>(tokens), kEnd, window, 0.25F, out_view(&found),
+                               view(layer.sinks)});
           for (size_t t = 0; t < tokens; ++t) {
             const auto end = static_cast<int64_t>(kEnd - tokens + t + 1);
             const int64_t first = window != 0 && end > window ? end - window : 0;
@@ -172,7 +195,7 @@ TEST(attention_of_many_over_what_does_not_fit_is_refused) {
   std::vector<float> out(queries.size(), 7.0F);
   const auto task = [&] {
     return AttendMany{view(queries), view(layer.keys), view(layer.values), layer.rows, 3, 5, 0,
-                      1.0F,          out_view(&out)};
+                      1.0F,          out_view(&out),   view(layer.sinks)};
   };
   const auto refused = [&](const auto& change, const char* told) {
     AttendMany one = task();
@@ -215,6 +238,8 @@ TEST(attention_over_what_does_not_fit_is_refused) {
   refused([](Attend* task) { task->query.size = 0; }, "query has 0 values and out 48");
   refused([](Attend* task) { task->query.size -= 8; }, "query has 40 values");
   refused([](Attend* task) { task->out.size -= 16; }, "out 32; a multiple of 16");
+  const std::vector<float> sinks(5);
+  refused([&](Attend* task) { task->sinks = view(sinks); }, "sinks has 5 values for");
   Layer layer(DType::f16, 8, 2, 10, 3);
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   for (const auto& seen : {Positions{-1, 5}, {5, 5}, {6, 5}, {0, 11}, {0, kMost}, {kMost, 1}}) {

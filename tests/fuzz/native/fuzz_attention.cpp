@@ -19,10 +19,12 @@ struct AttendCase {
   std::vector<uint8_t> keys;
   std::vector<uint8_t> values;
   std::vector<float> query;
+  std::vector<float> sinks;  // of each head, or none
   std::vector<float> out;
 
   Attend task() {
-    return {view_of(query), view_of(keys), view_of(values), rows, seen, 0.25F, out_view(&out)};
+    return {view_of(query), view_of(keys), view_of(values), rows,
+            seen,           0.25F,         out_view(&out),  view_of(sinks)};
   }
   Wide row_bytes() const { return wide_row_bytes(rows.dtype, Wide{rows.columns}); }
 };
@@ -63,6 +65,9 @@ AttendCase make_case(FuzzInput* input) {
   one.values = make_cache(input, one, one.keys.size() + (input->byte() % 16 == 15 ? 1 : 0));
   one.query = make_vector(input, heads * one.sharing * columns + (input->byte() % 16 == 15));
   one.out.assign(one.query.size() + (input->byte() % 16 == 15), 3.0F);
+  if (input->byte() % 4 == 3) {
+    one.sinks = make_vector(input, heads * one.sharing + (input->byte() % 16 == 15));
+  }
   return one;
 }
 
@@ -76,6 +81,8 @@ bool is_valid(const AttendCase& one) {
   if (one.query.empty() || one.query.size() % shared != 0 || one.out.size() != one.query.size()) {
     return false;
   }
+  const size_t heads = one.query.size() / static_cast<size_t>(one.rows.columns);
+  if (!one.sinks.empty() && one.sinks.size() != heads) return false;
   return one.seen.first >= 0 && one.seen.first < one.seen.end &&
          Wide{one.seen.end} <= one.keys.size() / layer;
 }
@@ -112,6 +119,10 @@ void check_head(const AttendCase& one, size_t head, size_t capacity) {
     most = std::max(most, weights.back());
   }
   double sum = 0;
+  if (!one.sinks.empty()) {
+    most = std::max(most, double{one.sinks[head]});
+    sum = std::exp(one.sinks[head] - most);
+  }
   for (double& weight : weights) sum += weight = std::exp(weight - most);
   for (size_t c = 0; c < columns; ++c) {
     double expected = 0;
@@ -164,9 +175,10 @@ void check_many(FuzzInput* input) {
                              one.seen.end,
                              window,
                              0.25F,
-                             out_view(&one.out)};
+                             out_view(&one.out),
+                             view_of(one.sinks)};
     REQUIRE(valid == accepts([&] { kernels.attend_many(task); }));
-    if (!valid || !is_moderate(one.query) || !is_small(one)) continue;
+    if (!valid || !is_moderate(one.query) || !is_moderate(one.sinks) || !is_small(one)) continue;
     for (size_t t = 0; t < times; ++t) {
       std::copy_n(one.query.begin() + static_cast<std::ptrdiff_t>(t * width), width,
                   last.query.begin());
@@ -182,7 +194,7 @@ void check_many(FuzzInput* input) {
 void check_attention(FuzzInput* input) {
   AttendCase one = make_case(input);
   const bool valid = is_valid(one);
-  const bool is_comparable = valid && is_moderate(one.query);
+  const bool is_comparable = valid && is_moderate(one.query) && is_moderate(one.sinks);
   for (const KernelTable* table : available_kernels()) {
     REQUIRE(valid == accepts([&] { Kernels(1, table->name).attend(one.task()); }));
     if (!is_comparable) continue;
