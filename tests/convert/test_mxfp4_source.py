@@ -19,7 +19,7 @@ from flashllm.errors import FlashllmError, TensorMismatch, UnsupportedModel
 from flashllm.flash.layout import read_header
 from flashllm.flash.manifest import read_manifest
 from tests.support.compare import Oracle, check_prefill, check_steps, oracle
-from tests.support.local_shards import LocalShards
+from tests.support.local_shards import LocalShards, split
 from tests.support.refused import refuse
 from tests.support.tiny import rewrite_config, tiny
 
@@ -181,31 +181,16 @@ def test_other_quantised_weights_are_refused(
         convert(tmp_path / "source", tmp_path / "model")
 
 
-def in_files(source: Path, directory: Path, apart: str | tuple[str, ...]) -> Path:
-    """The checkpoint in two files, the second of which has what ends so."""
-    directory.mkdir()
-    tensors = load_file(source / "model.safetensors")
-    files: dict[str, Tensors] = {"model-1.safetensors": {}, "model-2.safetensors": {}}
-    for name, tensor in tensors.items():
-        files[f"model-{2 if name.endswith(apart) else 1}.safetensors"][name] = tensor
-    for file, part in files.items():
-        save_file(part, directory / file)
-    index = {"weight_map": {name: file for file, part in files.items() for name in part}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "config.json").write_text((source / "config.json").read_text())
-    return directory
-
-
 def test_checkpoints_in_several_files(source: tuple[Oracle, Path], tmp_path: Path) -> None:
     """Whole, and one by one where no tensor is torn between them."""
     convert(source[1], tmp_path / "expected")
     expected = (tmp_path / "expected" / "ffn.bundles").read_bytes()[16384:]
-    torn = in_files(source[1], tmp_path / "torn", "_scales")
+    torn = split(source[1], tmp_path / "torn", lambda name: name.endswith("_scales"))
     convert(torn, tmp_path / "of-torn")
     assert (tmp_path / "of-torn" / "ffn.bundles").read_bytes()[16384:] == expected
     with pytest.raises(UnsupportedModel, match="its scales lie in different files"):
         convert_shards(LocalShards(torn), tmp_path / "of-torn-shards")
-    layers = in_files(source[1], tmp_path / "layers", ("_scales", "_blocks"))
+    layers = split(source[1], tmp_path / "layers", lambda n: n.endswith(("_scales", "_blocks")))
     convert_shards(LocalShards(layers), tmp_path / "of-shards")
     assert (tmp_path / "of-shards" / "ffn.bundles").read_bytes()[16384:] == expected
     assert verify(tmp_path / "of-shards").ok

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flashllm.convert import WeightFiles, named_weights, weight_files_of
+from safetensors.torch import load_file, save_file
 
 from flashllm.errors import DownloadFailed
 from flashllm.flash.manifest import FileRecord
 from flashllm.progress import Progress
+
+
+def split(source: Path, directory: Path, is_second: Callable[[str], bool]) -> Path:
+    """The checkpoint of one file in two, the second of which has the tensors of some names."""
+    directory.mkdir()
+    tensors = load_file(source / "model.safetensors")
+    weight_map = {name: f"model-{2 if is_second(name) else 1}.safetensors" for name in tensors}
+    for file in set(weight_map.values()):
+        part = {name: tensor for name, tensor in tensors.items() if weight_map[name] == file}
+        save_file(part, directory / file)
+    index = {"weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copyfile(source / "config.json", directory / "config.json")
+    return directory
 
 
 class LocalShards:

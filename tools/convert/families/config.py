@@ -16,16 +16,15 @@ from flashllm.errors import NotACheckpoint, UnsupportedModel
 from flashllm.untrusted.strict_json import parse_object
 
 from ..source.files import read_small
+from .quantisation import QuantisationError, encoding_of
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CONFIG_BYTES_MAX = 4 << 20
 NUMBER_MAX = 1e12
 
-MATHS_KEYS = ("quantization_config",)
-"""Keys of any family that change what the weights mean, when they are set to something."""
-_QUANTISATIONS = ("mxfp4",)
-"""Values of quant_method whose weights are held as they are."""
+_QUANTISATION_KEY = "quantization_config"
+"""Of any family; changes what the weights mean when it is set to something."""
 _MATHS = re.compile(
     r"activation|(^|_)act(_|$)|alibi|attn|attention|bias|softcap|(^|_)cap|clip|conv_|embed|expert|"
     r"gate|head|layer_type|logit|mamba|moe|mul|mup|norm|ntk|position|quant|resid|rope|rotary|scal|"
@@ -120,22 +119,19 @@ def read_config(directory: Path) -> Config:
             "Hugging Face transformers saves it, or a model in GGUF"
         )
     config = _read(directory, CONFIG_FILE)
-    for key in MATHS_KEYS:
-        value = config.values.get(key)
-        if value and quantisation_of(config) is None:
-            method = value.get("quant_method") if isinstance(value, dict) else value
-            raise UnsupportedModel(
-                f"{config.path}: {key} is set (quant_method {str(method)[:40]!r}); supported are"
-                f" plain weights, and {', '.join(_QUANTISATIONS)}"
-            )
+    quantisation_of(config)
     return config
 
 
 def quantisation_of(config: Config) -> str | None:
-    """The encoding of ours that a checkpoint's quantised weights have; None for plain weights."""
-    values = config.get(MATHS_KEYS[0])
-    method = values.get("quant_method") if isinstance(values, dict) else None
-    return method if method in _QUANTISATIONS else None
+    """The encoding of ours that a checkpoint's quantised weights have; None for plain weights.
+
+    `UnsupportedModel` for weights that are quantised in another way.
+    """
+    try:
+        return encoding_of(config.get(_QUANTISATION_KEY))
+    except QuantisationError as problem:
+        raise UnsupportedModel(f"{config.path}: {_QUANTISATION_KEY} {problem}") from problem
 
 
 def _read(directory: Path, name: str) -> Config:

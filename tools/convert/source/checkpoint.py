@@ -13,8 +13,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from flashllm.errors import NotACheckpoint, TensorMismatch
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.untrusted.strict_json import parse_object
@@ -22,7 +20,9 @@ from flashllm.untrusted.strict_json import parse_object
 from .files import RangeFile, read_small, source_file
 from .gguf_files import GgufFiles, find_gguf
 from .gguf_header import MetaValue
-from .paired_blocks import BLOCK_BYTES, Pair, find_pairs, interleave
+from .packed_int4 import find_packed
+from .paired_blocks import find_pairs
+from .parts import StoredInParts
 from .pickled import check_allowed, open_pickles
 from .tensor import Shard, SourceTensor
 
@@ -65,47 +65,50 @@ class Checkpoint:
                     )
         self.file_of = {name: tensor.file for name, tensor in self.tensors.items()}
         """Of each tensor as it is stored."""
-        self._pairs = find_pairs(self.tensors, str(directory))
-        for name, pair in self._pairs.items():
-            self.tensors[name] = pair.together
-            del self.tensors[pair.scales.name]
+        self._in_parts: dict[str, StoredInParts] = {}
+        stored = dict(self.tensors)
+        for find in (find_pairs, find_packed):
+            for one in find(stored, str(directory)):
+                self._show(one)
+
+    def _show(self, one: StoredInParts) -> None:
+        """One tensor instead of those that it is stored as."""
+        for part in one.parts:
+            del self.tensors[part.name]
+        name = one.together.name
+        if name in self.tensors:
+            raise TensorMismatch(
+                f"{self.directory}: tensor {name} is there, and {one.parts[0].name} too"
+            )
+        self._in_parts[name], self.tensors[name] = one, one.together
 
     @property
     def is_mixed(self) -> bool:
         """Whether its matrices may be of several types."""
-        return self.metadata is not None or bool(self._pairs)
+        return self.metadata is not None or bool(self._in_parts)
 
     @property
     def torn_tensor(self) -> str | None:
         """The name of a tensor that lies in two files, if there is one."""
-        pairs = self._pairs.values()
-        torn = (pair.blocks.name for pair in pairs if pair.blocks.file != pair.scales.file)
-        return next(torn, None)
+        for name, one in self._in_parts.items():
+            if len({part.file for part in one.parts}) > 1:
+                return name
+        return None
 
     def read_into(self, buffer: memoryview, tensor: SourceTensor, start: int) -> None:
         """Fill `buffer` with the bytes of a tensor from its byte `start` on."""
-        if (pair := self._pairs.get(tensor.name)) is not None:
-            self._read_pair(buffer, pair, start)
+        if (one := self._in_parts.get(tensor.name)) is not None:
+            one.read_into(buffer, start, self._read_stored)
             return
-        self._shards[tensor.file].read_into(buffer, tensor.name, start)
+        self._read_stored(buffer, tensor, start)
 
-    def _read_pair(self, buffer: memoryview, pair: Pair, start: int) -> None:
-        """Whole blocks, of which numbers and scales lie apart."""
-        first, inside = divmod(start, BLOCK_BYTES)
-        count, rest = divmod(len(buffer), BLOCK_BYTES)
-        assert not inside, "rows are whole blocks"
-        assert not rest, "rows are whole blocks"
-        numbers = np.empty((count, BLOCK_BYTES - 1), np.uint8)
-        scales = np.empty(count, np.uint8)
-        for part, tensor in ((numbers, pair.blocks), (scales, pair.scales)):
-            part_start = first * (part.nbytes // count)
-            self._shards[tensor.file].read_into(part.reshape(-1).data, tensor.name, part_start)
-        np.asarray(buffer)[:] = interleave(numbers, scales).reshape(-1)
+    def _read_stored(self, buffer: memoryview, tensor: SourceTensor, start: int) -> None:
+        self._shards[tensor.file].read_into(buffer, tensor.name, start)
 
     def expect(self, tensor: SourceTensor) -> None:
         """Prefetch the bytes of a tensor, if that needs no waiting."""
-        pair = self._pairs.get(tensor.name)
-        for part in (tensor,) if pair is None else (pair.blocks, pair.scales):
+        one = self._in_parts.get(tensor.name)
+        for part in (tensor,) if one is None else one.parts:
             self._shards[part.file].expect(part.name)
 
     def check_unchanged(self) -> None:

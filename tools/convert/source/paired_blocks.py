@@ -9,7 +9,7 @@ as GGUF has them, so that both sources become the same bytes. Source: transforme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from flashllm.dtypes import GROUP
 from flashllm.errors import TensorMismatch
 
+from .parts import ReadPart
 from .tensor import SourceTensor
 
 BLOCKS, SCALES = "_blocks", "_scales"
-_NUMBER_BYTES = GROUP // 2
-BLOCK_BYTES = 1 + _NUMBER_BYTES
+NUMBER_BYTES = GROUP // 2
+"""Of a block's weights, without its scale."""
+_BLOCK_BYTES = 1 + NUMBER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,13 @@ class Pair:
     scales: SourceTensor
 
     @property
+    def parts(self) -> tuple[SourceTensor, ...]:
+        """Both."""
+        return self.blocks, self.scales
+
+    @property
     def together(self) -> SourceTensor:
-        """What they are shown as, by the name of the blocks."""
+        """By the name of the blocks."""
         blocks, shape = self.blocks, self.scales.shape
         return SourceTensor(
             name=blocks.name,
@@ -42,13 +49,21 @@ class Pair:
             shape=(*shape[:-1], shape[-1] * GROUP),
             file=blocks.file,
             offset=blocks.offset,
-            nbytes=self.scales.nbytes * BLOCK_BYTES,
+            nbytes=self.scales.nbytes * _BLOCK_BYTES,
         )
 
+    def read_into(self, buffer: memoryview, start: int, read: ReadPart) -> None:
+        """Blocks, of which numbers and scales lie apart."""
+        first, count = whole_blocks(buffer, start, _BLOCK_BYTES)
+        numbers = np.empty((count, NUMBER_BYTES), np.uint8)
+        scales = np.empty((count, 1), np.uint8)
+        read(numbers.reshape(-1).data, self.blocks, first * NUMBER_BYTES)
+        read(scales.reshape(-1).data, self.scales, first)
+        np.asarray(buffer)[:] = interleave(numbers, scales).reshape(-1)
 
-def find_pairs(tensors: Mapping[str, SourceTensor], where: str) -> dict[str, Pair]:
-    """By the names of the blocks; `TensorMismatch` for blocks that no scales fit."""
-    found = {}
+
+def find_pairs(tensors: Mapping[str, SourceTensor], where: str) -> Iterator[Pair]:
+    """Those among the tensors; `TensorMismatch` for blocks that no scales fit."""
     for name, blocks in tensors.items():
         if not name.endswith(BLOCKS) or blocks.dtype != "u8":
             continue
@@ -57,23 +72,28 @@ def find_pairs(tensors: Mapping[str, SourceTensor], where: str) -> dict[str, Pai
             there = "absent" if scales is None else f"{scales.dtype} {list(scales.shape)}"
             raise TensorMismatch(
                 f"{where}: tensor {name.removesuffix(BLOCKS)}{SCALES} is {there}; it should be u8"
-                f" with a scale for each {_NUMBER_BYTES} bytes of a row of"
+                f" with a scale for each {NUMBER_BYTES} bytes of a row of"
                 f" {name.rpartition('.')[2]}, which is {list(blocks.shape)}"
             )
-        found[name] = Pair(blocks, scales)
-    return found
+        yield Pair(blocks, scales)
 
 
 def _fit(blocks: tuple[int, ...], scales: tuple[int, ...]) -> bool:
     """Whether there is a scale for each group of a row, in either of the two forms."""
-    groups = (*scales, _NUMBER_BYTES), (*scales[:-1], scales[-1] * _NUMBER_BYTES)
+    groups = (*scales, NUMBER_BYTES), (*scales[:-1], scales[-1] * NUMBER_BYTES)
     return len(scales) > 1 and blocks in groups
 
 
+def whole_blocks(buffer: memoryview, start: int, block_bytes: int) -> tuple[int, int]:
+    """The first of the blocks that a buffer is for, and how many they are."""
+    first, inside = divmod(start, block_bytes)
+    count, rest = divmod(len(buffer), block_bytes)
+    assert not inside, "rows are whole blocks"
+    assert not rest, "rows are whole blocks"
+    return first, count
+
+
 def interleave(numbers: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Blocks [n, 17] of the halves of bytes [n, 16] in their order there, and the scales [n]."""
-    halves = np.stack([numbers & 15, numbers >> 4], axis=-1).reshape(-1, 2, _NUMBER_BYTES)
-    blocks = np.empty((len(scales), BLOCK_BYTES), np.uint8)
-    blocks[:, 0] = scales
-    blocks[:, 1:] = halves[:, 0] | halves[:, 1] << 4
-    return blocks
+    """Blocks of the halves of bytes [n, 16] in their order there, and the scales [n, bytes]."""
+    halves = np.stack([numbers & 15, numbers >> 4], axis=-1).reshape(-1, 2, NUMBER_BYTES)
+    return np.concatenate([scales, halves[:, 0] | halves[:, 1] << 4], axis=1)
