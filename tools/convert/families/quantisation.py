@@ -1,16 +1,23 @@
 """Quantised weights by `quantization_config`: which of them can be taken over as they are.
 
 mxfp4 by tensors that name it; four bits of GPTQ and of compressed-tensors, symmetric and with the
-inputs in order, which are our int4 (`source/packed_int4.py`).
+inputs in order, which are our int4 (`source/packed_int4.py`); floats of eight bits with scales of
+squares, which become bf16 as in transformers (`source/fp8_blocks.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..source.fp8_blocks import SIDE
+
 _PACKED = "pack-quantized"
-_SUPPORTED = "plain weights, mxfp4, and symmetric int4 of gptq and of compressed-tensors"
+_INT4 = "supported are symmetric weights of four bits whose inputs are in order"
+_SUPPORTED = (
+    "plain weights, mxfp4, symmetric int4 of gptq and of compressed-tensors, and fp8 in squares of"
+    f" {SIDE}"
+)
 
 
 class QuantisationError(ValueError):
@@ -24,51 +31,59 @@ def encoding_of(value: Any) -> str | None:
     """
     if not value:
         return None
-    method = value.get("quant_method") if isinstance(value, dict) else value
-    if method == "mxfp4" and isinstance(value, dict):
-        return "mxfp4"
-    if method == "gptq" and isinstance(value, dict):
-        _check_gptq(value)
-        return "int4"
-    if method == "compressed-tensors" and isinstance(value, dict):
-        _check_compressed(value)
-        return "int4"
-    raise QuantisationError(
-        f"is set (quant_method {str(method)[:40]!r}); supported are {_SUPPORTED}"
-    )
+    method = value.get("quant_method") if isinstance(value, dict) else None
+    if not isinstance(method, str) or method not in _CHECKED:
+        raise QuantisationError(
+            f"is set (quant_method {str(method or value)[:40]!r}); supported are {_SUPPORTED}"
+        )
+    encoding, check = _CHECKED[method]
+    if check is not None:
+        check(value)
+    return encoding
 
 
 def _check_gptq(values: Mapping[str, Any]) -> None:
-    _want(
-        values, "gptq", bits=4, sym=True, desc_act=(False, None), checkpoint_format=("gptq", None)
-    )
+    _want(values, _INT4, bits=4, sym=True, desc_act=(False, None))
+    _want(values, _INT4, checkpoint_format=("gptq", None))
+
+
+def _check_fp8(values: Mapping[str, Any]) -> None:
+    supported = f"of fp8 supported are floats of e4m3 with a scale for each {SIDE} x {SIDE}"
+    _want(values, supported, weight_block_size=[SIDE, SIDE], fmt=("e4m3", None))
 
 
 def _check_compressed(values: Mapping[str, Any]) -> None:
-    what = "compressed-tensors"
-    _want(values, what, format=_PACKED)
+    _want(values, _INT4, format=_PACKED)
     groups = values.get("config_groups")
     schemes = list(groups.values()) if isinstance(groups, dict) else []
     if not schemes or not all(isinstance(scheme, dict) for scheme in schemes):
-        raise QuantisationError(f"has no config_groups; {what} needs them")
+        raise QuantisationError("has no config_groups")
     for scheme in schemes:
-        _want(scheme, what, format=(_PACKED, None), input_activations=None)
+        _want(scheme, _INT4, format=(_PACKED, None), input_activations=None)
         weights = scheme.get("weights")
         if not isinstance(weights, dict):
-            raise QuantisationError(f"has a group without weights; {what} needs them")
-        _want(weights, what, num_bits=4, type="int", symmetric=True)
+            raise QuantisationError("has a group without weights")
+        _want(weights, _INT4, num_bits=4, type="int", symmetric=True)
         # Any other order of the inputs is that of the calibration, not of what is stored.
-        _want(weights, what, actorder=(None, False, "static", "weight"))
+        _want(weights, _INT4, actorder=(None, False, "static", "weight"))
 
 
-def _want(values: Mapping[str, Any], what: str, **wanted: Any) -> None:
+def _want(values: Mapping[str, Any], supported: str, **wanted: Any) -> None:
     """`QuantisationError` unless each key has its value, or one of several."""
     for key, right in wanted.items():
         allowed = right if isinstance(right, tuple) else (right,)
         found = values.get(key)
         if not any(found is one or (found == one and type(found) is type(one)) for one in allowed):
             raise QuantisationError(
-                f"has {key} {str(found)[:40]!r}, and not {allowed[0]!r}; of {what} supported are"
-                " symmetric weights of four bits whose inputs are in order, so take another file,"
-                " or the original weights"
+                f"has {key} {str(found)[:40]!r}, and not {allowed[0]!r}; {supported}, so take"
+                " another file, or the original weights"
             )
+
+
+_CHECKED: dict[str, tuple[str, Callable[[Mapping[str, Any]], None] | None]] = {
+    "mxfp4": ("mxfp4", None),
+    "gptq": ("int4", _check_gptq),
+    "compressed-tensors": ("int4", _check_compressed),
+    "fp8": ("bf16", _check_fp8),
+}
+"""By `quant_method`."""

@@ -2,7 +2,8 @@
 
 A block of Q8_0 is a scale in f16 and 32 signed bytes, one of Q4_0 a scale and 16 bytes of two
 weights each, plus 8, number i in the low and i + 16 in the high half; one of MXFP4 has a scale of a
-byte, and codes in the places of these. Our rows have the same numbers in the same order, and the
+byte, and codes in the places of these; one of FP8 (`fp8_blocks`) a scale in f32 and 32 floats of
+eight bits, which nothing of ours has. Our rows have the same numbers in the same order, and the
 scales behind those of all groups.
 """
 
@@ -20,23 +21,37 @@ from .gguf_types import BlockType, decoded_by_package, find_type
 from .tensor import SourceTensor
 
 Raw = NDArray[np.uint8]
+_FP8 = BlockType("fp8", 32, 36)
 _SCALE_BYTES = {"q4_0": 2, "q8_0": 2, "mxfp4": 1}
 """Of the types that are decoded here."""
 _TWICE_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Of mxfp4's four bits."""
 
 
+def _values_of_fp8() -> NDArray[np.float32]:
+    """Of all bytes: a sign, four bits of exponent, three of mantissa; no infinity, two NaNs."""
+    exponents, mantissas = np.divmod(np.arange(128), 8)
+    normal = np.ldexp(8.0 + mantissas, exponents - 10)
+    values = np.where(exponents == 0, np.ldexp(mantissas.astype(float), -9), normal)
+    values[127] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+_FP8_VALUES = _values_of_fp8()
+
+
 def is_block_type(dtype: str) -> bool:
     """Whether tensors of this type are blocks, and can be decoded."""
-    return dtype not in DTYPE_BYTES and find_type(dtype) is not None
+    return dtype not in DTYPE_BYTES and _find_kind(dtype) is not None
 
 
 def is_exact(source: str, target: str, turned: bool = False) -> bool:
     """Whether every value of a tensor in blocks stays as it is in the encoding `target`.
 
-    Blocks that are `turned`, columns becoming rows, have no groups of ours.
+    Blocks that are `turned`, columns becoming rows, have no groups of ours. In fp8 a value is the
+    product rounded to bf16, as transformers computes with it.
     """
-    if target == "f32" or (source, target) == ("mxfp4", "bf16"):
+    if target == "f32" or (target == "bf16" and source in ("mxfp4", "fp8")):
         return True
     return not turned and (source, target) in _REPACKED
 
@@ -65,6 +80,8 @@ def repack(raw: Raw, source: str, target: str, columns: int) -> Raw | None:
 def decode(raw: Raw, source: str) -> NDArray[np.float32]:
     """The values of whole blocks, as the library of the format computes them."""
     kind = _kind(source)
+    if source == "fp8":
+        return _decode_fp8(raw)
     numbers = _NUMBERS.get(source)
     if numbers is None:
         return decoded_by_package(raw, kind)
@@ -94,10 +111,22 @@ def decoded_columns(
     return values.reshape(tensor.shape[0], -1)[:, inside : inside + count]
 
 
+def _decode_fp8(raw: Raw) -> NDArray[np.float32]:
+    blocks = raw.reshape(-1, _FP8.block_bytes)
+    scales = np.ascontiguousarray(blocks[:, :4]).view(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is found afterwards
+        values: NDArray[np.float32] = _FP8_VALUES[blocks[:, 4:]] * scales
+    return values.reshape(-1)
+
+
 def _kind(name: str) -> BlockType:
-    found = find_type(name)
+    found = _find_kind(name)
     assert found is not None, name
     return found
+
+
+def _find_kind(name: str) -> BlockType | None:
+    return _FP8 if name == _FP8.name else find_type(name)
 
 
 def _as_they_are(numbers: Raw) -> Raw:

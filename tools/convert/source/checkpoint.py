@@ -18,6 +18,7 @@ from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.untrusted.strict_json import parse_object
 
 from .files import RangeFile, read_small, source_file
+from .fp8_blocks import find_squares
 from .gguf_files import GgufFiles, find_gguf
 from .gguf_header import MetaValue
 from .packed_int4 import find_packed
@@ -67,7 +68,7 @@ class Checkpoint:
         """Of each tensor as it is stored."""
         self._in_parts: dict[str, StoredInParts] = {}
         stored = dict(self.tensors)
-        for find in (find_pairs, find_packed):
+        for find in (find_pairs, find_packed, find_squares):
             for one in find(stored, str(directory)):
                 self._show(one)
 
