@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm import errors
 from flashllm.engine.sampling import Sampling
-from flashllm.options import ModelOptions
+from flashllm.options import ModelOptions, ReasoningOptions
 
 if TYPE_CHECKING:
     from flashllm.engine.local import (
@@ -42,6 +42,7 @@ __all__ = [
     "Message",
     "Model",
     "ModelOptions",
+    "ReasoningOptions",
     "Sampling",
     "Token",
     "Usage",

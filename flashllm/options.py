@@ -67,6 +67,12 @@ class ReasoningOptions:
     think: Think = "auto"
     effort: Effort = "auto"
 
+    def __post_init__(self) -> None:
+        """`UsageError` for another word."""
+        for name, value, known in (("think", self.think, THINKS), ("effort", self.effort, EFFORTS)):
+            if value not in known:
+                raise UsageError(f"{name} is {value!r}; it may be {', '.join(known)}")
+
     def template_variables(self) -> dict[str, bool | str]:
         """Variables of the template by name; those that are left to it are absent."""
         variables: dict[str, bool | str] = {}

@@ -15,6 +15,7 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -43,8 +44,10 @@ from flashllm.model.decoder import Decoder
 from flashllm.options import (
     DEFAULT_MAX_TOKENS,
     DEFAULT_OPTIONS,
+    DEFAULT_REASONING,
     ModelOptions,
     ModelOverrides,
+    ReasoningOptions,
 )
 from flashllm.planning.model_info import ModelInfo, describe
 from flashllm.planning.plan import Plan
@@ -241,18 +244,26 @@ class Model:
             answer,
         )
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[AnswerOptions]) -> Generation:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
+        **options: Unpack[AnswerOptions],
+    ) -> Generation:
         """Answer a conversation by the model's chat template; `options` are those of `generate`.
 
-        `messages` have a role (system, user, assistant) and a content. If the last one is the
-        assistant's, the answer continues it. Messages that do not fit into the context are left
-        out, the oldest first (`Generation.dropped_messages`). Append `Generation.message` for the
-        next turn: with it, only what is new is read. Errors: as of `generate`, `UsageError` for a
-        last message that is too long.
+        `reasoning` is what the template is told of that, if it reads it. `messages` have a role
+        (system, user, assistant) and a content. If the last one is the assistant's, the answer
+        continues it. Messages that do not fit into the context are left out, the oldest first
+        (`Generation.dropped_messages`). Append `Generation.message` for the next turn: with it,
+        only what is new is read. Errors: as of `generate`, `UsageError` for a last message that is
+        too long.
         """
         stop, most = options.get("stop", ()), options.get("max_tokens", DEFAULT_MAX_TOKENS)
         stops = (stop,) if isinstance(stop, str) else stop
-        prompt = encode(self, Request.of(messages, most, stops))
+        request = replace(Request.of(messages, most, stops), reasoning=reasoning)
+        prompt = encode(self, request)
         given: AnswerOptions = {**options, "stop": prompt.stop}
         generation = self.generate(prompt.ids, answer=len(prompt.begun), **given)
         generation.dropped_messages = prompt.dropped
@@ -267,10 +278,14 @@ class Model:
         return await self._asynchronous(lambda: self.generate(prompt, **options))
 
     async def achat(
-        self, messages: Sequence[Message], **options: Unpack[AnswerOptions]
+        self,
+        messages: Sequence[Message],
+        *,
+        reasoning: ReasoningOptions = DEFAULT_REASONING,
+        **options: Unpack[AnswerOptions],
     ) -> AsyncGeneration:
         """`chat` for asyncio: `async for token in await model.achat(messages)`."""
-        return await self._asynchronous(lambda: self.chat(messages, **options))
+        return await self._asynchronous(lambda: self.chat(messages, reasoning=reasoning, **options))
 
     def forget(self) -> None:
         """Empty the default context and the slots: the next prompt is read whole.

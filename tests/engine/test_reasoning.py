@@ -11,6 +11,7 @@ import pytest
 import flashllm
 from flashllm.engine import generation
 from flashllm.engine.local import Model
+from flashllm.errors import UsageError
 from flashllm.tokenizer.tokenizer import load_tokenizer
 from tests.support.chat_templates import CHANNELS, CHATML
 from tests.support.tokenizer_files import make_channels
@@ -131,3 +132,23 @@ def test_the_next_turn_keeps_what_the_template_keeps(
     second = model.chat(next_question).complete()
     # All of the first prompt, and the marker with which any answer begins.
     assert second.reused_tokens == first.prompt_tokens + 1
+
+
+def test_the_template_is_told_of_reasoning(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template of channels writes the effort into its prompt."""
+    prompts: list[str] = []
+    generate = model.generate
+
+    def seen(ids: list[int], **options: Any) -> flashllm.Generation:
+        prompts.append(model.tokenizer.decode(ids))
+        return generate(ids, **options)
+
+    monkeypatch.setattr(model, "generate", seen)
+    for effort in ("auto", "medium", "high"):
+        script(model, monkeypatch, *WRITTEN, "<|return|>")
+        reasoning = flashllm.ReasoningOptions(effort=effort)  # type: ignore[arg-type]
+        model.chat([QUESTION], reasoning=reasoning).complete()
+    assert prompts[0] == prompts[1]
+    assert prompts[2] == prompts[1].replace("medium", "high")
+    with pytest.raises(UsageError, match="think is 'yes'; it may be auto, on, off"):
+        flashllm.ReasoningOptions("yes")  # type: ignore[arg-type]
