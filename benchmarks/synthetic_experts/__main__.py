@@ -86,7 +86,10 @@ def _add_facts(gguf: ModuleType, writer: Any, spec: ModelSpec, routing: str) -> 
     assert experts is not None
     assert rope is not None
     writer.add_name("synthetic")
-    writer.add_description(f"random weights, routing drawn from {routing}: for measuring only")
+    note = f"random weights, routing drawn from {routing}: for measuring only"
+    writer.add_description(note)
+    writer.add_bool("flashllm.synthetic", True)
+    writer.add_string("flashllm.synthetic_note", note)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(min(spec.max_positions, CONTEXT))

@@ -213,6 +213,8 @@ class ExpertTiles:
         vectors: _Floats = self.x.numpy()
         sums: _Floats = out.numpy()
         number, tokens = np.nonzero(self.weights[:, ids].T)  # expert by expert, each in order
+        if not len(number):  # all tokens chose others
+            return torch.from_numpy(self.weights[:, tile.columns])
         if len(number) <= PAIRS_AN_EXPERT * len(set(number.tolist())):
             shares = self.experts.of_pairs(rows, positions[number], vectors[tokens])
             if shares is not None:

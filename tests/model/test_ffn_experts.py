@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flashllm.convert import convert
 
 from flashllm import core
 from flashllm.flash.store import Store
-from flashllm.model.ffn_experts import Experts, Stride
+from flashllm.model.ffn_experts import Experts, ExpertTiles, Stride
 from flashllm.model.router import SelectRouted
 from tests.support.tiny import tiny
 
@@ -51,4 +53,39 @@ def test_several_have_the_bits_of_each(
             among = experts.of_tokens(raw, int(position), np.stack([x, -x, x]))
             assert np.array_equal(among[2], found[number])
         assert len({tuple(row) for row in found.tolist()}) == 4
+        kernels.close()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 90])
+def test_tiles_add_experts_in_order_to_the_tokens_that_chose_them(
+    tmp_path: Path, tokens: int
+) -> None:
+    """Also tiles that no token chose, and those with few tokens an expert or many."""
+    model = tiny("qwen3_moe", hidden_size=64, moe_intermediate_size=32, **SIZES)
+    model.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "model", dtype="f32")
+    with Store(tmp_path / "model") as store:
+        spec, header = store.spec, store.header
+        resident = store.load_resident(False, lambda _: None)
+        kernels = core.open_kernels(2)
+        experts = Experts(spec, header, kernels, SelectRouted(resident, spec, kernels))
+        raw = np.fromfile(tmp_path / "model" / "ffn.bundles", np.uint8)[header.data_offset :]
+        random = np.random.default_rng(2)
+        x = random.normal(size=(tokens, 64)).astype(np.float32)
+        weights = random.random((tokens, 6)).astype(np.float32)
+        weights[:, [0, 1, 4]] = 0
+        weights[1::2, 2] = 0
+        tiles = ExpertTiles(experts, torch.from_numpy(x), weights)
+        out = torch.zeros(tokens, 64)
+        for first in (0, 2, 4):
+            ids = np.arange(first, first + 2, dtype=np.int32)
+            tile: Any = SimpleNamespace(parts=lambda ids=ids: (ids, ids, raw), columns=ids)
+            used = tiles.add(tile, out)
+            assert used.tolist() == weights[:, ids].tolist()
+        expected = np.zeros((tokens, 64), np.float32)
+        for expert in (2, 3, 5):
+            for token in np.flatnonzero(weights[:, expert]):
+                alone = experts.of_tokens(raw, expert, x[token : token + 1])[0]
+                expected[token] += alone * weights[token, expert]
+        assert out.tolist() == expected.tolist()
         kernels.close()

@@ -27,6 +27,11 @@ _SCALING = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
+_OWN = {
+    "flashllm.synthetic": "flashllm_synthetic",
+    "flashllm.synthetic_note": "flashllm_synthetic_note",
+}
+"""What our own generators write, and the keys of config.json that say the same."""
 _HARMLESS = {
     "vocab_size", "rope.scaling.finetuned", "attention.value_length", "rope.dimension_count",
 }  # fmt: skip
@@ -79,6 +84,7 @@ def config_of(model: GgufModel) -> Config:
         else:
             # The family was never asked about it: refused where it sounds like mathematics.
             values[prefix + key] = value
+    values |= {ours: model.metadata[key] for key, ours in _OWN.items() if key in model.metadata}
     tensors = model.tensors()
     values |= {flag: tensor in tensors for tensor, flag in architecture.biases.items()}
     values["vocab_size"] = tensors[_EMBEDDING].shape[0]
