@@ -229,8 +229,8 @@ class _Clock:
             beside = chunk_seconds(self.rates, spec.matrix_dtype, resident, tokens, small)
             block_bytes = shape.bundles * spec.bundle_bytes
             # Of experts, each is multiplied with the tokens that chose it.
-            share = spec.experts.per_token / spec.experts.n_experts if spec.experts else 1
-            block = chunk_seconds(self.rates, spec.dtype, block_bytes * share, tokens, small)
+            multiplied = block_bytes * spec.multiplied_share
+            block = chunk_seconds(self.rates, spec.dtype, multiplied, tokens, small)
             if beside is None or block is None:
                 return None
             overhead = self.rates.layer_overhead_ns / 1e9

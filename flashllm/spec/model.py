@@ -289,6 +289,11 @@ class ModelSpec:
         return 0 if self.experts is None else self.experts.dense_layers
 
     @property
+    def multiplied_share(self) -> float:
+        """The share of a layer's bundles that a token of a prompt goes through: all neurons."""
+        return self.experts.per_token / self.experts.n_experts if self.experts else 1.0
+
+    @property
     def bundled_layers(self) -> int:
         """Layers whose feed-forward layer consists of bundles: all behind the dense ones."""
         return self.n_layers - self.dense_layers

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flashllm.convert.families.known_shapes import describe_shape
 
 from flashllm.bench.prompt import machine as prompt_machine
 from flashllm.bench.prompt.machine import PromptMachine
@@ -135,6 +136,17 @@ def test_silent_neurons_leave_out_their_down_rows(model: Model) -> None:
     assert half.bundle_bytes == pytest.approx(0.75 * whole)
     assert half.resident_bytes == resident.attention + resident.gate
     assert PromptWeights.of(spec, None).bundle_bytes == pytest.approx(0.5 * whole)
+
+
+def test_a_token_is_multiplied_with_the_experts_that_it_chose() -> None:
+    """All of them move through memory."""
+    spec = describe_shape("qwen3-30b-a3b")
+    weights = PromptWeights.of(spec, None)
+    assert weights.bundle_bytes == 48 * 128 * spec.bundle_bytes
+    found = bound_ns(weights, RATES, 64, 0)
+    assert found["DRAM"] == 1e9 * (weights.resident_bytes + weights.bundle_bytes) / 1e10
+    multiplied = weights.resident_bytes / 4e10 + 48 * 8 * spec.bundle_bytes / 8e10
+    assert found["products"] == pytest.approx(64e9 * multiplied)
 
 
 @pytest.mark.parametrize(("sparse", "expected"), [(True, 5.0), (False, 7.0)])

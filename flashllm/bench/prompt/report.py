@@ -39,22 +39,25 @@ class PromptRates:
 
 @dataclass(frozen=True, slots=True)
 class PromptWeights:
-    """Bytes of weights that a prompt needs; a token of it multiplies `multiplied_bytes`."""
+    """Bytes of weights that a prompt needs."""
 
     resident_bytes: float
     """Attention and gates."""
     bundle_bytes: float
     """Feed-forward weights, of which silent neurons leave out the down rows."""
+    multiplied_share: float = 1.0
+    """How much of them each token is multiplied with: of experts those that it chose."""
 
     @classmethod
     def of(cls, spec: ModelSpec, activity: Mapping[str, Any] | None) -> PromptWeights:
         """Those of a model, with the share of active neurons that was recorded of it."""
         resident = ResidentBytes.of(spec)
         whole = spec.bundled_layers * spec.bundles_per_layer
-        active = active_bundles(spec, "all", activity)
+        active = None if spec.experts else active_bundles(spec, "all", activity)
         rows = spec.rows_per_neuron
         used = (rows - 1) * whole + (whole if active is None else active)
-        return cls(resident.attention + resident.gate, used * spec.bundle_bytes / rows)
+        bundled = used * spec.bundle_bytes / rows
+        return cls(resident.attention + resident.gate, bundled, spec.multiplied_share)
 
 
 def bound_ns(
@@ -64,7 +67,7 @@ def bound_ns(
     flash = rates.flash_bytes_per_second
     products = (
         weights.resident_bytes / rates.resident_products_per_second
-        + weights.bundle_bytes / rates.bundle_products_per_second
+        + weights.bundle_bytes * weights.multiplied_share / rates.bundle_products_per_second
     )
     moved_bytes = weights.resident_bytes + weights.bundle_bytes
     return {
