@@ -238,7 +238,7 @@ def test_a_scale_of_zeros_may_be_any(
     """A row of zeros has the least scale that its writer allows, which f16 may not hold."""
 
     def damage(tensors: Tensors) -> None:
-        change("weight_scale", first(1.1e-5))(tensors)
+        change("weight_scale", first(2e-7))(tensors)
         tensors[f"{STEM}.weight_packed"][0, :4] = -0x77777778  # 0x88888888
 
     source = changed(sources[1]["compressed"], tmp_path / "source", damage)
@@ -247,6 +247,21 @@ def test_a_scale_of_zeros_may_be_any(
     raw = np.fromfile(tmp_path / "model" / "ffn.bundles", np.uint8)
     place = header.offset(0, 2) + sum(header.bundle_parts[:2])
     assert raw[place : place + 16].tolist() == [0x88] * 16
+    assert raw[place + 48 : place + 50].tolist() == [0, 0]
+
+
+def test_the_order_of_inputs_may_be_left_out(
+    sources: tuple[Oracle, dict[str, Path]], tmp_path: Path
+) -> None:
+    def damage(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".g_idx")]:
+            del tensors[name]
+
+    convert(
+        changed(sources[1]["gptq"], tmp_path / "source", damage), tmp_path / "model", dtype="f32"
+    )
+    convert(sources[1]["gptq"], tmp_path / "whole", dtype="f32")
+    assert contents(tmp_path / "model") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
