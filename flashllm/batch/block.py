@@ -35,10 +35,10 @@ class RowsInBlock:
         self._model = model
         self._is_stopped = is_stopped
         self._on_token = on_token
-        self._free: list[Context] = [model.new_context() for _ in range(model.plan.contexts - 1)]
+        others = [model.new_context() for _ in range(model.plan.contexts - 1)]
+        self._free: list[Context | None] = [*others, None]
+        """The next one is the last; None is the model's own."""
         self._going: list[tuple[EncodedRow, Context | None, Generation]] = []
-        """The context is None for the model's own."""
-        self._own_is_free = True
 
     def answers(self, rows: Iterable[EncodedRow]) -> Iterator[Finished]:
         """As `Schedule` has it."""
@@ -57,7 +57,7 @@ class RowsInBlock:
 
     def _fill(self, waiting: Iterator[EncodedRow]) -> Iterator[Finished]:
         """Begins rows while there are contexts: reads their prompts, up to their first tokens."""
-        while (self._free or self._own_is_free) and not self._is_stopped():
+        while self._free and not self._is_stopped():
             encoded = next(waiting, None)
             if encoded is None:
                 return
@@ -68,7 +68,7 @@ class RowsInBlock:
 
     def _begin(self, encoded: EncodedRow) -> None:
         row, prompt = encoded.row, encoded.prompt
-        context = None if self._own_is_free else self._free[-1]
+        context = self._free[-1]
         generation = self._model.generate(
             prompt.ids,
             max_tokens=row.max_tokens,
@@ -79,10 +79,7 @@ class RowsInBlock:
         )
         if next(generation, None) is not None:
             self._on_token()
-        if context is None:
-            self._own_is_free = False
-        else:
-            self._free.pop()
+        self._free.pop()
         self._going.append((encoded, context, generation))
 
     def _finished(self) -> Iterator[Finished]:
@@ -92,10 +89,7 @@ class RowsInBlock:
         for encoded, context, generation in going:
             if generation.pending is not None:
                 continue
-            if context is None:
-                self._own_is_free = True
-            else:
-                self._free.append(context)
+            self._free.append(context)
             answer: RowAnswer | None = answer_of(encoded.row, generation, self._model)
             if answer is not None:
                 self.costs.add(generation.report())

@@ -46,6 +46,12 @@ def activate_each(
     return x / (np.float32(1) + powers)
 
 
+def sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """1 / (1 + e^-x) of each; a value has the same bits alone and among others."""
+    with np.errstate(over="ignore"):
+        return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+
 def combine(spec: ModelSpec, activated: Tensor, up: Tensor) -> Tensor:
     """The neurons' outputs where there is a gate: activated gate times up."""
     return activated * (torch.relu(up) if spec.activation == "drelu" else up)

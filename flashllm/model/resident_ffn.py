@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from flashllm.model.activations import activate_each
+from flashllm.model.activations import activate_each, sigmoid
 from flashllm.model.linear import Linear
 from flashllm.spec import ModelSpec
 
@@ -45,7 +43,4 @@ class SharedExpert:
         out = self.ffn(x)
         if self.router is None:
             return out
-        logits: NDArray[np.float32] = self.router(x).numpy()
-        with np.errstate(over="ignore"):
-            weights = np.float32(1) / (np.float32(1) + np.exp(-logits))
-        return out.mul_(torch.from_numpy(weights))
+        return out.mul_(torch.from_numpy(sigmoid(self.router(x).numpy())))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.tensor_table import CHOICE_BIAS, ROUTER, ROUTER_BIAS
+from flashllm.model.activations import sigmoid
 from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Open, Vector
 from flashllm.model.layer_inputs import Reads
 from flashllm.spec import ModelSpec, MoeSpec
@@ -102,9 +103,7 @@ def _largest(logits: Vector, count: int) -> NDArray[np.int64]:
 def _scores(experts: MoeSpec, logits: Vector) -> Vector:
     """What the logits of each token count as."""
     if experts.score == "sigmoid":
-        with np.errstate(over="ignore"):
-            sigmoid: Vector = np.float32(1) / (np.float32(1) + np.exp(-logits))
-        return sigmoid
+        return sigmoid(logits)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax: Vector = powers / powers.sum(axis=1, keepdims=True)
     return softmax
