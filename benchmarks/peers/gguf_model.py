@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from flashllm.convert import Progress, progress_for
-from flashllm.convert.output.destination import check_space, sync, write_error
+from flashllm.convert.output.destination import check_space, write_error
 from numpy.typing import NDArray
 
 from benchmarks.peers.files import Checkpoint, read_checkpoint
@@ -43,6 +43,7 @@ from flashllm.errors import (
 )
 from flashllm.settings.values import parse_count
 from flashllm.spec import ModelSpec
+from flashllm.system.atomic_file import sync
 
 ARCHITECTURE = "llama"
 FFN_MULTIPLE = 32

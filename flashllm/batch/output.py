@@ -22,6 +22,7 @@ from flashllm.batch.appended_file import AppendedFile
 from flashllm.batch.input_rows import InputRows
 from flashllm.batch.journal import BatchKey, Header, journal_path, read_header
 from flashllm.errors import CannotCreate, DestinationExists
+from flashllm.system.atomic_file import sync
 from flashllm.system.resumable_file import write_error, write_file
 
 ANSWER_BYTES_MAX = 64 << 20
@@ -130,7 +131,8 @@ class FileOutput:
             self._remove_journal()  # first: answers without it are nothing to go on with
             self._out.cut(0)
             write_file(self._journal_path, Header(self._key, self.created).line())
-            _sync_directory(self.path.absolute().parent)
+            with contextlib.suppress(OSError):  # not everywhere can a directory be made durable
+                sync(self.path.absolute().parent)
         self._has_begun = True
 
     def finish(self) -> None:
@@ -263,13 +265,3 @@ def _lock(descriptor: int) -> None:
         raise
     except OSError:  # a file system without locks
         pass
-
-
-def _sync_directory(directory: Path) -> None:
-    """Has the names of its files outlive a loss of power, where the system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -39,3 +39,12 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666, durable: bool = F
             if durable:
                 file.flush()
                 os.fsync(descriptor)
+
+
+def sync(path: Path) -> None:
+    """Make a file or a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

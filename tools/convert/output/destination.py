@@ -30,6 +30,7 @@ from flashllm.errors import (
 from flashllm.flash.manifest import FileRecord
 from flashllm.flash.unfinished import PARTIAL_NAME, PULLED, partial_path
 from flashllm.progress import Progress
+from flashllm.system.atomic_file import sync
 
 from ..source.files import set_direct
 from .interruption import format_not_durable, format_stopped
@@ -174,15 +175,6 @@ def remove_tree(directory: Path) -> None:
     # Stopped just after it has closed a descriptor, rmtree closes that once more.
     with contextlib.suppress(OSError):
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Make a file or a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def check_space(directory: Path, needed_bytes: int) -> None:

@@ -14,10 +14,10 @@ from flashllm.flash.file_names import ACTIVITY_FILE, PREDICTORS_FILE
 from flashllm.flash.manifest import FileRecord
 from flashllm.progress import Progress, SilentProgress
 from flashllm.spec import ModelSpec
+from flashllm.system.atomic_file import sync
 
 from ..families.spec_from_config import Overrides
 from ..families.transforms import read_whole
-from ..output.destination import sync
 from ..output.inspection import Job
 from ..output.predictor_files import copy_predictors, encode_predictors
 from ..output.tensor_checksums import hash_tensors
