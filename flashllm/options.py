@@ -114,6 +114,7 @@ class OverridesWithoutMemory(TypedDict, total=False):
     contexts: int
     chunk_tokens: int | None
     prompt_neurons: PromptNeurons | None
+    keep_kv: int | None
 
 
 class ModelOverrides(OverridesWithoutMemory, total=False):
@@ -150,6 +151,9 @@ class ModelOptions:
     chunk_tokens: int | None = None
     """Tokens of a prompt that go through the layers together."""
     prompt_neurons: PromptNeurons | None = None
+    keep_kv: int | None = None
+    """Bytes on flash for the keys and values of earlier contexts, from which a prompt that begins
+    alike goes on; 0 removes those that there are. None neither keeps nor looks."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -159,6 +163,7 @@ class ModelOptions:
             "application_bytes",
             "contexts",
             "chunk_tokens",
+            "keep_kv",
         ):
             value = getattr(self, name)
             if value is not None and type(value) is not int:

@@ -70,6 +70,9 @@ class OpenModel(Protocol):
     def io_report(self) -> dict[str, Any]:
         """How the bundles are read."""
 
+    def restore_kept(self, context: Context, ids: Sequence[int], answer: int) -> None:
+        """Bring back keys and values of a prompt that were kept."""
+
 
 class Generation:
     """Iterator of tokens; afterwards `finish_reason`, `text` and `report()` tell how it went.
@@ -324,6 +327,7 @@ class Generation:
     def _read(self) -> NDArray[np.float32]:
         """Compute the part of prompt and answer that the context lacks; returns logits [vocab]."""
         decoder, prompt, said = self._decoder, self._prompt, self._said
+        self._model.restore_kept(self._context, [*prompt, *said], len(said))
         cached = self._context.tokens.cached_prefix([*prompt, *said], len(said))
         self.reused_tokens = cached
         unread, to_decode = prompt[cached:], said[max(cached - len(prompt), 0) :]

@@ -29,6 +29,7 @@ from flashllm.engine.answer import Request, encode
 from flashllm.engine.answer_message import AnswerMessage
 from flashllm.engine.async_generation import AsyncGeneration
 from flashllm.engine.generation import Generation, OnPrefill, Token, Usage
+from flashllm.engine.kept_context import KeptContext, kept_context_for
 from flashllm.engine.loading import OnLoading, load_planned, open_decoder
 from flashllm.engine.protocol import EngineWait
 from flashllm.engine.sampling import Sampling
@@ -150,6 +151,7 @@ class Model:
         self.reader_stats: Callable[[], dict[str, Any]] = store.reader.stats
         """Counts of the reader since the model was opened; asked after every token, so without
         detours."""
+        self._kept: KeptContext | None = kept_context_for(options, store, plan, decoder)
         self._turns = Turns(decoder, sanitize_line(self.info.name))
         self._last_io_report: dict[str, Any] = {}
         """How bundles were read, once the model is closed."""
@@ -324,6 +326,26 @@ class Model:
             _log.warning("reading ahead has stopped: %s", error)
         return shares[-1]
 
+    def keep_context(self) -> bool:
+        """Write a little of the default context to flash, if it was opened with `keep_kv`.
+
+        Whether more is left to keep and nothing is computed. Closing the model keeps the rest. From
+        any thread.
+        """
+        left = [False]
+        if self._kept is not None:
+            kept = self._kept
+            self._turns.between_steps(lambda: left.append(kept.keep_some()))
+        return left[-1]
+
+    def restore_kept(self, context: Context, ids: Sequence[int], answer: int) -> None:
+        """Bring back what was kept of a prompt, where that is more than `context` has.
+
+        Within a step; `generate` calls it.
+        """
+        if self._kept is not None and context is self._decoder.context:
+            self._kept.restore(ids, answer, lambda: self._decoder.truncate(0))
+
     def cancel(self) -> None:
         """End all unfinished answers within a layer. From any thread, also after `close`."""
         self._turns.cancel_all()
@@ -387,6 +409,8 @@ class Model:
         fallback = self.io_report()["fallback"]
         if fallback and self._options.direct:
             found.append(f"reads go through the page cache, not direct ({fallback})")
+        if self._kept is not None and self._kept.problem:
+            found.append(self._kept.problem)
         return [*found, self._caution] if self._caution else found
 
     def read_latencies(self) -> Latencies:
@@ -420,6 +444,8 @@ class Model:
     def _release(self) -> None:
         self._last_io_report = self._read_io_report()
         self._own_thread.shutdown(wait=False)
+        if self._kept is not None:
+            self._kept.finish()
         self._store.close()
         # The memory goes back now, though answers and contexts may still refer to the model.
         self._decoder.close()

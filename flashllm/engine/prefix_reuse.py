@@ -58,7 +58,8 @@ class PrefixReuse:
         context = self._context
         if context is None:
             answers = (one for one in request.messages if one["role"] == "assistant")
-            return "model reopened" if self._is_fresh and any(answers) else ""
+            is_new = self._is_fresh and not reused and any(answers)
+            return "model reopened" if is_new else ""
         if reused >= context.tokens - 1:  # the last token may not have been computed
             return ""
         if request.system != context.request.system:

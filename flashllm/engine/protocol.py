@@ -160,6 +160,9 @@ class Engine(Protocol):
     def warm_up(self) -> float:
         """Read a little ahead, where all neurons fit; the share of them, 1.0 at the end."""
 
+    def keep_context(self) -> bool:
+        """Keep a little of the context on flash, if that was asked for; whether more is left."""
+
     def cancel(self) -> None:
         """End the running generation within a layer."""
 

@@ -10,7 +10,7 @@ answer, all tokens are alike. Pure: no tensors are touched here.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 
@@ -27,6 +27,8 @@ class ContextTokens:
         self._starts: list[int] = []  # of the pieces, ascending
         self._decoded: list[bool] = []  # of each piece: whether it is one token of an answer
         self._sampled: list[int] = []  # the token that was drawn behind the last, if one was
+        self.unchanged = 0
+        """So many of the first tokens have been there since `mark` was called."""
 
     def append_prefilled(self, ids: Sequence[int]) -> None:
         """Records a chunk of a prompt that is in the context now."""
@@ -40,6 +42,42 @@ class ContextTokens:
         """Records the token that was sampled after the last one; it is not in the context yet."""
         self._sampled = [token]
 
+    @property
+    def sampled(self) -> list[int]:
+        """The token that was sampled after the last one, if one was."""
+        return list(self._sampled)
+
+    def mark(self) -> None:
+        """From now on `unchanged` tells how many of the present tokens have stayed."""
+        self.unchanged = len(self.ids)
+
+    def pieces(self, start: int, end: int) -> list[tuple[int, bool]]:
+        """Where pieces begin from `start` up to `end`, and whether each is a token of an answer."""
+        first, last = bisect_left(self._starts, start), bisect_left(self._starts, end)
+        return list(zip(self._starts[first:last], self._decoded[first:last], strict=True))
+
+    def empty_copy(self) -> ContextTokens:
+        """No tokens, which are to be computed as these."""
+        return ContextTokens(self.chunk_tokens, self.cut_anywhere, self.decoded_alike)
+
+    def restore(
+        self, ids: Sequence[int], pieces: Sequence[tuple[int, bool]], sampled: Sequence[int]
+    ) -> None:
+        """Appends tokens with what `pieces` and `sampled` had told of them.
+
+        `ValueError` where no context can have had such pieces.
+        """
+        before, end = len(self.ids), len(self.ids) + len(ids)
+        starts = [start for start, _ in pieces]
+        if starts != sorted(set(starts)) or any(not before <= start < end for start in starts):
+            raise ValueError(f"pieces begin at {starts[:8]}, of tokens {before} to {end - 1}")
+        if not before and starts[:1] != [0]:
+            raise ValueError("no piece begins at the first token")
+        self._starts += starts
+        self._decoded += [is_decoded for _, is_decoded in pieces]
+        self.ids += ids
+        self._sampled = list(sampled)
+
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`, a result of `cached_prefix`."""
         pieces = bisect_right(self._starts, length - 1)
@@ -47,6 +85,7 @@ class ContextTokens:
         # Where an answer began it may begin again, even if the next prompt is cancelled.
         self._sampled = [*self.ids, *self._sampled][length : length + 1]
         del self.ids[length:], self._starts[pieces:], self._decoded[pieces:]
+        self.unchanged = min(self.unchanged, length)
 
     def cached_prefix(self, ids: Sequence[int], answer: int = 0) -> int:
         """How many of the first `ids` may stay; at least one is left, to compute the logits from.

@@ -21,6 +21,7 @@ _KEYWORDS = {
     "verify": "verify",
     "prompt-neurons": "prompt_neurons",
     "profile": "profile",
+    "keep-kv": "keep_kv",
 }
 """Flag -> field of `ModelOptions`."""
 _CHOICES = "|".join((*SELECTORS, *POLICIES, *KV_DTYPES, *OVERLAPS, *VERIFIES, *PROMPT_NEURONS))

@@ -37,6 +37,7 @@ from flashllm.settings.values import (
     parse_path,
     parse_positive,
     parse_seed,
+    parse_size,
 )
 
 
@@ -146,6 +147,16 @@ MODEL_OPTIONS = (
         " again and rounds more",
         "TYPE",
         DEFAULT_KV_DTYPE,
+    ),
+    Option(
+        "keep_kv",
+        ("--keep-kv",),
+        parse_size,
+        None,
+        "keep keys and values of conversations on disk, up to SIZE of them, so that one is gone on"
+        " with at once after a restart; 0 removes them (default: none are kept)",
+        "SIZE",
+        unset="neither kept nor looked for",
     ),
     Option(
         "window",

@@ -89,6 +89,7 @@ class Settings:
             context=self.value("ctx_size"),
             kv_dtype=self.value("kv_dtype"),
             profile=self.value("profile"),
+            keep_kv=self.value("keep_kv"),
         )
 
     def with_flags(self, given: Mapping[str, Any]) -> Settings:

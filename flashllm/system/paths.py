@@ -52,6 +52,11 @@ def cache_dir() -> Path:
     return _home() or Path(platformdirs.user_cache_dir(APPLICATION))
 
 
+def kept_kv_dir() -> Path:
+    """Directory of the keys and values of earlier contexts."""
+    return cache_dir() / "kv"
+
+
 def log_file() -> Path:
     """The chat's log."""
     import platformdirs

@@ -373,6 +373,9 @@ class FakeModel:
     def warm_up(self) -> float:
         return 1.0
 
+    def keep_context(self) -> bool:
+        return False
+
     def release_slots(self, nbytes: int) -> int:
         self.bytes_released = min(nbytes, self.plan.split["slots"])
         return self.bytes_released

@@ -280,6 +280,10 @@ class EngineClient:
         """1.0: the other process reads ahead by itself while nothing is asked."""
         return 1.0
 
+    def keep_context(self) -> bool:
+        """False: the other process keeps it by itself while nothing is asked."""
+        return False
+
     def watch_memory(self, on_released: OnReleased) -> None:
         """From now on slots are given back before both processes are at their ceiling."""
         self._watch = MemoryWatch(self._process, self.plan, on_released)

@@ -73,9 +73,11 @@ class Worker:
         self._channel.close(LEAVE_SECONDS)
 
     def _next_command(self) -> messages.Open | messages.Generate | None:
-        """The next command; until it comes, what fits into memory is read ahead."""
+        """The next command; until it comes, the context is kept, and what fits is read ahead."""
         told = share = 0.0
         while self._model is not None and self._commands.empty():
+            if self._model.keep_context():
+                continue
             was_begun, share = share > 0, self._model.warm_up()
             is_over = share == 1.0
             if (is_over and was_begun) or told + WARMING_STEP <= share < 1.0:
