@@ -7,7 +7,7 @@ finished gives its place to the next one, so that the block stays full until row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from flashllm.batch.answer_lines import RowAnswer
 from flashllm.batch.costs import BatchCosts
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
     from flashllm.kv_cache.context import Context
 
 
+ROUNDS_OF_PLACES = 8
+"""New rows come into a block an eighth of its places at a time: waiting for more leaves places
+empty, and for fewer a layer is read more often."""
+_Going: TypeAlias = "tuple[EncodedRow, Context | None, Generation]"
+
+
 class RowsInBlock:
     """As many rows at once as the model has contexts.
 
-    Prompts are read one after the other, each when its row comes into the block.
+    The prompts of rows that come into the block at the same time are read together.
     """
 
     def __init__(
@@ -36,40 +42,70 @@ class RowsInBlock:
         self._is_stopped = is_stopped
         self._on_token = on_token
         others = [model.new_context() for _ in range(model.plan.contexts - 1)]
+        self._places_filled = max(len(others) // ROUNDS_OF_PLACES, 1)
+        """So many free places are waited for: their prompts share a reading of the layers."""
         self._free: list[Context | None] = [*others, None]
         """The next one is the last; None is the model's own."""
-        self._going: list[tuple[EncodedRow, Context | None, Generation]] = []
+        self._going: list[_Going] = []
 
     def answers(self, rows: Iterable[EncodedRow]) -> Iterator[Finished]:
         """As `Schedule` has it."""
         waiting = iter(rows)
         while not self._is_stopped():
-            yield from self._fill(waiting)
+            if not self._going or len(self._free) >= self._places_filled:
+                yield from self._fill(waiting)
             if not self._going:
                 return
             yield from self._finished()
             if self._going and not self._is_stopped():
                 first, *others = [generation for _, _, generation in self._going]
-                for token in first.next_of_each(others):
-                    if token is not None:
-                        self._on_token()
+                self._tell(first.next_of_each(others))
             yield from self._finished()
 
     def _fill(self, waiting: Iterator[EncodedRow]) -> Iterator[Finished]:
         """Begins rows while there are contexts: reads their prompts, up to their first tokens."""
         while self._free and not self._is_stopped():
-            encoded = next(waiting, None)
-            if encoded is None:
+            taken: list[_Going] = []
+            while self._free and (encoded := next(waiting, None)) is not None:
+                try:
+                    generation = self._generate(encoded, self._free[-1])
+                except FlashllmError as error:
+                    yield Finished(encoded.number, failure_of(encoded.row, error))
+                else:
+                    taken.append((encoded, self._free.pop(), generation))
+            if not taken:
                 return
-            try:
-                self._begin(encoded)
-            except FlashllmError as error:
-                yield Finished(encoded.number, failure_of(encoded.row, error))
+            yield from self._begin(taken)
 
-    def _begin(self, encoded: EncodedRow) -> None:
+    def _begin(self, taken: list[_Going]) -> Iterator[Finished]:
+        """Reads the prompts of rows together; where that fails, of each by itself."""
+        first, *others = [generation for _, _, generation in taken]
+        try:
+            tokens = first.first_of_each(others)
+        except FlashllmError:  # of which row is found out below
+            tokens = []
+        self._tell(tokens)
+        if tokens:
+            self._going += taken
+            return
+        for encoded, context, _ in taken:
+            try:
+                generation = self._generate(encoded, context)
+                self._tell([next(generation, None)])
+            except FlashllmError as error:
+                self._free.append(context)
+                yield Finished(encoded.number, failure_of(encoded.row, error))
+            else:
+                self._going.append((encoded, context, generation))
+
+    def _tell(self, tokens: Iterable[object]) -> None:
+        for token in tokens:
+            if token is not None:
+                self._on_token()
+
+    def _generate(self, encoded: EncodedRow, context: Context | None) -> Generation:
         row, prompt = encoded.row, encoded.prompt
-        context = self._free[-1]
-        generation = self._model.generate(
+        return self._model.generate(
             prompt.ids,
             max_tokens=row.max_tokens,
             sampling=row.sampling,
@@ -77,10 +113,6 @@ class RowsInBlock:
             context=context,
             answer=len(prompt.begun),
         )
-        if next(generation, None) is not None:
-            self._on_token()
-        self._free.pop()
-        self._going.append((encoded, context, generation))
 
     def _finished(self) -> Iterator[Finished]:
         """Those that have come to their end leave the block; a cancelled one tells nothing."""

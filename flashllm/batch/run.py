@@ -14,6 +14,7 @@ from flashllm.batch.input_rows import InputRows
 from flashllm.batch.output import BatchOutput
 from flashllm.batch.row import RowDefaults, RowFailure
 from flashllm.batch.row_by_row import Finished, Schedule
+from flashllm.batch.row_order import by_prefix
 from flashllm.errors import FlashllmError
 from flashllm.system.memory import rss_peak_bytes
 from flashllm.telemetry.costs import ratio
@@ -97,7 +98,7 @@ class BatchRun:
         order, begun = self._output.order, time.monotonic()
         resumed = order.n_done
         self._output.begin()
-        for finished in schedule.answers(self._encoded()):
+        for finished in schedule.answers(by_prefix(self._encoded())):
             self._write(finished)
         if order.is_complete:
             self._output.finish()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.engine import together
 from flashllm.engine.answer_message import AnswerMessage
 from flashllm.engine.sampling import Sampler, Sampling, StopMatcher
 from flashllm.engine.turns import Claim
@@ -114,20 +115,20 @@ class Generation:
         self._model = model
         self._decoder = decoder
         self._claim = claim
-        self._context = claim.context
+        self.context = claim.context
         self._max_tokens = max_tokens
         self._on_prefill = on_prefill
         self._steps_seen = -1
         self._sampled: int | None = None  # the last token
         self._matcher = StopMatcher(stop)
-        self._prompt, self._said = list(ids[: len(ids) - answer]), list(ids[len(ids) - answer :])
-        self._text = tokenizer.decoder(self._prompt) if tokenizer else None
+        self.prompt, self._said = list(ids[: len(ids) - answer]), list(ids[len(ids) - answer :])
+        self._text = tokenizer.decoder(self.prompt) if tokenizer else None
         self._reasoning = ReasoningCounter()
         self._eos_ids = tokenizer.eos_ids if tokenizer else model.info.spec.eos_ids
         self._meter: Meter | NoMeter = NoMeter(decoder.clock)
         if telemetry:
             self._meter = Meter(model.reader_stats, decoder.pool.counters, decoder.clock)
-        self._sampler = Sampler(sampling, self._prompt)
+        self._sampler = Sampler(sampling, self.prompt)
 
     def __iter__(self) -> Iterator[Token]:
         return self
@@ -139,7 +140,7 @@ class Generation:
             raise StopIteration
         token = None
         try:
-            token = self._claim.compute(self._step)
+            token = self._claim.compute(self.step)
         except Cancelled:
             self.finish_reason = "cancelled"
         if token is None:
@@ -218,19 +219,19 @@ class Generation:
             },
         }
 
-    def _step(self) -> Token | None:
-        """The next token; None if the answer ends without another one."""
+    def step(self) -> Token | None:
+        """The next token, within a step of a claim; None if the answer ends without another one."""
         if self._claim.is_released:  # while another thread computed the last token
             return None
         if self._sampled is None:
-            self._claim.held.enter_context(right_of_way.taken())
+            self.begin()
             logits = self._first_logits()
             if logits is None:
                 self._claim.release()
                 return None
         else:
-            self._begin_step()
-            logits = self._decoder.decode(self._sampled, self._context)
+            self.begin_step()
+            logits = self._decoder.decode(self._sampled, self.context)
         token, text = self.sample(logits)
         return self.tell(token, text, self._close_step())
 
@@ -239,7 +240,7 @@ class Generation:
         clock = self._meter.clock
         clock.switch("sample")
         token = self._sampled = self._sampler.next(logits)
-        self._context.tokens.append_sampled(token)
+        self.context.tokens.append_sampled(token)
         clock.switch("other")
         return token, self._accept(token, last=len(self.ids) + 1 == self._max_tokens)
 
@@ -255,10 +256,17 @@ class Generation:
 
         None before the prompt is read, and after the end.
         """
-        is_over = self._claim.is_released or self._claim.is_cancelled
-        if self._sampled is None or is_over:
+        if self._sampled is None or self.is_over:
             return None
-        return self._context, self._sampled
+        return self.context, self._sampled
+
+    def first_of_each(self, others: Sequence[Generation]) -> list[Token | None]:
+        """The first token of this generation and of others, their prompts read together.
+
+        As `next_of_each`, for those of which no token was asked for yet. Their `on_prefill` is not
+        called where several prompts are read at once.
+        """
+        return self._of_each(others, together.first_of_each)
 
     def next_of_each(self, others: Sequence[Generation]) -> list[Token | None]:
         """A token of this generation and of others of the same model, each layer read once for all.
@@ -267,9 +275,16 @@ class Generation:
         what the step cost is shared out. After an error, or where this one is cancelled, all have
         ended.
         """
+        return self._of_each(others, together.next_of_each)
+
+    def _of_each(
+        self,
+        others: Sequence[Generation],
+        step: Callable[[Sequence[Generation], Decoder, Meter | NoMeter], list[Token | None]],
+    ) -> list[Token | None]:
         group = [self, *others]
         try:
-            return self._claim.compute(lambda: self._step_of_each(group))
+            return self._claim.compute(lambda: step(group, self._decoder, self._meter))
         except BaseException as error:
             is_cancelled = isinstance(error, Cancelled)
             for each in group:
@@ -284,32 +299,11 @@ class Generation:
             self.finish_reason = self.finish_reason or "cancelled"
         self._claim.release()
 
-    def _step_of_each(self, group: Sequence[Generation]) -> list[Token | None]:
-        pending = {at: each.pending for at, each in enumerate(group)}
-        going = {at: one for at, one in pending.items() if one is not None}
-        for at in pending.keys() - going.keys():
-            group[at].end(is_cancelled=True)
-        told: list[Token | None] = [None] * len(group)
-        if not going:
-            return told
-        contexts, tokens = zip(*going.values(), strict=True)
-        self._begin_step()
-        logits = self._decoder.decode_each(tokens, contexts)
-        found = [group[at].sample(row) for at, row in zip(going, logits, strict=True)]
-        costs = self._meter.token().shared(len(going))
-        self._steps_seen = self._decoder.steps
-        for at, (token, text), cost in zip(going, found, costs, strict=True):
-            if not isinstance(self._meter, NoMeter):
-                group[at].costs.append(cost)
-            told[at] = group[at].tell(token, text, cost)
-        return told
-
     def _first_logits(self) -> NDArray[np.float32] | None:
-        self._resume()
         if self._matcher.stopped:  # the answer had come to its end before
             self.finish_reason = "stop"
             return None
-        self._begin_step()
+        self.begin_step()
         logits = self._read()
         if self._max_tokens == 0:
             self.finish_reason = "length"
@@ -317,8 +311,19 @@ class Generation:
             return None
         return logits
 
-    def _resume(self) -> None:
-        """Bring sampler and text back to the state in which the answer was stopped."""
+    @property
+    def is_over(self) -> bool:
+        """Whether no further token comes."""
+        return self._claim.is_released or self._claim.is_cancelled
+
+    @property
+    def reads_prompt_only(self) -> bool:
+        """Whether its first step reads a prompt and samples a token."""
+        return self._sampled is None and not self._said and self._max_tokens > 0
+
+    def begin(self) -> None:
+        """Takes the right of way, and brings sampler and text to where a stopped answer was."""
+        self._claim.held.enter_context(right_of_way.taken())
         self._sampler.skip(self._said)
         if self._text is not None:
             text = [self._matcher.push(self._text.push(token)) for token in self._said]
@@ -326,10 +331,8 @@ class Generation:
 
     def _read(self) -> NDArray[np.float32]:
         """Compute the part of prompt and answer that the context lacks; returns logits [vocab]."""
-        decoder, prompt, said = self._decoder, self._prompt, self._said
-        self._model.restore_kept(self._context, [*prompt, *said], len(said))
-        cached = self._context.tokens.cached_prefix([*prompt, *said], len(said))
-        self.reused_tokens = cached
+        decoder, prompt, said = self._decoder, self.prompt, self._said
+        self.reused_tokens = cached = self.reuse()
         unread, to_decode = prompt[cached:], said[max(cached - len(prompt), 0) :]
         total, on_prefill = len(unread) + len(to_decode), self._on_prefill
 
@@ -338,13 +341,21 @@ class Generation:
                 on_prefill(done, total)
 
         if unread:
-            logits = decoder.prefill(unread, progress=report, cached=cached, context=self._context)
+            logits = decoder.prefill(unread, progress=report, cached=cached, context=self.context)
         else:
-            decoder.truncate(cached, self._context)
+            decoder.truncate(cached, self.context)
         for done, token in enumerate(to_decode, len(unread) + 1):
-            logits = decoder.decode(token, self._context)
+            logits = decoder.decode(token, self.context)
             report(done, total)
         return logits
+
+    def reuse(self) -> int:
+        """How many tokens the context has of prompt and answer; others are asked for theirs."""
+        ids, said = [*self.prompt, *self._said], len(self._said)
+        self._model.restore_kept(self.context, ids, said)
+        if not said:
+            self._decoder.share_prefix(self.context, ids)
+        return self.context.tokens.cached_prefix(ids, said)
 
     def _accept(self, token: int, last: bool) -> str:
         # Takes a token in: what to show, and whether it is the last one.
@@ -361,23 +372,27 @@ class Generation:
             shown += self._matcher.flush()
         elif last:
             self.finish_reason = "length"
-        elif self._context.length >= self._context.capacity:
+        elif self.context.length >= self.context.capacity:
             self.finish_reason = "context"
         self.text += shown
         self._reasoning.add(shown)
         return shown
 
-    def _begin_step(self) -> None:
+    def begin_step(self) -> None:
+        """What is computed now is this answer's."""
         if self._decoder.steps != self._steps_seen:  # of another context
             self._meter.reread()
         self._meter.start()
 
     def _close_step(self) -> TokenCost:
-        cost = self._meter.token()
+        return self.note(self._meter.token())
+
+    def note(self, cost: TokenCost) -> TokenCost:
+        """Keeps what a step cost, and returns it."""
         self._steps_seen = self._decoder.steps
         if isinstance(self._meter, NoMeter):
             return cost
-        if self._context.length == self.prompt_tokens:
+        if self.context.length == self.prompt_tokens:
             self.prefill = PrefillCost.of(cost, self.prompt_tokens, self.reused_tokens)
         else:
             self.costs.append(cost)

@@ -50,6 +50,12 @@ class Context:
         self.keys_values.truncate(length)
         self.tokens.truncate(length)
 
+    def copy_prefix(self, other: Context, length: int) -> None:
+        """Forget all tokens, and take over the first `length` of another context of the model."""
+        self.truncate(0)
+        self.keys_values.copy(other.keys_values, length)
+        self.tokens.restore(other.tokens.ids[:length], other.tokens.pieces(0, length), [])
+
     def close(self) -> None:
         """Drop the keys and values; the tokens stay known."""
         self.keys_values.close()

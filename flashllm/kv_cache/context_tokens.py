@@ -43,6 +43,12 @@ class ContextTokens:
         self._sampled = [token]
 
     @property
+    def prefilled_prefix(self) -> int:
+        """How many of the first tokens are of prompts, with none of an answer before them."""
+        at = next((at for at, decoded in enumerate(self._decoded) if decoded), len(self._starts))
+        return self._starts[at] if at < len(self._starts) else len(self.ids)
+
+    @property
     def sampled(self) -> list[int]:
         """The token that was sampled after the last one, if one was."""
         return list(self._sampled)

@@ -56,6 +56,12 @@ class KvCache:
         assert 0 <= length <= self.length
         self.length = length
 
+    def copy(self, other: KvCache, length: int) -> None:
+        """Forget all tokens, and take over the first `length` of another cache of the same kind."""
+        for layer in range(len(self._layers)):
+            self.encoded(layer)[:, :, :length] = other.encoded(layer)[:, :, :length]
+        self.length = length
+
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
 

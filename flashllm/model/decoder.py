@@ -39,6 +39,8 @@ from flashllm.weight_cache.slot_pool import SlotPool
 
 LOGIT_ROWS_MAX = 64
 LOGIT_BLOCK_BYTES = 4 << 20
+SHARED_TOKENS_MIN = 8
+"""Fewer tokens are computed again rather than copied from another context."""
 
 
 class Decoder:
@@ -234,6 +236,47 @@ class Decoder:
         self._check_cancelled()
         logits: NDArray[np.float32] = self._logits(last)[0]
         return logits
+
+    def prefill_each(
+        self, prompts: Sequence[Sequence[int]], contexts: Sequence[Context], cached: Sequence[int]
+    ) -> Iterator[NDArray[np.float32]]:
+        """Compute several prompts, each after the first `cached` tokens of its context.
+
+        Yields the logits [vocab] after the last token of each, which are to be asked for before
+        anything else is computed. The bits are those of a call of `prefill` for each; a layer that
+        is read is read once for as many of their tokens as a chunk has, where products have the
+        same bits alone and among others.
+        """
+        if not self._products.batch_invariant:
+            for ids, context, length in zip(prompts, contexts, cached, strict=True):
+                yield self.prefill(ids, cached=length, context=context)
+            return
+        self.steps += 1
+        for context, length in zip(contexts, cached, strict=True):
+            self.truncate(length, context)
+        self.release()
+        how = Pass("needed" if self._prompt_is_selected else "dense")
+        hidden = self._prompts.run_each(contexts, prompts, how)
+        self._check_cancelled()
+        for block in self._logits_blocks(hidden):
+            yield from block
+
+    def share_prefix(self, context: Context, ids: Sequence[int]) -> None:
+        """Let a context begin with what another one has of the prompt `ids`, if that is more.
+
+        Only tokens of prompts are taken over, whose bits are those that the context would compute.
+        """
+        if not context.tokens.cut_anywhere:
+            return
+        present, best, source = context.tokens.cached_prefix(ids), 0, None
+        for other in self._contexts:
+            if other is not context:
+                usable = min(other.tokens.cached_prefix(ids), other.tokens.prefilled_prefix)
+                if usable > best:
+                    best, source = usable, other
+        if source is not None and best >= present + SHARED_TOKENS_MIN:
+            self.truncate(0, context)
+            context.copy_prefix(source, best)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Empty the context, then compute a prompt; logits [tokens, vocab] after each token."""

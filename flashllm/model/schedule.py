@@ -148,17 +148,46 @@ class PromptSchedule:
             if progress is not None:
                 passed = functools.partial(_report, progress, start, len(chunk), len(ids))
             one = dataclasses.replace(how, keep_tokens=keep_tokens, passed=passed)
-            yield self._chunk(context, chunk, one)
+            yield self._chunk([(context, chunk)], one)
             start += len(chunk)
+
+    def run_each(
+        self, contexts: Sequence[Context], prompts: Sequence[Sequence[int]], how: Pass
+    ) -> Tensor:
+        """Append a prompt to each of several contexts, which are cut anywhere.
+
+        As many of their tokens as a chunk has go through the layers together. Hidden states
+        [contexts, d_model] of the last token of each.
+        """
+        passes = list(_passes(prompts, contexts[0].tokens.chunk_tokens))
+        self._pool.end_expecting()
+        if how.mode == "dense":
+            layers = self._transformer.spec.bundled_layers
+            self._pool.expect(layer for _ in passes for layer in range(layers))
+        last: dict[int, Tensor] = {}
+        for number, pieces in enumerate(passes):
+            chunk = [(contexts[at], list(prompts[at][start:end])) for at, start, end in pieces]
+            keep_tokens = 0
+            if number == len(passes) - 1:
+                keep_tokens = min(self._seed_tokens, sum(len(ids) for _, ids in chunk))
+            x = self._chunk(chunk, dataclasses.replace(how, keep_tokens=keep_tokens))
+            first = 0
+            for at, start, end in pieces:
+                first += end - start
+                if end == len(prompts[at]):
+                    last[at] = x[first - 1].clone()  # the rest of `x` is not kept
+        return torch.stack([last[at] for at in range(len(prompts))])
 
     def _is_few(self, how: Pass, chunk: Sequence[int]) -> bool:
         return how.mode == "needed" and len(chunk) <= self._needed_tokens
 
     @torch.inference_mode()
-    def _chunk(self, context: Context, ids: list[int], how: Pass) -> Tensor:
+    def _chunk(self, pieces: Sequence[tuple[Context, list[int]]], how: Pass) -> Tensor:
+        """Appends ids to each of several contexts; [tokens, d_model], piece after piece."""
         torch.set_num_threads(self._threads)
         transformer = self._transformer
-        spans = [Span(context.keys_values, len(ids))]
+        spans = [Span(context.keys_values, len(own)) for context, own in pieces]
+        ids = [token for _, own in pieces for token in own]
         x = transformer.embed(ids, spans)
         rotations = transformer.rotations(spans)
         for index in range(transformer.spec.n_layers):
@@ -168,7 +197,8 @@ class PromptSchedule:
             x = transformer.block(index, x, rotations, spans, feed_forward)
             if how.passed is not None:
                 how.passed((index + 1) / transformer.spec.n_layers)
-        context.append_prefilled(ids)
+        for context, own in pieces:
+            context.append_prefilled(own)
         self._pool.advance(len(ids))
         return x
 
@@ -179,6 +209,24 @@ class PromptSchedule:
             selects = how.mode == "needed"
             return self._feed_forward.dense(index, inputs, how.keep_tokens, how.tap, selects)
         return self._feed_forward.selected(index, inputs, how.mode == "oracle", how.chosen)
+
+
+def _passes(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Shares prompts out to passes of at most `most` tokens: (prompt, first, end), in order."""
+    pieces: list[tuple[int, int, int]] = []
+    room = most
+    for at, prompt in enumerate(prompts):
+        start = 0
+        while start < len(prompt):
+            end = min(start + room, len(prompt))
+            pieces.append((at, start, end))
+            room -= end - start
+            start = end
+            if room == 0:
+                yield pieces
+                pieces, room = [], most
+    if pieces:
+        yield pieces
 
 
 def _report(progress: Progress, start: int, tokens: int, total: int, share: float) -> None:
