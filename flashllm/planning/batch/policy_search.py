@@ -39,8 +39,11 @@ class CostModel(Protocol):
     """Costs of blocks of any size."""
 
     @property
-    def gbs_decides_time(self) -> bool:
-        """Whether blocks of as many rows take different times."""
+    def large_batches_are_faster(self) -> bool:
+        """Whether of two blocks of as many rows that of the larger batches is faster.
+
+        If not, that of the smaller ones needs less memory, and takes as long.
+        """
 
     def cost(self, block: Block) -> BlockCost:
         """The costs of a block of that size."""
@@ -62,11 +65,10 @@ def search(model: CostModel, latency_seconds: float | None = None) -> Found:
     """The best policy of all blocks; `UsageError` where scipy is not installed."""
     solved = []
     tried = 0
-    for block in _blocks(model):
+    for cost in _costs(model):
         tried += 1
-        cost = model.cost(block)
         if (placement := best_placement(cost)) is not None:
-            solved.append(CostedPolicy(BatchPolicy(block, placement), cost))
+            solved.append(CostedPolicy(BatchPolicy(cost.block, placement), cost))
     pareto = list(_pareto(solved))
     within = [one for one in pareto if latency_seconds is None or one.seconds <= latency_seconds]
     if not within:
@@ -165,21 +167,20 @@ def _most(limit: int, holds: Callable[[int], bool]) -> int:
     return low
 
 
-def _blocks(model: CostModel) -> Iterator[Block]:
-    """Sizes to try. More rows need more memory, so each row of sizes ends where one cannot fit."""
-    seen: set[int] = set()
-    for rows in BATCH_ROWS:
-        if _least_excess(model.cost(Block(rows, 1))):
-            return
+def _costs(model: CostModel) -> Iterator[BlockCost]:
+    """Of blocks of every number of rows, as one split into batches that may fit has it."""
+    splits: dict[int, list[Block]] = {}
+    for batch_rows in BATCH_ROWS:
         for batches in range(1, BATCHES_MAX + 1):
-            block = Block(rows, batches)
-            # Of blocks of as many rows, that of the smallest batches needs the least memory.
-            if not model.gbs_decides_time and block.rows in seen:
-                continue
-            if _least_excess(model.cost(block)):
+            block = Block(batch_rows, batches)
+            splits.setdefault(block.rows, []).append(block)
+    for rows in sorted(splits):
+        large_first = model.large_batches_are_faster
+        for block in sorted(splits[rows], key=lambda one: one.batch_rows, reverse=large_first):
+            cost = model.cost(block)
+            if not _least_excess(cost):
+                yield cost
                 break
-            seen.add(block.rows)
-            yield block
 
 
 def _least_excess(cost: BlockCost) -> bool:

@@ -38,7 +38,9 @@ class BatchShape:
     def of(cls, spec: ModelSpec) -> BatchShape:
         """The shape of a model; layers of several kinds count with their mean."""
         q_width, kv_width = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-        neuron_bytes = F16_BYTES * spec.rows_per_neuron * spec.d_model
+        # A gate that is kept in memory is no row of its neuron.
+        rows = spec.rows_per_neuron + (spec.gate == "resident")
+        neuron_bytes = F16_BYTES * rows * spec.d_model
         attention = F16_BYTES * spec.d_model * (2 * q_width + 2 * kv_width)
         dense_neurons = shared = 0
         if spec.experts is not None:

@@ -70,8 +70,8 @@ class StoreModel:
             )
 
     @property
-    def gbs_decides_time(self) -> bool:
-        """Whether blocks of as many rows take different times: more rows at once are faster."""
+    def large_batches_are_faster(self) -> bool:
+        """More rows at once share what a layer costs, and its weights on the way from DRAM."""
         return True
 
     def cost(self, block: Block) -> BlockCost:

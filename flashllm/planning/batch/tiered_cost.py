@@ -68,8 +68,8 @@ class TieredModel:
         )
 
     @property
-    def gbs_decides_time(self) -> bool:
-        """Whether blocks of as many rows take different times; here their memory alone differs."""
+    def large_batches_are_faster(self) -> bool:
+        """The paper's times depend on the rows of a block alone."""
         return False
 
     @property
