@@ -26,6 +26,17 @@ MODEL_175B = TieredModel(shape_of("175b"), t4(), WORK)
 SMALL = dataclasses.replace(t4(), device_bytes=3e9, dram_bytes=30e9, flash_bytes=90e9)
 """Too small for 30B but with a share of everything on flash."""
 
+QUICK = dataclasses.replace(
+    SMALL,
+    device_flops_per_second=1e15,
+    device_attention_flops_per_second=1e15,
+    device_decode_flops_per_second=1e15,
+    cpu_attention_flops_per_second=1e15,
+    device_to_dram_kv_bytes_per_second=3e9,
+)
+"""Computes in no time: prompts wait for keys and values, answers for weights, and which of them
+the device should hold depends on how many tokens there are of each."""
+
 
 @pytest.mark.parametrize("cost_model", ["overlapped", "serialised"])
 @pytest.mark.parametrize("published", PUBLISHED, ids=str)
@@ -131,8 +142,9 @@ def near(shares: tuple[float, ...], step: float) -> np.ndarray:
         (TieredModel(shape_of("30b"), SMALL, WORK), Block(4, 2)),
         (TieredModel(shape_of("30b"), SMALL, WORK, cost_model="serialised"), Block(2, 3)),
         (TieredModel(shape_of("175b"), t4(), WORK, True, False), Block(8, 16)),
+        (TieredModel(shape_of("6.7b"), QUICK, Workload(512, 8)), Block(8, 2)),
     ],
-    ids=["30b", "175b", "small", "serialised", "compressed"],
+    ids=["30b", "175b", "small", "serialised", "compressed", "quick"],
 )
 def test_the_optimum_is_that_of_a_grid(model: TieredModel, block: Block) -> None:
     """No placement in tenths is better, nor one near the optimum; one in tenths comes near it."""

@@ -80,6 +80,8 @@ def test_what_is_on_flash_is_read_once_for_all_rows() -> None:
     kv = 8 * kv_bytes(spec, 1, "f16") * seen
     assert few["kv from flash"] == pytest.approx(kv / RATE, rel=0.05)
     assert many["kv from flash"] == pytest.approx(4 * few["kv from flash"])
+    assert many["products"] == pytest.approx(4 * few["products"])
+    assert many["overhead"] == pytest.approx(4 * few["overhead"])
     half = dataclasses.replace(FLASH, wc=0.5, wd=0.5)
     assert parts(model.cost(Block(8, 1)), half)["weights from flash"] == pytest.approx(
         few["weights from flash"] / 2
@@ -132,6 +134,9 @@ def test_memory_is_that_of_a_single_row_and_what_rows_add() -> None:
     assert pinned["dram"] - one["dram"] == pytest.approx(ffn)
     spilled = model.cost(Block(9, 1)).peak_bytes(FLASH)
     assert spilled["flash"] - many["flash"] == pytest.approx(9 / 8 * added)
+    # Of what is on flash, two layers' worth is in memory: one is computed, one is read.
+    kept = many["dram"] - 9 / 8 * added
+    assert spilled["dram"] - kept == pytest.approx(2 / spec.n_layers * 9 / 8 * added)
 
 
 def test_the_best_block_within_a_ceiling() -> None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from flashllm.spec import ModelSpec
 
 THIS_MACHINE = "this"
-COST_MODELS = ("overlapped", "serialised", "sequential", "a3")
 DELEGATIONS = ("on", "off")
 _FLAGS = {
     "machine": "--machine",
@@ -149,7 +148,7 @@ def _tiered_model(
     arguments: argparse.Namespace, sources: Sources, machine: TieredMachine, work: Workload
 ) -> TieredModel:
     from flashllm.planning.batch.shape import BatchShape
-    from flashllm.planning.batch.tiered_cost import TieredModel
+    from flashllm.planning.batch.tiered_cost import COST_MODELS, TieredModel
 
     spec = sources.spec()
     _check_positions(spec, work)
@@ -232,6 +231,8 @@ class _PolicyAction(argparse.Action):
 
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `--batch`, and `--policy`, which is also the cache's."""
+    from flashllm.planning.batch.tiered_cost import COST_MODELS
+
     group = parser.add_argument_group("many prompts (docs/batches.md)")
     group.add_argument(
         "--batch", action="store_true", help="plan for blocks of prompts that share each read"
