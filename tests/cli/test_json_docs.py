@@ -41,6 +41,7 @@ from tests.support.token_fakes import FakeProbe
 DEMO = Path(flashllm.__file__).parent / "demo"
 TEXT, CHOICES = DEMO / "heldout.jsonl", DEMO / "choices.jsonl"
 SAY = ["-p", "What does ocean mean?", "-n", "6"]
+BLOCK = ["--batch", "--prompt-len", "512", "--new-tokens", "32"]
 SCAN = ["--sizes", "4KiB,16KiB", "--threads", "1,32", "--seconds", "0.02", "--runs", "2"]
 
 CASES: dict[str, list[str]] = {
@@ -72,6 +73,13 @@ CASES: dict[str, list[str]] = {
         "plan opt-6.7b --memory 8GiB --json",
         "plan opt-6.7b --memory 8GiB --profile {profile} --json",
         "plan {demo} --json",
+    ],
+    "plan --batch --json": [
+        "plan opt-1.3b {block} --machine t4-paper --policy 4,1,100,0,100,0,100,0 --json",
+        "plan opt-30b {block} --machine t4-paper --policy 48,9,20,80,0,100,0,100 --json",
+        "plan opt-1.3b {block} --machine t4-paper --memory 4GiB --compress --json",
+        "plan opt-1.3b {block} --machine {profile} --memory 3GiB --policy 1,1,0,0,0,100,0,100"
+        " --json",
     ],
     "doctor --json": ["doctor --json", "doctor {demo} --json"],
     "eval --json": [
@@ -168,6 +176,7 @@ class Places:
             "sparse": lambda: [str(sparse)],
             "say": lambda: SAY,
             "scan": lambda: SCAN,
+            "block": lambda: BLOCK,
             "text": lambda: [str(TEXT)],
             "choices": lambda: [str(CHOICES)],
             "models": lambda: [str(demo.parent)],

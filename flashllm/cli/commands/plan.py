@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashllm.cli.commands import plan_report
+from flashllm.cli.commands import plan_batch, plan_report
 from flashllm.cli.commands.convert import add_reading, add_requantise
 from flashllm.cli.commands.show import plan_rows
 from flashllm.cli.shared import open_model
@@ -31,7 +32,18 @@ def plan(arguments: argparse.Namespace) -> int:
     """Prints the plan for a checkpoint's config.json, a converted model, or a known one."""
     from flashllm.planning.advisor import advise, ceilings
 
-    arguments.model = _resolved(arguments)
+    plan_batch.check_flags(arguments)
+    named, arguments.model = arguments.model, _resolved(arguments)
+    if arguments.batch:
+        return plan_batch.plan_batch(
+            arguments,
+            plan_batch.Sources(
+                name=named,
+                spec=lambda: _spec(arguments),
+                scenario=lambda profile: _scenario(arguments, profile),
+                profile=lambda: _profile(arguments),
+            ),
+        )
     profile = _profile(arguments)
     scenario = _scenario(arguments, profile)
     made = _made(scenario)
@@ -116,15 +128,32 @@ def _profile(arguments: argparse.Namespace) -> Profile | None:
 
 def _scenario(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
     """The scenario for the model that the argument names."""
+    if _is_converted(arguments):
+        return _converted(arguments, profile)
+    return _unconverted(arguments, profile)
+
+
+def _spec(arguments: argparse.Namespace) -> ModelSpec:
+    """The spec of that model, and nothing else of it."""
+    from flashllm.flash.store import Store
+
+    if not _is_converted(arguments):
+        return _described(arguments)
+    with Store(Path(arguments.model)) as store:
+        return store.spec
+
+
+def _is_converted(arguments: argparse.Namespace) -> bool:
+    """Whether it is a converted model; `UsageError` if it is, and options are for others."""
     directory = Path(arguments.model)
     if not os.path.isfile(directory / MANIFEST_FILE):
-        return _unconverted(arguments, profile)
+        return False
     if any(value is not None for value in _reading(arguments)):
         raise UsageError(
             f"{directory} is converted already; --act, --fatrelu-threshold, --dtype and"
             " --resident-dtype are for checkpoints"
         )
-    return _converted(arguments, profile)
+    return True
 
 
 def _unconverted(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
@@ -209,6 +238,7 @@ examples:
   flashllm plan ~/other --act relu              # a config that does not say what its weights are
   flashllm plan org/big                         # from the Hugging Face cache
   flashllm plan qwen3-8b --memory 16GiB         # one that is known: `flashllm models --all`
+  flashllm plan qwen3-8b --batch --machine t4-paper --prompt-len 512 --new-tokens 32
 """
 
 
@@ -231,4 +261,10 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_reading(parser)
     add_requantise(parser)
-    add_options(parser, "model", MODEL_OPTIONS)
+    plan_batch.add_batch_arguments(parser)
+    # `--policy` is added there, since it may also be a batch's.
+    options = (
+        dataclasses.replace(option, flags=()) if option.name == "policy" else option
+        for option in MODEL_OPTIONS
+    )
+    add_options(parser, "model", tuple(options))

@@ -1,0 +1,242 @@
+"""Our own cost model: a block on this runtime, by what was measured of a machine.
+
+Attention's weights are always in DRAM, bundles in slots or on flash, keys and values in DRAM or on
+flash; the CPU computes. Rates are those of a profile: reads, products with one and with many
+tokens, memory. Rows of a block are taken to use neurons independently of each other.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from flashllm.errors import ProfileError
+from flashllm.hardware.curves import MachineRates
+from flashllm.hardware.machine_profile import Profile
+from flashllm.kv_cache.layout import kv_bytes
+from flashllm.options import DEFAULT_KV_DTYPE
+from flashllm.planning.advisor import Scenario
+from flashllm.planning.batch.block_cost import BlockCost, MemoryNeed, Phase
+from flashllm.planning.batch.placement import Affine, affine, shares
+from flashllm.planning.batch.policy import Block, Workload
+from flashllm.planning.batch.tiered_cost import GROUP_BITS
+from flashllm.planning.cost_model import (
+    CHUNK,
+    Encodings,
+    ResidentBytes,
+    rates_suffice,
+)
+from flashllm.planning.plan import GAP_BYTES, MAX_READ_BYTES, smallest_ceiling
+from flashllm.planning.token_traffic import merged_reads
+from flashllm.spec import ModelSpec
+
+WRITE_SHARE: Final = 0.5
+ASSUMED: Final = (
+    f"writing to flash at {WRITE_SHARE:g} of the rate of reading, which no profile measures",
+)
+_ACTIVATION_BYTES = 4
+_BUFFERS = 10
+"""Vectors of the model's width that a row's step needs at once."""
+_NO_DEVICE = "this runtime computes on the CPU, so nothing can be placed on a device"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreModel:
+    """A model, a profile, and what the memory and the disk may hold."""
+
+    scenario: Scenario
+    """With a profile that has the machine's rates, and a selector."""
+    work: Workload
+    dram_bytes: float
+    flash_bytes: float
+    """That may be taken, the model's own files included."""
+    compress: bool = False
+    """Whether keys and values have 4 bits; weights have the model's encoding."""
+
+    def __post_init__(self) -> None:
+        profile, spec = self.scenario.profile, self.scenario.spec
+        encodings = Encodings.of(spec, self.scenario.sizes.predictor_dtype)
+        rates = None if profile is None else profile.rates
+        chunks = {CHUNK.format(dtype) for dtype in (spec.dtype, spec.matrix_dtype)}
+        if rates is None or not (
+            rates_suffice(rates, encodings) and chunks <= rates.kernel_bytes_per_second.keys()
+        ):
+            raise ProfileError(
+                "there is no profile of this machine with the rates of its memory and kernels for"
+                f" {spec.encoding_label}; measure one with `flashllm bench io`, or give --machine"
+                " NAME|FILE"
+            )
+
+    @property
+    def large_batches_are_faster(self) -> bool:
+        """More rows at once share what a layer costs, and its weights on the way from DRAM."""
+        return True
+
+    def cost(self, block: Block) -> BlockCost:
+        """The costs of a block of that size."""
+        layers, head = self.scenario.spec.n_layers, self._head_seconds(block)
+        answers = self.work.new_tokens - 1
+        return BlockCost(
+            block=block,
+            new_tokens=self.work.new_tokens,
+            prefill=_phase(self._prefill(block), layers, head),
+            decode=_phase(self._decode(block), layers * answers, answers * head),
+            needs=tuple(self._needs(block)),
+            limit_bytes={"device": 0.0, "dram": self.dram_bytes, "flash": self.flash_bytes},
+            barred={
+                **dict.fromkeys(("wg", "cg", "hg"), _NO_DEVICE),
+                "hd": "this runtime keeps activations in DRAM",
+            },
+        )
+
+    @property
+    def _profile(self) -> Profile:
+        assert self.scenario.profile is not None
+        return self.scenario.profile
+
+    @property
+    def _rates(self) -> MachineRates:
+        assert self._profile.rates is not None
+        return self._profile.rates
+
+    @property
+    def _threads(self) -> int:
+        return self.scenario.options.io_threads or self._profile.best_threads(MAX_READ_BYTES)
+
+    @property
+    def _in_order(self) -> float:
+        """Bytes a second of the largest reads."""
+        return self._profile.throughput(MAX_READ_BYTES, self._threads)
+
+    @property
+    def _resident(self) -> ResidentBytes:
+        predicted = self.scenario.options.select == "predicted"
+        return _resident(self.scenario.spec, self.scenario.sizes.predictors if predicted else 0)
+
+    @property
+    def _ffn_bytes(self) -> int:
+        """All bundles, as they lie on flash."""
+        spec = self.scenario.spec
+        return spec.bundled_layers * spec.bundles_per_layer * self.scenario.sizes.stride
+
+    @property
+    def _row_kv_bytes(self) -> float:
+        """Keys and values of one token of one row, in all layers."""
+        spec, dtype = self.scenario.spec, self.scenario.options.kv_dtype or DEFAULT_KV_DTYPE
+        if self.compress:
+            return 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim * GROUP_BITS / 8
+        return kv_bytes(spec, 1, dtype)
+
+    def _used_share(self, rows: int) -> float:
+        """Share of a layer's bundles that any of `rows` tokens needs."""
+        spec, activity = self.scenario.spec, self.scenario.activity
+        if activity is None or self.scenario.options.select in ("all", "oracle"):
+            return 1.0
+        each = fmean(activity.used(layer) for layer in range(spec.bundled_layers))
+        share = min(each / spec.bundles_per_layer, 1.0)
+        return 1.0 - float((1.0 - share) ** rows)
+
+    def _prefill(self, block: Block) -> dict[str, Affine]:
+        """Seconds of a layer for the prompts of all rows, by part."""
+        _, _, wd, _, _, cd, _, _, _ = shares()
+        spec, layers = self.scenario.spec, self.scenario.spec.n_layers
+        tokens = block.rows * self.work.prompt_tokens
+        weights = (self._resident.attention + self._resident.gate) * tokens
+        bundles = self._ffn_bytes * spec.multiplied_share * tokens
+        products = weights / self._chunk(spec.matrix_dtype) + bundles / self._chunk(spec.dtype)
+        overhead = block.rows * self._rates.layer_overhead_ns / 1e9
+        kv = tokens * self._row_kv_bytes / layers
+        return {
+            "weights from flash": wd * (self._ffn_bytes / layers / self._in_order),
+            "kv to flash": cd * (kv / (WRITE_SHARE * self._in_order)),
+            "products": affine(products / layers),
+            "overhead": affine(overhead),
+        }
+
+    def _decode(self, block: Block) -> dict[str, Affine]:
+        """Seconds of a layer for one more token of all rows, by part."""
+        _, _, wd, _, _, cd, _, _, _ = shares()
+        layers, rates = self.scenario.spec.n_layers, self._rates
+        seen = self.work.prompt_tokens + self.work.new_tokens / 2
+        kv = block.rows * self._row_kv_bytes / layers
+        return {
+            "weights from flash": wd * self._bundles_seconds(block.rows),
+            "kv from flash": cd * (kv * seen / self._in_order),
+            "kv to flash": cd * (kv / (WRITE_SHARE * self._in_order)),
+            "products": affine(block.batches * self._products_seconds(block.batch_rows)),
+            "attention": affine(
+                kv * seen / rates.dram_bytes_per_second[max(rates.dram_bytes_per_second)]
+            ),
+            "overhead": affine(block.batches * rates.layer_overhead_ns / 1e9),
+        }
+
+    def _bundles_seconds(self, rows: int) -> float:
+        """Of reading what a token of each row needs of a layer, were none of it in DRAM.
+
+        Where that is most of it, the whole layer is read in order.
+        """
+        spec, stride = self.scenario.spec, self.scenario.sizes.stride
+        used = self._used_share(rows) * spec.bundles_per_layer
+        reads, nbytes = merged_reads(used, spec.bundles_per_layer, stride, GAP_BYTES)
+        scattered = self._profile.read_seconds(reads, nbytes, self._threads)
+        whole = spec.bundles_per_layer * stride / self._in_order
+        return min(scattered, whole) * spec.bundled_layers / spec.n_layers
+
+    def _products_seconds(self, rows: int) -> float:
+        """Of one layer's products for a token of each of `rows`, which are computed together."""
+        spec, rates, resident = self.scenario.spec, self._rates, self._resident
+        whole, dtype = spec.matrix_dtype, spec.dtype
+        matrices = resident.attention + resident.gate
+        narrow = self.scenario.sizes.predictor_dtype
+        predictors = rows * resident.predictors / rates.kernel_bytes_per_second[narrow]
+        beside = max(
+            matrices / rates.kernel_bytes_per_second[whole], matrices * rows / self._chunk(whole)
+        )
+        ffn = self._ffn_bytes
+        read = ffn * self._used_share(rows) / rates.rows_bytes_per_second[dtype]
+        multiplied = ffn * self._used_share(1) * rows / self._chunk(dtype)
+        return (beside + predictors + max(read, multiplied)) / spec.n_layers
+
+    def _head_seconds(self, block: Block) -> float:
+        """Of the logits of one token of each row, and what a token costs besides."""
+        dtype, head = self.scenario.spec.matrix_dtype, self._resident.head
+        once = head / self._rates.kernel_bytes_per_second[dtype]
+        batch = max(once, head * block.batch_rows / self._chunk(dtype))
+        return block.batches * (batch + self._rates.token_overhead_ns / 1e9)
+
+    def _chunk(self, dtype: str) -> float:
+        return self._rates.kernel_bytes_per_second[CHUNK.format(dtype)]
+
+    def _needs(self, block: Block) -> list[MemoryNeed]:
+        """What DRAM and flash hold: what a single row needs, and what the block adds."""
+        _, wc, _, _, cc, cd, _, _, _ = shares()
+        scenario, spec = self.scenario, self.scenario.spec
+        tokens = self.work.prompt_tokens + self.work.new_tokens
+        options = scenario.options.having(context=tokens, contexts=1)
+        one_row = kv_bytes(spec, tokens, options.kv_dtype or DEFAULT_KV_DTYPE)
+        fixed = smallest_ceiling(spec, scenario.sizes, options, scenario.profile) - one_row
+        kv = block.rows * tokens * self._row_kv_bytes
+        staged = 2 * block.batch_rows * tokens * self._row_kv_bytes / spec.n_layers
+        hidden = _ACTIVATION_BYTES * spec.d_model
+        buffers = _BUFFERS * hidden * block.batch_rows
+        held = wc * self._ffn_bytes + cc * kv + cd * staged + (fixed + buffers)
+        files = scenario.sizes.embeddings + scenario.sizes.attention + self._ffn_bytes
+        return [
+            MemoryNeed("dram", "prefill", held + block.rows * self.work.prompt_tokens * hidden),
+            MemoryNeed("dram", "decode", held + block.rows * hidden),
+            *(MemoryNeed("flash", phase, cd * kv + files) for phase in ("prefill", "decode")),
+        ]
+
+
+# A search asks for it some thousand times.
+@functools.lru_cache(maxsize=4)
+def _resident(spec: ModelSpec, predictors: int) -> ResidentBytes:
+    return ResidentBytes.of(spec, predictors)
+
+
+def _phase(parts: dict[str, Affine], steps: int, beside_seconds: float) -> Phase:
+    flash = tuple(name for name in parts if name.endswith("flash"))
+    computed = tuple(name for name in parts if name not in flash)
+    return Phase(parts, {"flash": flash, "compute": computed}, steps, beside_seconds)

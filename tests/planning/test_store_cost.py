@@ -1,0 +1,169 @@
+"""Our own cost model of a block: by what a profile measured, for a runtime without a device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from flashllm.convert.families.known_shapes import describe_shape
+
+from flashllm.errors import ProfileError
+from flashllm.kv_cache.layout import kv_bytes
+from flashllm.options import ModelOptions
+from flashllm.planning.activation_stats import assumed
+from flashllm.planning.advisor import Scenario
+from flashllm.planning.batch.batch_plan import plan_policy, plan_search
+from flashllm.planning.batch.block_cost import BlockCost
+from flashllm.planning.batch.placement import Placement
+from flashllm.planning.batch.policy import Block, Workload, parse_batch_policy
+from flashllm.planning.batch.store_cost import StoreModel
+from flashllm.planning.batch.tiered_cost import COMPRESSED
+from flashllm.planning.cost_model import Encodings, ResidentBytes, dram_bytes_a_token, dram_seconds
+from flashllm.planning.plan import smallest_ceiling
+from flashllm.planning.shape_estimate import sizes_of_shape, usual_selector
+from flashllm.units import GIB, MIB
+from tests.support.profiles import FLAT, RATES, law
+
+RATE = 2e9
+WORK = Workload(256, 32)
+DRAM = Placement(0, 1, 0, 0, 1, 0, 0, 1, 0)
+FLASH = Placement(0, 0, 1, 0, 0, 1, 0, 1, 0)
+INTERPRETER = 200 * MIB
+
+
+def store_model(
+    name: str = "llama-2-7b", dram_bytes: float = 64 * GIB, **changes: bool
+) -> StoreModel:
+    spec = describe_shape(name)
+    select = usual_selector(spec)
+    activity = None if select == "all" else assumed(spec, select, None)
+    options = ModelOptions(select=select, io_threads=32)
+    profile = law(1e-6, RATE)
+    scenario = Scenario(spec, sizes_of_shape(spec, INTERPRETER), activity, options, profile)
+    return StoreModel(scenario, WORK, float(dram_bytes), 1e12, **changes)
+
+
+def parts(cost: BlockCost, placement: Placement) -> dict[str, float]:
+    """Seconds of one token of all rows."""
+    return {
+        name: seconds / (WORK.new_tokens - 1)
+        for name, seconds in cost.decode.breakdown(placement).items()
+    }
+
+
+def test_one_row_computes_what_a_decoded_token_does() -> None:
+    """The same products as those of the model of a single token, where each neuron is used."""
+    model = store_model()
+    spec, stride = model.scenario.spec, model.scenario.sizes.stride
+    resident = ResidentBytes.of(spec)
+    bundles = spec.bundled_layers * spec.bundles_per_layer
+    seen = WORK.prompt_tokens + WORK.new_tokens / 2
+    moved = dram_bytes_a_token(spec, resident, bundles, 0, stride, seen)
+    expected = dram_seconds(RATES, Encodings.of(spec), moved)
+    found = parts(model.cost(Block(1, 1)), DRAM)
+    assert found["products"] == pytest.approx(
+        expected.attention + expected.gate + expected.ffn, rel=1e-6
+    )
+    assert found["attention"] == pytest.approx(expected.kv, rel=0.01)
+    assert found["overhead"] == pytest.approx(spec.n_layers * RATES.layer_overhead_ns / 1e9)
+    assert found["weights from flash"] == found["kv from flash"] == 0
+
+
+def test_what_is_on_flash_is_read_once_for_all_rows() -> None:
+    model = store_model()
+    sizes, spec = model.scenario.sizes, model.scenario.spec
+    ffn = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
+    few, many = (parts(model.cost(Block(8, n)), FLASH) for n in (1, 4))
+    assert few["weights from flash"] == many["weights from flash"]
+    assert few["weights from flash"] == pytest.approx(ffn / RATE, rel=0.05)
+    seen = WORK.prompt_tokens + WORK.new_tokens / 2
+    kv = 8 * kv_bytes(spec, 1, "f16") * seen
+    assert few["kv from flash"] == pytest.approx(kv / RATE, rel=0.05)
+    assert many["kv from flash"] == pytest.approx(4 * few["kv from flash"])
+    assert many["products"] == pytest.approx(4 * few["products"])
+    assert many["overhead"] == pytest.approx(4 * few["overhead"])
+    half = dataclasses.replace(FLASH, wc=0.5, wd=0.5)
+    assert parts(model.cost(Block(8, 1)), half)["weights from flash"] == pytest.approx(
+        few["weights from flash"] / 2
+    )
+    compressed = parts(store_model(compress=True).cost(Block(8, 1)), FLASH)
+    assert compressed["kv from flash"] == pytest.approx(COMPRESSED * few["kv from flash"])
+
+
+def test_rows_together_are_faster_until_products_bind() -> None:
+    """Weights go through memory once a batch; from some rows on, products take all of the time."""
+    model = store_model()
+    costs = [model.cost(Block(rows, 1)) for rows in (1, 2, 4, 8, 64, 512)]
+    seconds = [parts(cost, DRAM)["products"] / cost.block.rows for cost in costs]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] / seconds[1] == pytest.approx(2)
+    assert seconds[-1] == pytest.approx(seconds[-2])
+    assert seconds[-1] == pytest.approx(seconds[0] * FLAT / 1e11, rel=0.05)
+
+
+def test_a_sparse_model_reads_what_any_row_needs() -> None:
+    """Less than all neurons for few rows, all of them for many, whose rows are independent."""
+    model = store_model("opt-6.7b")
+    read = [
+        parts(model.cost(Block(rows, 1)), FLASH)["weights from flash"] for rows in (1, 4, 16, 512)
+    ]
+    sizes, spec = model.scenario.sizes, model.scenario.spec
+    ffn = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
+    assert read == sorted(read)
+    assert read[0] < 0.5 * ffn / RATE
+    assert read[-1] == pytest.approx(ffn / RATE, rel=0.05)
+
+
+def test_memory_is_that_of_a_single_row_and_what_rows_add() -> None:
+    model = store_model()
+    spec, sizes = model.scenario.spec, model.scenario.sizes
+    tokens = WORK.prompt_tokens + WORK.new_tokens
+    one, many = (
+        model.cost(Block(rows, 1)).peak_bytes(dataclasses.replace(FLASH, cc=1, cd=0))
+        for rows in (1, 9)
+    )
+    options = model.scenario.options.having(context=tokens)
+    least = smallest_ceiling(spec, sizes, options, model.scenario.profile)
+    assert one["dram"] == pytest.approx(least, rel=0.01)
+    assert one["dram"] >= least
+    added = 8 * kv_bytes(spec, tokens, "f16")
+    assert many["dram"] - one["dram"] == pytest.approx(added, rel=0.1)
+    assert (one["device"], one["flash"]) == (0, many["flash"])
+    ffn = spec.bundled_layers * spec.bundles_per_layer * sizes.stride
+    pinned = model.cost(Block(1, 1)).peak_bytes(DRAM)
+    assert pinned["dram"] - one["dram"] == pytest.approx(ffn)
+    spilled = model.cost(Block(9, 1)).peak_bytes(FLASH)
+    assert spilled["flash"] - many["flash"] == pytest.approx(9 / 8 * added)
+    # Of what is on flash, two layers' worth is in memory: one is computed, one is read.
+    kept = many["dram"] - 9 / 8 * added
+    assert spilled["dram"] - kept == pytest.approx(2 / spec.n_layers * 9 / 8 * added)
+
+
+def test_the_best_block_within_a_ceiling() -> None:
+    """Less memory is no faster, and a policy for a device is refused with the reason."""
+    speeds = []
+    for dram_bytes in (5 * GIB, 8 * GIB):
+        model = store_model(dram_bytes=dram_bytes)
+        made = plan_search(model)
+        assert made.chosen is not None
+        assert made.chosen.fits
+        assert made.chosen.policy.placement.hc == 1
+        speeds.append(made.chosen.tokens_per_second)
+    assert speeds == sorted(speeds)
+    assert speeds[0] < speeds[-1]
+    refused = plan_policy(store_model(), parse_batch_policy("4,1,50,50,0,100,0,100"))
+    assert "nothing can be placed on a device" in refused.reason
+    refused = plan_policy(store_model(), parse_batch_policy("4,1,0,50,0,100,0,50"))
+    assert "keeps activations in DRAM" in refused.reason
+    short = plan_search(store_model(dram_bytes=2 * GIB))
+    assert short.chosen is None
+    assert "of DRAM would be enough" in short.reason
+
+
+def test_without_rates_it_says_what_to_measure() -> None:
+    model = store_model()
+    for profile in (None, law(1e-6, RATE)):
+        bare = profile and dataclasses.replace(profile, rates=None)
+        scenario = dataclasses.replace(model.scenario, profile=bare)
+        with pytest.raises(ProfileError, match="flashllm bench io"):
+            StoreModel(scenario, WORK, 1e9, 1e9)
