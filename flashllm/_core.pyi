@@ -129,6 +129,15 @@ class Reader:
     def latency_histogram(self) -> NDArray[np.uint64]:
         """Reads by how long they took, since then; `flash.latency` has the bins."""
 
+    def keep_read_times(self, keep: bool) -> None:
+        """From now on note when reads begin and end, up to 262,144 of them; or no longer."""
+
+    def take_read_times(self) -> NDArray[np.int64]:
+        """Beginning and end of each read that was noted, in ns of `time.perf_counter_ns`, in turn.
+
+        They are forgotten with that.
+        """
+
     def close(self) -> None:
         """End the threads; later calls raise ValueError."""
 

@@ -57,6 +57,7 @@ from flashllm.system.allocation import allocation_errors
 from flashllm.system.malloc import give_back_free_memory
 from flashllm.telemetry.device_rates import DeviceRates
 from flashllm.telemetry.neuron_map import NeuronMap
+from flashllm.telemetry.step_trace import StepTrace
 from flashllm.tokenizer.chat_template import Message
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from flashllm.units import format_bytes
@@ -383,6 +384,14 @@ class Model:
         if self._options.profile is not None or not is_possible:
             return False
         return staleness.wants_quick_profile(self._store.directory)
+
+    def trace(self) -> StepTrace:
+        """A context manager that records what is computed and read, and when, by all answers.
+
+        Its `write(path)` gives JSON for Perfetto and Chrome's viewer.
+        """
+        self._turns.check_open()
+        return StepTrace(self._decoder.clock, self._store.reader)
 
     def current_wait(self) -> EngineWait:
         """How long the present wait for the disk has lasted; from any thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 PARTS = ("predict", "plan", "io_exposed", "manage", "attention", "ffn", "head", "sample", "other")
@@ -16,9 +17,12 @@ class PartClock:
     else out of the processor's caches, so each access costs.
     """
 
-    __slots__ = ("_note", "_notes", "_runs")
+    __slots__ = ("_note", "_notes", "_runs", "on_stop")
 
     def __init__(self) -> None:
+        self.on_stop: Callable[[list[Any]], None] | None = None
+        """Called with what was recorded of each step: part, time at which it began in ns, next
+        part, ..."""
         self._notes: list[Any] = []  # part, time at which it began, next part, ...
         self._note = self._notes.extend
         self._runs = False
@@ -45,6 +49,8 @@ class PartClock:
         self._runs = False
         spent_ns = dict.fromkeys(PARTS, 0)
         notes = self._notes
+        if self.on_stop is not None:
+            self.on_stop(notes)
         for part, begin_ns, end_ns in zip(notes[::2], notes[1::2], notes[3::2], strict=False):
             spent_ns[part] += end_ns - begin_ns
         return spent_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -79,6 +80,27 @@ def test_a_reader_counts_every_read_once(core: ModuleType, open_reader: Callable
     # The depth is the sum of the latencies, to the nanosecond; the bins know it to 0.78 %.
     assert found.mean_ns * found.n == pytest.approx(stats["depth_ns"], rel=1 / 128)
     assert found.summary()["p50"] <= found.summary()["max"]
+    reader.close()
+
+
+def test_a_reader_notes_when_it_reads(core: ModuleType, open_reader: Callable[..., Any]) -> None:
+    reader = open_reader(threads=4, max_read_bytes=4096)
+    buffer = core.Buffer(1 << 18)
+    places = np.arange(0, 60 * 4096, 4096)
+    reader.read(places, 4096, buffer, places)
+    assert len(reader.take_read_times()) == 0
+    reader.keep_read_times(True)
+    before_ns, depth_ns = time.perf_counter_ns(), reader.stats()["depth_ns"]
+    reader.read(places, 4096, buffer, places)
+    times = reader.take_read_times().reshape(-1, 2)
+    assert times.shape == (60, 2)
+    assert before_ns <= times.min()
+    assert times.max() <= time.perf_counter_ns()
+    assert np.sum(times[:, 1] - times[:, 0]) == reader.stats()["depth_ns"] - depth_ns
+    assert len(reader.take_read_times()) == 0
+    reader.keep_read_times(False)
+    reader.read(places, 4096, buffer, places)
+    assert len(reader.take_read_times()) == 0
     reader.close()
 
 

@@ -21,6 +21,7 @@ from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
 from flashllm.cli.shared.output import Output, PacedLine, remark
 from flashllm.cli.shared.prompt_flags import add_prompt_flags, check_prompt_flags
+from flashllm.cli.shared.tracing import add_trace, check_trace, traced
 from flashllm.engine.sampling import StopMatcher
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.flash.manifest import manifest_hash
@@ -53,6 +54,7 @@ def batch(arguments: argparse.Namespace) -> int:
     StopMatcher(arguments.stop)  # which refuses what can stop nothing
     defaults = _defaults(arguments)
     _check_output(arguments)
+    check_trace(arguments.trace)
     scratch = None if arguments.output == STREAM else Path(arguments.output).absolute().parent
     with open_source(arguments.rows) as source:
         directory = open_model.model_directory(arguments.model)  # before all rows are read
@@ -204,7 +206,8 @@ def _answer(
                 progress.begin()
                 run = BatchRun(model, rows, defaults, output, is_stopped, progress.row)
                 schedule = RowByRow if arguments.block == 1 else RowsInBlock
-                summary = run.answer(schedule(model, is_stopped, progress.token))
+                with traced(model, arguments.trace):
+                    summary = run.answer(schedule(model, is_stopped, progress.token))
                 reports.append(_Report.of(summary, model))
             finally:
                 running.model = None
@@ -287,5 +290,6 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object with every number at the end"
     )
+    add_trace(parser)
     add_options(parser, "answers, where rows do not say otherwise", SAMPLING_OPTIONS)
     add_options(parser, "model", MODEL_OPTIONS)

@@ -20,6 +20,7 @@ from flashllm.cli.shared.interrupt import RunningModel, Worker, on_interrupt
 from flashllm.cli.shared.mistakes import WORDS, Once
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.cli.shared.prompt_flags import add_prompt_flags
+from flashllm.cli.shared.tracing import add_trace, check_trace, traced
 from flashllm.engine.answer import Request, start
 from flashllm.settings.options import (
     ANSWER_OPTIONS,
@@ -73,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save or arguments.raw or arguments.ids is not None:
         ignore_named_conversation(arguments)
     check_prompt(arguments)
+    check_trace(arguments.trace)
     text = read_prompt(arguments) if arguments.ids is None else ""
     kept = open_saved(text, arguments)
     sampling = open_model.sampling_of(arguments)
@@ -93,8 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
                 kept.begin(directory, arguments)
                 if running.is_stopped:  # asked for while there was nothing to stop yet
                     model.cancel()
-                for token in generation:
-                    emit(token)
+                with traced(model, arguments.trace):
+                    for token in generation:
+                        emit(token)
                 report = generation.report()
                 stats = stats_text(report, model.rates(), model.plan) if arguments.stats else ""
                 wants_quick_profile = not arguments.no_quick_profile and model.wants_quick_profile
@@ -272,6 +275,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="print what the answer cost, on standard error"
     )
+    add_trace(parser)
     add_options(parser, "conversation", SESSION_OPTIONS)
     parser.add_argument(
         "--save", action="store_true", help="keep question and answer as a new conversation"

@@ -129,6 +129,15 @@ nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>> latency_histogram(const Reader& re
                                                      latencies.counts().end()));
 }
 
+nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> take_read_times(Reader& reader) {
+  auto values = std::make_unique<std::vector<int64_t>>();
+  for (const ReadTimes& times : reader.take_times()) {
+    values->push_back(times.begun_ns);
+    values->push_back(times.ended_ns);
+  }
+  return own(std::move(values));
+}
+
 nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> checksums(const Array<const uint8_t>& data,
                                                         int64_t stride, int64_t bundle_bytes,
                                                         const nb::bytes& file_id, uint32_t layer,
@@ -187,6 +196,8 @@ void define_reading(nb::module_& m) {
       .def("clear_cancel", &Reader::clear_cancel, Released())
       .def("stats", &stats)
       .def("latency_histogram", &latency_histogram)
+      .def("keep_read_times", &Reader::keep_times, "keep"_a)
+      .def("take_read_times", &take_read_times)
       .def("close", &Reader::close, Released());
 }
 

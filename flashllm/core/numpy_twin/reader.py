@@ -25,6 +25,7 @@ from flashllm.core.numpy_twin.bundle_checks import BundleChecks, ChecksumError
 
 _PAGE = 4096
 _LARGEST_PAGE = 65536
+_TIMES_MAX = 1 << 18
 _MAX_THREADS = 1024
 _MAX_PIECES = 256  # destinations of one read; the native core's vectors of a call are bounded
 _EIO_RETRIES = 2
@@ -149,6 +150,8 @@ class Reader:
         ) | dict.fromkeys(("retries", "short_reads", "bounced", "downgrades"), 0)
         self._sizes = [0] * 32
         self._latencies = np.zeros(latency.BINS, np.uint64)
+        self._times: list[int] = []
+        self._keeps_times = False
         self._checks: BundleChecks | None = None
 
     def verify_bundles(
@@ -240,6 +243,18 @@ class Reader:
         """Reads by how long they took, since then; `flash.latency` has the bins."""
         counts: NDArray[np.uint64] = self._latencies.copy()
         return counts
+
+    def keep_read_times(self, keep: bool) -> None:
+        """From now on note when reads begin and end, up to 262,144 of them; or no longer."""
+        self._times, self._keeps_times = [], keep
+
+    def take_read_times(self) -> NDArray[np.int64]:
+        """Beginning and end of each read that was noted, in ns of `time.perf_counter_ns`, in turn.
+
+        They are forgotten with that.
+        """
+        taken, self._times = self._times, []
+        return np.asarray(taken, np.int64)
 
     def close(self) -> None:
         """Close the file; later calls raise ValueError."""
@@ -365,6 +380,9 @@ class Reader:
         self._counts["depth_ns"] += elapsed_ns
         self._counts["depth_max"] = 1
         self._latencies[latency.bin_of(elapsed_ns)] += np.uint64(1)
+        if self._keeps_times and len(self._times) < 2 * _TIMES_MAX:
+            now_ns = time.perf_counter_ns()
+            self._times += (now_ns - elapsed_ns, now_ns)
         self._sizes[min(asked.bit_length() - 1, 31)] += 1
 
 

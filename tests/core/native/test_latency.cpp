@@ -66,6 +66,25 @@ TEST(every_read_has_one_latency_and_their_sum_is_the_depth) {
   CHECK(least_ns <= stats.depth_ns && stats.depth_ns <= least_ns + least_ns / 64 + 2);
 }
 
+TEST(times_of_reads_are_noted_while_that_is_asked_for) {
+  ReadMeter meter;
+  meter.end_read(meter.begin_read(1));
+  CHECK(meter.take_times().empty());
+  meter.keep_times(true);
+  const auto first = meter.begin_read(4096);
+  const auto second = meter.begin_read(4096);
+  meter.end_read(second);
+  meter.end_read(first);
+  const std::vector<ReadTimes> times = meter.take_times();
+  CHECK(times.size() == 2);
+  CHECK(times[0].begun_ns >= times[1].begun_ns && times[0].ended_ns <= times[1].ended_ns);
+  CHECK(times[1].begun_ns <= times[1].ended_ns);
+  CHECK(meter.take_times().empty());
+  meter.end_read(meter.begin_read(1));
+  meter.keep_times(false);
+  CHECK(meter.take_times().empty());
+}
+
 TEST(a_stream_reads_memory_of_any_size_and_leaves_it_alone) {
   for (const int64_t nbytes : {1, 63, 4096, 4097, 1 << 20}) {
     Buffer buffer(nbytes);

@@ -17,6 +17,10 @@ uint64_t nanoseconds(ReadMeter::Clock::duration elapsed) {
       std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count());
 }
 
+int64_t steady_ns(ReadMeter::Clock::time_point at) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+}
+
 }  // namespace
 
 // Adds the time since the last change at the depth that held until now.
@@ -46,6 +50,24 @@ void ReadMeter::end_read(Clock::time_point begun) {
   advance_locked();
   --depth_;
   latencies_.add(nanoseconds(changed_ - begun));
+  if (keeps_times_ && times_.size() < kTimesMax) {
+    times_.push_back({steady_ns(begun), steady_ns(changed_)});
+  }
+}
+
+void ReadMeter::keep_times(bool keep) {
+  std::vector<ReadTimes> room;
+  if (keep) room.reserve(kTimesMax);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  keeps_times_ = keep;
+  times_.swap(room);
+}
+
+std::vector<ReadTimes> ReadMeter::take_times() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<ReadTimes> taken(times_);
+  times_.clear();
+  return taken;
 }
 
 void ReadMeter::count_retry() {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 #include "latency_histogram.h"
 
@@ -26,9 +27,18 @@ struct ReadStats {
   std::array<uint64_t, 32> size_histogram = {};  // index: floor(log2(bytes of a read))
 };
 
+// When a read began and ended, in nanoseconds of the steady clock.
+struct ReadTimes {
+  int64_t begun_ns;
+  int64_t ended_ns;
+};
+
 class ReadMeter {
  public:
   using Clock = std::chrono::steady_clock;
+
+  // Further reads are not noted, so that memory stays bounded.
+  static constexpr size_t kTimesMax = size_t{1} << 18;
 
   Clock::time_point begin_read(uint64_t bytes);
   void end_read(Clock::time_point begun);  // with what begin_read gave
@@ -39,6 +49,12 @@ class ReadMeter {
   ReadStats stats() const;
   LatencyHistogram latencies() const;  // of reads that have ended; apart, since it has 1,856 bins
 
+  // From now on, or no longer, the times of reads are noted; forgets those that are.
+  void keep_times(bool keep);
+
+  // Those of reads that have ended since they were last taken.
+  std::vector<ReadTimes> take_times();
+
  private:
   void advance_locked();
 
@@ -47,6 +63,8 @@ class ReadMeter {
   LatencyHistogram latencies_;
   uint64_t depth_ = 0;
   Clock::time_point changed_ = {};
+  bool keeps_times_ = false;
+  std::vector<ReadTimes> times_;
 };
 
 }  // namespace flash_core

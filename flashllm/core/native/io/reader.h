@@ -70,6 +70,8 @@ class Reader {
 
   ReadStats stats() const { return meter_.stats(); }
   LatencyHistogram latencies() const { return meter_.latencies(); }
+  void keep_times(bool keep) { meter_.keep_times(keep); }
+  std::vector<ReadTimes> take_times() { return meter_.take_times(); }
   CheckCounts check_counts() const { return checks_ ? checks_->counts() : CheckCounts(); }
   // Both change once, where the system refuses a direct read after it had taken others.
   bool direct() const { return fallback().empty(); }
