@@ -194,8 +194,8 @@ def test_progress_says_rows_rate_and_time_left(
     monkeypatch.setattr(output, "QUIET_SECONDS", 0.0)
     assert main(["batch", "rows.jsonl", "out.jsonl"]) == 65
     err = capsys.readouterr().err
-    assert "flashllm: 0 of 3 rows, " in err
-    assert "flashllm: 2 of 3 rows, " in err
+    assert "flashllm: 1 of 3 rows (1 with errors), " in err
+    assert "flashllm: 2 of 3 rows (1 with errors), " in err
     assert "3 of 3 rows (1 with errors), " in err
     assert " tokens a second, 0 s left\n" in err
 
@@ -206,15 +206,15 @@ def test_summary_as_json_counts_what_was_there(
     typed.model = FakeModel(["word ", "word"], [ReadFailed("the disk failed")])
     assert main(["batch", "rows.jsonl", "out.jsonl"]) == 74
     err = capsys.readouterr().err
-    assert "1 of 3 rows are done, in out.jsonl: the same command goes on with the rest" in err
+    assert "2 of 3 rows are done, in out.jsonl: the same command goes on with the rest" in err
     assert err.endswith("flashllm: the disk failed\n")
     typed.model = FakeModel(["word ", "word"])
     assert main(["batch", "rows.jsonl", "out.jsonl", "--json"]) == 65
     shown = capsys.readouterr()
-    assert "out.jsonl: 1 of 3 rows are done; going on with the rest" in shown.err
+    assert "out.jsonl: 2 of 3 rows are done; going on with the rest" in shown.err
     values = json.loads(shown.out)
     counts = [values[name] for name in ("rows", "answered", "errors", "resumed")]
-    assert (counts, values["complete"], values["bound"]) == ([3, 2, 1, 1], True, None)
+    assert (counts, values["complete"], values["bound"]) == ([3, 2, 1, 2], True, None)
     assert (values["prompt_tokens"], values["completion_tokens"]) == (2, 2)
     assert values["bytes_per_token"] == 300_000
 
@@ -327,7 +327,7 @@ def test_a_signal_ends_it_so_that_it_can_go_on(
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "interrupted; 1 of 3 rows are done, in out.jsonl: the same command goes on" in err
+    assert "interrupted; 2 of 3 rows are done, in out.jsonl: the same command goes on" in err
     assert "Traceback" not in err
     assert [line["id"] for line in lines_of(Path("out.jsonl"))] == [1]
     assert main(command) == 65

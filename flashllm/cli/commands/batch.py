@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashllm.batch.block import RowsInBlock
+from flashllm.batch.block_search import Trial, find_block
+from flashllm.batch.encoded_row import encode_row
 from flashllm.batch.input_rows import STREAM, InputRows, open_source, read_rows
 from flashllm.batch.journal import BatchKey
 from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
-from flashllm.batch.row import RowDefaults
+from flashllm.batch.row import Row, RowDefaults
 from flashllm.batch.row_by_row import RowByRow
 from flashllm.batch.run import BatchRun, BatchSummary
 from flashllm.cli.shared import open_model
@@ -44,6 +48,9 @@ EXIT_ROW_ERRORS = 65
 """As of bad data: some rows have an error instead of an answer."""
 BLOCK_MAX = 1024
 """Rows at once; each takes memory for its own keys and values."""
+AUTO = "auto"
+TRIED_PROMPTS = 16
+"""Rows whose prompts the number of rows is found with."""
 MODEL_NAMES = ("ctx_size", "select", "kv_dtype", "prompt_neurons")
 """Options of the model that answers depend on."""
 
@@ -65,10 +72,12 @@ def batch(arguments: argparse.Namespace) -> int:
 
 
 def _block(text: str) -> int:
-    """The rows of a block."""
+    """The rows of a block; 0 leaves it to trials."""
+    if text == AUTO:
+        return 0
     rows = parse_count(text)
     if not 1 <= rows <= BLOCK_MAX:
-        raise UsageError(f"{text!r}: expected 1 to {BLOCK_MAX} rows at once")
+        raise UsageError(f"{text!r}: expected 1 to {BLOCK_MAX} rows at once, or {AUTO}")
     return rows
 
 
@@ -198,14 +207,15 @@ def _answer(
         return running.is_stopped
 
     def work() -> None:
-        with open_model.open_engine(directory, arguments, arguments.block) as model:
+        block = arguments.block or _found_block(arguments, directory, rows, defaults, running)
+        with open_model.open_engine(directory, arguments, block) as model:
             running.model = model
             try:
                 for caution in model.cautions():
                     remark(caution)
                 progress.begin()
                 run = BatchRun(model, rows, defaults, output, is_stopped, progress.row)
-                schedule = RowByRow if arguments.block == 1 else RowsInBlock
+                schedule = RowByRow if block == 1 else RowsInBlock
                 with traced(model, arguments.trace):
                     summary = run.answer(schedule(model, is_stopped, progress.token))
                 reports.append(_Report.of(summary, model))
@@ -223,6 +233,40 @@ def _answer(
         remark(f"interrupted; {_how_to_go_on(arguments, output.order)}")
         return interruption.exit_code
     return EXIT_ROW_ERRORS if output.order.n_failures else 0
+
+
+def _found_block(
+    arguments: argparse.Namespace,
+    directory: Path,
+    rows: InputRows,
+    defaults: RowDefaults,
+    running: RunningModel,
+) -> int:
+    """The number of rows that was the fastest in trials."""
+    first = map(rows.row, range(min(len(rows), TRIED_PROMPTS)))
+    prompts: list[list[int]] = []
+    with open_model.open_engine(directory, arguments) as model:
+        for row in (one for one in first if isinstance(one, Row)):
+            with contextlib.suppress(FlashllmError):  # which the row is told when its turn comes
+                prompts.append(encode_row(model, row, defaults).ids)
+    if not prompts:
+        return 1
+
+    @contextlib.contextmanager
+    def opened(contexts: int) -> Iterator[Model]:
+        with open_model.open_engine(directory, arguments, contexts) as model:
+            running.model = model
+            try:
+                yield model
+            finally:
+                running.model = None
+
+    def tell(trial: Trial) -> None:
+        speed = f"{format_number(trial.tokens_per_second)} tokens a second"
+        remark(f"--block {trial.rows}: {trial.problem or speed}")
+
+    most = min(len(rows), BLOCK_MAX)
+    return find_block(opened, prompts, most, lambda: running.is_stopped, tell)
 
 
 def _how_to_go_on(arguments: argparse.Namespace, order: AnswerOrder) -> str:
@@ -276,7 +320,7 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="answer so many rows at once: what they need is read once for all of them, and each"
-        " has keys and values of its own in memory (1)",
+        " has keys and values of its own in memory (1); auto tries which number is the fastest",
     )
     parser.add_argument(
         "--as-finished",

@@ -1,0 +1,112 @@
+"""How many rows to answer at once: found by trying, since no model of a machine knows it better.
+
+A block is tried with short prompts and a few tokens, each number of rows with the model opened
+anew, since memory for rows is taken from that for weights. Numbers are doubled until that gains
+nothing, or no longer fits under the ceiling. No answer depends on what is found. Source: FlexGen
+(arXiv 2303.06865), section 4.3, whose policies are adjusted by hand where they do not fit.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashllm.errors import MemoryCeilingTooSmall, OutOfMemory
+
+if TYPE_CHECKING:
+    from flashllm.engine.local import Model
+
+PROMPT_TOKENS = 8
+FIRST_STEPS = 3
+"""Which read what is not in memory yet, and are not counted."""
+STEPS = 5
+GAIN_MIN = 1.05
+"""A larger block has to be faster by so much, since it leaves less memory to weights."""
+
+MISSES = 2
+"""So many numbers in a row that gain nothing end it: one may have met a busy moment."""
+
+OpenEngine = Callable[[int], "AbstractContextManager[Model]"]
+"""Opens the model for so many rows at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A number of rows, and what was measured with it."""
+
+    rows: int
+    tokens_per_second: float
+    """0 where it did not fit."""
+    problem: str = ""
+
+
+def find_block(
+    open_engine: OpenEngine,
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    is_stopped: Callable[[], bool],
+    on_trial: Callable[[Trial], None],
+) -> int:
+    """The fastest number of rows, of 1, 2, 4 ... up to `most`, and one between the two best.
+
+    `prompts` are of some rows. Errors: those of opening the model for one row.
+    """
+    tried: dict[int, Trial] = {}
+
+    def is_better(rows: int, best: int) -> bool:
+        trial = tried[rows] = _tried(open_engine, prompts, rows)
+        on_trial(trial)
+        return trial.tokens_per_second > GAIN_MIN * tried[best].tokens_per_second
+
+    tried[1] = _tried(open_engine, prompts, 1)
+    on_trial(tried[1])
+    best, rows, misses = 1, 2, 0
+    while rows <= most and misses < MISSES and not is_stopped():
+        if is_better(rows, best):
+            best, misses = rows, 0
+        else:
+            misses = misses + 1 if tried[rows].tokens_per_second else MISSES
+        rows *= 2
+    between = (best + min(2 * best, most)) // 2
+    if best < between and between not in tried and not is_stopped() and is_better(between, best):
+        best = between
+    return best
+
+
+def _tried(open_engine: OpenEngine, prompts: Sequence[Sequence[int]], rows: int) -> Trial:
+    try:
+        with open_engine(rows) as model:
+            return Trial(rows, _tokens_per_second(model, prompts, rows))
+    except (MemoryCeilingTooSmall, OutOfMemory) as error:
+        if rows == 1:
+            raise
+        return Trial(rows, 0.0, str(error).splitlines()[0])
+
+
+def _tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], rows: int) -> float:
+    contexts = [None, *(model.new_context() for _ in range(rows - 1))]
+    going = [
+        model.generate(
+            prompts[number % len(prompts)][:PROMPT_TOKENS],
+            max_tokens=FIRST_STEPS + STEPS + 1,
+            context=context,
+            telemetry=False,
+        )
+        for number, context in enumerate(contexts)
+    ]
+    going[0].first_of_each(going[1:])
+    rates: list[float] = []
+    for _ in range(FIRST_STEPS + STEPS):
+        going = [one for one in going if one.pending is not None]
+        if not going:  # the answers were shorter
+            break
+        begin = time.monotonic()
+        tokens = going[0].next_of_each(going[1:])
+        rates.append(len(tokens) / (time.monotonic() - begin))
+    for one in going:
+        one.close()
+    return statistics.median(rates[FIRST_STEPS:] or rates or [0.0])
