@@ -79,6 +79,7 @@ struct I {
   static constexpr size_t int4_dots_at_once = 1;
   static constexpr size_t tile_rows = 2;
   static constexpr size_t tile_vectors = 8;
+  static constexpr size_t block_vectors = 2;
   using Bytes = int8x16_t;
   using Shorts = int16x8_t;
   using Lanes = int32x4_t;
@@ -133,9 +134,10 @@ struct I {
   // Signed bytes need no seeds.
   FLASH_INLINE Lanes fill(int32_t /*seed*/) { return vdupq_n_s32(0); }
   // A lane's sum is of two bytes of the first half and two of the second.
-  FLASH_INLINE Bytes repeat(int32_t four) {
-    const int16x8_t both = vreinterpretq_s16_s32(vdupq_n_s32(four));
-    return vreinterpretq_s8_s16(vcombine_s16(vdup_laneq_s16(both, 0), vdup_laneq_s16(both, 1)));
+  FLASH_INLINE Bytes repeat(int32_t four) { return vreinterpretq_s8_s16(pair(four)); }
+  FLASH_INLINE Shorts pair(int32_t two) {
+    const int16x8_t both = vreinterpretq_s16_s32(vdupq_n_s32(two));
+    return vcombine_s16(vdup_laneq_s16(both, 0), vdup_laneq_s16(both, 1));
   }
   FLASH_INLINE Bytes load_turned(const uint8_t* row) { return load_bytes(row); }
   FLASH_INLINE void interleave(Bytes* rows) {
@@ -182,6 +184,8 @@ struct S {
 
 #include "grouped_sums.h"
 
+#include "grouped_block_sums.h"
+
 #include "tile_products.h"
 
 #include "tile_sums.h"
@@ -194,6 +198,7 @@ KernelTable make_neon() {
   KernelTable table = make_table<V, F32, F16, BF16>("neon");
   set_grouped_dots<V, I, S>(&table);
   set_grouped_sums<V, I, S>(&table);
+  set_grouped_block_sums<V, I, S>(&table);
   set_float_products<V, F32, F16, BF16>(&table);
   set_sums<V, F32, F16, BF16>(&table);
   set_grouped_products<V, I, S>(&table);
