@@ -24,6 +24,7 @@ struct V {
   static constexpr size_t dots_at_once = 2;
   static constexpr size_t tile_rows = 3;
   static constexpr size_t tile_vectors = 4;
+  static constexpr size_t sums_at_once = 3;
   FLASH_INLINE Type zero() { return _mm256_setzero_ps(); }
   FLASH_INLINE Type broadcast(float value) { return _mm256_set1_ps(value); }
   FLASH_INLINE Type load(const float* from) { return _mm256_loadu_ps(from); }

@@ -25,6 +25,7 @@ struct V {
   static constexpr size_t dots_at_once = 4;
   static constexpr size_t tile_rows = 6;
   static constexpr size_t tile_vectors = 4;
+  static constexpr size_t sums_at_once = 6;
   FLASH_INLINE Type zero() { return _mm512_setzero_ps(); }
   FLASH_INLINE Type broadcast(float value) { return _mm512_set1_ps(value); }
   FLASH_INLINE Type load(const float* from) { return _mm512_loadu_ps(from); }

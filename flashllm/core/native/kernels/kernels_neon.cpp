@@ -24,6 +24,7 @@ struct V {
   static constexpr size_t dots_at_once = 1;  // more were not measured
   static constexpr size_t tile_rows = 6;
   static constexpr size_t tile_vectors = 4;
+  static constexpr size_t sums_at_once = 6;
   FLASH_INLINE Type zero() { return vdupq_n_f32(0); }
   FLASH_INLINE Type broadcast(float value) { return vdupq_n_f32(value); }
   FLASH_INLINE Type load(const float* from) { return vld1q_f32(from); }
