@@ -21,16 +21,16 @@ class Context:
         kernels: core.Kernels,
         chunk_tokens: int,
         *,
-        cut_anywhere: bool = False,
         decoded_alike: bool = False,
     ) -> None:
         """`capacity` in tokens; a prompt is computed in chunks of `chunk_tokens`.
 
-        `cut_anywhere`: the bits of a token do not depend on its chunk; `decoded_alike`: nor on
-        whether it is one of a prompt or of an answer.
+        `decoded_alike`: the bits of a token do not depend on whether it is one of a prompt or of an
+        answer.
         """
+        self.chunk_tokens = chunk_tokens
         self.keys_values = KvCache(spec, capacity, kv_dtype, kernels)
-        self.tokens = ContextTokens(chunk_tokens, cut_anywhere, decoded_alike)
+        self.tokens = ContextTokens(decoded_alike)
 
     @property
     def length(self) -> int:

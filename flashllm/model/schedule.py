@@ -131,7 +131,7 @@ class PromptSchedule:
         self, context: Context, ids: Sequence[int], how: Pass, progress: Progress | None = None
     ) -> Iterator[Tensor]:
         """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk."""
-        step, layers = context.tokens.chunk_tokens, self._transformer.spec.bundled_layers
+        step, layers = context.chunk_tokens, self._transformer.spec.bundled_layers
         chunks = [list(ids[start : start + step]) for start in range(0, len(ids), step)]
         # The last chunk is the smallest: whole layers come first.
         whole = [chunk for chunk in chunks if not self._is_few(how, chunk)]
