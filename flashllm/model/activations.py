@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flashllm.spec import ModelSpec
 
-
 _PIECE = 1 << 14
 """Values that torch computes at once: on one thread."""
 _WHOLE = 64

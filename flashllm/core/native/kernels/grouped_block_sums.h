@@ -71,8 +71,8 @@ FLASH_TARGET inline void unpack_eight(const uint8_t* const* rows, size_t count,
           // Signed again, where the instruction for bytes wants them unsigned.
           const auto bytes = I::whole(Numbers::template half<I>(four[i], half));
           const size_t across = (inside + half * kGroupBytes) / V::width;
-          uint8_t* piece = to + g * Tile::group_bytes +
-                           (across * Tile::pieces + 2 * q) * Tile::piece_bytes;
+          uint8_t* piece =
+              to + g * Tile::group_bytes + (across * Tile::pieces + 2 * q) * Tile::piece_bytes;
           I::store_shorts(piece, I::even(bytes));
           I::store_shorts(piece + Tile::piece_bytes, I::odd(bytes));
         }
