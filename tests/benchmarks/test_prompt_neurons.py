@@ -19,7 +19,9 @@ def test_prompts_are_laid_beside_the_modes_of_eval(
     found = json.loads(capsys.readouterr().out)["prompts"]
     settings = TextSettings(tokens=600)
     with EvaluatedModel.open(demo, None) as model:
-        text = evaluate_text(model, prompt_neurons.DEMO / "heldout.jsonl", settings, SilentProgress())
+        text = evaluate_text(
+            model, prompt_neurons.DEMO / "heldout.jsonl", settings, SilentProgress()
+        )
     for name, mode in (("all exact", "dense"), ("selected", "predicted")):
         expected = text["modes"][mode]["perplexity"]
         assert found[name]["perplexity"] == pytest.approx(expected, rel=1e-6)
