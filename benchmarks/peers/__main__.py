@@ -9,7 +9,9 @@ in q8_0 or q4_0, and accelerate, which has no such weights, is left out.
   without any;
 - in turns, flashllm before and after each peer; the page cache is dropped before each run;
 - seconds a token are the mean of a run's tokens after the prompt, then the median over the runs;
-- with --prompts, for prompts of several lengths, each the first of its process.
+- with --prompts, for prompts of several lengths, each the first of its process, or with --warm
+  the second, whose weights are in memory as far as there is room;
+- on as many threads each.
 
 `make peers` installs the peers into .venv-peers; what is not there is skipped and named. A slow
 run of a peer ends after --seconds, with 4 tokens at least; ours decodes all --tokens. A GGUF is
@@ -116,7 +118,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="N,N",
         help="prompts of so many random ids, each in turn, instead of --ids",
     )
-    add("--select", metavar="HOW", help="passed on to flashllm run")
+    add("--warm", action="store_true",
+        help="the second prompt of each process counts; one as long goes before")  # fmt: skip
+    add("--threads", type=argument(parse_positive), metavar="N",
+        help="of every contender (cores, without their second threads)")  # fmt: skip
+    add("--select", metavar="HOW", help="passed on to flashllm")
     add("--json", type=Path, metavar="FILE", help="keep the report there; else it is printed last")
     return parser.parse_args(arguments)
 
@@ -139,14 +145,13 @@ def prompts_of(options: argparse.Namespace, vocab_size: int) -> list[list[int]]:
 def ours(options: argparse.Namespace, checkpoint: Checkpoint, task: Task) -> Contender:
     """flashllm on the converted model; `UsageError` where that is another checkpoint's."""
     manifest = read_model(options.model, checkpoint)
-    select = ["--select", options.select] if options.select else []
     return Contender(
         OURS,
         model_files(options.model, manifest),
         checkpoint.parameters,
-        functools.partial(our_command, options=select),
+        our_command,
         parse_ours,
-        replace(task, model=options.model),
+        replace(task, model=options.model, select=options.select),
         {OURS: __version__},
         8 * Weights.of(manifest.spec).total / checkpoint.parameters,
     )
@@ -241,8 +246,11 @@ def measure(options: argparse.Namespace) -> int:
     if not options.ids:
         raise UsageError("--ids is empty; give at least one token id")
     checkpoint = read_checkpoint(options.checkpoint)
-    cores = physical_cores()
-    task = Task(options.model, options.ids, options.tokens, options.seconds, None, cores)
+    threads = options.threads or physical_cores()
+    task = Task(
+        options.model, options.ids, options.tokens, options.seconds, None, threads,
+        warm=options.warm,
+    )  # fmt: skip
     first = ours(options, checkpoint, task)
     if max(options.ids) >= checkpoint.spec.vocab_size:
         raise UsageError(f"--ids: the vocabulary ends at {checkpoint.spec.vocab_size - 1}")
@@ -253,7 +261,7 @@ def measure(options: argparse.Namespace) -> int:
     skipped += [reason] if reason else []
     for line in skipped:
         remark(f"left out: {line}")
-    header = run_header(options.model, {**_plain(options), "threads": cores, "limits": under})
+    header = run_header(options.model, {**_plain(options), "threads": threads, "limits": under})
     outcomes: list[Outcome] = []
     made = functools.partial(report, header, contenders, outcomes, skipped)
     prompts = prompts_of(options, checkpoint.spec.vocab_size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,8 @@ def largest_bytes(transformers: Any, directory: Path) -> tuple[int, int]:
     return max(layers, default=single) * itemsize, single * itemsize
 
 
-def step_of(model: Any) -> Step:
-    """Greedy decoding with the library's own cache of keys and values."""
+def step_of(model: Any) -> tuple[Step, Callable[[], None]]:
+    """Greedy decoding with the library's own cache of keys and values, and what empties that."""
     torch: Any = importlib.import_module("torch")
     cache = None
 
@@ -98,7 +98,11 @@ def step_of(model: Any) -> Step:
         cache = out.past_key_values
         return int(out.logits[0, -1].argmax())
 
-    return step
+    def forget() -> None:
+        nonlocal cache
+        cache = None
+
+    return step, forget
 
 
 def main() -> None:
@@ -107,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="flashllm-peers-") as offload:
         model, facts = load(task, Path(offload))
         how = f"{facts['dtype']}, {facts['modules_on_disk']} of {facts['modules']} modules on disk"
-        run(task, step_of(model), how if facts["modules"] else f"{facts['dtype']}, RAM", facts)
+        run(task, *step_of(model), how if facts["modules"] else f"{facts['dtype']}, RAM", facts)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,20 +59,30 @@ def memory_ceiling_bytes(limit_bytes: int) -> int:
     return max(1, limit_bytes - max(_MARGIN_LEAST_BYTES, limit_bytes // _MARGIN_SHARE))
 
 
-def our_command(task: Task, options: Sequence[str] = ()) -> list[str]:
-    """`flashllm run`: the prompt gives the first token, so one more than is timed."""
-    command = [sys.executable, "-m", "flashllm", "run", str(task.model), "--jsonl"]
+def our_command(task: Task) -> list[str]:
+    """`flashllm run`: the prompt gives the first token, so one more than is timed.
+
+    Where it is not to be the first prompt of its process, a worker.
+    """
+    threads = ["env", f"OMP_NUM_THREADS={task.threads}"]
+    if task.warm:
+        return [*threads, *worker_command(Path(sys.executable), "ours", task)]
+    command = [*threads, sys.executable, "-m", "flashllm", "run", str(task.model), "--jsonl"]
     command += ["--ids", ",".join(map(str, task.ids)), "-n", str(task.tokens + 1)]
-    command += ["--ctx-size", str(task.context), *options]  # as much as the peers get
+    command += ["--ctx-size", str(task.context)]  # as much as the peers get
+    if task.select is not None:
+        command += ["--select", task.select]
     if task.limit_bytes is not None:
         command += ["--memory", str(memory_ceiling_bytes(task.limit_bytes))]
     return command
 
 
 def parse_ours(stdout: str) -> dict[str, Any]:
-    """The output of `flashllm run --jsonl`, in the form of a worker's."""
+    """The output of `flashllm run --jsonl`, in the form of a worker's, or that of our worker."""
     lines = [json.loads(line) for line in stdout.splitlines() if line]
     report = lines[-1]
+    if "samples_ns" in report:
+        return dict(report)
     tokens = [line for line in lines if line["type"] == "token"]
     settings = report["settings"]
     return {

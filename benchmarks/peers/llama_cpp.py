@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import sys
@@ -85,7 +86,9 @@ def main() -> None:
         "reordered": reorders(task),
     }
     how = f"{facts['description']}, mmap{', weights as stored' if task.as_stored else ''}"
-    run(task, step_of(library, model, context), how, facts)
+    memory = library.llama_get_memory(context)
+    forget = functools.partial(library.llama_memory_clear, memory, True)
+    run(task, step_of(library, model, context), forget, how, facts)
     library.llama_free(context)
     library.llama_model_free(model)
 

@@ -23,6 +23,8 @@ RUN_SECONDS_MAX = 1800.0
 MESSAGE_CHARACTERS_MAX = 300
 EARLY_TOKENS = 20
 """What a user waits for first; caches may still be filling."""
+LATE_TOKENS = slice(99, 120)
+"""Tokens 100 to 120."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Outcome:
     """What it did with its memory, in its own words."""
     wall_ns: int = 0
     prefill_ns: int = 0
+    first_prefill_ns: int | None = None
+    """What the prompt before took, which was the first of the process."""
     samples_ns: tuple[int, ...] = ()
     """Of each token after the prompt, in order."""
     rss_peak_bytes: int = 0
@@ -62,9 +66,16 @@ class Outcome:
         return sum(early) / len(early) / 1e9
 
     @property
+    def late_token_seconds(self) -> float | None:
+        """The mean over tokens 100 to 120; None where there are fewer."""
+        late = self.samples_ns[LATE_TOKENS]
+        return sum(late) / len(late) / 1e9 if late else None
+
+    @property
     def start_seconds(self) -> float:
-        """Everything but prompt and tokens: the interpreter, libraries, loading."""
-        return (self.wall_ns - self.prefill_ns - sum(self.samples_ns)) / 1e9
+        """Everything but prompts and tokens: the interpreter, libraries, loading."""
+        prompts_ns = self.prefill_ns + (self.first_prefill_ns or 0)
+        return (self.wall_ns - prompts_ns - sum(self.samples_ns)) / 1e9
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the derived ones included."""
@@ -131,6 +142,7 @@ def run_once(contender: Contender, number: int, limit_bytes: int | None) -> Outc
         how=found.get("how", ""),
         wall_ns=wall_ns,
         prefill_ns=found.get("prefill_ns", 0),
+        first_prefill_ns=found.get("first_prefill_ns"),
         samples_ns=tuple(found.get("samples_ns", ())),
         rss_peak_bytes=found.get("rss_peak_bytes", 0),
         cached_share_before=share,

@@ -16,7 +16,8 @@ from flashllm.untrusted.terminal import sanitize_line
 
 COLUMNS = (
     "", "parameters", "bits a weight", "memory limit", "prompt", "s/token (min to max, runs)",
-    "times ours", "first 20 tokens, s each", "start s", "prompt s", "times ours", "peak RSS",
+    "times ours", "first 20 tokens, s each", "times ours", "tokens 100 to 120, s each",
+    "times ours", "start s", "first prompt s", "prompt s", "times ours", "peak RSS",
     "peak of the group", "stolen, at most", "how",
 )  # fmt: skip
 
@@ -37,7 +38,13 @@ class Row:
     """Its seconds a token over ours: the median of the rounds, each against ours around it."""
     early_token_seconds: float | None
     """The median over the runs of the mean over the first 20 tokens."""
+    early_ratio: float | None
+    late_token_seconds: float | None
+    """The same of tokens 100 to 120."""
+    late_ratio: float | None
     start_seconds: float | None
+    first_prefill_seconds: float | None
+    """Of the prompt before, which was the first of the process, where there was one."""
     prefill_seconds: float | None
     prefill_ratio: float | None
     """Of its prompts, as `ratio`."""
@@ -60,11 +67,15 @@ class Row:
         spread = self.token_seconds
         cells = [
             f"{spread.median:.3g} ({spread.min:.3g} to {spread.max:.3g}, {len(spread.samples)})",
-            "" if self.ratio is None else f"{self.ratio:.3g}",
-            f"{self.early_token_seconds:.3g}",
+            _figure(self.ratio),
+            _figure(self.early_token_seconds),
+            _figure(self.early_ratio),
+            _figure(self.late_token_seconds),
+            _figure(self.late_ratio),
             f"{self.start_seconds:.1f}",
-            f"{self.prefill_seconds:.2f}",
-            "" if self.prefill_ratio is None else f"{self.prefill_ratio:.3g}",
+            _figure(self.first_prefill_seconds),
+            _figure(self.prefill_seconds),
+            _figure(self.prefill_ratio),
             format_bytes(self.rss_peak_bytes or 0),
             "" if self.group_peak_bytes is None else format_bytes(self.group_peak_bytes),
             format_steal_share(self.stolen_share_max),
@@ -108,10 +119,14 @@ def _row(contender: Contender, own: Sequence[Outcome], under: Sequence[Outcome])
         tokens=sum(len(outcome.samples_ns) for outcome in good),
         prompt_tokens=own[0].prompt_tokens,
         ratio=None if is_ours else ratio_to_ours(good, under, lambda one: one.token_seconds),
-        early_token_seconds=statistics.median(o.early_token_seconds for o in good)
-        if good
-        else None,
+        early_token_seconds=_median([o.early_token_seconds for o in good]),
+        early_ratio=None if is_ours else ratio_to_ours(good, under, early_seconds),
+        late_token_seconds=_median([late_seconds(o) for o in good if late_seconds(o)]),
+        late_ratio=None if is_ours else ratio_to_ours(good, under, late_seconds),
         start_seconds=_median([o.start_seconds for o in good]),
+        first_prefill_seconds=_median(
+            [o.first_prefill_ns / 1e9 for o in good if o.first_prefill_ns]
+        ),
         prefill_seconds=_median([o.prefill_ns / 1e9 for o in good]),
         prefill_ratio=None if is_ours else ratio_to_ours(good, under, lambda one: one.prefill_ns),
         rss_peak_bytes=max((o.rss_peak_bytes for o in good), default=None),
@@ -121,6 +136,20 @@ def _row(contender: Contender, own: Sequence[Outcome], under: Sequence[Outcome])
         weight_bits=contender.weight_bits,
         stolen_share_max=most_stolen([outcome.stolen_share for outcome in own]),
     )
+
+
+def early_seconds(outcome: Outcome) -> float:
+    """A token's, of the first 20."""
+    return outcome.early_token_seconds
+
+
+def late_seconds(outcome: Outcome) -> float:
+    """A token's, of those from the 100th to the 120th; 0 where there are none."""
+    return outcome.late_token_seconds or 0.0
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -137,7 +166,7 @@ def ratio_to_ours(
         before = [o for o in under[:place] if o.contender == OURS and o.status == "ok"]
         after = [o for o in under[place:] if o.contender == OURS and o.status == "ok"]
         around = statistics.fmean([seconds(o) for o in [*before[-1:], *after[:1]]] or [0.0])
-        if around > 0:
+        if around > 0 and seconds(outcome) > 0:
             ratios.append(seconds(outcome) / around)
     return statistics.median(ratios) if ratios else None
 

@@ -43,11 +43,20 @@ class Task:
     threads: int
     as_stored: bool = False
     """Weights stay as the file has them, though another order would suit the processor better."""
+    warm: bool = False
+    """Another prompt as long goes through first, and is forgotten."""
+    select: str | None = None
+    """Our own selector, where it is not the usual one."""
 
     @property
     def context(self) -> int:
         """Tokens that the prompt and the answer take."""
         return len(self.ids) + self.tokens + 1
+
+    @property
+    def first_ids(self) -> list[int]:
+        """The prompt before, as long and another from its first token on."""
+        return [*self.ids[1:], *self.ids[:1]]
 
 
 def parse_task(description: str | None) -> Task:
@@ -60,6 +69,8 @@ def parse_task(description: str | None) -> Task:
     parser.add_argument("--limit-bytes", type=argument(parse_positive))
     parser.add_argument("--threads", type=argument(parse_positive), required=True)
     parser.add_argument("--as-stored", action="store_true")
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--select")
     return Task(**vars(parser.parse_args()))
 
 
@@ -69,8 +80,9 @@ def arguments_of(task: Task) -> list[str]:
     line += ["--seconds", str(task.seconds), "--threads", str(task.threads)]
     if task.limit_bytes is not None:
         line += ["--limit-bytes", str(task.limit_bytes)]
-    if task.as_stored:
-        line.append("--as-stored")
+    line += ["--as-stored"] * task.as_stored + ["--warm"] * task.warm
+    if task.select is not None:
+        line += ["--select", task.select]
     return line
 
 
@@ -81,11 +93,20 @@ def physical_cores() -> int:
     return min(cores, allowed) if allowed else cores
 
 
-def run(task: Task, step: Step, how: str, facts: dict[str, Any]) -> None:
+def run(
+    task: Task, step: Step, forget: Callable[[], object], how: str, facts: dict[str, Any]
+) -> None:
     """Time the prompt and each token after it, and print what was found.
 
-    `how` is for the table: what this peer did with its memory, in a few words.
+    `forget` empties the context; `how` is for the table: what this peer did with its memory, in a
+    few words.
     """
+    first_ns = None
+    if task.warm:
+        start_ns = time.perf_counter_ns()
+        step(task.first_ids)
+        first_ns = time.perf_counter_ns() - start_ns
+        forget()
     start_ns = time.perf_counter_ns()
     token = step(task.ids)
     now_ns = time.perf_counter_ns()
@@ -105,6 +126,7 @@ def run(task: Task, step: Step, how: str, facts: dict[str, Any]) -> None:
     found = {
         "how": how,
         "prefill_ns": prefill_ns,
+        "first_prefill_ns": first_ns,
         "samples_ns": samples_ns,
         "rss_peak_bytes": rss_peak_bytes(),
         "major_faults": usage.ru_majflt,

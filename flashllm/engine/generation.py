@@ -240,7 +240,6 @@ class Generation:
         clock = self._meter.clock
         clock.switch("sample")
         token = self._sampled = self._sampler.next(logits)
-        self.context.tokens.append_sampled(token)
         clock.switch("other")
         return token, self._accept(token, last=len(self.ids) + 1 == self._max_tokens)
 

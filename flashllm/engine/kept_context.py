@@ -141,7 +141,6 @@ def kept_context_for(
         "kv_dtype": plan.kv_dtype,
         "selector": plan.select,
         "prompt_neurons": plan.prompt_neurons,
-        "chunk": "any" if context.tokens.cut_anywhere else str(context.tokens.chunk_tokens),
     }
     token_bytes = 2 * spec.n_kv_heads * kv_row_bytes(spec, plan.kv_dtype)
     kept = KeptDirectory(directory, bytes_max, settings, spec.n_layers, token_bytes)

@@ -21,16 +21,16 @@ class Context:
         kernels: core.Kernels,
         chunk_tokens: int,
         *,
-        cut_anywhere: bool = False,
         decoded_alike: bool = False,
     ) -> None:
         """`capacity` in tokens; a prompt is computed in chunks of `chunk_tokens`.
 
-        `cut_anywhere`: the bits of a token do not depend on its chunk; `decoded_alike`: nor on
-        whether it is one of a prompt or of an answer.
+        `decoded_alike`: the bits of a token do not depend on whether it is one of a prompt or of an
+        answer.
         """
+        self.chunk_tokens = chunk_tokens
         self.keys_values = KvCache(spec, capacity, kv_dtype, kernels)
-        self.tokens = ContextTokens(chunk_tokens, cut_anywhere, decoded_alike)
+        self.tokens = ContextTokens(decoded_alike)
 
     @property
     def length(self) -> int:
@@ -54,7 +54,7 @@ class Context:
         """Forget all tokens, and take over the first `length` of another context of the model."""
         self.truncate(0)
         self.keys_values.copy(other.keys_values, length)
-        self.tokens.restore(other.tokens.ids[:length], other.tokens.pieces(0, length), [])
+        self.tokens.restore(other.tokens.ids[:length], other.tokens.decoded(0, length))
 
     def close(self) -> None:
         """Drop the keys and values; the tokens stay known."""

@@ -52,11 +52,8 @@ class _Head:
 
     start: int
     ids: tuple[int, ...]
-    piece_starts: tuple[int, ...]
-    """Of the pieces, as `ContextTokens` has them, that begin in this record."""
-    pieces_decoded: tuple[bool, ...]
-    sampled: tuple[int, ...]
-    """The token that was drawn behind the last one, if one was."""
+    decoded: tuple[bool, ...]
+    """Of each token: whether it is one of an answer."""
 
     @property
     def end(self) -> int:
@@ -64,9 +61,8 @@ class _Head:
         return self.start + len(self.ids)
 
     def tell(self, tokens: ContextTokens) -> None:
-        """Appends the tokens to others; `ValueError` where they fit no context."""
-        pieces = list(zip(self.piece_starts, self.pieces_decoded, strict=True))
-        tokens.restore(self.ids, pieces, self.sampled)
+        """Appends the tokens to others."""
+        tokens.restore(self.ids, self.decoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +167,10 @@ class KeptFile:
         """
         start, tokens = self.length, context.tokens
         end = min(start + RECORD_TOKENS, context.length)
-        pieces = tokens.pieces(start, end)
         head = _Head(
             start,
             tuple(tokens.ids[start:end]),
-            tuple(piece for piece, _ in pieces),
-            tuple(is_decoded for _, is_decoded in pieces),
-            tuple(tokens.sampled if end == len(tokens.ids) else ()),
+            tuple(tokens.decoded(start, end)),
         )
         at = self.nbytes
         os.ftruncate(self._descriptor, at)  # what is torn behind it
@@ -229,16 +222,16 @@ class KeptFile:
 
     def _read_records(self, size: int) -> None:
         """Reads the heads, as far as they fit together."""
-        tokens, at = ContextTokens(1), self._first_end
+        at = self._first_end
         while at < size:
             try:
                 values, rows_at, rest = self._read_head(at, size)
                 head = _parsed(_Head, values, self.path)
                 expected = self._layers * (len(head.ids) * self._token_bytes + 4)
-                if head.start != len(tokens.ids) or not head.ids or rest != expected:
+                follows = head.start == self.length and len(head.ids) == len(head.decoded) > 0
+                if not follows or rest != expected:
                     raise ReadFailed(f"{self.path}: the record at byte {at} does not follow")
-                head.tell(tokens)
-            except (ReadFailed, ValueError) as error:
+            except ReadFailed as error:
                 self.problem = str(error)
                 return
             at = rows_at + rest

@@ -9,12 +9,18 @@ from torch import Tensor
 
 from flashllm.spec import ModelSpec
 
+_PIECE = 1 << 14
+"""Values that torch computes at once: on one thread."""
+_WHOLE = 64
+"""Values that fill vectors of every processor, two of them."""
+
 
 def activate(spec: ModelSpec, x: Tensor) -> Tensor:
     """The activation of the gate, or of up where there is no gate; the same shape, a new tensor.
 
-    Sources: FATReLU, ProSparse (arXiv 2402.13516); squared ReLU, Primer (arXiv 2109.08668); dReLU,
-    TurboSparse (arXiv 2406.05955); here, the gate's part of it.
+    A value has the same bits alone and among others. Sources: FATReLU, ProSparse (arXiv
+    2402.13516); squared ReLU, Primer (arXiv 2109.08668); dReLU, TurboSparse (arXiv 2406.05955);
+    here, the gate's part of it.
     """
     kind = spec.activation
     if kind in ("relu", "drelu"):
@@ -24,26 +30,38 @@ def activate(spec: ModelSpec, x: Tensor) -> Tensor:
     if kind == "relu2":
         return torch.relu(x).square_()
     if kind == "silu":
-        return torch.nn.functional.silu(x)
-    return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+        return torch.from_numpy(_silu(x.numpy(), 1.0))
+    return _gelu(x, "tanh" if kind == "gelu_tanh" else "none")
 
 
 def activate_each(
     spec: ModelSpec, x: NDArray[np.float32], slope: float = 1.0
 ) -> NDArray[np.float32]:
-    """The activation of the gates of one token or of several, [..., neurons]: a new array.
+    """The same of an array; `slope` is the factor within the sigmoid of silu."""
+    if spec.activation == "silu":
+        return _silu(x, slope)
+    return activate(spec, torch.from_numpy(np.ascontiguousarray(x))).numpy()
 
-    `slope` is the factor within the sigmoid of silu. Each token has the bits that it has alone.
-    Torch computes the last few values of an array by other functions than the rest, and numpy does
-    not.
-    """
-    if spec.activation != "silu":
-        rows = x.reshape(-1, x.shape[-1])
-        alone = [activate(spec, torch.from_numpy(row)).numpy() for row in rows]
-        return np.stack(alone).reshape(x.shape)
+
+def _silu(x: NDArray[np.float32], slope: float) -> NDArray[np.float32]:
+    """Torch computes the last few values of an array by other functions than the rest."""
+    out: NDArray[np.float32] = np.negative(x) if slope == 1.0 else x * np.float32(-slope)
     with np.errstate(over="ignore"):
-        powers: NDArray[np.float32] = np.exp(-x if slope == 1.0 else x * np.float32(-slope))
-    return x / (np.float32(1) + powers)
+        np.exp(out, out=out)
+    out += np.float32(1)
+    return np.divide(x, out, out=out)
+
+
+def _gelu(x: Tensor, approximate: str) -> Tensor:
+    """By whole vectors, for the same reason."""
+    flat = x.reshape(-1)
+    out = torch.empty(flat.shape)
+    for start in range(0, len(flat), _PIECE):
+        part = flat[start : start + _PIECE]
+        filled = torch.nn.functional.pad(part, (0, -len(part) % _WHOLE))
+        found = torch.nn.functional.gelu(filled, approximate=approximate)
+        out[start : start + _PIECE] = found[: len(part)]
+    return out.view(x.shape)
 
 
 def sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:

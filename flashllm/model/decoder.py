@@ -24,7 +24,7 @@ from flashllm.model.ffn_experts import Experts
 from flashllm.model.ffn_prefill import Chosen, FeedForwardPrefill, Tap
 from flashllm.model.neurons import Neurons
 from flashllm.model.prefetchers import prefetchers_for
-from flashllm.model.products import make_products
+from flashllm.model.products import Products
 from flashllm.model.router import SelectRouted
 from flashllm.model.schedule import Mode, Pass, Progress, PromptSchedule, TokenSchedule
 from flashllm.model.transformer import Transformer
@@ -75,7 +75,7 @@ class Decoder:
         self._cancelled = threading.Event()
         shape = plan.prefill
         self.pool = pool = _make_pool(store, plan, clock, kernels)
-        self._products = products = make_products(spec, kernels, shape)
+        self._products = products = Products(spec, kernels, shape.bundles)
         transformer = Transformer(spec, resident, kernels, products, clock)
         weights = transformer.feed_forward_weights
         bundles: Neurons | Experts
@@ -145,8 +145,7 @@ class Decoder:
                 self.plan.kv_dtype,
                 self._kernels,
                 self.plan.prefill.tokens,
-                cut_anywhere=self._products.batch_invariant,
-                decoded_alike=self._products.batch_invariant and self.plan.prompt_is_decoded_alike,
+                decoded_alike=self.plan.prompt_is_decoded_alike,
             )
             self._contexts.add(context)
         return context
@@ -244,13 +243,8 @@ class Decoder:
 
         Yields the logits [vocab] after the last token of each, which are to be asked for before
         anything else is computed. The bits are those of a call of `prefill` for each; a layer that
-        is read is read once for as many of their tokens as a chunk has, where products have the
-        same bits alone and among others.
+        is read is read once for as many of their tokens as a chunk has.
         """
-        if not self._products.batch_invariant:
-            for ids, context, length in zip(prompts, contexts, cached, strict=True):
-                yield self.prefill(ids, cached=length, context=context)
-            return
         self.steps += 1
         for context, length in zip(contexts, cached, strict=True):
             self.truncate(length, context)
@@ -266,8 +260,6 @@ class Decoder:
 
         Only tokens of prompts are taken over, whose bits are those that the context would compute.
         """
-        if not context.tokens.cut_anywhere:
-            return
         present, best, source = context.tokens.cached_prefix(ids), 0, None
         for other in self._contexts:
             if other is not context:
@@ -319,13 +311,8 @@ class Decoder:
         """Append a token to each of several contexts; yields the logits [vocab] after each.
 
         They are to be asked for before anything else is computed. The bits are those of a call of
-        `decode` for each. What any of them needs is read once, but where products do not have the
-        same bits alone and among others: there they go one by one.
+        `decode` for each. What any of them needs is read once.
         """
-        if not self._products.batch_invariant:
-            for token, context in zip(tokens, contexts, strict=True):
-                yield self.decode(token, context)
-            return
         self.steps += 1
         self._end_warming()
         self.release()

@@ -131,7 +131,7 @@ class PromptSchedule:
         self, context: Context, ids: Sequence[int], how: Pass, progress: Progress | None = None
     ) -> Iterator[Tensor]:
         """Append `ids` to the context; hidden states [tokens, d_model], chunk by chunk."""
-        step, layers = context.tokens.chunk_tokens, self._transformer.spec.bundled_layers
+        step, layers = context.chunk_tokens, self._transformer.spec.bundled_layers
         chunks = [list(ids[start : start + step]) for start in range(0, len(ids), step)]
         # The last chunk is the smallest: whole layers come first.
         whole = [chunk for chunk in chunks if not self._is_few(how, chunk)]
@@ -154,12 +154,12 @@ class PromptSchedule:
     def run_each(
         self, contexts: Sequence[Context], prompts: Sequence[Sequence[int]], how: Pass
     ) -> Tensor:
-        """Append a prompt to each of several contexts, which are cut anywhere.
+        """Append a prompt to each of several contexts.
 
         As many of their tokens as a chunk has go through the layers together. Hidden states
         [contexts, d_model] of the last token of each.
         """
-        passes = list(_passes(prompts, contexts[0].tokens.chunk_tokens))
+        passes = list(_passes(prompts, contexts[0].chunk_tokens))
         self._pool.end_expecting()
         if how.mode == "dense":
             layers = self._transformer.spec.bundled_layers

@@ -1,9 +1,7 @@
 """How a memory ceiling is split. Pure arithmetic: from sizes and a ceiling to a plan.
 
-A prompt's block and tile follow from the model's shape alone, never from the ceiling, and so does
-its chunk where torch multiplies: there the rounding of a product depends on its shape, and the
-answer must not depend on the ceiling. Our own products round alike in any chunk (`model.products`),
-so for sparse models a larger ceiling has larger chunks, of which each reads the layers once.
+A prompt's block follows from the model's shape alone. Products round alike in any chunk
+(`model.products`), so a larger ceiling has larger chunks, of which each reads the layers once.
 """
 
 from __future__ import annotations
@@ -57,11 +55,6 @@ MAX_READ_BYTES = 512 << 10
 
 _PREFILL_ACTIVATION_BYTES = 2 * MIB
 _PREFILL_BLOCK_BYTES = 4 * MIB
-_TILE_BYTES = 4 * MIB
-"""Size of a tile of decoded bundles. Smaller tiles fit better into caches, but starting and ending
-their products costs more than that gains (docs/log/)."""
-_LINEAR_BYTES = 2 * MIB
-"""Decoded rows of a resident matrix."""
 _SCORE_BYTES = 2 * MIB
 """Scores of a chunk's attention, in all threads together; `kScoreBytes` of the core."""
 _LARGEST_CHUNK = 512
@@ -95,10 +88,6 @@ class PrefillShape:
     """Tokens that go through the model together."""
     bundles: int
     """Bundles of a block, which is read as one: whole blocks of summation, about 4 MiB."""
-    tile: int
-    """Bundles of a block that are decoded and multiplied together."""
-    linear_rows: int
-    """Rows of a resident matrix that are decoded together."""
 
     @classmethod
     def of(cls, spec: ModelSpec, stride: int) -> PrefillShape:
@@ -110,35 +99,21 @@ class PrefillShape:
             tokens *= 2
         block_ids = summation_ids(spec)
         bundles = max(_PREFILL_BLOCK_BYTES // stride // block_ids, 1) * block_ids
-        row_bytes = spec.d_model * 4
-        tile = max(_TILE_BYTES // (spec.rows_per_neuron * row_bytes) // 16, 1) * 16
-        return cls(
-            tokens=tokens,
-            bundles=min(bundles, spec.bundles_per_layer),
-            tile=min(tile, bundles, spec.bundles_per_layer),
-            linear_rows=max(_LINEAR_BYTES // row_bytes, 16),
-        )
+        return cls(tokens=tokens, bundles=min(bundles, spec.bundles_per_layer))
 
     def bytes(self, spec: ModelSpec, stride: int, blocks: int = LEAST_BLOCKS) -> int:
-        """Peak memory of a prefill: a ring of `blocks` blocks, decoded rows, activations."""
+        """Peak memory of a prefill: a ring of `blocks` blocks, activations, scores of attention."""
         ring = blocks * self.bundles * stride
-        decoded = self.tile * spec.rows_per_neuron * spec.d_model * 4
-        rows = self.linear_rows * _widest(spec) * 4
-        # Our own products decode nothing to memory.
-        beside = 0 if spec.selective else decoded + rows
-        return ring + beside + self.tokens * self._token_bytes(spec) + _SCORE_BYTES
+        return ring + self.tokens * self._token_bytes(spec) + _SCORE_BYTES
 
     def with_tokens(self, tokens: int) -> PrefillShape:
         """The same, for chunks of `tokens`."""
         return dataclasses.replace(self, tokens=tokens)
 
     def grown(self, spec: ModelSpec, spare_bytes: int) -> PrefillShape:
-        """With as large a chunk as `spare_bytes` beyond this one have room for.
-
-        Only where the chunk does not matter to the bits: where our own products multiply.
-        """
+        """With as large a chunk as `spare_bytes` beyond this one have room for."""
         tokens = self.tokens
-        while spec.selective and 2 * tokens <= _LARGEST_CHUNK:
+        while 2 * tokens <= _LARGEST_CHUNK:
             if (2 * tokens - self.tokens) * self._token_bytes(spec) > spare_bytes:
                 break
             tokens *= 2

@@ -32,6 +32,7 @@ from flashllm.units import MIB
 from tests.support.stolen_time import take_away
 
 TASK = Task(Path("model"), [5, 6], 4, 60.0, None, 2)
+WARM = replace(TASK, warm=True, select="all")
 
 
 def answering(milliseconds: Sequence[int], prompt_ms: int = 7) -> str:
@@ -69,7 +70,7 @@ def test_rows_are_of_a_prompt_and_tell_how_soon_its_answer_began() -> None:
     contenders = [fake("flashllm", ""), fake("b", "")]
     outcomes = [
         replace(outcome(name, 0, 0.1), prompt_tokens=tokens, prefill_ns=tokens * times * 10**8,
-                samples_ns=(3 * 10**8,) * 20 + (10**8,) * 20)
+                samples_ns=(3 * 10**8,) * 20 + (10**8,) * (79 if tokens == 8 else 100))
         for tokens in (8, 64)
         for name, times in (("flashllm", 1), ("b", 3), ("flashllm", 2))
     ]  # fmt: skip
@@ -78,7 +79,9 @@ def test_rows_are_of_a_prompt_and_tell_how_soon_its_answer_began() -> None:
         ("flashllm", 8), ("b", 8), ("flashllm", 64), ("b", 64),
     ]  # fmt: skip
     assert [row.prefill_ratio for row in rows] == [None, pytest.approx(2.0)] * 2
-    assert rows[1].early_token_seconds == pytest.approx(0.3)
+    assert (rows[1].early_token_seconds, rows[1].early_ratio) == pytest.approx((0.3, 1.0))
+    assert rows[1].late_token_seconds is None
+    assert (rows[3].late_token_seconds, rows[3].late_ratio) == pytest.approx((0.1, 1.0))
     text = table(rows, [])
     assert "| 64 tokens |" in text
     columns = text.splitlines()[0].count("|")
@@ -259,15 +262,18 @@ def test_under_a_limit_a_greedy_contender_is_killed_by_it() -> None:
 
 def test_our_own_command_leaves_room_under_the_limit() -> None:
     limit = 4 << 30
-    command = our_command(replace(TASK, limit_bytes=limit), ["--select", "all"])
+    command = our_command(replace(TASK, limit_bytes=limit, select="all"))
+    assert command[command.index("--select") + 1] == "all"
+    assert command[:2] == ["env", "OMP_NUM_THREADS=2"]
     assert command[command.index("--memory") + 1] == str(limit - 64 * MIB)
     assert memory_ceiling_bytes(64 << 30) == (64 << 30) - (1 << 30)
     assert command[command.index("-n") + 1] == "5"
     assert "--memory" not in our_command(TASK)
 
 
-def test_what_flashllm_prints_is_read(sparse_model: Path) -> None:
-    task = replace(TASK, model=sparse_model)
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_flashllm_prints_is_read(sparse_model: Path, warm: bool) -> None:
+    task = replace(TASK, model=sparse_model, warm=warm)
     contender = Contender("flashllm", (), 1, our_command, parse_ours, task, {})
     found = run_once(contender, 0, None)
     assert (found.status, found.message) == ("ok", "")
@@ -276,6 +282,9 @@ def test_what_flashllm_prints_is_read(sparse_model: Path) -> None:
     assert found.rss_peak_bytes > 0
     assert found.start_seconds > 0
     assert "select" in found.how
+    assert (found.first_prefill_ns is not None) == warm
+    if warm:
+        assert found.facts["prompt_bytes_read"] == 0, "the first prompt left all in memory"
 
 
 def test_a_ceiling_that_the_planner_refuses_is_a_row_with_its_message(sparse_model: Path) -> None:
@@ -301,6 +310,10 @@ class Clock:
         return ids[-1] + 1
 
 
+def forget() -> None:
+    """A clock has no context."""
+
+
 @pytest.mark.parametrize(("seconds", "tokens"), [(60.0, 10), (6.5, 7), (0.0, 4)])
 def test_a_slow_worker_stops_early_but_not_before_four_tokens(
     seconds: float, tokens: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -308,7 +321,7 @@ def test_a_slow_worker_stops_early_but_not_before_four_tokens(
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now_ns)
     task = replace(TASK, tokens=10, seconds=seconds)
-    worker.run(task, clock.step, "fake", {"mmap": True})
+    worker.run(task, clock.step, forget, "fake", {"mmap": True})
     monkeypatch.undo()
     found: dict[str, Any] = parse_worker(capsys.readouterr().out)
     assert found["prefill_ns"] == 2 * 10**9
@@ -317,7 +330,25 @@ def test_a_slow_worker_stops_early_but_not_before_four_tokens(
     assert found["facts"] == {"threads": 2, "mmap": True}
 
 
+def test_a_prompt_before_is_forgotten_and_counted_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[list[int]] = []
+    clock = Clock()
+
+    def step(ids: Sequence[int]) -> int:
+        given.append(list(ids))
+        return clock.step(ids)
+
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: clock.now_ns)
+    worker.run(replace(TASK, ids=[5, 6, 7], warm=True), step, lambda: given.append([]), "", {})
+    monkeypatch.undo()
+    found = parse_worker(capsys.readouterr().out)
+    assert given[:3] == [[6, 7, 5], [], [5, 6, 7]]
+    assert (found["first_prefill_ns"], found["prefill_ns"]) == (3 * 10**9, 3 * 10**9)
+
+
 def test_a_task_survives_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for task in (TASK, replace(TASK, limit_bytes=3 << 30, as_stored=True)):
+    for task in (TASK, replace(TASK, limit_bytes=3 << 30, as_stored=True), WARM):
         monkeypatch.setattr(sys, "argv", ["worker", *arguments_of(task)])
         assert worker.parse_task(None) == task

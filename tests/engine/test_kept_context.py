@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that computes all neurons, whose contexts are cut only where a piece ends."""
+    """A model that computes all neurons."""
     root = tmp_path_factory.mktemp("dense")
     tiny("llama", hidden_act="silu", max_position_embeddings=160).save_pretrained(root / "source")
     convert(root / "source", root / "converted")
@@ -99,7 +99,6 @@ def test_an_idle_model_keeps_while_it_is_open(
     directory: Path, expected: tuple[list[int], int, np.ndarray]
 ) -> None:
     model = open_model(directory, **OPTIONS)
-    is_cut_anywhere = model.decoder.context.tokens.cut_anywhere
     prompt = turn(model)
     steps = 1
     while model.keep_context():
@@ -116,7 +115,7 @@ def test_an_idle_model_keeps_while_it_is_open(
         with open_model(directory, **OPTIONS) as model:
             ids, reused = answer(model, prompt)
             assert ids == expected[0]
-            assert reused == (64 if is_cut_anywhere and end > len(whole) * 8 // 10 else 0)
+            assert reused == (64 if end > len(whole) * 8 // 10 else 0)
 
 
 def test_a_flipped_bit_is_noticed(

@@ -1,8 +1,7 @@
 """What of a context may stay, held against contexts that never went further.
 
-What a piece comes to depends, as it does in a model, on all pieces before it and on its own tokens
-together; the token drawn behind it on that. So an answer differs wherever a context was cut where
-another one would not have ended.
+What a token comes to depends, as it does in a model with predictors, on all tokens before it and on
+whether it is one of a prompt or of an answer; the token drawn behind it on that.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Cancelled(Exception):
 class Model:
     """A context of hashes instead of keys and values."""
 
-    running: ContextTokens = field(default_factory=lambda: ContextTokens(CHUNK))
+    running: ContextTokens = field(default_factory=lambda: ContextTokens())
     states: list[str] = field(default_factory=list)
     computed: int = 0
 
@@ -50,7 +49,6 @@ class Model:
         found: list[int] = []
         while True:
             found.append(int(self.states[-1], 16) % 3)
-            self.running.append_sampled(found[-1])
             if len(found) >= count:
                 return found
             self._decode(found[-1])
@@ -62,9 +60,9 @@ class Model:
     def _compute(self, ids: list[int], kind: str) -> None:
         before = self.states[-1] if self.states else ""
         self.computed += len(ids)
-        # Of a chunk all tokens come out differently where it ends elsewhere.
-        state = hashlib.sha256(repr((before, kind, ids)).encode()).hexdigest()
-        self.states += [state + f"{place:x}" for place in range(len(ids))]
+        for token in ids:
+            before = hashlib.sha256(repr((before, kind, token)).encode()).hexdigest()
+            self.states.append(before)
 
 
 @dataclass
@@ -143,36 +141,35 @@ def test_what_is_computed_is_what_is_new() -> None:
     assert chat.model.computed - before == 1 + 1 + 4
     again = chat.model.computed
     chat.ask((0, 1), 1, 1)
-    assert chat.model.computed - again <= CHUNK
+    assert chat.model.computed - again == 1
 
 
-def test_a_prompt_that_begins_alike_by_chance_is_read_anew() -> None:
-    running = ContextTokens(CHUNK)
-    running.append_prefilled([1, 2, 3])
-    running.append_sampled(4)
-    assert running.cached_prefix([1, 2, 3, 5, 6]) == 0
-    assert running.cached_prefix([1, 2, 3, 4, 6]) == 3
-    assert running.cached_prefix([1, 2, 3]) == 0
-    running.append_prefilled([4])
-    assert running.cached_prefix([1, 2, 3, 4, 6]) == 3
-    assert running.cached_prefix([2, 1]) == 0
-
-
-def test_whole_chunks_of_a_prompt_stay() -> None:
-    running = ContextTokens(CHUNK)
+def test_what_both_begin_with_stays_but_one_token() -> None:
+    running = ContextTokens()
     running.append_prefilled([1, 2, 3, 4])
-    running.append_prefilled([5, 6])
-    assert running.cached_prefix([1, 2, 3, 4, 9]) == 4
-    assert running.cached_prefix([1, 2, 3, 4]) == 0  # one token at least has to be computed
-    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7]) == 4
+    running.append_prefilled([5, 6, 7])
+    assert running.cached_prefix([1, 2, 9]) == 2
+    assert running.cached_prefix([2, 1]) == 0
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7]) == 6  # one token at least is computed
+    running.truncate(6)
+    assert running.ids == [1, 2, 3, 4, 5, 6]
+    running.append_prefilled([10, 11])
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 10, 12]) == 7
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 10, 11], 3) == 5  # an answer is decoded anew
+
+
+def test_where_all_tokens_are_alike_an_answer_stays_as_it_was_read() -> None:
+    running = ContextTokens(decoded_alike=True)
+    running.append_prefilled([1, 2, 3, 4, 5, 6])
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6], answer=3) == 5
 
 
 def test_an_answer_that_was_read_as_a_prompt_is_decoded_anew() -> None:
-    running = ContextTokens(CHUNK)
+    running = ContextTokens()
     running.append_prefilled([1, 2, 3, 4])
     running.append_prefilled([5, 6, 7])
     assert running.cached_prefix([1, 2, 3, 4, 5, 6], 2) == 4
-    assert running.cached_prefix([1, 2, 3, 4, 5, 6], 1) == 4
+    assert running.cached_prefix([1, 2, 3, 4, 5, 6], 1) == 5
     running.truncate(4)
     running.append_decoded(5)
     running.append_decoded(6)
@@ -180,26 +177,12 @@ def test_an_answer_that_was_read_as_a_prompt_is_decoded_anew() -> None:
     assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7], 3) == 6
 
 
-def test_an_answer_may_begin_within_a_chunk_where_it_is_cut_anywhere() -> None:
-    running = ContextTokens(CHUNK, cut_anywhere=True)
+def test_an_answer_may_begin_within_a_chunk() -> None:
+    running = ContextTokens()
     running.append_prefilled([1, 2, 3, 4, 5])
     running.append_decoded(6)
     # What was read as a part of a prompt is decoded to go on.
     assert running.cached_prefix([1, 2, 3, 4, 5, 9], answer=3) == 3
     assert running.cached_prefix([1, 2, 3, 4, 5, 6, 9], answer=2) == 6
     assert running.cached_prefix([1, 2, 3, 4, 5, 6, 9], answer=4) == 3
-    assert ContextTokens(CHUNK, cut_anywhere=True).cached_prefix([1, 2], answer=1) == 0
-
-
-def test_where_bits_do_not_follow_the_chunk_it_is_cut_anywhere() -> None:
-    running = ContextTokens(CHUNK, cut_anywhere=True)
-    running.append_prefilled([1, 2, 3, 4])
-    running.append_prefilled([5, 6, 7])
-    running.append_sampled(8)
-    assert running.cached_prefix([1, 2, 9]) == 2
-    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 7]) == 6  # one token at least is computed
-    running.truncate(6)
-    assert running.ids == [1, 2, 3, 4, 5, 6]
-    running.append_prefilled([10, 11])
-    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 10, 12]) == 7
-    assert running.cached_prefix([1, 2, 3, 4, 5, 6, 10, 11], 3) == 5  # an answer is decoded anew
+    assert ContextTokens().cached_prefix([1, 2], answer=1) == 0

@@ -19,7 +19,7 @@ from flashllm.model.attention import Attention, Span
 from flashllm.model.decoder import Decoder
 from flashllm.model.encoded_rows import TORCH_DTYPES
 from flashllm.model.linear import Linear
-from flashllm.model.products import RowProducts
+from flashllm.model.products import Products
 from flashllm.options import KV_DTYPES, KvDType
 from flashllm.planning.plan import Plan
 from tests.support.specs import SPEC
@@ -106,7 +106,7 @@ def test_attention_is_that_of_torch(dtype: KvDType) -> None:
 def test_chunks_of_any_size_attend_alike(dtype: KvDType, window: int) -> None:
     """Bit for bit."""
     generator = torch.Generator().manual_seed(4)
-    products = RowProducts(SHAPE, core.Kernels(), 64)
+    products = Products(SHAPE, core.Kernels(), 64)
 
     def linear(outputs: int) -> Linear:
         weight = torch.randn(outputs, 960, generator=generator) / 31

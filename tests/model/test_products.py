@@ -11,14 +11,12 @@ import torch
 from flashllm import core
 from flashllm.dtypes import DTYPES
 from flashllm.flash.raw_tensor import RawTensor
-from flashllm.model.products import RowProducts, TokenOrChunkProducts, make_products
-from flashllm.model.tile_decoder import TileDecoder
-from flashllm.planning.plan import PrefillShape
+from flashllm.model.products import Products
 from flashllm.weight_cache.block_stream import Block
 from tests.support.encodings import encode, rounded_input
 from tests.support.specs import SPEC
 
-ROWS, COLUMNS, BLOCK_ROWS = 70, 96, 16
+ROWS, COLUMNS = 70, 96
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 9])
@@ -28,25 +26,10 @@ def test_a_matrix_times_tokens(dtype: str, tokens: int) -> None:
     weight = generator.standard_normal((ROWS, COLUMNS)).astype(np.float32)
     raw = RawTensor(encode(weight, dtype), dtype, weight.shape)
     x = generator.standard_normal((tokens, COLUMNS)).astype(np.float32)
-    kernels = core.Kernels()
-    found = TokenOrChunkProducts(kernels, BLOCK_ROWS).with_matrix(raw, torch.from_numpy(x))
-    read = rounded_input(x[0], dtype)[None] if tokens == 1 else x  # as the kernels of a token do
+    found = Products(SPEC, core.Kernels(), 1).with_matrix(raw, torch.from_numpy(x))
+    read = np.stack([rounded_input(one, dtype) for one in x])
     expected = read.astype(np.float64) @ raw.floats().astype(np.float64).T
     np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-4)
-
-
-def test_memory_for_decoded_rows_serves_matrices_of_all_widths() -> None:
-    generator = np.random.default_rng(5)
-    products = TokenOrChunkProducts(core.Kernels(), BLOCK_ROWS)
-    for columns in (32, 96, 64):
-        weight = generator.standard_normal((ROWS, columns)).astype(np.float32)
-        raw = RawTensor(encode(weight, "f16"), "f16", weight.shape)
-        x = torch.from_numpy(generator.standard_normal((3, columns)).astype(np.float32))
-        with torch.inference_mode():
-            inside = products.with_matrix(raw, x)
-        assert torch.equal(products.with_matrix(raw, x), inside)
-        expected = x.double() @ torch.from_numpy(raw.floats()).double().T
-        np.testing.assert_allclose(inside.numpy(), expected.numpy(), rtol=0, atol=1e-4)
 
 
 def bundles_of(dtype: str, count: int) -> tuple[np.ndarray, Block]:
@@ -65,15 +48,11 @@ def bundles_of(dtype: str, count: int) -> tuple[np.ndarray, Block]:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "int8", "int4", "mxfp4"])
-@pytest.mark.parametrize("kind", [RowProducts, TokenOrChunkProducts])
-def test_a_block_times_tokens(dtype: str, kind: type) -> None:
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_block_times_tokens(dtype: str, silent: bool) -> None:
     spec, kernels = replace(SPEC, dtype=dtype), core.Kernels()
     weights, block = bundles_of(dtype, 100)
-    products = (
-        RowProducts(spec, kernels, 100)
-        if kind is RowProducts
-        else TokenOrChunkProducts(kernels, BLOCK_ROWS, TileDecoder(spec, kernels, 100))
-    )
+    products = Products(spec, kernels, 100)
     generator = np.random.default_rng(9)
     x = torch.from_numpy(generator.standard_normal((5, spec.d_model)).astype(np.float32))
     scale = np.abs(weights).sum(axis=-1).max() / 8000  # rounding to 14 bits
@@ -81,7 +60,9 @@ def test_a_block_times_tokens(dtype: str, kind: type) -> None:
         found = products.with_rows(block, row, x).numpy()
         expected = x.double().numpy() @ weights[:, row].T
         np.testing.assert_allclose(found, expected, rtol=0, atol=scale * 4)
-    hidden = torch.relu(torch.from_numpy(generator.standard_normal((5, 100)).astype(np.float32)))
+    hidden = torch.from_numpy(generator.standard_normal((5, 100)).astype(np.float32))
+    if silent:
+        hidden = torch.relu(hidden)
     out = torch.ones(5, spec.d_model)
     products.add_down(block, hidden, out)
     expected = 1 + hidden.double().numpy() @ weights[:, -1]
@@ -92,7 +73,7 @@ def test_a_block_times_tokens(dtype: str, kind: type) -> None:
 def test_a_token_has_the_same_bits_alone_and_among_others(dtype: str) -> None:
     spec, kernels = replace(SPEC, dtype=dtype), core.Kernels()
     _, block = bundles_of(dtype, 100)
-    products = RowProducts(spec, kernels, 100)
+    products = Products(spec, kernels, 100)
     generator = np.random.default_rng(11)
     x = torch.from_numpy(generator.standard_normal((40, spec.d_model)).astype(np.float32))
     hidden = torch.relu(torch.from_numpy(generator.standard_normal((40, 100)).astype(np.float32)))
@@ -104,11 +85,3 @@ def test_a_token_has_the_same_bits_alone_and_among_others(dtype: str) -> None:
         alone = torch.zeros(1, spec.d_model)
         products.add_down(block, hidden[one], alone)
         assert torch.equal(alone, down[one])
-
-
-def test_the_kernels_are_for_neurons_that_fall_silent() -> None:
-    shape = PrefillShape.of(SPEC, 4096)
-    for activation, kind in (("relu", RowProducts), ("silu", TokenOrChunkProducts)):
-        products = make_products(replace(SPEC, activation=activation), core.Kernels(), shape)
-        assert isinstance(products, kind)
-        assert products.tile == (shape.bundles if kind is RowProducts else shape.tile)

@@ -49,6 +49,8 @@ def many_weights() -> torch.nn.Module:
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     "opt": sparse_opt,
     "gated": gated,
+    "silu": lambda: gated(hidden_act="silu"),
+    "gelu": lambda: gated(hidden_act="gelu"),
     "squared": lambda: gated(hidden_act="relu2"),
     "window": lambda: tiny(
         "mistral", intermediate_size=150, num_key_value_heads=2, hidden_act="relu", sliding_window=9
@@ -113,7 +115,9 @@ def test_exact_selectors(checkpoint: Callable[[str], Path], select: Select, tmp_
 
 @pytest.mark.parametrize("isa", core.available_isas())
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8", "int4"])
-@pytest.mark.parametrize(("name", "select"), [("gated", "all"), ("experts", "router")])
+@pytest.mark.parametrize(
+    ("name", "select"), [("gated", "all"), ("silu", "all"), ("experts", "router")]
+)
 def test_every_encoding_with_all_instructions_of_this_machine(
     checkpoint: Callable[[str], Path],
     name: str,

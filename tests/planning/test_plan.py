@@ -1,8 +1,9 @@
-"""The split of a ceiling: it adds up, it is honest about what is too small, and the prefill's
-shape never depends on it."""
+"""The split of a ceiling: it adds up, it is honest about what is too small, and what is left over
+makes larger chunks."""
 
 import dataclasses
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from flashllm.convert.families.known_shapes import describe_shape
@@ -36,7 +37,6 @@ SIZES = Sizes(
 
 
 WIDE = replace(SPEC, d_model=4096, embed_dim=4096, n_heads=64, n_kv_heads=64, d_ffn=16384)
-DENSE = replace(SPEC, activation="gelu")
 
 
 def smallest(select: str = "predicted", spec: ModelSpec = SPEC) -> int:
@@ -110,29 +110,23 @@ def test_settings_out_of_range(given_settings: dict[str, int]) -> None:
         make_plan(SPEC, SIZES, ModelOptions(memory=1 << 30, select="all", **given_settings))
 
 
-def test_the_prefill_follows_from_the_shape_where_torch_multiplies() -> None:
-    shapes = {
-        make_plan(DENSE, SIZES, ModelOptions(memory=ceiling, select="all")).prefill
-        for ceiling in (smallest("all", DENSE), 1 << 30, 1 << 40)
-    }
-    assert shapes == {PrefillShape.of(DENSE, SIZES.stride)}
-
-
-def test_a_larger_ceiling_has_larger_chunks() -> None:
-    least = smallest("all", WIDE)
-    shape = PrefillShape.of(WIDE, SIZES.stride)
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_a_larger_ceiling_has_larger_chunks(activation: Literal["relu", "silu"]) -> None:
+    spec = dataclasses.replace(WIDE, activation=activation)
+    least = smallest("all", spec)
+    shape = PrefillShape.of(spec, SIZES.stride)
     assert shape.tokens == 128
     tokens = []
     for spare in range(0, 4 << 30, 64 << 20):
-        plan = make_plan(WIDE, SIZES, ModelOptions(memory=least + spare, select="all"))
+        plan = make_plan(spec, SIZES, ModelOptions(memory=least + spare, select="all"))
         tokens.append(plan.prefill.tokens)
         assert sum(plan.split.values()) <= plan.ceiling_bytes
         assert plan.prefill == shape.with_tokens(tokens[-1])
-        grown = plan.prefill.bytes(WIDE, SIZES.stride) - shape.bytes(WIDE, SIZES.stride)
+        grown = plan.prefill.bytes(spec, SIZES.stride) - shape.bytes(spec, SIZES.stride)
         assert 16 * grown <= spare
         # The next size would be too large.
-        twice = shape.with_tokens(2 * tokens[-1]).bytes(WIDE, SIZES.stride)
-        needed = 16 * (twice - shape.bytes(WIDE, SIZES.stride))
+        twice = shape.with_tokens(2 * tokens[-1]).bytes(spec, SIZES.stride)
+        needed = 16 * (twice - shape.bytes(spec, SIZES.stride))
         assert tokens[-1] == 512 or needed > spare
     assert tokens == sorted(tokens)
     assert set(tokens) == {128, 256, 512}

@@ -66,5 +66,5 @@ def plan(select: str = "gate", spec: ModelSpec = SPEC, slots: int = 512) -> Plan
         io_threads=32,
         context=512,
         select=select,
-        prefill=PrefillShape(64, 64, 16, 16),
+        prefill=PrefillShape(64, 64),
     )

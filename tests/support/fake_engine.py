@@ -53,7 +53,7 @@ PLAN = Plan(
     io_threads=32,
     context=512,
     select="predicted",
-    prefill=PrefillShape(tokens=64, bundles=64, tile=64, linear_rows=16),
+    prefill=PrefillShape(tokens=64, bundles=64),
 )
 
 

@@ -110,7 +110,24 @@ struct Group {
     return rows.data + (kv_head * sizes.capacity + position) * sizes.row_bytes;
   }
   float* scores_of(size_t head) const { return scores + head * sizes.seen(); }
+
+  // What is read so far ahead of a key, and of a value: behind the last key come the values, behind
+  // them the keys of the next head.
+  const uint8_t* later_key(size_t position) const {
+    if (position < sizes.end) return row(task.keys, position);
+    return row(task.values, std::min(position - sizes.seen(), sizes.end - 1));
+  }
+  const uint8_t* later_value(size_t position) const {
+    if (position < sizes.end) return row(task.values, position);
+    if (kv_head + 1 == sizes.kv_heads) return row(task.values, sizes.end - 1);
+    const size_t later = std::min(position - sizes.seen(), sizes.end - 1);
+    return row(task.keys, later + sizes.capacity);
+  }
 };
+
+// Sums and dots of groups take so long that memory keeps up by itself, and asking it from afar
+// holds them up.
+bool asks_far_ahead(DType dtype) { return !is_grouped(dtype); }
 
 void score(const Group& group, size_t begin, size_t end) {
   const AttendSizes& sizes = group.sizes;
@@ -121,7 +138,13 @@ void score(const Group& group, size_t begin, size_t end) {
     float* scores = group.scores_of(head);
     const size_t first = sizes.first;
     const auto row = [&](size_t seen) { return group.row(keys, first + seen); };
-    dot_each(dot, {begin - first, end - first, sizes.row_bytes}, row, query, scores);
+    const RowRange tile = {begin - first, end - first, sizes.row_bytes};
+    if (asks_far_ahead(group.task.rows.dtype)) {
+      const auto later = [&](size_t seen) { return group.later_key(first + seen); };
+      dot_each(dot, tile, row, later, query, scores);
+    } else {
+      dot_each(dot, tile, row, query, scores);
+    }
     for (size_t seen = begin - first; seen < end - first; ++seen) scores[seen] *= group.task.scale;
   }
 }
@@ -131,12 +154,18 @@ void mix(const Group& group, size_t begin, size_t end) {
   const AttendSizes& sizes = group.sizes;
   const View<const uint8_t> values = group.task.values;
   const AddFunction add = group.table.add[static_cast<size_t>(group.task.rows.dtype)];
+  const bool far = asks_far_ahead(group.task.rows.dtype);
+  const size_t ahead = far ? rows_ahead(sizes.row_bytes, kRowsPerAdd) : kRowsPerAdd;
+  const auto later = [&](size_t at) {
+    return far ? group.later_value(at + ahead)
+               : group.row(values, std::min(at + ahead, sizes.end - 1));
+  };
   for (size_t head = group.first_head; head < group.last_head; ++head) {
     const float* weights = group.scores_of(head);
     add_tile(
-        add, [&](size_t at) { return group.row(values, at); },
-        [&](size_t at) { return weights[at - sizes.first]; }, begin, end, sizes.end - 1,
-        sizes.columns, group.partial, group.task.out.data + head * sizes.columns);
+        add, [&](size_t at) { return group.row(values, at); }, later,
+        [&](size_t at) { return weights[at - sizes.first]; }, begin, end, sizes.columns,
+        group.partial, group.task.out.data + head * sizes.columns);
   }
 }
 

@@ -158,13 +158,14 @@ class Part {
     scratch->partial.resize(
         std::max(scratch->partial.size(), ceil_div(columns, kColumnUnit) * kColumnUnit));
     const auto value = [&](size_t at) { return row(task_.values, at); };
+    const auto later = [&](size_t at) { return value(std::min(at + kRowsPerAdd, seen() - 1)); };
     for (size_t at = 0; at < seen(); at += kAttendTile) {
       for (size_t v = 0; v < vectors(); ++v) {
         const size_t end = std::min(at + kAttendTile, seen_by(v));
         const float* weights = scratch->scores.data() + v * seen();
         if (end <= at) continue;
         add_tile(
-            add, value, [&](size_t i) { return weights[i]; }, at, end, seen() - 1, columns,
+            add, value, later, [&](size_t i) { return weights[i]; }, at, end, columns,
             scratch->partial.data(), scratch->sums.data() + v * columns);
       }
     }

@@ -24,10 +24,11 @@ inline const float* sink_of(View<const float> sinks, size_t head) {
 }
 
 // out += a tile's values, summed apart: weight_of(at) times row_of(at) for positions begin to
-// end - 1. Memory up to position `last` is asked for ahead.
-template <class RowOf, class WeightOf>
-void add_tile(AddFunction add, const RowOf& row_of, const WeightOf& weight_of, size_t begin,
-              size_t end, size_t last, size_t columns, float* partial, float* out) {
+// end - 1. Memory is asked for at later_row(at) while position `at` is added.
+template <class RowOf, class LaterRow, class WeightOf>
+void add_tile(AddFunction add, const RowOf& row_of, const LaterRow& later_row,
+              const WeightOf& weight_of, size_t begin, size_t end, size_t columns, float* partial,
+              float* out) {
   AddRows rows = {};
   for (size_t at = begin; at < end; at += rows.count) {
     rows.count = std::min(kRowsPerAdd, end - at);
@@ -35,7 +36,7 @@ void add_tile(AddFunction add, const RowOf& row_of, const WeightOf& weight_of, s
     rows.ends = at + rows.count == end;
     for (size_t r = 0; r < rows.count; ++r) {
       rows.rows[r] = row_of(at + r);
-      rows.next[r] = row_of(std::min(at + r + kRowsPerAdd, last));
+      rows.next[r] = later_row(at + r);
       rows.weights[r] = weight_of(at + r);
     }
     add(rows, {0, columns, columns}, partial, out);

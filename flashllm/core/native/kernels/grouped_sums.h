@@ -70,19 +70,16 @@ struct QuadRows {
   }
 };
 
-// The numbers of V::width groups, the first of which is number `at` of the table: `count` of them
-// are there, with their scales at byte `scales` of each row. As round_together(), but for how it
-// says that a value is not finite.
-template <class V, class Scale, class I, size_t Quads>
-FLASH_INLINE void round_groups(const QuadRows<Quads>& rows, size_t scales, size_t count, float unit,
-                               size_t at, RoundedWeights* to) {
+// Of V::width groups: `count` weights times scales rounded together, as round_together() does but
+// for how it says that a value is not finite. Returns what the numbers are times.
+template <class V, class I, size_t Count>
+FLASH_INLINE typename V::Type round_scaled(const typename V::Type* scaled,
+                                           typename I::Whole* numbers) {
   using Float = typename V::Type;
   using Whole = typename I::Whole;
-  using Halves = typename I::Halves;
-  Float scaled[4 * Quads];
   Whole largest = {};
-  for (size_t r = 0; r < 4 * Quads; ++r) {
-    scaled[r] = load_scales<V, Scale>(rows.rows[r] + scales, count) * V::broadcast(rows.weights[r]);
+#pragma GCC unroll 8
+  for (size_t r = 0; r < Count; ++r) {
     const Whole magnitude = (Whole)scaled[r] & 0x7FFFFFFF;
     largest = magnitude > largest ? magnitude : largest;
   }
@@ -93,16 +90,34 @@ FLASH_INLINE void round_groups(const QuadRows<Quads>& rows, size_t scales, size_
   const auto inverse = (Float)((Whole)(V::broadcast(kMostRounded) / most) & usable);
   const auto scale = (Float)((Whole)(most / V::broadcast(kMostRounded)) & usable);
   const auto wrong = (Float)(infinite & bits(std::numeric_limits<float>::quiet_NaN()));
-  V::store(to->scales + at, (scale + wrong) * V::broadcast(unit));
+#pragma GCC unroll 8
+  for (size_t r = 0; r < Count; ++r) {
+    const Float rounded = scaled[r] * inverse + V::broadcast(kRounding);
+    // Zeros where a value is not finite, so that no sum of them overflows: the scale says it.
+    numbers[r] = ((Whole)rounded - bits(kRounding)) & ~infinite;
+  }
+  return scale + wrong;
+}
+
+// The numbers of V::width groups, the first of which is number `at` of the table: `count` of them
+// are there, with their scales at byte `scales` of each row.
+template <class V, class Scale, class I, size_t Quads>
+FLASH_INLINE void round_groups(const QuadRows<Quads>& rows, size_t scales, size_t count, float unit,
+                               size_t at, RoundedWeights* to) {
+  using Float = typename V::Type;
+  using Whole = typename I::Whole;
+  using Halves = typename I::Halves;
+  Float scaled[4 * Quads];
+  for (size_t r = 0; r < 4 * Quads; ++r) {
+    scaled[r] = load_scales<V, Scale>(rows.rows[r] + scales, count) * V::broadcast(rows.weights[r]);
+  }
+  Whole all[4 * Quads];
+  const Float scale = round_scaled<V, I, 4 * Quads>(scaled, all);
+  V::store(to->scales + at, scale * V::broadcast(unit));
   Whole seeds = {};
   for (size_t q = 0; q < Quads; ++q) {
-    Whole numbers[4];
-    for (size_t i = 0; i < 4; ++i) {
-      const Float rounded = scaled[4 * q + i] * inverse + V::broadcast(kRounding);
-      // Zeros where a value is not finite, so that no sum of them overflows: the scale says it.
-      numbers[i] = ((Whole)rounded - bits(kRounding)) & ~infinite;
-      seeds -= numbers[i];
-    }
+    const Whole* numbers = all + 4 * q;
+    for (size_t i = 0; i < 4; ++i) seeds -= numbers[i];
     const auto even = (Halves)((numbers[0] & 0xFFFF) | (numbers[2] << 16));
     const auto odd = (Halves)((numbers[1] & 0xFFFF) | (numbers[3] << 16));
     const Halves even_high = (even + 64) >> 7;

@@ -133,6 +133,24 @@ struct SumKernel {
       decode;
 };
 
+// What a thread has for a block of rows that are unpacked: columns that are taken at once.
+constexpr size_t kUnpackedBytes = 64 << 10;
+
+// A block of rows of groups, at most kBlockRows, for vectors that weigh each of them: none of their
+// weights is 0.
+struct GroupedBlock {
+  const uint8_t* const* rows;
+  size_t count;
+  const float* const* weights;  // of each vector
+  float* const* out;            // of each vector, column 0
+  size_t vectors;
+};
+
+// out[v][c] += the sum of column c for vector v, with the bits of AddFunction. `unpacked` has
+// kUnpackedBytes.
+using GroupedSumFunction = void (*)(const GroupedBlock& block, const ColumnRange& columns,
+                                    uint8_t* unpacked);
+
 // A row from finite values; false when no scale reaches one of them, or one is not finite.
 using EncodeFunction = bool (*)(const float* values, size_t columns, uint8_t* row);
 using DecodeFunction = void (*)(const uint8_t* row, size_t columns, float* values);
@@ -143,6 +161,8 @@ struct KernelTable {
   std::array<AddFunction, kDTypes> add;
   std::array<ProductKernel, kDTypes> product;
   SumKernel sums;
+  // By DType; null where a vector is taken after the other.
+  std::array<GroupedSumFunction, kDTypes> grouped_sums;
   std::array<EncodeFunction, kDTypes> encode;
   std::array<DecodeFunction, kDTypes> decode;
 };

@@ -24,6 +24,7 @@ struct V {
   static constexpr size_t dots_at_once = 2;
   static constexpr size_t tile_rows = 3;
   static constexpr size_t tile_vectors = 4;
+  static constexpr size_t sums_at_once = 3;
   FLASH_INLINE Type zero() { return _mm256_setzero_ps(); }
   FLASH_INLINE Type broadcast(float value) { return _mm256_set1_ps(value); }
   FLASH_INLINE Type load(const float* from) { return _mm256_loadu_ps(from); }
@@ -77,6 +78,7 @@ struct I {
   static constexpr size_t int4_dots_at_once = 2;
   static constexpr size_t tile_rows = 1;
   static constexpr size_t tile_vectors = 8;
+  static constexpr size_t block_vectors = 2;
   using Bytes = __m256i;
   using Shorts = __m256i;
   using Lanes = __m256i;
@@ -125,6 +127,7 @@ struct I {
   FLASH_INLINE __m256 to_float(Lanes lanes) { return _mm256_cvtepi32_ps(lanes); }
   FLASH_INLINE Lanes fill(int32_t number) { return _mm256_set1_epi32(number); }
   FLASH_INLINE Bytes repeat(int32_t four) { return _mm256_set1_epi32(four); }
+  FLASH_INLINE Shorts pair(int32_t two) { return _mm256_set1_epi32(two); }
   // As bytes are brought together within each half of a vector, halves are turned into pairs.
   FLASH_INLINE Bytes load_turned(const uint8_t* row) {
     const __m256i from = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
@@ -175,6 +178,8 @@ struct S {
 
 #include "grouped_sums.h"
 
+#include "grouped_block_sums.h"
+
 #include "tile_products.h"
 
 #include "tile_sums.h"
@@ -187,6 +192,7 @@ KernelTable make_avx2() {
   KernelTable table = make_table<V, F32, F16, BF16>("avx2");
   set_grouped_dots<V, I, S>(&table);
   set_grouped_sums<V, I, S>(&table);
+  set_grouped_block_sums<V, I, S>(&table);
   set_float_products<V, F32, F16, BF16>(&table);
   set_sums<V, F32, F16, BF16>(&table);
   set_grouped_products<V, I, S>(&table);

@@ -25,6 +25,7 @@ struct V {
   static constexpr size_t dots_at_once = 4;
   static constexpr size_t tile_rows = 6;
   static constexpr size_t tile_vectors = 4;
+  static constexpr size_t sums_at_once = 6;
   FLASH_INLINE Type zero() { return _mm512_setzero_ps(); }
   FLASH_INLINE Type broadcast(float value) { return _mm512_set1_ps(value); }
   FLASH_INLINE Type load(const float* from) { return _mm512_loadu_ps(from); }
@@ -75,6 +76,7 @@ KernelTable make_avx512() {
     table.dot[static_cast<size_t>(dtype)] = narrower.dot[static_cast<size_t>(dtype)];
     table.add[static_cast<size_t>(dtype)] = narrower.add[static_cast<size_t>(dtype)];
   }
+  table.grouped_sums = narrower.grouped_sums;
   return table;
 }
 
@@ -86,6 +88,7 @@ struct I {
   static constexpr size_t int4_dots_at_once = 4;
   static constexpr size_t tile_rows = 2;
   static constexpr size_t tile_vectors = 8;
+  static constexpr size_t block_vectors = 6;
   using Bytes = __m512i;
   using Shorts = __m512i;
   using Lanes = __m512i;
@@ -130,6 +133,7 @@ struct I {
   FLASH_INLINE __m512 to_float(Lanes lanes) { return _mm512_cvtepi32_ps(lanes); }
   FLASH_INLINE Lanes fill(int32_t number) { return _mm512_set1_epi32(number); }
   FLASH_INLINE Bytes repeat(int32_t four) { return _mm512_set1_epi32(four); }
+  FLASH_INLINE Shorts pair(int32_t two) { return _mm512_set1_epi32(two); }
   // As bytes are brought together within each quarter of a vector, quarters are turned into fours.
   FLASH_INLINE Bytes load_turned(const uint8_t* row) {
     const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -203,6 +207,8 @@ struct S {
 
 #include "grouped_sums.h"
 
+#include "grouped_block_sums.h"
+
 #include "grouped_products.h"
 
 KernelTable make_avx512vnni() {
@@ -210,6 +216,7 @@ KernelTable make_avx512vnni() {
   table.name = "avx512vnni";
   set_grouped_dots<V, I, S>(&table);
   set_grouped_sums<V, I, S>(&table);
+  set_grouped_block_sums<V, I, S>(&table);
   set_grouped_products<V, I, S>(&table);
   return table;
 }

@@ -24,6 +24,7 @@ struct V {
   static constexpr size_t dots_at_once = 1;  // more were not measured
   static constexpr size_t tile_rows = 6;
   static constexpr size_t tile_vectors = 4;
+  static constexpr size_t sums_at_once = 6;
   FLASH_INLINE Type zero() { return vdupq_n_f32(0); }
   FLASH_INLINE Type broadcast(float value) { return vdupq_n_f32(value); }
   FLASH_INLINE Type load(const float* from) { return vld1q_f32(from); }
@@ -79,6 +80,7 @@ struct I {
   static constexpr size_t int4_dots_at_once = 1;
   static constexpr size_t tile_rows = 2;
   static constexpr size_t tile_vectors = 8;
+  static constexpr size_t block_vectors = 2;
   using Bytes = int8x16_t;
   using Shorts = int16x8_t;
   using Lanes = int32x4_t;
@@ -133,9 +135,10 @@ struct I {
   // Signed bytes need no seeds.
   FLASH_INLINE Lanes fill(int32_t /*seed*/) { return vdupq_n_s32(0); }
   // A lane's sum is of two bytes of the first half and two of the second.
-  FLASH_INLINE Bytes repeat(int32_t four) {
-    const int16x8_t both = vreinterpretq_s16_s32(vdupq_n_s32(four));
-    return vreinterpretq_s8_s16(vcombine_s16(vdup_laneq_s16(both, 0), vdup_laneq_s16(both, 1)));
+  FLASH_INLINE Bytes repeat(int32_t four) { return vreinterpretq_s8_s16(pair(four)); }
+  FLASH_INLINE Shorts pair(int32_t two) {
+    const int16x8_t both = vreinterpretq_s16_s32(vdupq_n_s32(two));
+    return vcombine_s16(vdup_laneq_s16(both, 0), vdup_laneq_s16(both, 1));
   }
   FLASH_INLINE Bytes load_turned(const uint8_t* row) { return load_bytes(row); }
   FLASH_INLINE void interleave(Bytes* rows) {
@@ -182,6 +185,8 @@ struct S {
 
 #include "grouped_sums.h"
 
+#include "grouped_block_sums.h"
+
 #include "tile_products.h"
 
 #include "tile_sums.h"
@@ -194,6 +199,7 @@ KernelTable make_neon() {
   KernelTable table = make_table<V, F32, F16, BF16>("neon");
   set_grouped_dots<V, I, S>(&table);
   set_grouped_sums<V, I, S>(&table);
+  set_grouped_block_sums<V, I, S>(&table);
   set_float_products<V, F32, F16, BF16>(&table);
   set_sums<V, F32, F16, BF16>(&table);
   set_grouped_products<V, I, S>(&table);

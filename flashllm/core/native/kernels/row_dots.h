@@ -16,23 +16,36 @@ struct RowRange {
   size_t row_bytes;
 };
 
-// out[i] of row_of(i), for each i of the range. Memory is asked for the next group of rows ahead,
-// and at least so many bytes that it has come when they are needed.
-template <class RowOf>
-void dot_each(DotFunction dot, const RowRange& range, const RowOf& row_of, const DotInput& x,
-              float* out) {
+// So many rows ahead memory is asked for: the next `group` of them, and at least so many bytes that
+// it has come when they are needed.
+inline size_t rows_ahead(size_t row_bytes, size_t group) {
   constexpr size_t kBytesAhead = 8192;
-  const size_t rows_ahead = (kBytesAhead + range.row_bytes - 1) / range.row_bytes;
-  const size_t ahead = std::max(rows_ahead, kRowsPerDot);
+  return std::max((kBytesAhead + row_bytes - 1) / row_bytes, group);
+}
+
+// out[i] of row_of(i), for each i of the range. Memory is asked for at later_row(i) for an i that
+// is ahead, and may be behind the range.
+template <class RowOf, class LaterRow>
+void dot_each(DotFunction dot, const RowRange& range, const RowOf& row_of,
+              const LaterRow& later_row, const DotInput& x, float* out) {
+  const size_t ahead = rows_ahead(range.row_bytes, kRowsPerDot);
   DotRows group = {};
   for (size_t i = range.first; i < range.end; i += group.count) {
     group.count = std::min(kRowsPerDot, range.end - i);
     for (size_t r = 0; r < group.count; ++r) {
       group.rows[r] = row_of(i + r);
-      group.next[r] = row_of(std::min(i + r + ahead, range.end - 1));
+      group.next[r] = later_row(i + r + ahead);
     }
     dot(group, x, out + i);
   }
+}
+
+// The same where nothing behind the range is asked for.
+template <class RowOf>
+void dot_each(DotFunction dot, const RowRange& range, const RowOf& row_of, const DotInput& x,
+              float* out) {
+  const auto later_row = [&](size_t i) { return row_of(std::min(i, range.end - 1)); };
+  dot_each(dot, range, row_of, later_row, x, out);
 }
 
 }  // namespace flash_core

@@ -28,36 +28,56 @@ FLASH_TARGET inline void sum_columns(const BlockSums& block, size_t vector, cons
   }
 }
 
-// The same for some vectors at once, none of which has a weight of 0: a row is loaded for all.
-constexpr size_t kSumsAtOnce = 3;
-template <class V>
+// The same for `Count` vectors at once, none of which has a weight of 0, over half of a unit: a row
+// is loaded for all.
+constexpr size_t kHalfUnit = 4;
+template <class V, size_t Count>
 FLASH_TARGET inline void sum_whole(const BlockSums& block, size_t vector, const float* values,
                                    float* out, size_t out_stride) {
-  constexpr size_t kWide = 4;
   const float* weights = block.weights + vector * kBlockRows;
-  for (size_t half = 0; half < 8; half += kWide) {
-    typename V::Type sums[kSumsAtOnce][kWide];
-    for (auto& of_vector : sums) {
-      for (auto& sum : of_vector) sum = V::zero();
-    }
-    const float* row = values + half * V::width;
-    for (size_t r = 0; r < block.count; ++r, row += kSumUnit<V>) {
-      typename V::Type here[kWide];
+  typename V::Type sums[Count][kHalfUnit];
+#pragma GCC unroll 8
+  for (size_t v = 0; v < Count; ++v) {
 #pragma GCC unroll 4
-      for (size_t i = 0; i < kWide; ++i) here[i] = V::load(row + i * V::width);
+    for (size_t i = 0; i < kHalfUnit; ++i) sums[v][i] = V::zero();
+  }
+  for (size_t r = 0; r < block.count; ++r) {
+    typename V::Type here[kHalfUnit];
 #pragma GCC unroll 4
-      for (size_t v = 0; v < kSumsAtOnce; ++v) {
-        const typename V::Type weight = V::broadcast(weights[v * kBlockRows + r]);
+    for (size_t i = 0; i < kHalfUnit; ++i) {
+      here[i] = V::load(values + r * kSumUnit<V> + i * V::width);
+    }
+#pragma GCC unroll 8
+    for (size_t v = 0; v < Count; ++v) {
+      const typename V::Type weight = V::broadcast(weights[v * kBlockRows + r]);
 #pragma GCC unroll 4
-        for (size_t i = 0; i < kWide; ++i) sums[v][i] = V::fma(weight, here[i], sums[v][i]);
-      }
+      for (size_t i = 0; i < kHalfUnit; ++i) sums[v][i] = V::fma(weight, here[i], sums[v][i]);
     }
-    for (size_t v = 0; v < kSumsAtOnce; ++v) {
-      float* to = out + v * out_stride + half * V::width;
-      for (size_t i = 0; i < kWide; ++i) {
-        V::store(to + i * V::width, V::add(V::load(to + i * V::width), sums[v][i]));
-      }
+  }
+#pragma GCC unroll 8
+  for (size_t v = 0; v < Count; ++v) {
+    float* to = out + v * out_stride;
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kHalfUnit; ++i) {
+      V::store(to + i * V::width, V::add(V::load(to + i * V::width), sums[v][i]));
     }
+  }
+}
+
+// As many of them as are taken at once from number `vector` on; 0 where it has a weight of 0.
+template <class V, size_t Count = V::sums_at_once>
+FLASH_TARGET inline size_t sum_next(const BlockSums& block, size_t vector, const float* values,
+                                    float* out, size_t out_stride) {
+  if constexpr (Count == 0) {
+    return 0;
+  } else {
+    const size_t* counts = block.counts + vector;
+    const auto whole = [&](size_t count) { return count == block.count; };
+    if (vector + Count > block.vectors || !std::all_of(counts, counts + Count, whole)) {
+      return sum_next<V, Count / 2>(block, vector, values, out, out_stride);
+    }
+    sum_whole<V, Count>(block, vector, values, out, out_stride);
+    return Count;
   }
 }
 
@@ -85,28 +105,27 @@ FLASH_TARGET void decode_block(const uint8_t* const* rows, size_t count, size_t 
 template <class V>
 FLASH_TARGET void sum_block(const BlockSums& block, size_t columns, float* out, size_t out_stride) {
   constexpr size_t kUnit = kSumUnit<V>;
-  const auto whole = [&](size_t vector) {
-    if (vector + kSumsAtOnce > block.vectors) return false;
-    const size_t* counts = block.counts + vector;
-    return std::all_of(counts, counts + kSumsAtOnce,
-                       [&](size_t count) { return count == block.count; });
-  };
+  constexpr size_t kHalf = kHalfUnit * V::width;
   for (size_t c = 0; c < columns; c += kUnit) {
     const float* values = block.values + c * block.count;
     const size_t here = std::min(kUnit, columns - c);
-    for (size_t v = 0; v < block.vectors; ++v) {
-      float* to = out + v * out_stride + c;
-      if (block.counts[v] == 0) continue;
-      if (here < kUnit) {
-        float part[kUnit] = {};
-        std::memcpy(part, to, here * sizeof(float));
-        sum_columns<V>(block, v, values, part);
-        std::memcpy(to, part, here * sizeof(float));
-      } else if (whole(v)) {
-        sum_whole<V>(block, v, values, to, out_stride);
-        v += kSumsAtOnce - 1;
-      } else {
-        sum_columns<V>(block, v, values, to);
+    // Half of a unit of all rows stays in the first-level cache while the vectors pass by.
+    for (size_t half = 0; half < kUnit; half += kHalf) {
+      for (size_t v = 0; v < block.vectors;) {
+        float* to = out + v * out_stride + c;
+        const size_t taken =
+            here < kUnit ? 0 : sum_next<V>(block, v, values + half, to + half, out_stride);
+        if (taken == 0 && half == 0 && block.counts[v] != 0) {
+          if (here < kUnit) {
+            float part[kUnit] = {};
+            std::memcpy(part, to, here * sizeof(float));
+            sum_columns<V>(block, v, values, part);
+            std::memcpy(to, part, here * sizeof(float));
+          } else {
+            sum_columns<V>(block, v, values, to);
+          }
+        }
+        v += std::max(taken, size_t{1});
       }
     }
   }
