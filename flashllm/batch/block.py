@@ -104,15 +104,7 @@ class RowsInBlock:
                 self._on_token()
 
     def _generate(self, encoded: EncodedRow, context: Context | None) -> Generation:
-        row, prompt = encoded.row, encoded.prompt
-        return self._model.generate(
-            prompt.ids,
-            max_tokens=row.max_tokens,
-            sampling=row.sampling,
-            stop=prompt.stop,
-            context=context,
-            answer=len(prompt.begun),
-        )
+        return self._model.generate(encoded.prompt.ids, context=context, **encoded.options())
 
     def _finished(self) -> Iterator[Finished]:
         """Those that have come to their end leave the block; a cancelled one tells nothing."""

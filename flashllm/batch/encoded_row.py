@@ -21,7 +21,7 @@ from flashllm.errors import (
 )
 
 if TYPE_CHECKING:
-    from flashllm.engine.protocol import Engine
+    from flashllm.engine.protocol import Engine, GenerateOptions
 
 _OF_THE_MODEL = (ChecksumMismatch, LayoutError, ModelClosed, ModelTruncated)
 """Errors that every further row would meet too."""
@@ -41,6 +41,16 @@ class EncodedRow:
     number: int
     row: Row
     prompt: Prompt
+
+    def options(self) -> GenerateOptions:
+        """How it is answered, as keywords of `generate`."""
+        row, prompt = self.row, self.prompt
+        return {
+            "max_tokens": row.max_tokens,
+            "sampling": row.sampling,
+            "stop": prompt.stop,
+            "answer": len(prompt.begun),
+        }
 
 
 def encode_row(engine: Engine, row: Row, defaults: RowDefaults) -> Prompt:

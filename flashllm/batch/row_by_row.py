@@ -67,20 +67,13 @@ class RowByRow:
 
     def _answer(self, encoded: EncodedRow) -> RowAnswer | None:
         """The row's answer; None if the batch was stopped meanwhile."""
-        row, prompt = encoded.row, encoded.prompt
-        generation = self._engine.generate(
-            prompt.ids,
-            max_tokens=row.max_tokens,
-            sampling=row.sampling,
-            stop=prompt.stop,
-            answer=len(prompt.begun),
-        )
+        generation = self._engine.generate(encoded.prompt.ids, **encoded.options())
         if self._is_stopped():  # asked for while there was nothing to stop yet
             generation.close()
             return None
         for _ in generation:
             self._on_token()
-        answer = answer_of(row, generation, self._engine)
+        answer = answer_of(encoded.row, generation, self._engine)
         if answer is not None:
             self.costs.add(generation.report())
         return answer
