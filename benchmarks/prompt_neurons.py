@@ -94,7 +94,8 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Likelihoo
 
 
 def _targets(passage: Passage) -> NDArray[np.int64]:
-    return np.array(passage.ids, dtype=np.int64)[passage.counted]
+    found: NDArray[np.int64] = np.array(passage.ids, dtype=np.int64)[passage.counted]
+    return found
 
 
 def table(found: dict[str, LikelihoodMeter]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from flashllm.cli.shared.flags import argument
+from flashllm.options import Select
 from flashllm.settings.values import parse_ids, parse_number, parse_positive
 from flashllm.system.memory import rss_peak_bytes
 
@@ -45,7 +46,7 @@ class Task:
     """Weights stay as the file has them, though another order would suit the processor better."""
     warm: bool = False
     """Another prompt as long goes through first, and is forgotten."""
-    select: str | None = None
+    select: Select | None = None
     """Our own selector, where it is not the usual one."""
 
     @property
