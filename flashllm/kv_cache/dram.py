@@ -1,7 +1,7 @@
 """Keys and values of one context, encoded, in memory that is allocated once.
 
-Attention uses `append` and `attend` only, so that another cache may keep its rows elsewhere. Rows
-lie as [layers, keys or values, kv_heads, context, row]: one head of a layer reads one contiguous
+Attention uses `append` and `attend` only, so that another cache may keep its rows elsewhere, as
+`paged` does. Rows lie as [layers, keys or values, kv_heads, context, row]: one head of a layer reads one contiguous
 range of memory.
 
 Every token sees encoded keys and values, also those of its own chunk, so it does not matter where a
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
-from flashllm.errors import ModelError
 from flashllm.kv_cache.layout import kv_bytes, kv_row_bytes
+from flashllm.kv_cache.rows import RowWriter
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
@@ -42,6 +42,7 @@ class KvCache:
         heads, row = spec.n_kv_heads, kv_row_bytes(spec, dtype)
         self._layers = self._buffer.array().reshape(spec.n_layers, 2, heads * context * row)
         self._kernels = kernels
+        self._writer = RowWriter(kernels, dtype, spec.head_dim, heads)
         self._heads, self._columns = heads, spec.head_dim
         self.dtype = dtype
         self.context = context
@@ -69,28 +70,8 @@ class KvCache:
         """
         end = self.length + keys.shape[1]
         assert end <= self.context
-        for kind, (name, tensor) in enumerate((("key", keys), ("value", values))):
-            floats = tensor.contiguous().view(-1).numpy()
-            try:
-                self._kernels.write_head_rows(
-                    floats,
-                    self.dtype,
-                    self._columns,
-                    self._heads,
-                    self.length,
-                    self._layers[layer, kind],
-                )
-            except OverflowError as error:
-                raise ModelError(
-                    f"layer {layer}: a {name} of attention is too large for the cache's encoding,"
-                    f" {self.dtype} ({error}); use --kv-dtype f32"
-                ) from error
-            except ValueError as error:
-                raise ModelError(
-                    f"layer {layer}: a {name} of attention is no number, since what the model"
-                    " computes overflows f32; its weights are damaged, or its activation is not the"
-                    " one it was trained with"
-                ) from error
+        for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
+            self._writer.write(layer, name, rows, self.length, self._layers[layer, kind])
         return end
 
     def attend(
