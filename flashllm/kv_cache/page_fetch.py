@@ -128,11 +128,7 @@ class PageFetch:
         return np.stack([keys, keys + shape.part_bytes, counts], axis=1)
 
 
-def _joined(
-    tokens: NDArray[np.int64], size: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _joined(tokens: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First token and length of the runs of `tokens`, none of which leaves its page."""
-    starts = np.flatnonzero(
-        np.append(True, (np.diff(tokens) != 1) | (tokens[1:] % size == 0))  # noqa: FBT003
-    )
+    starts = np.flatnonzero(np.append(True, (np.diff(tokens) != 1) | (tokens[1:] % size == 0)))
     return tokens[starts], np.diff(np.append(starts, len(tokens)))

@@ -39,8 +39,10 @@ class EvictionPolicy(Protocol):
 
 
 class OldestFirst:
-    """The page that was written to the longest ago: of full attention any choice is as good, and
-    attention within a window never sees it again."""
+    """The page that was written to the longest ago leaves first.
+
+    Of full attention any choice is as good; attention within a window never sees it again.
+    """
 
     def __init__(self, slots: int) -> None:
         self.worth = np.zeros(slots, np.int64)

@@ -120,9 +120,7 @@ class PagedKvCache:
         told otherwise. Errors of `PagePool.take`.
         """
         table = np.array(self._blocks, np.int64)
-        pages = [
-            self._pool.pages(layer, table[chosen])[head] for head, chosen in enumerate(blocks)
-        ]
+        pages = [self._pool.pages(layer, table[chosen])[head] for head, chosen in enumerate(blocks)]
         return PageFetch(self._pool, pages, list(blocks), self.length if end is None else end)
 
     def attend_fetched(

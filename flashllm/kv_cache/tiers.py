@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import queue
 import shutil
@@ -250,7 +251,8 @@ class PageFile:
             near = job.pages[at : at + _PAGES_A_WRITE]
             count = int(np.argmin(np.append(near == near[0] + np.arange(len(near)), False)))
             vectors = [
-                self._memory[place : place + size] for place in places[at : at + count].tolist()
+                self._memory[place : place + size].data
+                for place in places[at : at + count].tolist()
             ]
             done = os.pwritev(self._file.fileno(), vectors, job.failed_page * size)
             if done < size:  # not one whole page: the disk is full, or about to say what is wrong
@@ -278,11 +280,10 @@ class PageFile:
     def _read_errors(self, pages: Pages) -> Iterator[None]:
         try:
             yield
-        except InterruptedError as error:
-            if error.errno is not None:
-                raise ReadFailed(f"{self._where(int(pages[0]))}: {error}") from error
-            raise Cancelled("stopped while reading") from error
         except (OSError, EOFError) as error:
+            # A cancelled read has no errno; a device that gives EINTR for ever has one.
+            if isinstance(error, InterruptedError) and error.errno is None:
+                raise Cancelled("stopped while reading") from error
             raise ReadFailed(
                 f"{self._where(int(pages[0]))}: keys and values cannot be read back ({error})."
                 f" Check the disk, then begin anew, and {_ADVICE}"
@@ -299,7 +300,7 @@ def _stretches(
     """First and end of those that follow one another in the file and in memory."""
     breaks = np.flatnonzero((np.diff(pages) != 1) | (np.diff(places) != page_bytes)) + 1
     bounds = [0, *breaks.tolist(), len(pages)]
-    return zip(bounds[:-1], bounds[1:], strict=True) if len(pages) else iter(())
+    return itertools.pairwise(bounds) if len(pages) else iter(())
 
 
 def _create(directories: Sequence[Path], nbytes: int) -> tuple[Path, FileIO]:
@@ -316,7 +317,9 @@ def _create(directories: Sequence[Path], nbytes: int) -> tuple[Path, FileIO]:
                 )
                 continue
             # Where the system can, it never has a name; else the name goes at once.
-            file = tempfile.TemporaryFile(prefix=".flashllm-kv-", dir=directory, buffering=0)
+            file = tempfile.TemporaryFile(  # noqa: SIM115
+                prefix=".flashllm-kv-", dir=directory, buffering=0
+            )
         except OSError as error:
             refused.append(f"{directory}: {error.strerror or error}")
             continue

@@ -137,9 +137,7 @@ def test_contexts_by_turns_share_a_pool(pools: Pools, slots: int | None) -> None
 
 @pytest.mark.parametrize("length", [64, 50])
 @pytest.mark.parametrize("slots", [None, LEAST + 3])
-def test_a_prefix_is_shared_until_one_goes_on(
-    pools: Pools, slots: int | None, length: int
-) -> None:
+def test_a_prefix_is_shared_until_one_goes_on(pools: Pools, slots: int | None, length: int) -> None:
     pool = pools.pool("f16", slots, contexts=2)
     first, second = pools.cache("f16", None, pool), pools.cache("f16", None, pool)
     sequence, expected, other = Sequence(1), whole("f16"), whole("f16")
@@ -188,7 +186,7 @@ def test_what_cannot_be_encoded_is_an_error(pools: Pools) -> None:
     with pytest.raises(ModelError, match=r"layer 1: a key .* f16.*--kv-dtype f32"):
         cache.append(1, rows, torch.zeros(2, 3, 40))
     rows[1, 2, 5] = float("nan")
-    with pytest.raises(ModelError, match="layer 0: a value .* overflows f32"):
+    with pytest.raises(ModelError, match=r"layer 0: a value .* overflows f32"):
         cache.append(0, torch.zeros(2, 3, 40), rows)
 
 
@@ -224,9 +222,7 @@ def test_chosen_pages_are_fetched_and_attended_to(pools: Pools, slots: int | Non
     sequence.step(cache, 1)
 
 
-def _alone(
-    cache: PagedKvCache, query: torch.Tensor, tokens: list[np.ndarray]
-) -> torch.Tensor:
+def _alone(cache: PagedKvCache, query: torch.Tensor, tokens: list[np.ndarray]) -> torch.Tensor:
     """Attention by the core, to copies of the rows of these tokens of each head."""
     rows = cache.encoded(1)
     copies = [np.ascontiguousarray(rows[:, head, own]).reshape(2, -1) for head, own in
