@@ -23,11 +23,7 @@ from flashllm.spec import ModelSpec
 
 
 class KvCache:
-    """Holds `length` tokens; rows beyond them are never read.
-
-    A token's rows are written layer by layer and count once `length` includes them, so the next
-    token overwrites those of a cancelled one.
-    """
+    """Holds `length` tokens; rows beyond them are never read. As `KeysValues` says."""
 
     def __init__(
         self,
@@ -64,10 +60,7 @@ class KvCache:
         self.length = length
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
-        """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
-
-        `ModelError` for NaN, infinity, or a value that the encoding cannot hold.
-        """
+        """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then."""
         end = self.length + keys.shape[1]
         assert end <= self.context
         for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
@@ -77,11 +70,7 @@ class KvCache:
     def attend(
         self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attention of tokens that were just appended: [tokens, heads, head_dim] to the same.
-
-        Each sees itself and all before it, or the last `window` of these unless that is 0, and has
-        the bits that it has alone. `sinks` [heads] are scores that bring no value.
-        """
+        """Attention of tokens that were just appended: [tokens, heads, head_dim] to the same."""
         tokens, end = query.shape[0], self.length + query.shape[0]
         out = torch.empty(query.shape)
         keys, values = self._layers[layer]
@@ -95,7 +84,17 @@ class KvCache:
             self._kernels.attend_many(queries, *cache, tokens, end, window, *rest)
         return out
 
-    def encoded(self, layer: int) -> NDArray[np.uint8]:
-        """Rows of a layer, as they lie: [keys or values, kv_heads, context, bytes of a row]."""
+    def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
+        """A view of [keys or values, kv_heads, positions, bytes of a row]."""
+        return self._rows(layer)[:, :, first:end]
+
+    def append_encoded(self, layer: int, tokens: int, rows: NDArray[np.uint8]) -> None:
+        """Store the bytes of rows of so many tokens, as `encoded` gave them, after `length`."""
+        end = self.length + tokens
+        assert end <= self.context
+        places = self._rows(layer)[:, :, self.length : end]
+        places[...] = rows.reshape(places.shape)
+
+    def _rows(self, layer: int) -> NDArray[np.uint8]:
         rows: NDArray[np.uint8] = self._layers[layer]
         return rows.reshape(2, self._heads, self.context, -1)

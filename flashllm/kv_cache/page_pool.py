@@ -12,7 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,11 +99,11 @@ class PagePool:
 
     @property
     def rows(self) -> NDArray[np.uint8]:
-        """The slots' rows, [slots, keys or values, tokens, row]: a view."""
+        """The rows of all places, [places, keys or values, tokens, row]: a view."""
         shape = self.shape
         return np.lib.stride_tricks.as_strided(
             self.memory,
-            (self.plan.slots, 2, shape.tokens, shape.row_bytes),
+            (self.plan.slots + self.plan.staging, 2, shape.tokens, shape.row_bytes),
             (shape.page_bytes, shape.part_bytes, shape.row_bytes, 1),
         )
 
@@ -241,6 +241,18 @@ class PagePool:
         """Slots that have no page are free."""
         self._free[self._free_count : self._free_count + len(slots)] = slots
         self._free_count += len(slots)
+
+    def report(self) -> dict[str, Any]:
+        """What there is room for, and what went to flash and came back so far; plain values."""
+        file, size = self.file, self.shape.page_bytes
+        return {
+            "slot_bytes": self.plan.slots * size,
+            "staging_bytes": self.plan.staging * size,
+            "flash_bytes": self.plan.flash_bytes,
+            "directory": str(file.directory) if file else None,
+            "bytes_read": file.bytes_read if file else 0,
+            "bytes_written": file.bytes_written if file else 0,
+        }
 
     def close(self) -> None:
         """Drop the memory and the file."""

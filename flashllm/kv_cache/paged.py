@@ -17,16 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
-from flashllm.kv_cache.page_fetch import PageFetch
+from flashllm.kv_cache.layout import PageShape
+from flashllm.kv_cache.page_fetch import PageFetch, Runs
 from flashllm.kv_cache.page_pool import PagePool, Slots
 from flashllm.kv_cache.rows import RowWriter
 from flashllm.kv_cache.tiers import PageRead
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
+_TOKENS_AT_ONCE = 256
+"""Tokens of a prompt whose rows are encoded before they go to their pages."""
+
 
 class PagedKvCache:
-    """As `KvCache`, of pages of a pool that several contexts share."""
+    """As `KeysValues` says, of pages of a pool that several contexts share."""
 
     def __init__(
         self,
@@ -79,18 +83,23 @@ class PagedKvCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
 
-        `ModelError` for NaN, infinity, or a value that the encoding cannot hold; errors of
-        `PagePool.writable`.
+        Errors are those of `KvCache`, and of `PagePool.writable`.
         """
         tokens = keys.shape[1]
-        end = self.length + tokens
-        assert end <= self.context
-        self._own_blocks(end)
-        encoded = np.empty((2, self._heads * tokens * self._shape.row_bytes), np.uint8)
-        for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
-            self._writer.write(layer, name, rows, 0, encoded[kind])
-        self._store(layer, encoded.reshape(2, self._heads, tokens, -1))
-        return end
+        self._own_blocks(self.length + tokens)
+        for first in range(0, tokens, _TOKENS_AT_ONCE):
+            own = slice(first, min(first + _TOKENS_AT_ONCE, tokens))
+            count = own.stop - first
+            encoded = np.empty((2, self._heads * count * self._shape.row_bytes), np.uint8)
+            for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
+                self._writer.write(layer, name, rows[:, own], 0, encoded[kind])
+            self._store(layer, self.length + first, encoded.reshape(2, self._heads, count, -1))
+        return self.length + tokens
+
+    def append_encoded(self, layer: int, tokens: int, rows: NDArray[np.uint8]) -> None:
+        """Store the bytes of rows of so many tokens, as `encoded` gave them, after `length`."""
+        self._own_blocks(self.length + tokens)
+        self._store(layer, self.length, rows.reshape(2, self._heads, tokens, -1))
 
     def attend(
         self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
@@ -99,15 +108,15 @@ class PagedKvCache:
 
         `ReadFailed` where pages on flash cannot be read back.
         """
-        tokens, end = query.shape[0], self.length + query.shape[0]
-        first = max(end - tokens + 1 - window, 0) if window else 0
+        end = self.length + query.shape[0]
+        first = max(self.length + 1 - window, 0) if window else 0
+        begin = first - first % self._shape.tokens
         out = torch.empty(query.shape)
         for part in self._parts(layer, first, end):
             heads = slice(part.first * self._sharing, part.end * self._sharing)
-            mine = out if part.is_all else torch.empty_like(out[:, heads])
-            self._attend(part, query[:, heads], window, scale, mine, sinks, heads)
-            if not part.is_all:
-                out[:, heads] = mine
+            runs = runs_of(self._shape, part.places, first - begin, end - begin)
+            own = None if sinks is None else sinks[heads]
+            out[:, heads] = self._attend(runs, query[:, heads], window, scale, own)
         return out
 
     def fetch(
@@ -123,38 +132,24 @@ class PagedKvCache:
         pages = [self._pool.pages(layer, table[chosen])[head] for head, chosen in enumerate(blocks)]
         return PageFetch(self._pool, pages, list(blocks), self.length if end is None else end)
 
-    def attend_fetched(
-        self,
-        query: Tensor,
-        runs: tuple[NDArray[np.int64], NDArray[np.int32]],
-        scale: float,
-        sinks: Tensor | None = None,
+    def attend_runs(
+        self, query: Tensor, runs: Runs, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
         """Attention of one token, [1, heads, head_dim] to the same, to the rows of `runs` alone.
 
         `runs` are those of a `PageFetch` that was waited for.
         """
-        out = torch.empty(query.shape)
-        memory = self._pool.memory
-        self._kernels.attend_runs(
-            query.contiguous().view(-1).numpy(), memory, memory, self.dtype, self._columns, *runs,
-            scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy(),
-        )  # fmt: skip
-        return out
+        return self._attend(runs, query, 0, scale, sinks)
 
-    def encoded(self, layer: int) -> NDArray[np.uint8]:
-        """A copy of a layer's rows: [keys or values, kv_heads, context, bytes of a row]."""
-        shape = self._shape
-        rows = np.zeros((2, self._heads, self.context, shape.row_bytes), np.uint8)
-        for head in range(self._heads):
-            for number, block in enumerate(self._blocks):
-                page = self._pool.pages(layer, np.array([block]))[head]
-                slots = self._pool.slots(page)
-                if slots[0] < 0:
-                    slots = self._pool.bring(page)
-                first = number * shape.tokens
-                count = min(shape.tokens, self.context - first)
-                rows[:, head, first : first + count] = self._pool.rows[slots[0], :, :count]
+    def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
+        """A copy of [keys or values, kv_heads, positions, bytes of a row]."""
+        shape, at = self._shape, np.arange(first, end)
+        pages, tokens = at // shape.tokens - first // shape.tokens, at % shape.tokens
+        rows = np.empty((2, self._heads, end - first, shape.row_bytes), np.uint8)
+        for part in self._parts(layer, first, end):
+            places = part.places[:, pages]
+            for kind in range(2):
+                rows[kind, part.first : part.end] = self._pool.rows[places, kind, tokens]
         return rows
 
     def _own_blocks(self, end: int) -> None:
@@ -169,41 +164,35 @@ class PagedKvCache:
         while len(self._blocks) < shape.blocks(end):
             self._blocks.append(pool.take_block())
 
-    def _store(self, layer: int, encoded: NDArray[np.uint8]) -> None:
-        """Rows [2, kv_heads, tokens, row] to the pages behind `length`, some pages at a time."""
+    def _store(self, layer: int, position: int, encoded: NDArray[np.uint8]) -> None:
+        """Rows [2, kv_heads, tokens, row] to the pages at `position`, some pages at a time."""
         pool, shape = self._pool, self._shape
         tokens, rows = encoded.shape[2], pool.rows
         step = max(pool.plan.slots // (4 * self._heads), 1)
-        first_block, end_block = self.length // shape.tokens, shape.blocks(self.length + tokens)
+        first_block, end_block = position // shape.tokens, shape.blocks(position + tokens)
         for begin in range(first_block, end_block, step):
             end = min(begin + step, end_block)
             slots = pool.writable(layer, np.array(self._blocks[begin:end], np.int64))
-            first = max(begin * shape.tokens, self.length)
-            stop = min(end * shape.tokens, self.length + tokens)
+            first = max(begin * shape.tokens, position)
+            stop = min(end * shape.tokens, position + tokens)
             positions = np.arange(first, stop)
             chosen = slots[:, positions // shape.tokens - begin]  # [kv_heads, positions]
-            own = slice(first - self.length, stop - self.length)
+            own = slice(first - position, stop - position)
             for kind in range(2):
                 rows[chosen, kind, positions % shape.tokens] = encoded[kind, :, own]
 
     def _attend(
-        self,
-        part: _Part,
-        query: Tensor,
-        window: int,
-        scale: float,
-        out: Tensor,
-        sinks: Tensor | None,
-        heads: slice,
-    ) -> None:
-        memory, tokens = self._pool.memory, query.shape[0]
-        cache = memory, memory, self.dtype, self._columns, *part.runs
+        self, runs: Runs, query: Tensor, window: int, scale: float, sinks: Tensor | None
+    ) -> Tensor:
+        memory, tokens, out = self._pool.memory, query.shape[0], torch.empty(query.shape)
         queries = query.contiguous().view(-1).numpy()
-        rest = scale, out.view(-1).numpy(), None if sinks is None else sinks[heads].numpy()
+        cache = memory, memory, self.dtype, self._columns, *runs
+        rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
         if tokens == 1:
             self._kernels.attend_runs(queries, *cache, *rest)
         else:
             self._kernels.attend_many_runs(queries, *cache, tokens, window, *rest)
+        return out
 
     def _parts(self, layer: int, first: int, end: int) -> Iterator[_Part]:
         """Key heads whose rows of positions `first` to `end` - 1 are in DRAM, some at a time."""
@@ -212,11 +201,10 @@ class PagedKvCache:
         table = np.array(self._blocks[begin : shape.blocks(end)], np.int64)
         pages = pool.pages(layer, table)
         slots = pool.slots(pages)
-        span = first - begin * shape.tokens, end - begin * shape.tokens
         missing = slots < 0
         pool.policy.used(slots[~missing])
         if not missing.any():
-            yield _Part(0, self._heads, True, runs_of(pool, slots, *span))
+            yield _Part(0, self._heads, slots)
             return
         rounds = _rounds(missing.sum(axis=1).tolist(), pool.plan.staging // 2)
         coming = self._stage(pages, slots, *rounds[0], half=0)
@@ -228,8 +216,7 @@ class PagedKvCache:
                 if read is not None:
                     assert pool.file is not None
                     pool.file.wait(read)
-                runs = runs_of(pool, slots[head:last], *span)
-                yield _Part(head, last, last - head == self._heads, runs)
+                yield _Part(head, last, slots[head:last])
         finally:
             if coming is not None:
                 assert pool.file is not None
@@ -253,22 +240,15 @@ class PagedKvCache:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Key heads first to end - 1, and the runs of their rows."""
+    """Key heads first to end - 1, and the places of their pages, [heads, pages]."""
 
     first: int
     end: int
-    is_all: bool
-    runs: tuple[NDArray[np.int64], NDArray[np.int32]]
+    places: Slots
 
 
-def runs_of(
-    pool: PagePool, places: Slots, first: int, end: int
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Runs for `attend_runs` of pages in `places` [kv_heads, pages], and where each head's end.
-
-    Rows `first` to `end` - 1 are seen, of which row 0 is the first of the first page.
-    """
-    shape = pool.shape
+def runs_of(shape: PageShape, places: Slots, first: int, end: int) -> Runs:
+    """Runs of pages in `places` [kv_heads, pages], of which rows `first` to `end` - 1 are seen."""
     heads, pages = places.shape
     runs = np.empty((heads, pages, 3), np.int64)
     runs[..., 0] = places * shape.page_bytes

@@ -89,7 +89,7 @@ class PageFile:
         except BaseException:
             self._file.close()
             raise
-        self.bytes_written = 0
+        self.bytes_written = self._bytes_read = 0
         self._jobs: queue.SimpleQueue[PageWrite | None] = queue.SimpleQueue()
         self._done: deque[PageWrite] = deque()
         self._changed = threading.Condition()
@@ -104,6 +104,8 @@ class PageFile:
     @property
     def bytes_read(self) -> int:
         """Bytes that were read so far."""
+        if self._file.closed:
+            return self._bytes_read
         return int(self._reader.stats()["bytes_read"])  # type: ignore[arg-type]
 
     @property
@@ -193,6 +195,7 @@ class PageFile:
             return
         self._jobs.put(None)
         self._writer.join()
+        self._bytes_read = self.bytes_read
         self._reader.close()
         self._file.close()
         del self._buffer, self._memory

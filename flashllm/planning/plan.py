@@ -13,7 +13,13 @@ from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.hardware.machine_profile import Profile
-from flashllm.kv_cache.layout import kv_bytes, parse_kv_dtype, score_bytes
+from flashllm.kv_cache.layout import (
+    PagePlan,
+    kv_bytes,
+    parse_kv_dtype,
+    plan_pages,
+    score_bytes,
+)
 from flashllm.options import (
     DEFAULT_CONTEXT,
     DEFAULT_IO_THREADS,
@@ -185,6 +191,8 @@ class Plan:
     """Which bundles stay in slots; one of POLICIES."""
     kv_dtype: KvDType = DEFAULT_KV_DTYPE
     """Encoding of keys and values."""
+    kv_pages: PagePlan | None = None
+    """How keys and values lie where they have a limit of their own, and some may be on flash."""
     contexts: int = 1
     """Contexts that may live at once."""
     verify: Verify = DEFAULT_VERIFY
@@ -302,6 +310,7 @@ def make_plan(
         overlap=_overlap(options.overlap),
         policy=policy,
         kv_dtype=encoding,
+        kv_pages=_kv_pages(spec, options),
         contexts=_contexts(options),
         verify=_verify(options),
         prompt_neurons=_prompt_neurons(options),
@@ -363,6 +372,13 @@ def _encoding(options: ModelOptions) -> KvDType:
     return parse_kv_dtype(options.kv_dtype or DEFAULT_KV_DTYPE)
 
 
+def _kv_pages(spec: ModelSpec, options: ModelOptions) -> PagePlan | None:
+    if options.kv_memory is None:
+        return None
+    context, contexts = _context(spec, options), _contexts(options)
+    return plan_pages(spec, context, contexts, _encoding(options), options.kv_memory)
+
+
 def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
     return spec.bundled_layers * least_slots(spec, select) * sizes.stride
 
@@ -371,6 +387,8 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
     """Bytes by component that any ceiling must hold; the prefill with its smallest ring."""
     context, encoding, contexts = _context(spec, options), _encoding(options), _contexts(options)
     beside = {"application": sizes.application} if sizes.application else {}
+    pages = _kv_pages(spec, options)
+    kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes
     return {
         **beside,
         "interpreter": sizes.interpreter,
@@ -378,7 +396,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "attention": sizes.attention,
         "predictors": sizes.predictors if options.select == "predicted" else 0,
         "checksums": checksum_bytes(spec, _verify(options)),
-        "kv": contexts * kv_bytes(spec, context, encoding) + score_bytes(spec, context),
+        "kv": kv + score_bytes(spec, context),
         "prefill": _prefill_shape(spec, sizes, options).bytes(spec, sizes.stride),
     }
 

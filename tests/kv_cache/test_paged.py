@@ -105,11 +105,9 @@ def test_bits_are_those_of_one_piece(pools: Pools, dtype: KvDType, slots: int | 
         for step in steps:
             ones = sequence.step(expected, step, window, sinks)
             assert same(sequence.step(found, step, window, sinks), ones)
-        rows = slice(0, found.length)
         for layer in range(2):
-            assert np.array_equal(
-                found.encoded(layer)[:, :, rows], expected.encoded(layer)[:, :, rows]
-            )
+            for rows in ((0, found.length), (37, 99), (48, 49)):
+                assert np.array_equal(found.encoded(layer, *rows), expected.encoded(layer, *rows))
         for length in (150, 96, 33, 7):
             other = Sequence(length)
             for cache in (expected, found):
@@ -205,7 +203,7 @@ def test_chosen_pages_are_fetched_and_attended_to(pools: Pools, slots: int | Non
     of_pages = [tokens[tokens < 199] for tokens in of_pages]
     some = [np.array([1, 5, 6, 7, 48, 63, 192, 198]), np.array([32, 47, 48, 64, 197])]
     for tokens, runs in ((of_pages, fetched.runs()), (some, fetched.runs(some))):
-        found = cache.attend_fetched(query, runs, 0.2, SINKS)
+        found = cache.attend_runs(query, runs, 0.2, SINKS)
         assert torch.equal(found, _alone(cache, query, tokens))
     if pool.file is not None:
         assert fetched.bytes_read == fetched.pages_read * pool.shape.page_bytes > 0
@@ -217,14 +215,14 @@ def test_chosen_pages_are_fetched_and_attended_to(pools: Pools, slots: int | Non
     every = cache.fetch(1, [np.arange(13)] * 2)
     every.wait()
     every.release()  # nothing else is computed before they are used
-    found = cache.attend_fetched(query, every.runs(), 0.2, SINKS)
+    found = cache.attend_runs(query, every.runs(), 0.2, SINKS)
     assert torch.equal(found, _alone(cache, query, [np.arange(199)] * 2))
     sequence.step(cache, 1)
 
 
 def _alone(cache: PagedKvCache, query: torch.Tensor, tokens: list[np.ndarray]) -> torch.Tensor:
     """Attention by the core, to copies of the rows of these tokens of each head."""
-    rows = cache.encoded(1)
+    rows = cache.encoded(1, 0, cache.length)
     copies = [np.ascontiguousarray(rows[:, head, own]).reshape(2, -1) for head, own in
               enumerate(tokens)]  # fmt: skip
     keys, values = (np.concatenate([one[kind] for one in copies]) for kind in range(2))
@@ -270,3 +268,21 @@ def test_memory_is_divided_into_slots_and_staging() -> None:
     assert everything.memory_bytes < 1 << 30
     with pytest.raises(UsageError, match=r"--kv-memory 0.1MiB is too little .* 512 tokens; .*1MiB"):
         plan_pages(SPEC, 512, 2, "f16", 100 << 10)
+
+
+@pytest.mark.parametrize("slots", [None, LEAST + 3])
+def test_encoded_rows_come_back_as_they_were(pools: Pools, slots: int | None) -> None:
+    """Of one cache to another of the other kind, in pieces."""
+    sequence, first, second = Sequence(1), pools.cache("int8", slots), whole("int8")
+    sequence.step(first, 150)
+    third = pools.cache("int8", slots)
+    for found, source in ((second, first), (third, second)):
+        for begin, end in ((0, 7), (7, 128), (128, 150)):
+            for layer in range(2):
+                found.append_encoded(
+                    layer, end - begin, source.encoded(layer, begin, end).reshape(-1)
+                )
+            found.length = end
+    expected = sequence.step(first, 5)
+    assert same(sequence.step(second, 5), expected)
+    assert same(sequence.step(third, 5), expected)
