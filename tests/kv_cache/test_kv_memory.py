@@ -23,6 +23,8 @@ from flashllm.kv_cache.layout import (
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.library.open import open_model as open_by_name
 from flashllm.model.decoder import Decoder
+from flashllm.options import ModelOptions
+from flashllm.planning.plan import Sizes, make_plan
 from flashllm.spec import ModelSpec
 from tests.support.specs import SPEC
 
