@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.kv_cache.layout import kv_bytes, kv_row_bytes
+from flashllm.kv_cache.protocol import KeysValues
 from flashllm.kv_cache.rows import RowWriter
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
@@ -53,10 +54,11 @@ class KvCache:
         assert 0 <= length <= self.length
         self.length = length
 
-    def copy(self, other: KvCache, length: int) -> None:
+    def copy(self, other: KeysValues, length: int) -> None:
         """Forget all tokens, and take over the first `length` of another cache of the same kind."""
+        assert isinstance(other, KvCache)
         for layer in range(len(self._layers)):
-            self.encoded(layer)[:, :, :length] = other.encoded(layer)[:, :, :length]
+            self._rows(layer)[:, :, :length] = other.encoded(layer, 0, length)
         self.length = length
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:

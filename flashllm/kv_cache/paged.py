@@ -20,6 +20,7 @@ from flashllm import core
 from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.page_fetch import PageFetch, Runs
 from flashllm.kv_cache.page_pool import PagePool, Slots
+from flashllm.kv_cache.protocol import KeysValues
 from flashllm.kv_cache.rows import RowWriter
 from flashllm.kv_cache.tiers import PageRead
 from flashllm.options import KvDType
@@ -41,14 +42,15 @@ class PagedKvCache:
         pool: PagePool,
     ) -> None:
         """`context` in tokens."""
-        self._pool, self._shape = pool, pool.shape
+        self.pool, self._shape = pool, pool.shape
         self._kernels = kernels
         self._heads, self._columns = spec.n_kv_heads, spec.head_dim
         self._sharing = spec.n_heads // spec.n_kv_heads
         self._writer = RowWriter(kernels, dtype, spec.head_dim, spec.n_kv_heads)
-        self._blocks: list[int] = []
+        self.blocks: list[int] = []
+        """Those of the tokens, in order; the last ones may be of tokens to come."""
         # Whoever drops a context need not close it; its blocks go at the next chance.
-        self._end = weakref.finalize(self, pool.abandoned.append, self._blocks)
+        self._end = weakref.finalize(self, pool.abandoned.append, self.blocks)
         self.dtype = dtype
         self.context = context
         self.length = 0
@@ -56,28 +58,29 @@ class PagedKvCache:
     def close(self) -> None:
         """Give all pages back; only `length` and `context` can be asked for afterwards."""
         if self._end.detach() is not None:
-            self._pool.drop_blocks(self._blocks)
-            self._blocks.clear()
+            self.pool.drop_blocks(self.blocks)
+            self.blocks.clear()
 
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`."""
         assert 0 <= length <= self.length
         self.length = length
         kept = self._shape.blocks(length)
-        self._pool.drop_blocks(self._blocks[kept:])
-        del self._blocks[kept:]
+        self.pool.drop_blocks(self.blocks[kept:])
+        del self.blocks[kept:]
 
-    def share_prefix(self, other: PagedKvCache, length: int) -> None:
-        """Forget all tokens, and begin with the first `length` of another context of this pool.
+    def copy(self, other: KeysValues, length: int) -> None:
+        """Forget all tokens, and take over the first `length` of another context of this pool.
 
-        No row is copied but those of a block that is not full, when either context goes on.
+        They are shared. Rows are copied only of a block that is not full, when either goes on.
         """
-        assert other._pool is self._pool
+        assert isinstance(other, PagedKvCache)
+        assert other.pool is self.pool
         assert 0 <= length <= other.length
-        blocks = other._blocks[: self._shape.blocks(length)]
-        self._pool.share_blocks(blocks)
+        blocks = other.blocks[: self._shape.blocks(length)]
+        self.pool.share_blocks(blocks)
         self.truncate(0)
-        self._blocks += blocks
+        self.blocks += blocks
         self.length = length
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
@@ -128,9 +131,9 @@ class PagedKvCache:
         the tokens from n * 16 on. `end` is the number of positions that are seen, `length` unless
         told otherwise. Errors of `PagePool.take`.
         """
-        table = np.array(self._blocks, np.int64)
-        pages = [self._pool.pages(layer, table[chosen])[head] for head, chosen in enumerate(blocks)]
-        return PageFetch(self._pool, pages, list(blocks), self.length if end is None else end)
+        table = np.array(self.blocks, np.int64)
+        pages = [self.pool.pages(layer, table[chosen])[head] for head, chosen in enumerate(blocks)]
+        return PageFetch(self.pool, pages, list(blocks), self.length if end is None else end)
 
     def attend_runs(
         self, query: Tensor, runs: Runs, scale: float, sinks: Tensor | None = None
@@ -149,30 +152,30 @@ class PagedKvCache:
         for part in self._parts(layer, first, end):
             places = part.places[:, pages]
             for kind in range(2):
-                rows[kind, part.first : part.end] = self._pool.rows[places, kind, tokens]
+                rows[kind, part.first : part.end] = self.pool.rows[places, kind, tokens]
         return rows
 
     def _own_blocks(self, end: int) -> None:
         """Blocks for positions up to `end`; the one that goes on is this context's alone."""
-        pool, shape = self._pool, self._shape
+        pool, shape = self.pool, self._shape
         last = self.length // shape.tokens
-        if self.length % shape.tokens and pool.is_shared(self._blocks[last]):
+        if self.length % shape.tokens and pool.is_shared(self.blocks[last]):
             copy = pool.take_block()
-            pool.copy_block(self._blocks[last], copy)
-            pool.drop_blocks([self._blocks[last]])
-            self._blocks[last] = copy
-        while len(self._blocks) < shape.blocks(end):
-            self._blocks.append(pool.take_block())
+            pool.copy_block(self.blocks[last], copy)
+            pool.drop_blocks([self.blocks[last]])
+            self.blocks[last] = copy
+        while len(self.blocks) < shape.blocks(end):
+            self.blocks.append(pool.take_block())
 
     def _store(self, layer: int, position: int, encoded: NDArray[np.uint8]) -> None:
         """Rows [2, kv_heads, tokens, row] to the pages at `position`, some pages at a time."""
-        pool, shape = self._pool, self._shape
+        pool, shape = self.pool, self._shape
         tokens, rows = encoded.shape[2], pool.rows
         step = max(pool.plan.slots // (4 * self._heads), 1)
         first_block, end_block = position // shape.tokens, shape.blocks(position + tokens)
         for begin in range(first_block, end_block, step):
             end = min(begin + step, end_block)
-            slots = pool.writable(layer, np.array(self._blocks[begin:end], np.int64))
+            slots = pool.writable(layer, np.array(self.blocks[begin:end], np.int64))
             first = max(begin * shape.tokens, position)
             stop = min(end * shape.tokens, position + tokens)
             positions = np.arange(first, stop)
@@ -184,7 +187,7 @@ class PagedKvCache:
     def _attend(
         self, runs: Runs, query: Tensor, window: int, scale: float, sinks: Tensor | None
     ) -> Tensor:
-        memory, tokens, out = self._pool.memory, query.shape[0], torch.empty(query.shape)
+        memory, tokens, out = self.pool.memory, query.shape[0], torch.empty(query.shape)
         queries = query.contiguous().view(-1).numpy()
         cache = memory, memory, self.dtype, self._columns, *runs
         rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
@@ -196,9 +199,9 @@ class PagedKvCache:
 
     def _parts(self, layer: int, first: int, end: int) -> Iterator[_Part]:
         """Key heads whose rows of positions `first` to `end` - 1 are in DRAM, some at a time."""
-        pool, shape = self._pool, self._shape
+        pool, shape = self.pool, self._shape
         begin = first // shape.tokens
-        table = np.array(self._blocks[begin : shape.blocks(end)], np.int64)
+        table = np.array(self.blocks[begin : shape.blocks(end)], np.int64)
         pages = pool.pages(layer, table)
         slots = pool.slots(pages)
         missing = slots < 0
@@ -226,7 +229,7 @@ class PagedKvCache:
         self, pages: NDArray[np.int64], slots: Slots, head: int, last: int, half: int
     ) -> PageRead | None:
         """Begin to read what is missing of these heads into half of the staging; `slots` learn."""
-        pool = self._pool
+        pool = self.pool
         missing = slots[head:last] < 0
         wanted = pages[head:last][missing]
         if not len(wanted):

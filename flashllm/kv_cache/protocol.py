@@ -46,6 +46,9 @@ class KeysValues(Protocol):
     def append_encoded(self, layer: int, tokens: int, rows: NDArray[np.uint8]) -> None:
         """Store the bytes of rows of so many tokens, as `encoded` gave them, after `length`."""
 
+    def copy(self, other: KeysValues, length: int) -> None:
+        """Forget all tokens, and take over the first `length` of another one of the same kind."""
+
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`."""
 

@@ -143,7 +143,7 @@ def test_a_prefix_is_shared_until_one_goes_on(pools: Pools, slots: int | None, l
         sequence.step(cache, 70)
         cache.truncate(68)
     blocks_free = len(pool._free_blocks)
-    second.share_prefix(first, length)
+    second.copy(first, length)
     other.truncate(length)
     assert len(pool._free_blocks) == blocks_free
     branch = Sequence(2)
