@@ -44,6 +44,7 @@ class KvCache:
         self.dtype = dtype
         self.context = context
         self.length = 0
+        self.is_damaged = False
 
     def close(self) -> None:
         """Drop the memory; only `length` and `context` can be asked for afterwards."""

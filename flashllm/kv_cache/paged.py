@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
+from flashllm.errors import ReadFailed
 from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.page_fetch import PageFetch, Runs
 from flashllm.kv_cache.page_pool import PagePool, Slots
@@ -54,6 +55,7 @@ class PagedKvCache:
         self.dtype = dtype
         self.context = context
         self.length = 0
+        self.is_damaged = False
 
     def close(self) -> None:
         """Give all pages back; only `length` and `context` can be asked for afterwards."""
@@ -65,6 +67,7 @@ class PagedKvCache:
         """Forget all tokens but the first `length`."""
         assert 0 <= length <= self.length
         self.length = length
+        self.is_damaged = self.is_damaged and length > 0
         kept = self._shape.blocks(length)
         self.pool.drop_blocks(self.blocks[kept:])
         del self.blocks[kept:]
@@ -175,7 +178,7 @@ class PagedKvCache:
         first_block, end_block = position // shape.tokens, shape.blocks(position + tokens)
         for begin in range(first_block, end_block, step):
             end = min(begin + step, end_block)
-            slots = pool.writable(layer, np.array(self.blocks[begin:end], np.int64))
+            slots = self._writable(layer, self.blocks[begin:end])
             first = max(begin * shape.tokens, position)
             stop = min(end * shape.tokens, position + tokens)
             positions = np.arange(first, stop)
@@ -183,6 +186,13 @@ class PagedKvCache:
             own = slice(first - position, stop - position)
             for kind in range(2):
                 rows[chosen, kind, positions % shape.tokens] = encoded[kind, :, own]
+
+    def _writable(self, layer: int, blocks: list[int]) -> Slots:
+        try:
+            return self.pool.writable(layer, np.array(blocks, np.int64))
+        except ReadFailed:
+            self.is_damaged = True
+            raise
 
     def _attend(
         self, runs: Runs, query: Tensor, window: int, scale: float, sinks: Tensor | None
@@ -217,13 +227,20 @@ class PagedKvCache:
                 if number + 1 < len(rounds):
                     coming = self._stage(pages, slots, *rounds[number + 1], half=(number + 1) % 2)
                 if read is not None:
-                    assert pool.file is not None
-                    pool.file.wait(read)
+                    self._wait(read)
                 yield _Part(head, last, slots[head:last])
         finally:
             if coming is not None:
                 assert pool.file is not None
                 pool.file.abandon(coming)
+
+    def _wait(self, read: PageRead) -> None:
+        assert self.pool.file is not None
+        try:
+            self.pool.file.wait(read)
+        except ReadFailed:
+            self.is_damaged = True
+            raise
 
     def _stage(
         self, pages: NDArray[np.int64], slots: Slots, head: int, last: int, half: int

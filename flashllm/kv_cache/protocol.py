@@ -21,6 +21,8 @@ class KeysValues(Protocol):
     dtype: KvDType
     context: int
     length: int
+    is_damaged: bool
+    """Whether some of it cannot be read back: it is of no use, and `truncate(0)` mends it."""
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
         """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import itertools
 import os
 import queue
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,10 +110,14 @@ class PageFile:
             return self._bytes_read
         return int(self._reader.stats()["bytes_read"])  # type: ignore[arg-type]
 
+    @functools.cached_property
+    def _storage(self) -> dict[str, Any]:
+        return describe_storage(self.directory)
+
     @property
     def cautions(self) -> list[str]:
         """Sentences about what makes this file a bad place; may be empty."""
-        storage, found = describe_storage(self.directory), []
+        storage, found = self._storage, []
         if storage["filesystem"] in ("tmpfs", "ramfs"):
             found.append(
                 f"keys and values go to {self.directory}, which is in memory itself: --kv-memory"
@@ -181,7 +187,7 @@ class PageFile:
             raise ReadFailed(
                 f"{self._where(int(again.pages[still[0]]))}: a page is not what was written"
                 f" ({len(still)} of {len(read.pages)} are wrong). The disk or the memory is"
-                f" damaged; the answer so far is right. Begin anew, and {_ADVICE}"
+                f" damaged; the answer so far is right. Ask again, and {_ADVICE}"
             )
 
     def abandon(self, read: PageRead) -> None:
@@ -289,7 +295,7 @@ class PageFile:
                 raise Cancelled("stopped while reading") from error
             raise ReadFailed(
                 f"{self._where(int(pages[0]))}: keys and values cannot be read back ({error})."
-                f" Check the disk, then begin anew, and {_ADVICE}"
+                f" Check the disk, then ask again, and {_ADVICE}"
             ) from error
 
     def _where(self, page: int) -> str:

@@ -382,8 +382,14 @@ class Decoder:
         self._kernels.close()
 
     def settle(self) -> None:
-        """Wait for the reads of a call that failed, so that a call for any context may follow."""
+        """Wait for the reads of a call that failed, so that a call for any context may follow.
+
+        A context whose keys and values cannot be read back forgets them, to compute them anew.
+        """
         self.pool.drain()
+        for context in self._contexts:
+            if context.keys_values.is_damaged:
+                context.truncate(0)
 
     def cancel(self) -> None:
         """Make the running call raise `Cancelled` within a layer. From any thread."""

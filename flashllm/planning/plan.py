@@ -6,6 +6,7 @@ A prompt's block follows from the model's shape alone. Products round alike in a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,6 +85,9 @@ _THREAD_BYTES = 192 << 10
 _MAX_THREADS = 1024
 _MAX_CONTEXTS = 1024
 _SEED_TOKENS = 64
+_FLASH_SHARE = 8
+"""Where the ceiling has no room for keys and values, it may have for 1/8 of them, and flash for the
+rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +357,20 @@ def _fitting_options(
 ) -> str:
     """The flags of the first smaller options that fit into the ceiling; "" where none do."""
     assert options.memory is not None
-    for words, smaller in smaller_options(spec, options):
+    for words, smaller in (*smaller_options(spec, options), *_on_flash(spec, options)):
         if smallest_ceiling(spec, sizes, smaller, profile) + ADVICE_MARGIN_BYTES <= options.memory:
             return words
     return ""
+
+
+def _on_flash(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, ModelOptions]]:
+    """The same with most keys and values on flash, which slows long contexts down."""
+    context, contexts, encoding = _context(spec, options), _contexts(options), _encoding(options)
+    part = contexts * kv_bytes(spec, context, encoding) // _FLASH_SHARE // MIB * MIB
+    if options.kv_memory is None and part:
+        with contextlib.suppress(UsageError):  # staging alone takes more
+            plan_pages(spec, context, contexts, encoding, part)
+            yield f"--kv-memory {part // MIB}MiB", options.having(kv_memory=part)
 
 
 def _context(spec: ModelSpec, options: ModelOptions) -> int:

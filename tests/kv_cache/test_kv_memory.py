@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from flashllm.engine.loading import open_decoder
 from flashllm.engine.local import Model, open_model
-from flashllm.errors import NotEnoughSpace, UsageError
+from flashllm.errors import MemoryCeilingTooSmall, NotEnoughSpace, ReadFailed, UsageError
 from flashllm.flash.manifest import read_manifest
 from flashllm.kv_cache.layout import (
     PageShape,
@@ -24,7 +25,7 @@ from flashllm.kv_cache.page_pool import PagePool
 from flashllm.library.open import open_model as open_by_name
 from flashllm.model.decoder import Decoder
 from flashllm.options import ModelOptions
-from flashllm.planning.plan import Sizes, make_plan
+from flashllm.planning.plan import ADVICE_MARGIN_BYTES, Sizes, make_plan, smallest_ceiling
 from flashllm.spec import ModelSpec
 from tests.support.specs import SPEC
 
@@ -32,11 +33,11 @@ IDS = np.random.default_rng(3).integers(3, 96, size=200).tolist()
 CONTEXT = 160
 
 
-def limit(spec: ModelSpec) -> int:
+def limit(spec: ModelSpec, contexts: int = 1) -> int:
     """So little that most of a context is on flash."""
     for nbytes in range(1 << 12, 1 << 24, 1 << 12):
         try:
-            plan = plan_pages(spec, CONTEXT, 1, "f16", nbytes)
+            plan = plan_pages(spec, CONTEXT, contexts, "f16", nbytes)
         except UsageError:
             continue
         assert plan.flash_bytes
@@ -178,3 +179,58 @@ def test_what_is_kept_comes_back_in_pages(
             found.complete()
             assert found.ids == expected.ids
             assert found.reused_tokens >= 90
+
+
+def test_a_conversation_goes_on_after_its_pages_were_damaged(
+    sparse_model: Path, small: int
+) -> None:
+    """The answer ends with an error; asked again, all is computed anew."""
+    with open_model(sparse_model, context=CONTEXT) as model:
+        expected = model.generate(IDS[:110], max_tokens=30).complete().ids
+    with open_model(sparse_model, context=CONTEXT, kv_memory=small) as model:
+        model.generate(IDS[:100], max_tokens=2).complete()
+        pool = model._decoder.kv_pool
+        assert pool is not None
+        assert pool.file is not None
+        stored = np.flatnonzero(pool._on_flash)
+        os.ftruncate(pool.file._file.fileno(), int(stored[0]) * pool.shape.page_bytes)
+        with pytest.raises(ReadFailed, match="layer 0, offset 0"):
+            model.generate(IDS[:110], max_tokens=30).complete()
+        os.ftruncate(pool.file._file.fileno(), pool.file.nbytes)
+        assert model.generate(IDS[:110], max_tokens=30).complete().ids == expected
+
+
+def test_tokens_of_several_contexts_at_once(sparse_model: Path) -> None:
+    """A block of contexts, whose prompts begin alike: each as alone without a limit."""
+    prompts = [IDS[:40], [*IDS[:30], *IDS[50:80]], IDS[60:130]]
+
+    def run(decoder: Decoder) -> list[np.ndarray]:
+        contexts = [decoder.context, decoder.new_context(), decoder.new_context()]
+        for context, prompt in zip(contexts, prompts, strict=True):
+            decoder.share_prefix(context, prompt)
+            cached = context.tokens.cached_prefix(prompt)
+            decoder.prefill(prompt[cached:], cached=cached, context=context)
+        return [
+            logits
+            for token in IDS[130:160]
+            for logits in decoder.decode_each([token, token, 5], contexts)
+        ]
+
+    with open_decoder(sparse_model, context=CONTEXT, contexts=3) as decoder:
+        expected = run(decoder)
+    kv_memory = limit(decoder.spec, contexts=3)
+    with open_decoder(sparse_model, context=CONTEXT, contexts=3, kv_memory=kv_memory) as decoder:
+        assert all(map(np.array_equal, run(decoder), expected))
+        assert decoder.kv_pool is not None
+        assert decoder.kv_pool.report()["bytes_read"] > 0
+
+
+def test_a_ceiling_without_room_for_keys_and_values_names_the_way_to_flash() -> None:
+    sizes = Sizes(interpreter=1, embeddings=2, attention=3, predictors=0, stride=4096)
+    options = ModelOptions(select="all", context=512, contexts=64, kv_dtype="int8")
+    part = 64 * kv_bytes(SPEC, 512, "int8") // 8 >> 20
+    needed = smallest_ceiling(SPEC, sizes, options.having(kv_memory=part << 20))
+    ceiling = needed + ADVICE_MARGIN_BYTES
+    with pytest.raises(MemoryCeilingTooSmall, match=f"or --kv-memory {part}MiB$"):
+        make_plan(SPEC, sizes, options.having(memory=ceiling))
+    assert make_plan(SPEC, sizes, options.having(memory=ceiling, kv_memory=part << 20))

@@ -201,9 +201,11 @@ def test_pages_that_are_damaged_on_flash(runs: Callable[[], Run], damage: str) -
     error = outcome(run)
     assert type(error) is ReadFailed, error
     assert "layer" in str(error)
+    assert run.pages.is_damaged
     # What is computed anew is right, in the same file.
     run.pages.truncate(0)
     run.whole.truncate(0)
+    assert not run.pages.is_damaged
     if damage == "truncated":
         os.ftruncate(file, run.file.nbytes)
     run.step(140)
@@ -235,7 +237,10 @@ def test_memory_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     pool = PagePool(PageShape.of(SHAPE, "f16"), plan_of("f16", LEAST), [tmp_path])
     assert pool.file is not None
     assert "in memory itself" in pool.file.cautions[0]
+    pool.close()
     storage |= {"filesystem": "nfs4", "network": True}
+    pool = PagePool(PageShape.of(SHAPE, "f16"), plan_of("f16", LEAST), [tmp_path])
+    assert pool.file is not None
     assert "network disk" in pool.file.cautions[0]
     pool.close()
 
