@@ -288,6 +288,43 @@ class Kernels:
         the bits that it has alone.
         """
 
+    def attend_runs(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        runs: NDArray[np.int64],
+        run_ends: NDArray[np.int32],
+        scale: float,
+        out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`attend` of rows in runs, with its bits where they are those of its positions in order.
+
+        A run, of `runs` [n, 3], has the bytes of `keys` and `values` where its rows begin, and how
+        many there are. Those of key head h end at run_ends[h], of [kv_heads]; heads may have
+        different numbers of rows. IndexError for rows outside the bytes.
+        """
+
+    def attend_many_runs(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        runs: NDArray[np.int64],
+        run_ends: NDArray[np.int32],
+        tokens: int,
+        window: int,
+        scale: float,
+        out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`attend_many` of rows in runs, of as many positions as each key head has rows."""
+
     def write_head_rows(
         self,
         values: NDArray[np.float32],

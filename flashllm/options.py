@@ -98,7 +98,7 @@ DEFAULT_REASONING = ReasoningOptions()
 
 
 class OverridesWithoutMemory(TypedDict, total=False):
-    """The fields of ModelOptions but the ceiling, which Python code may also give as text."""
+    """The fields of ModelOptions but those of memory, which Python code may also give as text."""
 
     select: Select | None
     policy: Policy | None
@@ -114,6 +114,7 @@ class OverridesWithoutMemory(TypedDict, total=False):
     contexts: int
     chunk_tokens: int | None
     prompt_neurons: PromptNeurons | None
+    kv_dir: str | os.PathLike[str] | None
     keep_kv: int | None
 
 
@@ -121,6 +122,7 @@ class ModelOverrides(OverridesWithoutMemory, total=False):
     """The fields of ModelOptions, as keywords."""
 
     memory: int | None
+    kv_memory: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,11 @@ class ModelOptions:
     context: int | None = None
     """The most tokens that a context can hold."""
     kv_dtype: KvDType | None = None
+    kv_memory: int | None = None
+    """The part of the ceiling that keys and values of all contexts take, in bytes; what does not
+    fit is on flash, in a file without a name. None: they are all in DRAM."""
+    kv_dir: str | os.PathLike[str] | None = None
+    """Directory of that file; None: the model's, or else that of caches."""
     profile: str | os.PathLike[str] | None = None
     """A profile to plan with, instead of the one of the model's device."""
     application_bytes: int = 0
@@ -163,6 +170,7 @@ class ModelOptions:
             "application_bytes",
             "contexts",
             "chunk_tokens",
+            "kv_memory",
             "keep_kv",
         ):
             value = getattr(self, name)

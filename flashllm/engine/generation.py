@@ -71,6 +71,9 @@ class OpenModel(Protocol):
     def io_report(self) -> dict[str, Any]:
         """How the bundles are read."""
 
+    def kv_report(self) -> dict[str, Any] | None:
+        """Where keys and values are, if they have a limit of their own."""
+
     def restore_kept(self, context: Context, ids: Sequence[int], answer: int) -> None:
         """Bring back keys and values of a prompt that were kept."""
 
@@ -205,6 +208,7 @@ class Generation:
                 "kv_bytes": plan.split["kv"],
             },
             "io": self._model.io_report(),
+            "kv": self._model.kv_report(),
             "settings": {
                 "select": plan.select,
                 "lossy": plan.lossy,

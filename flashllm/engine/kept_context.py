@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 import flashllm
-from flashllm.errors import CannotCreate
+from flashllm.errors import CannotCreate, FlashllmError
 from flashllm.flash.manifest import manifest_hash
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
@@ -61,6 +61,8 @@ class KeptContext:
             file.restore(context)
         except OSError as error:
             file.problem = f"{file.path}: {error.strerror}"
+        except FlashllmError as error:  # there is no room for them
+            file.problem = str(error)
         self._note(file.problem)
         context.tokens.mark()
         self._file, self._is_over = file, False
@@ -75,6 +77,9 @@ class KeptContext:
             return self._keep_some()
         except OSError as error:
             self._stop(f"keys and values are no longer kept: {error.strerror or error}")
+            return False
+        except FlashllmError as error:  # they are on flash already, and cannot be read back
+            self._stop(f"keys and values are no longer kept: {error}")
             return False
 
     def finish(self) -> None:

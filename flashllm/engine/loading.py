@@ -41,6 +41,7 @@ from flashllm.system.allocation import allocation_errors
 from flashllm.system.library_pages import drop_clean_pages
 from flashllm.system.memory import rss_bytes
 from flashllm.system.memory_limit import container_limit_bytes
+from flashllm.system.paths import cache_dir
 from flashllm.units import MIB
 
 OnLoading = Callable[[int, int], None]
@@ -120,9 +121,17 @@ def _load(
         on_read = _counting(store, chosen, on_loading)
         resident = store.load_resident(direct, on_read)
         selector = make_selector(store, chosen, kernels, direct, resident, on_read)
-        decoder = Decoder(store, resident, selector, plan, kernels)
+        directories = _kv_directories(directory, options)
+        decoder = Decoder(store, resident, selector, plan, kernels, directories)
         opened.pop_all()
         return decoder, plan, store
+
+
+def _kv_directories(directory: Path, options: ModelOptions) -> list[Path]:
+    """Where keys and values on flash may be, the first choice first."""
+    if options.kv_dir is not None:
+        return [Path(options.kv_dir)]
+    return [directory, cache_dir()]
 
 
 def _plan(

@@ -365,6 +365,14 @@ class Model:
         """
         return self._last_io_report or self._read_io_report()
 
+    def kv_report(self) -> dict[str, Any] | None:
+        """Where keys and values are, if they have a limit of their own, and what went to flash.
+
+        After `close`, what it was at the end.
+        """
+        pool = self._decoder.kv_pool
+        return None if pool is None else pool.report()
+
     def rates(self) -> DeviceRates:
         """What this device and machine can give, as far as the profile knows."""
         if self._rates is None:
@@ -418,6 +426,9 @@ class Model:
         fallback = self.io_report()["fallback"]
         if fallback and self._options.direct:
             found.append(f"reads go through the page cache, not direct ({fallback})")
+        pool = self._decoder.kv_pool
+        if pool is not None and pool.file is not None:
+            found += pool.file.cautions
         if self._kept is not None and self._kept.problem:
             found.append(self._kept.problem)
         return [*found, self._caution] if self._caution else found

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from flashllm import core
 from flashllm.kv_cache.context_tokens import ContextTokens
-from flashllm.kv_cache.dram import KvCache
-from flashllm.options import KvDType
-from flashllm.spec import ModelSpec
+from flashllm.kv_cache.protocol import KeysValues
 from flashllm.units import format_token_count
 
 
@@ -15,21 +12,18 @@ class Context:
 
     def __init__(
         self,
-        spec: ModelSpec,
-        capacity: int,
-        kv_dtype: KvDType,
-        kernels: core.Kernels,
+        keys_values: KeysValues,
         chunk_tokens: int,
         *,
         decoded_alike: bool = False,
     ) -> None:
-        """`capacity` in tokens; a prompt is computed in chunks of `chunk_tokens`.
+        """A prompt is computed in chunks of `chunk_tokens`; `keys_values` has no tokens yet.
 
         `decoded_alike`: the bits of a token do not depend on whether it is one of a prompt or of an
         answer.
         """
         self.chunk_tokens = chunk_tokens
-        self.keys_values = KvCache(spec, capacity, kv_dtype, kernels)
+        self.keys_values = keys_values
         self.tokens = ContextTokens(decoded_alike)
 
     @property

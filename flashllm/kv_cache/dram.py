@@ -1,8 +1,8 @@
 """Keys and values of one context, encoded, in memory that is allocated once.
 
-Attention uses `append` and `attend` only, so that another cache may keep its rows elsewhere. Rows
-lie as [layers, keys or values, kv_heads, context, row]: one head of a layer reads one contiguous
-range of memory.
+Attention uses `append` and `attend` only, so that another cache may keep its rows elsewhere, as
+`paged` does. Rows lie as [layers, keys or values, kv_heads, context, row]: one head of a layer
+reads one contiguous range of memory.
 
 Every token sees encoded keys and values, also those of its own chunk, so it does not matter where a
 prompt is cut.
@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flashllm import core
-from flashllm.errors import ModelError
 from flashllm.kv_cache.layout import kv_bytes, kv_row_bytes
+from flashllm.kv_cache.protocol import KeysValues
+from flashllm.kv_cache.rows import RowWriter
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
 
 class KvCache:
-    """Holds `length` tokens; rows beyond them are never read.
-
-    A token's rows are written layer by layer and count once `length` includes them, so the next
-    token overwrites those of a cancelled one.
-    """
+    """Holds `length` tokens; rows beyond them are never read. As `KeysValues` says."""
 
     def __init__(
         self,
@@ -42,10 +39,12 @@ class KvCache:
         heads, row = spec.n_kv_heads, kv_row_bytes(spec, dtype)
         self._layers = self._buffer.array().reshape(spec.n_layers, 2, heads * context * row)
         self._kernels = kernels
+        self._writer = RowWriter(kernels, dtype, spec.head_dim, heads)
         self._heads, self._columns = heads, spec.head_dim
         self.dtype = dtype
         self.context = context
         self.length = 0
+        self.is_damaged = False
 
     def close(self) -> None:
         """Drop the memory; only `length` and `context` can be asked for afterwards."""
@@ -56,51 +55,25 @@ class KvCache:
         assert 0 <= length <= self.length
         self.length = length
 
-    def copy(self, other: KvCache, length: int) -> None:
+    def copy(self, other: KeysValues, length: int) -> None:
         """Forget all tokens, and take over the first `length` of another cache of the same kind."""
+        assert isinstance(other, KvCache)
         for layer in range(len(self._layers)):
-            self.encoded(layer)[:, :, :length] = other.encoded(layer)[:, :, :length]
+            self._rows(layer)[:, :, :length] = other.encoded(layer, 0, length)
         self.length = length
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
-        """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
-
-        `ModelError` for NaN, infinity, or a value that the encoding cannot hold.
-        """
+        """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then."""
         end = self.length + keys.shape[1]
         assert end <= self.context
-        for kind, (name, tensor) in enumerate((("key", keys), ("value", values))):
-            floats = tensor.contiguous().view(-1).numpy()
-            try:
-                self._kernels.write_head_rows(
-                    floats,
-                    self.dtype,
-                    self._columns,
-                    self._heads,
-                    self.length,
-                    self._layers[layer, kind],
-                )
-            except OverflowError as error:
-                raise ModelError(
-                    f"layer {layer}: a {name} of attention is too large for the cache's encoding,"
-                    f" {self.dtype} ({error}); use --kv-dtype f32"
-                ) from error
-            except ValueError as error:
-                raise ModelError(
-                    f"layer {layer}: a {name} of attention is no number, since what the model"
-                    " computes overflows f32; its weights are damaged, or its activation is not the"
-                    " one it was trained with"
-                ) from error
+        for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
+            self._writer.write(layer, name, rows, self.length, self._layers[layer, kind])
         return end
 
     def attend(
         self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attention of tokens that were just appended: [tokens, heads, head_dim] to the same.
-
-        Each sees itself and all before it, or the last `window` of these unless that is 0, and has
-        the bits that it has alone. `sinks` [heads] are scores that bring no value.
-        """
+        """Attention of tokens that were just appended: [tokens, heads, head_dim] to the same."""
         tokens, end = query.shape[0], self.length + query.shape[0]
         out = torch.empty(query.shape)
         keys, values = self._layers[layer]
@@ -114,7 +87,17 @@ class KvCache:
             self._kernels.attend_many(queries, *cache, tokens, end, window, *rest)
         return out
 
-    def encoded(self, layer: int) -> NDArray[np.uint8]:
-        """Rows of a layer, as they lie: [keys or values, kv_heads, context, bytes of a row]."""
+    def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
+        """A view of [keys or values, kv_heads, positions, bytes of a row]."""
+        return self._rows(layer)[:, :, first:end]
+
+    def append_encoded(self, layer: int, tokens: int, rows: NDArray[np.uint8]) -> None:
+        """Store the bytes of rows of so many tokens, as `encoded` gave them, after `length`."""
+        end = self.length + tokens
+        assert end <= self.context
+        places = self._rows(layer)[:, :, self.length : end]
+        places[...] = rows.reshape(places.shape)
+
+    def _rows(self, layer: int) -> NDArray[np.uint8]:
         rows: NDArray[np.uint8] = self._layers[layer]
         return rows.reshape(2, self._heads, self.context, -1)

@@ -178,7 +178,7 @@ class KeptFile:
         rows_at, layer_bytes = at + _FRAME.size + len(raw), (end - start) * self._token_bytes
         checksums = np.empty(self._layers, "<u4")
         for layer in range(self._layers):
-            rows = np.ascontiguousarray(context.keys_values.encoded(layer)[:, :, start:end])
+            rows = np.ascontiguousarray(context.keys_values.encoded(layer, start, end))
             checksums[layer] = core.crc32c(rows.reshape(-1))
             self._write(rows_at + layer * layer_bytes, rows.reshape(-1).data)
         checksums_at = rows_at + self._layers * layer_bytes
@@ -216,8 +216,7 @@ class KeptFile:
                 return False
             if core.crc32c(rows) != int(checksums[layer]):
                 return False
-            places = cache.encoded(layer)[:, :, head.start : head.end]
-            places[...] = rows.reshape(places.shape)
+            cache.append_encoded(layer, len(head.ids), rows)
         return True
 
     def _read_records(self, size: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from flashllm.dtypes import row_bytes
 from flashllm.errors import UsageError
 from flashllm.options import KV_DTYPES, KvDType
 from flashllm.spec import ModelSpec
+from flashllm.units import MIB, format_token_count
 
 
 def parse_kv_dtype(name: str) -> KvDType:
@@ -29,3 +32,114 @@ def kv_bytes(spec: ModelSpec, context: int, dtype: KvDType) -> int:
 def score_bytes(spec: ModelSpec, context: int) -> int:
     """Bytes of one token's attention scores, in f32, for all heads and positions."""
     return 4 * spec.n_heads * context
+
+
+PAGE_TOKENS = 16
+"""Tokens of a page: few enough that a scattered choice of tokens reads little besides them."""
+_ALIGNMENT_BYTES = 512
+"""What direct reads and writes of pages are multiples of, on nearly all disks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """How pages lie: each has the keys, then the values, of some tokens and one key head.
+
+    A block is the pages of the same tokens, of all layers and heads: what contexts share.
+    """
+
+    layers: int
+    kv_heads: int
+    row_bytes: int
+    tokens: int = PAGE_TOKENS
+
+    @classmethod
+    def of(cls, spec: ModelSpec, dtype: KvDType) -> PageShape:
+        """The shape of a model's pages in an encoding."""
+        return cls(spec.n_layers, spec.n_kv_heads, kv_row_bytes(spec, dtype))
+
+    @property
+    def part_bytes(self) -> int:
+        """Keys of a page, or values."""
+        return self.tokens * self.row_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """A page, filled up so that it can be read and written directly."""
+        return -(-2 * self.part_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    @property
+    def block_pages(self) -> int:
+        """Pages of a block."""
+        return self.layers * self.kv_heads
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """What keys and values take where at most `memory_bytes` of DRAM are theirs."""
+
+    blocks: int
+    """Blocks of all contexts together."""
+    slots: int
+    """Places of pages in DRAM."""
+    staging: int
+    """Places besides, for pages that are read from flash and dropped after use."""
+    memory_bytes: int
+    """Pages in DRAM, and what says where pages are."""
+    flash_bytes: int
+    """The most that the scratch file takes; 0 where all pages fit into DRAM."""
+
+
+def flash_bytes_a_token(spec: ModelSpec, dtype: KvDType, plan: PagePlan, tokens: int) -> int:
+    """Bytes that full attention reads from flash for one token after so many, of one context."""
+    shape = PageShape.of(spec, dtype)
+    here, pages = plan.slots // shape.block_pages, 0  # the last ones of each layer and head
+    for layer in range(spec.n_layers):
+        window = spec.attention_window(layer)
+        seen = shape.blocks(min(tokens, window) if window else tokens)
+        pages += max(seen - here, 0) * shape.kv_heads
+    return pages * shape.page_bytes
+
+
+_PAGE_RECORD_BYTES = 4 + 1 + 8
+"""Of each page: its slot, whether it is on flash, two checksums."""
+_SLOT_RECORD_BYTES = 8 + 8 + 4 + 1 + 8
+"""Of each slot: its page, when it was written, pins, whether it leaves, its place when free."""
+
+
+def least_slots(shape: PageShape) -> int:
+    """Slots with which any context can be computed: the last blocks, and one layer's next."""
+    return 2 * shape.block_pages + 4 * shape.kv_heads
+
+
+def plan_pages(
+    spec: ModelSpec, context: int, contexts: int, dtype: KvDType, memory_bytes: int
+) -> PagePlan:
+    """Slots and the rest for `memory_bytes`; `UsageError` where they are too few, with the least.
+
+    A step of attention stages a head's pages while it computes with another's, so that both have
+    room: 2 / (layers * kv_heads) of what the keys and values of a context take.
+    """
+    shape = PageShape.of(spec, dtype)
+    blocks = contexts * shape.blocks(context)
+    pages = blocks * shape.block_pages
+    records = pages * _PAGE_RECORD_BYTES
+    whole = pages * (shape.page_bytes + _SLOT_RECORD_BYTES) + records
+    if memory_bytes >= whole:
+        return PagePlan(blocks, pages, 0, whole, 0)
+    staging = 2 * shape.blocks(context)
+    fixed = records + (staging + 1) * shape.page_bytes
+    each = shape.page_bytes + _SLOT_RECORD_BYTES
+    least = fixed + least_slots(shape) * each
+    if memory_bytes < least:
+        least_mib = -(-least // MIB)
+        raise UsageError(
+            f"--kv-memory {memory_bytes / MIB:.1f}MiB is too little for the keys and values of"
+            f" {format_token_count(context)}; expected {least_mib}MiB or more (all of them take"
+            f" {-(-whole // MIB)}MiB)"
+        )
+    slots = min((memory_bytes - fixed) // each, pages)
+    return PagePlan(blocks, slots, staging, memory_bytes, pages * shape.page_bytes)

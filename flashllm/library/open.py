@@ -22,18 +22,23 @@ def open_model(
     options: ModelOptions | None = None,
     *,
     memory: int | str | None = None,
+    kv_memory: int | str | None = None,
     **overrides: Unpack[OverridesWithoutMemory],
 ) -> Model:
     """Open a converted model; without a path, the one that comes with the project.
 
-    `memory` is the ceiling, in bytes or as text like "8GiB"; it and `overrides`, options by their
-    names in `ModelOptions`, take precedence over `options`.
+    `memory` is the ceiling, in bytes or as text like "8GiB", `kv_memory` the part of it for keys
+    and values; they and `overrides`, options by their names in `ModelOptions`, take precedence over
+    `options`.
     Errors: `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `UsageError`, `ReadFailed`.
     """
     options = options or DEFAULT_OPTIONS
     ceiling = options.memory if memory is None else memory
     if ceiling is not None:
         options = options.having(memory=bytes_of(ceiling, "memory"))
+    part = options.kv_memory if kv_memory is None else kv_memory
+    if part is not None:
+        options = options.having(kv_memory=bytes_of(part, "kv_memory"))
     directory = model_directory(path)
     with keywords_in_errors():
         return open_directory(directory, options, **overrides)

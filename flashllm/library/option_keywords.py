@@ -13,6 +13,8 @@ _KEYWORDS = {
     "memory": "memory",
     "ctx-size": "context",
     "kv-dtype": "kv_dtype",
+    "kv-memory": "kv_memory",
+    "kv-dir": "kv_dir",
     "select": "select",
     "policy": "policy",
     "window": "window",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashllm.kv_cache.dram import KvCache
+from flashllm.kv_cache.protocol import KeysValues
 from flashllm.model.linear import Linear, Norm
 from flashllm.model.rope import Rotation
 
@@ -17,7 +17,7 @@ from flashllm.model.rope import Rotation
 class Span:
     """Tokens that follow one another in one sequence."""
 
-    cache: KvCache
+    cache: KeysValues
     tokens: int
 
     @property

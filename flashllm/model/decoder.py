@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,11 @@ from flashllm.errors import Cancelled, ModelClosed, ModelError, UsageError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
+from flashllm.kv_cache.dram import KvCache
+from flashllm.kv_cache.layout import PageShape
+from flashllm.kv_cache.page_pool import PagePool
+from flashllm.kv_cache.paged import PagedKvCache
+from flashllm.kv_cache.protocol import KeysValues
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.block_schedule import BlockSchedule
 from flashllm.model.ffn_decode import FeedForwardDecode
@@ -57,7 +63,12 @@ class Decoder:
         selector: Selector | None,
         plan: Plan,
         kernels: core.Kernels,
+        kv_directories: Sequence[Path] = (),
     ) -> None:
+        """Keys and values that the plan has on flash are in the first of `kv_directories` that can.
+
+        Errors: those of `PagePool`.
+        """
         self.spec = spec = store.spec
         self.selects = plan.select
         """Name of the selector."""
@@ -104,6 +115,11 @@ class Decoder:
         self._bytes_to_release = self._bytes_asked = 0
         self._warming: Iterator[float] | None = None
         self._is_closed = False
+        self.kv_pool: PagePool | None = None
+        """Pages of keys and values, where these have a limit of their own."""
+        if plan.kv_pages is not None:
+            page_shape = PageShape.of(spec, plan.kv_dtype)
+            self.kv_pool = PagePool(page_shape, plan.kv_pages, kv_directories, store.reader.direct)
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._contexts_lock = threading.Lock()
         self.context = self.new_context()
@@ -140,15 +156,18 @@ class Decoder:
                     " use; drop one, or open it with more"
                 )
             context = Context(
-                self.spec,
-                self.plan.context,
-                self.plan.kv_dtype,
-                self._kernels,
+                self._new_keys_values(),
                 self.plan.prefill.tokens,
                 decoded_alike=self.plan.prompt_is_decoded_alike,
             )
             self._contexts.add(context)
         return context
+
+    def _new_keys_values(self) -> KeysValues:
+        settings = self.spec, self.plan.context, self.plan.kv_dtype, self._kernels
+        if self.kv_pool is None:
+            return KvCache(*settings)
+        return PagedKvCache(*settings, self.kv_pool)
 
     def owns(self, context: Context) -> bool:
         """Whether the context is one of this model."""
@@ -358,11 +377,19 @@ class Decoder:
         self.pool.close()
         for context in list(self._contexts):
             context.close()
+        if self.kv_pool is not None:
+            self.kv_pool.close()
         self._kernels.close()
 
     def settle(self) -> None:
-        """Wait for the reads of a call that failed, so that a call for any context may follow."""
+        """Wait for the reads of a call that failed, so that a call for any context may follow.
+
+        A context whose keys and values cannot be read back forgets them, to compute them anew.
+        """
         self.pool.drain()
+        for context in self._contexts:
+            if context.keys_values.is_damaged:
+                context.truncate(0)
 
     def cancel(self) -> None:
         """Make the running call raise `Cancelled` within a layer. From any thread."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from flashllm.hardware.curves import MachineRates
 from flashllm.hardware.machine_profile import Profile
+from flashllm.kv_cache.layout import flash_bytes_a_token
 from flashllm.planning.cost_model import (
     DramBytes,
     DramSeconds,
@@ -40,6 +41,8 @@ ONE_THREAD_WEIGHTS = 1 << 22
 """Weights of a feed-forward matrix up to which one thread computes a chunk of a prompt. Two gain
 little there, and where other programs keep the cores busy they wait for each other (measured: ten
 times as long, and more)."""
+KV_READS = 32
+"""Reads of keys and values in flight."""
 _JSON_NAMES = {"extra_rounds": "passes", "wasted": "in_vain", "prefetch": "guesses"}
 
 
@@ -95,6 +98,10 @@ class TokenEstimate:
     """What was assumed about the activity, or "" where it was recorded."""
     prefetch: PrefetchAccuracy | None
     """The assumed accuracy, where the plan prefetches by predictors."""
+    kv_flash_bytes: int = 0
+    """Keys and values that a token reads from flash besides, when the context is full."""
+    kv_flash_seconds: float | None = None
+    """What that takes, on top of `token`; None where the profile lacks the rates."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, under the stored names of `plan --json`."""
@@ -152,9 +159,16 @@ def expect(
         prompts = clock.prompts(moved)
     words = activity.assumed if activity is not None else ""
     prefetch = model.prefetch if speculative else None
+    kv_bytes, kv_seconds = 0, None
+    if plan.kv_pages is not None:
+        kv_bytes = flash_bytes_a_token(spec, plan.kv_dtype, plan.kv_pages, plan.context)
+    if profile is not None:
+        rate = profile.throughput(MAX_READ_BYTES, KV_READS) * flash_speed
+        kv_seconds = kv_bytes / rate
     return TokenEstimate(
-        traffic, moved, prompt_tokens, prompt_tokens, token, first, prompts, words, prefetch
-    )
+        traffic, moved, prompt_tokens, prompt_tokens, token, first, prompts, words, prefetch,
+        kv_bytes, kv_seconds,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A prompt's block follows from the model's shape alone. Products round alike in a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,13 @@ from typing import Any
 
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.hardware.machine_profile import Profile
-from flashllm.kv_cache.layout import kv_bytes, parse_kv_dtype, score_bytes
+from flashllm.kv_cache.layout import (
+    PagePlan,
+    kv_bytes,
+    parse_kv_dtype,
+    plan_pages,
+    score_bytes,
+)
 from flashllm.options import (
     DEFAULT_CONTEXT,
     DEFAULT_IO_THREADS,
@@ -78,6 +85,9 @@ _THREAD_BYTES = 192 << 10
 _MAX_THREADS = 1024
 _MAX_CONTEXTS = 1024
 _SEED_TOKENS = 64
+_FLASH_SHARE = 8
+"""Where the ceiling has no room for keys and values, it may have for 1/8 of them, and flash for the
+rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +195,8 @@ class Plan:
     """Which bundles stay in slots; one of POLICIES."""
     kv_dtype: KvDType = DEFAULT_KV_DTYPE
     """Encoding of keys and values."""
+    kv_pages: PagePlan | None = None
+    """How keys and values lie where they have a limit of their own, and some may be on flash."""
     contexts: int = 1
     """Contexts that may live at once."""
     verify: Verify = DEFAULT_VERIFY
@@ -302,6 +314,7 @@ def make_plan(
         overlap=_overlap(options.overlap),
         policy=policy,
         kv_dtype=encoding,
+        kv_pages=_kv_pages(spec, options),
         contexts=_contexts(options),
         verify=_verify(options),
         prompt_neurons=_prompt_neurons(options),
@@ -344,10 +357,20 @@ def _fitting_options(
 ) -> str:
     """The flags of the first smaller options that fit into the ceiling; "" where none do."""
     assert options.memory is not None
-    for words, smaller in smaller_options(spec, options):
+    for words, smaller in (*smaller_options(spec, options), *_on_flash(spec, options)):
         if smallest_ceiling(spec, sizes, smaller, profile) + ADVICE_MARGIN_BYTES <= options.memory:
             return words
     return ""
+
+
+def _on_flash(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, ModelOptions]]:
+    """The same with most keys and values on flash, which slows long contexts down."""
+    context, contexts, encoding = _context(spec, options), _contexts(options), _encoding(options)
+    part = contexts * kv_bytes(spec, context, encoding) // _FLASH_SHARE // MIB * MIB
+    if options.kv_memory is None and part:
+        with contextlib.suppress(UsageError):  # staging alone takes more
+            plan_pages(spec, context, contexts, encoding, part)
+            yield f"--kv-memory {part // MIB}MiB", options.having(kv_memory=part)
 
 
 def _context(spec: ModelSpec, options: ModelOptions) -> int:
@@ -363,6 +386,13 @@ def _encoding(options: ModelOptions) -> KvDType:
     return parse_kv_dtype(options.kv_dtype or DEFAULT_KV_DTYPE)
 
 
+def _kv_pages(spec: ModelSpec, options: ModelOptions) -> PagePlan | None:
+    if options.kv_memory is None:
+        return None
+    context, contexts = _context(spec, options), _contexts(options)
+    return plan_pages(spec, context, contexts, _encoding(options), options.kv_memory)
+
+
 def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
     return spec.bundled_layers * least_slots(spec, select) * sizes.stride
 
@@ -371,6 +401,8 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
     """Bytes by component that any ceiling must hold; the prefill with its smallest ring."""
     context, encoding, contexts = _context(spec, options), _encoding(options), _contexts(options)
     beside = {"application": sizes.application} if sizes.application else {}
+    pages = _kv_pages(spec, options)
+    kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes
     return {
         **beside,
         "interpreter": sizes.interpreter,
@@ -378,7 +410,7 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "attention": sizes.attention,
         "predictors": sizes.predictors if options.select == "predicted" else 0,
         "checksums": checksum_bytes(spec, _verify(options)),
-        "kv": contexts * kv_bytes(spec, context, encoding) + score_bytes(spec, context),
+        "kv": kv + score_bytes(spec, context),
         "prefill": _prefill_shape(spec, sizes, options).bytes(spec, sizes.stride),
     }
 

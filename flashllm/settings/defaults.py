@@ -27,7 +27,7 @@ KEYS_HEADER = """
 _EXAMPLES = {
     "memory": "8GiB", "ctx_size": "4096", "window": "64", "select": "predicted",
     "io_threads": "32", "profile": "~/disk.json", "system": "Answer briefly.", "editor": "vim",
-    "model_dirs": "~/models",
+    "model_dirs": "~/models", "kv_memory": "1GiB", "kv_dir": "~/scratch", "keep_kv": "4GiB",
 }  # fmt: skip
 """Of options whose default is no value of theirs."""
 

@@ -149,6 +149,25 @@ MODEL_OPTIONS = (
         DEFAULT_KV_DTYPE,
     ),
     Option(
+        "kv_memory",
+        ("--kv-memory",),
+        parse_memory,
+        None,
+        "memory for keys and values, a part of --memory; what does not fit goes to disk and is read"
+        " for each token, so that long contexts fit (default: all in memory)",
+        "SIZE",
+        unset="as much as the context takes",
+    ),
+    Option(
+        "kv_dir",
+        ("--kv-dir",),
+        parse_path,
+        None,
+        "directory for keys and values that go to disk (default: where the model is)",
+        "DIR",
+        unset="where the model is, or where caches are if that cannot be written to",
+    ),
+    Option(
         "keep_kv",
         ("--keep-kv",),
         parse_size,

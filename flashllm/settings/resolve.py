@@ -88,6 +88,8 @@ class Settings:
             direct=not self.value("no_direct"),
             context=self.value("ctx_size"),
             kv_dtype=self.value("kv_dtype"),
+            kv_memory=self.value("kv_memory"),
+            kv_dir=self.value("kv_dir"),
             profile=self.value("profile"),
             keep_kv=self.value("keep_kv"),
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flashllm.engine.local import open_model
 from flashllm.errors import UsageError
-from flashllm.options import Select
+from flashllm.options import ModelOptions, Select
 from flashllm.progress import Progress
 
 from ..calibration_texts import Message
@@ -28,9 +28,14 @@ def answer_all(
         selects[model.selector] = model.selector
     outcomes = [Outcome(group) for _, group, _, _ in questions]
     progress.start("answering questions", len(selects) * len(questions))
-    directory, kv_dtype = model.directory, model.decoder.kv_dtype
+    options = ModelOptions(
+        kv_dtype=model.decoder.kv_dtype,
+        kv_memory=model.kv_memory,
+        kv_dir=model.kv_dir,
+        verify=model.verify,
+    )
     for name, select in selects.items():
-        with open_model(directory, select=select, kv_dtype=kv_dtype, verify=model.verify) as engine:
+        with open_model(model.directory, options, select=select) as engine:
             for outcome, (where, _, messages, expected) in zip(outcomes, questions, strict=True):
                 ids = engine.tokenizer.encode_chat(messages)
                 if len(ids) >= engine.plan.context:

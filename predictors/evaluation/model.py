@@ -69,6 +69,8 @@ class EvaluatedModel:
     decoder: Decoder
     tokenizer: Tokenizer | None
     verify: Verify | None = None
+    kv_memory: int | None = None
+    kv_dir: Path | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -79,12 +81,15 @@ class EvaluatedModel:
         kv_dtype: KvDType | None = None,
         verify: Verify | None = None,
         memory: int | None = None,
+        kv_memory: int | None = None,
+        kv_dir: Path | None = None,
     ) -> Iterator[EvaluatedModel]:
         """Opens a converted model; `UsageError` for a selector that it does not have.
 
         `kv_dtype` is the encoding of keys and values, for all that is compared; `verify` says which
         weights are held against their checksums. `memory` is the ceiling of the process, in bytes,
-        what is counted included; None: as little as possible.
+        what is counted included; None: as little as possible. Keys and values take `kv_memory` of
+        it, and are on flash in `kv_dir` beyond that.
         """
         with Store(directory) as store:
             chosen = choose_selector(store, select)
@@ -95,12 +100,16 @@ class EvaluatedModel:
             directory,
             select=chosen,
             kv_dtype=kv_dtype,
+            kv_memory=kv_memory,
+            kv_dir=kv_dir,
             verify=verify,
             memory=memory,
             application_bytes=evaluation_bytes(store.spec, stride),
             chunk_tokens=chunk_tokens(store.spec, stride),
         ) as decoder:
-            yield cls(directory, name, stride, source, decoder, tokenizer, verify)
+            yield cls(
+                directory, name, stride, source, decoder, tokenizer, verify, kv_memory, kv_dir
+            )
 
     @property
     def selector(self) -> Select | None:

@@ -48,6 +48,7 @@ CASES: dict[str, list[str]] = {
     "run --json": [
         "run {demo} {say} --json",
         "run {demo} {say} --json --save",
+        "run {demo} {say} --json --kv-memory 2MiB",
     ],
     "run --jsonl": ["run {demo} {say} --jsonl"],
     "batch --json": ["batch {rows} {answers} {demo} -n 6 --overwrite --json"],
@@ -72,7 +73,7 @@ CASES: dict[str, list[str]] = {
     "plan --json": [
         "plan opt-6.7b --memory 8GiB --json",
         "plan opt-6.7b --memory 8GiB --profile {profile} --json",
-        "plan {demo} --json",
+        "plan {demo} --json --kv-memory 2MiB",
     ],
     "plan --batch --json": [
         "plan opt-1.3b {block} --machine t4-paper --policy 4,1,100,0,100,0,100,0 --json",

@@ -42,7 +42,7 @@ def rows(tokens: int, seed: int) -> torch.Tensor:
 
 def contents(cache: KvCache, layer: int, first: int, end: int) -> torch.Tensor:
     """[2, kv_heads, positions, head_dim], decoded."""
-    rows = torch.from_numpy(cache.encoded(layer)[:, :, first:end].copy())
+    rows = torch.from_numpy(cache.encoded(layer, first, end).copy())
     if cache.dtype in TORCH_DTYPES:
         return rows.view(TORCH_DTYPES[cache.dtype]).float()
     columns = -(-80 // GROUP) * GROUP

@@ -272,6 +272,7 @@ class FakeGeneration:
                 "kv_bytes": plan.split["kv"],
             },
             "io": self._model.io_report(),
+            "kv": None,
             "settings": {"select": plan.select, "lossy": plan.lossy, "context": plan.context},
         }
 

@@ -47,6 +47,9 @@ examples:
   flashllm bench cache ~/big.flash --trace notes.npz --slots 20%,40% --memory 6GiB
 """
 
+_ABLATION_FIXED = ("ctx_size", "policy", "overlap", "kv_memory", "kv_dir", "keep_kv")
+"""Options that an ablation has no use for."""
+
 
 def parse_sizes(text: str) -> list[int]:
     """Sizes, separated by commas."""
@@ -202,7 +205,7 @@ def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_reports(parser)
     # The context is as long as the text that is decoded; policy and overlap are the rows'.
-    options = tuple(o for o in MODEL_OPTIONS if o.name not in ("ctx_size", "policy", "overlap"))
+    options = tuple(o for o in MODEL_OPTIONS if o.name not in _ABLATION_FIXED)
     add_options(parser, "model", options)
 
 

@@ -16,7 +16,7 @@ from flashllm.errors import UsageError
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_count, parse_positive
 
-NAMES = ("memory", "select", "kv_dtype", "verify")
+NAMES = ("memory", "select", "kv_dtype", "kv_memory", "kv_dir", "verify")
 """Its options of a model."""
 MEMORY_HELP = (
     "ceiling for the memory of the whole program, like 4GiB (default: as little as the evaluation"
@@ -82,7 +82,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
         plots.make_directory(arguments.plot)
     progress, start = CountProgress(), time.monotonic()
     with EvaluatedModel.open(
-        directory, arguments.select, arguments.kv_dtype, arguments.verify, arguments.memory
+        directory,
+        arguments.select,
+        arguments.kv_dtype,
+        arguments.verify,
+        arguments.memory,
+        arguments.kv_memory,
+        arguments.kv_dir,
     ) as model:
         report: dict[str, Any] = model.to_json()
         try:

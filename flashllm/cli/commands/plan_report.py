@@ -6,7 +6,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashllm.units import MIB, format_bytes, format_ceiling, format_seconds, format_speed
+from flashllm.units import (
+    MIB,
+    format_bytes,
+    format_ceiling,
+    format_count,
+    format_seconds,
+    format_speed,
+)
 
 if TYPE_CHECKING:
     from flashllm.planning.advisor import Advice, Ceilings, Encoding, Scenario
@@ -85,6 +92,11 @@ def expected_rows(
         ("through memory", f"{format_bytes(expected.dram.total)} a token"),
         ("smallest ceiling", format_ceiling(limits.smallest)),
     ]
+    if expected.kv_flash_bytes:
+        more = f"{format_bytes(expected.kv_flash_bytes)} of keys and values from flash a token"
+        if expected.kv_flash_seconds is not None:
+            more += f", {_seconds(expected.kv_flash_seconds)} more"
+        rows.append((f"at {format_count(made.context)} tokens", more))
     if limits.cliff is not None:
         rows.append(("cliff", f"below {format_ceiling(limits.cliff)} nothing stays between tokens"))
     rows.append(("all in memory", f"from {format_ceiling(limits.whole)}"))

@@ -158,10 +158,21 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("prompt", _format_prompt(plan)),
         ("kept", _format_kept(plan)),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
-        ("context", f"{plan.context} tokens, keys and values in {plan.kv_dtype}"),
+        ("context", _format_context(plan)),
         ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
     ]
     return rows
+
+
+def _format_context(plan: Plan) -> str:
+    words = f"{plan.context} tokens, keys and values in {plan.kv_dtype}"
+    pages = plan.kv_pages
+    if pages is None or not pages.flash_bytes:
+        return words
+    return (
+        f"{words}: {format_bytes(pages.memory_bytes)} in memory, up to"
+        f" {format_bytes(pages.flash_bytes)} on disk"
+    )
 
 
 def _format_prompt(plan: Plan) -> str:

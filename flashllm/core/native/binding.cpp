@@ -333,6 +333,34 @@ void define_kernels(nb::module_& m) {
           "columns"_a, "kv_heads"_a, "tokens"_a, "end"_a, "window"_a, "scale"_a,
           "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
       .def(
+          "attend_runs",
+          [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
+             const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
+             const Rectangle<const int64_t>& runs, const Array<const int32_t>& run_ends,
+             float scale, const Array<float>& out, const Optional<const float>& sinks) {
+            self.attend_runs({view(query), view(keys), view(values), parse_dtype(dtype), columns,
+                              matrix(runs), view(run_ends), scale, view(out), view(sinks)});
+          },
+          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
+          "columns"_a, "runs"_a.noconvert(), "run_ends"_a.noconvert(), "scale"_a,
+          "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
+      .def(
+          "attend_many_runs",
+          [](Kernels& self, const Array<const float>& query, const Array<const uint8_t>& keys,
+             const Array<const uint8_t>& values, const std::string& dtype, int64_t columns,
+             const Rectangle<const int64_t>& runs, const Array<const int32_t>& run_ends,
+             int64_t tokens, int64_t window, float scale, const Array<float>& out,
+             const Optional<const float>& sinks) {
+            self.attend_many_runs(
+                {{view(query), view(keys), view(values), parse_dtype(dtype), columns, matrix(runs),
+                  view(run_ends), scale, view(out), view(sinks)},
+                 tokens,
+                 window});
+          },
+          "query"_a.noconvert(), "keys"_a.noconvert(), "values"_a.noconvert(), "dtype"_a,
+          "columns"_a, "runs"_a.noconvert(), "run_ends"_a.noconvert(), "tokens"_a, "window"_a,
+          "scale"_a, "out"_a.noconvert(), "sinks"_a.noconvert() = nb::none(), Released())
+      .def(
           "write_head_rows",
           [](Kernels& self, const Array<const float>& values, const std::string& dtype,
              int64_t columns, int64_t kv_heads, int64_t position, const Array<uint8_t>& cache) {

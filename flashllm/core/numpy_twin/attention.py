@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ _F16_END = 65520.0
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """How the rows of one layer's keys, or values, lie: [kv_heads, capacity, row]."""
+    """Rows of one layer's keys, or values; in one piece they lie as [kv_heads, capacity, row]."""
 
     dtype: str
     columns: int
@@ -50,14 +51,87 @@ def attend(
     sinks: NDArray[np.float32] | None,
 ) -> None:
     """One token's attention, out [heads * columns], to positions seen[0] to seen[1] - 1."""
-    require_array("query", query, np.float32)
-    require_array("out", out, np.float32, writable=True)
     first, end = seen
-    columns, kv_heads = cache.columns, cache.kv_heads
     all_keys, all_values = cache.of("keys", keys), cache.of("values", values)
     if len(keys) != len(values):
         raise ValueError(f"values has {len(values)} bytes, and keys has {len(keys)}")
-    shared = columns * kv_heads
+    _check_heads(query, cache, out, sinks)
+    if not 0 <= first < end <= all_keys.shape[1]:
+        raise IndexError(f"positions {first} to {end} of {all_keys.shape[1]}")
+    _attend_heads(query, all_keys[:, first:end], all_values[:, first:end], cache, scale, out, sinks)
+
+
+def attend_runs(
+    query: NDArray[np.float32],
+    keys: NDArray[np.uint8],
+    values: NDArray[np.uint8],
+    cache: HeadRows,
+    runs: Runs,
+    scale: float,
+    out: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
+) -> None:
+    """`attend` to all rows in runs."""
+    _check_heads(query, cache, out, sinks)
+    rows = runs.gather(keys, values, numpy_rows.row_bytes(cache.dtype, cache.columns))
+    _attend_heads(query, *rows, cache, scale, out, sinks)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Rows of each key head: `runs` [n, 3], of head h up to run ends[h]."""
+
+    runs: NDArray[np.int64]
+    ends: NDArray[np.int32]
+
+    def gather(
+        self, keys: NDArray[np.uint8], values: NDArray[np.uint8], row_bytes: int
+    ) -> tuple[list[NDArray[np.uint8]], list[NDArray[np.uint8]]]:
+        """Copies of each head's rows of keys and of values, [rows, row] in order."""
+        require_array("keys", keys, np.uint8)
+        require_array("values", values, np.uint8)
+        self._check()
+        gathered: tuple[list[NDArray[np.uint8]], list[NDArray[np.uint8]]] = ([], [])
+        begin = 0
+        for head, end in enumerate(self.ends.tolist()):
+            own = self.runs[begin:end].tolist()
+            begin = end
+            for run in own:
+                if run[2] < 1:
+                    raise ValueError(f"a run has {run[2]} rows")
+            if not own:
+                raise ValueError(f"head {head} of keys has no rows")
+            for kind, (name, data) in enumerate((("keys", keys), ("values", values))):
+                for run in own:
+                    if run[kind] < 0 or run[kind] + run[2] * row_bytes > len(data):
+                        raise IndexError(f"a run's {name} are outside {len(data)} bytes")
+                pieces = [data[run[kind] : run[kind] + run[2] * row_bytes] for run in own]
+                gathered[kind].append(np.concatenate(pieces).reshape(-1, row_bytes))
+        return gathered
+
+    def _check(self) -> None:
+        if self.runs.dtype != np.int64 or self.runs.ndim != 2:
+            raise TypeError("runs must be a 2-dimensional array of int64")
+        require_array("run_ends", self.ends, np.int32)
+        if self.runs.shape[1] != 3:
+            raise ValueError(f"runs has rows of {self.runs.shape[1]} numbers; expected 3")
+        ends = self.ends.tolist()
+        if ends != sorted(ends) or ends[0] < 0 or ends[-1] != len(self.runs):
+            raise ValueError(f"run_ends must rise to the number of runs, {len(self.runs)}")
+
+
+def _check_heads(
+    query: NDArray[np.float32],
+    cache: HeadRows,
+    out: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
+) -> None:
+    require_array("query", query, np.float32)
+    require_array("out", out, np.float32, writable=True)
+    numpy_rows.row_bytes(cache.dtype, cache.columns)
+    if cache.kv_heads < 1:
+        raise ValueError(f"kv_heads is {cache.kv_heads}")
+    shared = cache.columns * cache.kv_heads
     if not len(query) or len(query) % shared or len(out) != len(query):
         raise ValueError(
             f"query has {len(query)} values and out {len(out)}; a multiple of {shared} was expected"
@@ -65,20 +139,33 @@ def attend(
         )
     if sinks is not None:
         require_array("sinks", sinks, np.float32)
-        if len(sinks) != len(query) // columns:
-            raise ValueError(f"sinks has {len(sinks)} values for {len(query) // columns} heads")
-    if not 0 <= first < end <= all_keys.shape[1]:
-        raise IndexError(f"positions {first} to {end} of {all_keys.shape[1]}")
-    heads = query.reshape(kv_heads, -1, columns)
+        if len(sinks) != len(query) // cache.columns:
+            raise ValueError(
+                f"sinks has {len(sinks)} values for {len(query) // cache.columns} heads"
+            )
+
+
+def _attend_heads(
+    query: NDArray[np.float32],
+    keys: Sequence[NDArray[np.uint8]] | NDArray[np.uint8],
+    values: Sequence[NDArray[np.uint8]] | NDArray[np.uint8],
+    cache: HeadRows,
+    scale: float,
+    out: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
+) -> None:
+    """Attention to [rows, row] of each key head."""
+    kv_heads = cache.kv_heads
+    heads = query.reshape(kv_heads, -1, cache.columns)
     result = out.reshape(heads.shape)
     for head in range(kv_heads):
-        scores = np.float32(scale) * (heads[head] @ cache.decode(all_keys[head, first:end]).T)
+        scores = np.float32(scale) * (heads[head] @ cache.decode(keys[head]).T)
         if sinks is not None:
             # One more score, of no position.
             scores = np.hstack([scores, sinks.reshape(kv_heads, -1, 1)[head]])
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights = (weights / weights.sum(axis=1, keepdims=True))[:, : end - first]
-        result[head] = weights @ cache.decode(all_values[head, first:end])
+        weights = (weights / weights.sum(axis=1, keepdims=True))[:, : len(keys[head])]
+        result[head] = weights @ cache.decode(values[head])
 
 
 def attend_many(
@@ -95,16 +182,8 @@ def attend_many(
 
     `seen` is tokens, end and window.
     """
-    require_array("query", query, np.float32)
-    require_array("out", out, np.float32, writable=True)
     tokens, end, window = seen
-    if tokens < 1:
-        raise ValueError(f"tokens is {tokens}")
-    if window < 0:
-        raise ValueError(f"window is {window}")
-    if len(query) % tokens or len(out) != len(query):
-        raise ValueError(f"query has {len(query)} values and out {len(out)}, for {tokens} tokens")
-    width = len(query) // tokens
+    width = _width(query, out, tokens, window)
     # All that one of them could refuse, before anything is written.
     attend(query[-width:], keys, values, cache, (0, end), scale, np.empty(width, np.float32), sinks)
     if tokens > end:
@@ -114,6 +193,42 @@ def attend_many(
         last = end - tokens + token + 1
         first = max(last - window, 0) if window else 0
         attend(query[own], keys, values, cache, (first, last), scale, out[own], sinks)
+
+
+def attend_many_runs(
+    query: NDArray[np.float32],
+    keys: NDArray[np.uint8],
+    values: NDArray[np.uint8],
+    cache: HeadRows,
+    runs: Runs,
+    seen: tuple[int, int],
+    scale: float,
+    out: NDArray[np.float32],
+    sinks: NDArray[np.float32] | None,
+) -> None:
+    """`attend_many` of rows in runs; `seen` is tokens and window."""
+    tokens, window = seen
+    width = _width(query, out, tokens, window)
+    _check_heads(query[:width], cache, np.empty(width, np.float32), sinks)
+    rows = runs.gather(keys, values, numpy_rows.row_bytes(cache.dtype, cache.columns))
+    if len({len(of_head) for of_head in rows[0]}) > 1:
+        raise ValueError(f"heads of keys have {[len(of_head) for of_head in rows[0]]} rows")
+    keys, values = (np.concatenate([one.ravel() for one in kind]) for kind in rows)
+    end = len(rows[0][0])
+    attend_many(query, keys, values, cache, (tokens, end, window), scale, out, sinks)
+
+
+def _width(query: NDArray[np.float32], out: NDArray[np.float32], tokens: int, window: int) -> int:
+    """Values of each token's query."""
+    require_array("query", query, np.float32)
+    require_array("out", out, np.float32, writable=True)
+    if tokens < 1:
+        raise ValueError(f"tokens is {tokens}")
+    if window < 0:
+        raise ValueError(f"window is {window}")
+    if len(query) % tokens or len(out) != len(query):
+        raise ValueError(f"query has {len(query)} values and out {len(out)}, for {tokens} tokens")
+    return len(query) // tokens
 
 
 def write_head_rows(

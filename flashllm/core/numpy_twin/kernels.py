@@ -300,6 +300,48 @@ class Kernels:
         seen = (tokens, end, window)
         attention.attend_many(query, keys, values, cache, seen, scale, out, sinks)
 
+    @_DAMAGED_WEIGHTS
+    def attend_runs(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        runs: NDArray[np.int64],
+        run_ends: NDArray[np.int32],
+        scale: float,
+        out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`attend` of rows in runs [n, 3]: bytes of keys and of values, and how many rows."""
+        self._check_open()
+        cache = attention.HeadRows(dtype, columns, len(run_ends))
+        rows = attention.Runs(runs, run_ends)
+        attention.attend_runs(query, keys, values, cache, rows, scale, out, sinks)
+
+    @_DAMAGED_WEIGHTS
+    def attend_many_runs(
+        self,
+        query: NDArray[np.float32],
+        keys: NDArray[np.uint8],
+        values: NDArray[np.uint8],
+        dtype: str,
+        columns: int,
+        runs: NDArray[np.int64],
+        run_ends: NDArray[np.int32],
+        tokens: int,
+        window: int,
+        scale: float,
+        out: NDArray[np.float32],
+        sinks: NDArray[np.float32] | None = None,
+    ) -> None:
+        """`attend_many` of rows in runs, of as many positions as each key head has rows."""
+        self._check_open()
+        cache = attention.HeadRows(dtype, columns, len(run_ends))
+        rows, seen = attention.Runs(runs, run_ends), (tokens, window)
+        attention.attend_many_runs(query, keys, values, cache, rows, seen, scale, out, sinks)
+
     def write_head_rows(
         self,
         values: NDArray[np.float32],

@@ -188,6 +188,177 @@ TEST(attention_of_many_has_the_bits_of_each_alone) {
   }
 }
 
+namespace {
+
+// A layer's first rows in runs of other places, each head's cut in pieces of its own.
+struct Scattered {
+  Scattered(const Layer& layer, size_t first, size_t end, uint32_t seed)
+      : row(row_bytes(layer.rows.dtype, static_cast<uint64_t>(layer.rows.columns)).get()) {
+    std::mt19937 random(seed);
+    const auto heads = static_cast<size_t>(layer.rows.kv_heads);
+    keys.assign(heads * layer.capacity * (row + 3) * 2, 0xFF);  // what is in no run is anything
+    values.assign(keys.size() + 64, 0xFF);
+    size_t used = 0;
+    for (size_t head = 0; head < heads; ++head) {
+      for (size_t at = first; at < end;) {
+        const size_t count = std::min(size_t{1} + random() % 40, end - at);
+        used += random() % 3;  // rows need not be aligned
+        const size_t from = (head * layer.capacity + at) * row;
+        std::copy_n(layer.keys.begin() + static_cast<std::ptrdiff_t>(from), count * row,
+                    keys.end() - static_cast<std::ptrdiff_t>(used + count * row));
+        std::copy_n(layer.values.begin() + static_cast<std::ptrdiff_t>(from), count * row,
+                    values.begin() + static_cast<std::ptrdiff_t>(used));
+        runs.insert(runs.end(), {static_cast<int64_t>(keys.size() - used - count * row),
+                                 static_cast<int64_t>(used), static_cast<int64_t>(count)});
+        used += count * row;
+        at += count;
+      }
+      ends.push_back(static_cast<int32_t>(runs.size() / 3));
+    }
+  }
+
+  AttendRuns task(Layer* layer, View<const float> query, View<float> out) const {
+    return {query,
+            view(keys),
+            view(values),
+            layer->rows.dtype,
+            layer->rows.columns,
+            {runs.data(), runs.size() / 3, 3},
+            view(ends),
+            0.25F,
+            out,
+            view(layer->sinks)};
+  }
+
+  size_t row;
+  std::vector<uint8_t> keys;
+  std::vector<uint8_t> values;
+  std::vector<int64_t> runs;
+  std::vector<int32_t> ends;
+};
+
+}  // namespace
+
+TEST(attention_over_runs_has_the_bits_of_one_piece) {
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      for (const auto& seen : {Positions{0, 1}, {0, 150}, {3, 140}, {64, 128}}) {
+        Layer layer(dtype, 72, 2, 150, 3);
+        if (seen.first != 0) layer.sinks = {-3.0F, 0.5F, 1.0F, -1.0F, 0.0F, 2.0F};
+        const Scattered runs(layer, static_cast<size_t>(seen.first), static_cast<size_t>(seen.end),
+                             11);
+        std::vector<float> found(layer.query.size(), 7.0F);
+        Kernels kernels(2, table->name);
+        kernels.attend_runs(runs.task(&layer, view(layer.query), out_view(&found)));
+        kernels.attend(layer.task(seen.first, seen.end, 0.25F));
+        CHECK(found == layer.out);
+      }
+    }
+  }
+}
+
+TEST(heads_of_keys_may_have_rows_of_their_own_number) {
+  Layer layer(DType::f16, 40, 2, 150, 3);
+  Scattered few(layer, 0, 20, 1);
+  const Scattered many(layer, 0, 150, 2);
+  Kernels kernels(2, "");
+  std::vector<float> found(layer.query.size());
+  kernels.attend(layer.task(0, 20, 0.25F));
+  const std::vector<float> first = layer.out;
+  kernels.attend(layer.task(0, 150, 0.25F));
+  // The first head's runs of the one, and the second's of the other, whose bytes lie behind.
+  std::vector<int64_t> runs(few.runs.begin(), few.runs.begin() + few.ends[0] * 3);
+  for (size_t i = static_cast<size_t>(many.ends[0]) * 3; i < many.runs.size(); i += 3) {
+    runs.push_back(many.runs[i] + static_cast<int64_t>(few.keys.size()));
+    runs.push_back(many.runs[i + 1] + static_cast<int64_t>(few.values.size()));
+    runs.push_back(many.runs[i + 2]);
+  }
+  few.ends[1] = static_cast<int32_t>(runs.size() / 3);
+  few.runs = runs;
+  few.keys.insert(few.keys.end(), many.keys.begin(), many.keys.end());
+  few.values.insert(few.values.end(), many.values.begin(), many.values.end());
+  kernels.attend_runs(few.task(&layer, view(layer.query), out_view(&found)));
+  const auto half = static_cast<std::ptrdiff_t>(found.size() / 2);
+  CHECK(std::equal(found.begin(), found.begin() + half, first.begin()));
+  CHECK(std::equal(found.begin() + half, found.end(), layer.out.begin() + half));
+}
+
+TEST(attention_of_many_over_runs_has_the_bits_of_one_piece) {
+  constexpr size_t kTokens = 33;
+  for (const KernelTable* table : available_kernels()) {
+    for (const DType dtype : kAll) {
+      for (const int64_t window : {0, 70}) {
+        Layer layer(dtype, 72, 2, 150, 3);
+        const Scattered runs(layer, 0, 150, 5);
+        const std::vector<float> queries = some(kTokens * layer.query.size(), 1, 7);
+        std::vector<float> expected(queries.size());
+        std::vector<float> found(queries.size(), 7.0F);
+        Kernels kernels(3, table->name);
+        kernels.attend_many({view(queries), view(layer.keys), view(layer.values), layer.rows,
+                             kTokens, 150, window, 0.25F, out_view(&expected), view(layer.sinks)});
+        kernels.attend_many_runs(
+            {runs.task(&layer, view(queries), out_view(&found)), kTokens, window});
+        CHECK(found == expected);
+      }
+    }
+  }
+}
+
+TEST(runs_that_do_not_fit_are_refused) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  Kernels kernels(1, "scalar");
+  Layer layer(DType::f16, 8, 2, 10, 3);
+  const Scattered whole(layer, 0, 10, 3);
+  std::vector<float> out(layer.query.size(), 7.0F);
+  const auto attend = [&](const Scattered& runs) {
+    kernels.attend_runs(runs.task(&layer, view(layer.query), out_view(&out)));
+  };
+  const auto outside = [&](size_t number, int64_t value, const char* told) {
+    Scattered runs = whole;
+    runs.runs[number] = value;
+    CHECK_THROWS(std::out_of_range, told, attend(runs));
+  };
+  outside(0, -1, "keys is negative: -1");
+  outside(1, -1, "values is negative: -1");
+  outside(0, static_cast<int64_t>(whole.keys.size()) - 15, "its keys end at byte");
+  outside(1, static_cast<int64_t>(whole.values.size()) - 15, "its values end at byte");
+  outside(0, kMost, "its keys end at byte");
+  outside(2, kMost, "a size exceeds 64 bits");
+  outside(2, kMost >> 5, "its keys end at byte");
+  const auto refused = [&](const auto& change, const char* told) {
+    Scattered runs = whole;
+    change(&runs);
+    CHECK_THROWS(std::invalid_argument, told, attend(runs));
+  };
+  refused([](Scattered* runs) { runs->runs[2] = 0; }, "run 0 has 0 rows");
+  refused([](Scattered* runs) { runs->runs[5] = -1; }, "run 1 has -1 rows");
+  refused([](Scattered* runs) { runs->ends[0] = runs->ends[1]; }, "head 1 of keys has no rows");
+  refused([](Scattered* runs) { runs->ends[0] = runs->ends[1] + 1; }, "run_ends must not fall");
+  refused([](Scattered* runs) { runs->ends[0] = -1; }, "run_ends must not fall");
+  refused([](Scattered* runs) { ++runs->ends[1]; }, "run_ends must rise to the number");
+  refused([](Scattered* runs) { runs->ends.clear(); }, "kv_heads is 0");
+  refused([](Scattered* runs) { runs->ends.push_back(runs->ends[1]); },
+          "head 2 of keys has no rows");
+  AttendRuns task = whole.task(&layer, view(layer.query), out_view(&out));
+  task.columns = 0;
+  CHECK_THROWS(std::invalid_argument, "columns is 0", kernels.attend_runs(task));
+  task = whole.task(&layer, view(layer.query), out_view(&out));
+  task.runs.columns = 1;
+  CHECK_THROWS(std::invalid_argument, "runs has rows of 1", kernels.attend_runs(task));
+  CHECK(std::count(out.begin(), out.end(), 7.0F) == static_cast<std::ptrdiff_t>(out.size()));
+  attend(whole);
+  Scattered uneven = whole;
+  ++uneven.runs[uneven.runs.size() - 1];
+  task = uneven.task(&layer, view(layer.query), out_view(&out));
+  kernels.attend_runs(task);
+  CHECK_THROWS(std::invalid_argument, "head 1 of keys has 11 rows, and head 0 has 10",
+               kernels.attend_many_runs({task, 1, 0}));
+  task = whole.task(&layer, view(layer.query), out_view(&out));
+  CHECK_THROWS(std::invalid_argument, "tokens is 0", kernels.attend_many_runs({task, 0, 0}));
+  CHECK_THROWS(std::invalid_argument, "window is -1", kernels.attend_many_runs({task, 1, -1}));
+  CHECK_THROWS(std::invalid_argument, "for 5 tokens", kernels.attend_many_runs({task, 5, 0}));
+}
+
 TEST(attention_of_many_over_what_does_not_fit_is_refused) {
   Kernels kernels(1, "scalar");
   Layer layer(DType::f16, 8, 2, 10, 3);

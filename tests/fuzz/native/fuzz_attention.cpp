@@ -191,6 +191,72 @@ void check_many(FuzzInput* input) {
   }
 }
 
+// Rows of a layer named by runs: any runs are accepted or refused as they fit, and those that are
+// the layer's positions give its bits.
+void check_runs(FuzzInput* input) {
+  AttendCase one = make_case(input);
+  one.seen.first = 0;
+  const bool is_layer = is_valid(one);
+  const auto heads = is_layer ? static_cast<size_t>(one.rows.kv_heads) : 1;
+  const int64_t row = is_layer ? static_cast<int64_t>(one.row_bytes()) : 16;
+  const int64_t capacity =
+      is_layer ? static_cast<int64_t>(one.keys.size()) / row / one.rows.kv_heads : 1;
+  std::vector<int64_t> runs;
+  std::vector<int32_t> ends;
+  for (size_t head = 0; head < heads; ++head) {
+    for (int64_t at = 0; at < one.seen.end && runs.size() < 600;) {
+      const int64_t count = std::min(input->within(1, 20), one.seen.end - at);
+      const int64_t begin = (static_cast<int64_t>(head) * capacity + at) * row;
+      runs.insert(runs.end(), {begin, begin, count});
+      at += count;
+    }
+    ends.push_back(static_cast<int32_t>(runs.size() / 3));
+  }
+  bool is_whole = is_layer;
+  if (input->byte() % 4 == 3 && !runs.empty()) {
+    is_whole = false;
+    runs[input->size_within(0, runs.size() - 1)] =
+        input->flag() ? input->any() : input->within(-1, 9000);
+    if (input->flag())
+      ends[input->size_within(0, ends.size() - 1)] = static_cast<int32_t>(input->within(-1, 700));
+  }
+  const Wide bytes = one.rows.columns < 1 ? 0 : one.row_bytes();
+  bool fits = one.rows.columns >= 1 && one.rows.columns <= (int64_t{1} << 40);
+  int32_t previous = 0;
+  for (const int32_t end : ends) {
+    fits = fits && end > previous;
+    previous = end;
+  }
+  fits = fits && static_cast<size_t>(previous) == runs.size() / 3;
+  for (size_t i = 0; fits && i < runs.size(); i += 3) {
+    fits = runs[i] >= 0 && runs[i + 1] >= 0 && runs[i + 2] >= 1 &&
+           Wide{runs[i]} + bytes * runs[i + 2] <= one.keys.size() &&
+           Wide{runs[i + 1]} + bytes * runs[i + 2] <= one.values.size();
+  }
+  if (fits) {
+    const Wide shared = Wide{one.rows.columns} * ends.size();
+    fits = !one.query.empty() && one.query.size() % shared == 0 &&
+           one.out.size() == one.query.size() &&
+           (one.sinks.empty() ||
+            one.sinks.size() == one.query.size() / static_cast<size_t>(one.rows.columns));
+  }
+  const AttendRuns task = {view_of(one.query),  view_of(one.keys),
+                           view_of(one.values), one.rows.dtype,
+                           one.rows.columns,    {runs.data(), runs.size() / 3, 3},
+                           view_of(ends),       0.25F,
+                           out_view(&one.out),  view_of(one.sinks)};
+  const bool is_comparable =
+      is_whole && is_moderate(one.query) && is_moderate(one.sinks) && is_small(one);
+  for (const KernelTable* table : available_kernels()) {
+    Kernels kernels(1, table->name);
+    REQUIRE(fits == accepts([&] { kernels.attend_runs(task); }));
+    if (!fits || !is_comparable) continue;
+    const std::vector<float> found = one.out;
+    kernels.attend(one.task());
+    REQUIRE(std::memcmp(found.data(), one.out.data(), found.size() * sizeof(float)) == 0);
+  }
+}
+
 void check_attention(FuzzInput* input) {
   AttendCase one = make_case(input);
   const bool valid = is_valid(one);
@@ -249,7 +315,9 @@ void check_writing(FuzzInput* input) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzInput input(data, size);
   const uint8_t what = input.byte();
-  if (what >= 192) {
+  if (what >= 224) {
+    check_runs(&input);
+  } else if (what >= 192) {
     check_many(&input);
   } else if (what % 3 == 0) {
     check_writing(&input);

@@ -94,34 +94,42 @@ void softmax(float* scores, size_t count, const float* sink) {
 
 namespace {
 
+// Rows of a head of keys that are seen.
+SeenRows seen_by(const Attention& task, size_t kv_head) {
+  return task.seen.end != 0 ? task.seen : SeenRows{0, task.runs.rows(kv_head)};
+}
+
 // Query heads that share one head of keys and values, and what they are computed in.
 struct Group {
   const KernelTable& table;
-  const Attend& task;
-  const AttendSizes& sizes;
-  const AttendScratch& scratch;
+  const Attention& task;
+  SeenRows seen;
   size_t kv_head;
+  const AttendScratch& scratch;
   size_t first_head;
   size_t last_head;
   float* scores;
   float* partial;
 
-  const uint8_t* row(View<const uint8_t> rows, size_t position) const {
-    return rows.data + (kv_head * sizes.capacity + position) * sizes.row_bytes;
-  }
-  float* scores_of(size_t head) const { return scores + head * sizes.seen(); }
+  float* scores_of(size_t head) const { return scores + head * task.sizes.capacity; }
+  RunCursor cursor(RowKind kind) const { return cursor_of(kv_head, kind); }
 
-  // What is read so far ahead of a key, and of a value: behind the last key come the values, behind
+  // What is read after the keys, and after the values: behind the last key come the values, behind
   // them the keys of the next head.
-  const uint8_t* later_key(size_t position) const {
-    if (position < sizes.end) return row(task.keys, position);
-    return row(task.values, std::min(position - sizes.seen(), sizes.end - 1));
+  RowsAhead ahead(RowKind kind) const {
+    if (kind == RowKind::keys) {
+      return {cursor(kind), seen.end, cursor(RowKind::values), seen.first, seen.end};
+    }
+    if (kv_head + 1 == task.sizes.kv_heads) {
+      return {cursor(kind), seen.end, cursor(kind), seen.end - 1, seen.end};
+    }
+    const SeenRows later = seen_by(task, kv_head + 1);
+    return {cursor(kind), seen.end, cursor_of(kv_head + 1, RowKind::keys), later.first, later.end};
   }
-  const uint8_t* later_value(size_t position) const {
-    if (position < sizes.end) return row(task.values, position);
-    if (kv_head + 1 == sizes.kv_heads) return row(task.values, sizes.end - 1);
-    const size_t later = std::min(position - sizes.seen(), sizes.end - 1);
-    return row(task.keys, later + sizes.capacity);
+
+ private:
+  RunCursor cursor_of(size_t head, RowKind kind) const {
+    return {task.runs.of(head), kind, task.sizes.row_bytes};
   }
 };
 
@@ -129,64 +137,94 @@ struct Group {
 // holds them up.
 bool asks_far_ahead(DType dtype) { return !is_grouped(dtype); }
 
-void score(const Group& group, size_t begin, size_t end) {
-  const AttendSizes& sizes = group.sizes;
-  const View<const uint8_t> keys = group.task.keys;
-  const DotFunction dot = group.table.dot[static_cast<size_t>(group.task.rows.dtype)];
-  for (size_t head = group.first_head; head < group.last_head; ++head) {
-    const DotInput& query = group.scratch.inputs[head];
-    float* scores = group.scores_of(head);
-    const size_t first = sizes.first;
-    const auto row = [&](size_t seen) { return group.row(keys, first + seen); };
-    const RowRange tile = {begin - first, end - first, sizes.row_bytes};
-    if (asks_far_ahead(group.task.rows.dtype)) {
-      const auto later = [&](size_t seen) { return group.later_key(first + seen); };
-      dot_each(dot, tile, row, later, query, scores);
-    } else {
-      dot_each(dot, tile, row, query, scores);
+void score(const Group& group) {
+  const SeenRows seen = group.seen;
+  const DotFunction dot = group.table.dot[static_cast<size_t>(group.task.dtype)];
+  const bool far = asks_far_ahead(group.task.dtype);
+  const size_t row_bytes = group.task.sizes.row_bytes;
+  const size_t ahead = rows_ahead(row_bytes, kRowsPerDot);
+  RunCursor cursor = group.cursor(RowKind::keys);
+  RowsAhead after = group.ahead(RowKind::keys);
+  TileRows tile;
+  for (size_t begin = seen.first; begin < seen.end; begin += kAttendTile) {
+    const size_t end = std::min(begin + kAttendTile, seen.end);
+    tile.fill(&cursor, begin, end, end - 1);
+    if (far) after.fill(begin + ahead, end - begin);
+    for (size_t head = group.first_head; head < group.last_head; ++head) {
+      float* const scores = group.scores_of(head) + begin - seen.first;
+      const auto row = [&](size_t i) { return tile.row(begin + i); };
+      const RowRange all = {0, end - begin, row_bytes};
+      const DotInput& query = group.scratch.inputs[head];
+      if (far) {
+        const auto later = [&](size_t i) { return after.row(i - ahead); };
+        dot_each(dot, all, row, later, query, scores);
+      } else {
+        dot_each(dot, all, row, query, scores);
+      }
+      for (size_t i = 0; i < end - begin; ++i) scores[i] *= group.task.scale;
     }
-    for (size_t seen = begin - first; seen < end - first; ++seen) scores[seen] *= group.task.scale;
   }
 }
 
-// A tile's values, summed apart and then added.
-void mix(const Group& group, size_t begin, size_t end) {
-  const AttendSizes& sizes = group.sizes;
-  const View<const uint8_t> values = group.task.values;
-  const AddFunction add = group.table.add[static_cast<size_t>(group.task.rows.dtype)];
-  const bool far = asks_far_ahead(group.task.rows.dtype);
-  const size_t ahead = far ? rows_ahead(sizes.row_bytes, kRowsPerAdd) : kRowsPerAdd;
-  const auto later = [&](size_t at) {
-    return far ? group.later_value(at + ahead)
-               : group.row(values, std::min(at + ahead, sizes.end - 1));
-  };
-  for (size_t head = group.first_head; head < group.last_head; ++head) {
-    const float* weights = group.scores_of(head);
-    add_tile(
-        add, [&](size_t at) { return group.row(values, at); }, later,
-        [&](size_t at) { return weights[at - sizes.first]; }, begin, end, sizes.columns,
-        group.partial, group.task.out.data + head * sizes.columns);
+// Each tile's values are summed apart and then added.
+void mix(const Group& group) {
+  const SeenRows seen = group.seen;
+  const size_t columns = group.task.sizes.columns;
+  const AddFunction add = group.table.add[static_cast<size_t>(group.task.dtype)];
+  const bool far = asks_far_ahead(group.task.dtype);
+  const size_t ahead = rows_ahead(group.task.sizes.row_bytes, kRowsPerAdd);
+  RunCursor cursor = group.cursor(RowKind::values);
+  RowsAhead after = group.ahead(RowKind::values);
+  TileRows tile;
+  for (size_t begin = seen.first; begin < seen.end; begin += kAttendTile) {
+    const size_t end = std::min(begin + kAttendTile, seen.end);
+    tile.fill(&cursor, begin, end, seen.end - 1);
+    if (far) after.fill(begin + ahead, end - begin);
+    const auto later = [&](size_t at) {
+      return far ? after.row(at - begin) : tile.row(std::min(at + kRowsPerAdd, seen.end - 1));
+    };
+    for (size_t head = group.first_head; head < group.last_head; ++head) {
+      const float* const weights = group.scores_of(head);
+      add_tile(
+          add, [&](size_t at) { return tile.row(at); }, later,
+          [&](size_t at) { return weights[at - seen.first]; }, begin, end, columns, group.partial,
+          group.task.out + head * columns);
+    }
   }
 }
 
 void attend_group(const Group& group) {
-  const AttendSizes& sizes = group.sizes;
-  for (size_t at = sizes.first; at < sizes.end; at += kAttendTile) {
-    score(group, at, std::min(at + kAttendTile, sizes.end));
-  }
-  std::fill(group.task.out.data + group.first_head * sizes.columns,
-            group.task.out.data + group.last_head * sizes.columns, 0.0F);
+  const size_t columns = group.task.sizes.columns;
+  score(group);
+  std::fill(group.task.out + group.first_head * columns, group.task.out + group.last_head * columns,
+            0.0F);
   for (size_t head = group.first_head; head < group.last_head; ++head) {
-    softmax(group.scores_of(head), sizes.seen(), sink_of(group.task.sinks, head));
+    softmax(group.scores_of(head), group.seen.count(), sink_of(group.task.sinks, head));
   }
-  for (size_t at = sizes.first; at < sizes.end; at += kAttendTile) {
-    mix(group, at, std::min(at + kAttendTile, sizes.end));
+  mix(group);
+}
+
+// Heads of one token, whose query, out and sinks fit to them.
+AttendSizes check_heads(const AttendSizes& rows, View<const float> query, size_t out,
+                        View<const float> sinks) {
+  AttendSizes sizes = rows;
+  const size_t shared = (Checked(sizes.columns) * Checked(sizes.kv_heads)).get();
+  if (query.size == 0 || query.size % shared != 0 || out != query.size) {
+    throw std::invalid_argument("query has " + std::to_string(query.size) + " values and out " +
+                                std::to_string(out) + "; a multiple of " + std::to_string(shared) +
+                                " was expected of both");
   }
+  sizes.heads = query.size / sizes.columns;
+  if (sinks.size != 0 && sinks.size != sizes.heads) {
+    throw std::invalid_argument("sinks has " + std::to_string(sinks.size) + " values for " +
+                                std::to_string(sizes.heads) + " heads");
+  }
+  return sizes;
 }
 
 }  // namespace
 
-AttendSizes check_attend(const Attend& task) {
+AttendSizes check_attend(const Attend& task, HeadRuns* runs) {
   AttendSizes sizes = {};
   sizes.row_bytes = head_row_bytes(task.rows);
   sizes.columns = static_cast<size_t>(task.rows.columns);
@@ -196,53 +234,58 @@ AttendSizes check_attend(const Attend& task) {
     throw std::invalid_argument("values has " + std::to_string(task.values.size) +
                                 " bytes, and keys has " + std::to_string(task.keys.size));
   }
-  const size_t shared = (Checked(sizes.columns) * Checked(sizes.kv_heads)).get();
-  if (task.query.size == 0 || task.query.size % shared != 0 || task.out.size != task.query.size) {
-    throw std::invalid_argument("query has " + std::to_string(task.query.size) +
-                                " values and out " + std::to_string(task.out.size) +
-                                "; a multiple of " + std::to_string(shared) +
-                                " was expected of both");
-  }
-  sizes.heads = task.query.size / sizes.columns;
-  if (task.sinks.size != 0 && task.sinks.size != sizes.heads) {
-    throw std::invalid_argument("sinks has " + std::to_string(task.sinks.size) + " values for " +
-                                std::to_string(sizes.heads) + " heads");
-  }
+  sizes = check_heads(sizes, task.query, task.out.size, task.sinks);
   if (task.seen.first < 0 || task.seen.end <= task.seen.first ||
       static_cast<uint64_t>(task.seen.end) > sizes.capacity) {
     throw std::out_of_range("positions " + std::to_string(task.seen.first) + " to " +
                             std::to_string(task.seen.end) + " of " +
                             std::to_string(sizes.capacity));
   }
-  sizes.first = static_cast<size_t>(task.seen.first);
-  sizes.end = static_cast<size_t>(task.seen.end);
+  runs->assign_layer(task.keys.data, task.values.data, sizes.kv_heads, sizes.capacity,
+                     sizes.row_bytes);
+  return sizes;
+}
+
+AttendSizes check_attend_runs(const AttendRuns& task, HeadRuns* runs) {
+  constexpr size_t kPositionsAtOnce = 1024;  // a growing context moves scores once in so many
+  AttendSizes sizes = {};
+  const auto kv_heads = static_cast<int64_t>(task.run_ends.size);
+  sizes.row_bytes = head_row_bytes({task.dtype, task.columns, kv_heads});
+  sizes.columns = static_cast<size_t>(task.columns);
+  sizes.kv_heads = positive(kv_heads, "kv_heads");
+  sizes = check_heads(sizes, task.query, task.out.size, task.sinks);
+  runs->assign(task.keys, task.values, task.runs, task.run_ends, sizes.row_bytes);
+  sizes.capacity = Checked(runs->rows_max()).round_up(kPositionsAtOnce).get();
   return sizes;
 }
 
 void AttendScratch::make_room(const AttendSizes& sizes) {
   // For all positions that there is room for, so that a growing context moves nothing.
   const size_t most = (Checked(sizes.heads) * Checked(sizes.capacity)).get();
-  if (scores.size() < most) scores.resize(most);
+  if (scores.size() < most) {
+    std::vector<float>().swap(scores);  // never the former and the new ones at once
+    scores.resize(most);
+  }
   const size_t units = (sizes.columns + kColumnUnit - 1) / kColumnUnit;
   partials.resize(std::max(partials.size(), sizes.heads * units * kColumnUnit));
   if (queries.size() < sizes.heads) queries.resize(sizes.heads);
   if (inputs.size() < sizes.heads) inputs.resize(sizes.heads);
 }
 
-void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
-                  size_t first_head, size_t last_head, AttendScratch* scratch) {
+void attend_heads(const KernelTable& table, const Attention& task, size_t first_head,
+                  size_t last_head, AttendScratch* scratch) {
+  const AttendSizes& sizes = task.sizes;
   for (size_t head = first_head; head < last_head; ++head) {
-    const float* query = task.query.data + head * sizes.columns;
-    scratch->inputs[head] = scratch->queries[head].prepare(task.rows.dtype, query, sizes.columns);
+    const float* query = task.query + head * sizes.columns;
+    scratch->inputs[head] = scratch->queries[head].prepare(task.dtype, query, sizes.columns);
   }
-  const size_t sharing = sizes.heads / sizes.kv_heads;
   const size_t units = (sizes.columns + kColumnUnit - 1) / kColumnUnit;
   float* partial = scratch->partials.data() + first_head * units * kColumnUnit;
   for (size_t head = first_head; head < last_head;) {
-    const size_t kv_head = head / sharing;
-    const size_t end = std::min(last_head, (kv_head + 1) * sharing);
-    attend_group(
-        {table, task, sizes, *scratch, kv_head, head, end, scratch->scores.data(), partial});
+    const size_t kv_head = head / sizes.sharing();
+    const size_t end = std::min(last_head, (kv_head + 1) * sizes.sharing());
+    attend_group({table, task, seen_by(task, kv_head), kv_head, *scratch, head, end,
+                  scratch->scores.data(), partial});
     head = end;
   }
 }

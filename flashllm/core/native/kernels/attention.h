@@ -1,7 +1,7 @@
 // Attention of one token over the encoded keys and values of a layer, and writing their rows.
 //
-// A layer's keys, and its values, lie as [kv_heads, capacity, row]: what one head reads is one
-// stretch of memory from its first token to its last.
+// A layer's keys, and its values, lie as [kv_heads, capacity, row], so that what one head reads is
+// one stretch of memory from its first token to its last; or in runs (attention_runs.h).
 //
 // Goals: each row comes from DRAM once for all heads that share it; the same bits for every number
 // of threads and for every capacity, and for a token alone or among others.
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention_runs.h"
 #include "dtype.h"
 #include "kernel_table.h"
 #include "quantised_input.h"
@@ -59,24 +60,68 @@ struct AttendMany {
   View<const float> sinks;  // as of Attend
 };
 
-// What Attend comes to once it was checked.
+// As Attend, of rows in runs: each head of keys has its own, and all of them are seen.
+struct AttendRuns {
+  View<const float> query;     // [heads, columns]
+  View<const uint8_t> keys;    // anything that has such rows
+  View<const uint8_t> values;  // as keys
+  DType dtype;
+  int64_t columns;
+  Matrix<const int64_t> runs;    // [runs, 3], as HeadRuns::assign takes them
+  View<const int32_t> run_ends;  // [kv_heads]
+  float scale;
+  View<float> out;          // as query
+  View<const float> sinks;  // as of Attend
+};
+
+// As AttendMany, of rows in runs; every head of keys has as many, the positions of the last token.
+struct AttendManyRuns {
+  AttendRuns rows;  // query and out are [tokens, heads, columns]
+  int64_t tokens;
+  int64_t window;
+};
+
+// What one token's heads multiply, once it was checked.
 struct AttendSizes {
   size_t heads;
   size_t kv_heads;
   size_t columns;
   size_t row_bytes;
-  size_t capacity;
+  size_t capacity;  // rows of a head that there may be scores of
+
+  size_t sharing() const { return heads / kv_heads; }
+};
+
+// Rows of a head's runs that are seen.
+struct SeenRows {
   size_t first;
   size_t end;
 
-  size_t seen() const { return end - first; }
+  size_t count() const { return end - first; }
+};
+
+// One token's attention, checked.
+struct Attention {
+  DType dtype;
+  AttendSizes sizes;
+  const HeadRuns& runs;
+  SeenRows seen;  // of every head of keys; none for all of its rows
+  const float* query;
+  float scale;
+  float* out;
+  View<const float> sinks;
 };
 
 // invalid_argument where sizes do not fit together, out_of_range for positions beyond the rows.
-AttendSizes check_attend(const Attend& task);
+// `runs` becomes the layer's.
+AttendSizes check_attend(const Attend& task, HeadRuns* runs);
+
+// The same of runs; out_of_range for runs that leave the bytes.
+AttendSizes check_attend_runs(const AttendRuns& task, HeadRuns* runs);
 
 // Memory that is kept from call to call.
 struct AttendScratch {
+  HeadRuns runs;
   std::vector<float> scores;            // [heads, capacity]
   std::vector<float> partials;          // [heads, columns in whole units]
   std::vector<QuantisedInput> queries;  // of each head
@@ -87,8 +132,8 @@ struct AttendScratch {
 
 // out of heads first_head to last_head - 1: softmax(scale * query @ keys) @ values, the softmax
 // over the head's sink too, where there are sinks.
-void attend_heads(const KernelTable& table, const Attend& task, const AttendSizes& sizes,
-                  size_t first_head, size_t last_head, AttendScratch* scratch);
+void attend_heads(const KernelTable& table, const Attention& task, size_t first_head,
+                  size_t last_head, AttendScratch* scratch);
 
 struct WriteSizes {
   size_t kv_heads;

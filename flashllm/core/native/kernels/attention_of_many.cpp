@@ -27,28 +27,62 @@ struct ManySizes {
   size_t before;  // positions before the first token
   size_t window;  // 0 for all
 
-  size_t sharing() const { return layer.heads / layer.kv_heads; }
+  size_t sharing() const { return layer.sharing(); }
+  size_t end() const { return before + tokens; }
 };
 
-ManySizes check_attend_many(const AttendMany& task) {
-  if (task.tokens < 1) throw std::invalid_argument("tokens is " + std::to_string(task.tokens));
-  if (task.window < 0) throw std::invalid_argument("window is " + std::to_string(task.window));
-  const auto tokens = static_cast<size_t>(task.tokens);
-  if (task.query.size % tokens != 0 || task.out.size != task.query.size) {
-    throw std::invalid_argument("query has " + std::to_string(task.query.size) +
-                                " values and out " + std::to_string(task.out.size) + ", for " +
-                                std::to_string(tokens) + " tokens");
+// What each token has of `values`.
+size_t check_tokens(size_t values, size_t out, int64_t tokens, int64_t window) {
+  if (tokens < 1) throw std::invalid_argument("tokens is " + std::to_string(tokens));
+  if (window < 0) throw std::invalid_argument("window is " + std::to_string(window));
+  if (values % static_cast<size_t>(tokens) != 0 || out != values) {
+    throw std::invalid_argument("query has " + std::to_string(values) + " values and out " +
+                                std::to_string(out) + ", for " + std::to_string(tokens) +
+                                " tokens");
   }
-  const size_t one = task.query.size / tokens;
-  const Attend last = {{task.query.data, one}, task.keys,  task.values,          task.rows,
-                       {0, task.end},          task.scale, {task.out.data, one}, task.sinks};
-  const AttendSizes sizes = check_attend(last);
-  if (tokens > sizes.end) {
-    throw std::out_of_range(std::to_string(tokens) + " tokens of " + std::to_string(sizes.end) +
+  return values / static_cast<size_t>(tokens);
+}
+
+ManySizes many_sizes(const AttendSizes& layer, size_t end, int64_t tokens, int64_t window) {
+  const auto count = static_cast<size_t>(tokens);
+  if (count > end) {
+    throw std::out_of_range(std::to_string(count) + " tokens of " + std::to_string(end) +
                             " positions");
   }
-  return {sizes, tokens, sizes.end - tokens, static_cast<size_t>(task.window)};
+  return {layer, count, end - count, static_cast<size_t>(window)};
 }
+
+ManySizes check_attend_many(const AttendMany& task, HeadRuns* runs) {
+  const size_t one = check_tokens(task.query.size, task.out.size, task.tokens, task.window);
+  const Attend last = {{task.query.data, one}, task.keys,  task.values,          task.rows,
+                       {0, task.end},          task.scale, {task.out.data, one}, task.sinks};
+  const AttendSizes layer = check_attend(last, runs);
+  return many_sizes(layer, static_cast<size_t>(task.end), task.tokens, task.window);
+}
+
+ManySizes check_attend_many_runs(const AttendManyRuns& task, HeadRuns* runs) {
+  AttendRuns last = task.rows;
+  last.query.size = last.out.size =
+      check_tokens(last.query.size, last.out.size, task.tokens, task.window);
+  const AttendSizes layer = check_attend_runs(last, runs);
+  for (size_t head = 0; head < runs->kv_heads(); ++head) {
+    if (runs->rows(head) == runs->rows(0)) continue;
+    throw std::invalid_argument("head " + std::to_string(head) + " of keys has " +
+                                std::to_string(runs->rows(head)) + " rows, and head 0 has " +
+                                std::to_string(runs->rows(0)));
+  }
+  return many_sizes(layer, runs->rows(0), task.tokens, task.window);
+}
+
+// What the parts multiply, once it was checked.
+struct ManyTask {
+  DType dtype;
+  const HeadRuns& runs;
+  const float* query;
+  float scale;
+  float* out;
+  View<const float> sinks;
+};
 
 // Memory of a thread, kept until it ends.
 struct PartScratch {
@@ -66,12 +100,12 @@ struct PartScratch {
 // v % sharing of those that share the keys.
 class Part {
  public:
-  Part(const KernelTable& table, const AttendMany& task, const ManySizes& sizes, size_t kv_head,
+  Part(const KernelTable& table, const ManyTask& task, const ManySizes& sizes, size_t kv_head,
        size_t first, size_t end)
       : table_(table), task_(task), sizes_(sizes), kv_head_(kv_head), first_(first), end_(end) {}
 
   void run(PartScratch* scratch) const {
-    const ProductKernel& kernel = table_.product[static_cast<size_t>(task_.rows.dtype)];
+    const ProductKernel& kernel = table_.product[static_cast<size_t>(task_.dtype)];
     // Where a token does not see the first position, its tiles begin elsewhere.
     const bool sees_all = sizes_.window == 0 || sizes_.before + end_ <= sizes_.window;
     if (!sees_all || kernel.rows == 0) return run_alone(scratch);
@@ -84,10 +118,10 @@ class Part {
     }
     scratch->sums.assign(vectors() * sizes_.layer.columns, 0.0F);
     // Sets that have products in tiles have sums of decoded rows.
-    is_grouped(task_.rows.dtype) ? mix_each(scratch) : mix_decoded(scratch);
+    is_grouped(task_.dtype) ? mix_each(scratch) : mix_decoded(scratch);
     for (size_t v = 0; v < vectors(); ++v) {
       std::copy_n(scratch->sums.data() + v * sizes_.layer.columns, sizes_.layer.columns,
-                  task_.out.data + place(v));
+                  task_.out + place(v));
     }
   }
 
@@ -101,8 +135,8 @@ class Part {
   size_t place(size_t v) const {
     return ((first_ + v / sizes_.sharing()) * sizes_.layer.heads + head(v)) * sizes_.layer.columns;
   }
-  const uint8_t* row(View<const uint8_t> rows, size_t position) const {
-    return rows.data + (kv_head_ * sizes_.layer.capacity + position) * sizes_.layer.row_bytes;
+  RunCursor cursor(RowKind kind) const {
+    return {task_.runs.of(kv_head_), kind, sizes_.layer.row_bytes};
   }
 
   void score(const ProductKernel& kernel, PartScratch* scratch) const {
@@ -112,17 +146,18 @@ class Part {
     const size_t tiles = ceil_div(vectors(), kernel.vectors);
     uint8_t* const queries = scratch->queries.room(tiles * vector_tile);
     for (size_t v = 0; v < vectors(); ++v) {
-      const float* query = task_.query.data + place(v);
-      const DotInput input = scratch->rounded.prepare(task_.rows.dtype, query, columns);
+      const float* query = task_.query + place(v);
+      const DotInput input = scratch->rounded.prepare(task_.dtype, query, columns);
       kernel.pack_vector(input, v % kernel.vectors, queries + v / kernel.vectors * vector_tile);
     }
     const size_t at_once = panel_rows(kernel, kernel.rows * step_bytes);
     uint8_t* const panel =
         scratch->panel.room(ceil_div(at_once, kernel.rows) * kernel.rows * step_bytes);
+    RunCursor rows = cursor(RowKind::keys);
     for (size_t at = 0; at < seen(); at += at_once) {
       PanelRows keys = {};
       keys.count = std::min(at_once, seen() - at);
-      for (size_t r = 0; r < keys.count; ++r) keys.rows[r] = row(task_.keys, at + r);
+      rows.rows(at, at + keys.count, keys.rows.data());
       kernel.pack_rows(keys, columns, panel);
       for (size_t t = 0; t < tiles; ++t) {
         const size_t v = t * kernel.vectors;
@@ -139,27 +174,31 @@ class Part {
     auto* const decoded = reinterpret_cast<float*>(
         scratch->decoded.room(kAttendTile * kDecodedColumns * sizeof(float)));
     BlockLists lists(vectors());
+    RunCursor rows = cursor(RowKind::values);
     for (size_t at = 0; at < seen(); at += kAttendTile) {
       const size_t count = std::min(kAttendTile, seen() - at);
       std::array<const uint8_t*, kBlockRows> values;
-      for (size_t r = 0; r < count; ++r) values[r] = row(task_.values, at + r);
+      rows.rows(at, at + count, values.data());
       for (size_t v = 0; v < vectors(); ++v) {
         const size_t here = seen_by(v) > at ? std::min(seen_by(v) - at, count) : 0;
         lists.fill_one(v, scratch->scores.data() + v * seen() + at, here);
       }
-      sum_decoded(table_, task_.rows.dtype, values, count, lists, {0, columns, columns}, decoded,
+      sum_decoded(table_, task_.dtype, values, count, lists, {0, columns, columns}, decoded,
                   {scratch->sums.data(), vectors(), columns});
     }
   }
 
   void mix_each(PartScratch* scratch) const {
     const size_t columns = sizes_.layer.columns;
-    const AddFunction add = table_.add[static_cast<size_t>(task_.rows.dtype)];
+    const AddFunction add = table_.add[static_cast<size_t>(task_.dtype)];
     scratch->partial.resize(
         std::max(scratch->partial.size(), ceil_div(columns, kColumnUnit) * kColumnUnit));
-    const auto value = [&](size_t at) { return row(task_.values, at); };
+    RunCursor rows = cursor(RowKind::values);
+    TileRows tile;
+    const auto value = [&](size_t at) { return tile.row(at); };
     const auto later = [&](size_t at) { return value(std::min(at + kRowsPerAdd, seen() - 1)); };
     for (size_t at = 0; at < seen(); at += kAttendTile) {
+      tile.fill(&rows, at, std::min(at + kAttendTile, seen()), seen() - 1);
       for (size_t v = 0; v < vectors(); ++v) {
         const size_t end = std::min(at + kAttendTile, seen_by(v));
         const float* weights = scratch->scores.data() + v * seen();
@@ -173,27 +212,21 @@ class Part {
 
   void run_alone(PartScratch* scratch) const {
     const size_t width = sizes_.layer.heads * sizes_.layer.columns;
+    scratch->alone.make_room(sizes_.layer);
     for (size_t t = first_; t < end_; ++t) {
-      const size_t seen_end = sizes_.before + t + 1;
-      const size_t hidden =
-          sizes_.window != 0 && seen_end > sizes_.window ? seen_end - sizes_.window : 0;
-      const Attend one = {{task_.query.data + t * width, width},
-                          task_.keys,
-                          task_.values,
-                          task_.rows,
-                          {static_cast<int64_t>(hidden), static_cast<int64_t>(seen_end)},
-                          task_.scale,
-                          {task_.out.data + t * width, width},
-                          task_.sinks};
-      const AttendSizes sizes = check_attend(one);
-      scratch->alone.make_room(sizes);
-      attend_heads(table_, one, sizes, kv_head_ * sizes_.sharing(),
-                   (kv_head_ + 1) * sizes_.sharing(), &scratch->alone);
+      const size_t end = sizes_.before + t + 1;
+      const SeenRows seen = {sizes_.window != 0 && end > sizes_.window ? end - sizes_.window : 0,
+                             end};
+      const Attention one = {
+          task_.dtype, sizes_.layer,          task_.runs, seen, task_.query + t * width,
+          task_.scale, task_.out + t * width, task_.sinks};
+      attend_heads(table_, one, kv_head_ * sizes_.sharing(), (kv_head_ + 1) * sizes_.sharing(),
+                   &scratch->alone);
     }
   }
 
   const KernelTable& table_;
-  const AttendMany& task_;
+  const ManyTask& task_;
   const ManySizes& sizes_;
   size_t kv_head_;
   size_t first_;
@@ -205,23 +238,42 @@ PartScratch* part_scratch() {
   return &scratch;
 }
 
-}  // namespace
-
-void Kernels::attend_many(const AttendMany& task) {
-  const auto lock = enter();
-  const ManySizes sizes = check_attend_many(task);
-  const size_t score_bytes = kScoreBytes / static_cast<size_t>(threads_);
-  const size_t fitting = std::min(kMostVectors, score_bytes / sizeof(float) / sizes.layer.end);
+// Each part is one head of keys and as many tokens as have room for their scores.
+void attend_in_parts(const KernelTable& table, ComputePool* pool, size_t threads,
+                     const ManyTask& task, const ManySizes& sizes) {
+  const size_t fitting =
+      std::min(kMostVectors, kScoreBytes / threads / sizeof(float) / sizes.end());
   const size_t at_once = std::max(fitting / sizes.sharing(), size_t{1});
   const size_t blocks = ceil_div(sizes.tokens, at_once);
   const size_t kv_heads = sizes.layer.kv_heads;
-  pool_->run(static_cast<int>((Checked(blocks) * Checked(kv_heads)).get()), [&](int part) {
+  pool->run(static_cast<int>((Checked(blocks) * Checked(kv_heads)).get()), [&](int part) {
     // The last tokens, which see the most, come first.
     const size_t block = blocks - 1 - static_cast<size_t>(part) / kv_heads;
     const size_t first = block * at_once;
     const size_t end = std::min(first + at_once, sizes.tokens);
-    Part(table_, task, sizes, static_cast<size_t>(part) % kv_heads, first, end).run(part_scratch());
+    Part(table, task, sizes, static_cast<size_t>(part) % kv_heads, first, end).run(part_scratch());
   });
+}
+
+}  // namespace
+
+void Kernels::attend_many(const AttendMany& task) {
+  const auto lock = enter();
+  HeadRuns* const runs = &attend_scratch_.runs;
+  const ManySizes sizes = check_attend_many(task, runs);
+  attend_in_parts(table_, pool_.get(), static_cast<size_t>(threads_),
+                  {task.rows.dtype, *runs, task.query.data, task.scale, task.out.data, task.sinks},
+                  sizes);
+}
+
+void Kernels::attend_many_runs(const AttendManyRuns& task) {
+  const auto lock = enter();
+  HeadRuns* const runs = &attend_scratch_.runs;
+  const ManySizes sizes = check_attend_many_runs(task, runs);
+  const AttendRuns& rows = task.rows;
+  attend_in_parts(table_, pool_.get(), static_cast<size_t>(threads_),
+                  {rows.dtype, *runs, rows.query.data, rows.scale, rows.out.data, rows.sinks},
+                  sizes);
 }
 
 }  // namespace flash_core

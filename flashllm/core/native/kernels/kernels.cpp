@@ -236,14 +236,30 @@ void Kernels::copy_rows(View<const uint8_t> from, View<const int32_t> from_ids, 
 
 void Kernels::attend(const Attend& task) {
   const auto lock = enter();
-  const AttendSizes sizes = check_attend(task);
-  attend_scratch_.make_room(sizes);
-  const size_t bytes = 2 * sizes.kv_heads * sizes.seen() * sizes.row_bytes;
+  HeadRuns* const runs = &attend_scratch_.runs;
+  const AttendSizes sizes = check_attend(task, runs);
+  const SeenRows seen = {static_cast<size_t>(task.seen.first), static_cast<size_t>(task.seen.end)};
+  attend_one(
+      {task.rows.dtype, sizes, *runs, seen, task.query.data, task.scale, task.out.data, task.sinks},
+      sizes.kv_heads * seen.count());
+}
+
+void Kernels::attend_runs(const AttendRuns& task) {
+  const auto lock = enter();
+  HeadRuns* const runs = &attend_scratch_.runs;
+  const AttendSizes sizes = check_attend_runs(task, runs);
+  attend_one({task.dtype, sizes, *runs, {}, task.query.data, task.scale, task.out.data, task.sinks},
+             runs->rows_of_all());
+}
+
+void Kernels::attend_one(const Attention& task, size_t rows) {
+  const size_t heads = task.sizes.heads;
+  attend_scratch_.make_room(task.sizes);
   const size_t most = kPartsPerThread * static_cast<size_t>(threads_);
-  const int parts = parts_for(bytes, std::min(sizes.heads, most));
+  const int parts = parts_for(2 * rows * task.sizes.row_bytes, std::min(heads, most));
   pool_->run(parts, [&](int part) {
-    attend_heads(table_, task, sizes, part_begin(sizes.heads, part, parts),
-                 part_begin(sizes.heads, part + 1, parts), &attend_scratch_);
+    attend_heads(table_, task, part_begin(heads, part, parts), part_begin(heads, part + 1, parts),
+                 &attend_scratch_);
   });
 }
 

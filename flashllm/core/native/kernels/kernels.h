@@ -68,8 +68,12 @@ class Kernels {
   // out = what one token's heads make of the positions that it sees; errors as of check_attend.
   void attend(const Attend& task);
 
+  // The same of rows in runs: the bits of attend() where they are those of its positions.
+  void attend_runs(const AttendRuns& task);
+
   // The same for several tokens that follow one another: the bits of attend() for each.
   void attend_many(const AttendMany& task);
+  void attend_many_runs(const AttendManyRuns& task);
 
   // Encodes values [kv_heads, tokens, columns] into `cache` [kv_heads, capacity, row], as the rows
   // of positions from `position` on. invalid_argument for a NaN or an infinity, overflow_error for
@@ -98,6 +102,8 @@ class Kernels {
   std::unique_lock<std::mutex> enter();
   // Parts of a job over so many bytes, of which each thread may take several.
   int parts_for(size_t bytes, size_t most) const;
+  // `rows` of keys are multiplied, all heads of them together.
+  void attend_one(const Attention& task, size_t rows);
   // Products of all rows with all vectors, of which row_of(i) gives where row i lies.
   template <class RowOf>
   void multiply(DType dtype, size_t row_bytes, const RowOf& row_of, Matrix<const float> x,

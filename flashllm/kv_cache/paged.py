@@ -1,0 +1,291 @@
+"""Keys and values of one context in pages, in DRAM or on flash: the same bits as in one piece.
+
+Attention reads rows where they lie. Pages on flash are staged, the next heads' while those of the
+present ones are multiplied, so that a step needs memory for two heads' pages and no more, and reads
+each page once. Source of pages and of sharing them: PagedAttention, arXiv 2309.06180, section 4.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flashllm import core
+from flashllm.errors import ReadFailed
+from flashllm.kv_cache.layout import PageShape
+from flashllm.kv_cache.page_fetch import PageFetch, Runs
+from flashllm.kv_cache.page_pool import PagePool, Slots
+from flashllm.kv_cache.protocol import KeysValues
+from flashllm.kv_cache.rows import RowWriter
+from flashllm.kv_cache.tiers import PageRead
+from flashllm.options import KvDType
+from flashllm.spec import ModelSpec
+
+_TOKENS_AT_ONCE = 256
+"""Tokens of a prompt whose rows are encoded before they go to their pages."""
+
+
+class PagedKvCache:
+    """As `KeysValues` says, of pages of a pool that several contexts share."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        context: int,
+        dtype: KvDType,
+        kernels: core.Kernels,
+        pool: PagePool,
+    ) -> None:
+        """`context` in tokens."""
+        self.pool, self._shape = pool, pool.shape
+        self._kernels = kernels
+        self._heads, self._columns = spec.n_kv_heads, spec.head_dim
+        self._sharing = spec.n_heads // spec.n_kv_heads
+        self._writer = RowWriter(kernels, dtype, spec.head_dim, spec.n_kv_heads)
+        self.blocks: list[int] = []
+        """Those of the tokens, in order; the last ones may be of tokens to come."""
+        # Whoever drops a context need not close it; its blocks go at the next chance.
+        self._end = weakref.finalize(self, pool.abandoned.append, self.blocks)
+        self.dtype = dtype
+        self.context = context
+        self.length = 0
+        self.is_damaged = False
+
+    def close(self) -> None:
+        """Give all pages back; only `length` and `context` can be asked for afterwards."""
+        if self._end.detach() is not None:
+            self.pool.drop_blocks(self.blocks)
+            self.blocks.clear()
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens but the first `length`."""
+        assert 0 <= length <= self.length
+        self.length = length
+        self.is_damaged = self.is_damaged and length > 0
+        kept = self._shape.blocks(length)
+        self.pool.drop_blocks(self.blocks[kept:])
+        del self.blocks[kept:]
+
+    def copy(self, other: KeysValues, length: int) -> None:
+        """Forget all tokens, and take over the first `length` of another context of this pool.
+
+        They are shared. Rows are copied only of a block that is not full, when either goes on.
+        """
+        assert isinstance(other, PagedKvCache)
+        assert other.pool is self.pool
+        assert 0 <= length <= other.length
+        blocks = other.blocks[: self._shape.blocks(length)]
+        self.pool.share_blocks(blocks)
+        self.truncate(0)
+        self.blocks += blocks
+        self.length = length
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> int:
+        """Store [kv_heads, tokens, head_dim] after `length`; the number of positions then.
+
+        Errors are those of `KvCache`, and of `PagePool.writable`.
+        """
+        tokens = keys.shape[1]
+        self._own_blocks(self.length + tokens)
+        for first in range(0, tokens, _TOKENS_AT_ONCE):
+            own = slice(first, min(first + _TOKENS_AT_ONCE, tokens))
+            count = own.stop - first
+            encoded = np.empty((2, self._heads * count * self._shape.row_bytes), np.uint8)
+            for kind, (name, rows) in enumerate((("key", keys), ("value", values))):
+                self._writer.write(layer, name, rows[:, own], 0, encoded[kind])
+            self._store(layer, self.length + first, encoded.reshape(2, self._heads, count, -1))
+        return self.length + tokens
+
+    def append_encoded(self, layer: int, tokens: int, rows: NDArray[np.uint8]) -> None:
+        """Store the bytes of rows of so many tokens, as `encoded` gave them, after `length`."""
+        self._own_blocks(self.length + tokens)
+        self._store(layer, self.length, rows.reshape(2, self._heads, tokens, -1))
+
+    def attend(
+        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attention of tokens that were just appended, as that of `KvCache`.
+
+        `ReadFailed` where pages on flash cannot be read back.
+        """
+        end = self.length + query.shape[0]
+        first = max(self.length + 1 - window, 0) if window else 0
+        begin = first - first % self._shape.tokens
+        out = torch.empty(query.shape)
+        for part in self._parts(layer, first, end):
+            heads = slice(part.first * self._sharing, part.end * self._sharing)
+            runs = runs_of(self._shape, part.places, first - begin, end - begin)
+            own = None if sinks is None else sinks[heads]
+            out[:, heads] = self._attend(runs, query[:, heads], window, scale, own)
+        return out
+
+    def fetch(
+        self, layer: int, blocks: Sequence[NDArray[np.int64]], end: int | None = None
+    ) -> PageFetch:
+        """Begin to bring chosen pages of a layer into slots, where they stay until it is released.
+
+        `blocks` has for each key head the numbers of pages of this context, ascending: page n has
+        the tokens from n * 16 on. `end` is the number of positions that are seen, `length` unless
+        told otherwise. Errors of `PagePool.take`.
+        """
+        table = np.array(self.blocks, np.int64)
+        pages = [self.pool.pages(layer, table[chosen])[head] for head, chosen in enumerate(blocks)]
+        return PageFetch(self.pool, pages, list(blocks), self.length if end is None else end)
+
+    def attend_runs(
+        self, query: Tensor, runs: Runs, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attention of one token, [1, heads, head_dim] to the same, to the rows of `runs` alone.
+
+        `runs` are those of a `PageFetch` that was waited for.
+        """
+        return self._attend(runs, query, 0, scale, sinks)
+
+    def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
+        """A copy of [keys or values, kv_heads, positions, bytes of a row]."""
+        shape, at = self._shape, np.arange(first, end)
+        pages, tokens = at // shape.tokens - first // shape.tokens, at % shape.tokens
+        rows = np.empty((2, self._heads, end - first, shape.row_bytes), np.uint8)
+        for part in self._parts(layer, first, end):
+            places = part.places[:, pages]
+            for kind in range(2):
+                rows[kind, part.first : part.end] = self.pool.rows[places, kind, tokens]
+        return rows
+
+    def _own_blocks(self, end: int) -> None:
+        """Blocks for positions up to `end`; the one that goes on is this context's alone."""
+        pool, shape = self.pool, self._shape
+        last = self.length // shape.tokens
+        if self.length % shape.tokens and pool.is_shared(self.blocks[last]):
+            copy = pool.take_block()
+            pool.copy_block(self.blocks[last], copy)
+            pool.drop_blocks([self.blocks[last]])
+            self.blocks[last] = copy
+        while len(self.blocks) < shape.blocks(end):
+            self.blocks.append(pool.take_block())
+
+    def _store(self, layer: int, position: int, encoded: NDArray[np.uint8]) -> None:
+        """Rows [2, kv_heads, tokens, row] to the pages at `position`, some pages at a time."""
+        pool, shape = self.pool, self._shape
+        tokens, rows = encoded.shape[2], pool.rows
+        step = max(pool.plan.slots // (4 * self._heads), 1)
+        first_block, end_block = position // shape.tokens, shape.blocks(position + tokens)
+        for begin in range(first_block, end_block, step):
+            end = min(begin + step, end_block)
+            slots = self._writable(layer, self.blocks[begin:end])
+            first = max(begin * shape.tokens, position)
+            stop = min(end * shape.tokens, position + tokens)
+            positions = np.arange(first, stop)
+            chosen = slots[:, positions // shape.tokens - begin]  # [kv_heads, positions]
+            own = slice(first - position, stop - position)
+            for kind in range(2):
+                rows[chosen, kind, positions % shape.tokens] = encoded[kind, :, own]
+
+    def _writable(self, layer: int, blocks: list[int]) -> Slots:
+        try:
+            return self.pool.writable(layer, np.array(blocks, np.int64))
+        except ReadFailed:
+            self.is_damaged = True
+            raise
+
+    def _attend(
+        self, runs: Runs, query: Tensor, window: int, scale: float, sinks: Tensor | None
+    ) -> Tensor:
+        memory, tokens, out = self.pool.memory, query.shape[0], torch.empty(query.shape)
+        queries = query.contiguous().view(-1).numpy()
+        cache = memory, memory, self.dtype, self._columns, *runs
+        rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
+        if tokens == 1:
+            self._kernels.attend_runs(queries, *cache, *rest)
+        else:
+            self._kernels.attend_many_runs(queries, *cache, tokens, window, *rest)
+        return out
+
+    def _parts(self, layer: int, first: int, end: int) -> Iterator[_Part]:
+        """Key heads whose rows of positions `first` to `end` - 1 are in DRAM, some at a time."""
+        pool, shape = self.pool, self._shape
+        begin = first // shape.tokens
+        table = np.array(self.blocks[begin : shape.blocks(end)], np.int64)
+        pages = pool.pages(layer, table)
+        slots = pool.slots(pages)
+        missing = slots < 0
+        pool.policy.used(slots[~missing])
+        if not missing.any():
+            yield _Part(0, self._heads, slots)
+            return
+        rounds = _rounds(missing.sum(axis=1).tolist(), pool.plan.staging // 2)
+        coming = self._stage(pages, slots, *rounds[0], half=0)
+        try:
+            for number, (head, last) in enumerate(rounds):
+                read, coming = coming, None
+                if number + 1 < len(rounds):
+                    coming = self._stage(pages, slots, *rounds[number + 1], half=(number + 1) % 2)
+                if read is not None:
+                    self._wait(read)
+                yield _Part(head, last, slots[head:last])
+        finally:
+            if coming is not None:
+                assert pool.file is not None
+                pool.file.abandon(coming)
+
+    def _wait(self, read: PageRead) -> None:
+        assert self.pool.file is not None
+        try:
+            self.pool.file.wait(read)
+        except ReadFailed:
+            self.is_damaged = True
+            raise
+
+    def _stage(
+        self, pages: NDArray[np.int64], slots: Slots, head: int, last: int, half: int
+    ) -> PageRead | None:
+        """Begin to read what is missing of these heads into half of the staging; `slots` learn."""
+        pool = self.pool
+        missing = slots[head:last] < 0
+        wanted = pages[head:last][missing]
+        if not len(wanted):
+            return None
+        assert pool.file is not None
+        assert pool.is_on_flash(wanted).all()
+        places = pool.plan.slots + half * (pool.plan.staging // 2) + np.arange(len(wanted))
+        slots[head:last][missing] = places
+        return pool.file.submit(wanted, places * self._shape.page_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Key heads first to end - 1, and the places of their pages, [heads, pages]."""
+
+    first: int
+    end: int
+    places: Slots
+
+
+def runs_of(shape: PageShape, places: Slots, first: int, end: int) -> Runs:
+    """Runs of pages in `places` [kv_heads, pages], of which rows `first` to `end` - 1 are seen."""
+    heads, pages = places.shape
+    runs = np.empty((heads, pages, 3), np.int64)
+    runs[..., 0] = places * shape.page_bytes
+    runs[..., 2] = shape.tokens
+    runs[:, -1, 2] = end - (pages - 1) * shape.tokens
+    runs[:, 0, 0] += first * shape.row_bytes
+    runs[:, 0, 2] -= first
+    runs[..., 1] = runs[..., 0] + shape.part_bytes
+    return runs.reshape(-1, 3), np.arange(1, heads + 1, dtype=np.int32) * np.int32(pages)
+
+
+def _rounds(missing: list[int], fitting: int) -> list[tuple[int, int]]:
+    """Heads first to end - 1 of each round, of which at most `fitting` pages are missing."""
+    rounds, first, count = [], 0, 0
+    for head, more in enumerate(missing):
+        if count + more > fitting and head > first:
+            rounds.append((first, head))
+            first, count = head, 0
+        count += more
+    return [*rounds, (first, len(missing))]

@@ -1,0 +1,288 @@
+"""Pages in DRAM and on flash against keys and values in one piece: the same bits, always."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flashllm import core
+from flashllm.errors import ModelError, UsageError
+from flashllm.kv_cache.dram import KvCache
+from flashllm.kv_cache.layout import PagePlan, PageShape, least_slots, plan_pages
+from flashllm.kv_cache.page_pool import PagePool
+from flashllm.kv_cache.paged import PagedKvCache
+from flashllm.options import KV_DTYPES, KvDType
+from flashllm.units import MIB
+from tests.support.specs import SPEC
+
+CONTEXT = 200
+SHAPE = dataclasses.replace(
+    SPEC, n_layers=2, n_heads=6, n_kv_heads=2, head_dim=40, d_model=240, embed_dim=240
+)
+"""Heads that share, and rows that fill no page of the device."""
+SINKS = torch.linspace(-2, 3, 6)
+
+
+def plan_of(dtype: KvDType, slots: int | None, contexts: int = 1) -> PagePlan:
+    """All pages in DRAM, or that many."""
+    shape = PageShape.of(SHAPE, dtype)
+    blocks = contexts * shape.blocks(CONTEXT)
+    pages = blocks * shape.block_pages
+    if slots is None:
+        return PagePlan(blocks, pages, 0, 0, 0)
+    return PagePlan(blocks, slots, 2 * shape.blocks(CONTEXT), 0, pages * shape.page_bytes)
+
+
+LEAST = least_slots(PageShape.of(SHAPE, "f16"))
+
+
+class Pools:
+    """Makes pools, and closes them at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.made = directory, []  # type: Path, list[PagePool]
+
+    def pool(self, dtype: KvDType, slots: int | None, contexts: int = 1) -> PagePool:
+        plan = plan_of(dtype, slots, contexts)
+        self.made.append(PagePool(PageShape.of(SHAPE, dtype), plan, [self.directory]))
+        return self.made[-1]
+
+    def cache(self, dtype: KvDType, slots: int | None, pool: PagePool | None = None) -> Any:
+        pool = pool or self.pool(dtype, slots)
+        return PagedKvCache(SHAPE, CONTEXT, dtype, core.Kernels(2), pool)
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> Iterator[Pools]:
+    made = Pools(tmp_path)
+    yield made
+    for pool in made.made:
+        pool.close()
+
+
+class Sequence:
+    """Tokens with rows of their own, which any cache may be given."""
+
+    def __init__(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.rows = torch.randn(2, 2, 2, CONTEXT, 40, generator=generator)
+        self.query = torch.randn(CONTEXT, 6, 40, generator=generator)
+
+    def step(
+        self, cache: Any, tokens: int, window: int = 0, sinks: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Appends tokens; their attention in each layer."""
+        own, found = slice(cache.length, cache.length + tokens), []
+        for layer in range(2):
+            assert cache.append(layer, *self.rows[layer, :, :, own]) == own.stop
+            found.append(cache.attend(layer, self.query[own], window, 0.2, sinks))
+        cache.length += tokens
+        return found
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def whole(dtype: KvDType) -> KvCache:
+    return KvCache(SHAPE, CONTEXT, dtype, core.Kernels(2))
+
+
+@pytest.mark.parametrize("slots", [None, LEAST, LEAST + 7])
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_bits_are_those_of_one_piece(pools: Pools, dtype: KvDType, slots: int | None) -> None:
+    """Prompts in chunks, tokens of an answer, windows, sinks, cuts at any place."""
+    sequence, steps = Sequence(1), [37, 1, 1, 64, 5, 1, 16, 1, 1, 30]
+    for window, sinks in ((0, None), (50, SINKS), (3, None)):
+        expected, found = whole(dtype), pools.cache(dtype, slots)
+        for step in steps:
+            ones = sequence.step(expected, step, window, sinks)
+            assert same(sequence.step(found, step, window, sinks), ones)
+        for layer in range(2):
+            for rows in ((0, found.length), (37, 99), (48, 49)):
+                assert np.array_equal(found.encoded(layer, *rows), expected.encoded(layer, *rows))
+        for length in (150, 96, 33, 7):
+            other = Sequence(length)
+            for cache in (expected, found):
+                cache.truncate(length)
+            for step in (1, 20, 1):
+                assert same(other.step(found, step, window), other.step(expected, step, window))
+    if slots:
+        assert pools.made[-1].file is not None
+        assert pools.made[-1].file.bytes_written > 0, "nothing left DRAM"
+        assert pools.made[-1].file.bytes_read > 0
+
+
+@pytest.mark.parametrize("slots", [None, LEAST + 3])
+def test_contexts_by_turns_share_a_pool(pools: Pools, slots: int | None) -> None:
+    pool = pools.pool("f16", slots, contexts=3)
+    caches = [(whole("f16"), pools.cache("f16", None, pool), Sequence(seed)) for seed in range(3)]
+    for turn in range(9):
+        for number, (expected, found, sequence) in enumerate(caches):
+            step = (1, 23, 7)[(turn + number) % 3]
+            assert same(sequence.step(found, step), sequence.step(expected, step))
+            if (turn, number) in ((4, 1), (6, 2)):
+                for cache in (expected, found):
+                    cache.truncate(40)
+
+
+@pytest.mark.parametrize("length", [64, 50])
+@pytest.mark.parametrize("slots", [None, LEAST + 3])
+def test_a_prefix_is_shared_until_one_goes_on(pools: Pools, slots: int | None, length: int) -> None:
+    pool = pools.pool("f16", slots, contexts=2)
+    first, second = pools.cache("f16", None, pool), pools.cache("f16", None, pool)
+    sequence, expected, other = Sequence(1), whole("f16"), whole("f16")
+    for cache in (first, expected, other):
+        sequence.step(cache, 70)
+        cache.truncate(68)
+    blocks_free = len(pool._free_blocks)
+    second.copy(first, length)
+    other.truncate(length)
+    assert len(pool._free_blocks) == blocks_free
+    branch = Sequence(2)
+    for step in (1, 25, 1, 1):
+        assert same(branch.step(second, step), branch.step(other, step))
+        assert same(sequence.step(first, step), sequence.step(expected, step))
+    second.close()
+    first.truncate(0)
+    assert len(pool._free_blocks) == pool.plan.blocks
+    # Both begin anew in the same blocks.
+    expected.truncate(0)
+    assert same(branch.step(first, 90), branch.step(expected, 90))
+
+
+def test_a_context_that_is_dropped_gives_its_blocks_back(pools: Pools) -> None:
+    pool = pools.pool("f16", None)
+    for seed in range(3):
+        cache = pools.cache("f16", None, pool)
+        Sequence(seed).step(cache, CONTEXT)
+        del cache
+        gc.collect()
+
+
+def test_a_token_given_up_half_way_leaves_nothing(pools: Pools) -> None:
+    sequence, other = Sequence(1), Sequence(2)
+    expected, found = whole("f16"), pools.cache("f16", LEAST)
+    for cache in (expected, found):
+        sequence.step(cache, 47)
+    # One layer has the rows of tokens that fill pages, which leave DRAM as others come.
+    found.append(0, *other.rows[0, :, :, :120])
+    for step in (1, 1, 60):
+        assert same(sequence.step(found, step), sequence.step(expected, step))
+
+
+def test_what_cannot_be_encoded_is_an_error(pools: Pools) -> None:
+    cache, rows = pools.cache("f16", None), torch.zeros(2, 3, 40)
+    rows[1, 2, 5] = 70000.0
+    with pytest.raises(ModelError, match=r"layer 1: a key .* f16.*--kv-dtype f32"):
+        cache.append(1, rows, torch.zeros(2, 3, 40))
+    rows[1, 2, 5] = float("nan")
+    with pytest.raises(ModelError, match=r"layer 0: a value .* overflows f32"):
+        cache.append(0, torch.zeros(2, 3, 40), rows)
+
+
+@pytest.mark.parametrize("slots", [None, LEAST + 12])
+def test_chosen_pages_are_fetched_and_attended_to(pools: Pools, slots: int | None) -> None:
+    """The masked reference exactly: attention to the chosen tokens alone, copied together."""
+    cache, sequence = pools.cache("f16", slots), Sequence(1)
+    pool = pools.made[-1]
+    sequence.step(cache, 199)
+    query = sequence.query[:1]
+    blocks = [np.array([0, 3, 12]), np.array([2, 3, 4, 11, 12])]
+    before = 0 if pool.file is None else pool.file.bytes_read
+    fetched = cache.fetch(1, blocks)
+    fetched.wait()
+    of_pages = [np.concatenate([np.arange(b * 16, b * 16 + 16) for b in own]) for own in blocks]
+    of_pages = [tokens[tokens < 199] for tokens in of_pages]
+    some = [np.array([1, 5, 6, 7, 48, 63, 192, 198]), np.array([32, 47, 48, 64, 197])]
+    for tokens, runs in ((of_pages, fetched.runs()), (some, fetched.runs(some))):
+        found = cache.attend_runs(query, runs, 0.2, SINKS)
+        assert torch.equal(found, _alone(cache, query, tokens))
+    if pool.file is not None:
+        assert fetched.bytes_read == fetched.pages_read * pool.shape.page_bytes > 0
+        assert pool.file.bytes_read - before >= fetched.bytes_read
+        again = cache.fetch(1, blocks)
+        assert again.bytes_read == 0, "what was fetched stays"
+        again.release()
+    fetched.release()
+    every = cache.fetch(1, [np.arange(13)] * 2)
+    every.wait()
+    every.release()  # nothing else is computed before they are used
+    found = cache.attend_runs(query, every.runs(), 0.2, SINKS)
+    assert torch.equal(found, _alone(cache, query, [np.arange(199)] * 2))
+    sequence.step(cache, 1)
+
+
+def _alone(cache: PagedKvCache, query: torch.Tensor, tokens: list[np.ndarray]) -> torch.Tensor:
+    """Attention by the core, to copies of the rows of these tokens of each head."""
+    rows = cache.encoded(1, 0, cache.length)
+    copies = [np.ascontiguousarray(rows[:, head, own]).reshape(2, -1) for head, own in
+              enumerate(tokens)]  # fmt: skip
+    keys, values = (np.concatenate([one[kind] for one in copies]) for kind in range(2))
+    begins = np.cumsum([0, *(one.shape[1] for one in copies)])
+    runs = np.array([(at, at, len(own)) for at, own in zip(begins, tokens, strict=False)])
+    out = torch.empty(query.shape)
+    core.Kernels(1).attend_runs(
+        query.contiguous().view(-1).numpy(), keys, values, "f16", 40, runs,
+        np.array([1, 2], np.int32), 0.2, out.view(-1).numpy(), SINKS.numpy(),
+    )  # fmt: skip
+    return out
+
+
+def test_a_fetch_may_be_given_up(pools: Pools) -> None:
+    expected, cache, sequence = whole("f16"), pools.cache("f16", LEAST + 12), Sequence(1)
+    for one in (expected, cache):
+        sequence.step(one, 180)
+    pool = pools.made[-1]
+    cache.fetch(0, [np.arange(8), np.arange(2)]).release()
+    kept = cache.fetch(0, [np.arange(3), np.arange(3)])
+    other = cache.fetch(0, [np.arange(3), np.arange(3)])  # the same, before they are there
+    kept.wait()
+    other.wait()
+    for fetched in (other, kept):
+        fetched.release()
+    assert not pool._pins.any()
+    assert same(sequence.step(cache, 20), sequence.step(expected, 20))
+
+
+def test_memory_is_divided_into_slots_and_staging() -> None:
+    shape = PageShape.of(SPEC, "f16")
+    assert shape.page_bytes == 2 * 16 * 64 * 2
+    assert PageShape.of(SHAPE, "int8").page_bytes == 2560  # 2 * 16 * (40 -> 64 + 2 * 2) filled up
+    plan = plan_pages(SPEC, 512, 2, "f16", MIB)
+    pages = 2 * 32 * 16
+    assert plan.blocks == 64
+    assert plan.flash_bytes == pages * shape.page_bytes
+    assert plan.staging == 64
+    taken = (plan.slots + plan.staging + 1) * shape.page_bytes
+    assert MIB - taken - 2 * shape.page_bytes < pages * 13 + plan.slots * 29 <= MIB - taken
+    everything = plan_pages(SPEC, 512, 2, "f16", 1 << 30)
+    assert (everything.slots, everything.staging, everything.flash_bytes) == (pages, 0, 0)
+    assert everything.memory_bytes < 1 << 30
+    with pytest.raises(UsageError, match=r"--kv-memory 0.1MiB is too little .* 512 tokens; .*1MiB"):
+        plan_pages(SPEC, 512, 2, "f16", 100 << 10)
+
+
+@pytest.mark.parametrize("slots", [None, LEAST + 3])
+def test_encoded_rows_come_back_as_they_were(pools: Pools, slots: int | None) -> None:
+    """Of one cache to another of the other kind, in pieces."""
+    sequence, first, second = Sequence(1), pools.cache("int8", slots), whole("int8")
+    sequence.step(first, 150)
+    third = pools.cache("int8", slots)
+    for found, source in ((second, first), (third, second)):
+        for begin, end in ((0, 7), (7, 128), (128, 150)):
+            for layer in range(2):
+                found.append_encoded(
+                    layer, end - begin, source.encoded(layer, begin, end).reshape(-1)
+                )
+            found.length = end
+    expected = sequence.step(first, 5)
+    assert same(sequence.step(second, 5), expected)
+    assert same(sequence.step(third, 5), expected)
