@@ -1,7 +1,7 @@
 """Rows in a block: several answers are written at once, and each layer is read once for all.
 
-The zig-zag block schedule of FlexGen (arXiv 2303.06865, section 4.1) with one change: a row that is
-finished gives its place to the next one, so that the block stays full until rows run out.
+A block schedule as FlexGen's (arXiv 2303.06865, section 4.1). When rows come into the block is the
+admission's to say: usually when others finish, so that it stays full until rows run out.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from flashllm.batch.admission import Admission, Continuous
 from flashllm.batch.answer_lines import RowAnswer
 from flashllm.batch.costs import BatchCosts
 from flashllm.batch.encoded_row import EncodedRow, failure_of
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from flashllm.kv_cache.context import Context
 
 
-ROUNDS_OF_PLACES = 8
-"""New rows come into a block an eighth of its places at a time: waiting for more leaves places
-empty, and for fewer a layer is read more often."""
 _Going: TypeAlias = "tuple[EncodedRow, Context | None, Generation]"
 
 
@@ -34,7 +32,11 @@ class RowsInBlock:
     """
 
     def __init__(
-        self, model: Model, is_stopped: Callable[[], bool], on_token: Callable[[], None]
+        self,
+        model: Model,
+        is_stopped: Callable[[], bool],
+        on_token: Callable[[], None],
+        admission: Admission | None = None,
     ) -> None:
         """`on_token` is called after each token of an answer."""
         self.costs = BatchCosts()
@@ -42,8 +44,7 @@ class RowsInBlock:
         self._is_stopped = is_stopped
         self._on_token = on_token
         others = [model.new_context() for _ in range(model.plan.contexts - 1)]
-        self._places_filled = max(len(others) // ROUNDS_OF_PLACES, 1)
-        """So many free places are waited for: their prompts share a reading of the layers."""
+        self._admission = admission or Continuous(model.plan.contexts)
         self._free: list[Context | None] = [*others, None]
         """The next one is the last; None is the model's own."""
         self._going: list[_Going] = []
@@ -52,21 +53,27 @@ class RowsInBlock:
         """As `Schedule` has it."""
         waiting = iter(rows)
         while not self._is_stopped():
-            if not self._going or len(self._free) >= self._places_filled:
-                yield from self._fill(waiting)
+            begins = self._admission.rows(len(self._free), len(self._going))
+            yield from self._fill(waiting, begins)
             if not self._going:
                 return
+            self._note_tokens()
             yield from self._finished()
             if self._going and not self._is_stopped():
                 first, *others = [generation for _, _, generation in self._going]
                 self._tell(first.next_of_each(others))
+                self._note_tokens()
             yield from self._finished()
 
-    def _fill(self, waiting: Iterator[EncodedRow]) -> Iterator[Finished]:
-        """Begins rows while there are contexts: reads their prompts, up to their first tokens."""
-        while self._free and not self._is_stopped():
+    def _note_tokens(self) -> None:
+        tokens = sum(generation.context.length for _, _, generation in self._going)
+        self.costs.kv_tokens_peak = max(self.costs.kv_tokens_peak, tokens)
+
+    def _fill(self, waiting: Iterator[EncodedRow], begins: int) -> Iterator[Finished]:
+        """Begins so many rows: reads their prompts, up to their first tokens."""
+        while begins > 0 and not self._is_stopped():
             taken: list[_Going] = []
-            while self._free and (encoded := next(waiting, None)) is not None:
+            while len(taken) < begins and (encoded := next(waiting, None)) is not None:
                 try:
                     generation = self._generate(encoded, self._free[-1])
                 except FlashllmError as error:
@@ -75,7 +82,9 @@ class RowsInBlock:
                     taken.append((encoded, self._free.pop(), generation))
             if not taken:
                 return
+            before = len(self._going)
             yield from self._begin(taken)
+            begins -= len(self._going) - before
 
     def _begin(self, taken: list[_Going]) -> Iterator[Finished]:
         """Reads the prompts of rows together; where that fails, of each by itself."""

@@ -28,6 +28,8 @@ class BatchCosts:
         self.completion_tokens = 0
         self.prefill = {"tokens": 0, "reused_tokens": 0, "wall_ns": 0, "bytes_read": 0}
         self.decode: dict[str, Any] = decode_summary([])
+        self.kv_tokens_peak = 0
+        """The most tokens whose keys and values were held at once; 0 of rows one by one."""
         self._context_tokens = 0.0
 
     def add(self, report: Mapping[str, Any]) -> None:

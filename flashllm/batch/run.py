@@ -62,6 +62,7 @@ class BatchSummary:
             "completion_tokens": costs.completion_tokens,
             "tokens_per_second": self.tokens_per_second,
             "bytes_per_token": costs.bytes_per_token,
+            "kv_tokens_peak": costs.kv_tokens_peak or None,
             "prefill": costs.prefill,
             "decode": costs.decode,
             "bound": None if bound is None else bound.to_json(),

@@ -36,15 +36,18 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory, demo: Path) -> tuple[Pa
         ["--block", "7", "--select", "oracle"],
         ["--block", "40"],
         ["--block", "3", "--policy", "lru"],
-        ["--block", "3", "--overlap", "none", "--io-threads", "1"],
+        ["--block", "3", "--overlap", "none", "--io-threads", "1", "--schedule", "zigzag"],
+        ["--block", "5", "--schedule", "diagonal", "-n", "20"],
+        ["--block", "4", "--kv-memory", "2MiB", "-c", "160"],
     ],
 )
 def test_answers_are_those_of_one_by_one(
     one_by_one: tuple[Path, bytes], demo: Path, tmp_path: Path, options: list[str]
 ) -> None:
     rows, expected = one_by_one
-    if "oracle" in options:
-        main(["batch", str(rows), str(tmp_path / "alone"), str(demo), "--select", "oracle"])
+    alone = [one for one in options if one in ("--select", "oracle", "-n", "20", "-c", "160")]
+    if alone:
+        main(["batch", str(rows), str(tmp_path / "alone"), str(demo), *alone])
         expected = (tmp_path / "alone").read_bytes()
     assert main(["batch", str(rows), str(tmp_path / "answers"), str(demo), *options]) == 65
     assert (tmp_path / "answers").read_bytes() == expected

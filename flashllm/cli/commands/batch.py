@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashllm.batch.admission import DEFAULT_SCHEDULE, SCHEDULES, admission_of
 from flashllm.batch.block import RowsInBlock
 from flashllm.batch.block_search import Trial, find_block
 from flashllm.batch.encoded_row import encode_row
@@ -18,7 +19,7 @@ from flashllm.batch.input_rows import STREAM, InputRows, open_source, read_rows
 from flashllm.batch.journal import BatchKey
 from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
 from flashllm.batch.row import Row, RowDefaults
-from flashllm.batch.row_by_row import RowByRow
+from flashllm.batch.row_by_row import RowByRow, Schedule
 from flashllm.batch.run import BatchRun, BatchSummary
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options, argument
@@ -215,9 +216,12 @@ def _answer(
                     remark(caution)
                 progress.begin()
                 run = BatchRun(model, rows, defaults, output, is_stopped, progress.row)
-                schedule = RowByRow if block == 1 else RowsInBlock
+                schedule: Schedule = RowByRow(model, is_stopped, progress.token)
+                if block > 1:
+                    admission = admission_of(arguments.schedule, block, arguments.max_tokens)
+                    schedule = RowsInBlock(model, is_stopped, progress.token, admission)
                 with traced(model, arguments.trace):
-                    summary = run.answer(schedule(model, is_stopped, progress.token))
+                    summary = run.answer(schedule)
                 reports.append(_Report.of(summary, model))
             finally:
                 running.model = None
@@ -321,6 +325,15 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="answer so many rows at once: what they need is read once for all of them, and each"
         " has keys and values of its own in memory (1); auto tries which number is the fastest",
+    )
+    parser.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default=DEFAULT_SCHEDULE,
+        metavar="NAME",
+        help="when rows come into a block: continuous (as others finish; the default), zigzag (a"
+        " block to its end, then the next), or diagonal (evenly over the tokens of an answer, so"
+        " that keys and values take less memory at once)",
     )
     parser.add_argument(
         "--as-finished",
