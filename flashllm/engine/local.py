@@ -149,8 +149,8 @@ class Model:
         self.info = describe(store, self._tokenizer is not None)
         self._decoder = decoder
         self._store = store
-        self.reader_stats: Callable[[], dict[str, Any]] = store.reader.stats
-        """Counts of the reader since the model was opened; asked after every token, so without
+        self.reader_stats: Callable[[], dict[str, Any]] = _reader_stats(store, decoder)
+        """Counts of all reads since the model was opened; asked after every token, so without
         detours."""
         self._kept: KeptContext | None = kept_context_for(options, store, plan, decoder)
         self._turns = Turns(decoder, sanitize_line(self.info.name))
@@ -440,15 +440,16 @@ class Model:
 
     def _read_io_report(self) -> dict[str, Any]:
         reader = self._store.reader
+        stats: dict[str, Any] = reader.stats()
         return {
             "direct": bool(reader.direct),
             "threads": int(reader.threads),
             "alignment_bytes": int(reader.alignment),
             "fallback": str(reader.fallback) or None,
-            "downgrades": int(self.reader_stats()["downgrades"]),
+            "downgrades": int(stats["downgrades"]),
             "backend": str(reader.backend),
             "backend_problem": str(reader.backend_problem) or None,
-            **self._verify_report(reader.stats()),
+            **self._verify_report(stats),
         }
 
     def _verify_report(self, stats: dict[str, Any]) -> dict[str, Any]:
@@ -484,6 +485,24 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _reader_stats(store: Store, decoder: Decoder) -> Callable[[], dict[str, Any]]:
+    """What counts reads: of bundles, and of keys and values where some are on flash."""
+    bundles: Callable[[], dict[str, Any]] = store.reader.stats
+    pool = decoder.kv_pool
+    if pool is None or pool.file is None:
+        return bundles
+    pages = pool.file.stats
+
+    def both() -> dict[str, Any]:
+        counts, more = bundles(), pages()
+        sizes = zip(counts["size_histogram"], more["size_histogram"], strict=True)
+        deepest = max(counts["depth_max"], more["depth_max"])
+        sums = {name: counts[name] + more[name] for name in counts if name != "size_histogram"}
+        return {**sums, "size_histogram": [sum(pair) for pair in sizes], "depth_max": deepest}
+
+    return both
 
 
 def _checked_ids(ids: Sequence[int]) -> list[int]:

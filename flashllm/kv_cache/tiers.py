@@ -91,7 +91,8 @@ class PageFile:
         except BaseException:
             self._file.close()
             raise
-        self.bytes_written = self._bytes_read = 0
+        self.bytes_written = 0
+        self._last_stats: dict[str, Any] = {}
         self._jobs: queue.SimpleQueue[PageWrite | None] = queue.SimpleQueue()
         self._done: deque[PageWrite] = deque()
         self._changed = threading.Condition()
@@ -106,9 +107,11 @@ class PageFile:
     @property
     def bytes_read(self) -> int:
         """Bytes that were read so far."""
-        if self._file.closed:
-            return self._bytes_read
-        return int(self._reader.stats()["bytes_read"])  # type: ignore[arg-type]
+        return int(self.stats()["bytes_read"])
+
+    def stats(self) -> dict[str, Any]:
+        """The reader's counters since the file was made; after `close`, those at the end."""
+        return self._last_stats or self._reader.stats()
 
     @functools.cached_property
     def _storage(self) -> dict[str, Any]:
@@ -201,7 +204,7 @@ class PageFile:
             return
         self._jobs.put(None)
         self._writer.join()
-        self._bytes_read = self.bytes_read
+        self._last_stats = self.stats()
         self._reader.close()
         self._file.close()
         del self._buffer, self._memory

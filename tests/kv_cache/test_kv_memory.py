@@ -109,6 +109,18 @@ def test_contexts_of_a_model_share_the_limit(sparse_model: Path, tmp_path: Path)
         assert report["directory"] == str(tmp_path)
         assert report["bytes_written"] > 0
         assert model.plan.kv_pages is not None
+        # A token's cost has all that was read for it.
+        model.generate(IDS[:100], max_tokens=1).complete()
+        report = model.kv_report()
+        answer = model.generate([*IDS[:100], 9], max_tokens=10)
+        answer.complete()
+        more = model.kv_report()
+        assert report is not None
+        assert more is not None
+        paged = more["bytes_read"] - report["bytes_read"]
+        costs = [answer.prefill, *answer.costs]
+        assert sum(cost.bytes_read for cost in costs) >= paged > 0
+        report = more
     assert model.kv_report() == report, "known after it was closed"
     assert not list(tmp_path.iterdir())
 

@@ -286,3 +286,50 @@ def test_encoded_rows_come_back_as_they_were(pools: Pools, slots: int | None) ->
     expected = sequence.step(first, 5)
     assert same(sequence.step(second, 5), expected)
     assert same(sequence.step(third, 5), expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_calls(pools: Pools, seed: int) -> None:
+    """Contexts that grow, are cut, take over what others have, fetch and are dropped, at random."""
+    rng = np.random.default_rng(seed)
+    pool = pools.pool("f16", LEAST + int(rng.integers(8, 30)), contexts=3)
+    pairs = [(whole("f16"), pools.cache("f16", None, pool)) for _ in range(3)]
+    for step in range(60):
+        number, other = rng.permutation(3)[:2].tolist()
+        (expected, found), what = pairs[number], rng.random()
+        room = CONTEXT - found.length
+        if what < 0.65 and room:
+            tokens = int(min(rng.choice([1, 1, 3, 16, 40]), room))
+            sequence, window = Sequence(1000 * seed + step), int(rng.choice([0, 0, 30]))
+            assert same(
+                sequence.step(found, tokens, window), sequence.step(expected, tokens, window)
+            )
+        elif what < 0.75:
+            length = int(rng.integers(0, found.length + 1))
+            for cache in (expected, found):
+                cache.truncate(length)
+        elif what < 0.85:
+            length = int(rng.integers(0, pairs[other][1].length + 1))
+            for cache, source in zip((expected, found), pairs[other], strict=True):
+                cache.copy(source, length)
+        elif what < 0.95 and found.length:
+            chosen = np.unique(rng.integers(0, -(-found.length // 16), 3))
+            fetched = found.fetch(1, [chosen, chosen[:1]])
+            if rng.random() < 0.7:
+                fetched.wait()
+                begin, _, count = fetched.runs()[0][0].tolist()
+                row = pool.memory[begin : begin + count * 80].reshape(count, 80)
+                first = int(chosen[0]) * 16
+                assert np.array_equal(row, expected.encoded(1, first, first + count)[0, 0])
+            fetched.release()
+        else:
+            pairs[number] = whole("f16"), pools.cache("f16", None, pool)
+            del expected, found
+            gc.collect()
+    used = {block for _, cache in pairs for block in cache.blocks}
+    cache = source = None  # which may be of contexts that were dropped
+    gc.collect()
+    while pool.abandoned:
+        pool.drop_blocks(pool.abandoned.popleft())
+    assert len(pool._free_blocks) == pool.plan.blocks - len(used)
+    assert not pool._pins.any()
