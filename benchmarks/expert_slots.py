@@ -112,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a table, and JSON as its last line."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{NAME}", description=__doc__)
     parser.add_argument("recording", type=Path, metavar="CSV", help="recorded routing of experts")
-    parser.add_argument("--shares", default=SHARES, help=f"of all experts that have slots ({SHARES})")
+    shares = f"of all experts that have slots ({SHARES})"
+    parser.add_argument("--shares", default=SHARES, help=shares)
     options = parser.parse_args(arguments)
     recording = read_recording(options.recording)
     rows = measure(recording, [float(share) for share in options.shares.split(",")])
