@@ -94,7 +94,7 @@ class Decoder:
             bundles = Neurons(spec, store.header.stride, kernels, weights)
         else:
             assert isinstance(selector, SelectRouted), "experts are chosen by their router alone"
-            bundles = Experts(spec, store.header, kernels, selector)
+            bundles = Experts(spec, store.header, kernels, selector, pool.counters)
         self._transformer = transformer
         self._norms = [layer.norm for layer in weights]
         self._decode = FeedForwardDecode(spec, pool, bundles, weights, clock)
