@@ -46,6 +46,7 @@ def convert_shards(
     act: str | None = None,
     fatrelu_threshold: float | None = None,
     resident_dtype: str | None = None,
+    requantise: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Turn the checkpoint that `source` sends into a converted model at `destination`.
@@ -57,7 +58,9 @@ def convert_shards(
     """
     progress = SilentProgress() if progress is None else progress
     destination = Path(destination).absolute()
-    overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype)
+    overrides = Overrides(
+        dtype, act, fatrelu_threshold, resident_dtype, requantise=requantise or None
+    )
     check_destination(destination)
     made = {
         **source.identity,

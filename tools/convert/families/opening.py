@@ -20,7 +20,8 @@ from .gguf_config import architecture_of, config_of
 
 VIEWS_MAX = 1 << 20
 """Tensors, each expert's counted; the largest published model has about 70,000."""
-_READ_FOR_THE_CONFIG = ("rope_freqs.weight",)
+READ_FOR_THE_CONFIG = ("rope_freqs.weight",)
+"""Tensors that are part of the description."""
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 _NAME = re.compile(r"(?:blk\.(\d{1,6})\.)?([a-z0-9_]+)\.(weight|bias)")
 
@@ -58,7 +59,7 @@ def _views(model: GgufModel, names: dict[str, str]) -> dict[str, list[TensorView
     for file, header in zip(model.files.names, model.headers, strict=True):
         views = found.setdefault(file, [])
         for tensor in header.tensors:
-            if tensor.name not in _READ_FOR_THE_CONFIG and not _follows(tensor, layers):
+            if tensor.name not in READ_FOR_THE_CONFIG and not _follows(tensor, layers):
                 views += _views_of(model, tensor, architecture, heads, names)
         if len(names) > VIEWS_MAX:
             raise NotACheckpoint(f"{header.path}: has more than {VIEWS_MAX} tensors and experts")
