@@ -91,7 +91,9 @@ class ConvertForm(VerticalScroll):
         """A row for each field, and what it would come to."""
         with Horizontal():
             yield Label("checkpoint")
-            yield LineInput(self._source, compact=True, id="source", placeholder="its directory")
+            yield LineInput(
+                self._source, compact=True, id="source", placeholder="its directory, or a .gguf"
+            )
         with Horizontal(classes="hidden", id="cache-row"):
             yield Label("from cache")
             yield Select[Path]((), compact=True, id="cache", prompt="Hugging Face cache")
