@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from flashllm.convert import convert, convert_shards, verify
+from flashllm.convert import convert, convert_shards, describe, verify
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -180,6 +180,14 @@ def test_other_quantised_weights_are_refused(
     (tmp_path / "source" / "config.json").write_text(json.dumps(config))
     with pytest.raises(FlashllmError, match=r"quantization_config is set .*supported are"):
         convert(tmp_path / "source", tmp_path / "model")
+
+
+@pytest.mark.parametrize("keys", [("quantization",), ("quantization", "quantization_config")])
+def test_weights_of_mlx_are_refused_with_the_reason(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    values = {key: {"group_size": 64, "bits": 4} for key in keys}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"} | values))
+    with pytest.raises(UnsupportedModel, match=r"quantization is that of Apple's MLX, in 4 bits: "):
+        describe(tmp_path)
 
 
 def is_scales(name: str) -> bool:

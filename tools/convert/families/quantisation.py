@@ -32,6 +32,11 @@ def encoding_of(value: Any) -> str | None:
     """
     if not value:
         return None
+    if is_mlx(value):
+        raise QuantisationError(
+            f"is that of Apple's MLX, in {str(value['bits'])[:8]} bits: its groups have offsets,"
+            " which no encoding here has; take the original weights"
+        )
     method = value.get("quant_method") if isinstance(value, dict) else None
     if not isinstance(method, str) or method not in _CHECKED:
         raise QuantisationError(
@@ -41,6 +46,15 @@ def encoding_of(value: Any) -> str | None:
     if check is not None:
         check(value)
     return encoding
+
+
+def is_mlx(value: Any) -> bool:
+    """Whether a setting is as mlx-lm writes it: it names no method."""
+    return (
+        isinstance(value, dict)
+        and "quant_method" not in value
+        and {"group_size", "bits"} <= value.keys()
+    )
 
 
 def _check_gptq(values: Mapping[str, Any]) -> None:
