@@ -2,16 +2,20 @@
 
     python -m benchmarks.plan_check MODEL --ceilings 3GiB,4GiB,6GiB [--profile FILE] [--ids "5 6 7"]
 
-The profile is that of `flashllm bench io`, made before; nothing is fitted here. Options that it
-does not know go to both commands.
+The profile is that of `flashllm bench io`, made before; nothing is fitted here. Without one only
+bytes and hits are compared, which time does not change. Of experts a plan assumes the reuse that
+was recorded of another model. Options that it does not know go to both commands.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 from benchmarks.own_command import ask, ended
 from benchmarks.results import markdown
@@ -24,6 +28,26 @@ from flashllm.units import MIB
 TOLERANCE = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one round of a ceiling gave."""
+
+    seconds: float
+    """A token, the median of its runs."""
+    bytes_read: float
+    """From flash, a token."""
+    hit_rate: float
+
+    @classmethod
+    def of(cls, summary: dict[str, Any]) -> Self:
+        """From the summary of `bench tokens`."""
+        return cls(
+            summary["decode"]["ns_per_token"]["median"] / 1e9,
+            summary["flash"]["bytes_read_per_token"],
+            summary["cache"]["hit_rate"],
+        )
+
+
 def main() -> int:
     """Measure each ceiling in each round; the last line of the output is JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_check", description=__doc__)
@@ -34,12 +58,12 @@ def main() -> int:
     parser.add_argument("--ids", help="prompt as token ids, for a model without a tokenizer")
     options, passed_on = parser.parse_known_args()
     expected = {ceiling: _plan(options.model, ceiling, passed_on) for ceiling in options.ceilings}
-    measured: dict[int, list[float]] = {ceiling: [] for ceiling in options.ceilings}
+    measured: dict[int, list[Measured]] = {ceiling: [] for ceiling in options.ceilings}
     for number in range(options.rounds):
         for ceiling in options.ceilings:
-            report = _tokens(options, ceiling, passed_on)
-            measured[ceiling].append(report["summary"]["decode"]["ns_per_token"]["median"] / 1e9)
-            print(f"round {number + 1}, {ceiling >> 20} MiB: {measured[ceiling][-1]:.3f} s a token",
+            found = Measured.of(_tokens(options, ceiling, passed_on)["summary"])
+            measured[ceiling].append(found)
+            print(f"round {number + 1}, {ceiling >> 20} MiB: {found.seconds:.3f} s a token",
                   file=sys.stderr)  # fmt: skip
     rows = [_row(ceiling, expected[ceiling], measured[ceiling]) for ceiling in options.ceilings]
     header = run_header(None, {"model": options.model, "tolerance": TOLERANCE})
@@ -49,9 +73,7 @@ def main() -> int:
 
 
 def _plan(model: str, ceiling: int, passed_on: list[str]) -> dict[str, Any]:
-    found = ask("plan", model, "--memory", str(ceiling), "--json", *passed_on)
-    if found["expected"]["token"] is None:
-        sys.exit("there is no profile of this disk: run `flashllm bench io` on it first")
+    found: dict[str, Any] = ask("plan", model, "--memory", str(ceiling), "--json", *passed_on)
     return found
 
 
@@ -62,33 +84,60 @@ def _tokens(options: argparse.Namespace, ceiling: int, passed_on: list[str]) -> 
     return ask("bench", "tokens", options.model, *limit, *length, *prompt, *passed_on)
 
 
-def _row(ceiling: int, plan: dict[str, Any], measured: list[float]) -> dict[str, Any]:
-    expected = plan["expected"]["token"]
-    spread = Spread.of(measured)
-    return {
+def _row(ceiling: int, plan: dict[str, Any], measured: Sequence[Measured]) -> dict[str, Any]:
+    """Expected and measured figures; times are left out where the profile knows none."""
+    expected, traffic = plan["expected"], plan["expected"]["traffic"]
+    seconds = Spread.of([one.seconds for one in measured])
+    nbytes = Spread.of([one.bytes_read for one in measured])
+    hits = Spread.of([one.hit_rate for one in measured])
+    row = {
         "ceiling_bytes": ceiling,
         "window": plan["plan"]["window"],
-        "expected_seconds": expected["total"],
-        "expected_flash": expected["flash"],
-        "expected_dram": expected["dram"],
-        "expected_overhead": expected["overhead"],
-        "expected_bytes_read": plan["expected"]["traffic"]["bytes_read"],
-        "bound": plan["expected"]["bound"],
-        "measured_seconds": spread.to_json(),
-        "ratio": expected["total"] / spread.median,
-        "within": abs(expected["total"] / spread.median - 1) <= TOLERANCE,
+        "assumed": expected["assumed"],
+        "expected_bytes_read": traffic["bytes_read"],
+        "measured_bytes_read": nbytes.to_json(),
+        "bytes": _compared(traffic["bytes_read"], nbytes.median),
+        "expected_hit_rate": expected["hit_rate"],
+        "measured_hit_rate": hits.to_json(),
+        "measured_seconds": seconds.to_json(),
     }
+    if (token := expected["token"]) is not None:
+        row |= {
+            "expected_seconds": token["total"],
+            "expected_flash": token["flash"],
+            "expected_dram": token["dram"],
+            "expected_overhead": token["overhead"],
+            "bound": expected["bound"],
+            "seconds": _compared(token["total"], seconds.median),
+        }
+    return row
+
+
+def _compared(expected: float, measured: float) -> dict[str, Any]:
+    """Their ratio, and whether it is within the tolerance."""
+    ratio = expected / measured if measured else float(expected == 0) or math.inf
+    return {"ratio": ratio, "within": abs(ratio - 1) <= TOLERANCE}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    cells = [["ceiling, MiB", "planned, s/token", "measured (min to max)", "planned ÷ measured"]]
+    cells = [
+        [
+            "ceiling, MiB", "planned, s/token", "measured (min to max)", "planned ÷ measured",
+            "planned, MiB/token", "measured", "planned ÷ measured", "hits planned", "measured",
+        ]
+    ]  # fmt: skip
     for row in rows:
-        spread = row["measured_seconds"]
+        spread, timed = row["measured_seconds"], "seconds" in row
         cells.append([
             f"{row['ceiling_bytes'] / MIB:,.0f}",
-            f"{row['expected_seconds']:.3g}",
+            f"{row['expected_seconds']:.3g}" if timed else "no profile",
             f"{spread['median']:.3g} ({spread['min']:.3g} to {spread['max']:.3g})",
-            f"{row['ratio']:.2f}",
+            f"{row['seconds']['ratio']:.2f}" if timed else "",
+            f"{row['expected_bytes_read'] / MIB:,.4g}",
+            f"{row['measured_bytes_read']['median'] / MIB:,.4g}",
+            f"{row['bytes']['ratio']:.2f}",
+            f"{row['expected_hit_rate']:.1%}",
+            f"{row['measured_hit_rate']['median']:.1%}",
         ])  # fmt: skip
     return markdown(cells)
 

@@ -2,8 +2,8 @@
 
 Compares flashllm with Hugging Face accelerate on the same checkpoint (what does not fit in RAM is
 left on disk) and with llama.cpp on a GGUF of as many parameters and bits (mapped into memory), on
-the CPU, decoding greedily from the same token ids. MODEL may be in int8 or int4: the GGUF is then
-in q8_0 or q4_0, and accelerate, which has no such weights, is left out.
+the CPU, decoding greedily from the same token ids. MODEL may be in int8, int4 or mxfp4: the GGUF is
+then in q8_0, q4_0 or mxfp4, and accelerate, which has no such weights, is left out.
 
 - under one memory limit, set by a control group (page cache counts; swap is no way out), and
   without any;

@@ -18,7 +18,7 @@ SAME = (
     "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ffn", "vocab_size", "rows_per_neuron",
     "dtype",
 )  # fmt: skip
-QUANTISED = ("int8", "int4")
+QUANTISED = ("int8", "int4", "mxfp4")
 """Encodings that no checkpoint has: what a conversion makes of any."""
 
 

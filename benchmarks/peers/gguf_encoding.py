@@ -1,7 +1,8 @@
 """Encodings of a GGUF's weights, and random weights in them.
 
 In q8_0 and q4_0 a row is groups of 32 weights: a scale in f16, then 32 signed bytes, or 16 bytes
-of two weights each, plus 8. Random ones are made as they lie there, not rounded from floats: what a
+of two weights each, plus 8; in mxfp4 a scale is a byte, the exponent of two, and a weight a float
+of four bits. Random ones are made as they lie there, not rounded from floats: what a
 dense runtime takes for a token does not depend on them.
 """
 
@@ -21,6 +22,7 @@ _SIGN_AND_MANTISSA, _MANTISSA = np.uint16(0x83FF), np.uint16(0x03FF)
 _FROM_64TH = np.uint16(0x2400)  # 1/64 to 1/32
 _SCALE_OF_BYTES = np.uint16(0x0800)  # times 127 at most 1/32
 _SCALE_OF_NIBBLES = np.uint16(0x1800)  # times 8 at most 1/32
+_EXPONENTS_OF_FLOATS = (118, 120)  # times 6 at most 3/128
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,14 @@ def _nibbles(generator: np.random.Generator, rows: int, columns: int) -> NDArray
     return _groups(generator, rows, columns, GROUP // 2, _SCALE_OF_NIBBLES).reshape(rows, -1)
 
 
+def _small_floats(generator: np.random.Generator, rows: int, columns: int) -> NDArray[np.uint8]:
+    count = rows * columns // GROUP
+    found = np.empty((count, 1 + GROUP // 2), np.uint8)
+    found[:, 0] = generator.integers(*_EXPONENTS_OF_FLOATS, count, np.uint8)
+    found[:, 1:] = np.frombuffer(generator.bytes(count * GROUP // 2), np.uint8).reshape(count, -1)
+    return found.reshape(rows, -1)
+
+
 def _groups(
     generator: np.random.Generator, rows: int, columns: int, nbytes: int, scale: np.uint16
 ) -> NDArray[np.uint8]:
@@ -96,7 +106,10 @@ ENCODINGS = {
         Encoding("f16", 1, 2, np.dtype(np.float16), _halves),
         Encoding("q8_0", GROUP, _SCALE_BYTES + GROUP, np.dtype(np.uint8), _bytes),
         Encoding("q4_0", GROUP, _SCALE_BYTES + GROUP // 2, np.dtype(np.uint8), _nibbles),
+        Encoding("mxfp4", GROUP, 1 + GROUP // 2, np.dtype(np.uint8), _small_floats),
     )
 }
-OURS = {"f32": "f32", "f16": "f16", "bf16": "f16", "int8": "q8_0", "int4": "q4_0"}
+OURS = {
+    "f32": "f32", "f16": "f16", "bf16": "f16", "int8": "q8_0", "int4": "q4_0", "mxfp4": "mxfp4"
+}  # fmt: skip
 """Of a model of ours, the encoding of a GGUF with as many bits."""

@@ -26,6 +26,8 @@ ROUTER_LEAST, ROUTER_MOST = 4.0, 8.0
 """Logits of the experts that a token is to go through; of the others they are about 0."""
 _QUIET = 3
 """Halvings of the scales of what is added to the stream."""
+_SMALL = 1 / 64
+"""The most that a random bias is."""
 _BLOCK_ROWS = 4096
 _ONES = np.ones(1 << 16, np.float32)
 
@@ -69,6 +71,10 @@ class Maker:
     sets: Sets
     seed: int
     encoding: Encoding
+    """Of all matrices but those of experts, where these have their own."""
+    expert_encoding: Encoding | None = None
+    second_norm: str = "ffn_norm"
+    """What the architecture calls the norm in front of the experts."""
 
     @property
     def codes(self) -> int:
@@ -96,32 +102,66 @@ class Maker:
         for layer in range(spec.n_layers):
             at = f"blk.{layer}"
             yield _ones(f"{at}.attn_norm.weight", width)
-            yield self._random(f"{at}.attn_q.weight", (heads, width))
-            yield self._random(f"{at}.attn_k.weight", (keys, width))
-            yield self._random(f"{at}.attn_v.weight", (keys, width))
-            yield _ones(f"{at}.attn_q_norm.weight", spec.head_dim)
-            yield _ones(f"{at}.attn_k_norm.weight", spec.head_dim)
-            yield self._random(f"{at}.attn_output.weight", (width, heads), _QUIET)
-            yield _ones(f"{at}.ffn_norm.weight", width)
+            for name, rows in (("q", heads), ("k", keys), ("v", keys)):
+                yield from self._linear(f"{at}.attn_{name}", (rows, width), spec.attention_bias)
+            if spec.qk_norm:
+                yield _ones(f"{at}.attn_q_norm.weight", spec.head_dim)
+                yield _ones(f"{at}.attn_k_norm.weight", spec.head_dim)
+            if spec.attention_sinks:
+                yield self._bias(f"{at}.attn_sinks.weight", (spec.n_heads,))
+            yield from self._linear(
+                f"{at}.attn_output", (width, heads), spec.attention_output_bias, _QUIET
+            )
+            yield _ones(f"{at}.{self.second_norm}.weight", width)
             yield _given(f"{at}.ffn_gate_inp.weight", self._router(layer))
-            yield self._random(f"{at}.ffn_gate_exps.weight", (count, neurons, width))
-            yield self._random(f"{at}.ffn_up_exps.weight", (count, neurons, width))
-            yield self._random(f"{at}.ffn_down_exps.weight", (count, width, neurons), _QUIET)
+            if experts.router_bias:
+                yield self._bias(f"{at}.ffn_gate_inp.bias", (count,))
+            for name, shape, halvings in (
+                ("gate", (count, neurons, width), 0),
+                ("up", (count, neurons, width), 0),
+                ("down", (count, width, neurons), _QUIET),
+            ):
+                own = self.expert_encoding
+                yield from self._linear(f"{at}.ffn_{name}_exps", shape, experts.bias, halvings, own)
 
-    def _random(self, name: str, shape: tuple[int, ...], halvings: int = 0) -> Tensor:
-        stream = sum(value * 131**at for at, value in enumerate(name.encode())) % (1 << 63)
+    def _linear(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        bias: bool,
+        halvings: int = 0,
+        encoding: Encoding | None = None,
+    ) -> Iterator[Tensor]:
+        """Random matrices [..., out, in], and [..., out] added to what they give."""
+        yield self._random(f"{name}.weight", shape, halvings, encoding or self.encoding)
+        if bias:
+            yield self._bias(f"{name}.bias", shape[:-1])
+
+    def _bias(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        random = np.random.default_rng((self.seed, _stream(name)))
+        return _given(name, random.uniform(-_SMALL, _SMALL, shape).astype(np.float32))
+
+    def _random(
+        self, name: str, shape: tuple[int, ...], halvings: int, encoding: Encoding
+    ) -> Tensor:
+        stream = _stream(name)
 
         def rows(first: int, count: int) -> NDArray[np.uint8]:
             random = np.random.Generator(np.random.SFC64((self.seed, stream, first)))
-            found = self.encoding.random(random, count, shape[-1]).view(np.uint8)
-            scales = found.reshape(-1, self.encoding.group_bytes)[:, :2].view(np.uint16)
-            scales -= np.uint16(halvings << 10)  # by their exponents
+            found = encoding.random(random, count, shape[-1]).view(np.uint8)
+            groups = found.reshape(-1, encoding.group_bytes)
+            if encoding.name == "mxfp4":
+                groups[:, 0] -= np.uint8(halvings)  # exponents; signs are even
+                return found
+            halves = groups[:, :2].view(np.float16)
+            halves *= np.float16(0.5**halvings)
+            scales = halves.view(np.uint16)
             # Of four bits more numbers are below zero than above: signs make the mean zero.
             signs = random.integers(0, 2, len(scales), np.uint16)
             scales |= (signs << 15)[:, None]
             return found
 
-        return Tensor(name, shape, self.encoding.name, rows)
+        return Tensor(name, shape, encoding.name, rows)
 
     def _embedding(self, first: int, count: int) -> NDArray[np.uint8]:
         ids = np.arange(first, first + count)
@@ -135,19 +175,24 @@ class Maker:
         return rows
 
     def _one_each(self, columns: NDArray[np.int64], value: float) -> NDArray[np.uint8]:
-        """Rows of zeros but for one column each, [n, row bytes], in q4_0."""
+        """Rows of zeros but for one column each, [n, row bytes]."""
+        halves = self.encoding.name == "q4_0"
+        zero, most = (0x88, -8) if halves else (0, 127)
         groups = self.spec.d_model // self.encoding.group
         found = np.zeros((len(columns), groups, self.encoding.group_bytes), np.uint8)
-        found[:, :, 2:] = 0x88
+        found[:, :, 2:] = zero
         rows, group = np.arange(len(columns)), columns // self.encoding.group
         within = columns % self.encoding.group
-        half = self.encoding.group // 2
-        scale = np.array([value / -8], np.float16).view(np.uint8)
+        scale = np.array([value / most], np.float16).view(np.uint8)
         found[rows, group, 0], found[rows, group, 1] = scale
+        if not halves:
+            found[rows, group, 2 + within] = most if value else zero
+            return found.reshape(len(columns), -1)
+        half = self.encoding.group // 2
         # A byte holds two numbers, 8 added to each: -8 times the scale is the value.
         low = within < half
         place = 2 + np.where(low, within, within - half)
-        found[rows, group, place] = np.where(low, 0x80, 0x08) if value else 0x88
+        found[rows, group, place] = np.where(low, 0x80, 0x08) if value else zero
         return found.reshape(len(columns), -1)
 
     def _router(self, layer: int) -> NDArray[np.float32]:
@@ -163,9 +208,16 @@ class Maker:
         return router
 
 
+def _stream(name: str) -> int:
+    """A number of its own for each tensor."""
+    return int(sum(value * 131**at for at, value in enumerate(name.encode())) % (1 << 63))
+
+
 def _given(name: str, values: NDArray[np.float32]) -> Tensor:
+    flat = values.reshape(-1, values.shape[-1])
+
     def rows(first: int, count: int) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(values[first : first + count]).view(np.uint8)
+        return np.ascontiguousarray(flat[first : first + count]).view(np.uint8)
 
     return Tensor(name, values.shape, "f32", rows)
 

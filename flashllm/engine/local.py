@@ -29,6 +29,7 @@ from flashllm.engine.answer import Request, encode
 from flashllm.engine.answer_message import AnswerMessage
 from flashllm.engine.async_generation import AsyncGeneration
 from flashllm.engine.generation import Generation, OnPrefill, Token, Usage
+from flashllm.engine.hot_set import keep_hot_set, kept_hot_set
 from flashllm.engine.kept_context import KeptContext, kept_context_for
 from flashllm.engine.loading import OnLoading, load_planned, open_decoder
 from flashllm.engine.protocol import EngineWait
@@ -154,6 +155,8 @@ class Model:
         detours."""
         self._kept: KeptContext | None = kept_context_for(options, store, plan, decoder)
         self._turns = Turns(decoder, sanitize_line(self.info.name))
+        self._is_idle_host = False
+        """Whether what holds the model ever let it read ahead."""
         self._last_io_report: dict[str, Any] = {}
         """How bundles were read, once the model is closed."""
         # Computes for all asynchronous answers: each thread that computes has pools of its own.
@@ -315,11 +318,15 @@ class Model:
     def warm_up(self) -> float:
         """Read a little of what is not in memory yet, where there is room for all neurons.
 
+        Of experts that do not all fit, those that the last run which called this held at its end.
         Takes some milliseconds. Returns the share that was looked at: 1.0 where nothing is left to
         read, where there is less room, or where something is computed. Damage that is found is left
         to the answer that needs it. From any thread.
         """
         shares = [1.0]
+        if not self._is_idle_host and self.info.spec.experts is not None:
+            self._decoder.offer_hot_set(kept_hot_set(self._store.header.file_id, self.info.spec))
+        self._is_idle_host = True
         try:
             with right_of_way.taken():
                 self._turns.between_steps(lambda: shares.append(self._decoder.warm_up()))
@@ -467,6 +474,8 @@ class Model:
         self._own_thread.shutdown(wait=False)
         if self._kept is not None:
             self._kept.finish()
+        if self._is_idle_host and self.info.spec.experts is not None and self._decoder.pool.token:
+            keep_hot_set(self._store.header.file_id, self._decoder.hot_set())
         self._store.close()
         # The memory goes back now, though answers and contexts may still refer to the model.
         self._decoder.close()

@@ -90,6 +90,8 @@ def format_preview(preview: Preview, options: ConvertOptions) -> list[str]:
         lines.append("no neuron of it is ever zero: every token needs all of them")
     if options.dtype in GROUP_BYTES:
         lines.append(f"lossy: weights are rounded to {options.dtype}")
+    if options.requantise:
+        lines.append("lossy: what was rounded before may be again; the model says so ever after")
     if options.predictors == TRAIN:
         lines.append("training takes long; stopped, it goes on another time")
     return lines

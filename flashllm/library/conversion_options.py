@@ -21,11 +21,13 @@ class ConvertOptions:
     predictors: str = NO_PREDICTORS
     """none, train or checkpoint; all but none are lossy."""
     calibration: Path | None = None
+    requantise: bool = False
+    """Whether weights that were rounded before may be again."""
 
     @property
     def lossy(self) -> bool:
         """Whether the model will leave out neurons that are not zero, or rounds its weights."""
-        return self.predictors != NO_PREDICTORS or self.dtype in GROUP_BYTES
+        return self.predictors != NO_PREDICTORS or self.dtype in GROUP_BYTES or self.requantise
 
     def arguments(self) -> list[str]:
         """For the command line."""
@@ -34,4 +36,6 @@ class ConvertOptions:
             given += ["--dtype", self.dtype]
         if self.calibration is not None:
             given += ["--calibration", str(self.calibration.absolute())]
+        if self.requantise:
+            given.append("--requantise")
         return given

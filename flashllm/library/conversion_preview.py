@@ -58,7 +58,7 @@ def preview(
     """What `options` would make of `source`; the converter's own errors where they make nothing."""
     from flashllm.convert import describe
 
-    spec = describe(source, dtype=options.dtype)
+    spec = describe(source, dtype=options.dtype, requantise=options.requantise)
     _check_no_pickle(source)
     found = preview_shape(spec, destination, options, conditions)
     seconds, origin = _seconds_of_source(source, spec, options, destination, found.disk_bytes)

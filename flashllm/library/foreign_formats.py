@@ -106,7 +106,10 @@ def _of_config(file: Path) -> str:
     if not isinstance(settings, dict) or "group_size" not in settings:
         return ""
     bits = clean(str(settings.get("bits", "few")))[:8]
-    return f"a model in {bits} bits for Apple's MLX: {_ORIGINAL}"
+    return (
+        f"a model in {bits} bits for Apple's MLX, whose groups have offsets that no encoding here"
+        f" has: {_ORIGINAL}"
+    )
 
 
 def _command(source: Path) -> str:

@@ -15,6 +15,8 @@ _TRUE = ("1", "on", "yes", "true")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 _ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/|hf:(//)?")
+_GGUF = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
+"""What names of files in GGUF end with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,8 @@ def offline_variable() -> str | None:
 def is_name(text: str) -> bool:
     """Whether a text can be the name of a repository, with or without its organisation."""
     return bool(_NAME.fullmatch(text)) and "--" not in text and ".." not in text
+
+
+def gguf_stem(name: str) -> str:
+    """What a model in GGUF is called by the name of one of its files."""
+    return _GGUF.sub("", name)

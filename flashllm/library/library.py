@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from flashllm.library.conversion_options import ConvertOptions
 from flashllm.library.conversion_preview import Preview, preview
 from flashllm.library.formatting import clean, format_error, format_shape
 from flashllm.library.hf_cache import CACHED_PREFIX
+from flashllm.library.hub_names import gguf_stem
 from flashllm.library.models import DEMO_NAME, Checkpoint, FoundModel
 from flashllm.library.names import names_in
 from flashllm.library.runtime_memory import interpreter_bytes, kept_bytes
@@ -24,8 +24,6 @@ from flashllm.planning.plan import Plan
 from flashllm.settings.resolve import Settings
 from flashllm.system.paths import models_dir
 
-_GGUF = re.compile(r"(-\d{5}-of-\d{5})?\.gguf")
-"""What names of files in GGUF end with."""
 NAMES_MAX = 100
 """Names that are tried for a model whose own is taken."""
 
@@ -109,7 +107,7 @@ class Library:
         """Where a checkpoint's model would go: a name that is free."""
         parts = source.absolute().parts
         is_cached = parts[-2:-1] == ("snapshots",) and parts[-3].startswith(CACHED_PREFIX)
-        name = parts[-3].removeprefix(CACHED_PREFIX) if is_cached else _GGUF.sub("", source.name)
+        name = parts[-3].removeprefix(CACHED_PREFIX) if is_cached else gguf_stem(source.name)
         home = self.home if self.home is not None else source.absolute().parent
         base = home / f"{name.rpartition('--')[2] or 'model'}.flash"
         names = (base, *(base.with_stem(f"{base.stem}-{n}") for n in range(2, NAMES_MAX)))

@@ -33,13 +33,19 @@ from flashllm.library.download import CachedRepository
 from flashllm.library.formatting import clean
 from flashllm.library.hf_cache import cache_directories, checkpoints
 from flashllm.library.hub import RemoteFile, Repository
+from flashllm.library.hub_names import gguf_stem
 from flashllm.library.models import Checkpoint
 from flashllm.progress import Progress, SilentProgress
 from flashllm.system.filesystem import existing_parent
+from flashllm.units import format_bytes
 
 if TYPE_CHECKING:
     from flashllm.spec import ModelSpec
 
+NAMED_MAX = 12
+"""Of the models in GGUF that a message names."""
+GGUF_ENDING, PROJECTOR = ".gguf", "mmproj"
+"""The end of names of such files; vision towers, which are no models, begin with the other."""
 COMMIT_LENGTH_MIN = 7
 """Of the beginning of a commit that stands for it."""
 
@@ -70,6 +76,10 @@ class RemoteCheckpoint:
         """The size of these files."""
         return sum(file.size for file in self.files)
 
+    def source_in(self, snapshot: Path) -> Path:
+        """What is converted, where all files are in the directory `snapshot`."""
+        return snapshot
+
     def describe(self, **options: Any) -> ModelSpec:
         """The spec that it gets with these options of a conversion; errors as of `describe`."""
         with _written(self.repository, self.texts) as directory:
@@ -80,7 +90,8 @@ class RemoteCheckpoint:
 def examine(repository: Repository) -> RemoteCheckpoint:
     """The checkpoint in a repository, from the names of its files, its configuration and its index.
 
-    `NotACheckpoint` where there is nothing that can be converted.
+    `NotACheckpoint` where there is nothing that can be converted. For a model in GGUF see
+    `pull_gguf.examine_gguf`.
     """
     files = repository.files
     leading = named_weights(files.__contains__)
@@ -123,7 +134,6 @@ def _written(repository: Repository, texts: Mapping[str, bytes]) -> Iterator[Pat
 
 
 _FORMATS = {
-    ".gguf": "GGUF, which `flashllm convert` takes once the file is here",
     ".safetensors": "safetensors under names that no conversion looks for",
     ".bin": "pickles under names that no conversion looks for",
     ".pth": "pickles of another layout",
@@ -139,6 +149,10 @@ def _nothing_to_convert(repository: Repository) -> str:
     names = sorted(repository.files)
     if "adapter_config.json" in names:
         found = "an adapter (LoRA), which changes another model and is none itself"
+    elif models := gguf_models(repository):
+        shown = ", ".join(models[:NAMED_MAX])
+        more = f" and {len(models) - NAMED_MAX} more" if len(models) > NAMED_MAX else ""
+        found = f"models in GGUF; choose one with --file NAME: {shown}{more}"
     else:
         ending = next((e for e in _FORMATS if any(name.endswith(e) for name in names)), None)
         if ending is not None:
@@ -153,6 +167,18 @@ def _nothing_to_convert(repository: Repository) -> str:
     if repository.made_from is not None:
         advice = f"it was made from {repository.made_from}: flashllm pull {repository.made_from}"
     return f"{repository.name}: holds {found}; {advice}"
+
+
+def gguf_models(repository: Repository) -> list[str]:
+    """The models in GGUF of a repository: the first file of each, and the size of all its parts."""
+    sizes: dict[str, int] = {}
+    firsts: dict[str, str] = {}
+    for name in sorted(repository.files):
+        if name.endswith(GGUF_ENDING) and not name.startswith(PROJECTOR):
+            stem = gguf_stem(name)
+            firsts.setdefault(stem, name)
+            sizes[stem] = sizes.get(stem, 0) + repository.files[name].size
+    return [f"{clean(first)} ({format_bytes(sizes[stem])})" for stem, first in firsts.items()]
 
 
 def cached(checkpoint: RemoteCheckpoint) -> CachedRepository:
@@ -192,7 +218,7 @@ def fetch(checkpoint: RemoteCheckpoint, progress: Progress) -> Path:
         for file in checkpoint.files:
             place.fetch(file, _WhatComes(progress, place.bytes_here(file)))
         place.note_revision()
-    return place.snapshot
+    return checkpoint.source_in(place.snapshot)
 
 
 class _WhatComes(SilentProgress):
@@ -240,6 +266,7 @@ class Making:
     predictor_dtype: str | None = None
     order: str = "none"
     allow_pickle: bool = False
+    requantise: bool = False
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -249,6 +276,7 @@ class Making:
             "resident_dtype": self.resident_dtype,
             "act": self.act,
             "fatrelu_threshold": self.fatrelu_threshold,
+            "requantise": self.requantise,
         }
 
     @property
@@ -304,9 +332,8 @@ def convert_cached(
     checkpoint: RemoteCheckpoint, destination: Path, making: Making, progress: Progress
 ) -> None:
     """A converted model at `destination`, from the files in the cache, which stay there."""
-    source = cached(checkpoint).snapshot
     convert(
-        source,
+        checkpoint.source_in(cached(checkpoint).snapshot),
         destination,
         allow_pickle=making.allow_pickle,
         progress=progress,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashllm.errors import NotEnoughSpace
+from flashllm.errors import NotEnoughSpace, UnsupportedModel
 from flashllm.library.conversion_options import NO_PREDICTORS, TRAIN, ConvertOptions
 from flashllm.library.conversion_preview import Preview, conversion_seconds, preview_shape
 from flashllm.library.hf_cache import cache_directories
@@ -150,7 +150,10 @@ def _narrower(
         return ()
     found = []
     for dtype in NARROWER:
-        spec = checkpoint.describe(**making.reading | {"dtype": dtype, "resident_dtype": None})
+        try:
+            spec = checkpoint.describe(**making.reading | {"dtype": dtype, "resident_dtype": None})
+        except UnsupportedModel:  # weights that would be rounded a second time
+            continue
         other = preview_shape(spec, destination, options, conditions)
         if other.smallest_ceiling_bytes is not None and other.smallest_ceiling_bytes <= ceiling:
             found.append((dtype, other.smallest_ceiling_bytes))

@@ -48,6 +48,9 @@ LOGIT_BLOCK_BYTES = 4 << 20
 SHARED_TOKENS_MIN = 8
 """Fewer tokens are computed again rather than copied from another context."""
 
+HOT_AT_ONCE = 4
+"""Experts of a layer that are read together ahead of need: an answer waits for no more."""
+
 
 class Decoder:
     """A model in memory, which computes one call at a time for any of its contexts.
@@ -94,7 +97,7 @@ class Decoder:
             bundles = Neurons(spec, store.header.stride, kernels, weights)
         else:
             assert isinstance(selector, SelectRouted), "experts are chosen by their router alone"
-            bundles = Experts(spec, store.header, kernels, selector)
+            bundles = Experts(spec, store.header, kernels, selector, pool.counters)
         self._transformer = transformer
         self._norms = [layer.norm for layer in weights]
         self._decode = FeedForwardDecode(spec, pool, bundles, weights, clock)
@@ -114,6 +117,7 @@ class Decoder:
         """Memory of slots, or of pinned bundles, that was given back to the system."""
         self._bytes_to_release = self._bytes_asked = 0
         self._warming: Iterator[float] | None = None
+        self._hot: Sequence[Ids] = ()
         self._is_closed = False
         self.kv_pool: PagePool | None = None
         """Pages of keys and values, where these have a limit of their own."""
@@ -194,25 +198,51 @@ class Decoder:
 
     @torch.inference_mode()
     def warm_up(self) -> float:
-        """Reads one more block of what there is room for, where that is everything.
+        """Reads one more block of what there is room for: of everything, or of a hot set.
 
         Returns the share that was looked at, 1.0 where nothing is left to read. Any other step ends
         it; the next call begins anew and reads what is missing.
         """
         self.release()
         if self._warming is None:
-            if not self.pool.may_hold_more:
+            if self.pool.may_hold_more:
+                self.pool.drain()
+                self._warming = self._prefill.warm_up()
+            elif self._hot:
+                self.pool.drain()
+                self._warming = self._read_hot_set(self._hot)
+            else:
                 return 1.0
-            self.pool.drain()
-            self._warming = self._prefill.warm_up()
         try:
             share = next(self._warming, 1.0)
         except BaseException:
             self._end_warming()
             raise
         if share == 1.0:
+            self._hot = ()
             self._end_warming()
         return share
+
+    def offer_hot_set(self, hot: Sequence[Ids]) -> None:
+        """Experts of each layer that are worth reading while nobody waits, most valuable first."""
+        self._hot = hot
+
+    def hot_set(self) -> list[Ids]:
+        """What the slots of each layer hold, most valuable first."""
+        self.pool.drain()
+        return [self.pool.valuable(layer) for layer in range(self.spec.bundled_layers)]
+
+    def _read_hot_set(self, hot: Sequence[Ids]) -> Iterator[float]:
+        """Reads a few experts of each layer in turn into slots that are free; yields the share."""
+        longest = max(map(len, hot), default=0)
+        for first in range(0, longest, HOT_AT_ONCE):
+            for layer, ids in enumerate(hot):
+                part = ids[first : first + HOT_AT_ONCE][: self.pool.free_slots(layer)]
+                if len(part):
+                    for found in self.pool.rounds(layer, np.sort(part)):
+                        for _ in found.arrivals:
+                            pass
+                yield min((first + (layer + 1) / len(hot) * HOT_AT_ONCE) / longest, 1.0)
 
     def _end_warming(self) -> None:
         if self._warming is not None:

@@ -18,8 +18,9 @@ from flashllm.arrays import Ids
 from flashllm.flash.layout import BundleHeader
 from flashllm.model.activations import activate_each
 from flashllm.model.router import SelectRouted
-from flashllm.spec import ModelSpec
+from flashllm.spec import SPARSE_ACTIVATIONS, ModelSpec
 from flashllm.weight_cache.block_stream import Block
+from flashllm.weight_cache.counters import StreamCounters
 
 _Floats = NDArray[np.float32]
 PAIRS_AN_EXPERT = 2
@@ -31,7 +32,12 @@ class Experts:
     """Computes what a model's experts make of tokens, and adds it to hidden states."""
 
     def __init__(
-        self, spec: ModelSpec, header: BundleHeader, kernels: core.Kernels, router: SelectRouted
+        self,
+        spec: ModelSpec,
+        header: BundleHeader,
+        kernels: core.Kernels,
+        router: SelectRouted,
+        counters: StreamCounters,
     ) -> None:
         assert spec.experts is not None
         self.router = router
@@ -41,6 +47,8 @@ class Experts:
         self.stride = header.stride
         """Bytes from a bundle to the next."""
         self._kernels = kernels
+        self._counters = counters
+        self._may_be_silent = spec.activation in SPARSE_ACTIVATIONS and not spec.experts.bias
         gate, up, down, *biases = header.bundle_parts
         # Gate and up lie one behind the other: a single matrix of twice the rows.
         self._gate_up_bytes, self._end = gate + up, gate + up + down
@@ -63,6 +71,9 @@ class Experts:
     ) -> _Floats:
         """Outputs [n, d_model] of experts, at `positions` of `rows`, for `x` [d_model]."""
         dtype, neurons = self._spec.dtype, self._neurons
+        if self._may_be_silent and self._rows is not None:
+            hidden = self._without_silent(self._rows, rows, positions, x)
+            return self._through_down(rows, positions, hidden)
         both = np.empty((len(positions), 2 * neurons), dtype=np.float32)
         if self._rows is not None:
             # In one call: less waiting for threads.
@@ -73,6 +84,26 @@ class Experts:
                 gate_up, _ = self._matrices(rows, position)
                 self._kernels.matvec(gate_up, dtype, x, both[number])
         return self._finished(rows, positions, both)
+
+    def _without_silent(
+        self, where: Stride, rows: NDArray[np.uint8], positions: Ids, x: _Floats
+    ) -> _Floats:
+        """What goes into down, [n, neurons]: up of the neurons alone whose gate is not zero.
+
+        The same bits as `gated` of all: a silent neuron's output is zero whatever its up is.
+        """
+        gates = where.ids(positions, self._neurons)
+        gate = np.empty((len(positions), self._neurons), dtype=np.float32)
+        at = (rows, where.row_bytes, 0, self._spec.dtype)
+        self._kernels.dot_rows(*at, gates, x, gate.reshape(-1))
+        hidden = activate_each(self._spec, gate).reshape(-1)
+        active = np.flatnonzero(hidden)
+        up = np.empty(len(active), dtype=np.float32)
+        self._kernels.dot_rows(*at, gates[active] + np.int32(self._neurons), x, up)
+        hidden[active] *= up
+        self._counters.neurons += len(hidden)
+        self._counters.neurons_silent += len(hidden) - len(active)
+        return hidden.reshape(gate.shape)
 
     def _through_down(self, rows: NDArray[np.uint8], positions: Ids, hidden: _Floats) -> _Floats:
         """[n, neurons] of n experts to [n, d_model]: the bits of one after another."""
@@ -188,9 +219,10 @@ class Stride:
             return None
         return cls(row_bytes, stride // row_bytes, np.arange(rows, dtype=np.int32))
 
-    def ids(self, positions: Ids) -> Ids:
-        """The rows of the experts at `positions`, one expert after another."""
-        ids: Ids = (positions[:, None] * np.int32(self.rows_apart) + self.first).reshape(-1)
+    def ids(self, positions: Ids, count: int | None = None) -> Ids:
+        """The rows of the experts at `positions`, one after another; of each the first `count`."""
+        own = self.first[:count]
+        ids: Ids = (positions[:, None] * np.int32(self.rows_apart) + own).reshape(-1)
         return ids
 
 

@@ -41,6 +41,9 @@ class TokenCost:
     prefetched: int
     """Bundles whose reads began early, by prediction; `prefetched_used` of them were needed."""
     prefetched_used: int
+    neurons: int
+    """Neurons of experts that might be silent, and `neurons_silent` that were."""
+    neurons_silent: int
     rss_bytes: int
 
     @property
@@ -91,9 +94,9 @@ class TokenCost:
 
 _SUMMED_COSTS = (
     "wall_ns", "bytes_read", "bytes_useful", "reads", "io_busy_ns", "depth_ns", "hits", "misses",
-    "extra_rounds", "evicted_early", "prefetched", "prefetched_used",
+    "extra_rounds", "evicted_early", "prefetched", "prefetched_used", "neurons", "neurons_silent",
 )  # fmt: skip
-NO_COST = TokenCost(0, dict.fromkeys(PARTS, 0), 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0, 0, 0)
+NO_COST = TokenCost(0, dict.fromkeys(PARTS, 0), 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """The cost of a token for which nothing was measured."""
 
 
@@ -140,6 +143,8 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
         "spilled": sum(cost.evicted_early for cost in costs),
         "guessed": sum(cost.prefetched for cost in costs),
         "guesses_used": sum(cost.prefetched_used for cost in costs),
+        "neurons": sum(cost.neurons for cost in costs),
+        "neurons_silent": sum(cost.neurons_silent for cost in costs),
         "io_busy_ns": io_busy_ns,
         "io_bytes_per_second": ratio(bytes_read * 1e9, io_busy_ns),
         "queue_depth_mean": ratio(sum(cost.depth_ns for cost in costs), io_busy_ns),
@@ -149,12 +154,14 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
 
 
 _SUMMED = ("tokens", "wall_ns", "bytes_read", "bytes_useful", "reads", "hits", "misses", "passes",
-           "spilled", "guessed", "guesses_used", "io_busy_ns")  # fmt: skip
+           "spilled", "guessed", "guesses_used", "neurons", "neurons_silent",
+           "io_busy_ns")  # fmt: skip
 
 
 def merged_summary(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The `decode` object of two answers together: `decode_summary` of the costs of both."""
-    sums = {name: one[name] + other[name] for name in _SUMMED}
+    # Conversations of earlier versions have fewer of them.
+    sums = {name: one.get(name, 0) + other.get(name, 0) for name in _SUMMED}
     depth_ns = sum(each["queue_depth_mean"] * each["io_busy_ns"] for each in (one, other))
     sizes = [*one["read_sizes"], *other["read_sizes"]]
     reads_of = {
@@ -181,3 +188,11 @@ def _histogram(sizes: Sequence[Sequence[int]]) -> dict[str, int]:
 def ratio(part: float, whole: float, empty: float = 0.0) -> float:
     """`part` over `whole`, and `empty` where there is nothing to divide by."""
     return part / whole if whole else empty
+
+
+def useful_share(neurons: int, silent: int) -> float:
+    """The share of experts' bytes that changed anything, where `silent` of their neurons were zero.
+
+    Of three matrices of equal size, gate is always needed; of up and down what active neurons have.
+    """
+    return (1 + 2 * (1 - ratio(silent, neurons))) / 3

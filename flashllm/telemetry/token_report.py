@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashllm.system.clock import PARTS
-from flashllm.telemetry.costs import TokenCost, ratio
+from flashllm.telemetry.costs import TokenCost, ratio, useful_share
 from flashllm.telemetry.device_rates import (
     DRAM_UNKNOWN,
     PROFILE,
@@ -221,12 +221,22 @@ def decode_rows(
 ) -> list[tuple[str, str]]:
     """Names and texts of what tokens that were decoded cost: time, flash, hits, bound."""
     rate = rates.hit_rate(plan, decode["hit_rate"])
-    return [
+    rows = [
         ("time", format_parts(decode["parts_ns"].items())),
         ("flash", _format_flash(decode, rates)),
         ("in DRAM", f"{100 * rate:.1f} % of the {plan.bundle_noun}s that tokens needed"),
-        ("bound", format_bound(rates, plan, moved)),
     ]
+    if neurons := decode["neurons"]:
+        rows.append(("experts", format_silent(neurons, decode["neurons_silent"])))
+    return [*rows, ("bound", format_bound(rates, plan, moved))]
+
+
+def format_silent(neurons: int, silent: int) -> str:
+    """How many neurons of the chosen experts were zero, and what that leaves of their bytes."""
+    return (
+        f"{ratio(silent, neurons):.1%} of their neurons were zero;"
+        f" {useful_share(neurons, silent):.1%} of their bytes were of use"
+    )
 
 
 def memory_rows(rss_peak_bytes: int, plan: Plan) -> list[tuple[str, str]]:

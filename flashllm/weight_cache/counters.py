@@ -1,4 +1,4 @@
-"""The slot pool's counters, in a module without numpy, so that the chat can show them."""
+"""Counters of the slot pool and of decoding with it, without numpy: the chat shows them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StreamCounters:
-    """What the slot pool did, counted since it was made."""
+    """What the slot pool did, and decoding with its bundles, counted since it was made."""
 
     hits: int = 0
     misses: int = 0
@@ -19,3 +19,7 @@ class StreamCounters:
     """Bundles whose reads began before it was known that they are needed."""
     prefetched_used: int = 0
     """Prefetched bundles that were needed; they count as misses too."""
+    neurons: int = 0
+    """Neurons of chosen experts whose gate may be zero: those of ReLU and its like."""
+    neurons_silent: int = 0
+    """Of them, those whose gate was: neither their up nor their down changed anything."""

@@ -104,6 +104,13 @@ class LayerCache:
         """Ids of the bundles in DRAM, ascending."""
         return np.flatnonzero(self.held()).astype(np.int32)
 
+    def valuable(self, token: int) -> Ids:
+        """The same, those first that the policy keeps longest at token number `token`."""
+        ids = self.resident()
+        values = self._policy.values(ids.astype(np.intp), token)
+        ordered: Ids = ids[np.argsort(-values, kind="stable")]
+        return ordered
+
     def held(self) -> NDArray[np.bool_]:
         """[n]: which bundles are in DRAM or being read."""
         held: NDArray[np.bool_] = self._table.slot_of >= 0

@@ -97,6 +97,10 @@ class PinnedBundles:
         """False: what is pinned was read when the model was opened."""
         return False
 
+    def valuable(self, layer: int) -> Ids:  # noqa: ARG002
+        """None: what is pinned is read when the model opens."""
+        return NO_IDS
+
     def free_slots(self, layer: int) -> int:  # noqa: ARG002
         """None: what is pinned was read when the model was opened."""
         return 0

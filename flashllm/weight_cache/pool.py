@@ -85,6 +85,9 @@ class BundlePool(Protocol):
     def may_hold_more(self) -> bool:
         """Whether each bundle of the model has a slot, and some are not there yet."""
 
+    def valuable(self, layer: int) -> Ids:
+        """Bundles in the slots of a layer, those first that its policy keeps longest."""
+
     def free_slots(self, layer: int) -> int:
         """Slots of a layer that hold nothing, and that `fill` may use."""
 

@@ -226,6 +226,10 @@ class SlotPool:
         """Slots of a layer that a prompt may fill; the paper's policy holds its window only."""
         return self._layers[layer].free_slots if self._fills else 0
 
+    def valuable(self, layer: int) -> Ids:
+        """Bundles in the slots of a layer, those first that its policy keeps longest."""
+        return self._layers[layer].valuable(self.token)
+
     def resize(self, bundles_per_layer: Sequence[int]) -> None:
         """Use so many slots of each layer from now on; what was lent stays what it is, of these."""
         self.end_expecting()

@@ -11,10 +11,8 @@ import pytest
 from flashllm.convert import convert
 from flashllm.convert.families.known_shapes import describe_shape
 
-from benchmarks.peers.gguf_encoding import ENCODINGS
-from benchmarks.synthetic_experts.__main__ import main, write
-from benchmarks.synthetic_experts.routing import Recording, draw, read_recording
-from benchmarks.synthetic_experts.tensors import Maker
+from benchmarks.synthetic_experts.__main__ import CONTEXT, SHAPES, main, write
+from benchmarks.synthetic_experts.routing import Recording, draw, fold, read_recording
 from flashllm.bench.cache.traces import record
 from flashllm.engine.loading import open_decoder
 from flashllm.errors import UsageError
@@ -52,14 +50,15 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def small_spec() -> ModelSpec:
-    spec = describe_shape("qwen3-30b-a3b")
+def small_spec(name: str) -> ModelSpec:
+    spec = describe_shape(name)
     assert spec.experts is not None
     experts = replace(spec.experts, n_experts=EXPERTS, per_token=4, d_ffn=64)
+    windows = spec.attention_windows[:LAYERS]
     sizes = {"n_layers": LAYERS, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 300}
     return replace(
         spec, experts=experts, d_ffn=EXPERTS * 64, neurons_per_bundle=64, embed_dim=256, **sizes,
-        bos_id=None, eos_ids=(),
+        attention_windows=windows, bos_id=None, eos_ids=(),
     )  # fmt: skip
 
 
@@ -106,12 +105,35 @@ def test_what_is_drawn_is_like_what_was_recorded() -> None:
         draw(recorded, LAYERS + 1, EXPERTS, RECORDED, 10, seed=1)
 
 
-def test_an_answer_goes_through_the_table(recording: Path, tmp_path: Path) -> None:
-    spec = small_spec()
+def test_a_smaller_model_has_experts_that_stand_for_several() -> None:
+    recorded = Recording("test", recorded_sets(), EXPERTS)
+    folded = fold(recorded, 5)
+    assert (folded.n_experts, folded.sets.shape) == (5, recorded.sets.shape)
+    for sets, found in zip(recorded.sets, folded.sets, strict=True):
+        ranked = -np.sort(-np.bincount(sets.ravel(), minlength=EXPERTS))
+        expected = [ranked[first::5].sum() for first in range(5)]
+        assert sorted(np.bincount(found.ravel(), minlength=5)) == sorted(expected)
+    drawn = draw(folded, LAYERS, 5, 3, 200, seed=1)
+    assert (np.diff(drawn, axis=2) > 0).all(), "none twice"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [("qwen3-30b-a3b", ("int4", None)), ("gpt-oss-20b", ("mxfp4", "int8"))],
+)
+def test_an_answer_goes_through_the_table(
+    recording: Path, tmp_path: Path, name: str, dtypes: tuple[str, str | None]
+) -> None:
     sets = draw(read_recording(recording), LAYERS, EXPERTS, 4, 100, seed=2)
-    write(Maker(spec, sets, 2, ENCODINGS["q4_0"]), "test", tmp_path / "m.gguf", SilentProgress())
+    shape = SHAPES[name]
+    maker = shape.maker(small_spec(name), sets, 2)
+    write(shape, maker, "test", tmp_path / "m.gguf", SilentProgress())
     convert(tmp_path / "m.gguf", tmp_path / "model")
-    assert read_manifest(tmp_path / "model").spec.dtype == "int4"
+    manifest = read_manifest(tmp_path / "model")
+    assert (manifest.spec.dtype, manifest.spec.resident_dtype) == dtypes
+    wanted = replace(small_spec(name), dtype=dtypes[0], resident_dtype=dtypes[1])
+    assert manifest.spec == replace(wanted, max_positions=CONTEXT)
+    assert manifest.synthetic
     with open_decoder(tmp_path / "model") as decoder:
         logits, ids = decoder.prefill([150, 260, 30]), []
         for _ in range(40):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from flashllm.flash.layout import read_header
 from flashllm.flash.manifest import format_requantised, read_manifest
 from flashllm.library.scan import Conditions, examine
 from tests.support.gguf_models import Written, paired, write_gguf
+from tests.support.smallthinker import SmallThinker
 from tests.support.tiny import tiny
 
 SIZES: dict[str, Any] = {
@@ -31,6 +33,33 @@ SIZES: dict[str, Any] = {
 }
 DENSE: dict[str, Any] = {**SIZES, "intermediate_size": 96}
 EXPERTS: dict[str, Any] = {**SIZES, "num_experts": 5, "num_experts_per_tok": 2}
+GLM: dict[str, Any] = {
+    **EXPERTS,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 5,
+    "n_shared_experts": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+del GLM["num_experts"]
+SMALLTHINKER: dict[str, Any] = {
+    **SIZES,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+    "moe_num_primary_experts": 5,
+    "moe_num_active_primary_experts": 2,
+    "moe_ffn_hidden_size": 64,
+    "eos_token_id": 2,
+    "rope_layout": [1, 1],
+    "sliding_window_layout": [0, 0],
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "llama", {**DENSE, "tie_word_embeddings": False}),
     "llama, biases, tied": (
@@ -51,17 +80,51 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**EXPERTS, "head_dim": 32, "moe_intermediate_size": 64, "norm_topk_prob": True},
     ),
     "olmoe": ("olmoe", "olmoe", {**EXPERTS, "intermediate_size": 64}),
+    "glm4_moe": ("glm4_moe", "glm4moe", GLM),
+    "glm4_moe, norms, groups, all of a head turned": (
+        "glm4_moe",
+        "glm4moe",
+        {
+            **GLM,
+            "use_qk_norm": True,
+            "attention_bias": False,
+            "n_routed_experts": 6,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "smallthinker": ("smallthinker", "smallthinker", SMALLTHINKER),
+    "smallthinker, windows, some layers without positions": (
+        "smallthinker",
+        "smallthinker",
+        {
+            **SMALLTHINKER,
+            "num_hidden_layers": 6,
+            "moe_primary_router_apply_softmax": True,
+            "tie_word_embeddings": False,
+            "rope_layout": [0, 1, 1, 1, 0, 1],
+            "sliding_window_layout": [0, 1, 1, 1, 0, 1],
+        },
+    ),
     "arcee": ("arcee", "arcee", {**DENSE, "tie_word_embeddings": False}),
     "phi3": ("phi3", "phi3", {**DENSE, "tie_word_embeddings": False, "sliding_window": None}),
 }
 MATRICES = ("gate", "up", "down")
-DENSE_NAMES = [name for name, (_, _, sizes) in MODELS.items() if "num_experts_per_tok" not in sizes]
+DENSE_NAMES = [
+    name for name, (_, _, sizes) in MODELS.items() if not any("expert" in key for key in sizes)
+]
 WITH_EXPERTS = [name for name in MODELS if name not in DENSE_NAMES]
 
 
 def saved(name: str, directory: Path) -> Path:
     """A tiny checkpoint, whose first tokens are special ones."""
     model_type, _, sizes = MODELS[name]
+    if model_type == "smallthinker":
+        SmallThinker(**sizes).save(directory)
+        return directory
     tiny(model_type, **sizes).save_pretrained(directory)
     return directory
 
@@ -119,9 +182,10 @@ def test_experts_in_groups_are_kept_bit_for_bit(
     width, neurons = spec.d_model, spec.experts.d_ffn
     header = read_header(tmp_path / "found" / "ffn.bundles")
     raw = np.frombuffer(weights(tmp_path / "found")[1], np.uint8)
-    for layer in range(spec.n_layers):
+    for layer in range(spec.dense_layers, spec.n_layers):
         for expert in range(spec.experts.n_experts):
-            place = (layer * spec.experts.n_experts + expert) * header.stride
+            number = (layer - spec.dense_layers) * spec.experts.n_experts + expert
+            place = number * header.stride
             for matrix, rows, columns in (
                 ("gate", neurons, width), ("up", neurons, width), ("down", width, neurons)
             ):  # fmt: skip
@@ -405,3 +469,44 @@ def test_what_the_metadata_say_of_positions_and_layers_alike(tmp_path: Path) -> 
     }  # fmt: skip
     (files.checkpoint / "config.json").write_text(json.dumps(config))
     assert describe(files.gguf) == describe(files.checkpoint, dtype="f32")
+
+
+def test_blocks_behind_the_layers_are_left_out(tmp_path: Path) -> None:
+    """As published files of GLM-4.5 hold what predicts several tokens at once."""
+    files = written("glm4_moe", tmp_path, "F32", metadata={"glm4moe.nextn_predict_layers": 0})
+    (tmp_path / "more").mkdir()
+    counts = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 2}
+    again = write_gguf(tmp_path / "source", tmp_path / "more", "glm4moe", metadata=counts)
+    for number, name in enumerate(("blk.2.nextn.eh_proj.weight", "blk.3.attn_norm.weight")):
+        append_tensor(again.gguf, tmp_path / f"{number}.gguf", name, np.ones((2, 64)))
+        again = replace(again, gguf=tmp_path / f"{number}.gguf")
+    assert describe(again.gguf) == describe(files.gguf)
+    convert(again.gguf, tmp_path / "found")
+    convert(files.checkpoint, tmp_path / "expected", dtype="f32")
+    assert weights(tmp_path / "found") == weights(tmp_path / "expected")
+    (tmp_path / "none").mkdir()
+    counts = {"glm4moe.block_count": 2, "glm4moe.nextn_predict_layers": 2}
+    lying = write_gguf(tmp_path / "source", tmp_path / "none", "glm4moe", metadata=counts)
+    with pytest.raises(NotACheckpoint, match="nextn_predict_layers is 2, but there are 2 blocks"):
+        describe(lying.gguf)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("glm4_moe", {"glm4moe.expert_gating_func": 1}, "expert_gating_func is 1; supported: 2"),
+        ("glm4_moe", {"glm4moe.rope.dimension_sections": [4, 4, 4, 0]}, "dimension_sections"),
+        ("smallthinker", {"smallthinker.expert_gating_func": 3}, "func is 3; supported: 1, 2"),
+        (
+            "smallthinker",
+            {"smallthinker.attention.sliding_window_pattern": 3},
+            "sliding_window_pattern is 3; supported: 4",
+        ),
+    ],
+)
+def test_metadata_of_other_routers_and_layers(
+    tmp_path: Path, name: str, change: dict[str, Any], message: str
+) -> None:
+    files = written(name, tmp_path, "F32", metadata=change)
+    with pytest.raises(UnsupportedModel, match=message):
+        describe(files.gguf)

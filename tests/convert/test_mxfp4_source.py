@@ -11,13 +11,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from flashllm.convert import convert, convert_shards, verify
+from flashllm.convert import convert, convert_shards, describe, verify
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from flashllm.errors import FlashllmError, TensorMismatch, UnsupportedModel
+from flashllm.errors import DownloadFailed, FlashllmError, TensorMismatch, UnsupportedModel
 from flashllm.flash.layout import read_header
 from flashllm.flash.manifest import read_manifest
+from flashllm.flash.unfinished import pulled_path
 from tests.support.compare import Oracle, check_prefill, check_steps, oracle
 from tests.support.local_shards import LocalShards, split
 from tests.support.refused import refuse
@@ -170,7 +171,7 @@ def test_blocks_that_do_not_fit(
     refuse(tmp_path / "source", TensorMismatch, match)
 
 
-@pytest.mark.parametrize("value", [{"quant_method": "awq"}, {"bits": 4}, "mxfp4", [1]])
+@pytest.mark.parametrize("value", [{"quant_method": "bitsandbytes"}, {"bits": 4}, "mxfp4", [1]])
 def test_other_quantised_weights_are_refused(
     source: tuple[Oracle, Path], tmp_path: Path, value: Any
 ) -> None:
@@ -181,15 +182,42 @@ def test_other_quantised_weights_are_refused(
         convert(tmp_path / "source", tmp_path / "model")
 
 
+@pytest.mark.parametrize("keys", [("quantization",), ("quantization", "quantization_config")])
+def test_weights_of_mlx_are_refused_with_the_reason(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    values = {key: {"group_size": 64, "bits": 4} for key in keys}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"} | values))
+    with pytest.raises(UnsupportedModel, match=r"quantization is that of Apple's MLX, in 4 bits: "):
+        describe(tmp_path)
+
+
+def is_scales(name: str) -> bool:
+    return name.endswith("_scales")
+
+
 def test_checkpoints_in_several_files(source: tuple[Oracle, Path], tmp_path: Path) -> None:
-    """Whole, and one by one where no tensor is torn between them."""
+    """Whole, and one by one; also where numbers and scales are in different ones."""
     convert(source[1], tmp_path / "expected")
     expected = (tmp_path / "expected" / "ffn.bundles").read_bytes()[16384:]
-    torn = split(source[1], tmp_path / "torn", lambda name: name.endswith("_scales"))
+    torn = split(source[1], tmp_path / "torn", is_scales)
     convert(torn, tmp_path / "of-torn")
     assert (tmp_path / "of-torn" / "ffn.bundles").read_bytes()[16384:] == expected
-    with pytest.raises(UnsupportedModel, match="its scales lie in different files"):
-        convert_shards(LocalShards(torn), tmp_path / "of-torn-shards")
+    for number, is_second in enumerate((is_scales, lambda name: not is_scales(name))):
+        # As an interrupted one goes on: the first file has come and gone before the second does.
+        torn = split(source[1], tmp_path / f"torn-{number}", is_second)
+        shards, target = LocalShards(torn), tmp_path / f"of-torn-{number}"
+        shards.fail_at = "model-2.safetensors"
+        with pytest.raises(DownloadFailed):
+            convert_shards(shards, target)
+        kept = list(pulled_path(target).glob("parts/*"))
+        assert len(kept) == 2 * 2
+        shards.fail_at = None
+        convert_shards(shards, target)
+        assert (target / "ffn.bundles").read_bytes()[16384:] == expected
+        assert (shards.fetched, shards.most_here) == (
+            ["model-1.safetensors", "model-2.safetensors"],
+            1,
+        )
+        assert not pulled_path(target).exists()
     layers = split(source[1], tmp_path / "layers", lambda n: n.endswith(("_scales", "_blocks")))
     convert_shards(LocalShards(layers), tmp_path / "of-shards")
     assert (tmp_path / "of-shards" / "ffn.bundles").read_bytes()[16384:] == expected

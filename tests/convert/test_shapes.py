@@ -80,6 +80,9 @@ PUBLISHED_BILLIONS = {
     "qwen3-coder-30b-a3b": 30.532,
     "olmoe-1b-7b": 6.919,
     "mixtral-8x7b": 46.703,
+    "glm-4.5-air": 106.85,
+    "smallthinker-4b-a0.6b": 4.035,
+    "smallthinker-21b-a3b": 21.5,
     "gpt-oss-20b": 20.915,
     "gpt-oss-120b": 116.829,
     "phi-1.5": 1.418,
@@ -89,7 +92,7 @@ PUBLISHED_BILLIONS = {
     "phi-4": 14.660,
 }
 """Weights that the uploads hold; a tied head counts once."""
-REMOTE_CODE = ("bamboo", "minicpm", "sparsellama")
+REMOTE_CODE = ("bamboo", "minicpm", "sparsellama", "smallthinker")
 """Of these transformers has no class of its own."""
 
 
@@ -118,8 +121,10 @@ def test_parameters_are_those_that_transformers_makes(name: str) -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     model.tie_weights()
-    # A tied head is one matrix, which `parameters` names once.
-    assert parameters(describe_shape(name)) == sum(p.numel() for p in model.parameters())
+    # A tied head is one matrix, which `parameters` names once; what only chooses experts is stored.
+    biases = [b for called, b in model.named_buffers() if called.endswith("correction_bias")]
+    expected = sum(values.numel() for values in (*model.parameters(), *biases))
+    assert parameters(describe_shape(name)) == expected
 
 
 def test_features_that_sizes_do_not_show() -> None:
@@ -128,6 +133,10 @@ def test_features_that_sizes_do_not_show() -> None:
     assert describe_shape("falcon-7b").shared_norm
     large = describe_shape("falcon-40b")
     assert (large.shared_norm, large.n_kv_heads, large.block) == (False, 8, "parallel")
+    early = describe_shape("smallthinker-21b-a3b")
+    assert (len(early.unrotated_layers), sum(map(bool, early.attention_windows))) == (13, 39)
+    everywhere = describe_shape("smallthinker-4b-a0.6b")
+    assert (everywhere.unrotated_layers, everywhere.attention_windows) == ((), ())
     assert describe_shape("llama-7b-relu").gate == "resident"
     assert not describe_shape("llama-7b").sparse
     assert describe_shape("opt-6.7b").dtype == "f16"

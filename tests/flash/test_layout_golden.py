@@ -27,7 +27,7 @@ from flashllm.spec import ModelSpec, MoeSpec
 from tests.flash.golden import make
 from tests.support.checkpoints import all_bytes
 from tests.support.dequantised import dequantised
-from tests.support.encodings import decode, nbytes_of
+from tests.support.encodings import decode, encode, nbytes_of
 
 GOLDEN = Path(__file__).parent / "golden"
 CONVERTED = GOLDEN / "converted"
@@ -65,6 +65,7 @@ V2 = Documented(
     (
         "experts-converted/ffn.bundles",
         "experts-converted-int4/ffn.bundles",
+        "experts-converted-mxfp4/ffn.bundles",
         "experts-converted/ffn.crc32c",
         "experts-converted-int4/resident.safetensors",
     ),
@@ -150,6 +151,7 @@ def test_formulas_of_the_document() -> None:
     [
         ("experts-converted", 2 * 4 * 20 + 10 * 8, (80, 80, 80)),
         ("experts-converted-int4", 2 * 4 * 18 + 10 * 18, (72, 72, 180)),
+        ("experts-converted-mxfp4", 2 * 4 * 17 + 10 * 17, (68, 68, 170)),
     ],
 )
 def test_formulas_of_experts(name: str, bundle_bytes: int, parts: tuple[int, ...]) -> None:
@@ -168,7 +170,7 @@ def expert(folder: Path, layer: int, number: int) -> dict[str, np.ndarray]:
     stride, _, data_offset = struct.unpack_from("<3Q", raw, 40)
     (columns,) = struct.unpack_from("<I", raw, 88)
     known = {"neurons_per_bundle": neurons, "d_model": width}
-    dtype = {2: "f16", 5: "int4"}[code]
+    dtype = {2: "f16", 5: "int4", 6: "mxfp4"}[code]
     bundle = raw[data_offset + (layer * experts + number) * stride :][:stride]
     matrices = {}
     for name, shape, first in table("matrix", V2):
@@ -184,9 +186,11 @@ def expert(folder: Path, layer: int, number: int) -> dict[str, np.ndarray]:
     return matrices
 
 
-@pytest.mark.parametrize("name", ["experts-converted", "experts-converted-int4"])
+@pytest.mark.parametrize(
+    "name", ["experts-converted", "experts-converted-int4", "experts-converted-mxfp4"]
+)
 def test_experts_by_the_document(name: str) -> None:
-    """The numbers of the source, rounded to steps of a row's largest over 7 in int4."""
+    """The numbers of the source: in int4 within half a step, in mxfp4 as the format rounds."""
     steps = 0.5 / 7 if name.endswith("int4") else 0.0
     for layer in range(2):
         for number in range(3):
@@ -200,6 +204,9 @@ def test_experts_by_the_document(name: str) -> None:
             found = expert(GOLDEN / name, layer, number)
             assert found.keys() == expected.keys()
             for matrix, values in expected.items():
+                if name.endswith("mxfp4"):
+                    rounded = encode(values, "mxfp4")
+                    values = decode(rounded, "mxfp4", values.shape[1])
                 errors = np.abs(found[matrix] - values).max(axis=1)
                 assert (errors <= steps * np.abs(values).max(axis=1)).all(), matrix
 

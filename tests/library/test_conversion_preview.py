@@ -131,6 +131,10 @@ def test_the_options_are_those_of_the_command() -> None:
     assert given == [
         "--predictors", "train", "--dtype", "int8", "--calibration", "/a/text.txt",
     ]  # fmt: skip
+    again = ConvertOptions("mxfp4", requantise=True)
+    assert again.arguments() == ["--predictors", "none", "--dtype", "mxfp4", "--requantise"]
+    assert again.lossy
+    assert ConvertOptions(requantise=True).lossy
 
 
 def test_where_a_model_would_go(tmp_path: Path) -> None:

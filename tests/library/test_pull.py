@@ -214,7 +214,11 @@ def serve(server: HubServer, *names: str, tags: tuple[str, ...] = (), **files: b
         ((), "no config.json, and no other file either"),
         (("README.md",), "no config.json"),
         (("config.json",), "no weights"),
-        (("model-Q4_K_M.gguf",), r"GGUF, which `flashllm convert` takes.* \(model-Q4_K_M.gguf\)"),
+        (
+            ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b.gguf", "mmproj-b.gguf"),
+            r"models in GGUF; choose one with --file NAME: a-00001-of-00002.gguf \(2 B\),"
+            r" b.gguf \(1 B\); look",
+        ),
         (("config.json", "consolidated.safetensors"), "safetensors under names"),
         (("config.json", "consolidated.00.pth"), "pickles of another layout"),
         (("config.json", "tf_model.h5"), "weights for TensorFlow"),

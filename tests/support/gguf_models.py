@@ -31,6 +31,22 @@ _KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+_KEYS_OF = {
+    "glm4moe": {
+        "leading_dense_block_count": "first_k_dense_replace",
+        "expert_shared_count": "n_shared_experts",
+        "expert_weights_scale": "routed_scaling_factor",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+    },
+}
+"""What the published converter of each architecture says besides."""
+_OTHER_NAMES = {
+    "expert_count": ("num_experts", "n_routed_experts", "moe_num_primary_experts"),
+    "expert_used_count": ("moe_num_active_primary_experts",),
+    "expert_feed_forward_length": ("moe_ffn_hidden_size",),
+}
 PAIRED = ("llama", "arcee")
 """Architectures whose rotations turn neighbours (llama.cpp: `LLAMA_ROPE_TYPE_NORM`)."""
 
@@ -61,7 +77,9 @@ def write_gguf(
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors, origins = {}, {}
     for name, values in _stacked(load_file(source / "model.safetensors")).items():
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        # As the published converter renames it, so that the package knows it.
+        plain_name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        theirs = names.get_name(plain_name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         pairs = heads.get(theirs.split(".")[-2], 0) if architecture in PAIRED else 0
         tensors[theirs], origins[theirs] = paired(values, pairs), (name, pairs)
@@ -125,11 +143,22 @@ def _arch(name: str) -> gguf.MODEL_ARCH:
 def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
     found = {
         f"{architecture}.{key}": config[name]
-        for key, name in _KEYS.items()
+        for key, name in {**_KEYS, **_KEYS_OF.get(architecture, {})}.items()
         if config.get(name) is not None
     }
-    if "num_experts" in config:
-        found[f"{architecture}.expert_count"] = config["num_experts"]
+    for key, others in _OTHER_NAMES.items():
+        for name in others:
+            if name in config:
+                found[f"{architecture}.{key}"] = config[name]
+    if architecture == "smallthinker":
+        softmax = config["moe_primary_router_apply_softmax"]
+        found[f"{architecture}.expert_gating_func"] = 1 if softmax else 2
+        if any(config["sliding_window_layout"] or ()):
+            found[f"{architecture}.attention.sliding_window"] = config["sliding_window_size"]
+    if architecture == "glm4moe":
+        found[f"{architecture}.expert_gating_func"] = 2
+        share = config["rope_parameters"]["partial_rotary_factor"]
+        found[f"{architecture}.rope.dimension_count"] = int(config["head_dim"] * share)
     theta = (config.get("rope_parameters") or config).get("rope_theta", 10000.0)
     return {
         **found,

@@ -182,6 +182,14 @@ def test_stats_say_what_the_report_says() -> None:
     ]
 
 
+def test_stats_say_what_experts_of_relu_left_unused() -> None:
+    found = report()
+    assert "experts" not in stats_text(found, RATES, plan())
+    found["decode"] |= {"neurons": 1000, "neurons_silent": 700}
+    words = " ".join(stats_text(found, RATES, plan()).split())
+    assert "experts 70.0% of their neurons were zero; 53.3% of their bytes were of use" in words
+
+
 def test_stats_say_that_the_end_was_decoded_too() -> None:
     ended = report()
     ended["tokens"].pop()

@@ -19,7 +19,8 @@ from flashllm.library.conversion_job import Conversions, JobState
 from flashllm.library.conversion_options import TRAIN, ConvertOptions
 from flashllm.library.conversion_preview import Preview
 from flashllm.library.models import Checkpoint, FoundModel, ModelChoice
-from flashllm.ui.screens.convert import ConvertForm, ConvertScreen
+from flashllm.ui.screens.convert import ConvertScreen
+from flashllm.ui.screens.convert_form import AGAIN, ConvertForm
 from flashllm.ui.screens.models import ModelPicker, details
 from tests.support.fake_library import (
     BIG,
@@ -549,6 +550,37 @@ async def test_options_become_a_wish() -> None:
         await pilot.pause(0.3)
         assert form.query_one("#destination", Input).value == "/mine"
     assert library.asked[-1][0] == Path("/other")
+
+
+async def test_rounding_again_is_offered_where_it_is_needed(tmp_path: Path) -> None:
+    refusal = UnsupportedModel("x.gguf: these weights would be rounded a second time. --requantise")
+    app, _, library = convert_host("sys.exit('flashllm: round it with --requantise')")
+    async with app.run_test() as pilot:
+        await write(pilot, "source", "/x.gguf")
+        await previewed(pilot)
+        form = form_of(app)
+        row = form.query_one("#rounding-row")
+        assert not row.display
+        library.refusal = refusal
+        form.query_one("#dtype", Select).value = "mxfp4"
+        await previewed(pilot, "would be rounded a second time")
+        assert row.display
+        library.refusal = None
+        form.query_one("#rounding", Select).value = AGAIN
+        await previewed(pilot, "lossy: what was rounded before may be again")
+        wish = form.wish()
+        assert wish is not None
+        assert wish.options == ConvertOptions("mxfp4", requantise=True)
+    # What only the weights say is said by the conversion.
+    again, conversions, _ = convert_host("sys.exit('flashllm: round it with --requantise')")
+    async with again.run_test() as pilot:
+        await write(pilot, "source", str(tmp_path))
+        await previewed(pilot)
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: conversions.job is not None and conversions.job.status.is_over)
+        again.screen.action_again()  # type: ignore[attr-defined]
+        assert form_of(again).query_one("#rounding-row").display
+    conversions.close()
 
 
 async def test_a_source_that_was_given_and_the_cache() -> None:

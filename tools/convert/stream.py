@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import flashllm
-from flashllm.errors import Interrupted, UnsupportedModel
+from flashllm.errors import Interrupted
 from flashllm.flash.file_names import BUNDLES_FILE, RESIDENT_FILE
 from flashllm.flash.layout import BundleHeader
 from flashllm.flash.manifest import LAYOUT_VERSION, FileRecord
@@ -46,6 +46,7 @@ def convert_shards(
     act: str | None = None,
     fatrelu_threshold: float | None = None,
     resident_dtype: str | None = None,
+    requantise: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Turn the checkpoint that `source` sends into a converted model at `destination`.
@@ -57,7 +58,9 @@ def convert_shards(
     """
     progress = SilentProgress() if progress is None else progress
     destination = Path(destination).absolute()
-    overrides = Overrides(dtype, act, fatrelu_threshold, resident_dtype)
+    overrides = Overrides(
+        dtype, act, fatrelu_threshold, resident_dtype, requantise=requantise or None
+    )
     check_destination(destination)
     made = {
         **source.identity,
@@ -103,14 +106,12 @@ def _inspect(
     name = model_name(directory)
     if (warning := doubtful_activation(name, spec, overrides)) is not None:
         progress.warn(warning)
-    shards = {shard: arriving_shard(source, directory, shard) for shard in source.files.shards}
+    shards = {
+        shard: arriving_shard(source, directory, shard, partial.parts)
+        for shard in source.files.shards
+    }
     checkpoint = Checkpoint(directory, shards, source.files.index)
     check_weight_map(source.files, checkpoint)
-    if (torn := checkpoint.torn_tensor) is not None:
-        raise UnsupportedModel(
-            f"{name}: {torn} and its scales lie in different files, which cannot be converted one"
-            " by one; fetch all of it with `flashllm pull` and convert that"
-        )
     job = look(name, config, family, spec, checkpoint, overrides)
     for copy, original in job.assignment.copies:
         if (copy.dtype, copy.shape) != (original.dtype, original.shape):
@@ -128,6 +129,7 @@ def _take_shards(
         partial.copies.clear()
     left = [name for name in arriving.shards if name not in partial.shards]
     needed = max((sizes[name] for name in left), default=0)
+    needed += sum(part.nbytes for _, part in job.checkpoint.torn if part.file in left)
     check_space(partial.directory, needed + (0 if partial.shards else converted_bytes(job)))
     with PlacedWeights(partial.model, job) as weights:
         if left:
@@ -142,9 +144,13 @@ def _take_shards(
                 weights.take(name, counted)
                 counted.rest()
                 partial.copies |= _copy_hashes(job, name)
+                for part in (part for _, part in job.checkpoint.torn if part.file == name):
+                    arriving.shards[name].keep(part.name)
             partial.shards[name] = record
             partial.save()
             source.drop(name)
+            for part in (part for whole, part in job.checkpoint.torn if whole.file == name):
+                arriving.shards[part.file].forget(part.name)
         weights.write_resident_header()
     for copy, original in job.assignment.copies:
         if partial.copies[copy.name] != partial.copies[original.name]:

@@ -8,6 +8,7 @@ from typing import Any
 from flashllm.bench.sample_statistics import LEAST_VALUES
 from flashllm.cli.shared.output import table
 from flashllm.telemetry.formatting import PART_WORDS
+from flashllm.telemetry.token_report import format_silent
 from flashllm.units import format_bytes, format_memory, format_number
 
 WIDTH = 79
@@ -179,6 +180,8 @@ def _flash(summary: dict[str, Any]) -> list[Row]:
                 f" they were known to be needed; {cache['guesses_used']:.1%} were",
             )
         )
+    if neurons := cache["neurons_per_token"]:
+        rows.append(("  experts", format_silent(neurons, cache["neurons_silent_per_token"])))
     if cache["passes"] or cache["spilled"]:
         rows.append(("  short of slots", f"{cache['passes']} passes, {cache['spilled']} spilled"))
     return rows

@@ -13,6 +13,7 @@ from flashllm.cli.commands.convert import (
     add_learning,
     add_progress,
     add_reading,
+    add_requantise,
     stopped_like_ctrl_c,
 )
 from flashllm.cli.commands.pull_report import plan_rows
@@ -20,11 +21,13 @@ from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_options
 from flashllm.cli.shared.output import Output, remark, table
 from flashllm.errors import DestinationExists, DownloadFailed, FlashllmError, UsageError
+from flashllm.library.hub_names import gguf_stem
 from flashllm.library.names import names_in
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.untrusted.terminal import sanitize
 
 if TYPE_CHECKING:
+    from flashllm.library.hub import Repository
     from flashllm.library.library import Library
     from flashllm.library.pull import Making, RemoteCheckpoint
     from flashllm.library.pull_plan import PullPlan
@@ -49,11 +52,12 @@ def pull(arguments: argparse.Namespace) -> int:
         if (variable := hub_names.offline_variable()) is not None:
             return _without_network(arguments, name, revision, variable)
         try:
-            checkpoint = library_pull.examine(hub.look(name, revision))
+            checkpoint = _examined(hub.look(name, revision), arguments.file)
         except DownloadFailed as problem:
             raise DownloadFailed(f"{problem}{_where_it_is(name, revision)}") from problem
         streams = _streams(arguments, checkpoint, making)
-        place = destination or library.destination(library_pull.cached(checkpoint).snapshot)
+        source = checkpoint.source_in(library_pull.cached(checkpoint).snapshot)
+        place = destination or library.destination(source)
         plan = plan_pull(
             checkpoint,
             place,
@@ -78,6 +82,14 @@ def pull(arguments: argparse.Namespace) -> int:
             library_pull.fetch_and_convert(checkpoint, destination, making, progress)
             path = destination
     return _say_what_is_next(arguments, plan, path, converted=destination is not None)
+
+
+def _examined(repository: Repository, file: str | None) -> RemoteCheckpoint:
+    """The checkpoint of a repository, or the model in GGUF that was chosen."""
+    from flashllm.library.pull import examine
+    from flashllm.library.pull_gguf import examine_gguf
+
+    return examine(repository) if file is None else examine_gguf(repository, file)
 
 
 def _repository(arguments: argparse.Namespace) -> str:
@@ -120,6 +132,7 @@ def _making(arguments: argparse.Namespace) -> Making:
         predictor_dtype=arguments.predictor_dtype,
         order=arguments.order,
         allow_pickle=arguments.allow_pickle,
+        requantise=arguments.requantise,
     )
     if arguments.convert is None:
         for option in (*making.learning, *(["keep_source"] if arguments.keep_source else [])):
@@ -137,7 +150,8 @@ def _destination(arguments: argparse.Namespace, library: Library, name: str) -> 
         destination = Path(arguments.convert)
     else:
         home = library.home or Path()
-        destination = home / f"{name.rpartition('/')[2]}.flash"
+        stem = name.rpartition("/")[2] if arguments.file is None else gguf_stem(arguments.file)
+        destination = home / f"{stem}.flash"
     if os.path.lexists(destination):
         raise DestinationExists(
             f"{destination}: exists already; open it with `flashllm chat {destination}`, or choose"
@@ -153,7 +167,8 @@ def _streams(arguments: argparse.Namespace, checkpoint: RemoteCheckpoint, making
     if arguments.convert is None:
         return False
     check_pickles(checkpoint, making)
-    if arguments.keep_source or is_cached(checkpoint):
+    whole = arguments.file is not None  # of which no part can be converted before all are here
+    if arguments.keep_source or whole or is_cached(checkpoint):
         return False
     check_streamable(checkpoint, making)
     return True
@@ -164,18 +179,19 @@ def _without_network(arguments: argparse.Namespace, name: str, revision: str, va
     from flashllm.library.pull import find_cached
 
     found = find_cached(name, revision)
-    if found is None:
+    path = None if found is None else found.path / (arguments.file or "")
+    if path is None or not path.exists():
         raise DownloadFailed(
             f"{name}: {variable} is set, so nothing is fetched, and it is not in the cache; unset"
             f" {variable} to go on, or see `flashllm ls --checkpoints`"
         )
     remark(f"{variable} is set, so nothing is fetched; what is in the cache is not looked up anew")
     if arguments.convert is not None:
-        raise UsageError(f"{name}: is here; convert it: flashllm convert {found.path} DST")
+        raise UsageError(f"{name}: is here; convert it: flashllm convert {path} DST")
     if arguments.json:
-        Output().json({"repository": name, "revision": revision, "path": str(found.path)})
+        Output().json({"repository": name, "revision": revision, "path": str(path)})
     else:
-        _write_path(found.path)
+        _write_path(path)
     return 0
 
 
@@ -224,6 +240,9 @@ def _say_what_is_next(
     if converted:
         remark(f"next: flashllm chat {shlex.quote(names_in(arguments.settings).typed(path))}")
         return 0
+    if arguments.file is not None:
+        remark(f"next: flashllm convert {shlex.quote(str(path))}")
+        return 0
     name = plan.repository.rpartition("/")[2]
     revision = "" if plan.revision == "main" else f"@{plan.revision}"
     learning = " --predictors train --calibration TEXT" if plan.trains else ""
@@ -243,6 +262,7 @@ examples:
   flashllm pull qwen3-4b                        into the Hugging Face cache, for `convert`
   flashllm pull qwen3-4b --convert              converted while it comes, on little more disk
   flashllm pull ORG/NAME@v1.0 --convert big.flash --dtype int8
+  flashllm pull ORG/NAME-GGUF --file name-Q4_0.gguf --convert
   flashllm pull afm-4.5b --convert --keep-source --predictors train --calibration text.txt
 """
 _OPTIONS = ("memory", "ctx_size", "kv_dtype", "profile")
@@ -256,6 +276,12 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ORG/NAME[@REV]",
         help="a repository of the hub, at a branch, a tag or a commit (default: main); or a name"
         " from `flashllm models`",
+    )
+    parser.add_argument(
+        "--file",
+        metavar="NAME.gguf",
+        help="a model in GGUF, or any part of one, of a repository that holds such files; it stays"
+        " in the cache also with --convert",
     )
     parser.add_argument(
         "--convert",
@@ -274,6 +300,7 @@ def add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what it takes, and stop")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     add_reading(parser)
+    add_requantise(parser)
     add_learning(parser)
     add_allow_pickle(parser)
     add_progress(parser)

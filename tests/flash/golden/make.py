@@ -23,6 +23,7 @@ CONVERTED = {
     "converted-int4": ("source", "int4"),
     "experts-converted": ("experts-source", None),
     "experts-converted-int4": ("experts-source", "int4"),
+    "experts-converted-mxfp4": ("experts-source", "mxfp4"),
 }
 """Folder -> its source, and the encoding that is asked for; None for that of the source."""
 SIZES = {

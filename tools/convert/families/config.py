@@ -16,14 +16,14 @@ from flashllm.errors import NotACheckpoint, UnsupportedModel
 from flashllm.untrusted.strict_json import parse_object
 
 from ..source.files import read_small
-from .quantisation import QuantisationError, encoding_of
+from .quantisation import QuantisationError, encoding_of, is_mlx
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 CONFIG_BYTES_MAX = 4 << 20
 NUMBER_MAX = 1e12
 
-_QUANTISATION_KEY = "quantization_config"
+_QUANTISATION_KEY, _MLX_KEY = "quantization_config", "quantization"
 """Of any family; changes what the weights mean when it is set to something."""
 _MATHS = re.compile(
     r"activation|(^|_)act(_|$)|alibi|attn|attention|bias|softcap|(^|_)cap|clip|conv_|embed|expert|"
@@ -128,10 +128,12 @@ def quantisation_of(config: Config) -> str | None:
 
     `UnsupportedModel` for weights that are quantised in another way.
     """
+    # MLX writes its own key, and lately the usual one besides.
+    key = _MLX_KEY if is_mlx(config.values.get(_MLX_KEY)) else _QUANTISATION_KEY
     try:
-        return encoding_of(config.get(_QUANTISATION_KEY))
+        return encoding_of(config.get(key))
     except QuantisationError as problem:
-        raise UnsupportedModel(f"{config.path}: {_QUANTISATION_KEY} {problem}") from problem
+        raise UnsupportedModel(f"{config.path}: {key} {problem}") from problem
 
 
 def _read(directory: Path, name: str) -> Config:

@@ -14,6 +14,18 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class WindowedLayers:
+    """Where the metadata has the key `window`: lists that are 0 for each `period`-th layer.
+
+    The first layer is one of those; all others have 1 in the lists, which are keys of config.json.
+    """
+
+    window: str
+    lists: tuple[str, ...]
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
 class GgufArchitecture:
     """What `general.architecture` stands for.
 
@@ -39,6 +51,12 @@ class GgufArchitecture:
     """A tensor -> the flag of config.json that is true where it is there."""
     with_experts: GgufArchitecture | None = None
     """What it is instead where its metadata says that there are experts."""
+    meanings: Mapping[str, tuple[str, Mapping[Any, Any]]] = field(default_factory=dict)
+    """A key of the metadata -> the key of config.json that it is, by values of either."""
+    following: str = ""
+    """The key of how many of the blocks come after the model's layers, and are left out."""
+    windowed: WindowedLayers | None = None
+    """Which layers have a window, where the metadata says only that some have."""
 
 
 _SETTINGS = {
@@ -59,7 +77,7 @@ _EXPERT_SETTINGS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_weights_norm": "norm_topk_prob",
 }
-_SOFTMAX = 1
+_SOFTMAX, _SIGMOID = 1, 2
 _EXPERTS_IMPLIED = {"expert_gating_func": _SOFTMAX, "expert_weights_scale": 1.0}
 
 _LAYER = "model.layers.{i}"
@@ -163,6 +181,71 @@ _GPT_OSS = GgufArchitecture(
     scaling={"truncate": False},
 )
 
+_GLM4_MOE = GgufArchitecture(
+    "glm4_moe",
+    {
+        **_EXPERT_SETTINGS,
+        "expert_count": "n_routed_experts",
+        "expert_shared_count": "n_shared_experts",
+        "expert_weights_scale": "routed_scaling_factor",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+        "leading_dense_block_count": "first_k_dense_replace",
+        "nextn_predict_layers": "num_nextn_predict_layers",
+    },
+    {
+        **{module: theirs for module, theirs in _DENSE.items() if module != "blk.{i}.ffn_norm"},
+        **{
+            module: theirs
+            for module, theirs in _MLP_EXPERTS.items()
+            if module.startswith("blk.{i}.ffn_gate_inp") or module.endswith("_exps")
+        },
+        "blk.{i}.post_attention_norm": f"{_LAYER}.post_attention_layernorm",
+        "blk.{i}.exp_probs_b": f"{_LAYER}.mlp.gate.e_score_correction_bias",
+        "blk.{i}.ffn_gate_shexp": f"{_LAYER}.mlp.shared_experts.gate_proj",
+        "blk.{i}.ffn_up_shexp": f"{_LAYER}.mlp.shared_experts.up_proj",
+        "blk.{i}.ffn_down_shexp": f"{_LAYER}.mlp.shared_experts.down_proj",
+    },
+    # What llama.cpp takes where the metadata says nothing; config.json would mean something else.
+    constants={
+        "norm_topk_prob": False,
+        "partial_rotary_factor": 1.0,
+        "first_k_dense_replace": 0,
+    },
+    implied={"expert_gating_func": _SIGMOID},
+    nameless=("blk.{i}.exp_probs_b",),
+    biases={
+        "blk.0.attn_q.bias": "attention_bias",
+        "blk.0.attn_q_norm.weight": "use_qk_norm",
+    },
+    following="nextn_predict_layers",
+)
+
+_SMALLTHINKER = GgufArchitecture(
+    "smallthinker",
+    {
+        **_SETTINGS,
+        "expert_count": "moe_num_primary_experts",
+        "expert_used_count": "moe_num_active_primary_experts",
+        "expert_feed_forward_length": "moe_ffn_hidden_size",
+        "attention.sliding_window": "sliding_window_size",
+    },
+    {
+        **_experts("block_sparse_moe", "gate", "up", "down"),
+        "blk.{i}.ffn_gate_inp": f"{_LAYER}.block_sparse_moe.primary_router",
+    },
+    implied={"expert_weights_scale": 1.0, "attention.sliding_window_pattern": 4},
+    meanings={
+        "expert_gating_func": (
+            "moe_primary_router_apply_softmax",
+            {_SOFTMAX: True, _SIGMOID: False},
+        )
+    },
+    windowed=WindowedLayers(
+        "attention.sliding_window", ("sliding_window_layout", "rope_layout"), period=4
+    ),
+)
+
 _ARCEE = GgufArchitecture(
     "arcee",
     _SETTINGS,
@@ -178,6 +261,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "olmoe": _OLMOE,
     "phi3": _PHI3,
     "gpt-oss": _GPT_OSS,
+    "glm4moe": _GLM4_MOE,
+    "smallthinker": _SMALLTHINKER,
     "arcee": _ARCEE,
 }
 """By `general.architecture`."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm.errors import NotACheckpoint, UnsupportedModel
+from flashllm.spec import MAX_LAYERS
 
 from ..source.files import RangeFile, source_file
 from ..source.gguf_files import GgufModel, int_or
@@ -81,9 +82,13 @@ def config_of(model: GgufModel) -> Config:
             continue
         if key in architecture.settings:
             values[architecture.settings[key]] = value
+        elif key in architecture.meanings:
+            name, meanings = architecture.meanings[key]
+            values[name] = _meant(model, prefix + key, value, meanings)
         else:
             # The family was never asked about it: refused where it sounds like mathematics.
             values[prefix + key] = value
+    values |= _layers(model, prefix, own, architecture)
     values |= {ours: model.metadata[key] for key, ours in _OWN.items() if key in model.metadata}
     tensors = model.tensors()
     values |= {flag: tensor in tensors for tensor, flag in architecture.biases.items()}
@@ -128,6 +133,34 @@ def _plain(model: GgufModel, key: str, value: MetaValue) -> Any:
             " supported"
         )
     return found[0].item()
+
+
+def _meant(model: GgufModel, key: str, value: Any, meanings: Mapping[Any, Any]) -> Any:
+    if type(value) is not int or value not in meanings:
+        raise UnsupportedModel(
+            f"{model.path}: {key} is {value!r:.40}; supported: {', '.join(map(str, meanings))}"
+        )
+    return meanings[value]
+
+
+def _layers(
+    model: GgufModel, prefix: str, own: Mapping[str, Any], architecture: GgufArchitecture
+) -> dict[str, Any]:
+    """How many of the blocks are layers, and which of them have a window."""
+    blocks, following = own["block_count"], own.get(architecture.following, 0)
+    if type(blocks) is not int or type(following) is not int:
+        return {}  # said when the number is read
+    if following and not 0 < following < blocks:
+        raise NotACheckpoint(
+            f"{model.path}: {prefix}{architecture.following} is {following}, but there are"
+            f" {blocks} blocks"
+        )
+    layers, windowed = blocks - following, architecture.windowed
+    found: dict[str, Any] = {architecture.settings["block_count"]: layers}
+    if windowed is not None and own.get(windowed.window) and layers <= MAX_LAYERS:
+        pattern = [int(layer % windowed.period != 0) for layer in range(layers)]
+        found |= dict.fromkeys(windowed.lists, pattern)
+    return found
 
 
 def _scaling(

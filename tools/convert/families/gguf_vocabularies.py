@@ -43,6 +43,7 @@ _CASED = (
 _LLAMA3 = TextSplit(
     rf"{_WORDS}|\p{{N}}{{1,3}}{_SYMBOLS}{_SPACES}", ignore_merges=True, adds_bos=True
 )
+_GLM4 = replace(_LLAMA3, ignore_merges=False, adds_bos=False)
 _QWEN2 = TextSplit(rf"{_WORDS}|\p{{N}}{_SYMBOLS}{_SPACES}", nfc=True)
 _GPT4O = TextSplit(
     rf"{_CASED[0]}{_CONTRACTIONS}?|{_CASED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
@@ -61,6 +62,8 @@ SPLITS: Mapping[str, TextSplit] = {
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": replace(_QWEN2, adds_bos=True),
+    "glm4": _GLM4,
+    "chatglm-bpe": _GLM4,
     "gpt-4o": _GPT4O,
     "tekken": _TEKKEN,
     "gpt-2": TextSplit(),

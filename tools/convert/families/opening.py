@@ -20,7 +20,9 @@ from .gguf_config import architecture_of, config_of
 
 VIEWS_MAX = 1 << 20
 """Tensors, each expert's counted; the largest published model has about 70,000."""
-_READ_FOR_THE_CONFIG = ("rope_freqs.weight",)
+READ_FOR_THE_CONFIG = ("rope_freqs.weight",)
+"""Tensors that are part of the description."""
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 _NAME = re.compile(r"(?:blk\.(\d{1,6})\.)?([a-z0-9_]+)\.(weight|bias)")
 
 
@@ -52,15 +54,22 @@ def _views(model: GgufModel, names: dict[str, str]) -> dict[str, list[TensorView
     """File -> views of its tensors; `names` gets what each is called in a checkpoint."""
     architecture, config = architecture_of(model), config_of(model)
     heads = _heads(architecture, config.values)
+    layers = config.values.get("num_hidden_layers") if architecture.following else None
     found: dict[str, list[TensorView]] = {}
     for file, header in zip(model.files.names, model.headers, strict=True):
         views = found.setdefault(file, [])
         for tensor in header.tensors:
-            if tensor.name not in _READ_FOR_THE_CONFIG:
+            if tensor.name not in READ_FOR_THE_CONFIG and not _follows(tensor, layers):
                 views += _views_of(model, tensor, architecture, heads, names)
         if len(names) > VIEWS_MAX:
             raise NotACheckpoint(f"{header.path}: has more than {VIEWS_MAX} tensors and experts")
     return found
+
+
+def _follows(tensor: GgufTensor, layers: object) -> bool:
+    """Whether a tensor is of a block behind the layers, which no answer needs."""
+    block = _BLOCK.match(tensor.name)
+    return block is not None and type(layers) is int and int(block[1]) >= layers
 
 
 def _views_of(

@@ -1,7 +1,8 @@
 """Quantised weights by `quantization_config`: which of them can be taken over as they are.
 
 mxfp4 by tensors that name it; four bits of GPTQ and of compressed-tensors, symmetric and with the
-inputs in order, which are our int4 (`source/packed_int4.py`); floats of eight bits with scales of
+inputs in order, which are our int4 (`source/packed_int4.py`); four bits of AWQ, whose zero points
+our int8 has room for and int4 has not (`source/packed_awq.py`); floats of eight bits with scales of
 squares, which become bf16 as in transformers (`source/fp8_blocks.py`).
 """
 
@@ -15,8 +16,8 @@ from ..source.fp8_blocks import SIDE
 _PACKED = "pack-quantized"
 _INT4 = "supported are symmetric weights of four bits whose inputs are in order"
 _SUPPORTED = (
-    "plain weights, mxfp4, symmetric int4 of gptq and of compressed-tensors, and fp8 in squares of"
-    f" {SIDE}"
+    "plain weights, mxfp4, symmetric int4 of gptq and of compressed-tensors, awq, and fp8 in"
+    f" squares of {SIDE}"
 )
 
 
@@ -31,6 +32,11 @@ def encoding_of(value: Any) -> str | None:
     """
     if not value:
         return None
+    if is_mlx(value):
+        raise QuantisationError(
+            f"is that of Apple's MLX, in {str(value['bits'])[:8]} bits: its groups have offsets,"
+            " which no encoding here has; take the original weights"
+        )
     method = value.get("quant_method") if isinstance(value, dict) else None
     if not isinstance(method, str) or method not in _CHECKED:
         raise QuantisationError(
@@ -42,9 +48,23 @@ def encoding_of(value: Any) -> str | None:
     return encoding
 
 
+def is_mlx(value: Any) -> bool:
+    """Whether a setting is as mlx-lm writes it: it names no method."""
+    return (
+        isinstance(value, dict)
+        and "quant_method" not in value
+        and {"group_size", "bits"} <= value.keys()
+    )
+
+
 def _check_gptq(values: Mapping[str, Any]) -> None:
     _want(values, _INT4, bits=4, sym=True, desc_act=(False, None))
     _want(values, _INT4, checkpoint_format=("gptq", None))
+
+
+def _check_awq(values: Mapping[str, Any]) -> None:
+    supported = "of awq supported are four bits in the order of its version 'gemm'"
+    _want(values, supported, bits=(4, None), w_bit=(4, None), version=("gemm", "GEMM", None))
 
 
 def _check_fp8(values: Mapping[str, Any]) -> None:
@@ -83,6 +103,7 @@ def _want(values: Mapping[str, Any], supported: str, **wanted: Any) -> None:
 _CHECKED: dict[str, tuple[str, Callable[[Mapping[str, Any]], None] | None]] = {
     "mxfp4": ("mxfp4", None),
     "gptq": ("int4", _check_gptq),
+    "awq": ("int8", _check_awq),
     "compressed-tensors": ("int4", _check_compressed),
     "fp8": ("bf16", _check_fp8),
 }

@@ -51,6 +51,11 @@ class KeptPartial:
         return self.directory / "model"
 
     @property
+    def parts(self) -> Path:
+        """Where tensors are that wait for a part of them in a later shard."""
+        return self.directory / "parts"
+
+    @property
     def holds_weights(self) -> bool:
         """Whether anything of the model is in it, which the next conversion goes on with."""
         return self.model.is_dir() and any(self.model.iterdir())
@@ -113,7 +118,7 @@ def _opened(directory: Path, made: dict[str, Any]) -> KeptPartial:
     if path.exists():
         _read(path, partial)
     else:
-        for left in (partial.source, partial.model):
+        for left in (partial.source, partial.model, partial.parts):
             remove_tree(left)
     for needed in (partial.source, partial.model):
         needed.mkdir(exist_ok=True)

@@ -2,9 +2,10 @@
 
 A block of Q8_0 is a scale in f16 and 32 signed bytes, one of Q4_0 a scale and 16 bytes of two
 weights each, plus 8, number i in the low and i + 16 in the high half; one of MXFP4 has a scale of a
-byte, and codes in the places of these; one of FP8 (`fp8_blocks`) a scale in f32 and 32 floats of
-eight bits, which nothing of ours has. Our rows have the same numbers in the same order, and the
-scales behind those of all groups.
+byte, and codes in the places of these; one of AWQ (`packed_awq`) has a zero point of a byte between
+a scale in f16 and its numbers, from which it is taken; one of FP8 (`fp8_blocks`) is a scale in f32
+and 32 floats of eight bits, which nothing of ours has. Our rows have the same numbers in the same
+order, and the scales behind those of all groups.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from .gguf_types import BlockType, decoded_by_package, find_type
 from .tensor import SourceTensor
 
 Raw = NDArray[np.uint8]
-_FP8 = BlockType("fp8", 32, 36)
-_SCALE_BYTES = {"q4_0": 2, "q8_0": 2, "mxfp4": 1}
+_FP8, _AWQ = BlockType("fp8", 32, 36), BlockType("awq", 32, 19)
+_OF_SAFETENSORS = {kind.name: kind for kind in (_FP8, _AWQ)}
+_SCALE_BYTES = {"q4_0": 2, "q8_0": 2, "mxfp4": 1, "awq": 2}
 """Of the types that are decoded here."""
 _TWICE_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Of mxfp4's four bits."""
@@ -126,7 +128,7 @@ def _kind(name: str) -> BlockType:
 
 
 def _find_kind(name: str) -> BlockType | None:
-    return _FP8 if name == _FP8.name else find_type(name)
+    return _OF_SAFETENSORS.get(name) or find_type(name)
 
 
 def _as_they_are(numbers: Raw) -> Raw:
@@ -138,6 +140,12 @@ def _bytes_of_halves(numbers: Raw) -> Raw:
     halves = np.concatenate([numbers & 15, numbers >> 4], axis=-1)
     assert halves.shape[-1] == GROUP
     return (halves.view(np.int8) - np.int8(8)).view(np.uint8)
+
+
+def _bytes_above_zero_points(numbers: Raw) -> Raw:
+    """Signed bytes of a zero point and numbers: [..., 17] to [..., 32]."""
+    halves = np.concatenate([numbers[..., 1:] & 15, numbers[..., 1:] >> 4], axis=-1)
+    return (halves.view(np.int8) - numbers[..., :1].view(np.int8)).view(np.uint8)
 
 
 def _bytes_of_floats(numbers: Raw) -> Raw:
@@ -152,7 +160,13 @@ _REPACKED: dict[tuple[str, str], Callable[[Raw], Raw]] = {
     ("q4_0", "int4"): _as_they_are,
     ("q4_0", "int8"): _bytes_of_halves,
     ("mxfp4", "mxfp4"): _as_they_are,
+    ("awq", "int8"): _bytes_above_zero_points,
 }
 """Type of blocks, our encoding -> our numbers of the blocks' numbers."""
-_NUMBERS = {"q8_0": _as_they_are, "q4_0": _bytes_of_halves, "mxfp4": _bytes_of_floats}
+_NUMBERS = {
+    "q8_0": _as_they_are,
+    "q4_0": _bytes_of_halves,
+    "mxfp4": _bytes_of_floats,
+    "awq": _bytes_above_zero_points,
+}
 """Type of blocks -> signed bytes, one a weight."""

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashllm.errors import NotACheckpoint, TensorMismatch
@@ -21,6 +21,7 @@ from .files import RangeFile, read_small, source_file
 from .fp8_blocks import find_squares
 from .gguf_files import GgufFiles, find_gguf
 from .gguf_header import MetaValue
+from .packed_awq import find_awq
 from .packed_int4 import find_packed
 from .paired_blocks import find_pairs
 from .parts import StoredInParts
@@ -68,20 +69,22 @@ class Checkpoint:
         """Of each tensor as it is stored."""
         self._in_parts: dict[str, StoredInParts] = {}
         stored = dict(self.tensors)
-        for find in (find_pairs, find_packed, find_squares):
+        for find in (find_pairs, find_packed, find_awq, find_squares):
             for one in find(stored, str(directory)):
                 self._show(one)
 
     def _show(self, one: StoredInParts) -> None:
-        """One tensor instead of those that it is stored as."""
+        """One tensor instead of those that it is stored as; of the last of their files."""
         for part in one.parts:
             del self.tensors[part.name]
-        name = one.together.name
+        together = one.together
+        name = together.name
         if name in self.tensors:
             raise TensorMismatch(
                 f"{self.directory}: tensor {name} is there, and {one.parts[0].name} too"
             )
-        self._in_parts[name], self.tensors[name] = one, one.together
+        last = max(part.file for part in one.parts)
+        self._in_parts[name], self.tensors[name] = one, replace(together, file=last)
 
     @property
     def is_mixed(self) -> bool:
@@ -89,12 +92,14 @@ class Checkpoint:
         return self.metadata is not None or bool(self._in_parts)
 
     @property
-    def torn_tensor(self) -> str | None:
-        """The name of a tensor that lies in two files, if there is one."""
-        for name, one in self._in_parts.items():
-            if len({part.file for part in one.parts}) > 1:
-                return name
-        return None
+    def torn(self) -> list[tuple[SourceTensor, SourceTensor]]:
+        """Tensors that lie in several files, each with a part that is in a file before its last."""
+        return [
+            (self.tensors[name], part)
+            for name, one in self._in_parts.items()
+            for part in one.parts
+            if part.file != self.tensors[name].file
+        ]
 
     def read_into(self, buffer: memoryview, tensor: SourceTensor, start: int) -> None:
         """Fill `buffer` with the bytes of a tensor from its byte `start` on."""

@@ -69,7 +69,7 @@ def find_gguf(source: Path) -> GgufFiles | None:
         return None
     if os.path.islink(source) and source.absolute().parent.parent.name != "snapshots":
         source = source.resolve()  # whoever names a link means what it leads to
-    return _parts(source.parent, source.name)
+    return parts_of(source.parent, source.name)
 
 
 def open_gguf(files: GgufFiles) -> GgufModel:
@@ -91,10 +91,11 @@ def _in_directory(directory: Path) -> GgufFiles | None:
             f"{directory}: holds several models in GGUF ({', '.join(models[:NAMED_MAX])}{more});"
             f" give one file: {directory / names[0]}"
         )
-    return _parts(directory, names[0]) if names else None
+    return parts_of(directory, names[0]) if names else None
 
 
-def _parts(directory: Path, name: str) -> GgufFiles:
+def parts_of(directory: Path, name: str) -> GgufFiles:
+    """The model that a file is, or is a part of, by names alone; `NotACheckpoint` for odd names."""
     if not PLAIN_NAME.fullmatch(name):
         raise NotACheckpoint(
             f"{directory / name}: its name has to consist of letters, digits, points, _ and -;"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def read_header(path: Path) -> GgufHeader:
         return _Parser(path, raw, file.size).header()
 
 
+def needed_start(path: Path, start: bytes, file_bytes: int, tensors: Iterable[str]) -> int | None:
+    """How many bytes of a file's beginning hold its header and those of the tensors that it has.
+
+    None where `start`, which the file begins with, ends within the header. Errors as those of
+    `read_header`.
+    """
+    parser = _Parser(path, bytearray(start[:HEADER_BYTES_MAX]), file_bytes)
+    try:
+        header = parser.header()
+    except ModelError:
+        if parser.is_cut and len(start) < min(file_bytes, HEADER_BYTES_MAX):
+            return None
+        raise
+    wanted = set(tensors)
+    ends = [one.offset + one.nbytes for one in header.tensors if one.name in wanted]
+    return max(ends, default=len(start))
+
+
 class _Parser:
     """One pass over the bytes that a file begins with."""
 
@@ -92,6 +111,8 @@ class _Parser:
         self._file_bytes = file_bytes
         self._at = 0
         self._strings = 0
+        self.is_cut = False
+        """Whether it needed more than the bytes that were given."""
 
     def header(self) -> GgufHeader:
         """All of it."""
@@ -238,6 +259,7 @@ class _Parser:
         if self._at + nbytes <= len(self._raw):
             return
         if self._at + nbytes <= self._file_bytes:
+            self.is_cut = True
             raise self._wrong(f"its header is longer than {HEADER_BYTES_MAX} bytes")
         raise ModelTruncated(
             f"{self._path}: byte {self._at}: {what}, but the file ends at byte"

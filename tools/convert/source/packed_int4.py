@@ -32,7 +32,7 @@ from .tensor import SourceTensor
 ROWS_PACKED, COLUMNS_PACKED = ".weight_packed", ".qweight"
 _SCALE_BYTES = 2
 _BLOCK_BYTES = _SCALE_BYTES + NUMBER_BYTES
-_WORD_WEIGHTS = 8
+WORD_WEIGHTS = 8
 _ZEROS = 0x88
 """A byte of two weights that are 0."""
 _ZERO_POINTS = 0x77777777
@@ -57,7 +57,7 @@ class PackedRows:
     def together(self) -> SourceTensor:
         """By the name that the matrix has where it is not packed."""
         rows, words = self.packed.shape
-        return _together(self.packed, ROWS_PACKED, (rows, words * _WORD_WEIGHTS))
+        return _together(self.packed, ROWS_PACKED, (rows, words * WORD_WEIGHTS))
 
     def read_into(self, buffer: memoryview, start: int, read: ReadPart) -> None:
         """A range of the words, and of the scales."""
@@ -94,7 +94,7 @@ class PackedColumns:
     def together(self) -> SourceTensor:
         """By the name that the matrix has where it is not packed."""
         words, rows = self.packed.shape
-        return _together(self.packed, COLUMNS_PACKED, (rows, words * _WORD_WEIGHTS))
+        return _together(self.packed, COLUMNS_PACKED, (rows, words * WORD_WEIGHTS))
 
     def read_into(self, buffer: memoryview, start: int, read: ReadPart) -> None:
         """Of each line of words the columns that become the rows that are wanted."""
@@ -102,9 +102,9 @@ class PackedColumns:
         self._check(read)
         row_blocks = self.together.shape[1] // GROUP
         first_row, stop_row = first // row_blocks, -(-(first + count) // row_blocks)
-        words = _columns(self.packed, 4, first_row, stop_row, read).view(np.uint32)
+        words = read_columns(self.packed, 4, first_row, stop_row, read).view(np.uint32)
         numbers = np.ascontiguousarray(words.T).view(np.uint8).reshape(-1, NUMBER_BYTES)
-        raw_scales = _columns(self.scales, 2, first_row, stop_row, read).view(np.float16)
+        raw_scales = read_columns(self.scales, 2, first_row, stop_row, read).view(np.float16)
         blocks_of_group = row_blocks // self.scales.shape[0]
         scales = np.repeat(raw_scales.T, blocks_of_group, axis=1).reshape(-1)
         wanted = slice(first - first_row * row_blocks, first - first_row * row_blocks + count)
@@ -142,7 +142,9 @@ def _together(packed: SourceTensor, ending: str, shape: tuple[int, int]) -> Sour
     )
 
 
-def _columns(tensor: SourceTensor, value_bytes: int, first: int, stop: int, read: ReadPart) -> Raw:
+def read_columns(
+    tensor: SourceTensor, value_bytes: int, first: int, stop: int, read: ReadPart
+) -> Raw:
     """Columns `first` to `stop` of a matrix, as bytes [rows, columns * value_bytes]."""
     lines, width = tensor.shape
     raw = np.empty((lines, (stop - first) * value_bytes), np.uint8)
@@ -178,8 +180,20 @@ def find_packed(
             continue
         if name.endswith(ROWS_PACKED):
             yield _rows(tensors, packed, where)
-        elif name.endswith(COLUMNS_PACKED):
+        elif name.endswith(COLUMNS_PACKED) and not has_words_along_outputs(tensors, packed):
             yield _columns_of(tensors, packed, where)
+
+
+def has_words_along_outputs(tensors: Mapping[str, SourceTensor], packed: SourceTensor) -> bool:
+    """Whether a `.qweight` is one of AWQ: GPTQ has words along the inputs."""
+    scales = tensors.get(f"{packed.name.removesuffix(COLUMNS_PACKED)}.scales")
+    return (
+        packed.dtype == "i32"
+        and len(packed.shape) == 2
+        and scales is not None
+        and len(scales.shape) == 2
+        and scales.shape[1] == packed.shape[1] * WORD_WEIGHTS
+    )
 
 
 def _rows(tensors: Mapping[str, SourceTensor], packed: SourceTensor, where: str) -> PackedRows:
@@ -197,7 +211,7 @@ def _rows(tensors: Mapping[str, SourceTensor], packed: SourceTensor, where: str)
         and scales.dtype in ("f16", "bf16", "f32")
         and len(scales.shape) == 2
         and scales.shape[0] == rows
-        and _is_group(words, scales.shape[1])
+        and is_group(words, scales.shape[1])
     )
     if not fits:
         raise _unfit(f"{where}: tensor {stem}.weight_scale", scales, packed)
@@ -219,23 +233,23 @@ def _columns_of(
         and scales.dtype == "f16"
         and len(scales.shape) == 2
         and scales.shape[1] == rows
-        and _is_group(words, scales.shape[0])
+        and is_group(words, scales.shape[0])
     )
     if not fits:
         raise _unfit(f"{where}: tensor {stem}.scales", scales, packed)
     assert scales is not None
-    zero_words = (scales.shape[0], -(-rows // _WORD_WEIGHTS))
+    zero_words = (scales.shape[0], -(-rows // WORD_WEIGHTS))
     if zeros is None or (zeros.dtype, zeros.shape) != ("i32", zero_words):
         raise _unfit(f"{where}: tensor {stem}.qzeros", zeros, packed)
-    inputs = (words * _WORD_WEIGHTS,)
+    inputs = (words * WORD_WEIGHTS,)
     if group_of is not None and (group_of.dtype, group_of.shape) != ("i32", inputs):
         raise _unfit(f"{where}: tensor {stem}.g_idx", group_of, packed)
     return PackedColumns(packed, scales, zeros, group_of)
 
 
-def _is_group(words: int, groups: int) -> bool:
+def is_group(words: int, groups: int) -> bool:
     """Whether so many groups of a row of words are whole blocks each."""
-    return groups > 0 and words > 0 and words * _WORD_WEIGHTS % (groups * GROUP) == 0
+    return groups > 0 and words > 0 and words * WORD_WEIGHTS % (groups * GROUP) == 0
 
 
 def _unfit(name: str, found: SourceTensor | None, packed: SourceTensor) -> TensorMismatch:
