@@ -42,6 +42,13 @@ class TokenCost:
     """Bundles whose reads began early, by prediction; `prefetched_used` of them were needed."""
     prefetched_used: int
     rss_bytes: int
+    kv_tokens: int = 0
+    """Keys and values that there were, of each key head and layer where a policy chooses among
+    them; `kv_seen` of them were seen. 0 where all are seen."""
+    kv_seen: int = 0
+    kv_recall: float | None = None
+    """Share of attention's mass on what was seen, of the heads that were measured; None where none
+    was."""
 
     @property
     def io_hidden_ns(self) -> int:
@@ -52,6 +59,11 @@ class TokenCost:
     def hit_rate(self) -> float:
         """Share of the active bundles that were in DRAM already."""
         return ratio(self.hits, self.hits + self.misses, empty=1.0)
+
+    @property
+    def kv_share(self) -> float:
+        """Share of the keys and values that were seen."""
+        return ratio(self.kv_seen, self.kv_tokens, empty=1.0)
 
     def shared(self, count: int) -> list[TokenCost]:
         """The cost of a step of `count` tokens as costs of each, whose sums are those of the step.
@@ -125,6 +137,9 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
     io_busy_ns = sum(cost.io_busy_ns for cost in costs)
     bytes_read = sum(cost.bytes_read for cost in costs)
     sizes = [list(cost.size_histogram) for cost in costs]
+    kv_tokens = sum(cost.kv_tokens for cost in costs)
+    kv_seen = sum(cost.kv_seen for cost in costs)
+    recalls = [cost.kv_recall for cost in costs if cost.kv_recall is not None]
     return {
         "tokens": len(costs),
         "wall_ns": wall_ns,
@@ -145,16 +160,23 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
         "queue_depth_mean": ratio(sum(cost.depth_ns for cost in costs), io_busy_ns),
         "queue_depth_max": max((cost.depth_max for cost in costs), default=0),
         "read_sizes": _histogram(sizes),
+        "kv_tokens": kv_tokens,
+        "kv_seen": kv_seen,
+        "kv_share": ratio(kv_seen, kv_tokens, empty=1.0),
+        "kv_recalls": len(recalls),
+        "kv_recall": ratio(sum(recalls), len(recalls), empty=1.0),
     }
 
 
 _SUMMED = ("tokens", "wall_ns", "bytes_read", "bytes_useful", "reads", "hits", "misses", "passes",
-           "spilled", "guessed", "guesses_used", "io_busy_ns")  # fmt: skip
+           "spilled", "guessed", "guesses_used", "io_busy_ns", "kv_tokens", "kv_seen",
+           "kv_recalls")  # fmt: skip
 
 
 def merged_summary(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The `decode` object of two answers together: `decode_summary` of the costs of both."""
-    sums = {name: one[name] + other[name] for name in _SUMMED}
+    # An answer that an earlier version began has no numbers of keys and values.
+    sums = {name: one.get(name, 0) + other.get(name, 0) for name in _SUMMED}
     depth_ns = sum(each["queue_depth_mean"] * each["io_busy_ns"] for each in (one, other))
     sizes = [*one["read_sizes"], *other["read_sizes"]]
     reads_of = {
@@ -170,6 +192,12 @@ def merged_summary(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
         "queue_depth_mean": ratio(depth_ns, sums["io_busy_ns"]),
         "queue_depth_max": max(one["queue_depth_max"], other["queue_depth_max"]),
         "read_sizes": reads_of,
+        "kv_share": ratio(sums["kv_seen"], sums["kv_tokens"], empty=1.0),
+        "kv_recall": ratio(
+            sum(each.get("kv_recall", 0) * each.get("kv_recalls", 0) for each in (one, other)),
+            sums["kv_recalls"],
+            empty=1.0,
+        ),
     }
 
 
