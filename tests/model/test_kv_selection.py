@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from flashllm.predictors.skewing import skew_model
 from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import Model, open_model
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.kv_cache.layout import selection_bytes, skewing_bytes
+from flashllm.kv_cache.layout import plan_pages, selection_bytes, skewing_bytes
 from flashllm.kv_cache.selected import SelectedCache
 from flashllm.model.decoder import Decoder
 from flashllm.options import KvSelection
@@ -88,6 +89,23 @@ def test_the_same_answer_at_every_ceiling_and_chunk(
     least = caught.value.smallest_bytes + (8 << 20)
     for options in ({"memory": least}, {"chunk_tokens": 16}):
         assert np.array_equal(steps(sparse_model, selection, **options)[0], expected)
+
+
+@pytest.mark.parametrize("policy", ["infinigen", "h2o"])
+def test_the_same_answer_with_keys_and_values_on_flash(grouped: Path, policy: str) -> None:
+    selection = KvSelection(policy, share=0.2, start_layer=1)
+    expected, decoder = steps(grouped, selection, context=160)
+    for nbytes in range(1 << 12, 1 << 24, 1 << 12):
+        with contextlib.suppress(UsageError):
+            plan_pages(decoder.spec, 160, 1, "f16", nbytes)
+            break
+    read = []
+    for limit in (nbytes, nbytes * 4 // 3, 2 * nbytes):
+        found, decoder = steps(grouped, selection, context=160, kv_memory=limit)
+        assert decoder.kv_pool is not None
+        assert np.array_equal(found, expected)
+        read.append(decoder.kv_pool.report()["bytes_read"])
+    assert read[0] > 0
 
 
 @pytest.fixture
