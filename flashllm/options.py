@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from flashllm.errors import UsageError
 
@@ -29,6 +29,23 @@ KvDType = Literal["f32", "f16", "int8"]
 KV_DTYPES: tuple[KvDType, ...] = get_args(KvDType)
 DEFAULT_KV_DTYPE: KvDType = "f16"
 
+KvPolicy = Literal["full", "infinigen", "window", "h2o", "specache"]
+"""Which tokens an answer attends to: all; those that were found a layer ahead to matter (Lee et
+al., OSDI 2024); the last ones; those with the most attention so far, and the last ones (Zhang et
+al., arXiv 2306.14048); or those that a copy of the keys in few bits finds (Jie et al., arXiv
+2503.16163). All but the first are lossy."""
+KV_POLICIES: tuple[KvPolicy, ...] = ("full", "infinigen", "window", "h2o")
+"""Those to answer with; `specache` is there to compare with."""
+DEFAULT_KV_POLICY: KvPolicy = "full"
+
+KvVictims = Literal["fifo", "lru", "counter"]
+"""Which tokens give way where keys and values are limited."""
+KV_VICTIMS: tuple[KvVictims, ...] = get_args(KvVictims)
+
+KvIndexDType = Literal["f16", "int8", "int4"]
+"""Encoding of the columns of keys that find tokens."""
+KV_INDEX_DTYPES: tuple[KvIndexDType, ...] = get_args(KvIndexDType)
+
 Overlap = Literal["none", "hits", "attention", "layer"]
 """What is computed while bundles are read: nothing; products of bundles that are in DRAM; also
 attention, while prefetches are under way; also the previous layer."""
@@ -46,6 +63,50 @@ PromptNeurons = Literal["exact", "selected"]
 tokens, as for those of an answer."""
 PROMPT_NEURONS: tuple[PromptNeurons, ...] = get_args(PromptNeurons)
 DEFAULT_PROMPT_NEURONS: PromptNeurons = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class KvSelection:
+    """Which keys and values a token of an answer sees. `UsageError` for what is out of range."""
+
+    policy: KvPolicy = DEFAULT_KV_POLICY
+    share: float = 0.2
+    """The most tokens that are fetched, as a share of all."""
+    alpha: float = 4.0
+    """Of infinigen, to begin with: tokens whose score is less than this below the best one."""
+    recall: float = 0.95
+    """Of infinigen: the share of attention's mass that alpha is steered to; 0 leaves it."""
+    start_layer: int = 2
+    """Layers before this one see everything."""
+    ratio: float = 0.3
+    """Of infinigen: the share of columns in the index of keys."""
+    index_dtype: KvIndexDType = "int4"
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(KvPolicy):
+            raise UsageError(f"--kv-policy {self.policy}: expected one of {', '.join(KV_POLICIES)}")
+        for name, value, least, most in (
+            ("kv-budget", self.share, 0.0, 1.0),
+            ("kv-alpha", self.alpha, 0.0, 100.0),
+            ("kv-index-ratio", self.ratio, 0.0, 1.0),
+        ):
+            if not least < value <= most:
+                raise UsageError(f"{name} is {value}; expected more than {least:g}, up to {most:g}")
+        if not 0 <= self.recall < 1:
+            raise UsageError(f"kv-recall is {self.recall}; expected 0 (off) or more, less than 1")
+        if self.start_layer < 1:
+            raise UsageError(f"spec-start-layer is {self.start_layer}; expected 1 or more")
+        if self.index_dtype not in KV_INDEX_DTYPES:
+            known = ", ".join(KV_INDEX_DTYPES)
+            raise UsageError(f"kv-index-dtype {self.index_dtype}: expected one of {known}")
+
+    @property
+    def lossy(self) -> bool:
+        """Whether tokens that have some attention may be left out."""
+        return self.policy != "full"
+
+
+DEFAULT_KV_SELECTION = KvSelection()
 
 Think = Literal["auto", "on", "off"]
 """Whether a model is to reason before it answers; auto leaves it to the model's chat template."""
@@ -97,7 +158,17 @@ THINK_VARIABLE, EFFORT_VARIABLE = "enable_thinking", "reasoning_effort"
 DEFAULT_REASONING = ReasoningOptions()
 
 
-class OverridesWithoutMemory(TypedDict, total=False):
+class KvOverrides(TypedDict, total=False):
+    """The fields of ModelOptions that say which keys and values a token of an answer sees."""
+
+    kv_policy: KvPolicy | None
+    kv_budget: float | None
+    kv_alpha: float | None
+    kv_recall: float | None
+    spec_start_layer: int | None
+
+
+class OverridesWithoutMemory(KvOverrides, total=False):
     """The fields of ModelOptions but those of memory, which Python code may also give as text."""
 
     select: Select | None
@@ -148,6 +219,12 @@ class ModelOptions:
     fit is on flash, in a file without a name. None: they are all in DRAM."""
     kv_dir: str | os.PathLike[str] | None = None
     """Directory of that file; None: the model's, or else that of caches."""
+    kv_policy: KvPolicy | None = None
+    """Which keys and values a token of an answer sees; this and the next four as `KvSelection`."""
+    kv_budget: float | None = None
+    kv_alpha: float | None = None
+    kv_recall: float | None = None
+    spec_start_layer: int | None = None
     profile: str | os.PathLike[str] | None = None
     """A profile to plan with, instead of the one of the model's device."""
     application_bytes: int = 0
@@ -172,10 +249,35 @@ class ModelOptions:
             "chunk_tokens",
             "kv_memory",
             "keep_kv",
+            "spec_start_layer",
         ):
             value = getattr(self, name)
             if value is not None and type(value) is not int:
                 raise UsageError(f"{name} is {value!r}; expected a whole number")
+
+    @property
+    def kv_selection(self) -> KvSelection:
+        """What a token of an answer sees; `UsageError` for what is out of range."""
+        given = {
+            "policy": self.kv_policy,
+            "share": self.kv_budget,
+            "alpha": self.kv_alpha,
+            "recall": self.kv_recall,
+            "start_layer": self.spec_start_layer,
+        }
+        known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(DEFAULT_KV_SELECTION, **known)
+
+    @property
+    def kv_overrides(self) -> KvOverrides:
+        """The options that `kv_selection` is of, as they were given."""
+        return {
+            "kv_policy": self.kv_policy,
+            "kv_budget": self.kv_budget,
+            "kv_alpha": self.kv_alpha,
+            "kv_recall": self.kv_recall,
+            "spec_start_layer": self.spec_start_layer,
+        }
 
     def having(self, **overrides: Unpack[ModelOverrides]) -> ModelOptions:
         """A copy with some options changed."""

@@ -130,6 +130,13 @@ BENCH_COMMANDS = (
         "flashllm.cli.bench.options:add_cache_arguments",
         "flashllm.cli.bench.options:CACHE_EXAMPLES",
     ),
+    Command(
+        "kv",
+        "what it costs and saves to see some keys and values only",
+        "flashllm.cli.bench.kv:bench_kv",
+        "flashllm.cli.bench.options:add_kv_arguments",
+        "flashllm.cli.bench.options:KV_EXAMPLES",
+    ),
 )
 SESSIONS_COMMANDS = (
     Command(
@@ -289,6 +296,13 @@ COMMANDS = (
         "flashllm.cli.commands.convert:reorder",
         "flashllm.cli.commands.convert:add_reorder_arguments",
         "flashllm.cli.commands.convert:REORDER_EXAMPLES",
+    ),
+    Command(
+        "calibrate",
+        "measure a text, so that long contexts fetch less of their keys and values",
+        "flashllm.cli.commands.calibrate:calibrate",
+        "flashllm.cli.commands.calibrate:add_calibrate_arguments",
+        "flashllm.cli.commands.calibrate:CALIBRATE_EXAMPLES",
     ),
     Command(
         "eval",

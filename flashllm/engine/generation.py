@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -216,6 +216,8 @@ class Generation:
                 "window": plan.window,
                 "context": plan.context,
                 "kv_dtype": plan.kv_dtype,
+                "kv_policy": plan.kv_selection.policy,
+                "kv_lossy": plan.kv_selection.lossy,
                 "prompt_neurons": plan.prompt_neurons,
                 "overlap": plan.overlap,
                 "verify": plan.verify,
@@ -393,8 +395,11 @@ class Generation:
     def note(self, cost: TokenCost) -> TokenCost:
         """Keeps what a step cost, and returns it."""
         self._steps_seen = self._decoder.steps
+        seen = self.context.keys_values.take_counts()
         if isinstance(self._meter, NoMeter):
             return cost
+        if seen is not None:
+            cost = replace(cost, kv_tokens=seen.tokens, kv_seen=seen.fetched, kv_recall=seen.recall)
         if self.context.length == self.prompt_tokens:
             self.prefill = PrefillCost.of(cost, self.prompt_tokens, self.reused_tokens)
         else:

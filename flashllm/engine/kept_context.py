@@ -137,6 +137,8 @@ def kept_context_for(
         except OSError as error:
             raise CannotCreate(f"{directory}: cannot be emptied: {error.strerror}") from error
         return None
+    if plan.kv_selection.lossy:
+        return None
     context, spec = decoder.context, store.spec
     settings = {
         "model": manifest_hash(store.directory),

@@ -18,6 +18,7 @@ from flashllm.flash.file_names import PREDICTORS_FILE, RESIDENT_FILE
 from flashllm.flash.manifest import read_manifest
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.raw_tensor import RawTensor
+from flashllm.flash.skewing_file import usable_skewing
 from flashllm.flash.store import OnRead, Store, ignore_read
 from flashllm.hardware.machine_profile import Profile
 from flashllm.hardware.staleness import profile_for
@@ -122,7 +123,11 @@ def _load(
         resident = store.load_resident(direct, on_read)
         selector = make_selector(store, chosen, kernels, direct, resident, on_read)
         directories = _kv_directories(directory, options)
-        decoder = Decoder(store, resident, selector, plan, kernels, directories)
+        skewing, problem = None, ""
+        if plan.kv_selection.policy in ("infinigen", "specache"):
+            skewing, problem = usable_skewing(directory, store.spec)
+        decoder = Decoder(store, resident, selector, plan, kernels, directories, skewing)
+        decoder.skewing_problem = problem
         opened.pop_all()
         return decoder, plan, store
 

@@ -438,6 +438,13 @@ class Model:
             found += pool.file.cautions
         if self._kept is not None and self._kept.problem:
             found.append(self._kept.problem)
+        if self._decoder.skewing_problem:
+            found.append(self._decoder.skewing_problem)
+        if self.plan.kv_selection.lossy and self._options.keep_kv:
+            found.append(
+                f"keys and values are not kept: with --kv-policy {self.plan.kv_selection.policy}"
+                " an answer does not see all of them"
+            )
         return [*found, self._caution] if self._caution else found
 
     def read_latencies(self) -> Latencies:

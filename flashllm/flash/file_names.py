@@ -8,6 +8,8 @@ CHECKSUMS_FILE = "ffn.crc32c"
 PREDICTORS_FILE = "predictors.safetensors"
 ACTIVITY_FILE = "activity.json"
 ORDER_FILE = "order.safetensors"
+SKEWING_FILE = "skewing.safetensors"
+"""Made after a model was converted; the manifest does not name it."""
 TENSOR_CHECKSUMS = {
     RESIDENT_FILE: "resident.crc32c",
     PREDICTORS_FILE: "predictors.crc32c",

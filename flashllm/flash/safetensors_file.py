@@ -147,12 +147,14 @@ def _check_contiguous(
         raise error(f"{path}: {file_bytes - position} bytes follow its last tensor")
 
 
-def pack_tensor_header(tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> bytes:
+def pack_tensor_header(
+    tensors: Sequence[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """Length and JSON of a file with these (name, dtype tag, shape), laid out in this order.
 
     Spaces pad the header so that the data start at a multiple of 4096, for direct reads.
     """
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     position = 0
     for name, dtype, shape in tensors:
         nbytes = math.prod(shape) * ELEMENT_BYTES[dtype.upper()]

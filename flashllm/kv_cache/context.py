@@ -24,7 +24,7 @@ class Context:
         """
         self.chunk_tokens = chunk_tokens
         self.keys_values = keys_values
-        self.tokens = ContextTokens(decoded_alike)
+        self.tokens = ContextTokens(decoded_alike, keys_values.may_stay)
 
     @property
     def length(self) -> int:
@@ -43,6 +43,11 @@ class Context:
         """Forget all tokens but the first `length`, a result of `tokens.cached_prefix`."""
         self.keys_values.truncate(length)
         self.tokens.truncate(length)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows are all that there is of its tokens, so that others may copy them."""
+        return self.keys_values.sees_everything
 
     def copy_prefix(self, other: Context, length: int) -> None:
         """Forget all tokens, and take over the first `length` of another context of the model."""

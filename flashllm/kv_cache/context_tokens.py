@@ -8,16 +8,20 @@ are alike. Pure: no tensors are touched here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class ContextTokens:
     """The ids of a context's tokens, and which of them were decoded one by one."""
 
-    def __init__(self, decoded_alike: bool = False) -> None:
+    def __init__(
+        self, decoded_alike: bool = False, may_stay: Callable[[int], int] | None = None
+    ) -> None:
+        """`may_stay` says how many of the first tokens keys and values allow to stay: all."""
         self.ids: list[int] = []
         self.decoded_alike = decoded_alike
         self._decoded: list[bool] = []  # of each token: whether it is one of an answer
+        self._may_stay = may_stay
         self.unchanged = 0
         """So many of the first tokens have been there since `mark` was called."""
 
@@ -44,7 +48,7 @@ class ContextTokens:
 
     def empty_copy(self) -> ContextTokens:
         """No tokens, which are to be computed as these."""
-        return ContextTokens(self.decoded_alike)
+        return ContextTokens(self.decoded_alike, self._may_stay)
 
     def restore(self, ids: Sequence[int], decoded: Sequence[bool]) -> None:
         """Appends tokens that `ids` and `decoded` had told of."""
@@ -63,6 +67,11 @@ class ContextTokens:
         The last `answer` ids belong to an answer; of these, only tokens that were decoded one by
         one may stay.
         """
+        shared = self._shared_prefix(ids, answer)
+        return shared if self._may_stay is None else self._may_stay(shared)
+
+    def _shared_prefix(self, ids: Sequence[int], answer: int) -> int:
+        """The same, as far as the tokens go."""
         end = min(_shared(ids, self.ids), len(ids) - 1)
         if self.decoded_alike:
             return end

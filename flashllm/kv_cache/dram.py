@@ -17,13 +17,13 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.kv_cache.layout import kv_bytes, kv_row_bytes
-from flashllm.kv_cache.protocol import KeysValues
+from flashllm.kv_cache.protocol import KeysValues, SeesEverything
 from flashllm.kv_cache.rows import RowWriter
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
 
-class KvCache:
+class KvCache(SeesEverything):
     """Holds `length` tokens; rows beyond them are never read. As `KeysValues` says."""
 
     def __init__(
@@ -41,6 +41,8 @@ class KvCache:
         self._kernels = kernels
         self._writer = RowWriter(kernels, dtype, spec.head_dim, heads)
         self._heads, self._columns = heads, spec.head_dim
+        self.row_bytes = row
+        """Of a token's key in one head, and of its value."""
         self.dtype = dtype
         self.context = context
         self.length = 0
@@ -97,6 +99,54 @@ class KvCache:
         assert end <= self.context
         places = self._rows(layer)[:, :, self.length : end]
         places[...] = rows.reshape(places.shape)
+
+    def attend_decoded(
+        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """The same: everything is seen."""
+        return self.attend(layer, query, window, scale, sinks)
+
+    def prefetch(self, layer: int, positions: NDArray[np.int32] | None) -> None:
+        """They are there already."""
+
+    def attend_to(
+        self,
+        layer: int,
+        query: Tensor,
+        positions: NDArray[np.int32],
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of one token [1, heads, head_dim] to itself and to some that came before it.
+
+        `positions` [kv_heads, count] are ascending. The bits are those of attention to a cache that
+        holds nothing else.
+        """
+        own = np.full((self._heads, 1), self.length, np.int32)
+        firsts = np.arange(self._heads, dtype=np.int32)[:, None] * np.int32(self.context)
+        ids = np.hstack((positions, own)) + firsts
+        row, count = self.row_bytes, ids.shape[1]
+        gathered = np.empty((2, ids.size * row), np.uint8)
+        keys, values = gathered
+        places = np.arange(ids.size, dtype=np.int32)
+        for kind in range(2):
+            self._kernels.copy_rows(
+                self._layers[layer, kind], ids.reshape(-1), row, gathered[kind], places
+            )
+        out = torch.empty(query.shape)
+        cache = keys, values, self.dtype, self._columns, self._heads, 0, count
+        rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
+        self._kernels.attend(query.contiguous().view(-1).numpy(), *cache, *rest)
+        return out
+
+    def scores(
+        self, layer: int, kv_head: int, queries: NDArray[np.float32], end: int
+    ) -> NDArray[np.float32]:
+        """Products [queries, end] of queries [queries, head_dim] with a head's first `end` keys."""
+        rows = self._rows(layer)[0, kv_head, :end].reshape(-1)
+        out = np.empty((len(queries), end), np.float32)
+        self._kernels.matmul(rows, self.dtype, np.ascontiguousarray(queries), out)
+        return out
 
     def _rows(self, layer: int) -> NDArray[np.uint8]:
         rows: NDArray[np.uint8] = self._layers[layer]

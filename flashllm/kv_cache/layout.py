@@ -1,4 +1,7 @@
-"""Keys and values of a context: their encodings, and the memory that they take. Pure arithmetic."""
+"""Keys and values of a context: their encodings, and the memory that they take.
+
+Pure arithmetic: no torch, no memory.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 
 from flashllm.dtypes import row_bytes
 from flashllm.errors import UsageError
-from flashllm.options import KV_DTYPES, KvDType
+from flashllm.options import KV_DTYPES, KvDType, KvIndexDType, KvSelection
 from flashllm.spec import ModelSpec
 from flashllm.units import MIB, format_token_count
 
@@ -143,3 +146,64 @@ def plan_pages(
         )
     slots = min((memory_bytes - fixed) // each, pages)
     return PagePlan(blocks, slots, staging, memory_bytes, pages * shape.page_bytes)
+
+
+SAMPLE_TOKENS = 64
+"""The first tokens of a context, whose queries and keys choose the columns of an index. Contexts
+that are no longer need none: all of their tokens are attended to."""
+
+
+def column_count(ratio: float, head_dim: int) -> int:
+    """Columns of an index that keeps `ratio` of them."""
+    return max(1, int(ratio * head_dim))
+
+
+def index_bytes(spec: ModelSpec, context: int, ratio: float, dtype: KvIndexDType) -> int:
+    """Memory of the index of a layer's keys: partial keys, what makes them, and the first tokens.
+
+    The latter are held in f32 until they have chosen the columns.
+    """
+    columns = column_count(ratio, spec.head_dim)
+    keys, sample = context * row_bytes(dtype, columns), 2 * SAMPLE_TOKENS * spec.head_dim
+    return spec.n_kv_heads * (keys + 4 * (columns * spec.head_dim + sample))
+
+
+def skewing_bytes(spec: ModelSpec) -> int:
+    """Memory of the skewing matrices of a model, in f32."""
+    return 4 * spec.n_layers * spec.n_kv_heads * spec.head_dim**2
+
+
+def choosing_layers(spec: ModelSpec, selection: KvSelection) -> tuple[int, ...]:
+    """Layers in which a policy chooses: from the first one on, but those with a window anyway."""
+    layers = range(selection.start_layer, spec.n_layers)
+    return tuple(layer for layer in layers if not spec.attention_window(layer))
+
+
+def selection_bytes(spec: ModelSpec, context: int, selection: KvSelection) -> int:
+    """Memory of a policy, besides that of keys and values."""
+    layers = len(choosing_layers(spec, selection))
+    if selection.policy == "infinigen":
+        return layers * index_bytes(spec, context, selection.ratio, selection.index_dtype)
+    if selection.policy == "specache":
+        return layers * index_bytes(spec, context, 1.0, selection.index_dtype)
+    if selection.policy == "h2o":
+        # Of each token what it had, twice, and whether it is there.
+        return layers * spec.n_kv_heads * context * 17
+    return 0
+
+
+def fast_bytes(spec: ModelSpec, tokens: int, dtype: KvDType, selection: KvSelection) -> int:
+    """What of so many tokens must be in fast memory at least, where the rest may lie elsewhere.
+
+    That is what a layer fetches, twice, since the next layer's arrives while it is computed with;
+    the layers that see everything; and what the policy needs to choose. Of what is lost for good,
+    no rest lies anywhere.
+    """
+    whole = kv_bytes(spec, tokens, dtype)
+    if not selection.lossy:
+        return whole
+    per_layer = whole // spec.n_layers
+    layers = len(choosing_layers(spec, selection))
+    kept = int(per_layer * selection.share)
+    stays = layers * kept if selection.policy in ("window", "h2o") else 2 * kept
+    return (spec.n_layers - layers) * per_layer + stays + selection_bytes(spec, tokens, selection)

@@ -305,11 +305,12 @@ class PagePool:
                 failed = write
                 self.give_back(slots[self._page_in[slots] < 0])
                 continue
-            gone = write.pages[is_same]
-            self._on_flash[gone] = True
-            self._slot_of[gone] = -1
-            self._page_in[slots] = -1
-            self.give_back(slots)
+            self._on_flash[write.pages[is_same]] = True
+            # Whoever pinned a page while it was on its way has it where it was.
+            leaves = ~(is_same & (self._pins[slots] > 0))
+            self._slot_of[write.pages[is_same & leaves]] = -1
+            self._page_in[slots[leaves]] = -1
+            self.give_back(slots[leaves])
         if failed is not None and wait:
             raise self.file.write_failed(failed)
 

@@ -21,7 +21,7 @@ from flashllm.errors import ReadFailed
 from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.page_fetch import PageFetch, Runs
 from flashllm.kv_cache.page_pool import PagePool, Slots
-from flashllm.kv_cache.protocol import KeysValues
+from flashllm.kv_cache.protocol import KeysValues, SeesEverything
 from flashllm.kv_cache.rows import RowWriter
 from flashllm.kv_cache.tiers import PageRead
 from flashllm.options import KvDType
@@ -31,7 +31,7 @@ _TOKENS_AT_ONCE = 256
 """Tokens of a prompt whose rows are encoded before they go to their pages."""
 
 
-class PagedKvCache:
+class PagedKvCache(SeesEverything):
     """As `KeysValues` says, of pages of a pool that several contexts share."""
 
     def __init__(
@@ -56,9 +56,15 @@ class PagedKvCache:
         self.context = context
         self.length = 0
         self.is_damaged = False
+        self.row_bytes = pool.shape.row_bytes
+        """Of a token's key in one head, and of its value."""
+        self._prefetched: dict[int, PageFetch] = {}
+        """By layer: pages that are on their way, or pinned, for `attend_to`."""
 
     def close(self) -> None:
         """Give all pages back; only `length` and `context` can be asked for afterwards."""
+        for layer in list(self._prefetched):
+            self._drop_prefetched(layer)
         if self._end.detach() is not None:
             self.pool.drop_blocks(self.blocks)
             self.blocks.clear()
@@ -66,6 +72,8 @@ class PagedKvCache:
     def truncate(self, length: int) -> None:
         """Forget all tokens but the first `length`."""
         assert 0 <= length <= self.length
+        for layer in list(self._prefetched):
+            self._drop_prefetched(layer)
         self.length = length
         self.is_damaged = self.is_damaged and length > 0
         kept = self._shape.blocks(length)
@@ -124,6 +132,94 @@ class PagedKvCache:
             own = None if sinks is None else sinks[heads]
             out[:, heads] = self._attend(runs, query[:, heads], window, scale, own)
         return out
+
+    def attend_decoded(
+        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """The same: everything is seen."""
+        return self.attend(layer, query, window, scale, sinks)
+
+    def prefetch(self, layer: int, positions: NDArray[np.int32] | None) -> None:
+        """Begin to read the pages of `positions` [kv_heads, count]; nothing if that is all."""
+        self._drop_prefetched(layer)
+        if positions is None:
+            return
+        blocks = [np.unique(own // self._shape.tokens).astype(np.int64) for own in positions]
+        if self._fit(blocks):
+            self._prefetched[layer] = self.fetch(layer, blocks)
+
+    def attend_to(
+        self,
+        layer: int,
+        query: Tensor,
+        positions: NDArray[np.int32],
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of one token [1, heads, head_dim] to itself and to some that came before it.
+
+        `positions` [kv_heads, count] are ascending. `ReadFailed` where their pages cannot be read.
+        """
+        own = np.full((self._heads, 1), self.length, np.int32)
+        tokens = np.hstack((positions, own)).astype(np.int64)
+        blocks = [np.unique(of_head // self._shape.tokens) for of_head in tokens]
+        if not self._fit(blocks):
+            self._drop_prefetched(layer)
+            return self._attend_gathered(layer, query, tokens, scale, sinks)
+        ahead = self._prefetched.pop(layer, None)
+        try:
+            if ahead is not None:
+                ahead.wait()
+            # The page of the token itself is there, since it was written just now.
+            whole = self.fetch(layer, blocks, self.length + 1)
+            try:
+                whole.wait()
+                return self.attend_runs(query, whole.runs(list(tokens)), scale, sinks)
+            finally:
+                whole.release()
+        except ReadFailed:
+            self.is_damaged = True
+            raise
+        finally:
+            if ahead is not None:
+                ahead.release()
+
+    def _fit(self, blocks: Sequence[NDArray[np.int64]]) -> bool:
+        """Whether so many pages may be pinned, twice, beside all that others need."""
+        return 4 * sum(map(len, blocks)) <= self.pool.plan.slots
+
+    def _attend_gathered(
+        self,
+        layer: int,
+        query: Tensor,
+        tokens: NDArray[np.int64],
+        scale: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """The same, from a copy of the rows: all pages are read, and none needs a slot."""
+        rows = self.encoded(layer, 0, self.length + 1)
+        chosen = np.take_along_axis(rows, tokens[None, :, :, None], axis=2)
+        keys, values = chosen.reshape(2, -1)
+        out = torch.empty(query.shape)
+        cache = keys, values, self.dtype, self._columns, self._heads, 0, tokens.shape[1]
+        rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
+        self._kernels.attend(query.contiguous().view(-1).numpy(), *cache, *rest)
+        return out
+
+    def scores(
+        self, layer: int, kv_head: int, queries: NDArray[np.float32], end: int
+    ) -> NDArray[np.float32]:
+        """Products [queries, end] of queries [queries, head_dim] with a head's first `end` keys."""
+        rows = np.ascontiguousarray(self.encoded(layer, 0, end)[0, kv_head]).reshape(-1)
+        out = np.empty((len(queries), end), np.float32)
+        self._kernels.matmul(rows, self.dtype, np.ascontiguousarray(queries), out)
+        return out
+
+    def _drop_prefetched(self, layer: int) -> None:
+        """What a token fetched that was given up half way."""
+        fetch = self._prefetched.pop(layer, None)
+        if fetch is not None:
+            fetch.release()
 
     def fetch(
         self, layer: int, blocks: Sequence[NDArray[np.int64]], end: int | None = None

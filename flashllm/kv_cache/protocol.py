@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flashllm.kv_cache.fetch_counts import FetchCounts
 from flashllm.options import KvDType
+
+
+class SeesEverything:
+    """What `KeysValues` are asked of choices, where tokens of an answer see all before them."""
+
+    sees_everything = True
+    speculated_layers: Collection[int] = ()
+
+    def may_stay(self, shared: int) -> int:
+        """All of them."""
+        return shared
+
+    def speculate(self, layer: int, query: Tensor, scale: float) -> None:
+        """Nothing is chosen."""
+
+    def take_counts(self) -> None:
+        """Nothing is left out."""
 
 
 class KeysValues(Protocol):
@@ -39,6 +58,28 @@ class KeysValues(Protocol):
         the bits that it has alone. `sinks` [heads] are scores that bring no value.
         """
 
+    def attend_decoded(
+        self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """The same for one token of an answer, which may see less than all before it."""
+
+    @property
+    def sees_everything(self) -> bool:
+        """Whether it does not, so that rows are all that there is of tokens."""
+
+    @property
+    def speculated_layers(self) -> Collection[int]:
+        """Layers in which what a token sees is chosen a layer ahead, by `speculate`."""
+
+    def speculate(self, layer: int, query: Tensor, scale: float) -> None:
+        """A guess of a token's queries [heads, head_dim] in one of `speculated_layers`."""
+
+    def may_stay(self, shared: int) -> int:
+        """How many of the first `shared` tokens may stay where the context is cut."""
+
+    def take_counts(self) -> FetchCounts | None:
+        """What was seen since the last call; None where everything is."""
+
     def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
         """Rows of positions `first` to `end` - 1, to be looked at before anything else happens.
 
@@ -56,3 +97,32 @@ class KeysValues(Protocol):
 
     def close(self) -> None:
         """Drop the memory; only `length` and `context` can be asked for afterwards."""
+
+
+class SelectableRows(KeysValues, Protocol):
+    """Rows of which some may be attended to, wherever they are."""
+
+    row_bytes: int
+    """Of a token's key in one head, and of its value."""
+
+    def prefetch(self, layer: int, positions: NDArray[np.int32] | None) -> None:
+        """`attend_to` will be asked for `positions` [kv_heads, count] of a layer; None: for all."""
+
+    def attend_to(
+        self,
+        layer: int,
+        query: Tensor,
+        positions: NDArray[np.int32],
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of one token [1, heads, head_dim] to itself and to some that came before it.
+
+        `positions` [kv_heads, count] are ascending. The bits are those of attention to a cache that
+        holds nothing else.
+        """
+
+    def scores(
+        self, layer: int, kv_head: int, queries: NDArray[np.float32], end: int
+    ) -> NDArray[np.float32]:
+        """Products [queries, end] of queries [queries, head_dim] with a head's first `end` keys."""

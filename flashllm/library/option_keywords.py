@@ -24,6 +24,11 @@ _KEYWORDS = {
     "prompt-neurons": "prompt_neurons",
     "profile": "profile",
     "keep-kv": "keep_kv",
+    "kv-policy": "kv_policy",
+    "kv-budget": "kv_budget",
+    "kv-alpha": "kv_alpha",
+    "kv-recall": "kv_recall",
+    "spec-start-layer": "spec_start_layer",
 }
 """Flag -> field of `ModelOptions`."""
 _CHOICES = "|".join((*SELECTORS, *POLICIES, *KV_DTYPES, *OVERLAPS, *VERIFIES, *PROMPT_NEURONS))

@@ -15,6 +15,7 @@ from flashllm.flash.file_names import (
     ORDER_FILE,
     PREDICTORS_FILE,
     REQUIRED_FILES,
+    SKEWING_FILE,
     TENSOR_CHECKSUMS,
 )
 from flashllm.flash.layout import read_header
@@ -52,7 +53,7 @@ def own_files(directory: Path) -> list[str]:
             f"{directory}: neither its manifest nor its bundles are those of a converted model;"
             " remove it yourself if it is to go"
         )
-    named |= {*REQUIRED_FILES, ACTIVITY_FILE, ORDER_FILE, PREDICTORS_FILE}
+    named |= {*REQUIRED_FILES, ACTIVITY_FILE, ORDER_FILE, PREDICTORS_FILE, SKEWING_FILE}
     named |= set(TENSOR_CHECKSUMS.values())
     return [name for name in (*sorted(named), *_LAST) if os.path.lexists(directory / name)]
 

@@ -19,6 +19,8 @@ class Span:
 
     cache: KeysValues
     tokens: int
+    is_decoded: bool = False
+    """Whether it is one token of an answer, which may see less than all before it."""
 
     @property
     def positions(self) -> range:
@@ -56,22 +58,31 @@ class Attention:
 
         Appends to their caches but does not advance them.
         """
-        query, key = self.query(x), self.key(x)
-        if self.query_norm is not None and self.key_norm is not None and self.norm_whole:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key = self._heads(query), self._heads(key)
-        if self.query_norm is not None and self.key_norm is not None and not self.norm_whole:
-            query, key = self.query_norm(query), self.key_norm(key)
-        if rotation is not None and self.rotated:
-            query, key = rotation(query), rotation(key)
+        query = self.queries(x, rotation)
+        key = self._placed(self.key(x), self.key_norm, rotation)
         value, mixed, first = self._heads(self.value(x)), [], 0
         for span in spans:
             own = slice(first, first + span.tokens)
             span.cache.append(layer, key[:, own], value[:, own])
             seen = query[:, own].transpose(0, 1)
-            mixed.append(span.cache.attend(layer, seen, self.window, self.scale, self.sinks))
+            cache = span.cache
+            attend = cache.attend_decoded if span.is_decoded else cache.attend
+            mixed.append(attend(layer, seen, self.window, self.scale, self.sinks))
             first += span.tokens
         return self.output(torch.cat(mixed).view(first, -1))
+
+    def queries(self, x: Tensor, rotation: Rotation | None) -> Tensor:
+        """Queries [heads, tokens, head_dim] of tokens [tokens, d_model] at their positions."""
+        return self._placed(self.query(x), self.query_norm, rotation)
+
+    def _placed(self, projected: Tensor, norm: Norm | None, rotation: Rotation | None) -> Tensor:
+        """Normed and rotated, in heads."""
+        if norm is not None and self.norm_whole:
+            projected = norm(projected)
+        heads = self._heads(projected)
+        if norm is not None and not self.norm_whole:
+            heads = norm(heads)
+        return rotation(heads) if rotation is not None and self.rotated else heads
 
     def _heads(self, x: Tensor) -> Tensor:
         # [tokens, heads * head_dim] to [heads, tokens, head_dim]

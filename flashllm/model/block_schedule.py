@@ -54,7 +54,7 @@ class BlockSchedule:
         self._pool.end_expecting()
         if not is_few:
             self._pool.expect(range(layers - dense))
-        spans = [Span(context.keys_values, 1) for context in contexts]
+        spans = [Span(context.keys_values, 1, is_decoded=True) for context in contexts]
         x = transformer.embed(tokens, spans)
         rotations = transformer.rotations(spans)
         for index in range(layers):

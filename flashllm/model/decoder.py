@@ -22,7 +22,10 @@ from flashllm.kv_cache.dram import KvCache
 from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.kv_cache.paged import PagedKvCache
-from flashllm.kv_cache.protocol import KeysValues
+from flashllm.kv_cache.partial_index import Skewing
+from flashllm.kv_cache.pool import LimitedPool
+from flashllm.kv_cache.protocol import KeysValues, SelectableRows
+from flashllm.kv_cache.selection import make_keys_values
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.block_schedule import BlockSchedule
 from flashllm.model.ffn_decode import FeedForwardDecode
@@ -34,7 +37,7 @@ from flashllm.model.products import Products
 from flashllm.model.router import SelectRouted
 from flashllm.model.schedule import Mode, Pass, Progress, PromptSchedule, TokenSchedule
 from flashllm.model.transformer import Transformer
-from flashllm.options import KvDType
+from flashllm.options import KvDType, KvSelection
 from flashllm.planning.plan import Plan
 from flashllm.planning.release import slots_without
 from flashllm.system.clock import PartClock
@@ -67,6 +70,7 @@ class Decoder:
         plan: Plan,
         kernels: core.Kernels,
         kv_directories: Sequence[Path] = (),
+        skewing: Skewing | None = None,
     ) -> None:
         """Keys and values that the plan has on flash are in the first of `kv_directories` that can.
 
@@ -85,7 +89,7 @@ class Decoder:
         self.largest_weight = max((tensor.raw for tensor in resident.values()), key=len)
         """The bytes of the largest resident matrix."""
         self._store = store
-        self._kernels = kernels
+        self._kernels, self._skewing = kernels, skewing
         self._cancelled = threading.Event()
         shape = plan.prefill
         self.pool = pool = _make_pool(store, plan, clock, kernels)
@@ -111,6 +115,8 @@ class Decoder:
             transformer, self._prefill, pool, plan.seed_tokens, plan.union_tokens,
             self._check_cancelled,
         )  # fmt: skip
+        self.skewing_problem = ""
+        """Why keys and values are chosen without skewing, where they are; "" otherwise."""
         self.steps = 0
         """Prompts and tokens that went through, of all contexts."""
         self.bytes_released = 0
@@ -131,6 +137,16 @@ class Decoder:
         self.use(selector)
 
     @property
+    def is_skewed(self) -> bool:
+        """Whether there is skewing, where a policy chooses keys and values by it."""
+        return self._skewing is not None
+
+    @property
+    def kernels(self) -> core.Kernels:
+        """What multiplies encoded rows."""
+        return self._kernels
+
+    @property
     def isa(self) -> str:
         """The instructions that the kernels use."""
         return str(self._kernels.isa)
@@ -149,8 +165,26 @@ class Decoder:
         """What selects the active sets; None selects the neurons whose output is not zero."""
         return self._decode.selector
 
-    def new_context(self) -> Context:
-        """A new, empty context; `UsageError` if the plan has no memory for another one."""
+    def new_keys_values(
+        self,
+        selection: KvSelection,
+        kv_dtype: KvDType | None = None,
+        *,
+        pool: LimitedPool | None = None,
+        measures_all: bool = False,
+    ) -> KeysValues:
+        """Empty keys and values, for a context to compare with; arguments as `make_keys_values`."""
+        rows = self._new_rows(kv_dtype or self.plan.kv_dtype)
+        return make_keys_values(
+            self.spec, rows, self._kernels, selection, self._skewing, pool=pool,
+            measures_all=measures_all,
+        )  # fmt: skip
+
+    def new_context(self, keys_values: KeysValues | None = None) -> Context:
+        """A new, empty context; `UsageError` if the plan has no memory for another one.
+
+        It has `keys_values`, or those that the plan says.
+        """
         with self._contexts_lock:
             if self._is_closed:
                 raise ModelClosed("the model was closed; open it again")
@@ -160,16 +194,16 @@ class Decoder:
                     " use; drop one, or open it with more"
                 )
             context = Context(
-                self._new_keys_values(),
+                keys_values or self.new_keys_values(self.plan.kv_selection),
                 self.plan.prefill.tokens,
                 decoded_alike=self.plan.prompt_is_decoded_alike,
             )
             self._contexts.add(context)
         return context
 
-    def _new_keys_values(self) -> KeysValues:
-        settings = self.spec, self.plan.context, self.plan.kv_dtype, self._kernels
-        if self.kv_pool is None:
+    def _new_rows(self, kv_dtype: KvDType) -> SelectableRows:
+        settings = self.spec, self.plan.context, kv_dtype, self._kernels
+        if self.kv_pool is None or kv_dtype != self.plan.kv_dtype:
             return KvCache(*settings)
         return PagedKvCache(*settings, self.kv_pool)
 
@@ -309,9 +343,11 @@ class Decoder:
 
         Only tokens of prompts are taken over, whose bits are those that the context would compute.
         """
+        if not context.shares_prefixes:
+            return
         present, best, source = context.tokens.cached_prefix(ids), 0, None
         for other in self._contexts:
-            if other is not context:
+            if other is not context and other.shares_prefixes:
                 usable = min(other.tokens.cached_prefix(ids), other.tokens.prefilled_prefix)
                 if usable > best:
                     best, source = usable, other
@@ -335,8 +371,21 @@ class Decoder:
         Neurons that `mode` leaves out are missing in all later layers, as they are in decoding.
         `tap` is called in mode dense, `chosen` in the others.
         """
+        if mode == "decoded":
+            yield from self._decoded_blocks(ids)
+            return
         for hidden in self._chunks(self.context, ids, Pass(mode, tap, chosen)):
             yield from self._logits_blocks(hidden)
+
+    def _decoded_blocks(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """`logits_blocks` of a text of which each token is one of an answer; blocks of as many."""
+        self.steps += 1
+        self.truncate(0)
+        self.release()
+        step = self.context.chunk_tokens
+        for start in range(0, len(ids), step):
+            hidden = [self._tokens.run(self.context, token) for token in ids[start : start + step]]
+            yield from self._logits_blocks(torch.cat(hidden))
 
     def _logits_blocks(self, hidden: Tensor) -> Iterator[NDArray[np.float32]]:
         """Logits [a few tokens, vocab] of [tokens, d_model], in order."""

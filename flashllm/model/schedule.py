@@ -23,9 +23,10 @@ from flashllm.model.transformer import Transformer
 from flashllm.planning.latency_model import ONE_THREAD_WEIGHTS
 from flashllm.weight_cache.pool import BundlePool
 
-Mode = Literal["dense", "selected", "oracle", "needed"]
+Mode = Literal["dense", "selected", "oracle", "needed", "decoded"]
 """How the tokens of a text are computed: with all neurons, with those that the decoder's selector
-selects, or with those whose output is not zero. Needed: as selected, and of few tokens the layers
+selects, or with those whose output is not zero. Decoded: each as a token of an answer, which may
+see some keys and values only. Needed: as selected, and of few tokens the layers
 are not read whole."""
 Progress = Callable[[float, int], None]
 """Called with (tokens done, tokens in all) after each layer of a prompt; one layer counts as 1 /
@@ -71,7 +72,7 @@ class TokenSchedule:
         feed_forward.forget()
         self._pool.end_expecting()
         dense = transformer.spec.dense_layers
-        spans = [Span(context.keys_values, 1)]
+        spans = [Span(context.keys_values, 1, is_decoded=True)]
         x = transformer.embed([token], spans)
         rotations = transformer.rotations(spans)
         for index in range(transformer.spec.n_layers):

@@ -103,15 +103,43 @@ class Transformer:
         rotation = None if rotations is None else rotations.of(layer.attention.window)
         attended = self._scaled(layer.attention(normed, index, spans, rotation))
         if spec.block == "parallel":
+            self._speculate(index + 1, x, rotations, spans)
             inputs = LayerInputs(self.parallel_input(index, x, normed), x, x)
             return x + attended + self._scaled(feed_forward(inputs))
         assert layer.ffn_norm is not None
         block, x = x, x + attended
         if not pre:
             x = layer.attention_norm(x)
+        self._speculate(index + 1, x, rotations, spans)
         inputs = LayerInputs(layer.ffn_norm(x) if pre else x, x, block)
         x = x + self._scaled(self._through_ffn(index, inputs, feed_forward))
         return x if pre else layer.ffn_norm(x)
+
+    def _speculate(
+        self, index: int, x: Tensor, rotations: Rotations | None, spans: Sequence[Span]
+    ) -> None:
+        """Lets caches choose what a layer will see, by the stream behind the attention before it.
+
+        The stream [tokens, d_model] changes little from layer to layer, and what is chosen can be
+        fetched while the feed-forward layer between them is read. Source: InfiniGen (Lee et al.,
+        OSDI 2024), section 4.3; there the input of the earlier attention is taken, which says less
+        (docs/log/).
+        """
+        rows = [
+            (row, span.cache)
+            for row, span in enumerate(spans)
+            if span.is_decoded and index in span.cache.speculated_layers
+        ]
+        if not rows:
+            return
+        self._clock.switch("predict")
+        layer, pre = self._layers[index], self.spec.norm_placement == "pre"
+        attention = layer.attention
+        rotation = None if rotations is None else rotations.of(attention.window)
+        queries = attention.queries(layer.attention_norm(x) if pre else x, rotation)
+        for row, cache in rows:
+            cache.speculate(index, queries[:, row], attention.scale)
+        self._clock.switch("attention")
 
     def _through_ffn(
         self, index: int, inputs: LayerInputs, feed_forward: FeedForwardCall

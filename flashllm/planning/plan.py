@@ -20,11 +20,14 @@ from flashllm.kv_cache.layout import (
     parse_kv_dtype,
     plan_pages,
     score_bytes,
+    selection_bytes,
+    skewing_bytes,
 )
 from flashllm.options import (
     DEFAULT_CONTEXT,
     DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
+    DEFAULT_KV_SELECTION,
     DEFAULT_OVERLAP,
     DEFAULT_PROMPT_NEURONS,
     DEFAULT_VERIFY,
@@ -32,6 +35,7 @@ from flashllm.options import (
     PROMPT_NEURONS,
     VERIFIES,
     KvDType,
+    KvSelection,
     ModelOptions,
     Overlap,
     Policy,
@@ -197,6 +201,8 @@ class Plan:
     """Encoding of keys and values."""
     kv_pages: PagePlan | None = None
     """How keys and values lie where they have a limit of their own, and some may be on flash."""
+    kv_selection: KvSelection = DEFAULT_KV_SELECTION
+    """Which keys and values a token of an answer sees."""
     contexts: int = 1
     """Contexts that may live at once."""
     verify: Verify = DEFAULT_VERIFY
@@ -220,8 +226,8 @@ class Plan:
 
     @property
     def prompt_is_decoded_alike(self) -> bool:
-        """Whether a token has the same active sets in a prompt as in an answer, or exact ones."""
-        return not self.lossy or self.prompt_is_selected
+        """Whether a token is computed in a prompt as in an answer, or exactly in both."""
+        return (not self.lossy or self.prompt_is_selected) and not self.kv_selection.lossy
 
     @property
     def seed_tokens(self) -> int:
@@ -315,6 +321,7 @@ def make_plan(
         policy=policy,
         kv_dtype=encoding,
         kv_pages=_kv_pages(spec, options),
+        kv_selection=options.kv_selection,
         contexts=_contexts(options),
         verify=_verify(options),
         prompt_neurons=_prompt_neurons(options),
@@ -410,9 +417,16 @@ def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[s
         "attention": sizes.attention,
         "predictors": sizes.predictors if options.select == "predicted" else 0,
         "checksums": checksum_bytes(spec, _verify(options)),
-        "kv": kv + score_bytes(spec, context),
+        "kv": kv + _selection_bytes(spec, context, contexts, options) + score_bytes(spec, context),
         "prefill": _prefill_shape(spec, sizes, options).bytes(spec, sizes.stride),
     }
+
+
+def _selection_bytes(spec: ModelSpec, context: int, contexts: int, options: ModelOptions) -> int:
+    """What chooses among keys and values."""
+    selection = options.kv_selection
+    skewing = skewing_bytes(spec) if selection.policy == "infinigen" else 0
+    return contexts * selection_bytes(spec, context, selection) + skewing
 
 
 def _prefill_shape(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> PrefillShape:

@@ -13,6 +13,8 @@ from flashllm.options import (
     DEFAULT_CONTEXT,
     DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
+    DEFAULT_KV_POLICY,
+    DEFAULT_KV_SELECTION,
     DEFAULT_MAX_TOKENS,
     DEFAULT_OVERLAP,
     DEFAULT_POLICY,
@@ -20,6 +22,7 @@ from flashllm.options import (
     DEFAULT_VERIFY,
     EFFORTS,
     KV_DTYPES,
+    KV_POLICIES,
     OVERLAPS,
     POLICIES,
     PROMPT_NEURONS,
@@ -37,6 +40,7 @@ from flashllm.settings.values import (
     parse_path,
     parse_positive,
     parse_seed,
+    parse_share,
     parse_size,
 )
 
@@ -176,6 +180,56 @@ MODEL_OPTIONS = (
         " with at once after a restart; 0 removes them (default: none are kept)",
         "SIZE",
         unset="neither kept nor looked for",
+    ),
+    _choice(
+        "kv_policy",
+        "--kv-policy",
+        KV_POLICIES,
+        "which keys and values a token of an answer sees: full (all, the default), or (lossy)"
+        " infinigen (those found a layer ahead to matter), window (the last ones), h2o (those with"
+        " the most attention so far)",
+        "NAME",
+        DEFAULT_KV_POLICY,
+    ),
+    Option(
+        "kv_budget",
+        ("--kv-budget",),
+        parse_share,
+        None,
+        "with another --kv-policy than full: the most of all keys and values that a token sees"
+        f" ({DEFAULT_KV_SELECTION.share:.0%})".replace("%", "%%"),
+        "SHARE",
+        usual=DEFAULT_KV_SELECTION.share,
+    ),
+    Option(
+        "kv_alpha",
+        ("--kv-alpha",),
+        number_between(0, 100, above=True),
+        None,
+        "with --kv-policy infinigen: how far below the best score a token may be, to begin with"
+        f" ({DEFAULT_KV_SELECTION.alpha:g})",
+        "X",
+        usual=DEFAULT_KV_SELECTION.alpha,
+    ),
+    Option(
+        "kv_recall",
+        ("--kv-recall",),
+        number_between(0, 1),
+        None,
+        "with --kv-policy infinigen: the share of attention that --kv-alpha is steered to, layer by"
+        f" layer; 0 leaves it as it is ({DEFAULT_KV_SELECTION.recall:g})",
+        "SHARE",
+        usual=DEFAULT_KV_SELECTION.recall,
+    ),
+    Option(
+        "spec_start_layer",
+        ("--spec-start-layer",),
+        parse_positive,
+        None,
+        "with another --kv-policy than full: the first layer that does not see everything, counted"
+        f" from 0 ({DEFAULT_KV_SELECTION.start_layer})",
+        "N",
+        usual=DEFAULT_KV_SELECTION.start_layer,
     ),
     Option(
         "window",

@@ -91,6 +91,11 @@ class Settings:
             kv_memory=self.value("kv_memory"),
             kv_dir=self.value("kv_dir"),
             profile=self.value("profile"),
+            kv_policy=self.value("kv_policy"),
+            kv_budget=self.value("kv_budget"),
+            kv_alpha=self.value("kv_alpha"),
+            kv_recall=self.value("kv_recall"),
+            spec_start_layer=self.value("spec_start_layer"),
             keep_kv=self.value("keep_kv"),
         )
 

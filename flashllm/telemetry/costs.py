@@ -45,6 +45,13 @@ class TokenCost:
     """Neurons of experts that might be silent, and `neurons_silent` that were."""
     neurons_silent: int
     rss_bytes: int
+    kv_tokens: int = 0
+    """Keys and values that there were, of each key head and layer where a policy chooses among
+    them; `kv_seen` of them were seen. 0 where all are seen."""
+    kv_seen: int = 0
+    kv_recall: float | None = None
+    """Share of attention's mass on what was seen, of the heads that were measured; None where none
+    was."""
 
     @property
     def io_hidden_ns(self) -> int:
@@ -55,6 +62,11 @@ class TokenCost:
     def hit_rate(self) -> float:
         """Share of the active bundles that were in DRAM already."""
         return ratio(self.hits, self.hits + self.misses, empty=1.0)
+
+    @property
+    def kv_share(self) -> float:
+        """Share of the keys and values that were seen."""
+        return ratio(self.kv_seen, self.kv_tokens, empty=1.0)
 
     def shared(self, count: int) -> list[TokenCost]:
         """The cost of a step of `count` tokens as costs of each, whose sums are those of the step.
@@ -128,6 +140,9 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
     io_busy_ns = sum(cost.io_busy_ns for cost in costs)
     bytes_read = sum(cost.bytes_read for cost in costs)
     sizes = [list(cost.size_histogram) for cost in costs]
+    kv_tokens = sum(cost.kv_tokens for cost in costs)
+    kv_seen = sum(cost.kv_seen for cost in costs)
+    recalls = [cost.kv_recall for cost in costs if cost.kv_recall is not None]
     return {
         "tokens": len(costs),
         "wall_ns": wall_ns,
@@ -150,12 +165,17 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
         "queue_depth_mean": ratio(sum(cost.depth_ns for cost in costs), io_busy_ns),
         "queue_depth_max": max((cost.depth_max for cost in costs), default=0),
         "read_sizes": _histogram(sizes),
+        "kv_tokens": kv_tokens,
+        "kv_seen": kv_seen,
+        "kv_share": ratio(kv_seen, kv_tokens, empty=1.0),
+        "kv_recalls": len(recalls),
+        "kv_recall": ratio(sum(recalls), len(recalls), empty=1.0),
     }
 
 
 _SUMMED = ("tokens", "wall_ns", "bytes_read", "bytes_useful", "reads", "hits", "misses", "passes",
-           "spilled", "guessed", "guesses_used", "neurons", "neurons_silent",
-           "io_busy_ns")  # fmt: skip
+           "spilled", "guessed", "guesses_used", "neurons", "neurons_silent", "io_busy_ns",
+           "kv_tokens", "kv_seen", "kv_recalls")  # fmt: skip
 
 
 def merged_summary(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,6 +197,12 @@ def merged_summary(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str
         "queue_depth_mean": ratio(depth_ns, sums["io_busy_ns"]),
         "queue_depth_max": max(one["queue_depth_max"], other["queue_depth_max"]),
         "read_sizes": reads_of,
+        "kv_share": ratio(sums["kv_seen"], sums["kv_tokens"], empty=1.0),
+        "kv_recall": ratio(
+            sum(each.get("kv_recall", 0) * each.get("kv_recalls", 0) for each in (one, other)),
+            sums["kv_recalls"],
+            empty=1.0,
+        ),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flashllm.engine.local import open_model
 from flashllm.errors import UsageError
-from flashllm.options import ModelOptions, Select
+from flashllm.options import ModelOptions
 from flashllm.progress import Progress
 
 from ..calibration_texts import Message
@@ -23,19 +23,22 @@ def answer_all(
     model: EvaluatedModel, questions: Sequence[Asked], answer_tokens: int, progress: Progress
 ) -> list[Outcome]:
     """Answers with the code of `flashllm run` and counts matches, ignoring spaces and case."""
-    selects: dict[str, Select] = {"dense": "all"}
-    if model.selector is not None:
-        selects[model.selector] = model.selector
-    outcomes = [Outcome(group) for _, group, _, _ in questions]
-    progress.start("answering questions", len(selects) * len(questions))
-    options = ModelOptions(
+    full = ModelOptions(
+        select="all",
         kv_dtype=model.decoder.kv_dtype,
-        kv_memory=model.kv_memory,
-        kv_dir=model.kv_dir,
+        kv_memory=model.seen.kv_memory,
+        kv_dir=model.seen.kv_dir,
         verify=model.verify,
     )
-    for name, select in selects.items():
-        with open_model(model.directory, options, select=select) as engine:
+    ways = {"dense": full}
+    if model.selector is not None:
+        ways[model.selector] = full.having(select=model.selector)
+    if model.kv_policy != "full":
+        ways[model.kv_policy] = full.having(select=model.decoder.selects, **model.seen.kv_overrides)
+    outcomes = [Outcome(group) for _, group, _, _ in questions]
+    progress.start("answering questions", len(ways) * len(questions))
+    for name, options in ways.items():
+        with open_model(model.directory, options) as engine:
             for outcome, (where, _, messages, expected) in zip(outcomes, questions, strict=True):
                 ids = engine.tokenizer.encode_chat(messages)
                 if len(ids) >= engine.plan.context:

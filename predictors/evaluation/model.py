@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 import flashllm
 from flashllm.engine.loading import open_decoder
 from flashllm.flash.store import Store
-from flashllm.options import KvDType, Select, Verify
+from flashllm.options import (
+    DEFAULT_OPTIONS,
+    KvDType,
+    KvPolicy,
+    ModelOptions,
+    Select,
+    Verify,
+)
 from flashllm.planning.model_facts import choose_selector
 from flashllm.spec import ModelSpec
 from flashllm.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -69,8 +76,8 @@ class EvaluatedModel:
     decoder: Decoder
     tokenizer: Tokenizer | None
     verify: Verify | None = None
-    kv_memory: int | None = None
-    kv_dir: Path | None = None
+    seen: ModelOptions = DEFAULT_OPTIONS
+    """Where keys and values are, and which of them an answer sees."""
 
     @classmethod
     @contextlib.contextmanager
@@ -81,15 +88,14 @@ class EvaluatedModel:
         kv_dtype: KvDType | None = None,
         verify: Verify | None = None,
         memory: int | None = None,
-        kv_memory: int | None = None,
-        kv_dir: Path | None = None,
+        seen: ModelOptions = DEFAULT_OPTIONS,
     ) -> Iterator[EvaluatedModel]:
         """Opens a converted model; `UsageError` for a selector that it does not have.
 
         `kv_dtype` is the encoding of keys and values, for all that is compared; `verify` says which
         weights are held against their checksums. `memory` is the ceiling of the process, in bytes,
-        what is counted included; None: as little as possible. Keys and values take `kv_memory` of
-        it, and are on flash in `kv_dir` beyond that.
+        what is counted included; None: as little as possible. `seen` says where keys and values
+        are, and which of them an answer sees.
         """
         with Store(directory) as store:
             chosen = choose_selector(store, select)
@@ -100,16 +106,15 @@ class EvaluatedModel:
             directory,
             select=chosen,
             kv_dtype=kv_dtype,
-            kv_memory=kv_memory,
-            kv_dir=kv_dir,
+            kv_memory=seen.kv_memory,
+            kv_dir=seen.kv_dir,
             verify=verify,
             memory=memory,
             application_bytes=evaluation_bytes(store.spec, stride),
             chunk_tokens=chunk_tokens(store.spec, stride),
+            **seen.kv_overrides,
         ) as decoder:
-            yield cls(
-                directory, name, stride, source, decoder, tokenizer, verify, kv_memory, kv_dir
-            )
+            yield cls(directory, name, stride, source, decoder, tokenizer, verify, seen)
 
     @property
     def selector(self) -> Select | None:
@@ -124,7 +129,15 @@ class EvaluatedModel:
             modes["oracle"] = "oracle"
         if self.selector is not None:
             modes[self.selector] = "selected"
+        if self.kv_policy != "full":
+            # Where neurons are predicted, they are in this mode, too.
+            modes[self.kv_policy] = "decoded"
         return modes
+
+    @property
+    def kv_policy(self) -> KvPolicy:
+        """Which keys and values an answer sees."""
+        return self.seen.kv_selection.policy
 
     def to_json(self) -> dict[str, Any]:
         """What was evaluated, and by which versions."""
@@ -137,8 +150,9 @@ class EvaluatedModel:
             "activation": spec.activation,
             "bundle_stride_bytes": self.stride_bytes,
             "select": self.decoder.selects,
-            "lossy": self.decoder.selects == LOSSY,
+            "lossy": self.decoder.selects == LOSSY or self.kv_policy != "full",
             "kv_dtype": self.decoder.kv_dtype,
+            "kv_policy": self.kv_policy,
             "source": self.source,
             "versions": {
                 "flashllm": flashllm.__version__,

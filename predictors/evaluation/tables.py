@@ -82,9 +82,11 @@ def _task_summary(found: dict[str, Any], name: str, select: str) -> str:
 
 def _head(report: dict[str, Any]) -> str:
     shape = f"{report['layers']} layers of {report['neurons_per_layer']:,} neurons"
+    policy = report["kv_policy"]
     return _names(
         ("model", f"{report['model']}, {shape}, {report['activation']}"),
-        ("select", report["select"] + (" (lossy)" if report["lossy"] else "")),
+        ("select", report["select"] + (" (lossy)" if report["select"] == "predicted" else "")),
+        *([] if policy == "full" else [("keys, values", f"as {policy} chooses (lossy)")]),
     )
 
 

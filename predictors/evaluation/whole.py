@@ -37,13 +37,15 @@ def evaluate_text(
     text = read_passages(path, model.tokenizer, limits, settings, progress)
     modes = model.modes
     likelihoods = {name: LikelihoodMeter() for name in modes}
-    windows = {name: _Windows(decoder) for name in modes if name != "dense"}
+    windows = {
+        name: _Windows(decoder) for name, mode in modes.items() if mode not in ("dense", "decoded")
+    }
     dense = _DenseTap(decoder, model.selector is not None, settings.seed) if windows else None
     progress.start("evaluating the text", text.tokens * len(modes))
     for passage in text.passages:
         reference = DensePassage(spec.vocab_size)
         for name, mode in modes.items():
-            tap, chosen = (dense, None) if name == "dense" else (None, windows[name])
+            tap, chosen = (dense, None) if name == "dense" else (None, windows.get(name))
             for hook in (tap, chosen):
                 if hook is not None:
                     hook.begin(passage)

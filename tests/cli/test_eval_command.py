@@ -252,3 +252,22 @@ def test_a_ceiling_that_is_too_small_counts_what_is_counted(capsys, sparse_model
     assert (
         report["text"]["modes"] == evaluated(capsys, sparse_model, "--text", text)["text"]["modes"]
     )
+
+
+def test_a_policy_of_keys_and_values_is_a_mode(capsys, sparse_model, text):
+    """Token by token; with everything seen it is the mode that it is held against."""
+    everything = ["--kv-budget", "1", "--kv-alpha", "100", "--kv-recall", "0"]
+    start = ["--text", text, "--kv-policy", "infinigen", "--spec-start-layer", "1"]
+    report = evaluated(capsys, sparse_model, *start, *everything)
+    assert (report["kv_policy"], report["lossy"]) == ("infinigen", True)
+    modes = report["text"]["modes"]
+    assert list(modes) == ["dense", "oracle", "predicted", "infinigen"]
+    assert modes["infinigen"]["ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert modes["infinigen"]["same_token"] == 1.0
+    assert set(report["text"]["windows"]) == {"oracle", "predicted"}
+    assert main(["eval", str(sparse_model), *map(str, start), "--kv-budget", "5%"]) == 0
+    shown = capsys.readouterr().out
+    assert "as infinigen chooses (lossy)" in shown
+    few = next(line for line in shown.splitlines() if line.startswith("infinigen "))
+    assert float(few.split()[2]) != 1.0
+    assert "kv-recall is 1" in refused(capsys, sparse_model, *start, "--kv-recall", "1")

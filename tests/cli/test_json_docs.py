@@ -102,6 +102,8 @@ CASES: dict[str, list[str]] = {
     "bench cache --json": [
         "bench cache {demo} --text {text} --tokens 300 --slots 20% --memory 2GiB --json"
     ],
+    "bench kv --json": ["bench kv {demo} --text {text} -n 300 --kv infinigen --budget 20% --json"],
+    "calibrate --json": ["calibrate {demo} --text {text} --tokens 300 --json"],
     "sessions list --json": ["sessions list --json"],
     "sessions search --json": ["sessions search ocean --json"],
     "config show --json": ["config show --temp 0.7 --json"],

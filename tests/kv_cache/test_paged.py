@@ -333,3 +333,35 @@ def test_any_order_of_calls(pools: Pools, seed: int) -> None:
         pool.drop_blocks(pool.abandoned.popleft())
     assert len(pool._free_blocks) == pool.plan.blocks - len(used)
     assert not pool._pins.any()
+
+
+@pytest.mark.parametrize("slots", [None, LEAST, LEAST + 60])
+@pytest.mark.parametrize("count", [1, 9, 150])
+def test_attention_to_a_set_has_the_bits_of_one_piece(
+    pools: Pools, slots: int | None, count: int
+) -> None:
+    """Fetched ahead or not, or given up; all of it in DRAM or nearly none."""
+    cache, expected, rows = pools.cache("f16", slots), whole("f16"), Sequence(5)
+    generator = np.random.default_rng(count)
+    for each in (cache, expected):
+        rows.step(each, 150)
+    for token in range(150, 156):
+        own, layer = slice(token, token + 1), token % 2
+        positions = np.stack([np.sort(generator.permutation(150)[:count]) for _ in range(2)])
+        chosen = positions.astype(np.int32)
+        if token % 3:
+            cache.prefetch(layer, None if token == 152 else chosen)
+        if token == 154:
+            cache.prefetch(layer, chosen[:, :1])
+        for each in (cache, expected):
+            for at in range(2):
+                each.append(at, *rows.rows[at, :, :, own])
+        caches, query = (cache, expected), rows.query[own]
+        assert torch.equal(*(one.attend_to(layer, query, chosen, 0.2, SINKS) for one in caches))
+        asked = query[0, 3:].numpy()
+        assert np.array_equal(*(one.scores(layer, 1, asked, token + 1) for one in caches))
+        for each in (cache, expected):
+            each.length += 1
+    cache.prefetch(0, chosen)
+    cache.truncate(20)
+    cache.close()

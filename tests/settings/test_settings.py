@@ -178,6 +178,7 @@ def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
     from flashllm.options import (
         EFFORTS,
         KV_DTYPES,
+        KV_POLICIES,
         POLICIES,
         PROMPT_NEURONS,
         SELECTORS,
@@ -190,6 +191,7 @@ def test_names_that_are_allowed_are_those_that_the_engine_knows() -> None:
     assert choices == {
         "policy": POLICIES,
         "kv_dtype": KV_DTYPES,
+        "kv_policy": KV_POLICIES,
         "select": SELECTORS,
         "overlap": get_args(Overlap),
         "verify": VERIFIES,

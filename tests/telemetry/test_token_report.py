@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashllm.options import KvSelection
 from flashllm.system.clock import PARTS
-from flashllm.telemetry.costs import NO_COST, decode_summary
+from flashllm.telemetry.costs import NO_COST, decode_summary, merged_summary
 from flashllm.telemetry.device_rates import PAGE_CACHE, UNKNOWN, DeviceRates
 from flashllm.telemetry.formatting import format_split
 from flashllm.telemetry.neuron_map import NeuronMap
@@ -163,6 +164,22 @@ def report(count: int = 2, **prefill: Any) -> dict[str, Any]:
         "decode": decode_summary([cost() for _ in range(count)]),
         "memory": {"rss_peak_bytes": 320 << 20},
     }
+
+
+def test_answers_that_see_few_keys_say_so() -> None:
+    seen = [cost(kv_tokens=800, kv_seen=40, kv_recall=0.9), cost(kv_tokens=1200, kv_seen=160)]
+    lossy = dataclasses.replace(plan(), kv_selection=KvSelection("infinigen"))
+    found = report() | {"decode": decode_summary(seen)}
+    words = " ".join(stats_text(found, RATES, lossy).split())
+    assert "keys 10.0 % of keys and values seen, by infinigen (lossy); recall 0.900" in words
+    assert "recall" not in stats_text(report(), RATES, lossy)
+    assert "keys" not in stats_text(found, RATES, plan())
+    merged = merged_summary(decode_summary(seen[:1]), decode_summary(seen[1:]))
+    for name in ("kv_share", "kv_recall", "kv_recalls", "kv_seen", "kv_tokens"):
+        assert merged[name] == found["decode"][name]
+    # An answer that an earlier version began knows nothing of it.
+    before = {name: value for name, value in decode_summary([]).items() if "kv" not in name}
+    assert merged_summary(before, found["decode"])["kv_share"] == 0.1
 
 
 def test_stats_say_what_the_report_says() -> None:

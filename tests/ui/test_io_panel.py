@@ -17,6 +17,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import Static
 
+from flashllm.options import KvSelection
 from flashllm.system.clock import PARTS
 from flashllm.telemetry.costs import PrefillCost
 from flashllm.telemetry.device_rates import DeviceRates
@@ -30,6 +31,7 @@ from flashllm.ui.panels.io_lines import (
     SMALL_HEIGHT,
     Shown,
     full_lines,
+    small_lines,
 )
 from flashllm.ui.panels.io_panel import IoPanel
 from flashllm.ui.panels.neuron_map import NeuronMapView, picture
@@ -124,6 +126,16 @@ def full(tokens: list[TokenNumbers], width: int = 78, **changes: Any) -> str:
 def test_a_token_that_reads_gigabytes_is_said_in_megabytes() -> None:
     (token,) = answer_numbers([FakeToken("", cost(bytes_read=8_642_000_000))], RATES, plan(), {})
     assert "MB/tok  █ 8,642 MB" in full([token])
+
+
+def test_what_is_seen_of_keys_and_values_is_said_to_be_lossy() -> None:
+    costs = [cost(kv_tokens=100, kv_seen=4, kv_recall=0.9), cost(kv_tokens=100, kv_seen=8)]
+    tokens = answer_numbers([FakeToken("", one) for one in costs], RATES, plan(), {})
+    lossy = KvSelection("infinigen")
+    assert "KV 6 % (lossy), recall 0.90" in full(tokens, 79, kv_selection=lossy)
+    assert "KV" not in full(tokens, 79)
+    shown = Shown(dataclasses.replace(plan(), kv_selection=lossy), RATES, None, tokens)
+    assert "KV 6 % (lossy)" in "\n".join(line.plain for line in small_lines(shown, 79))
 
 
 def test_the_numbers_are_those_of_the_tokens_whose_bars_are_there() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import flashllm
-from flashllm.cli.bench.texts import read_id_passages
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.output import Output, Ticker
+from flashllm.cli.shared.texts import read_id_passages
 from flashllm.errors import UsageError
 
 if TYPE_CHECKING:

@@ -46,6 +46,12 @@ examples:
   flashllm bench cache ~/big.flash --text notes.ids --tokens 500 --trace notes.npz
   flashllm bench cache ~/big.flash --trace notes.npz --slots 20%,40% --memory 6GiB
 """
+KV_EXAMPLES = """\
+examples:
+  flashllm bench kv ~/big.flash --text notes.txt
+  flashllm bench kv ~/big.flash --text notes.txt --kv full,infinigen,h2o --budget 5%,10% --json
+  flashllm bench kv ~/big.flash --text notes.txt --kv infinigen --pool 80%
+"""
 
 _ABLATION_FIXED = ("ctx_size", "policy", "overlap", "kv_memory", "kv_dir", "keep_kv")
 """Options that an ablation has no use for."""
@@ -241,6 +247,60 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object with every number")
     names = ("memory", "ctx_size", "select")
     add_options(parser, "model", tuple(o for o in MODEL_OPTIONS if o.name in names))
+
+
+def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench kv`."""
+    add_model(parser)
+    parser.add_argument(
+        "--text",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="text to decode: .ids, .txt or .jsonl, as for eval",
+    )
+    parser.add_argument(
+        "--kv",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        help="some of full, window, h2o, int4, infinigen, specache (all)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=argument(parse_shares),
+        metavar="SHARES",
+        help="the most of all keys and values that a token sees (5%%,10%%,20%%)",
+    )
+    parser.add_argument(
+        "-n",
+        "--tokens",
+        type=argument(parse_positive),
+        default=2048,
+        metavar="N",
+        help="tokens of the text, taken evenly from all of its lines (2048)",
+    )
+    parser.add_argument(
+        "--prompt-share",
+        type=argument(parse_share),
+        default=0.5,
+        metavar="SHARE",
+        help="of each passage, what is read as a prompt; the rest is decoded token by token (50%%)",
+    )
+    parser.add_argument(
+        "--pool",
+        type=argument(parse_share),
+        metavar="SHARE",
+        help="infinigen with a limited pool: what gives way there is lost",
+    )
+    parser.add_argument(
+        "--victims",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        help="with --pool, who gives way: some of fifo, lru, counter (all)",
+    )
+    _add_reports(parser)
+    left_out = ("policy", "window", "kv_policy", "kv_budget", "keep_kv")
+    add_options(parser, "model", tuple(o for o in MODEL_OPTIONS if o.name not in left_out))
 
 
 def _add_amount(parser: argparse.ArgumentParser, tokens: int, what: str) -> None:

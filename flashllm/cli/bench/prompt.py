@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.bench.steal_time import stolen_warning
 from flashllm.cli.bench.prompt_table import report_table
-from flashllm.cli.bench.texts import read_ids
 from flashllm.cli.bench.tokens_table import SYNTHETIC
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
 from flashllm.cli.shared.output import Output, Ticker, remark
+from flashllm.cli.shared.texts import read_ids
 from flashllm.units import format_seconds
 
 if TYPE_CHECKING:

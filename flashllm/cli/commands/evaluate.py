@@ -16,7 +16,10 @@ from flashllm.errors import UsageError
 from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_count, parse_positive
 
-NAMES = ("memory", "select", "kv_dtype", "kv_memory", "kv_dir", "verify")
+NAMES = (
+    "memory", "select", "kv_dtype", "kv_memory", "kv_dir", "verify", "kv_policy", "kv_budget",
+    "kv_alpha", "kv_recall", "spec_start_layer",
+)  # fmt: skip
 """Its options of a model."""
 MEMORY_HELP = (
     "ceiling for the memory of the whole program, like 4GiB (default: as little as the evaluation"
@@ -87,8 +90,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         arguments.kv_dtype,
         arguments.verify,
         arguments.memory,
-        arguments.kv_memory,
-        arguments.kv_dir,
+        open_model.options_of(arguments),
     ) as model:
         report: dict[str, Any] = model.to_json()
         try:

@@ -159,6 +159,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, Any]]:
         ("kept", _format_kept(plan)),
         ("slots", f"{sum(plan.slots_per_layer)} bundles"),
         ("context", _format_context(plan)),
+        ("answers see", _format_seen(plan)),
         ("I/O threads", f"{plan.io_threads}, gaps up to {format_bytes(plan.gap_bytes)} read over"),
     ]
     return rows
@@ -183,6 +184,16 @@ def _format_prompt(plan: Plan) -> str:
     if not plan.prompt_is_selected:
         return words
     return f"{words}; up to {plan.needed_tokens} read only what they need"
+
+
+def _format_seen(plan: Plan) -> str:
+    seen = plan.kv_selection
+    if not seen.lossy:
+        return "all keys and values"
+    return (
+        f"at most {seen.share:.0%} of keys and values from layer {seen.start_layer} on, by"
+        f" {seen.policy} (lossy; --kv-policy full is exact)"
+    )
 
 
 def _format_kept(plan: Plan) -> str:

@@ -98,7 +98,8 @@ class ModelSwitch:
         self._activity.identity = (described.directory, plan.select, plan.kv_dtype)
         select = f"{plan.select} (lossy)" if plan.lossy else plan.select
         name, encoding = shown_name(described.directory), described.spec.encoding_label
-        self._activity.title = f"{name}, {encoding}, {select}, context {plan.context}"
+        seen = f", {plan.kv_selection.policy} (lossy)" if plan.kv_selection.lossy else ""
+        self._activity.title = f"{name}, {encoding}, {select}, context {plan.context}{seen}"
         self._saving.model = str(Path(described.directory).absolute())
         self._saving.head(model=self._saving.model)
         self._panels.show_opened(model)

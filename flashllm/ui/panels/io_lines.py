@@ -60,7 +60,7 @@ def full_lines(shown: Shown, width: int) -> list[Content]:
     numbers = [
         _named("token", _format_tokens(tokens)),
         _named("MB/tok", _series([token.bytes_read / 1e6 for token in tokens], _megabytes)),
-        _named("in DRAM", _series([token.hit_rate for token in tokens], _percent, 1.0)),
+        _named("in DRAM", _format_in_dram(shown, tokens)),
         _named("flash", format_flash(tokens)),
         _named("bound", format_bound(tokens)),
         _named("prompt", format_prefill(shown.prefill, width - room - 2 - _NAME_WIDTH)),
@@ -83,6 +83,8 @@ def small_lines(shown: Shown, width: int) -> list[Content]:
     nbytes = format_bytes_moved(last.bytes_read)
     moved = f"{nbytes:<8}{reads} in DRAM {100 * last.hit_rate:.0f} % {hits}"
     rates = f"flash {format_flash(shown.tokens, short=True)}, bound {format_bound(shown.tokens)}"
+    if seen := format_seen(shown.plan, shown.tokens):
+        rates += f", {seen}"
     bar = _one_bar(last, max(width - _NAME_WIDTH, 1))
     return [
         Content.assemble(f"{format_seconds(last.wall_ns):<{_NAME_WIDTH}}", *bar),
@@ -117,6 +119,16 @@ def format_bound(tokens: Sequence[TokenNumbers]) -> str:
     bound_ns = sum(token.bound_ns or 0 for token in known)
     share = bound_ns / sum(token.wall_ns for token in known)
     return f"{100 * share:.0f} % ({format_seconds(bound_ns / len(known))} by {known[-1].binds})"
+
+
+def format_seen(plan: Plan | None, tokens: Sequence[TokenNumbers]) -> str:
+    """`KV 9 % (lossy), recall 0.97` over these tokens; "" where all keys and values are seen."""
+    if plan is None or not plan.kv_selection.lossy or not tokens:
+        return ""
+    share = sum(token.kv_share for token in tokens) / len(tokens)
+    recalls = [token.kv_recall for token in tokens if token.kv_recall is not None]
+    recall = f", recall {sum(recalls) / len(recalls):.2f}" if recalls else ""
+    return f"KV {100 * share:.0f} % (lossy){recall}"
 
 
 def format_prefill(prefill: PrefillCost | None, cells: int) -> str:
@@ -186,6 +198,12 @@ def _series(
     if not values:
         return "no token yet"
     return f"{sparkline(values, _SPARK, high=high)} {words(values[-1])}"
+
+
+def _format_in_dram(shown: Shown, tokens: Sequence[TokenNumbers]) -> str:
+    text = _series([token.hit_rate for token in tokens], _percent, 1.0)
+    seen = format_seen(shown.plan, tokens)
+    return f"{text}  {seen}" if seen else text
 
 
 def _percent(share: float) -> str:

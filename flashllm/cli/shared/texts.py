@@ -7,10 +7,13 @@ from pathlib import Path
 from flashllm.cli.shared import open_model
 
 
-def read_id_passages(path: Path, directory: Path, tokens: int) -> list[list[int]]:
+def read_id_passages(
+    path: Path, directory: Path, tokens: int, longest: int | None = None
+) -> list[list[int]]:
     """At most `tokens` ids of a text (.ids, .txt or .jsonl), taken evenly from all of its lines.
 
-    `directory` is that of the model whose tokenizer reads it. Errors: those of `eval --text`.
+    `directory` is that of the model whose tokenizer reads it; passages have at most `longest`
+    tokens, and what the model allows. Errors: those of `eval --text`.
     """
     from flashllm.flash.store import Store
     from flashllm.predictors.calibration_texts import ContextLimits
@@ -19,7 +22,8 @@ def read_id_passages(path: Path, directory: Path, tokens: int) -> list[list[int]
 
     with Store(directory) as store:
         spec = store.spec
-    limits = ContextLimits(spec.vocab_size, spec.max_positions, tokens, spec.bos_id)
+    positions = min(spec.max_positions, longest or spec.max_positions)
+    limits = ContextLimits(spec.vocab_size, positions, tokens, spec.bos_id)
     settings = TextSettings(tokens=tokens, all_tokens=True)
     tokenizer = load_tokenizer(directory)
     text = read_passages(path, tokenizer, limits, settings, open_model.terminal_progress())

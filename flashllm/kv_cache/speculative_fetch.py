@@ -1,0 +1,120 @@
+"""Which tokens' keys and values a layer will look at, found one layer ahead.
+
+Source: InfiniGen (Lee et al., OSDI 2024, arXiv 2406.19707), section 4.3: a token whose score is
+more than alpha below the best one has less than exp(-alpha) of its weight. Heads that share keys
+share a choice: a token counts as what the head makes of it that wants it most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashllm.kv_cache.layout import SAMPLE_TOKENS
+from flashllm.kv_cache.partial_index import PartialIndex
+from flashllm.kv_cache.recall_control import RecallControl
+
+Floats = NDArray[np.float32]
+Positions = NDArray[np.int32]
+"""Of a layer: [kv_heads, count], ascending. Each key head has as many."""
+
+DEFAULT_ALPHA = 4.0
+DEFAULT_SHARE_MAX = 0.2
+FLOOR_TOKENS = SAMPLE_TOKENS
+"""A context of no more tokens is attended to as a whole."""
+
+
+def tokens_max(tokens: int, share: float) -> int:
+    """The most tokens that may be fetched of so many."""
+    return max(1, int(share * tokens))
+
+
+def below_best(scores: Floats, kv_heads: int) -> Floats:
+    """Scores [heads, tokens] as distances to the best of each head, 0 or less.
+
+    Returns [kv_heads, tokens]: the largest of the heads that share a key head.
+    """
+    distances = scores - scores.max(axis=1, keepdims=True)
+    shared: Floats = distances.reshape(kv_heads, -1, scores.shape[1]).max(axis=1)
+    return shared
+
+
+def fetch_count(distances: Floats, alpha: float, most: int) -> int:
+    """How many tokens each key head fetches: the mean over heads of those within alpha, floored.
+
+    At least 1, the best itself, and `most` at most.
+    """
+    within = np.count_nonzero((distances > -alpha) | (distances == 0), axis=1)
+    return min(max(1, int(within.mean())), most)
+
+
+def best_positions(distances: Floats | NDArray[np.int64], count: int) -> Positions:
+    """The `count` tokens of each row that are nearest to the best; the first of equals."""
+    tokens = distances.shape[1]
+    assert 0 < count <= tokens
+    found = np.empty((len(distances), count), np.int32)
+    for row, own in zip(distances, found, strict=True):
+        least = np.partition(row, tokens - count)[tokens - count]
+        above = np.flatnonzero(row > least)
+        equal = np.flatnonzero(row == least)[: count - len(above)]
+        own[:] = np.sort(np.concatenate((above, equal)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Speculation:
+    tokens: int
+    positions: Positions | None
+
+
+class SpeculativeFetch:
+    """InfiniGen's choice for one context: the index of its keys, and alpha of each layer."""
+
+    def __init__(
+        self,
+        index: PartialIndex,
+        layers: tuple[int, ...],
+        kv_heads: int,
+        control: RecallControl,
+        share_max: float = DEFAULT_SHARE_MAX,
+    ) -> None:
+        """`layers` choose; all others attend to everything."""
+        self.index = index
+        self.control = control
+        self.share_max = share_max
+        self.layers = layers
+        self._kv_heads = kv_heads
+        self._ahead: dict[int, _Speculation] = {}
+
+    def speculate(
+        self,
+        layer: int,
+        queries: Floats,
+        tokens: int,
+        scale: float,
+        held: NDArray[np.bool_] | None = None,
+    ) -> Positions | None:
+        """What a layer will fetch of the first `tokens`, for a guess of its queries [heads, ..].
+
+        None for everything. Tokens that are not `held` [kv_heads, tokens] cannot be fetched. The
+        result is kept for `choose`.
+        """
+        positions = None
+        if tokens > FLOOR_TOKENS:
+            scores = self.index.scores(layer, queries, tokens, scale)
+            if held is not None:
+                group = len(scores) // self._kv_heads
+                scores = np.where(held.repeat(group, axis=0), scores, np.float32(-np.inf))
+            distances = below_best(scores, self._kv_heads)
+            most = tokens_max(tokens, self.share_max)
+            count = fetch_count(distances, self.control.alpha(layer), most)
+            positions = best_positions(distances, count)
+        self._ahead[layer] = _Speculation(tokens, positions)
+        return positions
+
+    def choose(self, layer: int, tokens: int) -> Positions | None:
+        """What was speculated for this layer and token; None for everything."""
+        ahead = self._ahead.pop(layer, None)
+        return None if ahead is None or ahead.tokens != tokens else ahead.positions

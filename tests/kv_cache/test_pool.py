@@ -1,0 +1,93 @@
+"""Which token gives way: sequences of victims computed by hand, and a plain reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flashllm.errors import UsageError
+from flashllm.kv_cache.pool import COUNT_MAX, Counter, LimitedPool, make_pool_policy
+
+SLOTS = 6
+
+
+def slots(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.intp)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Slots 0 to 5 are filled in order, so 3 to 5 are protected but from FIFO. Then 0, 1 and 1
+        # are fetched, and each victim's slot takes a new token, which becomes the newest.
+        ("fifo", [0, 1, 2, 3, 4, 5, 0]),
+        # Never fetched: 2 to 5, by when they came; then 0 before 1, and the first of the new ones.
+        ("lru", [2, 3, 4, 5, 0, 1, 2]),
+        # Counts 1, 2, 0: 2 goes; 3, which is not protected any more, then 4 and 5, have 0.
+        ("counter", [2, 3, 4, 5, 2, 3, 4]),
+    ],
+)
+def test_victims_in_their_order(name: str, expected: list[int]) -> None:
+    policy = make_pool_policy(name, SLOTS)
+    for slot in range(SLOTS):
+        policy.insert(slot, slot)
+    policy.use(slots(0), 6)
+    policy.use(slots(1), 7)
+    policy.use(slots(1), 8)
+    found = []
+    for time in range(9, 9 + len(expected)):
+        found.append(policy.victim())
+        policy.insert(found[-1], time)
+    assert found == expected
+
+
+def test_counts_are_halved_before_one_overflows() -> None:
+    policy = Counter(3)
+    for slot in range(3):
+        policy.insert(slot, slot)
+    for time in range(COUNT_MAX):
+        policy.use(slots(0), time)
+    policy.use(slots(1), 300)
+    assert policy.counts.tolist() == [255, 1, 0]
+    policy.use(slots(0, 2), 301)
+    assert policy.counts.tolist() == [128, 0, 1]
+
+
+def test_a_pool_of_one_slot_keeps_the_newest() -> None:
+    for name in ("fifo", "lru", "counter"):
+        policy = make_pool_policy(name, 1)
+        policy.insert(0, 0)
+        assert policy.victim() == 0
+
+
+def test_a_policy_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="--victims mru: expected one of fifo, lru, counter"):
+        make_pool_policy("mru", 1)
+
+
+@pytest.mark.parametrize("name", ["fifo", "lru", "counter"])
+def test_a_limited_pool_is_that_of_a_plain_list(name: str) -> None:
+    """Against tokens in a list, of which one is taken by the definition of each policy."""
+    generator = np.random.default_rng(5)
+    limit, context = 8, 60
+    pool = LimitedPool((2,), 2, limit, context, name)
+    tokens: list[list[int]] = [[], []]
+    used = [dict.fromkeys(range(context), 0) for _ in range(2)]
+    pool.append(2, 0, 5)
+    for head in range(2):
+        tokens[head] = list(range(5))
+        used[head] = {token: token if name == "lru" else 0 for token in range(context)}
+    for time in range(5, context):
+        picked = np.stack([generator.permutation(tokens[head])[:3] for head in range(2)])
+        pool.use(2, np.sort(picked).astype(np.int32), time)
+        for head in range(2):
+            for token in picked[head].tolist():
+                used[head][token] = time if name == "lru" else used[head][token] + 1
+            if len(tokens[head]) == limit:
+                old = tokens[head] if name == "fifo" else tokens[head][: limit // 2]
+                worth = [0 if name == "fifo" else used[head][token] for token in old]
+                tokens[head].pop(int(np.argmin(worth)))
+            tokens[head].append(time)
+        pool.append(2, time, time + 1)
+        for head in range(2):
+            assert np.flatnonzero(pool.held(2, context)[head]).tolist() == tokens[head]

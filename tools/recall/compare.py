@@ -1,0 +1,78 @@
+"""`python -m tools.recall.compare MODEL`: what policies of keys and values lose of the look-ups.
+
+MODEL is the converted model. First every policy at every budget; then a pool that holds a part of
+the tokens, on texts that ask for few of their keys again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashllm.bench.kv.cases import POLICIES, parse_cases
+from flashllm.bench.kv.report import report, table
+from flashllm.bench.kv.runs import KvPassage, run_cases
+from flashllm.engine.local import Model, open_model
+from flashllm.options import KV_VICTIMS, KvSelection, ModelOptions
+from tools.recall.task import Shape, make_text
+
+TEXT = Shape(pairs=100, noise=1600, asked=120)
+POPULAR = Shape(pairs=250, noise=700, asked=400, popular=0.1)
+POOL_SHARE = 0.8
+
+
+def make_passages(shape: Shape, texts: int, seed: int) -> list[KvPassage]:
+    """Texts whose answers count, and whose questions are decoded."""
+    generator = np.random.default_rng(seed)
+    made = [make_text(shape, generator) for _ in range(texts)]
+    return [KvPassage(ids.tolist(), shape.prompt, is_answer) for ids, is_answer in made]
+
+
+def compare(
+    model: Model, texts: int, budgets: Sequence[float], base: KvSelection, seed: int
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of both comparisons; the model has room for a second context and any policy."""
+    dtype, decoder = model.plan.kv_dtype, model.decoder
+    everyone = parse_cases(POLICIES, budgets, base, dtype)
+    limited = parse_cases(["infinigen"], budgets[-1:], base, dtype, KV_VICTIMS)
+    whole = parse_cases(["infinigen"], budgets[-1:], base, dtype)
+    lookups, popular = (make_passages(shape, texts, seed) for shape in (TEXT, POPULAR))
+    return {
+        "policies": report(run_cases(decoder, everyone, lookups)),
+        "pool": report(run_cases(decoder, [*whole, *limited[1:]], popular, POOL_SHARE)),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compares, and prints two tables, or JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tools.recall.compare", description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--texts", type=int, default=4, help="(%(default)d)")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--start-layer", type=int, default=1, help="(%(default)d)")
+    parser.add_argument("--recall", type=float, default=0.95, help="(%(default)g)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    context = max(TEXT.tokens, POPULAR.tokens)
+    opened = ModelOptions(contexts=2, context=context, kv_policy="specache")
+    base = KvSelection("infinigen", recall=options.recall, start_layer=options.start_layer)
+    with open_model(options.model, opened) as model:
+        for caution in model.cautions():
+            print(caution, file=sys.stderr)
+        found = compare(model, options.texts, (0.05, 0.1, 0.2), base, options.seed)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        print(f"look-ups in {TEXT.tokens:,} tokens\n\n{table(found['policies'])}")
+        print(f"a pool of {POOL_SHARE:.0%} of {POPULAR.tokens:,} tokens\n\n{table(found['pool'])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

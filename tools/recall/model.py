@@ -1,0 +1,154 @@
+"""The model: grouped heads, rotary positions, gated layers; in the names of a llama checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tools.recall.task import BOS, VOCAB
+
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, D_FFN = 3, 64, 4, 2, 32, 128
+THETA = 10_000.0
+POSITIONS = 16_384
+EPS = 1e-5
+ENTROPY_WEIGHT, CHANGE_WEIGHT = 0.03, 0.3
+"""Of nats of attention, and of the square of what a feed-forward layer adds to the stream."""
+
+
+class Norm(nn.Module):
+    """Root mean square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., width] to the same."""
+        return functional.rms_norm(x, (WIDTH,), self.weight, EPS)
+
+
+class Layer(nn.Module):
+    """Attention and a gated feed-forward layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = Norm(), Norm()
+        self.self_attn = nn.ModuleDict({
+            "q_proj": nn.Linear(WIDTH, HEADS * HEAD_DIM, bias=False),
+            "k_proj": nn.Linear(WIDTH, KV_HEADS * HEAD_DIM, bias=False),
+            "v_proj": nn.Linear(WIDTH, KV_HEADS * HEAD_DIM, bias=False),
+            "o_proj": nn.Linear(HEADS * HEAD_DIM, WIDTH, bias=False),
+        })  # fmt: skip
+        self.mlp = nn.ModuleDict({
+            "gate_proj": nn.Linear(WIDTH, D_FFN, bias=False),
+            "up_proj": nn.Linear(WIDTH, D_FFN, bias=False),
+            "down_proj": nn.Linear(D_FFN, WIDTH, bias=False),
+        })  # fmt: skip
+
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """[texts, tokens, width] to the same, and the layer's `restlessness`."""
+        normed, attention = self.input_layernorm(x), self.self_attn
+        query, key, value = (
+            attention[f"{kind}_proj"](normed).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+            for kind in "qkv"
+        )
+        query, key = _turned(query, turns), _turned(key, turns)
+        key, value = (kind.repeat_interleave(HEADS // KV_HEADS, dim=1) for kind in (key, value))
+        scores = query @ key.transpose(2, 3) * HEAD_DIM**-0.5
+        hidden = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
+        logs = scores.masked_fill(hidden, -torch.inf).log_softmax(dim=-1)
+        weights = logs.exp()
+        mixed = weights @ value
+        x = x + attention["o_proj"](mixed.transpose(1, 2).flatten(2))
+        normed, ffn = self.post_attention_layernorm(x), self.mlp
+        gated: Tensor = functional.silu(ffn["gate_proj"](normed)) * ffn["up_proj"](normed)
+        change = ffn["down_proj"](gated)
+        entropy = -(weights * logs.masked_fill(hidden, 0)).sum(dim=-1).mean()
+        share = change.square().mean() / x.square().mean()
+        return x + change, ENTROPY_WEIGHT * entropy + CHANGE_WEIGHT * share
+
+
+class RecallModel(nn.Module):
+    """Logits of the next token, by the embedding that is also the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = Norm()
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                # Layers begin with next to nothing, so that a token can be told from the stream.
+                is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
+                std = 0.3 if "embed" in name else 0.02 if is_output else WIDTH**-0.5
+                nn.init.normal_(parameter, std=std)
+
+    def forward(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and positions [texts, tokens] to logits [texts, tokens, vocab], and restlessness.
+
+        That is small where attention looks at few tokens and feed-forward layers change the stream
+        little. So do the layers of large models (InfiniGen, figure 4 and table 1), and this one
+        only if it is made to: it has few layers, and is trained for minutes.
+        """
+        x, turns = self.embed_tokens(ids), _turns(positions)
+        restlessness = torch.zeros(())
+        for layer in self.layers:
+            x, own = layer(x, turns)
+            restlessness = restlessness + own
+        logits: Tensor = self.norm(x) @ self.embed_tokens.weight.T
+        return logits, restlessness
+
+    @classmethod
+    def load(cls, directory: Path) -> RecallModel:
+        """The model of a checkpoint that `save` wrote."""
+        tensors = load_file(directory / "model.safetensors")
+        model = cls()
+        model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items()})
+        return model
+
+    def save(self, directory: Path) -> None:
+        """Writes a checkpoint: config.json and model.safetensors."""
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            f"model.{name}": parameter.detach().contiguous()
+            for name, parameter in self.named_parameters()
+        }
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": VOCAB,
+            "hidden_size": WIDTH,
+            "intermediate_size": D_FFN,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "rope_theta": THETA,
+            "max_position_embeddings": POSITIONS,
+            "rms_norm_eps": EPS,
+            "hidden_act": "silu",
+            "tie_word_embeddings": True,
+            "bos_token_id": BOS,
+            "eos_token_id": BOS,
+            "torch_dtype": "float32",
+        }
+        (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def _turns(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [texts, 1, tokens, head_dim / 2] of positions [texts, tokens]."""
+    exponents = torch.arange(0, HEAD_DIM, 2, dtype=torch.float32) / HEAD_DIM
+    angles = positions[:, None, :, None].float() / THETA**exponents
+    return angles.cos(), angles.sin()
+
+
+def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Pairs from the two halves of each head, rotated."""
+    (cos, sin), (first, second) = turns, x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
