@@ -24,7 +24,7 @@ Policy = Literal["blend", "frequency", "lru2", "lru", "window"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 DEFAULT_POLICY: Policy = "blend"
 
-KvDType = Literal["f32", "f16", "int8"]
+KvDType = Literal["f32", "f16", "int8", "int4"]
 """Encoding of keys and values."""
 KV_DTYPES: tuple[KvDType, ...] = get_args(KvDType)
 DEFAULT_KV_DTYPE: KvDType = "f16"

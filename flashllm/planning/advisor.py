@@ -195,7 +195,7 @@ def _alternatives(scenario: Scenario, plan: Plan) -> Iterator[tuple[str, Scenari
     for kv_dtype in KV_DTYPES:
         # Fewer bytes to move, and room for slots; int8 rounds more, and says so.
         if kv_bytes(spec, plan.context, kv_dtype) < kv_bytes(spec, plan.context, plan.kv_dtype):
-            rounded = ", which rounds them" if kv_dtype == "int8" else ""
+            rounded = ", which rounds them" if kv_dtype in ("int8", "int4") else ""
             words = f"keys and values in {kv_dtype}{rounded}: --kv-dtype {kv_dtype}"
             yield words, scenario.having(kv_dtype=kv_dtype), 1.0
     if (narrower := _NARROWER.get(spec.dtype)) is not None and spec.resident_dtype is None:

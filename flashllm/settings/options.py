@@ -147,8 +147,8 @@ MODEL_OPTIONS = (
         "kv_dtype",
         "--kv-dtype",
         KV_DTYPES,
-        "encoding of keys and values in memory: f32, f16 (the default) or int8, which halves them"
-        " again and rounds more",
+        "encoding of keys and values in memory: f32, f16 (the default), int8, which halves them"
+        " again and rounds more, or int4, which halves them once more",
         "TYPE",
         DEFAULT_KV_DTYPE,
     ),

@@ -45,9 +45,14 @@ def contents(cache: KvCache, layer: int, first: int, end: int) -> torch.Tensor:
     rows = torch.from_numpy(cache.encoded(layer, first, end).copy())
     if cache.dtype in TORCH_DTYPES:
         return rows.view(TORCH_DTYPES[cache.dtype]).float()
-    columns = -(-80 // GROUP) * GROUP
-    numbers = rows[..., :columns].view(torch.int8).unflatten(-1, (-1, GROUP))
-    scales = rows[..., columns:].contiguous().view(torch.float16)
+    groups = -(-80 // GROUP)
+    scales = rows[..., -2 * groups :].contiguous().view(torch.float16)
+    packed = rows[..., : -2 * groups]
+    if cache.dtype == "int4":
+        packed = packed.unflatten(-1, (-1, GROUP // 2))
+        numbers = torch.cat((packed & 15, packed >> 4), dim=-1).to(torch.int8) - 8
+    else:
+        numbers = packed.view(torch.int8).unflatten(-1, (-1, GROUP))
     return (numbers * scales[..., None].float()).flatten(-2)[..., :80]
 
 
@@ -74,6 +79,7 @@ def test_it_holds_what_was_appended(dtype: KvDType) -> None:
             "f32": 0 * exact,
             "f16": (exact.abs() * 2**-11).clamp(min=2**-25),
             "int8": exact.abs().max() / 253,
+            "int4": exact.abs().max() / 8,  # a whole step: the largest is -8, and 8 is not there
         }
         assert (error <= bounds[dtype]).all()
         assert torch.equal(contents(cache, layer, 7, 21), found[:, :, 7:21])
@@ -97,7 +103,7 @@ def test_attention_is_that_of_torch(dtype: KvDType) -> None:
             query[None, :, None].double(), keys[None], values[None], scale=0.1, enable_gqa=True
         )[0, :, 0]
         found = cache.attend(0, query[None], 30 - first if first else 0, 0.1)[0]
-        tolerance = 3e-4 if dtype == "int8" else 3e-6
+        tolerance = 3e-4 if dtype in ("int8", "int4") else 3e-6
         torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
 
 

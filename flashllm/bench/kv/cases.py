@@ -12,7 +12,7 @@ from flashllm.options import KV_VICTIMS, KvDType, KvPolicy, KvSelection
 
 POLICIES = ("full", "window", "h2o", "int4", "infinigen", "specache")
 """`int4` sees everything, rounded to 4 bits."""
-INT4 = cast("KvDType", "int4")
+INT4: KvDType = "int4"
 
 
 @dataclass(frozen=True, slots=True)
