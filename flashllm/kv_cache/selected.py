@@ -15,7 +15,6 @@ from flashllm.kv_cache.recall_control import RecallControl, recall_of
 from flashllm.kv_cache.speculative_fetch import Positions
 from flashllm.kv_cache.token_policies import TokenPolicy
 
-
 _SCATTER, _SCATTER_BITS = 0x9E3779B1, 13
 """Multiplied with a token's number, the bits from the latter on look like chance."""
 
