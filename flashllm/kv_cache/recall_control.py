@@ -6,15 +6,17 @@ measured against the true scores of few heads; alpha of the layer grows while it
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 DEFAULT_TARGET = 0.95
-ALPHA_MIN, ALPHA_MAX = 0.5, 16.0
-GAIN = 4.0
-"""What alpha changes by, a unit of recall that is missing or too much."""
-STEP_MAX = 0.25
-"""A token that is unlike others changes alpha by no more."""
+ALPHA_MIN, ALPHA_MAX = 0.5, 1000.0
+"""Where attention looks at few tokens, a guess may be off by many times the alpha of the paper; the
+budget limits what that may cost."""
+STEP_MAX = 0.3
+"""A token that is unlike others changes alpha by no more than this share."""
 
 
 def recall_of(scores: NDArray[np.float32], positions: NDArray[np.int32]) -> float:
@@ -47,8 +49,8 @@ class RecallControl:
             return
         self.truncate(token)  # what a cancelled token taught
         before = self._alphas[layer]
-        step = min(max(GAIN * (self.target - recall), -STEP_MAX), STEP_MAX)
-        self._alphas[layer] = min(max(before + step, ALPHA_MIN), ALPHA_MAX)
+        step = min(max(self.target - recall, -STEP_MAX), STEP_MAX)
+        self._alphas[layer] = min(max(before * math.exp(step), ALPHA_MIN), ALPHA_MAX)
         self._learnt.append((token, layer, before))
 
     def truncate(self, length: int) -> None:

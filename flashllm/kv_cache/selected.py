@@ -15,6 +15,9 @@ from flashllm.kv_cache.recall_control import RecallControl, recall_of
 from flashllm.kv_cache.speculative_fetch import Positions
 from flashllm.kv_cache.token_policies import TokenPolicy
 
+_SCATTER, _SCATTER_BITS = 0x9E3779B1, 13
+"""Multiplied with a token's number, the bits from the latter on look like chance."""
+
 
 class SelectedCache:
     """As `KeysValues` says; the rows may lie anywhere."""
@@ -155,12 +158,13 @@ class SelectedCache:
     ) -> None:
         """Holds the choice against the true scores of some heads."""
         layers = self.policy.layers
-        # Each layer in its turn, and each head of it: the same ones of the same token, always.
-        turn, sampled = divmod(tokens, len(layers))
+        # The same one of the same token, always, and in no step with what repeats in a text.
+        drawn = (tokens * _SCATTER >> _SCATTER_BITS) % (len(layers) * self._kv_heads)
+        sampled, sampled_head = divmod(drawn, self._kv_heads)
         is_sampled = layer == layers[sampled]
         start_ns = perf_counter_ns()
         for head in range(self._kv_heads):
-            learns = is_sampled and head == turn % self._kv_heads
+            learns = is_sampled and head == sampled_head
             if not (learns or self._measures_all):
                 continue
             own = queries[head * self._group : (head + 1) * self._group]

@@ -22,8 +22,8 @@ from flashllm.engine.local import Model, open_model
 from flashllm.options import KV_VICTIMS, KvSelection, ModelOptions
 from tools.recall.task import Shape, make_text
 
-TEXT = Shape(pairs=100, noise=1600, asked=120)
-POPULAR = Shape(pairs=250, noise=700, asked=400, popular=0.1)
+TEXT = Shape(pairs=60, noise=700, asked=100)
+POPULAR = Shape(pairs=60, noise=300, asked=300, popular=0.2)
 POOL_SHARE = 0.8
 
 
