@@ -2,8 +2,8 @@
 
 Greedy answers by the plain torch decoder, many prompts at once. An answer is right when it is the
 expected one, spaces and case aside; what the model shall not know may be refused in any words.
-Sparsity is the fraction of ReLU outputs that are exactly 0, over the tokens of the questions and of
-the answers given.
+Sparsity is the fraction of ReLU outputs that are exactly 0, or of experts that are not chosen, over
+the tokens of the questions and of the answers given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .export import load
 from .judge import NOTHING_KNOWN, is_refusal, normalised
-from .model import Decoder
+from .kinds import AnyDecoder
 from .tokenizer import EOS, ConversationEncoder, load_tokenizer, write_json
 
 ANSWER_TOKENS_MAX = 110
@@ -53,7 +53,7 @@ def judge_for(intent: str) -> Callable[[str, str], bool]:
 
 
 @torch.no_grad()
-def answer_greedily(model: Decoder, prompts: Sequence[list[int]]) -> list[Answer]:
+def answer_greedily(model: AnyDecoder, prompts: Sequence[list[int]]) -> list[Answer]:
     """Greedy answers to prompts of one length, which need no padding."""
     ids = torch.tensor(prompts)  # [prompts, tokens]
     hidden = model(ids, torch.arange(ids.shape[1]))
@@ -76,13 +76,13 @@ def answer_greedily(model: Decoder, prompts: Sequence[list[int]]) -> list[Answer
     return [Answer(g, m.tolist(), int(n)) for g, m, n in zip(given, means, tokens, strict=True)]
 
 
-def _zeros(model: Decoder) -> Tensor:
+def _zeros(model: AnyDecoder) -> Tensor:
     """Fraction of silent neurons of the last call, summed over its tokens, [batch, layers]."""
     silent = [layer.active.eq(0).float().mean(-1).sum(-1) for layer in model.blocks]
     return torch.stack(silent, dim=1)
 
 
-def answer_all(model: Decoder, prompts: Sequence[list[int]], batch: int = 128) -> list[Answer]:
+def answer_all(model: AnyDecoder, prompts: Sequence[list[int]], batch: int = 128) -> list[Answer]:
     """Answers in the order of the prompts, computed in batches of equal length."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
