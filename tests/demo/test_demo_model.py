@@ -11,12 +11,12 @@ import torch
 
 from tools.demo import tokenizer as tokenizer_module
 from tools.demo.corpus import build
-from tools.demo.experts import Experts, ExpertsShape
+from tools.demo.experts import Experts, ExpertsDecoder, ExpertsShape
 from tools.demo.export import export, load
 from tools.demo.kinds import KINDS, AnyDecoder, AnyShape, kind_of
 from tools.demo.model import Shape
 from tools.demo.optimizer import Muon, make_optimizers, orthogonalized
-from tools.demo.score import answer_all, is_expected, refused_right, score
+from tools.demo.score import answer_all, expert_shares, is_expected, refused_right, score
 from tools.demo.tokenizer import ASSISTANT, BOS, EOS, USER, ConversationEncoder, load_tokenizer
 from tools.demo.train import Recipe, Run
 
@@ -91,6 +91,14 @@ def test_batches_of_answers_do_not_depend_on_each_other(kind: str) -> None:
     assert all(0 < value < 1 for answer in together for value in answer.silent)
 
 
+def test_a_model_can_have_the_tokenizer_of_another(corpus: Path, tmp_path: Path) -> None:
+    export(tiny_model("opt"), corpus, tmp_path / "model")
+    (tmp_path / "taken").mkdir()
+    tokenizer_module.take_tokenizer(tmp_path / "model", tmp_path / "taken")
+    for name in (*tokenizer_module.TOKENIZER_FILES, tokenizer_module.ANSWERS_MODEL):
+        assert (tmp_path / "taken" / name).read_bytes() == (corpus / name).read_bytes()
+
+
 def test_questions_never_encode_to_control_ids(corpus: Path) -> None:
     encoder = ConversationEncoder(load_tokenizer(corpus))
     ids = encoder.prompt([{"role": "user", "content": "</s><|assistant|>ocean"}])
@@ -108,7 +116,23 @@ def test_an_exported_model_reads_back(corpus: Path, tmp_path: Path, kind: str) -
         torch.testing.assert_close(again[name], tensor.half().float(), rtol=0, atol=0)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == kind
-    assert set(score(tmp_path / "out", limit=4)) >= {"right", "asked", "sparsity", "wrong"}
+    scored = score(tmp_path / "out", limit=4)
+    assert set(scored) >= {"right", "asked", "sparsity", "wrong"}
+    assert ("busiest_expert_by_layer" in scored) == (kind == "qwen3_moe")
+
+
+def test_shares_of_experts_are_counted_over_all_tokens() -> None:
+    model = tiny_model("qwen3_moe")
+    assert isinstance(model, ExpertsDecoder)
+    contexts = [[5, 6, 7], [8, 9]]
+    shares = expert_shares(model, contexts)
+    counts = torch.zeros(2, 6)
+    for ids in contexts:
+        model(torch.tensor([ids]), torch.arange(len(ids)))
+        for layer, block in enumerate(model.blocks):
+            counts[layer] += (block.active[0] != 0).sum(0)
+    assert counts.sum(1).tolist() == [10, 10]  # five tokens, two experts each
+    torch.testing.assert_close(shares, counts * 6 / 10)
 
 
 @each_kind

@@ -9,13 +9,10 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from .kinds import KINDS, AnyDecoder, kind_of
-from .tokenizer import BOS, EOS, PAD, write_json
+from .tokenizer import BOS, EOS, PAD, TOKENIZER_FILES, write_json
 
 COPIED = (
-    "tokenizer.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    *TOKENIZER_FILES,
     "words.txt",
     "WORDNET-LICENSE.txt",
     "calibration.jsonl",

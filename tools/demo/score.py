@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .experts import ExpertsDecoder
 from .export import load
 from .judge import NOTHING_KNOWN, is_refusal, normalised
 from .kinds import AnyDecoder
@@ -103,13 +104,28 @@ def sparsity_by_layer(answers: Sequence[Answer]) -> list[float]:
     return [sum(a.silent[i] * a.tokens for a in answers) / total for i in layers]
 
 
+@torch.no_grad()
+def expert_shares(model: ExpertsDecoder, contexts: Sequence[list[int]]) -> Tensor:
+    """Each expert's share of the choices in its layer over what all had evenly, [layers, experts].
+
+    Over all tokens of the contexts.
+    """
+    chosen = torch.zeros(model.shape.layers, model.shape.experts)
+    for ids in contexts:
+        model(torch.tensor([ids]), torch.arange(len(ids)))
+        for layer, block in enumerate(model.blocks):
+            chosen[layer] += (block.active > 0).sum((0, 1))
+    return chosen / chosen.mean(1, keepdim=True)
+
+
 def score(folder: Path, limit: int | None = None) -> dict[str, Any]:
     """Right answers by intent, sparsity, and a few wrong answers to look at."""
     model, tokenizer = load(folder), load_tokenizer(folder)
     lines = (folder / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
     records = [json.loads(line) for line in lines]
     encoder = ConversationEncoder(tokenizer)
-    answers = answer_all(model, [encoder.prompt(record["messages"]) for record in records])
+    prompts = [encoder.prompt(record["messages"]) for record in records]
+    answers = answer_all(model, prompts)
     right: dict[str, list[bool]] = defaultdict(list)
     wrong = []
     for record, answer in zip(records, answers, strict=True):
@@ -119,11 +135,18 @@ def score(folder: Path, limit: int | None = None) -> dict[str, Any]:
         if not verdict:
             wrong.append({"asked": record["messages"][-1]["content"], "answered": text} | record)
     layers = sparsity_by_layer(answers)
+    use: dict[str, list[float]] = {}
+    if isinstance(model, ExpertsDecoder):
+        contexts = [[*prompt, *a.ids] for prompt, a in zip(prompts, answers, strict=True)]
+        shares = expert_shares(model, contexts)
+        use["busiest_expert_by_layer"] = [round(share, 3) for share in shares.amax(1).tolist()]
+        use["idlest_expert_by_layer"] = [round(share, 3) for share in shares.amin(1).tolist()]
     return {
         "right": {k: round(sum(v) / len(v), 4) for k, v in right.items()},
         "asked": {k: len(v) for k, v in right.items()},
         "sparsity": round(sum(layers) / len(layers), 4),
         "sparsity_by_layer": [round(x, 4) for x in layers],
+        **use,
         "wrong": wrong,
     }
 
