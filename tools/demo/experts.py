@@ -26,7 +26,7 @@ class ExpertsShape:
 
     vocab_size: int
     d_model: int = 192
-    layers: int = 5
+    layers: int = 4
     heads: int = 6
     kv_heads: int = 2
     head_dim: int = 32
@@ -83,7 +83,8 @@ class GroupedAttention(nn.Module):
         weight = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
         batch, tokens, _ = x.shape
         projected = F.linear(x, weight).reshape(batch, tokens, -1, self.shape.head_dim)
-        query, key, value = projected.transpose(1, 2).split([heads, kv_heads, kv_heads], dim=1)
+        sizes = [heads, kv_heads, kv_heads]
+        query, key, value = torch.split(projected.transpose(1, 2), sizes, dim=1)
         query = rotated(self.q_norm(query), turns).to(value.dtype)
         key = rotated(self.k_norm(key), turns).to(value.dtype)
         if past is not None:
@@ -135,7 +136,7 @@ class Experts(nn.Module):
         both = torch.cat([self.gate_proj, self.up_proj], dim=1).to(dtype).unbind()
         down = self.down_proj.to(dtype).unbind()
         outputs = []
-        for expert, rows in enumerate(inputs.to(dtype).split(counts)):
+        for expert, rows in enumerate(torch.split(inputs.to(dtype), counts)):
             if len(rows):
                 gate, up = F.linear(rows, both[expert]).chunk(2, dim=-1)
                 outputs.append(F.linear(F.silu(gate) * up, down[expert]))
