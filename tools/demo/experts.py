@@ -215,9 +215,6 @@ class ExpertsDecoder(nn.Module):
         """Keys and values of the last call, a pair a layer, [batch, kv_heads, tokens, head_dim]."""
         return [layer.self_attn.cache for layer in self.blocks]
 
-    def press_for_zeros(self, coefficient: float) -> None:
-        """Nothing to press for: the router decides how much is not used."""
-
     def imbalance(self) -> Tensor:
         """Mean over the layers of how unevenly the last call used the experts; 1 is evenly."""
         return torch.stack([layer.mlp.imbalance for layer in self.blocks]).mean()

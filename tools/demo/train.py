@@ -25,6 +25,7 @@ from .batches import Batch, Sampler
 from .corpus import load_material
 from .export import export
 from .kinds import KINDS, AnyShape, kind_of
+from .model import Decoder
 from .optimizer import make_optimizers
 from .tokenizer import load_tokenizer, training_encoder
 
@@ -102,7 +103,8 @@ class Run:
         tokens = recipe.row_tokens_at(step)
         rows = recipe.batch_tokens // tokens
         batch = self.sampler.batch(step, rows, tokens, self.model.shape.positions_max)
-        self.model.press_for_zeros(self.control.coefficient)
+        if isinstance(self.model, Decoder):
+            self.model.press_for_zeros(self.control.coefficient)
         loss = self._loss(batch)
         (loss + recipe.balance * self.model.imbalance()).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -112,9 +114,11 @@ class Run:
             optimizer.step()
             optimizer.zero_grad()
         use = self._use()
-        self.control.update(recipe, step, use["sparsity"])
+        if isinstance(self.model, Decoder):
+            self.control.update(recipe, step, use["sparsity"])
+            use["l1"] = self.control.coefficient
         self.step += 1
-        return {"loss": loss.item(), **use, "l1": self.control.coefficient}
+        return {"loss": loss.item(), **use}
 
     def _loss(self, batch: Batch) -> Tensor:
         targets = torch.from_numpy(batch.targets)
