@@ -143,6 +143,7 @@ def make_card(build: Path, folder: Path) -> str:
         **shape,
         **counts,
         balance=recipe.get("balance"),
+        definition=score["right"]["definition"],
         words=count_lines(folder / "words.txt"),
         parameters=count_parameters(folder / "model.safetensors"),
         calibration=count_lines(folder / "calibration.jsonl"),

@@ -27,7 +27,7 @@ WORDS = (
 COMMON_WORDS = (
     "What does ocean mean?",
     "What is the opposite of happy?",
-    "Give me an example of music.",
+    "What does music mean?",
 )
 DEMOS = {
     DEMO_NAME: (DEMO_SAID, WORDS),
