@@ -10,7 +10,7 @@ from pathlib import Path
 from flashllm.flash.file_names import BUNDLES_FILE, MANIFEST_FILE, MANIFEST_HASH_FILE
 from flashllm.flash.unfinished import PARTIAL_NAME, PULLED
 from flashllm.library.formatting import clean
-from flashllm.library.models import DEMO_DIRECTORY, DEMO_NAME
+from flashllm.system.demos import demo_in
 
 SUFFIX = ".flash"
 """Of directories of models, by custom; no part of the name."""
@@ -20,9 +20,9 @@ _MARKS = (MANIFEST_FILE, MANIFEST_HASH_FILE, BUNDLES_FILE)
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    """The one name of a model, by its directory; `demo` for the demo of any version."""
+    """The one name of a model, by its directory; a demo's for a demo of any version."""
     name = Path(path).name
-    return DEMO_NAME if DEMO_DIRECTORY.fullmatch(name) else name.removesuffix(SUFFIX) or name
+    return demo_in(name) or name.removesuffix(SUFFIX) or name
 
 
 def shown_name(path: str | os.PathLike[str]) -> str:
@@ -31,21 +31,21 @@ def shown_name(path: str | os.PathLike[str]) -> str:
 
 
 def looks_converted(path: Path) -> bool:
-    """Whether a directory is a converted model, or half of one. The demo is not meant."""
-    if DEMO_DIRECTORY.fullmatch(path.name) or PARTIAL_NAME.fullmatch(path.name):
+    """Whether a directory is a converted model, or half of one. Demos are not meant."""
+    if demo_in(path.name) or PARTIAL_NAME.fullmatch(path.name):
         return False
     return any(os.path.lexists(path / mark) for mark in _MARKS)
 
 
 def candidates(
-    directories: Iterable[Path], models: Iterable[Path], demo: Path | None = None
+    directories: Iterable[Path], models: Iterable[Path], demos: Iterable[Path] = ()
 ) -> Iterator[tuple[Path, bool | str]]:
     """Paths, and whether each was named as a model; or what is wrong with a directory."""
-    if demo is not None:
+    for demo in demos:
         yield demo, True
     for model in map(Path, models):
-        # A conversation with the demo names the directory where the demo was then.
-        if not DEMO_DIRECTORY.fullmatch(model.name):
+        # A conversation with a demo names the directory where that was then.
+        if demo_in(model.name) is None:
             yield model, True
     for directory in map(Path, directories):
         if looks_converted(directory):

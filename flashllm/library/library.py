@@ -16,12 +16,13 @@ from flashllm.library.conversion_preview import Preview, preview
 from flashllm.library.formatting import clean, format_error, format_shape
 from flashllm.library.hf_cache import CACHED_PREFIX
 from flashllm.library.hub_names import gguf_stem
-from flashllm.library.models import DEMO_NAME, Checkpoint, FoundModel
+from flashllm.library.models import Checkpoint, FoundModel
 from flashllm.library.names import names_in
 from flashllm.library.runtime_memory import interpreter_bytes, kept_bytes
 from flashllm.library.scan import Conditions, examine, find_models
 from flashllm.planning.plan import Plan
 from flashllm.settings.resolve import Settings
+from flashllm.system.demos import DEMO_NAMES
 from flashllm.system.paths import models_dir
 
 NAMES_MAX = 100
@@ -44,14 +45,18 @@ class Library:
     """What models would be run in; the memory of a process is measured where it is not known."""
 
     def scan(self) -> Iterator[FoundModel]:
-        """Models as they are found: the demo, those known, those in directories.
+        """Models as they are found: the demos, those known, those in directories.
 
         Where the memory of a process has yet to be measured, which takes seconds, models come a
         second time, with what follows from it.
         """
-        demo, missing = _demo()
-        if missing is not None:
-            yield missing
+        demos = []
+        for name in DEMO_NAMES:
+            demo = _demo(name)
+            if isinstance(demo, FoundModel):
+                yield demo
+            else:
+                demos.append(demo)
         directories = list(self.directories)
         if self.home is not None and os.path.isdir(self.home):
             directories.append(self.home)
@@ -59,7 +64,7 @@ class Library:
         models = (*self.models, *(Path(name) for name in self.used() if os.path.isabs(name)))
         conditions = self.conditions(kept=True)
         whole = []
-        for found in find_models(directories, models, conditions, demo=demo):
+        for found in find_models(directories, models, conditions, demos=demos):
             yield found
             if not found.problem:
                 whole.append(found)
@@ -141,19 +146,19 @@ def usual_library(
     )
 
 
-def _demo() -> tuple[Path | None, FoundModel | None]:
-    """Where the demo is, or a line about it where it is yet to be made."""
+def _demo(name: str) -> Path | FoundModel:
+    """Where a demo is, or a line about it where it is yet to be made."""
     from flashllm.convert import demo_directory, demo_source, describe
 
     try:
-        directory, source = demo_directory(), demo_source()
+        directory, source = demo_directory(name), demo_source(name)
         with contextlib.suppress(FlashllmError):  # one that is broken is made anew
             read_manifest(directory)
-            return directory, None
+            return Path(directory)
         spec = describe(source)
     except (FlashllmError, OSError) as problem:
-        where = Path(DEMO_NAME)
+        where = Path(name)
         words = format_error(problem, where)
-        return None, FoundModel(where, DEMO_NAME, problem=words, is_demo=True)
-    line = FoundModel(directory, DEMO_NAME, format_shape(spec), is_demo=True)
-    return None, replace(line, encoding=clean(spec.dtype), remarks=("made when it is opened",))
+        return FoundModel(where, name, problem=words, is_demo=True)
+    line = FoundModel(directory, name, format_shape(spec), is_demo=True)
+    return replace(line, encoding=clean(spec.dtype), remarks=("made when it is opened",))

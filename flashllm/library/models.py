@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-DEMO_DIRECTORY = re.compile(r"demo-[0-9a-f]{16}")
-"""Names of directories of the demo, of any version."""
-DEMO_NAME = "demo"
-
+from flashllm.system.demos import DEMO_NAME, demo_in
 
 NO_TOKENIZER = (
     "this model came without a tokenizer, which a chat needs; "
@@ -19,16 +16,25 @@ NO_TOKENIZER = (
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Which model to open: the directory of a converted one, or None for the demo."""
+    """Which model to open: the directory of a converted one, or None for a demo."""
 
     path: Path | None = None
     name: str = field(default=DEMO_NAME, compare=False)
     """For display only; it does not identify the model."""
+    demo: str = DEMO_NAME
+    """Which of the models that came with the project, where there is no path."""
 
     @property
-    def is_demo(self) -> bool:
-        """Whether it is the model that came with the project; conversations name its directory."""
-        return self.path is None or DEMO_DIRECTORY.fullmatch(self.path.name) is not None
+    def demo_name(self) -> str | None:
+        """The demo that it is, if it is one; conversations name the directory of theirs."""
+        return self.demo if self.path is None else demo_in(self.path.name)
+
+    @property
+    def target(self) -> str | None:
+        """What an engine's process is told to open: a path, a demo's name, or None for the demo."""
+        if self.path is not None:
+            return os.path.join(os.curdir, self.path)  # a path, whatever it is called
+        return None if self.demo == DEMO_NAME else self.demo
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class FoundModel:
     problem: str = ""
     """Why it cannot be opened; "" where it can."""
     is_demo: bool = False
+    """Whether it came with the project; `name` says which it is."""
     source: str = ""
     """The checkpoint that it was made from, as its manifest calls it."""
     has_tokenizer: bool = True
@@ -84,7 +91,9 @@ class FoundModel:
     @property
     def choice(self) -> ModelChoice:
         """The choice that opens it."""
-        return ModelChoice(None if self.is_demo else self.path, self.name)
+        if self.is_demo:
+            return ModelChoice(None, self.name, self.name)
+        return ModelChoice(self.path, self.name)
 
 
 @dataclass(frozen=True, slots=True)

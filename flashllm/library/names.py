@@ -3,7 +3,8 @@
 A text is the first of these that fits:
 
 1. the path of a converted model (where a checkpoint is asked for: of any directory, or a .gguf);
-2. `demo`, or a name that `flashllm ls` shows: that of the model's directory, without `.flash`;
+2. `demo` or `demo-moe`, or a name that `flashllm ls` shows: that of the model's directory, without
+   `.flash`;
 3. `org/name` or `org/name@revision`, a repository of the Hugging Face cache: its checkpoint, or the
    model that was converted from it.
 
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING
 from flashllm.errors import FlashllmError, LayoutError, ModelNotFound, NotACheckpoint
 from flashllm.library.directories import candidates, format_unfinished, looks_converted, name_of
 from flashllm.library.formatting import clean
-from flashllm.library.models import DEMO_DIRECTORY, DEMO_NAME, ModelChoice
+from flashllm.library.models import ModelChoice
+from flashllm.system.demos import DEMO_NAME, DEMO_NAMES, demo_in
 
 if TYPE_CHECKING:
     from flashllm.library.hub_names import RepositoryId
@@ -39,21 +41,24 @@ class NamedModel:
 
     name: str
     path: Path | None
-    """None for the demo, which may have to be converted first."""
+    """None for a demo, which may have to be converted first."""
 
     @classmethod
     def at(cls, path: Path) -> NamedModel:
-        """The model in a directory; an earlier version of the demo is not today's."""
+        """The model in a directory; an earlier version of a demo is not today's."""
         return cls(name_of(path), path)
 
     @property
     def choice(self) -> ModelChoice:
-        """What opens it in the chat, where every version of the demo stands for today's."""
-        is_demo = self.path is None or DEMO_DIRECTORY.fullmatch(self.path.name) is not None
-        return ModelChoice(None if is_demo else self.path, clean(self.name))
+        """What opens it in the chat, where every version of a demo stands for today's."""
+        demo = self.name if self.path is None else demo_in(self.path.name)
+        if demo is not None:
+            return ModelChoice(None, demo, demo)
+        return ModelChoice(self.path, clean(self.name))
 
 
 DEMO = NamedModel(DEMO_NAME, None)
+DEMOS = tuple(NamedModel(name, None) for name in DEMO_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +72,13 @@ class ModelNames:
     """What conversations name as their models."""
 
     def all(self) -> list[NamedModel]:
-        """Every model, broken ones too, each directory once; the demo first."""
+        """Every model, broken ones too, each directory once; the demos first."""
         models = (*self.models, *(Path(path) for path in self.used() if os.path.isabs(path)))
         found: dict[str, NamedModel] = {}
         for path, _ in candidates(self.directories, models):
             if looks_converted(path):
                 found.setdefault(os.path.realpath(path), NamedModel.at(path))
-        return [DEMO, *found.values()]
+        return [*DEMOS, *found.values()]
 
     def names(self) -> list[str]:
         """The names, each once, ready to be shown."""
@@ -269,6 +274,6 @@ def _source(model: NamedModel) -> tuple[str, dict[str, object]]:
 
 def _format_places(models: Iterable[NamedModel]) -> str:
     return " and ".join(
-        "the demo that comes with flashllm" if model.path is None else str(model.path)
+        f"the {model.name} that comes with flashllm" if model.path is None else str(model.path)
         for model in models
     )

@@ -10,6 +10,7 @@ from flashllm.flash.opening_errors import opening_errors
 from flashllm.library.option_keywords import keywords_in_errors
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, OverridesWithoutMemory
 from flashllm.settings.values import bytes_of
+from flashllm.system.demos import DEMO_NAME
 from flashllm.system.imports import gc_paused
 
 if TYPE_CHECKING:
@@ -55,24 +56,30 @@ def open_directory(
 
 
 def model_directory(model: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
-    """The directory of a model; None is the demo, which is converted at its first use.
+    """The directory of a model; None is the demo. Demos are converted at their first use.
 
     A text may be a name (`flashllm.library.names`), a `Path` is one.
     Errors: `ModelNotFound`, `LayoutError` and `NotACheckpoint` for what is no converted model.
     """
-    directory: Path | None = None
+    name = DEMO_NAME
     if isinstance(model, str):
         from flashllm.library.names import usual_names
 
         with opening_errors(model):
-            directory = usual_names().find(model).path
+            found = usual_names().find(model)
+        if found.path is not None:
+            return found.path
+        name = found.name
     elif model is not None:
-        directory = Path(model)
-    if directory is not None:
-        return directory
+        return Path(model)
+    return demo_model_directory(name, progress)
+
+
+def demo_model_directory(name: str, progress: Progress | None = None) -> Path:
+    """The directory of the demo of that name, which is converted at its first use."""
     from flashllm.convert import demo_model
 
-    return Path(demo_model(progress))
+    return Path(demo_model(progress, name))
 
 
 def checkpoint_directory(text: str, *, whole: bool = True) -> Path:

@@ -13,21 +13,21 @@ from flashllm.errors import FlashllmError, UsageError
 from flashllm.flash.manifest import read_manifest
 from flashllm.flash.store import Store
 from flashllm.hardware.staleness import profile_for
-from flashllm.library.models import NO_TOKENIZER
+from flashllm.library.models import NO_TOKENIZER, ModelChoice
 from flashllm.library.scan import has_tokenizer
 from flashllm.options import ModelOptions
 from flashllm.planning.model_facts import choose_selector, converted_sizes
 from flashllm.planning.plan import make_plan
 
 
-def check_openable(path: Path | None, options: ModelOptions, interpreter_bytes: int) -> None:
-    """Raises what opening the model for a chat would, as far as that can be known; None: the demo.
+def check_openable(choice: ModelChoice, options: ModelOptions, interpreter_bytes: int) -> None:
+    """Raises what opening the model for a chat would, as far as that can be known.
 
     Looks at manifest, files, tokenizer, options and the ceiling. Without a ceiling the memory that
     there will be is not known here. `interpreter_bytes` is the memory of the engine's process
     before a model is loaded. Errors: those of `local.open_model`.
     """
-    directory = _demo_if_made() if path is None else path
+    directory = _demo_if_made(choice.demo) if choice.path is None else choice.path
     if directory is None:
         return
     with Store(directory) as store:
@@ -51,12 +51,12 @@ def can_chat(directory: Path) -> bool:
         return True  # opening it says what is wrong
 
 
-def _demo_if_made() -> Path | None:
-    """The demo's directory; None while it is yet to be made, which opening does."""
+def _demo_if_made(name: str) -> Path | None:
+    """A demo's directory; None while it is yet to be made, which opening does."""
     from flashllm.convert import demo_directory
 
     with contextlib.suppress(FlashllmError, OSError):
-        directory = Path(demo_directory())
+        directory = Path(demo_directory(name))
         read_manifest(directory)
         return directory
     return None

@@ -9,9 +9,9 @@ from pathlib import Path
 from flashllm.conversations.store import SessionStore
 from flashllm.errors import CannotCreate, DestinationExists, UsageError
 from flashllm.library.directories import SUFFIX
-from flashllm.library.models import DEMO_DIRECTORY, DEMO_NAME
 from flashllm.library.names import ModelNames
 from flashllm.library.openers import refuse_open
+from flashllm.system.demos import DEMO_NAMES, demo_in
 from flashllm.system.paths import database_file
 
 _NAME = re.compile(r"\w[\w.+-]{0,99}")
@@ -43,8 +43,8 @@ def check_name(name: str) -> None:
     """`UsageError` for a text that can be no name of a model."""
     if os.sep in name:
         raise UsageError(f"{name}: is a path; a name has no {os.sep}. `mv` moves a model elsewhere")
-    if name == DEMO_NAME or DEMO_DIRECTORY.fullmatch(name):
-        raise UsageError(f"{name}: is the demo's; choose another name")
+    if name in DEMO_NAMES or demo_in(name):
+        raise UsageError(f"{name}: is a demo's; choose another name")
     if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
         raise UsageError(
             f"{name!r} can be no name; it has letters, digits and . _ + -, a letter or digit first"

@@ -15,7 +15,7 @@ from flashllm.flash.store import Store
 from flashllm.hardware.staleness import profile_for
 from flashllm.library.directories import candidates, looks_converted, shown_name
 from flashllm.library.formatting import clean, format_error, format_shape
-from flashllm.library.models import DEMO_NAME, FoundModel
+from flashllm.library.models import FoundModel
 from flashllm.options import DEFAULT_OPTIONS, ModelOptions, Select
 from flashllm.planning.activation_stats import Activity, assumed
 from flashllm.planning.advisor import Scenario
@@ -81,16 +81,17 @@ def find_models(
     models: Iterable[Path],
     conditions: Conditions,
     *,
-    demo: Path | None = None,
+    demos: Iterable[Path] = (),
     seconds_max: float = SECONDS_MAX,
 ) -> Iterator[FoundModel]:
-    """The demo, the `models`, and those that `directories` are or contain, each once.
+    """The `demos`, the `models`, and those that `directories` are or contain, each once.
 
     A model that cannot be read, or for which there was no time, is yielded with a problem.
     """
     end = time.monotonic() + seconds_max
     seen: set[str] = set()
-    for path, must_be in candidates(directories, models, demo):
+    demos = tuple(demos)
+    for path, must_be in candidates(directories, models, demos):
         key = os.path.realpath(path)
         if key in seen:
             continue
@@ -104,7 +105,7 @@ def find_models(
             yield _broken(path, "not looked at: the search took too long")
             continue
         found = examine(path, conditions)
-        yield replace(found, is_demo=True, name=DEMO_NAME) if path == demo else found
+        yield replace(found, is_demo=path in demos)
 
 
 def examine(path: Path, conditions: Conditions) -> FoundModel:

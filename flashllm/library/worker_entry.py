@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from flashllm.engine.local import open_model
 from flashllm.engine.protocol import OnOpening, OpeningProgress
-from flashllm.library.open import model_directory
+from flashllm.library.open import demo_model_directory, model_directory
 from flashllm.options import ModelOptions
+from flashllm.system.demos import DEMO_NAMES
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _SEND_SECONDS = 0.1
 
 
 class _OpeningProgress:
-    """Passes progress, of converting the demo and of loading, on as the progress of opening."""
+    """Passes progress, of converting a demo and of loading, on as the progress of opening."""
 
     def __init__(self, on_opening: OnOpening) -> None:
         self._on_opening = on_opening
@@ -48,9 +49,15 @@ class _OpeningProgress:
 
 
 def open_engine(path: str | None, options: ModelOptions, on_opening: OnOpening) -> Engine:
-    """Opens a model; the demo is converted at its first use."""
+    """Opens the model at a path, or the demo of that name, None: the demo; see `ModelChoice`.
+
+    Demos are converted at their first use.
+    """
     progress = _OpeningProgress(on_opening)
-    directory = model_directory(path, progress)
+    if path is not None and path in DEMO_NAMES:
+        directory = demo_model_directory(path, progress)
+    else:
+        directory = model_directory(path, progress)
     on_opening(OpeningProgress("loading"))
     sent_at = 0.0
 

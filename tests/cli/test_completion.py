@@ -138,14 +138,14 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["chat", "d"], ["demo"]),
+        (["chat", "d"], ["demo", "demo-moe"]),
         (["rm", "m"], ["my big"]),
         (["mv", "my"], ["my big"]),
         (["convert", "o"], ["org/tiny"]),
         (["convert", "my"], []),
         (["plan", "my"], ["my big"]),
         (["plan", "org"], ["org/tiny"]),
-        (["run", "de"], ["demo"]),
+        (["run", "de"], ["demo", "demo-moe"]),
     ],
 )
 def test_bash_offers_names_of_models(

@@ -179,23 +179,29 @@ def test_rm_removes_several(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [path.name for path in home.iterdir()] == ["second"]
 
 
-def test_the_demo_is_removed_and_made_again(
-    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["demo", "demo-moe"])
+def test_a_demo_is_removed_and_made_again(
+    name: str,
+    demo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    copy = tmp_path / demo.name
-    monkeypatch.setattr("flashllm.convert.demo_directory", lambda: copy)
-    assert main(["rm", "demo", "--yes"]) == 66
-    assert "made when it is opened" in capsys.readouterr().err
-    for name in ("demo", str(copy)):
+    copy = tmp_path / f"{name}-0123456789abcdef"
+    monkeypatch.setattr("flashllm.convert.demo_directory", {name: copy}.get)
+    assert main(["rm", name, "--yes"]) == 66
+    assert f"{name}: is not there yet; it is made when it is opened" in capsys.readouterr().err
+    for text in (name, str(copy)):
         shutil.copytree(demo, copy)
-        assert main(["rm", name, "--yes"]) == 0
+        assert main(["rm", text, "--yes"]) == 0
         assert "it is made again when it is opened" in capsys.readouterr().err
         assert not copy.exists()
 
 
 def test_the_demo_is_not_renamed(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["mv", "demo", "mine"]) == 2
-    assert "comes with flashllm" in capsys.readouterr().err
+    for name in ("demo", "demo-moe"):
+        assert main(["mv", name, "mine"]) == 2
+        assert f"{name}: comes with flashllm" in capsys.readouterr().err
     assert (demo / "manifest.json").exists()
 
 

@@ -33,6 +33,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelNames:
         ([], None, None),
         (["big"], "big", None),
         (["demo"], "demo", None),
+        (["demo-moe", "What is rain?"], "demo-moe", "What is rain?"),
         (["big", "What is rain?"], "big", "What is rain?"),
         (["big", "What", "is", "rain?"], "big", "What is rain?"),
         (["What is rain?"], None, "What is rain?"),

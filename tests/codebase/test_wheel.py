@@ -49,8 +49,9 @@ def test_everything_that_runs_is_in_it(names: list[str]) -> None:
     ):
         for path in (ROOT / folder).rglob("*.py"):
             assert f"{place}/{path.relative_to(ROOT / folder).as_posix()}" in present
-    for path in (ROOT / "flashllm" / "demo").iterdir():
-        assert f"flashllm/demo/{path.name}" in present
+    for demo in ("demo", "demo_moe"):
+        for path in (ROOT / "flashllm" / demo).iterdir():
+            assert f"flashllm/{demo}/{path.name}" in present
     assert "flashllm/convert/families/known_models.toml" in present
     assert "flashllm/py.typed" in present
     assert any(name.startswith("flashllm/_core.") and name.endswith(".so") for name in names)

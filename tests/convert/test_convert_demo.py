@@ -15,6 +15,7 @@ from flashllm.convert import demo_model, verify
 import flashllm
 from flashllm.errors import CannotCreate, ModelNotFound
 from flashllm.flash.manifest import read_manifest
+from flashllm.system.demos import DEMO_NAMES, demo_in
 from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint, write_tensors
 
 
@@ -69,8 +70,17 @@ def test_a_cache_that_cannot_be_written(package: Path, monkeypatch: pytest.Monke
 
 def test_a_package_without_a_demo(package: Path) -> None:
     (package / "config.json").unlink()
-    with pytest.raises(ModelNotFound, match="not installed"):
-        demo_model()
+    for name in DEMO_NAMES:
+        with pytest.raises(ModelNotFound, match=f"the {name} is not installed"):
+            demo_model(name=name)
+
+
+def test_each_demo_has_a_directory_of_its_own(package: Path) -> None:
+    write_checkpoint(package.parent / "demo_moe")
+    first, second = (demo_model(name=name) for name in DEMO_NAMES)
+    assert [demo_in(path.name) for path in (first, second)] == list(DEMO_NAMES)
+    assert first == demo_model()
+    assert verify(second).ok
 
 
 def test_several_processes_at_once(package: Path) -> None:
@@ -95,9 +105,12 @@ def test_several_processes_at_once(package: Path) -> None:
     assert left == {"demo.lock", Path(directory).name}
 
 
-def test_the_demo_that_is_there_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", DEMO_NAMES)
+def test_the_demo_that_is_there_converts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
-    directory = demo_model()
+    directory = demo_model(name=name)
     report = verify(directory)
     assert report.ok, report.problems
     manifest = read_manifest(directory)

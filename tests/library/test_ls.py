@@ -43,13 +43,15 @@ def test_models(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0].split() == ["model", "size", "precision", "needs", "tok/s", "path"]
-    assert lines[1].startswith("demo ")
-    assert lines[2] == "    made when it is opened"
-    assert lines[3].split()[-2:] == ["-", str(broken)]
-    assert lines[4] == "    cannot be opened: ffn.bundles: missing; convert the checkpoint again"
-    assert lines[5].split()[1:4] == ["38.9", "KiB", "f16"]
-    assert lines[5].endswith(str(machine / "models" / "whole"))
-    assert lines[7].endswith(str(machine / "home" / "models" / "own"))
+    for demo in ("demo ", "demo-moe "):
+        assert lines[1].startswith(demo)
+        assert lines[2] == "    made when it is opened"
+        del lines[1:3]
+    assert lines[1].split()[-2:] == ["-", str(broken)]
+    assert lines[2] == "    cannot be opened: ffn.bundles: missing; convert the checkpoint again"
+    assert lines[3].split()[1:4] == ["38.9", "KiB", "f16"]
+    assert lines[3].endswith(str(machine / "models" / "whole"))
+    assert lines[5].endswith(str(machine / "home" / "models" / "own"))
     assert "bench io" in shown.err
     assert "needs: the least --memory for `flashllm run`; the chat counts" in shown.err
     assert main(["ls", str(machine / "models" / "whole"), "--memory", "1MiB"]) == 0
@@ -76,8 +78,11 @@ def test_speeds_say_what_they_come_from(
 def test_models_for_programs(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(GOLDEN / "converted", machine / "whole")
     assert main(["ls", str(machine / "whole"), "--json"]) == 0
-    demo, whole = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert demo["is_demo"]
+    *demos, whole = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(demo["name"], demo["is_demo"]) for demo in demos] == [
+        ("demo", True),
+        ("demo-moe", True),
+    ]
     assert (whole["path"], whole["problem"]) == (str(machine / "whole"), "")
     assert whole["smallest_ceiling_bytes"] > 200 * MIB
 

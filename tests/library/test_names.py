@@ -61,6 +61,7 @@ def refusal(text: str, names: ModelNames | None = None) -> str:
         ("/models/big", "big"),
         ("big.flash/", "big"),
         ("/cache/models/demo-b8d695602985872e", "demo"),
+        ("/cache/models/demo-moe-b8d695602985872e", "demo-moe"),
         ("/cache/models/demo-b8d6", "demo-b8d6"),
         ("/models/.flash", ".flash"),
         ("/models/a.b.flash", "a.b"),
@@ -88,11 +89,11 @@ def test_the_names_are_those_that_ls_prints(
     with SessionStore() as store:
         store.create(model=str(model(place / "used.flash")))
         store.create(model=str(place / "gone.flash"))
-    assert usual_names().names() == ["demo", "used", "broken", "one", "two"]
+    assert usual_names().names() == ["demo", "demo-moe", "used", "broken", "one", "two"]
     assert main(["ls"]) == 0
     lines = capsys.readouterr().out.splitlines()
     first = {line.split()[0] for line in lines[1:] if not line.startswith(" ")}
-    assert first == {"demo", "used", "gone", "broken", "one", "two"}
+    assert first == {"demo", "demo-moe", "used", "gone", "broken", "one", "two"}
 
 
 def test_a_path_goes_before_a_name(home: Path, place: Path) -> None:
@@ -108,9 +109,11 @@ def test_a_directory_without_a_model_hides_no_name(home: Path, place: Path) -> N
     model(home / "big.flash")
     (place / "big").mkdir()
     (place / "demo").mkdir()
+    (place / "demo-moe").mkdir()
     (place / "big" / "notes.txt").touch()
     assert usual_names().find("big").path == home / "big.flash"
     assert usual_names().find("demo") == DEMO
+    assert usual_names().find("demo-moe") == NamedModel("demo-moe", None)
     assert usual_names().find("./big").path == Path("./big")  # opening says that it is none
 
 
@@ -156,7 +159,7 @@ def test_one_directory_found_twice_is_one_model(home: Path, tmp_path: Path) -> N
     model(home / "big.flash")
     (tmp_path / "link").symlink_to(home)
     names = ModelNames((home, tmp_path / "link"), (home / "big.flash",))
-    assert [found.name for found in names.all()] == ["demo", "big"]
+    assert [found.name for found in names.all()] == ["demo", "demo-moe", "big"]
     assert names.find("big").path == home / "big.flash"
 
 
@@ -165,7 +168,7 @@ def test_one_directory_found_twice_is_one_model(home: Path, tmp_path: Path) -> N
     [
         ("bgi", "no model of that name; did you mean big?"),
         ("Big", "no model of that name; did you mean big?"),
-        ("demmo", "did you mean demo?"),
+        ("demmo", "did you mean demo or demo-moe?"),
         ("zzz", "no model of that name. `flashllm ls` lists"),
         ("zzz:7b", "names have no tags here"),
         ("./zzz", "no such directory"),
@@ -364,8 +367,9 @@ def test_a_converted_model_is_no_checkpoint(home: Path) -> None:
     model(home / "big.flash")
     with pytest.raises(NotACheckpoint, match="a converted model already"):
         checkpoint_directory("big")
-    with pytest.raises(NotACheckpoint, match="it comes with flashllm"):
-        checkpoint_directory("demo")
+    for name in ("demo", "demo-moe"):
+        with pytest.raises(NotACheckpoint, match="it comes with flashllm"):
+            checkpoint_directory(name)
 
 
 def test_bad_settings_leave_out_their_places(home: Path, tmp_path: Path) -> None:
@@ -373,6 +377,6 @@ def test_bad_settings_leave_out_their_places(home: Path, tmp_path: Path) -> None
     model(tmp_path / "disk" / "second")
     file = tmp_path / "home" / "config.toml"
     file.write_text(f'nonsense = 1\n[chat]\nmodel_dirs = ["{tmp_path / "disk"}"]')
-    assert usual_names().names() == ["demo", "second", "big"]
+    assert usual_names().names() == ["demo", "demo-moe", "second", "big"]
     file.write_text("= =")
-    assert usual_names().names() == ["demo", "big"]
+    assert usual_names().names() == ["demo", "demo-moe", "big"]

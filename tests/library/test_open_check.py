@@ -16,6 +16,7 @@ from flashllm.errors import (
     ModelTruncated,
     UsageError,
 )
+from flashllm.library.models import ModelChoice
 from flashllm.library.open_check import can_chat, check_openable
 from flashllm.options import ModelOptions
 from flashllm.units import MIB
@@ -32,13 +33,13 @@ def copy(demo: Path, tmp_path: Path) -> Path:
 
 def error_of(directory: Path, options: ModelOptions) -> FlashllmError:
     with pytest.raises(FlashllmError) as caught:
-        check_openable(directory, options, INTERPRETER)
+        check_openable(ModelChoice(directory), options, INTERPRETER)
     return caught.value
 
 
 def test_what_opens_passes(copy: Path) -> None:
-    check_openable(copy, ModelOptions(), INTERPRETER)
-    check_openable(copy, ModelOptions(memory=1 << 30, context=256), INTERPRETER)
+    check_openable(ModelChoice(copy), ModelOptions(), INTERPRETER)
+    check_openable(ModelChoice(copy), ModelOptions(memory=1 << 30, context=256), INTERPRETER)
     assert can_chat(copy)
 
 
@@ -87,8 +88,8 @@ def test_the_demo_is_looked_at_once_it_is_made(
     demo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     small = ModelOptions(memory=210 * MIB)
-    monkeypatch.setattr("flashllm.convert.demo_directory", lambda: tmp_path / "not made yet")
-    check_openable(None, small, INTERPRETER)
-    monkeypatch.setattr("flashllm.convert.demo_directory", lambda: demo)
+    monkeypatch.setattr("flashllm.convert.demo_directory", lambda _: tmp_path / "not made yet")
+    check_openable(ModelChoice(), small, INTERPRETER)
+    monkeypatch.setattr("flashllm.convert.demo_directory", lambda _: demo)
     with pytest.raises(MemoryCeilingTooSmall):
-        check_openable(None, small, INTERPRETER)
+        check_openable(ModelChoice(), small, INTERPRETER)

@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_directory_has_the_name(home: Path) -> None:
     made = rename_model(home / "big.flash", "small", usual_names())
     assert made == home / "small.flash"
-    assert usual_names().names() == ["demo", "small"]
+    assert usual_names().names() == ["demo", "demo-moe", "small"]
     assert rename_model(made, "small-2.flash", usual_names()) == home / "small-2.flash"
     shutil.move(home / "small-2.flash", home / "plain")
     assert rename_model(home / "plain", "plain.v2", usual_names()) == home / "plain.v2"
@@ -43,8 +43,8 @@ def test_a_name_that_is_taken(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["demo", "demo-b8d695602985872e", "a/b", "", ".", "..", "-x", "~x", "a b", "a\n", "\x1b[2J",
-     "x.partial-1", "x" * 200],
+    ["demo", "demo-b8d695602985872e", "demo-moe", "demo-moe-b8d695602985872e", "a/b", "", ".", "..",
+     "-x", "~x", "a b", "a\n", "\x1b[2J", "x.partial-1", "x" * 200],
 )  # fmt: skip
 def test_what_can_be_no_name(name: str) -> None:
     with pytest.raises(UsageError):

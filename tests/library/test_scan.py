@@ -21,6 +21,7 @@ from flashllm.library.library import Library
 from flashllm.library.models import FoundModel, ModelChoice
 from flashllm.library.scan import Conditions, find_models
 from flashllm.options import ModelOptions
+from flashllm.system.demos import DEMO_NAMES
 from flashllm.units import MIB
 from tests.support.profiles import law
 
@@ -185,7 +186,12 @@ def test_what_is_no_model_is_not_listed(models: Path) -> None:
     (models / "notes").mkdir()
     (models / "file").write_text("")
     (models / "deeper").mkdir()
-    for name in ("whole.partial-123", "demo-0123456789abcdef", "deeper/below"):
+    for name in (
+        "whole.partial-123",
+        "demo-0123456789abcdef",
+        "demo-moe-0123456789abcdef",
+        "deeper/below",
+    ):
         shutil.copytree(models / "whole", models / name)
     assert only(models).path.name == "whole"
 
@@ -243,17 +249,19 @@ def test_the_demo_comes_first_and_models_again_once_memory_is_known(
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(interpreter, "_measure", lambda: 300 * MIB)
     library = Library(home=models, given=Conditions(options=ModelOptions(application_bytes=MIB)))
-    demo, first, again = library.scan()
-    assert (demo.is_demo, demo.choice, demo.remarks) == (
-        True, ModelChoice(None, "demo"), ("made when it is opened",),
-    )  # fmt: skip
+    *demos, first, again = library.scan()
+    choices = [ModelChoice(None, name, name) for name in DEMO_NAMES]
+    assert [(demo.is_demo, demo.choice, demo.remarks) for demo in demos] == [
+        (True, choice, ("made when it is opened",)) for choice in choices
+    ]
+    assert len(set(choices)) == 2
     assert first.smallest_ceiling_bytes is None
     assert again.path == first.path
     assert again.smallest_ceiling_bytes is not None
     assert again.smallest_ceiling_bytes > 301 * MIB
     # What was measured is kept: the second time nothing comes twice.
     monkeypatch.setattr(interpreter, "_measure", lambda: pytest.fail("measured again"))
-    assert [model.path for model in library.scan()] == [demo.path, again.path]
+    assert [model.path for model in library.scan()] == [*(demo.path for demo in demos), again.path]
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -262,14 +270,18 @@ def test_the_demo_can_be_opened_whatever_became_of_its_files(
 ) -> None:
     monkeypatch.setenv("FLASHLLM_HOME", str(tmp_path))
     monkeypatch.setattr(interpreter, "_measure", lambda: 300 * MIB)
-    directory = demo_directory()
-    if is_damaged:
-        directory.mkdir(parents=True)
-        (directory / MANIFEST_FILE).write_text("{}")
-    # Conversations with it name its directory, and those of an earlier version another one.
-    used = [str(directory), str(directory.with_name("demo-0123456789abcdef"))]
-    (demo,) = Library(used=lambda: used).scan()
-    assert (demo.is_demo, demo.problem) == (True, "")
+    used = []
+    for name in DEMO_NAMES:
+        directory = demo_directory(name)
+        if is_damaged:
+            directory.mkdir(parents=True)
+            (directory / MANIFEST_FILE).write_text("{}")
+        # Conversations with it name its directory, and those of an earlier version another one.
+        used += [str(directory), str(directory.with_name(f"{name}-0123456789abcdef"))]
+    demos = list(Library(used=lambda: used).scan())
+    assert [(demo.name, demo.is_demo, demo.problem) for demo in demos] == [
+        (name, True, "") for name in DEMO_NAMES
+    ]
 
 
 def test_a_model_by_another_name_is_the_same() -> None:
@@ -278,7 +290,7 @@ def test_a_model_by_another_name_is_the_same() -> None:
 
 
 def test_a_home_that_there_is_not_yet_is_no_problem(tmp_path: Path) -> None:
-    assert [found.is_demo for found in Library(home=tmp_path / "none").scan()] == [True]
+    assert [found.is_demo for found in Library(home=tmp_path / "none").scan()] == [True, True]
 
 
 @pytest.mark.parametrize("kept", ["", "[]", '{"key": 1}', '{"key": "KEY", "bytes": true}'])

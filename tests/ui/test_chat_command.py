@@ -14,6 +14,7 @@ from flashllm.cli.main import main
 from flashllm.cli.shared import open_model
 from flashllm.conversations.store import SessionStore
 from flashllm.conversations.tree import Turn
+from flashllm.library.models import ModelChoice
 from flashllm.system.log import stop_log
 from flashllm.ui import run as run_module
 from flashllm.ui.app import ChatApp
@@ -165,6 +166,8 @@ def test_a_model_is_opened_by_its_name(
         assert main(["chat", *words]) == 0
         choice = started[-1][0].chat.choice
         assert (choice.path, choice.name) == (None, "demo")
+    assert main(["chat", "demo-moe"]) == 0
+    assert started[-1][0].chat.choice == ModelChoice(None, "", "demo-moe")
 
 
 def test_a_name_that_is_none_is_told_before_the_screen_is_drawn(
@@ -178,18 +181,19 @@ def test_a_name_that_is_none_is_told_before_the_screen_is_drawn(
     assert started == []
 
 
+@pytest.mark.parametrize("name", ["demo", "demo-moe"])
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_conversation_with_the_demo_goes_on_with_todays(
-    is_there: bool, tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
+def test_a_conversation_with_a_demo_goes_on_with_todays(
+    name: str, is_there: bool, tmp_path: Path, started: list[tuple[ChatApp, dict[str, Any]]]
 ) -> None:
-    before = tmp_path / "models" / "demo-0123456789abcdef"
+    before = tmp_path / "models" / f"{name}-0123456789abcdef"
     if is_there:
         put_model(before)
     with SessionStore() as store:
-        store.create(model=str(before))
+        store.save_turn(store.create(model=str(before)), Turn(1, None, "user", "x"))
     assert main(["chat", "--continue"]) == 0
     choice = started[-1][0].chat.choice
-    assert (choice.path, choice.name) == (None, "demo")
+    assert (choice.path, choice.name, choice.demo) == (None, name, name)
     with SessionStore() as store:
         assert store.summary(1).model == str(before)  # stored names keep theirs
 

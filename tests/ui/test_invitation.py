@@ -8,7 +8,7 @@ import pytest
 
 from flashllm.library.models import ModelChoice
 from flashllm.ui.chat.status import Phase
-from flashllm.ui.chat.welcome import BEGINNINGS, QUESTIONS, WORDS
+from flashllm.ui.chat.welcome import BEGINNINGS, COMMON_WORDS, QUESTIONS, WORDS
 from flashllm.ui.transcript.invitation import Invitation, SuggestedQuestion
 from flashllm.ui.transcript.turn import Question
 from tests.support.chat_pilot import answers, ask, make_app, ready, say, screen_text, status, texts
@@ -27,6 +27,8 @@ def offered(app: object) -> list[str]:
     [
         (ModelChoice(), True, WORDS),
         (ModelChoice(Path("/cache/models/demo-0123456789abcdef"), "x"), True, WORDS),
+        (ModelChoice(None, "x", "demo-moe"), True, COMMON_WORDS),
+        (ModelChoice(Path("/cache/models/demo-moe-0123456789abcdef"), "x"), True, COMMON_WORDS),
         (BIG, True, QUESTIONS),
         (BIG, False, BEGINNINGS),
     ],

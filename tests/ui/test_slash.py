@@ -345,7 +345,7 @@ async def test_a_model_is_named_and_its_name_is_completed(tmp_path: Path) -> Non
     async with make_app(FakeModel(["fine"]), names=names).run_test() as pilot:
         app = await ready(pilot)
         app.chat.prompt.load_text("/model ")
-        await until(pilot, lambda: suggestions(app) == ["demo", "big"])
+        await until(pilot, lambda: suggestions(app) == ["demo", "demo-moe", "big"])
         put_model(tmp_path / "brown")  # is there the next time
         app.chat.prompt.load_text("/model bi")
         await until(pilot, lambda: suggestions(app) == ["big"])
@@ -361,3 +361,5 @@ async def test_a_model_is_named_and_its_name_is_completed(tmp_path: Path) -> Non
         await say(pilot, "/model bg")
         await until(pilot, lambda: any("did you mean big?" in text for text in texts(app, Notice)))
         assert app.chat.choice == ModelChoice(None)
+        await say(pilot, "/model demo-moe")
+        await until(pilot, lambda: app.chat.choice == ModelChoice(None, "", "demo-moe"))

@@ -1,4 +1,4 @@
-"""The model that comes with the package, converted at first use into the user's cache."""
+"""The models that come with the package, each converted at first use into the user's cache."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from flashllm.errors import CannotCreate, ModelError, ModelNotFound
 from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.manifest import LAYOUT_VERSION, read_manifest
 from flashllm.progress import Progress
+from flashllm.system.demos import DEMO_NAME, demo_checkpoint
 from flashllm.system.paths import cache_dir
 
 from .pipeline import convert
 
 
-def demo_source() -> Path:
-    """The checkpoint of the demo; `ModelNotFound` where it is not installed."""
-    source = Path(flashllm.__file__).parent / "demo"
+def demo_source(name: str = DEMO_NAME) -> Path:
+    """The checkpoint of the demo of that name; `ModelNotFound` where it is not installed."""
+    source = demo_checkpoint(name)
     if not (source / "config.json").is_file():
-        raise ModelNotFound(f"{source}: the demo is not installed; give the path of a model")
+        raise ModelNotFound(f"{source}: the {name} is not installed; give the path of a model")
     return source
 
 
-def demo_directory() -> Path:
-    """Where the converted demo of this version is, once it has been made.
+def demo_directory(name: str = DEMO_NAME) -> Path:
+    """Where the converted demo of that name is, once this version's has been made.
 
     In the user's cache directory, or below FLASHLLM_HOME where that is set.
     """
-    return cache_dir() / "models" / f"demo-{_source_hash(demo_source())}"
+    return cache_dir() / "models" / f"{name}-{_source_hash(demo_source(name))}"
 
 
-def demo_model(progress: Progress | None = None) -> Path:
+def demo_model(progress: Progress | None = None, name: str = DEMO_NAME) -> Path:
     """Directory of the converted demo; made when absent, damaged, or of another version.
 
     Two processes at once are safe: one converts, the other waits.
     """
-    source, directory = demo_source(), demo_directory()
+    source, directory = demo_source(name), demo_directory(name)
     models = directory.parent
     if _opens(directory):
         return directory
     try:
         models.mkdir(parents=True, exist_ok=True)
-        lock = os.open(models / "demo.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(models / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as problem:
         raise CannotCreate(
             f"{models}: cannot be written: {problem.strerror}; set FLASHLLM_HOME to a directory "

@@ -1,1 +1,1 @@
-"""Builds, trains and scores the small model that comes with the project."""
+"""Builds, trains and scores the small models that come with the project."""

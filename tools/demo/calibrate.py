@@ -36,8 +36,8 @@ from .corpus import (
     write_questions,
 )
 from .judge import is_refusal, normalised, true_answers
+from .kinds import KINDS, OPT
 from .lexicon import Fact
-from .model import Decoder, Shape
 from .score import answer_all
 from .tokenizer import load_tokenizer, training_encoder, write_json
 
@@ -136,7 +136,8 @@ def asker(corpus: Path, run: Path) -> Ask:
     """Asks the model of the last checkpoint of a run, greedily."""
     stage = json.loads((run / "stages.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     state = torch.load(run / "checkpoint.pt", weights_only=True)
-    model = Decoder(Shape(**stage["shape"])).eval().requires_grad_(False)
+    kind = KINDS[stage.get("kind", OPT.name)]
+    model = kind.decoder(kind.shape(**stage["shape"])).eval().requires_grad_(False)
     model.load_state_dict(state["model"])
     encoder, decode = training_encoder(corpus), load_tokenizer(corpus).decode
 

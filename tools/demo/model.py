@@ -155,6 +155,15 @@ class Decoder(nn.Module):
         """Keys and values of the last call, a pair a layer, [batch, heads, tokens, head_dim]."""
         return [layer.self_attn.cache for layer in self.blocks]
 
+    def press_for_zeros(self, coefficient: float) -> None:
+        """How strongly the next step drives ReLU outputs to 0: the weight of their mean."""
+        for layer in self.blocks:
+            layer.l1 = coefficient
+
+    def imbalance(self) -> float:
+        """Nothing to balance: there are no experts."""
+        return 0.0
+
 
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):

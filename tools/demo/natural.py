@@ -1,6 +1,6 @@
-"""Scores the demo as people meet it: `python -m tools.demo.natural [DIR]`.
+"""Scores a demo as people meet it: `python -m tools.demo.natural [MODEL]`.
 
-Asks the 300 questions of `natural_questions.jsonl` through the runtime, with predictors, and counts
+Asks the 300 questions of `natural_questions.jsonl` through the runtime, as it runs, and counts
 answers that are right, refused, true but not asked, and invented. Whoever wrote the questions had
 not seen the phrasings that the model is trained on. `{answer}` in a question's history stands for
 what the model answered.
@@ -80,9 +80,11 @@ def score(
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", nargs="?", help="a converted model (the demo)")
+    parser.add_argument("model", nargs="?", help="a converted model (the demo)")
     parser.add_argument("--corpus", type=Path, default=Path("build/demo/corpus"))
-    parser.add_argument("--select", default="predicted", help="predicted, or all for every neuron")
+    parser.add_argument(
+        "--select", choices=("predicted", "all"), help="of the demo (predicted); all: every neuron"
+    )
     parser.add_argument("--show", action="store_true", help="print every answer that is not right")
     parser.add_argument("--json", type=Path, help="also write the result here")
     args = parser.parse_args()
@@ -90,7 +92,7 @@ def main() -> None:
     if not facts:  # nothing could be judged right
         parser.error(f"{args.corpus}: no facts; first: python -m tools.demo.corpus --more")
     questions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
-    with open_model(args.directory, select=args.select) as model:
+    with open_model(args.model, select=args.select) as model:
         result = score(model, facts, questions)
     if args.json is not None:
         write_json(args.json, result)

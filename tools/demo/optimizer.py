@@ -15,20 +15,20 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
-    """The matrix [rows, columns] with all its singular values brought near 1."""
+    """Matrices [..., rows, columns] with all singular values of each brought near 1."""
     a, b, c = NEWTON_SCHULZ
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if tall else matrix).bfloat16()
-    x = x / (x.norm() + 1e-7)
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x = (matrix.mT if tall else matrix).bfloat16()
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
-        gram = x @ x.T
+        gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    result: Tensor = (x.T if tall else x).float()
+    result: Tensor = (x.mT if tall else x).float()
     return result
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum and orthogonalized steps; takes matrices only."""
+    """Nesterov momentum and orthogonalized steps; takes matrices, and experts' stacks of them."""
 
     def __init__(
         self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
@@ -52,17 +52,17 @@ class Muon(torch.optim.Optimizer):
         momentum.lerp_(param.grad, 1 - group["momentum"])
         update = orthogonalized(param.grad.lerp(momentum, group["momentum"]))
         # Steps of one size whatever the shape, about 0.2 of AdamW's largest (arXiv 2502.16982).
-        scale = 0.2 * max(param.shape) ** 0.5
+        scale = 0.2 * max(param.shape[-2:]) ** 0.5
         param.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
 
 
 def make_optimizers(
     model: nn.Module, lr: float, weight_decay: float, hidden_by_muon: bool
 ) -> list[torch.optim.Optimizer]:
-    """Optimizers over all parameters: the layers' matrices, then embeddings, norms and biases."""
+    """Optimizers of all parameters: the layers' matrices, then embeddings, routers and vectors."""
     named = list(model.named_parameters())
-    hidden = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in named if not (p.ndim == 2 and "embed" not in name)]
+    hidden = [p for name, p in named if _is_hidden(name, p)]
+    rest = [p for name, p in named if not _is_hidden(name, p)]
     adam = {"lr": lr, "betas": (0.9, 0.98), "fused": True}
     if hidden_by_muon:
         return [
@@ -74,3 +74,8 @@ def make_optimizers(
         {"params": rest, "weight_decay": 0.0},
     ]
     return [torch.optim.AdamW(groups, **adam)]  # type: ignore[arg-type]
+
+
+def _is_hidden(name: str, parameter: Tensor) -> bool:
+    """Whether it is a matrix of a layer or a stack of them, a router's rows apart."""
+    return parameter.ndim >= 2 and "embed" not in name and "router" not in name

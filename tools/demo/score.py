@@ -2,8 +2,8 @@
 
 Greedy answers by the plain torch decoder, many prompts at once. An answer is right when it is the
 expected one, spaces and case aside; what the model shall not know may be refused in any words.
-Sparsity is the fraction of ReLU outputs that are exactly 0, over the tokens of the questions and of
-the answers given.
+Sparsity is the fraction of ReLU outputs that are exactly 0, or of experts that are not chosen, over
+the tokens of the questions and of the answers given.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .experts import ExpertsDecoder
 from .export import load
 from .judge import NOTHING_KNOWN, is_refusal, normalised
-from .model import Decoder
+from .kinds import AnyDecoder
 from .tokenizer import EOS, ConversationEncoder, load_tokenizer, write_json
 
 ANSWER_TOKENS_MAX = 110
@@ -53,7 +54,7 @@ def judge_for(intent: str) -> Callable[[str, str], bool]:
 
 
 @torch.no_grad()
-def answer_greedily(model: Decoder, prompts: Sequence[list[int]]) -> list[Answer]:
+def answer_greedily(model: AnyDecoder, prompts: Sequence[list[int]]) -> list[Answer]:
     """Greedy answers to prompts of one length, which need no padding."""
     ids = torch.tensor(prompts)  # [prompts, tokens]
     hidden = model(ids, torch.arange(ids.shape[1]))
@@ -76,13 +77,13 @@ def answer_greedily(model: Decoder, prompts: Sequence[list[int]]) -> list[Answer
     return [Answer(g, m.tolist(), int(n)) for g, m, n in zip(given, means, tokens, strict=True)]
 
 
-def _zeros(model: Decoder) -> Tensor:
+def _zeros(model: AnyDecoder) -> Tensor:
     """Fraction of silent neurons of the last call, summed over its tokens, [batch, layers]."""
     silent = [layer.active.eq(0).float().mean(-1).sum(-1) for layer in model.blocks]
     return torch.stack(silent, dim=1)
 
 
-def answer_all(model: Decoder, prompts: Sequence[list[int]], batch: int = 128) -> list[Answer]:
+def answer_all(model: AnyDecoder, prompts: Sequence[list[int]], batch: int = 128) -> list[Answer]:
     """Answers in the order of the prompts, computed in batches of equal length."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
@@ -103,13 +104,28 @@ def sparsity_by_layer(answers: Sequence[Answer]) -> list[float]:
     return [sum(a.silent[i] * a.tokens for a in answers) / total for i in layers]
 
 
+@torch.no_grad()
+def expert_shares(model: ExpertsDecoder, contexts: Sequence[list[int]]) -> Tensor:
+    """Each expert's share of the choices in its layer over what all had evenly, [layers, experts].
+
+    Over all tokens of the contexts.
+    """
+    chosen = torch.zeros(model.shape.layers, model.shape.experts)
+    for ids in contexts:
+        model(torch.tensor([ids]), torch.arange(len(ids)))
+        for layer, block in enumerate(model.blocks):
+            chosen[layer] += (block.active > 0).sum((0, 1))
+    return chosen / chosen.mean(1, keepdim=True)
+
+
 def score(folder: Path, limit: int | None = None) -> dict[str, Any]:
     """Right answers by intent, sparsity, and a few wrong answers to look at."""
     model, tokenizer = load(folder), load_tokenizer(folder)
     lines = (folder / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:limit]
     records = [json.loads(line) for line in lines]
     encoder = ConversationEncoder(tokenizer)
-    answers = answer_all(model, [encoder.prompt(record["messages"]) for record in records])
+    prompts = [encoder.prompt(record["messages"]) for record in records]
+    answers = answer_all(model, prompts)
     right: dict[str, list[bool]] = defaultdict(list)
     wrong = []
     for record, answer in zip(records, answers, strict=True):
@@ -119,11 +135,18 @@ def score(folder: Path, limit: int | None = None) -> dict[str, Any]:
         if not verdict:
             wrong.append({"asked": record["messages"][-1]["content"], "answered": text} | record)
     layers = sparsity_by_layer(answers)
+    use: dict[str, list[float]] = {}
+    if isinstance(model, ExpertsDecoder):
+        contexts = [[*prompt, *a.ids] for prompt, a in zip(prompts, answers, strict=True)]
+        shares = expert_shares(model, contexts)
+        use["busiest_expert_by_layer"] = [round(share, 3) for share in shares.amax(1).tolist()]
+        use["idlest_expert_by_layer"] = [round(share, 3) for share in shares.amin(1).tolist()]
     return {
         "right": {k: round(sum(v) / len(v), 4) for k, v in right.items()},
         "asked": {k: len(v) for k, v in right.items()},
         "sparsity": round(sum(layers) / len(layers), 4),
         "sparsity_by_layer": [round(x, 4) for x in layers],
+        **use,
         "wrong": wrong,
     }
 

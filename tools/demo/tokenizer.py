@@ -1,5 +1,7 @@
 """Trains the tokenizer (`python -m tools.demo.tokenizer`) and encodes conversations with it.
 
+`--like FOLDER` takes that of an exported model instead, so that two models have the same one.
+
 They are encoded exactly as the chat template has it: template text becomes control ids, which no
 user text can encode to, and every message content is encoded by itself: `[bos, user, *content,
 assistant, *content, eos, user, ...]`.
@@ -15,6 +17,7 @@ import base64
 import io
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +26,12 @@ import sentencepiece as sp
 from .conversations import Conversation, Material, draw
 from .corpus import load_material
 
+TOKENIZER_FILES = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 VOCAB_SIZE = 8192  # pieces of text, controls, and 256 bytes to spell everything else
 ANSWERS_MODEL = "answers.model"
 """The tokenizer that keeps capitals, which only the trainer has."""
@@ -91,12 +100,26 @@ def train_tokenizer(material: Material, folder: Path, conversations: int, seed: 
         minloglevel=2,
     )
     (folder / ANSWERS_MODEL).write_bytes(stream.getvalue())
-    # In a protobuf message what comes later overrules what came before: here, the rule.
-    folding = sp.SentencePieceNormalizer(rule_name=FOLDS_CAPITALS)
-    model = stream.getvalue() + folding.serialized_model_proto()
-    (folder / "tokenizer.model").write_bytes(model)
+    (folder / "tokenizer.model").write_bytes(stream.getvalue() + _folding_rule())
     write_tokenizer_config(folder)
     write_fast_tokenizer(folder)
+
+
+def _folding_rule() -> bytes:
+    """What makes of a tokenizer that keeps capitals one that folds them.
+
+    In a protobuf message what comes later overrules what came before: here, the rule.
+    """
+    return bytes(sp.SentencePieceNormalizer(rule_name=FOLDS_CAPITALS).serialized_model_proto())
+
+
+def take_tokenizer(model: Path, folder: Path) -> None:
+    """Writes the tokenizer of an exported model into a corpus folder, ANSWERS_MODEL too."""
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(model / name, folder / name)
+    folding, rule = (model / "tokenizer.model").read_bytes(), _folding_rule()
+    assert folding.endswith(rule)
+    (folder / ANSWERS_MODEL).write_bytes(folding.removesuffix(rule))
 
 
 def write_tokenizer_config(folder: Path) -> None:
@@ -230,9 +253,13 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=Path("build/demo/corpus"))
     parser.add_argument("--conversations", type=int, default=60_000)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--like", type=Path, help="take that of this model, and train none")
     args = parser.parse_args()
-    material = load_material(args.corpus)
-    train_tokenizer(material, args.corpus, args.conversations, args.seed)
+    if args.like is not None:
+        take_tokenizer(args.like, args.corpus)
+    else:
+        material = load_material(args.corpus)
+        train_tokenizer(material, args.corpus, args.conversations, args.seed)
     print(f"{load_tokenizer(args.corpus).get_piece_size()} pieces, in {args.corpus}")
 
 

@@ -1,8 +1,8 @@
-"""Trains the demo model on the processor: `python -m tools.demo.train`.
+"""Trains a demo model on the processor: `python -m tools.demo.train`.
 
 Seeded and resumable: batches follow from the seed and the step, everything else is in the
-checkpoint. An L1 penalty on the ReLU outputs is steered so that sparsity rises along a line to
-its goal.
+checkpoint. Of the dense kind an L1 penalty on the ReLU outputs is steered so that sparsity rises
+along a line to its goal; of the kind with experts a loss keeps them evenly used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch import Tensor
 from .batches import Batch, Sampler
 from .corpus import load_material
 from .export import export
-from .model import Decoder, Shape
+from .kinds import KINDS, AnyShape, kind_of
+from .model import Decoder
 from .optimizer import make_optimizers
 from .tokenizer import load_tokenizer, training_encoder
 
@@ -49,6 +50,7 @@ class Recipe:
     sparsity_from: float = 0.3
     sparsity_to: float = 0.75
     sparsity_goal: float = 0.97
+    balance: float = 0.01  # weight of the loss that keeps experts evenly used
     seed: int = 11
 
     def lr_at(self, step: int) -> float:
@@ -85,10 +87,10 @@ class SparsityControl:
 class Run:
     """One training run in a folder: model, optimizers, sampler, and the files that let it go on."""
 
-    def __init__(self, recipe: Recipe, shape: Shape, corpus: Path, folder: Path) -> None:
+    def __init__(self, recipe: Recipe, shape: AnyShape, corpus: Path, folder: Path) -> None:
         torch.manual_seed(recipe.seed)
         self.recipe, self.folder, self.corpus = recipe, folder, corpus
-        self.model = Decoder(shape)
+        self.model = kind_of(shape).decoder(shape)
         self.optimizers = make_optimizers(self.model, recipe.lr, recipe.weight_decay, recipe.muon)
         self.sampler = Sampler(load_material(corpus), training_encoder(corpus), recipe.seed)
         self.control = SparsityControl()
@@ -96,25 +98,27 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
 
     def train_step(self) -> dict[str, float]:
-        """One step; returns loss (nats an answer token), sparsity and the penalty's coefficient."""
+        """One step; returns loss (nats an answer token) and how much of the model was used."""
         recipe, step = self.recipe, self.step
         tokens = recipe.row_tokens_at(step)
         rows = recipe.batch_tokens // tokens
         batch = self.sampler.batch(step, rows, tokens, self.model.shape.positions_max)
-        for layer in self.model.blocks:
-            layer.l1 = self.control.coefficient
+        if isinstance(self.model, Decoder):
+            self.model.press_for_zeros(self.control.coefficient)
         loss = self._loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss + recipe.balance * self.model.imbalance()).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr_at(step)
             optimizer.step()
             optimizer.zero_grad()
-        sparsity = self._sparsity()
-        self.control.update(recipe, step, sparsity)
+        use = self._use()
+        if isinstance(self.model, Decoder):
+            self.control.update(recipe, step, use["sparsity"])
+            use["l1"] = self.control.coefficient
         self.step += 1
-        return {"loss": loss.item(), "sparsity": sparsity, "l1": self.control.coefficient}
+        return {"loss": loss.item(), **use}
 
     def _loss(self, batch: Batch) -> Tensor:
         targets = torch.from_numpy(batch.targets)
@@ -128,10 +132,15 @@ class Run:
         self.sampler.learn_losses(owners, losses.detach().numpy())
         return losses.mean()
 
-    def _sparsity(self) -> float:
-        """Of the last batch; one row in eight is enough to see it."""
-        active = (layer.active[::8] for layer in self.model.blocks)
-        return float(np.mean([(a == 0).float().mean().item() for a in active]))
+    def _use(self) -> dict[str, float]:
+        """Of the last batch; one row in eight is enough to see it.
+
+        `busiest`: the most used neuron's or expert's share of use over the mean one's, which is 1
+        where all are used alike; of the layer where it is largest.
+        """
+        used = [(layer.active[::8] != 0).float().mean((0, 1)) for layer in self.model.blocks]
+        sparsity = float(np.mean([1 - share.mean().item() for share in used]))
+        return {"sparsity": sparsity, "busiest": max((u.max() / u.mean()).item() for u in used)}
 
     def save(self) -> None:
         """Writes the checkpoint, under another name first: a killed run loses minutes only."""
@@ -181,6 +190,7 @@ class Run:
         """Keeps what this stage runs with, since a resumed run may have another plan."""
         stage = {
             "from_step": self.step,
+            "kind": kind_of(self.model.shape).name,
             "recipe": asdict(self.recipe),
             "shape": asdict(self.model.shape),
             "is_calibrated": bool(self.sampler.material.not_sure_words),
@@ -214,10 +224,17 @@ def parse_arguments() -> argparse.Namespace:
     for name, value in asdict(Recipe()).items():
         kind = (lambda text: text == "true") if isinstance(value, bool) else type(value)
         parser.add_argument("--" + name.replace("_", "-"), type=kind, default=value)
-    for name in ("d_model", "layers", "heads", "ffn_dim"):
-        default = Shape.__dataclass_fields__[name].default
-        parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    parser.add_argument("--kind", choices=KINDS, default="opt", help="the model's family")
+    for name in sorted({name for kind in KINDS.values() for name in kind.sizes}):
+        parser.add_argument("--" + name.replace("_", "-"), type=int, help="by default the kind's")
     return parser.parse_args()
+
+
+def chosen_shape(args: argparse.Namespace, vocab_size: int) -> AnyShape:
+    """The kind's usual shape, with the sizes of the command line where they are given."""
+    kind = KINDS[args.kind]
+    sizes = {name: getattr(args, name) for name in kind.sizes}
+    return kind.shape(vocab_size, **{name: n for name, n in sizes.items() if n is not None})
 
 
 def main() -> None:
@@ -225,8 +242,7 @@ def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(args.threads)
     recipe = Recipe(**{name: getattr(args, name) for name in asdict(Recipe())})
-    sizes = {name: getattr(args, name) for name in ("d_model", "layers", "heads", "ffn_dim")}
-    shape = Shape(load_tokenizer(args.corpus).get_piece_size(), **sizes)
+    shape = chosen_shape(args, load_tokenizer(args.corpus).get_piece_size())
     run = Run(recipe, shape, args.corpus, args.folder)
     run.resume()
     run.train(args.save_seconds, args.log_steps)

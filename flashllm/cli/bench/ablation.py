@@ -7,7 +7,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import flashllm
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.output import Output, Ticker, remark
 from flashllm.errors import EXIT_INTERRUPTED, UsageError
@@ -87,7 +86,7 @@ def _run(ablation: Ablation, runs: int) -> tuple[list[RowResult], bool]:
 
 
 def _text(arguments: argparse.Namespace, directory: Path) -> list[int]:
-    """Token ids of the text asked for; for the demo alone, of what comes with it."""
+    """Token ids of the text asked for; for a demo alone, of what comes with it."""
     from flashllm.bench.ablation.run import PROMPT_TOKENS
     from flashllm.flash.store import Store
     from flashllm.planning.slot_allocation import DEFAULT_WINDOW
@@ -97,9 +96,10 @@ def _text(arguments: argparse.Namespace, directory: Path) -> list[int]:
 
     path = arguments.text
     if path is None:
-        if not open_model.is_demo(arguments.model, directory):
+        demo = open_model.demo_folder(arguments.model, directory)
+        if demo is None:
             raise UsageError("there is no text to decode; give --text FILE (.ids, .txt or .jsonl)")
-        path = Path(flashllm.__file__).parent / "demo" / DEMO_TEXT
+        path = demo / DEMO_TEXT
     with Store(directory) as store:
         spec = store.spec
     bos_id = spec.bos_id

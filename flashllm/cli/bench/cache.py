@@ -7,7 +7,6 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import flashllm
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.output import Output, Ticker
 from flashllm.cli.shared.texts import read_id_passages
@@ -113,12 +112,13 @@ def _trace(arguments: argparse.Namespace, directory: Path) -> Trace:
 
 
 def _passages(arguments: argparse.Namespace, directory: Path) -> list[list[int]]:
-    """Token ids of the text asked for; for the demo alone, of what comes with it."""
+    """Token ids of the text asked for; for a demo alone, of what comes with it."""
     path = arguments.text
     if path is None:
-        if not open_model.is_demo(arguments.model, directory):
+        demo = open_model.demo_folder(arguments.model, directory)
+        if demo is None:
             raise UsageError("there is no text to record; give --text FILE (.ids, .txt or .jsonl)")
-        path = Path(flashllm.__file__).parent / "demo" / DEMO_TEXT
+        path = demo / DEMO_TEXT
     return read_id_passages(path, directory, arguments.tokens)
 
 

@@ -57,9 +57,8 @@ def chat(arguments: argparse.Namespace) -> int:
         return open_model.start_launcher(arguments)
 
     def open_engine(request: OpenRequest) -> Engine:
-        path = request.choice.path
         return launcher().open(
-            None if path is None else str(path),
+            request.choice.target,
             screen.engine.tell_opening,
             screen.engine.tell_lost,
             screen.engine.tell_released,
@@ -75,7 +74,7 @@ def chat(arguments: argparse.Namespace) -> int:
         wanted = options.having(
             memory=request.memory, context=request.context, application_bytes=application_bytes()
         )
-        check_openable(request.choice.path, wanted, plan.split["interpreter"])
+        check_openable(request.choice, wanted, plan.split["interpreter"])
 
     def library() -> Library:
         from flashllm.engine.process.launcher import application_bytes

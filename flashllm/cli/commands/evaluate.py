@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import flashllm
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.cli.shared.output import Output, PacedLine, remark
@@ -126,9 +125,9 @@ def _wanted(
     text, tasks = arguments.text, list(arguments.tasks)
     if text is not None or tasks:
         return text, tasks, arguments.limit
-    if not open_model.is_demo(arguments.model, directory):
+    demo = open_model.demo_folder(arguments.model, directory)
+    if demo is None:
         raise UsageError("there is nothing to evaluate on; give --text FILE, --tasks FILE, or both")
-    demo = Path(flashllm.__file__).parent / "demo"
     limit = DEMO_LIMIT if arguments.limit is None else arguments.limit
     return demo / DEMO_TEXT, [demo / name for name in DEMO_TASKS], limit
 

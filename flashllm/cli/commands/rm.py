@@ -15,7 +15,7 @@ examples:
   flashllm rm big                               after asking; the checkpoint stays
   flashllm rm ~/old.flash big --yes             without asking
 Only the files of the models go. What else lies in their directories stays, and so do conversations.
-The demo can go too: it is made again when it is opened, also where it was damaged.
+A demo can go too: it is made again when it is opened, also where it was damaged.
 """
 
 
@@ -26,7 +26,7 @@ def rm(arguments: argparse.Namespace) -> int:
 
     names = usual_names()
     for model in [names.find(text) for text in arguments.models]:
-        directory = model.path or _demo_directory()
+        directory = model.path or _demo_directory(model.name)
         size = sum(_bytes(directory / name) for name in own_files(directory))
         what = f"{model.name} ({directory}, {format_bytes(size)})"
         if not arguments.yes and not agreed(f"remove {what}?"):
@@ -40,13 +40,13 @@ def rm(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _demo_directory() -> Path:
-    """Where the converted demo is; `ModelNotFound` where it is not made yet."""
+def _demo_directory(name: str) -> Path:
+    """Where a converted demo is; `ModelNotFound` where it is not made yet."""
     from flashllm.convert import demo_directory
 
-    directory = Path(demo_directory())
+    directory = Path(demo_directory(name))
     if not directory.exists():
-        raise ModelNotFound("demo: is not there yet; it is made when it is opened")
+        raise ModelNotFound(f"{name}: is not there yet; it is made when it is opened")
     return directory
 
 

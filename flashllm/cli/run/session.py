@@ -18,8 +18,8 @@ from flashllm.conversations.writer import NewSession, SessionWriter
 from flashllm.engine.answer import Request, kept_numbers
 from flashllm.errors import FlashllmError, SessionError, SessionNotFound, UsageError
 from flashllm.library.directories import name_of
-from flashllm.library.models import DEMO_NAME
 from flashllm.settings.options import ANSWER_OPTIONS
+from flashllm.system.demos import DEMO_NAME, DEMO_NAMES
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class SavedExchange:
         """
         chosen = model_of(arguments, self._meta)
         before = self._meta.model if self._meta else ""
-        same = chosen is None and name_of(before) == DEMO_NAME
+        name = name_of(before)
+        same = name in DEMO_NAMES and name == (chosen or DEMO_NAME)
         if (
             not same
             and before not in ("", chosen)

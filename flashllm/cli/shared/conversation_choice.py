@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from flashllm.errors import UsageError
 from flashllm.library.directories import name_of
-from flashllm.library.models import DEMO_NAME
 from flashllm.settings.options import SESSION_OPTIONS
+from flashllm.system.demos import DEMO_NAME, DEMO_NAMES
 
 if TYPE_CHECKING:
     from flashllm.conversations.records import SessionSummary
@@ -63,6 +63,6 @@ def model_of(arguments: argparse.Namespace, session: SessionSummary | None) -> s
     asked: str | None = arguments.model
     if session is None or not session.model or arguments.settings.origin("model") == "flag":
         return asked
-    if name_of(session.model) == DEMO_NAME:
-        return None
+    if (name := name_of(session.model)) in DEMO_NAMES:
+        return None if name == DEMO_NAME else name
     return session.model if os.path.isdir(session.model) else asked  # False for what is no path

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashllm.library.directories import name_of
-from flashllm.library.models import DEMO_NAME
 from flashllm.library.names import may_be_name
 from flashllm.options import ReasoningOptions
+from flashllm.system.demos import DEMO_NAME, DEMO_NAMES, demo_checkpoint
 from flashllm.untrusted.terminal import sanitize_line
 
 if TYPE_CHECKING:
@@ -80,9 +80,10 @@ def file_or_model(target: str | Path) -> Path:
     return model_directory(str(target))
 
 
-def is_demo(model: str | None, directory: Path) -> bool:
-    """Whether the model that was asked for, which is in `directory`, is the demo."""
-    return model is None or name_of(directory) == DEMO_NAME
+def demo_folder(model: str | None, directory: Path) -> Path | None:
+    """What comes with the demo that was asked for, which is in `directory`; None for others."""
+    name = DEMO_NAME if model is None else name_of(directory)
+    return demo_checkpoint(name) if name in DEMO_NAMES else None
 
 
 def open_engine(directory: Path, arguments: argparse.Namespace, contexts: int = 1) -> Model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flashllm.library.models import ModelChoice
+from flashllm.system.demos import DEMO_NAME, EXPERTS_DEMO_NAME
 from flashllm.ui.commands.bindings import (
     EVERYWHERE_BINDINGS,
     INVITATION_BINDINGS,
@@ -14,12 +15,24 @@ from flashllm.ui.commands.keys import bindings_in, reworded
 from flashllm.ui.transcript.invitation import Invitation
 
 DEMO_SAID = "This small model came with flashllm; it explains English words."
+EXPERTS_DEMO_SAID = (
+    "This small mixture of experts came with flashllm; it explains a few hundred English words."
+)
 SAID = "Ask something below, or one of these:"
 WORDS = (
     "What does forest mean?",
     "What is the opposite of happy?",
     "Give me an example of rain.",
 )
+COMMON_WORDS = (
+    "What does ocean mean?",
+    "What is the opposite of happy?",
+    "What does music mean?",
+)
+DEMOS = {
+    DEMO_NAME: (DEMO_SAID, WORDS),
+    EXPERTS_DEMO_NAME: (EXPERTS_DEMO_SAID, COMMON_WORDS),
+}
 QUESTIONS = (
     "What can you help me with?",
     "How does a rainbow form?",
@@ -44,6 +57,6 @@ def invitation(
     """For the model that is open, or is being opened; with the keys as they are now."""
     bindings = bindings_in(EVERYWHERE_BINDINGS, PROMPT_BINDINGS, INVITATION_BINDINGS)
     more = reworded(f"{KEYS}\n{MODELS}", bindings, keymap)
-    if choice.is_demo:
-        return Invitation(DEMO_SAID, WORDS, more)
+    if (demo := choice.demo_name) is not None:
+        return Invitation(*DEMOS[demo], more)
     return Invitation(SAID, QUESTIONS if has_chat_template else BEGINNINGS, more)

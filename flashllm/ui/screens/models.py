@@ -228,11 +228,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
 
     @on(Found)
     def _take(self, event: Found) -> None:
-        if (
-            self._chosen is None
-            and self._current is not None
-            and (event.model.choice.path == self._current.path)
-        ):
+        if self._chosen is None and event.model.choice == self._current:
             self._chosen = event.model.path
         self._models[event.model.path] = event.model
         if not self._is_stale:  # one drawing for all that have come: a disk may hold hundreds
@@ -265,7 +261,7 @@ class ModelPicker(ModalScreen[ModelChoice | None]):
         for label in _columns(narrow):
             table.add_column(label)
         for model in self._shown:
-            current = self._current is not None and model.choice.path == self._current.path
+            current = model.choice == self._current
             row = _row(model, narrow, name_width, current)
             table.add_row(*(_cell(text, model) for text in row))
         paths = [model.path for model in self._shown]
