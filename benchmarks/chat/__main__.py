@@ -6,6 +6,9 @@ Everything goes through a real pseudo-terminal, as a user's keys and screen do:
 - echo: from a key to its character on the screen, while a scripted engine streams.
 - stop: from Esc to the remark that the answer was stopped.
 - stream: tokens a second of a scripted engine that reach the screen, and whether all of them do.
+- first word: from Enter to the first word of an answer of the model, of the first answer of a
+  process and of the second, and what of it the engine took to read the prompt. No goal is set:
+  compare two versions by turns.
 - decode: tokens a second of the model in the chat over `flashllm run`, interleaved: the
   median, and where it lies with 95 % (more or less: rounds that follow each other share a run).
   Under a ceiling (--memory) twice: the chat with the same one, of which the application takes its
@@ -26,11 +29,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
+from benchmarks.chat.figures import Figure, figure_of
+from benchmarks.chat.first_word import first_word_seconds
 from benchmarks.chat.script import text_of
 from benchmarks.chat.terminal import ChatTerminal
 from benchmarks.own_command import ask, ended, remark
@@ -39,12 +42,12 @@ from flashllm.bench.header import run_header
 from flashllm.bench.steal_time import (
     ProcessorTime,
     format_steal_share,
-    most_stolen,
     stolen_warning,
 )
 from flashllm.bench.tokens.telemetry_cost import median_interval
 from flashllm.cli.shared.flags import argument
 from flashllm.conversations.store import SessionStore
+from flashllm.conversations.tree import Turn
 from flashllm.engine.process.launcher import GROWTH_BYTES
 from flashllm.errors import ReadFailed
 from flashllm.flash.manifest import read_manifest
@@ -58,6 +61,7 @@ KEY_SECONDS = (0.08, 0.14, 0.23, 0.11, 0.42, 0.17)
 """From one key to the next, as people type: text must not be shown when a key is to come."""
 QUESTION = "What does carbon mean?"
 """The demo's longest answer: 46 tokens."""
+SECOND_QUESTION = "What does ocean mean?"
 BYTES = 256
 ANSWER_SECONDS = 600.0
 ROUNDS = 5
@@ -66,33 +70,6 @@ DECODE_HALF_WIDTH = 0.02
 """Rounds of decode go on until their median is known this well, to either side with 95 %, or there
 are too many: what is wanted is within 2 %, and runs of one kind differ by 10 to 30."""
 Shares = list[float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One row: what was measured, each time, and what is wanted of it."""
-
-    name: str
-    unit: str
-    values: tuple[float, ...]
-    goal: str
-    number: float
-    """The median, or what the name says."""
-    met: bool
-    interval: tuple[float, float] | None
-    """Where the median lies with 95 %, of rounds that differ more than the goal allows."""
-    stolen_shares: tuple[float | None, ...]
-    """Of all processors' time in each round; none where the row above is of the same rounds."""
-
-    def row(self) -> list[str]:
-        """For a table."""
-        spread = f"{min(self.values):.4g} to {max(self.values):.4g}"
-        stolen = format_steal_share(most_stolen(self.stolen_shares)) if self.stolen_shares else ""
-        number = f"{self.number:.4g} {self.unit}".strip()
-        if self.interval is not None:
-            number += " (95 %: {:.3g} to {:.3g})".format(*self.interval)
-        return [self.name, number, spread, str(len(self.values)),
-                self.goal, "yes" if self.met else "NO", stolen]  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -125,7 +102,7 @@ class Bench:
                 seconds.append(terminal.wait_for(FIELD) - terminal.started)
                 terminal.wait_for(READY)
         values = tuple(1e3 * value for value in seconds[1:])
-        return _figure(
+        return figure_of(
             "first frame", "ms", values, ("at most", 500), statistics.median(values), stolen[1:]
         )
 
@@ -145,7 +122,7 @@ class Bench:
         ranked = sorted(waits)
         p95 = ranked[int(0.95 * len(ranked))]
         name = f"key to echo, p95, while {1 / token_seconds:.0f} tokens/s stream"
-        return _figure(name, "ms", tuple(waits), ("at most", 50), p95, stolen)
+        return figure_of(name, "ms", tuple(waits), ("at most", 50), p95, stolen)
 
     def stop(self, token_seconds: float) -> Figure:
         """Esc alone, in mid-answer."""
@@ -156,7 +133,7 @@ class Bench:
                 terminal.read(1.0)
                 since, pressed = terminal.position, terminal.type("\x1b")
                 waits.append(1e3 * (terminal.wait_for(STOPPED, since) - pressed))
-        return _figure("Esc to stopped", "ms", tuple(waits), ("at most", 250), max(waits), stolen)
+        return figure_of("Esc to stopped", "ms", tuple(waits), ("at most", 250), max(waits), stolen)
 
     def stream(self, tokens: int, token_seconds: float) -> list[Figure]:
         """All tokens of a long answer, as fast as they come."""
@@ -172,11 +149,44 @@ class Bench:
         paced = f"{1 / token_seconds:.0f}/s" if token_seconds else "all at once"
         name = f"stream of {tokens:,} tokens ({paced})"
         return [
-            _figure(
+            figure_of(
                 name, "tokens/s", tuple(rates), ("at least", 200), statistics.median(rates), stolen
             ),
-            _figure("characters lost of it", "", tuple(lost), ("at most", 0), max(lost)),
+            figure_of("characters lost of it", "", tuple(lost), ("at most", 0), max(lost)),
         ]
+
+    def first_word(self, model: str | None, memory_bytes: int | None, tokens: int) -> list[Figure]:
+        """Two questions to each new process; the first process may have to compile."""
+        there = [model] if model else []
+        options = ["--no-quick-profile", *_common_options(memory_bytes, tokens)]
+        names = ("first answer", "second answer")
+        shown: list[list[float]] = [[] for _ in names]
+        engine: list[list[float]] = [[] for _ in names]
+        stolen = [Shares() for _ in names]
+        for _ in range(self._rounds + 1):
+            with self._chat(*there, *options) as terminal:
+                terminal.wait_for(READY)
+                before = ""
+                for answer, question in enumerate((QUESTION, SECOND_QUESTION)):
+                    with watched(stolen[answer]):
+                        entered, since = self._ask(terminal, question), terminal.position
+                        terminal.wait_for(READY, since, ANSWER_SECONDS)
+                    turn = self._kept(terminal, answers=answer + 1)
+                    seconds = first_word_seconds(terminal, since, entered, turn.text, before)
+                    shown[answer].append(1e3 * seconds)
+                    engine[answer].append(turn.numbers["prefill"]["wall_ns"] / 1e6)
+                    before = turn.text
+        figures = []
+        for answer, name in enumerate(names):
+            for what, found, shares in (
+                (f"Enter to first word, {name}", shown, stolen[answer][1:]),
+                ("of it the engine, reading the prompt", engine, ()),
+            ):
+                values = tuple(found[answer][1:])
+                figures.append(
+                    figure_of(what, "ms", values, None, statistics.median(values), shares)
+                )
+        return figures
 
     def decode(self, model: str | None, memory_bytes: int | None, tokens: int) -> list[Figure]:
         """The same question, interleaved: run, chat, run, chat, ..."""
@@ -203,7 +213,7 @@ class Bench:
                              f"tokens/s, chat {chat:.4g}, stolen {lost}")  # fmt: skip
                 last = following
         return [
-            _figure(
+            figure_of(
                 name,
                 "",
                 tuple(found),
@@ -223,22 +233,26 @@ class Bench:
         with self._chat(*arguments) as terminal:
             terminal.wait_for(READY)
             self._application_bytes = terminal.rss_bytes() + GROWTH_BYTES
-            since = terminal.position
-            terminal.type(QUESTION)
-            terminal.wait_for(QUESTION[-1], since)
-            terminal.type("\r")
-            return float(self._kept(terminal)["decode"]["tokens_per_second"])
+            self._ask(terminal, QUESTION)
+            return float(self._kept(terminal).numbers["decode"]["tokens_per_second"])
 
-    def _kept(self, terminal: ChatTerminal) -> Mapping[str, Any]:
-        """What was kept of the newest answer, once it is complete."""
+    def _ask(self, terminal: ChatTerminal, question: str) -> float:
+        """Types a question, and then Enter; returns when."""
+        since = terminal.position
+        terminal.type(question)
+        terminal.wait_for(question[-1], since)
+        return terminal.type("\r")
+
+    def _kept(self, terminal: ChatTerminal, answers: int = 1) -> Turn:
+        """The newest answer as it was kept, once there are so many and it is complete."""
         until = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < until:
             terminal.read(0.3)
             with SessionStore() as store:
                 newest = store.latest()
                 turns = [] if newest is None else store.load(newest).conversation.path()
-            if turns and turns[-1].role == "assistant" and turns[-1].finish_reason:
-                return turns[-1].numbers
+            if len(turns) >= 2 * answers and turns[-1].finish_reason:
+                return turns[-1]
         raise ReadFailed(f"the chat kept no answer within {ANSWER_SECONDS:.0f} s")
 
     def _chat(self, *arguments: str) -> ChatTerminal:
@@ -268,21 +282,6 @@ class Bench:
         told = json.loads(self._out.read_text("utf-8"))
         shown = "".join(told["shown"].split())
         return abs(len(told["said"]) - len(wanted)) + (shown != "".join(wanted.split()))
-
-
-def _figure(
-    name: str,
-    unit: str,
-    values: tuple[float, ...],
-    goal: tuple[Literal["at most", "at least"], float],
-    number: float,
-    stolen: Sequence[float | None] = (),
-    interval: tuple[float, float] | None = None,
-) -> Figure:
-    word, bound = goal
-    met = number <= bound if word == "at most" else number >= bound
-    wanted = f"{word} {bound:g} {unit}".strip()
-    return Figure(name, unit, values, wanted, number, met, interval, tuple(stolen))
 
 
 def _narrow(ratios: Sequence[float]) -> bool:
@@ -331,9 +330,13 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
         figures.append(bench.stop(0.02))
     if "stream" in options.what:
         figures += bench.stream(5_000, 0.004)
+    if not {"first-word", "decode"}.intersection(options.what):
+        return figures
+    (folder / "model").mkdir()
+    model = options.model and str(with_tokenizer(options.model, folder / "model"))
+    if "first-word" in options.what:
+        figures += bench.first_word(model, options.memory, options.tokens)
     if "decode" in options.what:
-        (folder / "model").mkdir()
-        model = options.model and str(with_tokenizer(options.model, folder / "model"))
         figures += bench.decode(model, options.memory, options.tokens)
     return figures
 
@@ -346,10 +349,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    kinds = ("first-frame", "echo", "stop", "stream", "decode")
-    add("model", type=Path, nargs="?", metavar="MODEL", help="of decode (the demo)")
+    kinds = ("first-frame", "echo", "stop", "stream", "first-word", "decode")
+    add("model", type=Path, nargs="?", metavar="MODEL", help="of first-word and decode (the demo)")
     add("--what", nargs="+", choices=kinds, default=kinds, help="all, unless told otherwise")
-    add("--memory", type=argument(parse_size), metavar="SIZE", help="ceiling of decode's processes")
+    add("--memory", type=argument(parse_size), metavar="SIZE", help="ceiling of their processes")
     add("-n", "--tokens", type=argument(parse_positive), default=48, metavar="N", help="(48)")
     default = (
         f"({ROUNDS}; of decode, whose rates vary most, {DECODE_ROUNDS} to {DECODE_ROUNDS_MAX}, "

@@ -13,7 +13,8 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -24,6 +25,19 @@ WAIT_SECONDS = 120.0
 PIECE_BYTES = 1 << 16
 END_BYTES, END_CHARACTERS = 1 << 16, 1000
 CONTROL_SEQUENCE = re.compile(rb"\x1b\[[0-9;?<>=$]*[A-Za-z]")
+PLACE = re.compile(rb"\x1b\[[0-9]+;([0-9]+)H")
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """Text between two control sequences, the first one behind a movement of the cursor."""
+
+    column: int
+    """Where the cursor was moved to, from 1."""
+    text: str
+    when: float
+    """When its first character was there."""
 
 
 def _own_terminal() -> None:
@@ -124,7 +138,24 @@ class ChatTerminal:
                 raise ReadFailed(
                     f"the chat never showed {text!r}; it ended with {self.last_words!r}"
                 )
-        end = self._forgotten + at + len(wanted)
+        return self._when(at + len(wanted))
+
+    def texts(self, since: int) -> Iterator[WrittenText]:
+        """What was written behind position `since`, where the cursor was moved for it."""
+        start = max(since - self._forgotten, 0)
+        for place in PLACE.finditer(self._written, start):
+            at = place.end()
+            while colour := COLOUR.match(self._written, at):
+                at = colour.end()
+            end = self._written.find(b"\x1b", at)
+            raw = self._written[at : end if end >= 0 else len(self._written)]
+            if raw:
+                when = self._when(at + 1)
+                yield WrittenText(int(place[1]), raw.decode(errors="replace"), when)
+
+    def _when(self, written: int) -> float:
+        """When so many of the bytes that are kept were there."""
+        end = self._forgotten + written
         return next(when for when, size in self._pieces if size >= end)
 
     def _read_some(self) -> bool:

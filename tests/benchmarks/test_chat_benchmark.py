@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chat import __main__
+from flashllm.conversations.tree import Turn
 from tests.support.stolen_time import take_away
 
 
@@ -19,6 +20,8 @@ class FakeTerminal:
 
     def __init__(self) -> None:
         self.started, self._now = 0.0, 0.0
+
+        self.position = 0
 
     def wait_for(self, *_: Any) -> float:
         self._now += 0.1
@@ -87,6 +90,37 @@ def test_rounds_that_agree_are_few(
     assert len(decode["values"]) == __main__.DECODE_ROUNDS
     low, high = decode["interval"]
     assert 0.98 <= low <= decode["number"] <= high <= 1.01
+
+
+def test_first_words_are_of_the_first_and_the_second_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(__main__.Bench, "_ask", lambda _, _terminal, said: asked.append(said))
+    monkeypatch.setattr(__main__.Bench, "_kept", lambda *_, answers: _answer(answers, len(asked)))
+    monkeypatch.setattr(
+        __main__, "first_word_seconds", lambda *given: len(asked) + (0.5 if given[-1] else 0.0)
+    )
+    assert __main__.main(["--what", "first-word", "--rounds", "2"]) == 0, "no goal is missed"
+    assert asked == [__main__.QUESTION, __main__.SECOND_QUESTION] * 3
+    shown = capsys.readouterr().out
+    figures = json.loads(shown.splitlines()[-1])["figures"]
+    values = {(one["name"].split(", ")[-1], number // 2): one["values"]
+              for number, one in enumerate(figures)}  # fmt: skip
+    assert values == {
+        ("first answer", 0): [3000.0, 5000.0],
+        ("reading the prompt", 0): [30.0, 50.0],
+        ("second answer", 1): [4500.0, 6500.0],
+        ("reading the prompt", 1): [40.0, 60.0],
+    }, "the first process is none of the rounds"
+    assert "| yes |" not in shown
+    assert "| NO |" not in shown
+
+
+def _answer(answers: int, asked: int) -> Turn:
+    assert answers == (asked - 1) % 2 + 1
+    numbers = {"prefill": {"wall_ns": asked * 10_000_000}}
+    return Turn(1, None, "assistant", f"word {asked}", numbers=numbers)
 
 
 def test_under_a_ceiling_the_chat_also_gets_as_many_slots(

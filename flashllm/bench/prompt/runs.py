@@ -88,16 +88,21 @@ def measure(
                 yield found
 
 
+def bytes_missing(model: Model) -> int:
+    """Of the feed-forward weights on flash, those that are not in memory now."""
+    spec = model.info.spec
+    resident, _, _ = model.neuron_map().totals
+    bundles = spec.bundled_layers * spec.bundles_per_layer
+    return round((1 - resident) * bundles) * model.info.bundle_stride_bytes
+
+
 def _run(model: Model, prompt: Sequence[int], number: int, kind: str) -> PromptRun | None:
     """None if it was cancelled."""
     if kind == COLD:
         model.forget()
     else:
         model.decoder.truncate(0)  # slots stay, and no prefix is kept
-    spec, info = model.info.spec, model.info
-    resident, _, _ = model.neuron_map().totals
-    bundles = spec.bundled_layers * spec.bundles_per_layer
-    missing = round((1 - resident) * bundles) * info.bundle_stride_bytes
+    missing = bytes_missing(model)
     generation = model.generate(prompt, max_tokens=1)
     processors, start_ns = ProcessorTime.now(), time.perf_counter_ns()
     first = next(generation, None)
