@@ -42,6 +42,15 @@ class BatchCosts:
         self.decode = merged_summary(self.decode, decode)
         self._context_tokens += decode["tokens"] * (report["prompt_tokens"] + decode["tokens"] / 2)
 
+    def merge(self, other: BatchCosts) -> None:
+        """Adds the sums of others."""
+        self.answers += other.answers
+        self.completion_tokens += other.completion_tokens
+        for name in self.prefill:
+            self.prefill[name] += other.prefill[name]
+        self.decode = merged_summary(self.decode, other.decode)
+        self._context_tokens += other._context_tokens
+
     @property
     def bytes_per_token(self) -> float:
         """Bytes read for each token of the answers, those for prompts included."""

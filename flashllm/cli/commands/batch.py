@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flashllm.batch.admission import DEFAULT_SCHEDULE, SCHEDULES, admission_of
 from flashllm.batch.block import RowsInBlock
 from flashllm.batch.block_search import Trial, find_block
+from flashllm.batch.data_parallel.weightless_model import WeightlessModel
 from flashllm.batch.encoded_row import encode_row
 from flashllm.batch.input_rows import STREAM, InputRows, open_source, read_rows
 from flashllm.batch.journal import BatchKey
@@ -21,9 +22,10 @@ from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
 from flashllm.batch.row import Row, RowDefaults
 from flashllm.batch.row_by_row import RowByRow, Schedule
 from flashllm.batch.run import BatchRun, BatchSummary
+from flashllm.cli.commands.batch_workers import add_ray, check_ray, opened_workers
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options, argument
-from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
+from flashllm.cli.shared.interrupt import Cancellable, RunningModel, run_interruptibly
 from flashllm.cli.shared.output import Output, PacedLine, remark
 from flashllm.cli.shared.prompt_flags import add_prompt_flags, check_prompt_flags
 from flashllm.cli.shared.tracing import add_trace, check_trace, traced
@@ -43,7 +45,9 @@ from flashllm.units import (
 
 if TYPE_CHECKING:
     from flashllm.batch.answer_order import AnswerOrder
-    from flashllm.engine.local import Model
+    from flashllm.engine.protocol import PromptModel
+    from flashllm.planning.plan import Plan
+    from flashllm.telemetry.device_rates import DeviceRates
 
 EXIT_ROW_ERRORS = 65
 """As of bad data: some rows have an error instead of an answer."""
@@ -63,6 +67,7 @@ def batch(arguments: argparse.Namespace) -> int:
     defaults = _defaults(arguments)
     _check_output(arguments)
     check_trace(arguments.trace)
+    check_ray(arguments)
     scratch = None if arguments.output == STREAM else Path(arguments.output).absolute().parent
     with open_source(arguments.rows) as source:
         directory = open_model.model_directory(arguments.model)  # before all rows are read
@@ -152,9 +157,9 @@ class _Progress:
         """The model is open."""
         self._begun_seconds = time.monotonic()
 
-    def token(self) -> None:
-        """One more token."""
-        self._tokens += 1
+    def token(self, count: int = 1) -> None:
+        """One more token, or so many."""
+        self._tokens += count
         self._line.show(self._format)
 
     def row(self) -> None:
@@ -188,9 +193,90 @@ class _Report:
     """For `--stats`."""
 
     @classmethod
-    def of(cls, summary: BatchSummary, model: Model) -> _Report:
-        stats = stats_table(summary.costs.rows(model.rates(), model.plan))
-        return cls(summary, summary.to_json(model), stats)
+    def of(
+        cls,
+        summary: BatchSummary,
+        rates: DeviceRates,
+        plan: Plan,
+        workers: list[dict[str, Any]] | None = None,
+    ) -> _Report:
+        stats = stats_table(summary.costs.rows(rates, plan))
+        return cls(summary, summary.to_json(rates, plan, workers), stats)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch that is about to be answered."""
+
+    arguments: argparse.Namespace
+    directory: Path
+    rows: InputRows
+    defaults: RowDefaults
+    output: BatchOutput
+    running: RunningModel
+    progress: _Progress
+
+    def answer(self) -> _Report:
+        """Opens the model, here or on workers, and answers."""
+        return self._answer_here() if self.arguments.ray is None else self._answer_by_workers()
+
+    def _answer_here(self) -> _Report:
+        arguments = self.arguments
+        block = arguments.block or self._found_block()
+        with (
+            open_model.open_engine(self.directory, arguments, block) as model,
+            self._running(model),
+        ):
+            for caution in model.cautions():
+                remark(caution)
+            schedule: Schedule = RowByRow(model, self._is_stopped, self.progress.token)
+            if block > 1:
+                admission = admission_of(arguments.schedule, block, arguments.max_tokens)
+                schedule = RowsInBlock(model, self._is_stopped, self.progress.token, admission)
+            with traced(model, arguments.trace):
+                summary = self._run(model).answer(schedule)
+            return _Report.of(summary, model.rates(), model.plan)
+
+    def _answer_by_workers(self) -> _Report:
+        workers = opened_workers(
+            self.arguments, self.directory, self._is_stopped, self.progress.token, self._on_lost
+        )
+        # Ctrl-C reaches the workers while they open the model, too.
+        with self._running(self), workers as opened:
+            first = opened.workers[0].opened
+            model = WeightlessModel(self.directory, first.plan)
+            summary = self._run(model).answer(opened)
+            each = [worker.to_json() for worker in opened.workers]
+            return _Report.of(summary, first.rates, first.plan, each)
+
+    def _found_block(self) -> int:
+        """The number of rows that was the fastest in trials."""
+        return _found_block(
+            self.arguments, self.directory, self.rows, self.defaults, self.running
+        )
+
+    def cancel(self) -> None:
+        """Nothing: workers ask often enough whether they are to stop."""
+
+    def _run(self, model: PromptModel) -> BatchRun:
+        self.progress.begin()
+        rows, defaults, output = self.rows, self.defaults, self.output
+        return BatchRun(model, rows, defaults, output, self._is_stopped, self.progress.row)
+
+    @contextlib.contextmanager
+    def _running(self, what: Cancellable) -> Iterator[None]:
+        self.running.model = what
+        try:
+            yield
+        finally:
+            self.running.model = None
+
+    def _is_stopped(self) -> bool:
+        return self.running.is_stopped
+
+    def _on_lost(self, text: str) -> None:
+        self.progress.clear()
+        remark(text)
 
 
 def _answer(
@@ -200,34 +286,14 @@ def _answer(
     defaults: RowDefaults,
     output: BatchOutput,
 ) -> int:
-    """Opens the model and answers on a thread of its own; prints the report."""
+    """Answers on a thread of its own; prints the report."""
     running, progress = RunningModel(), _Progress(output.order)
+    batch = _Batch(arguments, directory, rows, defaults, output, running, progress)
     reports: list[_Report] = []
-
-    def is_stopped() -> bool:
-        return running.is_stopped
-
-    def work() -> None:
-        block = arguments.block or _found_block(arguments, directory, rows, defaults, running)
-        with open_model.open_engine(directory, arguments, block) as model:
-            running.model = model
-            try:
-                for caution in model.cautions():
-                    remark(caution)
-                progress.begin()
-                run = BatchRun(model, rows, defaults, output, is_stopped, progress.row)
-                schedule: Schedule = RowByRow(model, is_stopped, progress.token)
-                if block > 1:
-                    admission = admission_of(arguments.schedule, block, arguments.max_tokens)
-                    schedule = RowsInBlock(model, is_stopped, progress.token, admission)
-                with traced(model, arguments.trace):
-                    summary = run.answer(schedule)
-                reports.append(_Report.of(summary, model))
-            finally:
-                running.model = None
-
     try:
-        interruption = run_interruptibly(work, running, progress.clear)
+        interruption = run_interruptibly(
+            lambda: reports.append(batch.answer()), running, progress.clear
+        )
     except FlashllmError:
         if output.order.n_done:
             remark(_how_to_go_on(arguments, output.order))
@@ -301,6 +367,7 @@ examples:
   flashllm batch rows.jsonl answers.jsonl big --memory 6GiB -n 200 --stats
   flashllm batch requests.jsonl answers.jsonl big         # OpenAI's batch files, in and out
   some-program | flashllm batch - - big | jq .text
+  flashllm batch rows.jsonl answers.jsonl big --ray auto  # by all machines of a Ray cluster
 
 IN has a JSON object a line: {"id": "a", "prompt": "What does ocean mean?"}, or with "messages". A
 row may say max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed and stop. What
@@ -347,6 +414,7 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object with every number at the end"
     )
+    add_ray(parser)
     add_trace(parser)
     add_options(parser, "answers, where rows do not say otherwise", SAMPLING_OPTIONS)
     add_options(parser, "model", MODEL_OPTIONS)
