@@ -22,6 +22,7 @@ from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
 from flashllm.batch.row import Row, RowDefaults
 from flashllm.batch.row_by_row import RowByRow, Schedule
 from flashllm.batch.run import BatchRun, BatchSummary
+from flashllm.cli.commands.batch_stages import add_stages, check_stages, follow, opened_stages
 from flashllm.cli.commands.batch_workers import add_ray, check_ray, opened_workers
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options, argument
@@ -45,6 +46,7 @@ from flashllm.units import (
 
 if TYPE_CHECKING:
     from flashllm.batch.answer_order import AnswerOrder
+    from flashllm.engine.local import Model
     from flashllm.engine.protocol import PromptModel
     from flashllm.planning.plan import Plan
     from flashllm.telemetry.device_rates import DeviceRates
@@ -68,6 +70,9 @@ def batch(arguments: argparse.Namespace) -> int:
     _check_output(arguments)
     check_trace(arguments.trace)
     check_ray(arguments)
+    check_stages(arguments)
+    if arguments.stage:  # the first one has number 0
+        return follow(arguments)
     scratch = None if arguments.output == STREAM else Path(arguments.output).absolute().parent
     with open_source(arguments.rows) as source:
         directory = open_model.model_directory(arguments.model)  # before all rows are read
@@ -223,10 +228,12 @@ class _Batch:
     def _answer_here(self) -> _Report:
         arguments = self.arguments
         block = arguments.block or self._found_block()
-        with (
-            open_model.open_engine(self.directory, arguments, block) as model,
-            self._running(model),
-        ):
+        opened: contextlib.AbstractContextManager[Model]
+        if arguments.stages is not None:
+            opened = opened_stages(arguments, self.directory)
+        else:
+            opened = open_model.open_engine(self.directory, arguments, block)
+        with opened as model, self._running(model):
             for caution in model.cautions():
                 remark(caution)
             schedule: Schedule = RowByRow(model, self._is_stopped, self.progress.token)
@@ -415,6 +422,7 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print one JSON object with every number at the end"
     )
     add_ray(parser)
+    add_stages(parser)
     add_trace(parser)
     add_options(parser, "answers, where rows do not say otherwise", SAMPLING_OPTIONS)
     add_options(parser, "model", MODEL_OPTIONS)

@@ -1,0 +1,87 @@
+"""How the layers of a model are cut into stages, and what all stages have to agree on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import flashllm
+from flashllm.errors import UsageError
+from flashllm.flash.store import Store
+from flashllm.options import ModelOptions
+from flashllm.planning.model_facts import choose_selector
+from flashllm.planning.plan import PrefillShape
+from flashllm.spec import ModelSpec
+
+STAGES_MAX = 256
+
+
+def stage_layers(spec: ModelSpec, stages: int) -> list[range]:
+    """The layers of each stage: l/m of them, the first and the last having fewer if any have.
+
+    Source: FlexGen (arXiv 2303.06865), section 4.4. `UsageError` for more stages than there can be.
+    """
+    if not 1 < stages <= min(spec.n_layers, STAGES_MAX):
+        most = min(spec.n_layers, STAGES_MAX)
+        raise UsageError(f"--stages {stages}: this model's layers make 2 to {most} stages")
+    each, more = divmod(spec.n_layers, stages)
+    # Embedding and head are beside the first and the last layers.
+    order = [*range(1, stages - 1), stages - 1, 0]
+    counts = [each + (order.index(stage) < more) for stage in range(stages)]
+    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+    found = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    if found[0].stop <= spec.dense_layers:
+        raise UsageError(
+            f"--stages {stages}: the first {spec.dense_layers} layers have no experts, and a stage"
+            " needs one that has; take fewer stages"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What the first stage tells the others: answers, or the course of a call, depend on it."""
+
+    version: str
+    """Of flashllm."""
+    model_hash: str
+    select: str
+    kv_dtype: str | None
+    context: int | None
+    contexts: int
+    chunk_tokens: int
+    prompt_neurons: str | None
+
+    @classmethod
+    def of(cls, store: Store, model_hash: str, options: ModelOptions) -> Agreement:
+        """Of the first stage's options; `UsageError` for a selector that the model lacks."""
+        chunk = PrefillShape.of(store.model_spec, store.header.stride).tokens
+        return cls(
+            flashllm.__version__,
+            model_hash,
+            choose_selector(store, options.select),
+            options.kv_dtype,
+            options.context,
+            options.contexts,
+            options.chunk_tokens or chunk,
+            options.prompt_neurons,
+        )
+
+    def check(self, model_hash: str) -> None:
+        """`UsageError` where what is here is something else."""
+        if self.version != flashllm.__version__:
+            raise UsageError(
+                f"flashllm is {flashllm.__version__} here and {self.version} at the first stage;"
+                " install the same version everywhere"
+            )
+        if self.model_hash != model_hash:
+            raise UsageError(
+                f"the model is another one than at the first stage: its manifest is"
+                f" {model_hash[:12]}, and not {self.model_hash[:12]}. Copy the same model here"
+            )
+
+    def options(self, own: ModelOptions) -> ModelOptions:
+        """A stage's own options, with what is agreed on."""
+        agreed: dict[str, Any] = asdict(self)
+        del agreed["version"], agreed["model_hash"]
+        return own.having(keep_kv=None, **agreed)
