@@ -15,7 +15,9 @@ def of_layers(spec: ModelSpec, layers: range) -> ModelSpec:
     experts = spec.experts
     if experts is not None:
         dense = max(experts.dense_layers - first, 0)
-        experts = dataclasses.replace(experts, dense_layers=dense)
+        experts = dataclasses.replace(
+            experts, dense_layers=dense, dense_d_ffn=experts.dense_d_ffn if dense else 0
+        )
     return dataclasses.replace(
         spec,
         n_layers=len(layers),

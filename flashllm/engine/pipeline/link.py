@@ -52,11 +52,11 @@ class GlooLink:
         self._meeting = meeting
         self._sent: deque[tuple[Any, Tensor]] = deque()
         """Hidden states under way, and who holds them until then."""
-        self._others: deque[tuple[int, Any, Tensor]] = deque()
-        """The same of everything else, with the number of the call."""
+        self._others: deque[tuple[int, int, Any, Tensor]] = deque()
+        """The same of everything else, with call and stage."""
         self._failed: set[int] = set()
         """Calls of which something may never be asked for."""
-        self._abandoned: list[tuple[int, Any, Tensor]] = []
+        self._abandoned: list[tuple[int, int, Any, Tensor]] = []
 
     def connect(self) -> None:
         """Waits for all stages; `EngineLost` after two minutes."""
@@ -219,16 +219,16 @@ class GlooLink:
             if tag == _HIDDEN:
                 self._sent.append((work, tensor))
             else:
-                self._others.append((self.call, work, tensor))
+                self._others.append((self.call, peer, work, tensor))
 
     def _forget_old(self) -> None:
         """Lets go of what was sent before the last call, which has been received by now."""
         while self._others and self._others[0][0] < self.call - 1:
-            call, work, _ = old = self._others.popleft()
+            call, peer, work, _ = old = self._others.popleft()
             if call in self._failed:
                 self._abandoned.append(old)
             else:
-                self._do(0, work.wait)
+                self._do(peer, work.wait)
 
     def _wait_for_sent(self) -> None:
         work, _ = self._sent.popleft()
@@ -238,7 +238,7 @@ class GlooLink:
         try:
             return action()
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0].rpartition("] ")[2][:160]
+            reason = str(error).partition("\n")[0].partition(". This is")[0].rpartition("] ")[2]
             raise EngineLost(
                 f"stage {peer} of {self.stages} has ended, or cannot be reached ({reason}); its own"
                 " messages say why"

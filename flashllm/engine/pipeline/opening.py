@@ -97,9 +97,10 @@ def follow(
         agreement = Agreement(**link.announced())
         try:
             agreement.check(manifest_hash(directory))
-            opened = _open_following(directory, agreement.options(options), link)
+            opened = open_following(directory, agreement.options(options), link)
         except FlashllmError as error:
             link.report(error)
+            link.finish()
             raise
         decoder, store = opened
         with store, contextlib.closing(decoder):
@@ -107,9 +108,8 @@ def follow(
             FollowingDecoder(decoder, link).follow()
 
 
-def _open_following(
-    directory: Path, options: ModelOptions, link: GlooLink
-) -> tuple[Decoder, Store]:
+def open_following(directory: Path, options: ModelOptions, link: GlooLink) -> tuple[Decoder, Store]:
+    """A stage's decoder and store, which the caller closes; options are agreed on."""
     with opening_errors(directory), Store(directory) as store:
         layers = stage_layers(store.model_spec, link.stages)[link.rank]
 

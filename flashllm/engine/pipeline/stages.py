@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,25 +18,32 @@ STAGES_MAX = 256
 
 
 def stage_layers(spec: ModelSpec, stages: int) -> list[range]:
-    """The layers of each stage: l/m of them, the first and the last having fewer if any have.
+    """The layers of each stage: l/m of them, the first having fewer if any have.
 
     Source: FlexGen (arXiv 2303.06865), section 4.4. `UsageError` for more stages than there can be.
     """
     if not 1 < stages <= min(spec.n_layers, STAGES_MAX):
         most = min(spec.n_layers, STAGES_MAX)
         raise UsageError(f"--stages {stages}: this model's layers make 2 to {most} stages")
-    each, more = divmod(spec.n_layers, stages)
-    # Embedding and head are beside the first and the last layers.
-    order = [*range(1, stages - 1), stages - 1, 0]
-    counts = [each + (order.index(stage) < more) for stage in range(stages)]
-    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
-    found = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    if found[0].stop <= spec.dense_layers:
+    dense = spec.dense_layers
+    counts = _shares(spec.n_layers, stages)
+    if counts[0] <= dense:
+        # A stage has bundles, and the layers without them are first, and small.
+        counts = [dense + 1, *_shares(spec.n_layers - dense - 1, stages - 1)]
+    if 0 in counts:
         raise UsageError(
-            f"--stages {stages}: the first {spec.dense_layers} layers have no experts, and a stage"
-            " needs one that has; take fewer stages"
+            f"--stages {stages}: the first {dense} layers have no experts, and each stage needs a"
+            f" layer that has; at most {spec.n_layers - dense} stages can"
         )
-    return found
+    ends = list(itertools.accumulate(counts))
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def _shares(layers: int, stages: int) -> list[int]:
+    """Layers of each stage; embedding and head are beside the first and the last one's."""
+    each, more = divmod(layers, stages)
+    order = [*range(1, stages), 0]
+    return [each + (order.index(stage) < more) for stage in range(stages)]
 
 
 @dataclass(frozen=True, slots=True)
