@@ -49,14 +49,17 @@ class BatchSummary:
         return ratio(self.costs.completion_tokens, self.seconds)
 
     def to_json(
-        self, rates: DeviceRates, plan: Plan, workers: list[dict[str, Any]] | None = None
+        self, rates: DeviceRates | None, plan: Plan, workers: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
         """Plain values, as `flashllm batch --json` prints them.
 
-        Rates and plan are those of one worker where there are several.
+        Rates and plan are those of one worker where there are several; without rates there is no
+        bound.
         """
         costs = self.costs
-        bound = rates.bound(plan, costs.traffic) if costs.decode["tokens"] else None
+        bound = None
+        if rates is not None and costs.decode["tokens"]:
+            bound = rates.bound(plan, costs.traffic)
         return {
             "model": self.model,
             "complete": self.is_complete,

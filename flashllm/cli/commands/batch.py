@@ -201,10 +201,11 @@ class _Report:
     def of(
         cls,
         summary: BatchSummary,
-        rates: DeviceRates,
+        rates: DeviceRates | None,
         plan: Plan,
         workers: list[dict[str, Any]] | None = None,
     ) -> _Report:
+        """Of one process, or by the rates of one worker; without rates there is no bound."""
         stats = stats_table(summary.costs.rows(rates, plan))
         return cls(summary, summary.to_json(rates, plan, workers), stats)
 
@@ -242,7 +243,9 @@ class _Batch:
                 schedule = RowsInBlock(model, self._is_stopped, self.progress.token, admission)
             with traced(model, arguments.trace):
                 summary = self._run(model).answer(schedule)
-            return _Report.of(summary, model.rates(), model.plan)
+            # What a stage waits for is no bound of its own machine.
+            rates = None if arguments.stages is not None else model.rates()
+            return _Report.of(summary, rates, model.plan)
 
     def _answer_by_workers(self) -> _Report:
         workers = opened_workers(
