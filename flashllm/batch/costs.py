@@ -50,6 +50,7 @@ class BatchCosts:
         for name in self.prefill:
             self.prefill[name] += other.prefill[name]
         self.decode = merged_summary(self.decode, other.decode)
+        self.kv_tokens_peak = max(self.kv_tokens_peak, other.kv_tokens_peak)
         self._context_tokens += other._context_tokens
 
     @property

@@ -44,7 +44,7 @@ needs_ray = pytest.mark.skipif(
 
 def opening(demo: Path, **changes: Any) -> Opening:
     values = {"path": str(demo), "model_hash": manifest_hash(demo)} | changes
-    return Opening(OPENER, options=ModelOptions(memory=400 << 20, context=512), block=3, **values)
+    return Opening(OPENER, options=ModelOptions(memory=800 << 20, context=512), block=3, **values)
 
 
 def rows_of_the_demo() -> list[dict[str, Any]]:

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import flashllm
+from flashllm.batch.admission import DEFAULT_SCHEDULE, admission_of
+from flashllm.batch.admission import Schedule as Admitting
 from flashllm.batch.block import RowsInBlock
 from flashllm.batch.costs import BatchCosts
 from flashllm.batch.encoded_row import EncodedRow
 from flashllm.batch.row_by_row import Finished, RowByRow, Schedule
 from flashllm.engine.process.messages import Failure
-from flashllm.options import ModelOptions
+from flashllm.options import DEFAULT_MAX_TOKENS, ModelOptions
 from flashllm.planning.model_facts import usual_ceiling
 from flashllm.system.memory import rss_bytes
 
@@ -43,6 +45,10 @@ class Opening:
     options: ModelOptions
     block: int
     """Rows at once."""
+    schedule: Admitting = DEFAULT_SCHEDULE
+    """When rows come into the block."""
+    answer_tokens: int = DEFAULT_MAX_TOKENS
+    """That an answer takes, as far as the schedule asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +98,10 @@ class RayWorker:
         try:
             opener = getattr(importlib.import_module(module), name)
             self._model = model = opener(opening.path, options, opening.model_hash)
-            kind = RowByRow if opening.block == 1 else RowsInBlock
-            self._schedule = kind(model, lambda: False, lambda: None)
+            self._schedule = RowByRow(model, _never, _nothing)
+            if opening.block > 1:
+                admission = admission_of(opening.schedule, opening.block, opening.answer_tokens)
+                self._schedule = RowsInBlock(model, _never, _nothing, admission)
             return Opened(
                 socket.gethostname(),
                 os.getpid(),
@@ -123,6 +131,15 @@ class RayWorker:
     def end(self, session: int, given: int) -> None:
         """No more than `given` rows in all are for this session and those before it."""
         self._rows.end(session, given)
+
+
+def _never() -> bool:
+    """A worker is not stopped: it is ended."""
+    return False
+
+
+def _nothing() -> None:
+    """Tokens are told with their row."""
 
 
 class _ComingRows:

@@ -261,9 +261,7 @@ class _Batch:
 
     def _found_block(self) -> int:
         """The number of rows that was the fastest in trials."""
-        return _found_block(
-            self.arguments, self.directory, self.rows, self.defaults, self.running
-        )
+        return _found_block(self.arguments, self.directory, self.rows, self.defaults, self.running)
 
     def cancel(self) -> None:
         """Nothing: workers ask often enough whether they are to stop."""

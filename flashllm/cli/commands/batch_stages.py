@@ -57,6 +57,8 @@ def check_stages(arguments: argparse.Namespace) -> None:
         raise UsageError("--ray has whole models and --stages parts of one; leave one of them out")
     if arguments.trace is not None:
         raise UsageError("--trace is of one process; leave it out, or --stages")
+    if not arguments.block:
+        raise UsageError("--block auto tries in one process; give stages a number")
 
 
 @contextlib.contextmanager

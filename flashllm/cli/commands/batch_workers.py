@@ -48,8 +48,12 @@ def check_ray(arguments: argparse.Namespace) -> None:
     """`UsageError` for flags that do not go together."""
     if arguments.ray is None and arguments.workers is not None:
         raise UsageError("--workers is for --ray; `--ray local` starts them on this machine")
-    if arguments.ray is not None and arguments.trace is not None:
+    if arguments.ray is None:
+        return
+    if arguments.trace is not None:
         raise UsageError("--trace is of one process; leave it out, or --ray")
+    if not arguments.block:
+        raise UsageError("--block auto tries on this machine; give workers a number")
 
 
 @contextlib.contextmanager
@@ -70,6 +74,8 @@ def opened_workers(
         model_hash=manifest_hash(directory),
         options=open_model.options_of(arguments).having(keep_kv=None),
         block=arguments.block,
+        schedule=arguments.schedule,
+        answer_tokens=arguments.max_tokens,
     )
     with cluster.connected(arguments.ray) as ray:
         workers = open_workers(ray, arguments.workers, opening, is_stopped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -134,8 +135,10 @@ def _started(
     directory: Path, options: ModelOptions, rank: int, stages: int, meeting: Path
 ) -> Iterator[None]:
     """Context manager: a stage in a process of this machine; it ends with this one."""
-    values = {name: value for name, value in asdict(options).items() if value is not None}
-    values["profile"] = None if options.profile is None else str(options.profile)
+    values = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in asdict(options).items()
+    }
     given: dict[str, Any] = {"directory": str(directory.absolute()), "options": values}
     given |= {"rank": rank, "stages": stages, "meeting": str(meeting)}
     try:
