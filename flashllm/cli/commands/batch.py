@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,13 @@ from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
 from flashllm.batch.row import Row, RowDefaults
 from flashllm.batch.row_by_row import RowByRow, Schedule
 from flashllm.batch.run import BatchRun, BatchSummary
+from flashllm.cli.commands.batch_progress import BatchProgress
 from flashllm.cli.commands.batch_stages import add_stages, check_stages, follow, opened_stages
 from flashllm.cli.commands.batch_workers import add_ray, check_ray, opened_workers
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.cli.shared.interrupt import Cancellable, RunningModel, run_interruptibly
-from flashllm.cli.shared.output import Output, PacedLine, remark
+from flashllm.cli.shared.output import Output, remark
 from flashllm.cli.shared.prompt_flags import add_prompt_flags, check_prompt_flags
 from flashllm.cli.shared.tracing import add_trace, check_trace, traced
 from flashllm.engine.sampling import StopMatcher
@@ -38,7 +38,6 @@ from flashllm.settings.values import parse_count
 from flashllm.telemetry.token_report import stats_table
 from flashllm.units import (
     format_count,
-    format_duration,
     format_number,
     format_seconds,
     format_token_count,
@@ -149,44 +148,6 @@ def _key(arguments: argparse.Namespace, rows: InputRows, directory: Path) -> Bat
     return BatchKey(rows.content_hash, manifest_hash(directory), settings)
 
 
-class _Progress:
-    """Rows done, tokens a second and the time left, on standard error."""
-
-    def __init__(self, order: AnswerOrder) -> None:
-        self._order = order
-        self._line = PacedLine()
-        self._begun_rows, self._begun_seconds = order.n_done, time.monotonic()
-        self._tokens = 0
-
-    def begin(self) -> None:
-        """The model is open."""
-        self._begun_seconds = time.monotonic()
-
-    def token(self, count: int = 1) -> None:
-        """One more token, or so many."""
-        self._tokens += count
-        self._line.show(self._format)
-
-    def row(self) -> None:
-        """One more row."""
-        self._line.show(self._format)
-
-    def clear(self) -> None:
-        """The batch is over."""
-        self._line.clear()
-
-    def _format(self) -> str:
-        order = self._order
-        seconds = time.monotonic() - self._begun_seconds
-        text = f"{format_count(order.n_done)} of {format_count(order.n_rows)} rows"
-        if order.n_failures:
-            text += f" ({format_count(order.n_failures)} with errors)"
-        text += f", {format_number(self._tokens / max(seconds, 1e-9))} tokens a second"
-        done = order.n_done - self._begun_rows
-        left = seconds / done * (order.n_rows - order.n_done) if done else None
-        return text if left is None else f"{text}, {format_duration(left)} left"
-
-
 @dataclass(frozen=True, slots=True)
 class _Report:
     """How the batch went, made while the model is open."""
@@ -220,7 +181,7 @@ class _Batch:
     defaults: RowDefaults
     output: BatchOutput
     running: RunningModel
-    progress: _Progress
+    progress: BatchProgress
 
     def answer(self) -> _Report:
         """Opens the model, here or on workers, and answers."""
@@ -295,7 +256,7 @@ def _answer(
     output: BatchOutput,
 ) -> int:
     """Answers on a thread of its own; prints the report."""
-    running, progress = RunningModel(), _Progress(output.order)
+    running, progress = RunningModel(), BatchProgress(output.order)
     batch = _Batch(arguments, directory, rows, defaults, output, running, progress)
     reports: list[_Report] = []
     try:
