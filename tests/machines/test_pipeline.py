@@ -273,6 +273,8 @@ def test_damage_is_found_by_the_stage_that_reads_it(
         (["--stages", "2", "--stage", "2", "--rendezvous", "localhost:9"], "0 to 1"),
         (["--stages", "2", "--rendezvous", "localhost"], "HOST:PORT"),
         (["--stages", "2", "--ray", "local"], "--ray"),
+        (["--stages", "2", "--block", "auto"], "--block"),
+        (["--stages", "2", "--kv-policy", "h2o"], "--kv-policy"),
     ],
 )
 def test_flags_that_do_not_go_together(

@@ -21,6 +21,7 @@ from flashllm.errors import EngineLost, FlashllmError
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.store import Store
 from flashllm.kv_cache.context import Context
+from flashllm.kv_cache.protocol import KeysValues
 from flashllm.model.active_set_selectors import Selector
 from flashllm.model.decoder import Decoder
 from flashllm.model.ffn_prefill import Tap
@@ -48,8 +49,9 @@ class LeadingDecoder(Decoder):
         super().__init__(store, resident, selector, plan, kernels, kv_directories, link=link)
         self._is_calling = False
 
-    def new_context(self) -> Context:
+    def new_context(self, keys_values: KeysValues | None = None) -> Context:
         """A new, empty context, at all stages."""
+        assert keys_values is None, "each stage has keys and values of its own"
         with self._call("new_context", []):
             context = super().new_context()
             self._numbers[context] = self._made

@@ -9,7 +9,7 @@ from typing import Any
 import flashllm
 from flashllm.errors import UsageError
 from flashllm.flash.store import Store
-from flashllm.options import ModelOptions
+from flashllm.options import DEFAULT_KV_POLICY, ModelOptions
 from flashllm.planning.model_facts import choose_selector
 from flashllm.planning.plan import PrefillShape
 from flashllm.spec import ModelSpec
@@ -62,7 +62,16 @@ class Agreement:
 
     @classmethod
     def of(cls, store: Store, model_hash: str, options: ModelOptions) -> Agreement:
-        """Of the first stage's options; `UsageError` for a selector that the model lacks."""
+        """Of the first stage's options.
+
+        `UsageError` for a selector that the model lacks, and where tokens do not see all before
+        them: what they see is chosen by the layer before, which another stage may have.
+        """
+        if options.kv_selection.policy != DEFAULT_KV_POLICY:
+            raise UsageError(
+                f"--kv-policy {options.kv_selection.policy} is of one process; leave it out, or"
+                " --stages"
+            )
         chunk = PrefillShape.of(store.model_spec, store.header.stride).tokens
         return cls(
             flashllm.__version__,
