@@ -3,6 +3,7 @@
 # make check   format, lint, types, imports
 # make wheel-test  build a wheel, install it where there is no compiler, open the chat
 # make bench-test  the tests of the developers' own benchmarks
+# make machines-test  batches on several machines, as processes of this one; installs ray if it can
 # make soak    use chat and engine for an hour, and watch what they take; make soak-short: 45 s, and
 #              60 questions
 # make bench   measure this machine
@@ -32,7 +33,7 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 CORE_TEST := build/core/tests/core/native/flash_core_test
 
-.PHONY: chat test check core-test pytest bench-test wheel-test bench peers sanitize clean \
+.PHONY: chat test check core-test pytest bench-test machines-test wheel-test bench peers sanitize clean \
   sanitize-binding fuzz fuzz-core fuzz-parsers coverage faults crashtest soak soak-short
 .DELETE_ON_ERROR:
 
@@ -98,10 +99,16 @@ core-test: $(TEST_STAMP)
 pytest: $(TEST_STAMP)
 	$(BIN)/python -m pytest tests/ui/test_snapshots.py
 	$(BIN)/python -m pytest --ignore=tests/ui/test_snapshots.py --ignore=tests/benchmarks \
+	  --ignore=tests/machines \
 	  --numprocesses=2 --dist=loadfile
 
 bench-test: $(TEST_STAMP)
 	$(BIN)/python -m pytest tests/benchmarks --numprocesses=2 --dist=loadfile
+
+# Where ray is not installed and cannot be, its tests are skipped with that reason.
+machines-test: $(TEST_STAMP)
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(PIP) ray || true
+	$(BIN)/python -m pytest tests/machines
 
 # The wheel is built in the build folder of the installation, where all is compiled already. Where
 # it is installed, PATH has no compiler.
@@ -168,8 +175,8 @@ fuzz-parsers: $(TEST_STAMP)
 # The core by its own tests and the kept inputs of its targets; the Python by the tests of what checks
 # input, or with ALL=1 by all of them, which takes as long as they do.
 COVERAGE := build/coverage
-COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks,tests/batch tests/conversations tests/convert \
-  tests/faults tests/flash tests/fuzz tests/test_sanitize.py tests/test_spec.py tests/untrusted)
+COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks --ignore=tests/machines,tests/batch tests/conversations \
+  tests/convert tests/faults tests/flash tests/fuzz tests/test_sanitize.py tests/test_spec.py tests/untrusted)
 coverage: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(COVERAGE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DFLASHLLM_TESTS=ON -DFLASHLLM_FUZZ=ON -DFLASHLLM_COVERAGE=ON >/dev/null

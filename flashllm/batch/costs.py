@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashllm.system.memory import rss_peak_bytes
 from flashllm.telemetry.costs import decode_summary, merged_summary, ratio
+from flashllm.telemetry.formatting import format_parts
 from flashllm.telemetry.token_report import (
     decode_rows,
     decoded_traffic,
@@ -42,6 +43,16 @@ class BatchCosts:
         self.decode = merged_summary(self.decode, decode)
         self._context_tokens += decode["tokens"] * (report["prompt_tokens"] + decode["tokens"] / 2)
 
+    def merge(self, other: BatchCosts) -> None:
+        """Adds the sums of others."""
+        self.answers += other.answers
+        self.completion_tokens += other.completion_tokens
+        for name in self.prefill:
+            self.prefill[name] += other.prefill[name]
+        self.decode = merged_summary(self.decode, other.decode)
+        self.kv_tokens_peak = max(self.kv_tokens_peak, other.kv_tokens_peak)
+        self._context_tokens += other._context_tokens
+
     @property
     def bytes_per_token(self) -> float:
         """Bytes read for each token of the answers, those for prompts included."""
@@ -53,8 +64,11 @@ class BatchCosts:
         """What the tokens that were decoded moved."""
         return decoded_traffic(self.decode, ratio(self._context_tokens, self.decode["tokens"]))
 
-    def rows(self, rates: DeviceRates, plan: Plan) -> list[tuple[str, str]]:
-        """Names and texts for people, as `run --stats` has them of one answer."""
+    def rows(self, rates: DeviceRates | None, plan: Plan) -> list[tuple[str, str]]:
+        """Names and texts for people, as `run --stats` has them of one answer.
+
+        Without rates nothing is compared with what the machine allows.
+        """
         rows = [("prompts", format_prompt_cost(self.prefill["tokens"], self.prefill))]
         if tokens := self.decode["tokens"]:
             time = format_seconds(self.decode["wall_ns"])
@@ -63,6 +77,9 @@ class BatchCosts:
             rows += [
                 ("answers", f"{answers}; {format_count(tokens)} decoded in {time}: {each} each"),
                 ("read", f"{format_bytes_moved(self.bytes_per_token)} a token, prompts included"),
-                *decode_rows(self.decode, rates, plan, self.traffic),
             ]
+            if rates is not None:
+                rows += decode_rows(self.decode, rates, plan, self.traffic)
+            else:
+                rows.append(("time", format_parts(self.decode["parts_ns"].items())))
         return [*rows, *memory_rows(rss_peak_bytes(), plan)]

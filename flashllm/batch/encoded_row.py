@@ -21,7 +21,7 @@ from flashllm.errors import (
 )
 
 if TYPE_CHECKING:
-    from flashllm.engine.protocol import Engine, GenerateOptions
+    from flashllm.engine.protocol import GenerateOptions, PromptModel
 
 _OF_THE_MODEL = (ChecksumMismatch, LayoutError, ModelClosed, ModelTruncated)
 """Errors that every further row would meet too."""
@@ -53,7 +53,7 @@ class EncodedRow:
         }
 
 
-def encode_row(engine: Engine, row: Row, defaults: RowDefaults) -> Prompt:
+def encode_row(engine: PromptModel, row: Row, defaults: RowDefaults) -> Prompt:
     """The ids of a row, as `run` makes them of its prompt.
 
     Errors: `PromptTooLong`, also for a conversation of which something would be left out;
@@ -75,7 +75,7 @@ def encode_row(engine: Engine, row: Row, defaults: RowDefaults) -> Prompt:
     return prompt
 
 
-def _request(engine: Engine, row: Row, defaults: RowDefaults) -> Request | None:
+def _request(engine: PromptModel, row: Row, defaults: RowDefaults) -> Request | None:
     """The conversation that a row asks for; None for a text or ids to be continued."""
     if row.messages:
         return Request.of(row.messages, row.max_tokens, row.stop)

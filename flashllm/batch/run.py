@@ -20,7 +20,9 @@ from flashllm.system.memory import rss_peak_bytes
 from flashllm.telemetry.costs import ratio
 
 if TYPE_CHECKING:
-    from flashllm.engine.protocol import Engine
+    from flashllm.engine.protocol import PromptModel
+    from flashllm.planning.plan import Plan
+    from flashllm.telemetry.device_rates import DeviceRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,18 @@ class BatchSummary:
         """Tokens of answers by the time of all, prompts included."""
         return ratio(self.costs.completion_tokens, self.seconds)
 
-    def to_json(self, engine: Engine) -> dict[str, Any]:
-        """Plain values, as `flashllm batch --json` prints them."""
-        costs, plan = self.costs, engine.plan
-        bound = engine.rates().bound(plan, costs.traffic) if costs.decode["tokens"] else None
+    def to_json(
+        self, rates: DeviceRates | None, plan: Plan, workers: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Plain values, as `flashllm batch --json` prints them.
+
+        Rates and plan are those of one worker where there are several; without rates there is no
+        bound.
+        """
+        costs = self.costs
+        bound = None
+        if rates is not None and costs.decode["tokens"]:
+            bound = rates.bound(plan, costs.traffic)
         return {
             "model": self.model,
             "complete": self.is_complete,
@@ -68,6 +78,7 @@ class BatchSummary:
             "bound": None if bound is None else bound.to_json(),
             "ceiling_bytes": plan.ceiling_bytes,
             "rss_peak_bytes": rss_peak_bytes(),
+            "workers": workers,
         }
 
 
@@ -76,7 +87,7 @@ class BatchRun:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: PromptModel,
         rows: InputRows,
         defaults: RowDefaults,
         output: BatchOutput,

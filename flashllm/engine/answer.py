@@ -16,7 +16,7 @@ from flashllm.options import DEFAULT_MAX_TOKENS, DEFAULT_REASONING, ReasoningOpt
 from flashllm.tokenizer.reasoning import BEGIN, END
 
 if TYPE_CHECKING:
-    from flashllm.engine.protocol import Engine, EngineGeneration, OnPrefill
+    from flashllm.engine.protocol import Engine, EngineGeneration, OnPrefill, PromptModel
     from flashllm.engine.sampling import Sampling
     from flashllm.tokenizer.chat_template import Message
 
@@ -92,7 +92,7 @@ class Started:
     dropped: int
 
 
-def answers_messages(engine: Engine, *, raw: bool, is_conversation: bool) -> bool:
+def answers_messages(engine: PromptModel, *, raw: bool, is_conversation: bool) -> bool:
     """Whether a prompt is a message to be answered, rather than a text to be continued.
 
     It is one if the model has a chat template or a conversation is asked for, unless it is `raw`.
@@ -119,7 +119,7 @@ def start(engine: Engine, request: Request, on_prefill: OnPrefill | None = None)
     return Started(generation, prompt.dropped)
 
 
-def encode(engine: Engine, request: Request) -> Prompt:
+def encode(engine: PromptModel, request: Request) -> Prompt:
     """Encodes as much of a conversation as fits.
 
     `NoTokenizer` for a model without one, `PromptTooLong` for a last message that is too long, and
@@ -151,7 +151,7 @@ def kept_numbers(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _begun(
-    engine: Engine, request: Request, prompt: Sequence[int], stop: Sequence[str]
+    engine: PromptModel, request: Request, prompt: Sequence[int], stop: Sequence[str]
 ) -> list[int]:
     """Ids of the answer to be continued: those it was generated with, if this model made them."""
     tokenizer, number = engine.tokenizer, len(request.messages) - 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -14,12 +14,12 @@ import torch
 from flashllm import core
 from flashllm.engine import leftovers
 from flashllm.errors import MemoryCeilingTooSmall
-from flashllm.flash.file_names import PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.file_loading import OnRead, ignore_read
 from flashllm.flash.manifest import read_manifest
 from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.skewing_file import usable_skewing
-from flashllm.flash.store import OnRead, Store, ignore_read
+from flashllm.flash.store import Store
 from flashllm.hardware.machine_profile import Profile
 from flashllm.hardware.staleness import profile_for
 from flashllm.model.active_set_selectors import (
@@ -49,6 +49,20 @@ OnLoading = Callable[[int, int], None]
 """Called with the bytes that were read of a model's files while it is opened, and with all."""
 KERNEL_THREADS = torch.get_num_threads()
 """Threads that compute; counted before anything is decoded, since then torch is left with one."""
+
+
+MakeDecoder = Callable[
+    [Store, Mapping[str, RawTensor], Selector | None, Plan, core.Kernels, Sequence[Path]],
+    Decoder,
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a pipeline: its layers, and what makes their decoder."""
+
+    layers: range
+    make_decoder: MakeDecoder
 
 
 @contextlib.contextmanager
@@ -89,14 +103,15 @@ def load_planned(
     *,
     least: bool = False,
     on_loading: OnLoading | None = None,
+    stage: Stage | None = None,
 ) -> tuple[Decoder, Plan, Store]:
-    """Like `load_decoder`, with a profile that was already found."""
+    """Like `load_decoder`, with a profile that was already found; of a stage only its layers."""
     with (
         opening_errors(directory),
         right_of_way.taken(),
         allocation_errors(f"opening {directory}"),
     ):
-        return _load(directory, options, profile, least, on_loading)
+        return _load(directory, options, profile, least, on_loading, stage)
 
 
 def _load(
@@ -105,11 +120,13 @@ def _load(
     profile: Profile | None,
     least: bool,
     on_loading: OnLoading | None,
+    stage: Stage | None,
 ) -> tuple[Decoder, Plan, Store]:
     malloc.keep_heap_flat()
     # Who keeps an error keeps its frames, and what is open in them.
     with contextlib.ExitStack() as opened:
-        store = Store(directory, options.verify or DEFAULT_VERIFY)
+        layers = None if stage is None else stage.layers
+        store = Store(directory, options.verify or DEFAULT_VERIFY, layers)
         opened.callback(store.close)
         chosen = choose_selector(store, options.select)
         sizes = replace(model_sizes(store, chosen), application=options.application_bytes)
@@ -123,6 +140,10 @@ def _load(
         resident = store.load_resident(direct, on_read)
         selector = make_selector(store, chosen, kernels, direct, resident, on_read)
         directories = _kv_directories(directory, options)
+        if stage is not None:
+            decoder = stage.make_decoder(store, resident, selector, plan, kernels, directories)
+            opened.pop_all()
+            return decoder, plan, store
         skewing, problem = None, ""
         if plan.kv_selection.policy in ("infinigen", "specache"):
             skewing, problem = usable_skewing(directory, store.spec)
@@ -160,8 +181,8 @@ def _counting(store: Store, select: str, on_loading: OnLoading | None) -> OnRead
     """Tells `on_loading` how much of what is read while opening is there."""
     if on_loading is None:
         return ignore_read
-    total = store.file_bytes(RESIDENT_FILE)
-    total += store.file_bytes(PREDICTORS_FILE) if select == "predicted" else 0
+    total = store.resident_bytes()
+    total += store.predictor_bytes() if select == "predicted" else 0
     done = 0
 
     def count(nbytes: int) -> None:

@@ -31,7 +31,7 @@ from flashllm.engine.async_generation import AsyncGeneration
 from flashllm.engine.generation import Generation, OnPrefill, Token, Usage
 from flashllm.engine.hot_set import keep_hot_set, kept_hot_set
 from flashllm.engine.kept_context import KeptContext, kept_context_for
-from flashllm.engine.loading import OnLoading, load_planned, open_decoder
+from flashllm.engine.loading import OnLoading, Stage, load_planned, open_decoder
 from flashllm.engine.protocol import EngineWait
 from flashllm.engine.sampling import Sampling
 from flashllm.engine.turns import Turns
@@ -90,18 +90,22 @@ def open_model(
     options: ModelOptions = DEFAULT_OPTIONS,
     *,
     on_loading: OnLoading | None = None,
+    stage: Stage | None = None,
     **overrides: Unpack[ModelOverrides],
 ) -> Model:
     """Open the converted model in a directory, with `options` changed by `overrides`.
 
     `flashllm.open_model` also knows the demo. `on_loading` is called with the bytes read and those
-    to be read. Errors: `ModelNotFound`, `ModelError`,
-    `MemoryCeilingTooSmall`, `OutOfMemory`, `UsageError`, `ReadFailed`.
+    to be read; `stage` is the first one of a pipeline, which computes for all. Errors:
+    `ModelNotFound`, `ModelError`, `MemoryCeilingTooSmall`, `OutOfMemory`, `UsageError`,
+    `ReadFailed`.
     """
     where, options = Path(directory), options.having(**overrides)
     with opening_errors(where), allocation_errors(f"opening {where}"):
         profile = profile_for(where, options)
-        decoder, plan, store = load_planned(where, options, profile, on_loading=on_loading)
+        decoder, plan, store = load_planned(
+            where, options, profile, on_loading=on_loading, stage=stage
+        )
         try:
             return Model(decoder, plan, store, options, profile)
         except BaseException:

@@ -124,11 +124,8 @@ class EngineTokenizer(Protocol):
         """The text of ids."""
 
 
-class Engine(Protocol):
-    """An open model: one generation at a time; `cancel` may be called from any thread.
-
-    `EngineBusy` if a generation is started while another one is neither over nor closed.
-    """
+class PromptModel(Protocol):
+    """What makes ids of prompts: a model, here or elsewhere."""
 
     @property
     def info(self) -> ModelInfo: ...  # noqa: D102
@@ -139,6 +136,13 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> EngineTokenizer:
         """The model's tokenizer; `NoTokenizer` if it came without one."""
+
+
+class Engine(PromptModel, Protocol):
+    """An open model: one generation at a time; `cancel` may be called from any thread.
+
+    `EngineBusy` if a generation is started while another one is neither over nor closed.
+    """
 
     @property
     def wants_quick_profile(self) -> bool:

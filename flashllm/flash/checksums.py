@@ -158,9 +158,9 @@ def bundle_checksums(directory: Path, header: BundleHeader) -> NDArray[np.uint32
 def check_small_files(directory: Path, manifest: Manifest) -> None:
     """`ChecksumMismatch` for a small file that is not what was written: tokenizer, checksums."""
     for name, record in manifest.files.items():
-        if name not in _READ_WHOLE and not _is_whole(directory / name, record):
+        if name not in _READ_WHOLE and not is_whole(directory / name, record):
             forget_cached(directory / name)
-            if not _is_whole(directory / name, record):
+            if not is_whole(directory / name, record):
                 raise damaged(directory / name, "")
 
 
@@ -172,7 +172,8 @@ def forget_cached(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _is_whole(path: Path, record: FileRecord) -> bool:
+def is_whole(path: Path, record: FileRecord) -> bool:
+    """Whether a file has the SHA-256 of the manifest."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == record.sha256

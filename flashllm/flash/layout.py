@@ -9,6 +9,7 @@ converted model can be imported from here.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,13 @@ class BundleHeader:
         """Size of the whole file."""
         bundles = self.n_layers * self.bundles_per_layer
         return round_up(self.data_offset + bundles * self.stride, FILE_ALIGNMENT)
+
+    def of_layers(self, layers: range) -> BundleHeader:
+        """The shape of some neighbouring layers in the same file, counted from 0 again."""
+        skipped = layers.start * self.bundles_per_layer * self.stride
+        return dataclasses.replace(
+            self, n_layers=len(layers), data_offset=self.data_offset + skipped
+        )
 
     def offset(self, layer: int, bundle: int) -> int:
         """Position in the file of the first byte of a bundle."""

@@ -7,8 +7,6 @@ a truncated file is a short read and the page cache stays empty). Not here: torc
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +16,32 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.dtypes import GROUP_BYTES
 from flashllm.errors import (
-    Cancelled,
     FlashllmError,
     LayoutError,
     ModelTruncated,
-    ReadFailed,
 )
 from flashllm.flash.checksums import (
-    FileCheck,
     Part,
     bundle_checksums,
     check_small_files,
     damaged,
-    forget_cached,
+    is_whole,
     parts_of,
 )
+from flashllm.flash.file_loading import (
+    OnRead,
+    ReadErrors,
+    ignore_read,
+    load_some_tensors,
+    load_tensors,
+    open_reader,
+    some_tensors_bytes,
+)
 from flashllm.flash.file_names import ACTIVITY_FILE, BUNDLES_FILE, PREDICTORS_FILE, RESIDENT_FILE
+from flashllm.flash.layer_range import own_names
 from flashllm.flash.layout import BundleHeader, read_header
 from flashllm.flash.manifest import Manifest, layout_version, read_manifest
-from flashllm.flash.opening_errors import opening_errors, read_failed
+from flashllm.flash.opening_errors import opening_errors
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.safetensors_file import TensorRecord, read_tensor_index
 from flashllm.flash.tensor_table import (
@@ -48,38 +53,39 @@ from flashllm.flash.tensor_table import (
 )
 from flashllm.options import DEFAULT_VERIFY, Verify
 from flashllm.spec import ModelSpec
+from flashllm.spec.layer_range import of_layers
 from flashllm.system.clock import WaitClock
 from flashllm.untrusted.strict_json import parse_object
 
-# Large sequential reads: a few threads saturate any device at this size.
-_LOAD_READ_BYTES = 1 << 20
-_LOAD_THREADS = 4
-_LOAD_PIECE_BYTES = 16 << 20
-"""Read at a time: progress is told after each, and each is checked while the others are read."""
-_PIECES_UNDER_WAY = 4
 _ACTIVITY_BYTES_MAX = 64 << 20
-
-
-OnRead = Callable[[int], None]
-"""Called with the bytes of each piece of a file that is read whole."""
-
-
-def ignore_read(_nbytes: int) -> None:
-    """Tells nobody."""
 
 
 class Store:
     """An open model directory. Close it, or use it as a context manager."""
 
-    def __init__(self, directory: Path, verify: Verify = DEFAULT_VERIFY) -> None:
-        """`verify` says which weights are held against their checksums when they are read."""
+    def __init__(
+        self, directory: Path, verify: Verify = DEFAULT_VERIFY, layers: range | None = None
+    ) -> None:
+        """`verify` says which weights are held against their checksums when they are read.
+
+        With `layers` it is the store of a stage: what it has, spec and header included, is of these
+        layers, which are counted from 0.
+        """
         self.directory = directory
         self.verify = verify
         with opening_errors(directory):
             self.manifest: Manifest = read_manifest(directory)
-            self.header: BundleHeader = read_header(directory / BUNDLES_FILE)
-        self.spec: ModelSpec = self.manifest.spec
-        _check_header(self.header, self.spec, directory / BUNDLES_FILE)
+            self._file_header: BundleHeader = read_header(directory / BUNDLES_FILE)
+        self.model_spec: ModelSpec = self.manifest.spec
+        """Of the whole model."""
+        _check_header(self._file_header, self.model_spec, directory / BUNDLES_FILE)
+        self.is_stage = layers is not None
+        self._layers = range(self.model_spec.n_layers) if layers is None else layers
+        self.spec: ModelSpec = self.model_spec
+        self.header: BundleHeader = self._file_header
+        if layers is not None:
+            self.spec = of_layers(self.model_spec, layers)
+            self.header = self._file_header.of_layers(self.bundled)
         self._bundles = str(directory / BUNDLES_FILE)  # named some sixty times a token
         self._reader: core.Reader | None = None
         self._rows_apart = False
@@ -97,14 +103,14 @@ class Store:
         assert self._reader is None
         self._rows_apart = rows_apart
         path = self.directory / BUNDLES_FILE
-        self._reader = _open_reader(path, direct, threads=threads, gap_bytes=gap_bytes)
-        if self._reader.file_bytes < self.header.file_bytes:
+        self._reader = open_reader(path, direct, threads=threads, gap_bytes=gap_bytes)
+        header = self._file_header
+        if self._reader.file_bytes < header.file_bytes:
             raise ModelTruncated(
                 f"{path}: {self._reader.file_bytes} bytes; its header says"
-                f" {self.header.file_bytes}. Convert the model again"
+                f" {header.file_bytes}. Convert the model again"
             )
         if self.verify != "off" and not rows_apart:
-            header = self.header
             self._reader.verify_bundles(
                 bundle_checksums(self.directory, header),
                 header.file_id,
@@ -193,13 +199,29 @@ class Store:
         """The same, and the buffer with the whole file, of which the tensors are views."""
         path = self.directory / RESIDENT_FILE
         index = read_tensor_index(path)
-        check_resident(index, self.spec, path)
-        parts = self._parts(RESIDENT_FILE, index)
-        tensors, image = _load(path, index, direct, on_read, parts)
+        check_resident(index, self.model_spec, path)
+        tensors, image = self._load(RESIDENT_FILE, index, direct, on_read)
         for name, shape in tensor_table(self.spec).items():
-            dtype = resident_dtype(name, shape, self.spec)
-            tensors[name] = RawTensor(tensors[name].raw, dtype, shape)
+            if name in tensors:  # of a stage not all
+                dtype = resident_dtype(name, shape, self.spec)
+                tensors[name] = RawTensor(tensors[name].raw, dtype, shape)
         return tensors, image
+
+    def resident_index(self) -> dict[str, TensorRecord]:
+        """Where the resident tensors lie, by the names that they have here."""
+        return self._own(read_tensor_index(self.directory / RESIDENT_FILE))
+
+    def resident_bytes(self) -> int:
+        """Memory of the resident tensors."""
+        if not self.is_stage:
+            return self.file_bytes(RESIDENT_FILE)
+        return some_tensors_bytes(self.resident_index())
+
+    def predictor_bytes(self) -> int:
+        """Memory of the predictors; 0 if there are none."""
+        if not self.is_stage or PREDICTORS_FILE not in self.manifest.files:
+            return self.file_bytes(PREDICTORS_FILE)
+        return some_tensors_bytes(self._own(read_tensor_index(self.directory / PREDICTORS_FILE)))
 
     def load_predictors(
         self, direct: bool, on_read: OnRead = ignore_read
@@ -207,16 +229,42 @@ class Store:
         """The predictors' tensors, or None if the model has none."""
         if PREDICTORS_FILE not in self.manifest.files:
             return None
-        path = self.directory / PREDICTORS_FILE
-        index = read_tensor_index(path)
-        parts = self._parts(PREDICTORS_FILE, index)
-        tensors = _load(path, index, direct, on_read, parts)[0]
+        index = read_tensor_index(self.directory / PREDICTORS_FILE)
+        tensors = self._load(PREDICTORS_FILE, index, direct, on_read)[0]
+        index = self._own(index)
         for name, columns in predictor_columns(index, self.spec).items():
             encoding = encoding_of(index[name], columns)
             if encoding in GROUP_BYTES:
                 shape = (index[name].shape[0], columns)
                 tensors[name] = RawTensor(tensors[name].raw, encoding, shape)
         return tensors
+
+    @property
+    def bundled(self) -> range:
+        """Its layers that have bundles, counted from the model's first one that has."""
+        dense = self.model_spec.dense_layers
+        return range(max(self._layers.start - dense, 0), self._layers.stop - dense)
+
+    def _own(self, index: dict[str, TensorRecord]) -> dict[str, TensorRecord]:
+        """What of a file's tensors is needed here, by the names that they have here."""
+        if not self.is_stage:
+            return index
+        spec = self.model_spec
+        names = own_names(index, self._layers, spec.n_layers, tied_head=spec.tied_head)
+        return {own: index[name] for name, own in names.items()}
+
+    def _load(
+        self, name: str, index: dict[str, TensorRecord], direct: bool, on_read: OnRead
+    ) -> tuple[dict[str, RawTensor], core.Buffer]:
+        """The tensors of a file that are needed here, and the buffer that they are views of."""
+        path, parts = self.directory / name, self._parts(name, index)
+        if not self.is_stage:
+            return load_tensors(path, index, direct, on_read, parts)
+        if any(not part.name for part in parts):  # no checksums of tensors: of all of the file
+            if not is_whole(path, self.manifest.files[name]):
+                raise damaged(path, "")
+            parts = []
+        return load_some_tensors(path, self._own(index), direct, on_read, parts)
 
     def _parts(self, name: str, index: dict[str, TensorRecord]) -> list[Part]:
         """What of a file is to be held against checksums when it is read."""
@@ -272,103 +320,6 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class ReadErrors:
-    """Turns the core's read errors into ours, with file, layer and offset."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, EOFError):
-            raise ModelTruncated(
-                f"{self._where}: the file ends too early ({error}). Run `flashllm verify`,"
-                " then convert the model again"
-            ) from error
-        # A cancelled read has no errno; a device that gives EINTR for ever has one.
-        if isinstance(error, InterruptedError) and error.errno is None:
-            raise Cancelled("stopped while reading") from error
-        if isinstance(error, OSError):
-            raise ReadFailed(
-                f"{self._where}: {error}. If it happens again, check the disk, then run"
-                " `flashllm verify`"
-            ) from error
-
-
-def open_file_reader(path: Path, direct: bool, **options: int) -> core.Reader:
-    """A reader for the whole of a file, in few and large reads unless `options` say otherwise."""
-    sizes = {"threads": _LOAD_THREADS, "max_read_bytes": _LOAD_READ_BYTES} | options
-    return _open_reader(path, direct, **sizes)
-
-
-def _open_reader(path: Path, direct: bool, **options: int) -> core.Reader:
-    try:
-        mode = "optional" if direct else "disabled"
-        return core.Reader(str(path), direct=mode, backend=core.IO_BACKEND, **options)
-    except OSError as error:
-        raise read_failed(error, path) from error
-
-
-def _load(
-    path: Path,
-    index: dict[str, TensorRecord],
-    direct: bool,
-    on_read: OnRead,
-    parts: Sequence[Part],
-) -> tuple[dict[str, RawTensor], core.Buffer]:
-    reader, check = open_file_reader(path, direct), FileCheck(parts)
-    try:
-        buffer = core.Buffer(reader.file_bytes)
-        with ReadErrors(str(path)):
-            _read_whole(reader, buffer, on_read, check)
-            for part in check.wrong:
-                _read_again(reader, buffer, path, part)
-    finally:
-        reader.close()
-    raw = buffer.array()
-    tensors = {
-        name: RawTensor(raw[t.offset : t.offset + t.nbytes], t.dtype, tuple(t.shape))
-        for name, t in index.items()
-    }
-    return tensors, buffer
-
-
-def _read_again(reader: core.Reader, buffer: core.Buffer, path: Path, part: Part) -> None:
-    """What was wrong once more, from the device; `ChecksumMismatch` where it stays wrong."""
-    forget_cached(path)
-    place = np.array([part.start], dtype=np.int64)
-    reader.read(place, part.end - part.start, buffer, place)
-    if not part.is_right(buffer.array()):
-        raise damaged(path, part.where)
-
-
-def _read_whole(
-    reader: core.Reader, buffer: core.Buffer, on_read: OnRead, check: FileCheck
-) -> None:
-    """The whole of a file, piece by piece; each is checked while the next ones are read."""
-    raw = buffer.array()
-    under_way: deque[tuple[int, int, int]] = deque()
-    for start in range(0, reader.file_bytes, _LOAD_PIECE_BYTES):
-        length = min(_LOAD_PIECE_BYTES, reader.file_bytes - start)
-        place = np.array([start], dtype=np.int64)
-        ticket = int(reader.submit(place, length, buffer, place))
-        under_way.append((ticket, length, start + length))
-        if len(under_way) == _PIECES_UNDER_WAY:
-            check.advance(raw, _wait(reader, under_way, on_read))
-    while under_way:
-        check.advance(raw, _wait(reader, under_way, on_read))
-
-
-def _wait(reader: core.Reader, under_way: deque[tuple[int, int, int]], on_read: OnRead) -> int:
-    """Wait for the next piece; returns where it ends."""
-    ticket, length, end = under_way.popleft()
-    reader.wait(ticket)
-    on_read(length)
-    return end
 
 
 def _check_header(header: BundleHeader, spec: ModelSpec, path: Path) -> None:

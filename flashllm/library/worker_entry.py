@@ -1,13 +1,16 @@
-"""Opens the model in the engine's process; imported at its start, since torch takes a second."""
+"""Opens the model in a process of its own; imported at its start, since torch takes a second."""
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from flashllm.engine.local import open_model
+from flashllm.engine.local import Model, open_model
 from flashllm.engine.protocol import OnOpening, OpeningProgress
+from flashllm.errors import UsageError
+from flashllm.flash.manifest import manifest_hash
 from flashllm.library.open import demo_model_directory, model_directory
 from flashllm.options import ModelOptions
 from flashllm.system.demos import DEMO_NAMES
@@ -68,3 +71,18 @@ def open_engine(path: str | None, options: ModelOptions, on_opening: OnOpening) 
             on_opening(OpeningProgress("loading", done, total))
 
     return open_model(directory, options, on_loading=tell)
+
+
+def open_same_model(path: str | None, options: ModelOptions, model_hash: str) -> Model:
+    """Opens the model that a path or a name stands for on this machine, of a given manifest.
+
+    `UsageError` where it is another one than `model_hash` says: its answers would be others.
+    """
+    directory = model_directory(path)
+    found = manifest_hash(directory)
+    if found != model_hash:
+        raise UsageError(
+            f"{socket.gethostname()}: {sanitize_line(str(directory))} is another model than here:"
+            f" its manifest is {found[:12]}, and not {model_hash[:12]}. Copy the same model there"
+        )
+    return open_model(directory, options)

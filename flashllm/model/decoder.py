@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from flashllm.model.prefetchers import prefetchers_for
 from flashllm.model.products import Products
 from flashllm.model.router import SelectRouted
 from flashllm.model.schedule import Mode, Pass, Progress, PromptSchedule, TokenSchedule
+from flashllm.model.stage_link import StageLink
 from flashllm.model.transformer import Transformer
 from flashllm.options import KvDType, KvSelection
 from flashllm.planning.plan import Plan
@@ -71,10 +73,12 @@ class Decoder:
         kernels: core.Kernels,
         kv_directories: Sequence[Path] = (),
         skewing: Skewing | None = None,
+        link: StageLink | None = None,
     ) -> None:
         """Keys and values that the plan has on flash are in the first of `kv_directories` that can.
 
-        Errors: those of `PagePool`.
+        With a `link` it is of a stage of a pipeline, whose layers are those of the store. Errors:
+        those of `PagePool`.
         """
         self.spec = spec = store.spec
         self.selects = plan.select
@@ -89,12 +93,13 @@ class Decoder:
         self.largest_weight = max((tensor.raw for tensor in resident.values()), key=len)
         """The bytes of the largest resident matrix."""
         self._store = store
+        self._link = link
         self._kernels, self._skewing = kernels, skewing
         self._cancelled = threading.Event()
         shape = plan.prefill
         self.pool = pool = _make_pool(store, plan, clock, kernels)
         self._products = products = Products(spec, kernels, shape.bundles)
-        transformer = Transformer(spec, resident, kernels, products, clock)
+        transformer = Transformer(spec, resident, kernels, products, clock, link)
         weights = transformer.feed_forward_weights
         bundles: Neurons | Experts
         if spec.experts is None:
@@ -335,8 +340,7 @@ class Decoder:
         how = Pass("needed" if self._prompt_is_selected else "dense")
         hidden = self._prompts.run_each(contexts, prompts, how)
         self._check_cancelled()
-        for block in self._logits_blocks(hidden):
-            yield from block
+        yield from self._logits_of_each(hidden)
 
     def share_prefix(self, context: Context, ids: Sequence[int]) -> None:
         """Let a context begin with what another one has of the prompt `ids`, if that is more.
@@ -416,7 +420,21 @@ class Decoder:
         self.release()
         self.pool.drain()
         self._decode.forget()
-        hidden = self._blocks.run(contexts, tokens)
+        pieces, in_flight = 1, 0
+        if self._link is not None:
+            pieces, in_flight = self._link.micro_batches, self._link.in_flight
+        step = -(-len(tokens) // pieces)
+        computed: deque[Tensor] = deque()
+        for start in range(0, len(tokens), step):
+            part = slice(start, start + step)
+            computed.append(self._blocks.run(contexts[part], tokens[part]))
+            if len(computed) > in_flight:
+                yield from self._logits_of_each(computed.popleft())
+        while computed:
+            yield from self._logits_of_each(computed.popleft())
+
+    def _logits_of_each(self, hidden: Tensor) -> Iterator[NDArray[np.float32]]:
+        """Logits [vocab] of each of [tokens, d_model], in order."""
         for block in self._logits_blocks(hidden):
             yield from block
 

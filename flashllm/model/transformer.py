@@ -25,6 +25,7 @@ from flashllm.model.layer import ResidentParts
 from flashllm.model.layer_inputs import LayerInputs
 from flashllm.model.products import Products
 from flashllm.model.rope import Positions, Rotations
+from flashllm.model.stage_link import StageLink
 from flashllm.spec import ModelSpec
 from flashllm.system.clock import PartClock
 
@@ -35,7 +36,11 @@ BeforeAttention = Callable[[Tensor, Tensor], None]
 
 
 class Transformer:
-    """Embedding, blocks and head. The caller brings the feed-forward layers."""
+    """Embedding, blocks and head. The caller brings the feed-forward layers.
+
+    With a link it is a stage: `spec` is that of its layers, and what it gets and gives are hidden
+    states.
+    """
 
     def __init__(
         self,
@@ -44,28 +49,35 @@ class Transformer:
         kernels: core.Kernels,
         products: Products,
         clock: PartClock,
+        link: StageLink | None = None,
     ) -> None:
         self.spec = spec
         self._clock = clock
+        self._link = link
         parts = ResidentParts(spec, resident, products)
         bundled = range(spec.dense_layers, spec.n_layers)
         self.feed_forward_weights = [parts.feed_forward(index) for index in bundled]
         """Of the layers that have bundles."""
         self._dense = [parts.dense_feed_forward(index) for index in range(spec.dense_layers)]
-        self._embedding = Table(resident["embed.weight"], kernels)
+        is_first, is_last = link is None or link.is_first, link is None or link.is_last
+        self._embedding = Table(resident["embed.weight"], kernels) if is_first else None
         positions = resident.get("embed.positions")
         self._positions = None if positions is None else torch_view(positions)
         self._rotary = None if spec.rope is None else Positions(spec.rope, spec.window_rope)
         self._layers = [parts.layer(index) for index in range(spec.n_layers)]
-        self._final_norm = parts.norm("final_norm") if spec.final_norm else None
-        self._head = parts.linear("embed" if spec.tied_head else "head", "head")
+        self._final_norm = parts.norm("final_norm") if is_last and spec.final_norm else None
+        head = "embed" if spec.tied_head else "head"
+        self._head = parts.linear(head, "head") if is_last else None
         narrow = spec.embed_dim != spec.d_model
-        self._project_in = parts.linear("embed.project_in") if narrow else None
-        self._project_out = parts.linear("head.project_out") if narrow else None
+        self._project_in = parts.linear("embed.project_in") if narrow and is_first else None
+        self._project_out = parts.linear("head.project_out") if narrow and is_last else None
 
     def embed(self, ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
         """The tokens of spans, [tokens], to [tokens, d_model]."""
         self._clock.switch("other")
+        if self._embedding is None:
+            assert self._link is not None
+            return self._link.receive(len(ids))
         x = self._embedding(ids)
         if self.spec.embed_scale != 1.0:
             x = x * self.spec.embed_scale
@@ -91,8 +103,24 @@ class Transformer:
     ) -> Tensor:
         """One layer, [tokens, d_model] to the same; appends keys and values of each span.
 
-        `feed_forward` is not called where the layer has no bundles.
+        `feed_forward` is not called where the layer has no bundles. Behind its last layer a stage
+        passes the tokens on.
         """
+        x = self._block(index, x, rotations, spans, feed_forward, before_attention)
+        if self._link is not None and index == self.spec.n_layers - 1:
+            self._clock.switch("other")
+            self._link.send(x)
+        return x
+
+    def _block(
+        self,
+        index: int,
+        x: Tensor,
+        rotations: Rotations | None,
+        spans: Sequence[Span],
+        feed_forward: FeedForwardCall,
+        before_attention: BeforeAttention | None,
+    ) -> Tensor:
         spec, layer = self.spec, self._layers[index]
         pre = spec.norm_placement == "pre"
         self._clock.switch("attention")
@@ -162,9 +190,12 @@ class Transformer:
     def logits(self, hidden: Tensor) -> NDArray[np.float32]:
         """[tokens, d_model] after the last layer to [tokens, vocab].
 
-        `ModelError` where a logit is not a number.
+        `ModelError` where a logit is not a number. A stage without the head has them from the last.
         """
         self._clock.switch("head")
+        if self._head is None:
+            assert self._link is not None
+            return self._link.logits(len(hidden))
         if self._final_norm is not None:
             hidden = self._final_norm(hidden)
         if self._project_out is not None:
@@ -177,5 +208,7 @@ class Transformer:
                 "what the model computes overflows f32, so there is no answer; its weights are"
                 " damaged, or its activation is not the one it was trained with"
             )
+        if self._link is not None:
+            self._link.reply(logits)
         self._clock.switch("other")
         return logits

@@ -8,7 +8,7 @@ section 3.1). Before a token, a window of k holds what the last k tokens used, s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
@@ -53,6 +53,16 @@ class Activity:
     """Bundles of each layer that one token uses and whose output is not zero."""
     assumed: str = ""
     """A sentence about what is assumed where nothing was recorded; else empty."""
+
+    def of_layers(self, layers: range) -> Activity:
+        """The same of some neighbouring layers, counted from the first that has bundles."""
+        own = slice(layers.start, layers.stop)
+        return replace(
+            self,
+            s_agg=tuple(row[own] for row in self.s_agg),
+            slots_needed=tuple(row[own] for row in self.slots_needed),
+            active=self.active[own],
+        )
 
     def used(self, layer: int) -> float:
         """Bundles of a layer that a token uses on average."""

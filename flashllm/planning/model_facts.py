@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashllm.errors import UsageError
-from flashllm.flash.file_names import PREDICTORS_FILE, RESIDENT_FILE
-from flashllm.flash.safetensors_file import read_tensor_index
+from flashllm.flash.file_names import PREDICTORS_FILE
 from flashllm.flash.store import Store
 from flashllm.options import SELECTORS, Select
 from flashllm.planning.activation_stats import Activity, recorded
@@ -81,13 +80,13 @@ def converted_sizes(store: Store, select: str, interpreter_bytes: int) -> Sizes:
 
     `interpreter_bytes` is the resident memory of the process that will run it, before it is loaded.
     """
-    index = read_tensor_index(store.directory / RESIDENT_FILE)
+    index = store.resident_index()
     embeddings = sum(t.nbytes for name, t in index.items() if name.startswith("embed."))
     return Sizes(
         interpreter=interpreter_bytes,
         embeddings=embeddings,
-        attention=store.file_bytes(RESIDENT_FILE) - embeddings,
-        predictors=store.file_bytes(PREDICTORS_FILE),
+        attention=store.resident_bytes() - embeddings,
+        predictors=store.predictor_bytes(),
         stride=store.header.stride,
         predictor_dtype=store.predictor_dtype() or "f16",
         activity=recorded_activity(store, select),
@@ -99,4 +98,5 @@ def recorded_activity(store: Store, select: str) -> Activity | None:
     values = store.load_activity()
     if values is None or select == "all":
         return None
-    return recorded(values, select, store.spec, str(store.directory))
+    found = recorded(values, select, store.model_spec, str(store.directory))
+    return found.of_layers(store.bundled) if store.is_stage else found

@@ -15,7 +15,7 @@ from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import Model, open_model
 from flashllm.engine.sampling import Sampling
 from flashllm.errors import MemoryCeilingTooSmall, ModelError, ModelNotFound, UsageError
-from flashllm.flash import store
+from flashllm.flash import file_loading
 from flashllm.model.active_set_selectors import SelectAll
 from flashllm.system.clock import PARTS
 from tests.support.tiny import save_opt, tiny_opt
@@ -349,7 +349,7 @@ def test_opening_tells_how_much_is_read(
     sparse_model: Path, monkeypatch: pytest.MonkeyPatch, select: Any
 ) -> None:
     whole = tokens(sparse_model, select=select)
-    monkeypatch.setattr(store, "_LOAD_PIECE_BYTES", 8192)
+    monkeypatch.setattr(file_loading, "_LOAD_PIECE_BYTES", 8192)
     told: list[tuple[int, int]] = []
     with open_model(
         sparse_model, select=select, on_loading=lambda *bytes_: told.append(bytes_)

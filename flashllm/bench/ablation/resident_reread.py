@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from flashllm import core
+from flashllm.flash.file_loading import ReadErrors, open_file_reader
 from flashllm.flash.file_names import RESIDENT_FILE
 from flashllm.flash.safetensors_file import read_tensor_index
-from flashllm.flash.store import ReadErrors, Store, open_file_reader
+from flashllm.flash.store import Store
 
 _LAYER = re.compile(r"layers\.([0-9]+)\.")
 

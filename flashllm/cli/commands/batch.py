@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flashllm.batch.admission import DEFAULT_SCHEDULE, SCHEDULES, admission_of
 from flashllm.batch.block import RowsInBlock
 from flashllm.batch.block_search import Trial, find_block
+from flashllm.batch.data_parallel.weightless_model import WeightlessModel
 from flashllm.batch.encoded_row import encode_row
 from flashllm.batch.input_rows import STREAM, InputRows, open_source, read_rows
 from flashllm.batch.journal import BatchKey
@@ -21,10 +21,13 @@ from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
 from flashllm.batch.row import Row, RowDefaults
 from flashllm.batch.row_by_row import RowByRow, Schedule
 from flashllm.batch.run import BatchRun, BatchSummary
+from flashllm.cli.commands.batch_progress import BatchProgress
+from flashllm.cli.commands.batch_stages import add_stages, check_stages, follow, opened_stages
+from flashllm.cli.commands.batch_workers import add_ray, check_ray, opened_workers
 from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options, argument
-from flashllm.cli.shared.interrupt import RunningModel, run_interruptibly
-from flashllm.cli.shared.output import Output, PacedLine, remark
+from flashllm.cli.shared.interrupt import Cancellable, RunningModel, run_interruptibly
+from flashllm.cli.shared.output import Output, remark
 from flashllm.cli.shared.prompt_flags import add_prompt_flags, check_prompt_flags
 from flashllm.cli.shared.tracing import add_trace, check_trace, traced
 from flashllm.engine.sampling import StopMatcher
@@ -35,7 +38,6 @@ from flashllm.settings.values import parse_count
 from flashllm.telemetry.token_report import stats_table
 from flashllm.units import (
     format_count,
-    format_duration,
     format_number,
     format_seconds,
     format_token_count,
@@ -44,6 +46,9 @@ from flashllm.units import (
 if TYPE_CHECKING:
     from flashllm.batch.answer_order import AnswerOrder
     from flashllm.engine.local import Model
+    from flashllm.engine.protocol import PromptModel
+    from flashllm.planning.plan import Plan
+    from flashllm.telemetry.device_rates import DeviceRates
 
 EXIT_ROW_ERRORS = 65
 """As of bad data: some rows have an error instead of an answer."""
@@ -63,6 +68,10 @@ def batch(arguments: argparse.Namespace) -> int:
     defaults = _defaults(arguments)
     _check_output(arguments)
     check_trace(arguments.trace)
+    check_ray(arguments)
+    check_stages(arguments)
+    if arguments.stage:  # the first one has number 0
+        return follow(arguments)
     scratch = None if arguments.output == STREAM else Path(arguments.output).absolute().parent
     with open_source(arguments.rows) as source:
         directory = open_model.model_directory(arguments.model)  # before all rows are read
@@ -139,44 +148,6 @@ def _key(arguments: argparse.Namespace, rows: InputRows, directory: Path) -> Bat
     return BatchKey(rows.content_hash, manifest_hash(directory), settings)
 
 
-class _Progress:
-    """Rows done, tokens a second and the time left, on standard error."""
-
-    def __init__(self, order: AnswerOrder) -> None:
-        self._order = order
-        self._line = PacedLine()
-        self._begun_rows, self._begun_seconds = order.n_done, time.monotonic()
-        self._tokens = 0
-
-    def begin(self) -> None:
-        """The model is open."""
-        self._begun_seconds = time.monotonic()
-
-    def token(self) -> None:
-        """One more token."""
-        self._tokens += 1
-        self._line.show(self._format)
-
-    def row(self) -> None:
-        """One more row."""
-        self._line.show(self._format)
-
-    def clear(self) -> None:
-        """The batch is over."""
-        self._line.clear()
-
-    def _format(self) -> str:
-        order = self._order
-        seconds = time.monotonic() - self._begun_seconds
-        text = f"{format_count(order.n_done)} of {format_count(order.n_rows)} rows"
-        if order.n_failures:
-            text += f" ({format_count(order.n_failures)} with errors)"
-        text += f", {format_number(self._tokens / max(seconds, 1e-9))} tokens a second"
-        done = order.n_done - self._begun_rows
-        left = seconds / done * (order.n_rows - order.n_done) if done else None
-        return text if left is None else f"{text}, {format_duration(left)} left"
-
-
 @dataclass(frozen=True, slots=True)
 class _Report:
     """How the batch went, made while the model is open."""
@@ -188,9 +159,93 @@ class _Report:
     """For `--stats`."""
 
     @classmethod
-    def of(cls, summary: BatchSummary, model: Model) -> _Report:
-        stats = stats_table(summary.costs.rows(model.rates(), model.plan))
-        return cls(summary, summary.to_json(model), stats)
+    def of(
+        cls,
+        summary: BatchSummary,
+        rates: DeviceRates | None,
+        plan: Plan,
+        workers: list[dict[str, Any]] | None = None,
+    ) -> _Report:
+        """Of one process, or by the rates of one worker; without rates there is no bound."""
+        stats = stats_table(summary.costs.rows(rates, plan))
+        return cls(summary, summary.to_json(rates, plan, workers), stats)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch that is about to be answered."""
+
+    arguments: argparse.Namespace
+    directory: Path
+    rows: InputRows
+    defaults: RowDefaults
+    output: BatchOutput
+    running: RunningModel
+    progress: BatchProgress
+
+    def answer(self) -> _Report:
+        """Opens the model, here or on workers, and answers."""
+        return self._answer_here() if self.arguments.ray is None else self._answer_by_workers()
+
+    def _answer_here(self) -> _Report:
+        arguments = self.arguments
+        block = arguments.block or self._found_block()
+        opened: contextlib.AbstractContextManager[Model]
+        if arguments.stages is not None:
+            opened = opened_stages(arguments, self.directory)
+        else:
+            opened = open_model.open_engine(self.directory, arguments, block)
+        with opened as model, self._running(model):
+            for caution in model.cautions():
+                remark(caution)
+            schedule: Schedule = RowByRow(model, self._is_stopped, self.progress.token)
+            if block > 1:
+                admission = admission_of(arguments.schedule, block, arguments.max_tokens)
+                schedule = RowsInBlock(model, self._is_stopped, self.progress.token, admission)
+            with traced(model, arguments.trace):
+                summary = self._run(model).answer(schedule)
+            # What a stage waits for is no bound of its own machine.
+            rates = None if arguments.stages is not None else model.rates()
+            return _Report.of(summary, rates, model.plan)
+
+    def _answer_by_workers(self) -> _Report:
+        workers = opened_workers(
+            self.arguments, self.directory, self._is_stopped, self.progress.token, self._on_lost
+        )
+        # Ctrl-C reaches the workers while they open the model, too.
+        with self._running(self), workers as opened:
+            first = opened.workers[0].opened
+            model = WeightlessModel(self.directory, first.plan)
+            summary = self._run(model).answer(opened)
+            each = [worker.to_json() for worker in opened.workers]
+            return _Report.of(summary, first.rates, first.plan, each)
+
+    def _found_block(self) -> int:
+        """The number of rows that was the fastest in trials."""
+        return _found_block(self.arguments, self.directory, self.rows, self.defaults, self.running)
+
+    def cancel(self) -> None:
+        """Nothing: workers ask often enough whether they are to stop."""
+
+    def _run(self, model: PromptModel) -> BatchRun:
+        self.progress.begin()
+        rows, defaults, output = self.rows, self.defaults, self.output
+        return BatchRun(model, rows, defaults, output, self._is_stopped, self.progress.row)
+
+    @contextlib.contextmanager
+    def _running(self, what: Cancellable) -> Iterator[None]:
+        self.running.model = what
+        try:
+            yield
+        finally:
+            self.running.model = None
+
+    def _is_stopped(self) -> bool:
+        return self.running.is_stopped
+
+    def _on_lost(self, text: str) -> None:
+        self.progress.clear()
+        remark(text)
 
 
 def _answer(
@@ -200,34 +255,14 @@ def _answer(
     defaults: RowDefaults,
     output: BatchOutput,
 ) -> int:
-    """Opens the model and answers on a thread of its own; prints the report."""
-    running, progress = RunningModel(), _Progress(output.order)
+    """Answers on a thread of its own; prints the report."""
+    running, progress = RunningModel(), BatchProgress(output.order)
+    batch = _Batch(arguments, directory, rows, defaults, output, running, progress)
     reports: list[_Report] = []
-
-    def is_stopped() -> bool:
-        return running.is_stopped
-
-    def work() -> None:
-        block = arguments.block or _found_block(arguments, directory, rows, defaults, running)
-        with open_model.open_engine(directory, arguments, block) as model:
-            running.model = model
-            try:
-                for caution in model.cautions():
-                    remark(caution)
-                progress.begin()
-                run = BatchRun(model, rows, defaults, output, is_stopped, progress.row)
-                schedule: Schedule = RowByRow(model, is_stopped, progress.token)
-                if block > 1:
-                    admission = admission_of(arguments.schedule, block, arguments.max_tokens)
-                    schedule = RowsInBlock(model, is_stopped, progress.token, admission)
-                with traced(model, arguments.trace):
-                    summary = run.answer(schedule)
-                reports.append(_Report.of(summary, model))
-            finally:
-                running.model = None
-
     try:
-        interruption = run_interruptibly(work, running, progress.clear)
+        interruption = run_interruptibly(
+            lambda: reports.append(batch.answer()), running, progress.clear
+        )
     except FlashllmError:
         if output.order.n_done:
             remark(_how_to_go_on(arguments, output.order))
@@ -301,6 +336,7 @@ examples:
   flashllm batch rows.jsonl answers.jsonl big --memory 6GiB -n 200 --stats
   flashllm batch requests.jsonl answers.jsonl big         # OpenAI's batch files, in and out
   some-program | flashllm batch - - big | jq .text
+  flashllm batch rows.jsonl answers.jsonl big --ray auto  # by all machines of a Ray cluster
 
 IN has a JSON object a line: {"id": "a", "prompt": "What does ocean mean?"}, or with "messages". A
 row may say max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed and stop. What
@@ -347,6 +383,8 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object with every number at the end"
     )
+    add_ray(parser)
+    add_stages(parser)
     add_trace(parser)
     add_options(parser, "answers, where rows do not say otherwise", SAMPLING_OPTIONS)
     add_options(parser, "model", MODEL_OPTIONS)

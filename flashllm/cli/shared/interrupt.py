@@ -10,12 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from flashllm.errors import EXIT_INTERRUPTED
-
-if TYPE_CHECKING:
-    from flashllm.engine.protocol import Engine
 
 # A signal may reach another thread than the main one, which then has to look up by itself.
 POLL_SECONDS = 0.1
@@ -146,22 +143,28 @@ def run_interruptibly(
     return interruption
 
 
+class Cancellable(Protocol):
+    """What computes, and can be told to stop."""
+
+    def cancel(self) -> None: ...  # noqa: D102
+
+
 class RunningModel:
     """The model that is answering, for the main thread."""
 
     def __init__(self) -> None:
         self.is_stopped = False
-        self._model: Engine | None = None
+        self._model: Cancellable | None = None
         # Reentrant, since Ctrl-C may come while the main thread holds it already.
         self._lock = threading.RLock()
 
     @property
-    def model(self) -> Engine | None:
+    def model(self) -> Cancellable | None:
         """None before it is open, and once it is closing."""
         return self._model
 
     @model.setter
-    def model(self, model: Engine | None) -> None:
+    def model(self, model: Cancellable | None) -> None:
         with self._lock:
             self._model = model
 
