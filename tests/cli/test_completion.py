@@ -47,7 +47,7 @@ def offered(script: str, folder: Path, *words: str) -> list[str]:
     ("words", "expected"),
     [
         (["ch"], ["chat"]),
-        (["bench", ""], ["io", "tokens", "prompt", "ablation", "cache"]),
+        (["bench", ""], ["io", "tokens", "prompt", "ablation", "cache", "kv"]),
         (["config", "e"], ["edit"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
         (["path", "d"], ["data", "db"]),
