@@ -335,7 +335,7 @@ def test_killed_before_any_call_it_goes_on(tmp_path: Path) -> None:
     calls = -int(run(0).stdout)
     assert calls > 50
     shutil.rmtree(tmp_path / "out")
-    for left in range(1, calls, max(1, calls // 12)):
+    for left in range(1, calls, max(1, calls // 6)):
         assert run(left).returncode == 9
         if not (tmp_path / "out").exists():
             convert_shards(LocalShards(tmp_path / "source"), tmp_path / "out")

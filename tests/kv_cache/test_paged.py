@@ -288,7 +288,7 @@ def test_encoded_rows_come_back_as_they_were(pools: Pools, slots: int | None) ->
     assert same(sequence.step(third, 5), expected)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_order_of_calls(pools: Pools, seed: int) -> None:
     """Contexts that grow, are cut, take over what others have, fetch and are dropped, at random."""
     rng = np.random.default_rng(seed)

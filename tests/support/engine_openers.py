@@ -48,7 +48,7 @@ ANSWERS: dict[str, list[list[Step]]] = {
 
 def open_engine(path: str | None, options: ModelOptions, on_opening: OnOpening) -> Any:
     """The engine that the path names; or what happens instead."""
-    name = path or "plain"
+    name = (path or "plain").removeprefix("./")  # a path, not the name of a demo
     if name == "too small":
         words = f"{options.application_bytes} of {options.memory}"
         raise MemoryCeilingTooSmall(words, 212 << 20)
