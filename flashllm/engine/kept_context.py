@@ -37,24 +37,23 @@ class KeptContext:
         self._file: KeptFile | None = None
         self._is_over = False
 
-    def restore(self, ids: Sequence[int], answer: int, empty: Callable[[], None]) -> int:
+    def restore(self, ids: Sequence[int], answer: int, empty: Callable[[], None]) -> None:
         """Brings back what was kept of a prompt, where that is much more than the context has.
 
-        The last `answer` ids are of an answer; `empty` forgets all tokens of the context. Returns
-        how many tokens were brought back.
+        The last `answer` ids are of an answer; `empty` forgets all tokens of the context.
         """
         context = self._context
         present = context.tokens.cached_prefix(ids, answer)
         if len(ids) - present < TOKENS_MIN:
-            return 0
+            return
         file = self._directory.find(ids, answer, context.tokens)
         self._note(self._directory.problem)
         if file is None:
-            return 0
+            return
         kept = min(file.tokens(context.tokens).cached_prefix(ids, answer), context.capacity)
         if kept - present < TOKENS_MIN or file.length > context.capacity:
             file.close()
-            return 0
+            return
         self.finish()
         empty()
         try:
@@ -67,7 +66,6 @@ class KeptContext:
         context.tokens.mark()
         self._file, self._is_over = file, False
         os.utime(file.path)
-        return context.length
 
     def keep_some(self) -> bool:
         """Writes the next tokens that are not kept yet; whether there are more."""

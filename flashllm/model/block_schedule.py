@@ -1,8 +1,7 @@
 """One token of an answer in each of several contexts at once: each read of a layer serves them all.
 
-The zig-zag block of FlexGen (arXiv 2303.06865, section 4.1) for blocks whose keys and values are
-all in memory: a layer's weights are read once for the block. Every token has the bits that it has
-alone.
+A step of FlexGen's block (arXiv 2303.06865, section 4.1): a layer's weights are read once for all
+of its contexts, whose keys and values may be on flash. Every token has the bits that it has alone.
 """
 
 from __future__ import annotations
