@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FAMILIES = re.compile(
     r"\b(opt|falcon|llama(?!\.cpp)|mixtral)\b|(OPT|Opt|Falcon|Llama|Mixtral)[A-Z][a-z]\w*"
@@ -30,7 +28,10 @@ def sources() -> list[str]:
     )
 
 
-@pytest.mark.parametrize("source", sources())
-def test_families_are_named_in_their_tables_only(source: str) -> None:
-    named = {match.group() for match in FAMILIES.finditer((ROOT / source).read_text("utf-8"))}
-    assert bool(named) == (source in ALLOWED), named
+def test_families_are_named_in_their_tables_only() -> None:
+    naming = {
+        source: sorted({match.group() for match in FAMILIES.finditer(text)})
+        for source in sources()
+        if FAMILIES.search(text := (ROOT / source).read_text("utf-8"))
+    }
+    assert naming.keys() == ALLOWED, naming

@@ -51,17 +51,17 @@ def test_row_bytes_of_what_is_no_row(core: ModuleType, name: str, width: int) ->
         core.row_bytes(name, width)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_bytes_decode_to_what_they_mean(make_kernels: Make, dtype: str, width: int) -> None:
-    raw = encoded(make_kernels(), normal((7, width)), dtype)
-    nbytes = nbytes_of(dtype, width)
-    spaced = np.full((7, nbytes + 11), 0xFF, np.uint8)
-    spaced[:, 5 : 5 + nbytes] = raw.reshape(7, nbytes)
-    ids = np.array([6, 0, 2, 2], np.int32)
-    out = np.full((4, width), np.nan, np.float32)
-    kernels = make_kernels(2)
-    kernels.decode_rows(spaced.reshape(-1), nbytes + 11, 5, dtype, ids, width, out.reshape(-1))
-    assert np.array_equal(out, decode(raw, dtype, width)[ids])
+def test_bytes_decode_to_what_they_mean(make_kernels: Make, dtype: str) -> None:
+    for width in WIDTHS:
+        raw = encoded(make_kernels(), normal((7, width)), dtype)
+        nbytes = nbytes_of(dtype, width)
+        spaced = np.full((7, nbytes + 11), 0xFF, np.uint8)
+        spaced[:, 5 : 5 + nbytes] = raw.reshape(7, nbytes)
+        ids = np.array([6, 0, 2, 2], np.int32)
+        out = np.full((4, width), np.nan, np.float32)
+        kernels = make_kernels(2)
+        kernels.decode_rows(spaced.reshape(-1), nbytes + 11, 5, dtype, ids, width, out.reshape(-1))
+        assert np.array_equal(out, decode(raw, dtype, width)[ids])
 
 
 def test_floats_round_to_the_nearest(make_kernels: Make) -> None:
@@ -81,31 +81,29 @@ def test_floats_round_to_the_nearest(make_kernels: Make) -> None:
     assert np.all(np.abs(near - values) <= np.abs(values) * 2.0**-8)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_int8_loses_half_a_scale_at_most(make_kernels: Make, width: int) -> None:
-    values = normal((9, width))
-    raw = encoded(make_kernels(), values, "int8")
-    scales = scales_of(raw, "int8", width)
-    most = np.abs(grouped(values)).max(axis=2)
-    assert np.all(scales <= most / 127 * (1 + 2.0**-10))
-    lost = np.abs(grouped(decode(raw, "int8", width) - values)).max(axis=2)
-    assert np.all(lost <= scales / 2 * (1 + 1e-6))
+def test_int8_loses_half_a_scale_at_most(make_kernels: Make) -> None:
+    for width in WIDTHS:
+        values = normal((9, width))
+        raw = encoded(make_kernels(), values, "int8")
+        scales = scales_of(raw, "int8", width)
+        most = np.abs(grouped(values)).max(axis=2)
+        assert np.all(scales <= most / 127 * (1 + 2.0**-10))
+        lost = np.abs(grouped(decode(raw, "int8", width) - values)).max(axis=2)
+        assert np.all(lost <= scales / 2 * (1 + 1e-6))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_int4_is_no_worse_than_the_scale_that_cuts_nothing_off(
-    make_kernels: Make, width: int
-) -> None:
-    values = normal((9, width))
-    raw = encoded(make_kernels(), values, "int4")
-    groups = grouped(values).astype(np.float64)
-    plain = (np.abs(groups).max(axis=2) / 7).astype(np.float16).astype(np.float64)[:, :, None]
-    rounded = np.clip(np.rint(groups / np.where(plain == 0, 1, plain)), -8, 7) * plain
-    lost = grouped(decode(raw, "int4", width) - values)
-    assert np.all(
-        (lost**2).sum(axis=2) <= ((rounded - groups) ** 2).sum(axis=2) * (1 + 1e-6) + 1e-30
-    )
-    assert np.all(np.abs(lost) <= np.abs(groups).max(axis=2, keepdims=True) * 0.21)
+def test_int4_is_no_worse_than_the_scale_that_cuts_nothing_off(make_kernels: Make) -> None:
+    for width in WIDTHS:
+        values = normal((9, width))
+        raw = encoded(make_kernels(), values, "int4")
+        groups = grouped(values).astype(np.float64)
+        plain = (np.abs(groups).max(axis=2) / 7).astype(np.float16).astype(np.float64)[:, :, None]
+        rounded = np.clip(np.rint(groups / np.where(plain == 0, 1, plain)), -8, 7) * plain
+        lost = grouped(decode(raw, "int4", width) - values)
+        assert np.all(
+            (lost**2).sum(axis=2) <= ((rounded - groups) ** 2).sum(axis=2) * (1 + 1e-6) + 1e-30
+        )
+        assert np.all(np.abs(lost) <= np.abs(groups).max(axis=2, keepdims=True) * 0.21)
 
 
 def test_int4_of_normal_weights_loses_little(make_kernels: Make) -> None:

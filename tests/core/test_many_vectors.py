@@ -29,28 +29,25 @@ def make_native(request: pytest.FixtureRequest) -> Make:
     return lambda threads=1: _core.Kernels(threads, request.param)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_matrix_times_vectors_has_the_bits_of_each_alone(
-    make_native: Make, dtype: str, shape: tuple[int, int, int], threads: int
+    make_native: Make, dtype: str, shape: tuple[int, int, int]
 ) -> None:
     vectors, columns, count = shape
     rows = encode(normal((count, columns)), dtype)
     x = normal((vectors, columns), seed=1)
-    kernels = make_native(threads)
-    out = np.full((vectors, count), np.nan, np.float32)
-    kernels.matmul(rows, dtype, x, out)
-    alone = np.empty_like(out)
+    one, alone = make_native(), np.empty((vectors, count), np.float32)
     for vector, products in zip(x, alone, strict=True):
-        kernels.matvec(rows, dtype, vector, products)
-    assert np.array_equal(out, alone)
+        one.matvec(rows, dtype, vector, products)
+    for threads in (1, 3):
+        out = np.full((vectors, count), np.nan, np.float32)
+        make_native(threads).matmul(rows, dtype, x, out)
+        assert np.array_equal(out, alone)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("zeros", ["none", "some", "most"])
 def test_rows_of_many_vectors_have_the_bits_of_each_alone(
-    make_native: Make, dtype: str, shape: tuple[int, int, int], zeros: str, threads: int
+    make_native: Make, dtype: str, shape: tuple[int, int, int]
 ) -> None:
     vectors, columns, count = shape
     nbytes = nbytes_of(dtype, columns)
@@ -61,22 +58,27 @@ def test_rows_of_many_vectors_have_the_bits_of_each_alone(
     where = (bundles.reshape(-1), nbytes + 11, 7, dtype)
     random = np.random.default_rng(2)
     ids = random.permutation(count).astype(np.int32)
-    weights = normal((vectors, count), seed=3)
-    weights[random.random(weights.shape) < {"none": 0.0, "some": 0.1, "most": 0.9}[zeros]] = 0
     # Blocks of a size as models have, an empty one, and one that is longer than they have.
     ends = np.minimum([20, 84, 84, max(count, 84)], count).astype(np.int32)
     before = normal((vectors, columns), seed=4)
     x = normal((vectors, columns), seed=5)
-    kernels = make_native(threads)
-    dots, sums = np.full((vectors, count), np.nan, np.float32), before.copy()
-    kernels.dot_rows_all(*where, ids, x, dots)
-    kernels.weighted_sum_rows_all(*where, ids, weights, ends, sums)
-    for v in range(vectors):
-        alone, total = np.empty(count, np.float32), before[v].copy()
-        kernels.dot_rows(*where, ids, x[v], alone)
-        kernels.weighted_sum_rows(*where, ids, weights[v], ends, total)
-        assert np.array_equal(dots[v], alone)
-        assert np.array_equal(sums[v], total)
+    one = make_native()
+    alone = np.empty((vectors, count), np.float32)
+    for vector, products in zip(x, alone, strict=True):
+        one.dot_rows(*where, ids, vector, products)
+    for zeros in (0.0, 0.1, 0.9):
+        weights = normal((vectors, count), seed=3)
+        weights[random.random(weights.shape) < zeros] = 0
+        totals = before.copy()
+        for each, total in zip(weights, totals, strict=True):
+            one.weighted_sum_rows(*where, ids, each, ends, total)
+        for threads in (1, 3):
+            kernels, sums = make_native(threads), before.copy()
+            dots = np.full((vectors, count), np.nan, np.float32)
+            kernels.dot_rows_all(*where, ids, x, dots)
+            kernels.weighted_sum_rows_all(*where, ids, weights, ends, sums)
+            assert np.array_equal(dots, alone)
+            assert np.array_equal(sums, totals)
 
 
 def test_the_twin_agrees(dtype: str, make_kernels: Make) -> None:
