@@ -277,14 +277,14 @@ PULL = [sys.executable, "-m", "flashllm", "pull", NAME, "--progress", "plain"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "code", "words"),
+    ("number", "code", "words", "converts"),
     [
-        (signal.SIGINT, 75, "Run the same command to go on"),
-        (signal.SIGTERM, 75, "Run the same command to go on"),
-        (signal.SIGKILL, -9, ""),
+        (signal.SIGINT, 75, "Run the same command to go on", False),
+        (signal.SIGTERM, 75, "Run the same command to go on", True),
+        (signal.SIGKILL, -9, "", False),
+        (signal.SIGKILL, -9, "", True),
     ],
 )
-@pytest.mark.parametrize("converts", [False, True])
 def test_a_process_that_is_ended_goes_on(
     server: HubServer, home: Path, number: signal.Signals, code: int, words: str, converts: bool
 ) -> None:

@@ -302,7 +302,7 @@ from pathlib import Path
 from tests.support.local_shards import LocalShards
 from flashllm.convert import convert_shards
 
-left = int(sys.argv[3])
+left = 0
 
 def killing(real):
     def call(*arguments, **options):
@@ -315,8 +315,17 @@ def killing(real):
 
 for name in ("pwrite", "fsync", "rename", "replace", "mkdir", "unlink", "ftruncate"):
     setattr(os, name, killing(getattr(os, name)))
-convert_shards(LocalShards(Path(sys.argv[1])), Path(sys.argv[2]))
-print(left)
+def convert():
+    convert_shards(LocalShards(Path(sys.argv[1])), Path(sys.argv[2]))
+
+# All is imported once; each line read is a process that ends at that call.
+for line in sys.stdin:
+    if not (child := os.fork()):
+        left = int(line)
+        convert()
+        print(-left, flush=True)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -325,23 +334,29 @@ def test_killed_before_any_call_it_goes_on(tmp_path: Path) -> None:
     write_opt(tmp_path / "source")
     expected = whole(tmp_path / "source", tmp_path)
 
-    def run(left: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "source")]
-        return subprocess.run(
-            [*command, str(tmp_path / "out"), str(left)],
-            cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "source")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*command, str(tmp_path / "out")], cwd=ROOT, stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
 
-    calls = -int(run(0).stdout)
-    assert calls > 50
-    shutil.rmtree(tmp_path / "out")
-    for left in range(1, calls, max(1, calls // 6)):
-        assert run(left).returncode == 9
-        if not (tmp_path / "out").exists():
-            convert_shards(LocalShards(tmp_path / "source"), tmp_path / "out")
-        assert all_bytes(tmp_path / "out") == expected
+        def run(left: int) -> int:
+            print(left, file=process.stdin, flush=True)
+            return int(process.stdout.readline())
+
+        calls = run(0)
+        assert calls > 50
+        assert process.stdout.readline() == "0\n"
         shutil.rmtree(tmp_path / "out")
-        shutil.rmtree(kept(tmp_path), ignore_errors=True)
+        for left in range(1, calls, max(1, calls // 10)):
+            assert run(left) == 9
+            if not (tmp_path / "out").exists():
+                convert_shards(LocalShards(tmp_path / "source"), tmp_path / "out")
+            assert all_bytes(tmp_path / "out") == expected
+            shutil.rmtree(tmp_path / "out")
+            shutil.rmtree(kept(tmp_path), ignore_errors=True)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

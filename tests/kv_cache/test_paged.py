@@ -294,7 +294,7 @@ def test_any_order_of_calls(pools: Pools, seed: int) -> None:
     rng = np.random.default_rng(seed)
     pool = pools.pool("f16", LEAST + int(rng.integers(8, 30)), contexts=3)
     pairs = [(whole("f16"), pools.cache("f16", None, pool)) for _ in range(3)]
-    for step in range(60):
+    for step in range(40):
         number, other = rng.permutation(3)[:2].tolist()
         (expected, found), what = pairs[number], rng.random()
         room = CONTEXT - found.length
