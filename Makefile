@@ -1,7 +1,7 @@
 # make chat    talk to the model that comes with the project
 # make test    everything that must hold: checks, the core's own tests, all others
 # make check   format, lint, types, imports
-# make wheel-test  build a wheel, install it where there is no compiler, open the chat
+# make wheel-test  build a wheel, look into it, install it where there is no compiler, open the chat
 # make bench-test  the tests of the developers' own benchmarks
 # make machines-test  batches on several machines, as processes of this one; installs ray if it can
 # make soak    use chat and engine for an hour, and watch what they take; make soak-short: 45 s, and
@@ -99,7 +99,7 @@ core-test: $(TEST_STAMP)
 pytest: $(TEST_STAMP)
 	$(BIN)/python -m pytest tests/ui/test_snapshots.py
 	$(BIN)/python -m pytest --ignore=tests/ui/test_snapshots.py --ignore=tests/benchmarks \
-	  --ignore=tests/machines \
+	  --ignore=tests/machines --ignore=tests/wheel \
 	  --numprocesses=2 --dist=loadfile
 
 bench-test: $(TEST_STAMP)
@@ -116,6 +116,7 @@ BARE := build/bare
 wheel-test: $(TEST_STAMP)
 	@rm -rf $(BARE) && mkdir -p $(BARE)
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w $(BARE) .
+	FLASHLLM_WHEEL="$$(echo $(CURDIR)/$(BARE)/*.whl)" $(BIN)/python -m pytest -q tests/wheel
 	@$(PYTHON) -m venv $(BARE)/venv
 	@PATH=$(CURDIR)/$(BARE)/venv/bin $(CURDIR)/$(BARE)/venv/bin/python -m pip install --quiet \
 	  --disable-pip-version-check -c constraints.txt $(BARE)/flashllm-*.whl
@@ -175,7 +176,7 @@ fuzz-parsers: $(TEST_STAMP)
 # The core by its own tests and the kept inputs of its targets; the Python by the tests of what checks
 # input, or with ALL=1 by all of them, which takes as long as they do.
 COVERAGE := build/coverage
-COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks --ignore=tests/machines,tests/batch tests/conversations \
+COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks --ignore=tests/machines --ignore=tests/wheel,tests/batch tests/conversations \
   tests/convert tests/faults tests/flash tests/fuzz tests/test_sanitize.py tests/test_spec.py tests/untrusted)
 coverage: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(COVERAGE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
