@@ -96,10 +96,22 @@ class Reader:
         buffer: Buffer,
         destinations: NDArray[np.int64],
         urgent: bool = False,
+        ahead: bool = False,
     ) -> int:
         """Start reading `length` bytes at each offset; returns a ticket for `wait`.
 
-        Reads of an urgent batch are started before all others that have not been.
+        Reads of an urgent batch are started before all others that have not been. Those of a batch
+        that is read ahead are started behind all others, four at a time.
+        """
+
+    def hasten(self, ticket: int) -> None:
+        """What is read ahead is needed: from now on its reads are started like any other."""
+
+    def drop(self, ticket: int) -> int:
+        """A batch is not needed: no more of its reads are started.
+
+        `wait` has to follow, and raises InterruptedError unless all had been. Returns the useful
+        bytes of those that had.
         """
 
     def wait(self, ticket: int) -> None:

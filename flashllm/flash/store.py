@@ -139,16 +139,17 @@ class Store:
         ids: NDArray[np.int32],
         buffer: core.Buffer,
         destinations: NDArray[np.int64],
+        ahead: bool = False,
     ) -> list[int]:
         """Begin to read bundles to byte positions of `buffer`; tickets for `wait_bundles`.
 
-        Of experts a ticket for each, in their order: each is large enough to be computed while the
-        next is read.
+        Where `tickets_each`, there is one for each, in their order. What is read `ahead` is read
+        behind all else, few reads at a time.
         """
         header = self.header
         offsets = header.offset(layer, 0) + ids.astype(np.int64) * header.stride
         length, reads = header.stride, [(offsets, destinations)]
-        if header.down_columns:
+        if self.tickets_each:
             reads = [(offsets[i : i + 1], destinations[i : i + 1]) for i in range(len(ids))]
         elif self._rows_apart:
             length = self.spec.row_bytes
@@ -157,12 +158,29 @@ class Store:
         tickets: list[int] = []
         try:
             for places, targets in reads:
-                tickets.append(int(self.reader.submit(places, length, buffer, targets)))
+                ticket = self.reader.submit(places, length, buffer, targets, ahead=ahead)
+                tickets.append(int(ticket))
         except BaseException:
             with contextlib.suppress(FlashllmError):
                 self.wait_bundles(layer, tickets)
             raise
         return tickets
+
+    @property
+    def tickets_each(self) -> bool:
+        """Whether each bundle has a ticket of its own: experts, which are large enough for it."""
+        return bool(self.header.down_columns)
+
+    def hasten(self, ticket: int) -> None:
+        """What is read ahead under a ticket is needed: it is read like all else from now on."""
+        self.reader.hasten(ticket)
+
+    def drop(self, ticket: int) -> int:
+        """What is read under a ticket is not needed; the bytes of it whose reads had begun.
+
+        `wait_bundles` has to follow, and raises Cancelled unless all of it is there.
+        """
+        return int(self.reader.drop(ticket))
 
     def wait_bundles(self, layer: int, tickets: list[int]) -> None:
         """Wait for bundles; even after an error, no read of them is under way any more."""

@@ -26,6 +26,11 @@ GROW, SHRINK = 1.15, 0.8
 LEAST_SHARE = 0.02
 FEW = 8
 """Fewer prefetched bundles say nothing yet, and fewer loaded ones are not worth prefetching."""
+LOADED_MIN = 0.1
+"""Experts a token: a layer that loads fewer is not asked early, which takes about 0.1 ms, as long
+as reading a tenth of an expert of 2.6 MB."""
+LOADED_FADE = 0.1
+"""Weight of a token in the mean of what tokens load."""
 
 
 class Prefetcher(Protocol):
@@ -84,12 +89,36 @@ class PrefetchShares:
             self._made[layer] = self._used[layer] = 0
 
 
+class PrefetchAll:
+    """Prefetches all that is ranked, in layers that read something now and then.
+
+    For bundles that are dropped as soon as they turn out not to be needed, so that a wrong one
+    costs little but the asking.
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        self._loaded = [1.0] * n_layers
+
+    def is_worthwhile(self, layer: int) -> bool:
+        """Whether the layer loads enough a token to be worth asking its selector early."""
+        return self._loaded[layer] >= LOADED_MIN
+
+    def cut(self, layer: int, ranked: Ids) -> Ids:  # noqa: ARG002
+        """All of them."""
+        return ranked
+
+    def learn(self, layer: int, reads: ReadCounts) -> None:
+        """Follows what tokens load in a layer, in the mean of the last ones."""
+        self._loaded[layer] += LOADED_FADE * (reads.loaded - self._loaded[layer])
+
+
 class PredictorPrefetcher:
-    """Runs a layer's predictor on an earlier residual stream.
+    """Runs a layer's predictor, or its router, on an earlier residual stream.
 
     The stream is taken before the layer's attention, or before the feed-forward layer of the
     previous layer. Deja Vu (arXiv 2310.17157) predicts from the previous layer and computes what
-    it predicted; LLM in a flash (arXiv 2312.11514) leaves its reads exposed.
+    it predicted; LLM in a flash (arXiv 2312.11514) leaves its reads exposed. A router, asked a
+    layer early: Fate (arXiv 2502.12224).
     """
 
     def __init__(
@@ -99,6 +128,7 @@ class PredictorPrefetcher:
         norms: Sequence[Norm | None],
         overlap: Overlap,
         clock: PartClock,
+        shares: PrefetchShares | PrefetchAll,
     ) -> None:
         """`norms` are the norms before each feed-forward layer."""
         self._selector = selector
@@ -106,7 +136,7 @@ class PredictorPrefetcher:
         self._norms = norms
         self._overlap = overlap
         self._clock = clock
-        self.shares = PrefetchShares(len(norms))
+        self.shares = shares
 
     def before_attention(self, layer: int, stream: Tensor, known: LayerInputs | None) -> None:  # noqa: ARG002
         """Prefetches for this layer, by `overlap`; always for layer 0, which has no predecessor."""
@@ -140,7 +170,7 @@ class ExactPrefetcher:
     def before_attention(self, layer: int, stream: Tensor, known: LayerInputs | None) -> None:  # noqa: ARG002
         """Selects the active set now, and begins to read all of it."""
         assert known is not None
-        self._pool.prefetch(layer, self._choose_early(layer, known))
+        self._pool.prefetch(layer, self._choose_early(layer, known), is_certain=True)
 
     def after_reads_began(self, layer: int, reads: ReadCounts, stream: Tensor) -> None:
         """Does nothing: everything has been read already."""
@@ -161,5 +191,8 @@ def prefetchers_for(
     if spec.block == "parallel" or (selector is not None and selector.reads == "block"):
         return [ExactPrefetcher(choose_early, pool)]
     if isinstance(selector, RankingSelector):
-        return [PredictorPrefetcher(selector, pool, norms, overlap, clock)]
+        shares = PrefetchShares if spec.experts is None else PrefetchAll
+        return [
+            PredictorPrefetcher(selector, pool, norms, overlap, clock, shares(len(norms))),
+        ]
     return []

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
+from flashllm.arrays import Ids
 from flashllm.flash.raw_tensor import RawTensor
 from flashllm.flash.tensor_table import CHOICE_BIAS, ROUTER, ROUTER_BIAS
 from flashllm.model.activations import sigmoid
@@ -46,26 +47,33 @@ class SelectRouted:
         """Those of each token."""
         return Open(self.weights(layer, x))
 
+    def ranked(self, layer: int, x: Vector) -> Ids:
+        """The experts that are chosen for `x` [d_model], most likely first."""
+        bias = self._choice_biases[layer]
+        by, _ = _chosen_by(self._experts, self._logits(layer, x[None]), bias)
+        order = np.argsort(-by[0], kind="stable")[: self._experts.per_token]
+        return order.astype(np.int32)
+
     def weights(self, layer: int, x: Vector) -> Vector:
         """The weight of each expert for each token: [tokens, d_model] to [tokens, n_experts].
 
         Zero for those that are not chosen.
         """
+        return routed(self._experts, self._logits(layer, x), self._choice_biases[layer])
+
+    def _logits(self, layer: int, x: Vector) -> Vector:
         router = self._routers[layer]
         logits = np.empty((len(x), self._experts.n_experts), dtype=np.float32)
         self._kernels.matmul(router.raw, router.dtype, np.ascontiguousarray(x), logits)
         bias = self._biases[layer]
         if bias is not None:
             logits += bias
-        return routed(self._experts, logits, self._choice_biases[layer])
+        return logits
 
 
 def routed(experts: MoeSpec, logits: Vector, choice_bias: Vector | None = None) -> Vector:
     """The weights [tokens, n_experts] that a router's logits give, zero where not chosen."""
-    scores = _scores(experts, logits)
-    by = logits if choice_bias is None else scores + choice_bias
-    if experts.groups > 1:
-        by = _in_best_groups(experts, scores if choice_bias is None else by)
+    by, scores = _chosen_by(experts, logits, choice_bias)
     chosen = _largest(by, experts.per_token)
     kept: NDArray[np.float32] = np.take_along_axis(scores, chosen, axis=1)
     if experts.renormalise:
@@ -75,6 +83,17 @@ def routed(experts: MoeSpec, logits: Vector, choice_bias: Vector | None = None) 
     weights = np.zeros_like(logits)
     np.put_along_axis(weights, chosen, kept, axis=1)
     return weights
+
+
+def _chosen_by(
+    experts: MoeSpec, logits: Vector, choice_bias: Vector | None
+) -> tuple[Vector, Vector]:
+    """What experts are chosen by, and their scores: both [tokens, n_experts]."""
+    scores = _scores(experts, logits)
+    by = logits if choice_bias is None else scores + choice_bias
+    if experts.groups > 1:
+        by = _in_best_groups(experts, scores if choice_bias is None else by)
+    return by, scores
 
 
 def _in_best_groups(experts: MoeSpec, by: Vector) -> Vector:

@@ -6,6 +6,7 @@ The plan's `overlap` says which reads begin before a layer's turn.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -144,9 +145,11 @@ def merged_reads(loaded: float, n_bundles: int, stride: int, gap_bytes: int) -> 
     Bundles at most a gap apart share one read, which reads the gap too.
     """
     density = min(loaded / n_bundles, 1.0)
-    if loaded <= 1 or density >= 1:
-        reads = loaded if loaded <= 1 else max(loaded * stride / MAX_READ_BYTES, 1.0)
-        return reads, loaded * stride
+    if loaded <= 1:
+        # Fewer than one in the mean: each is a read, or several where it is larger than one.
+        return loaded * math.ceil(stride / MAX_READ_BYTES), loaded * stride
+    if density >= 1:
+        return max(loaded * stride / MAX_READ_BYTES, 1.0), loaded * stride
     gap = gap_bytes // stride
     apart = (1 - density) ** (gap + 1)
     # Chance that the next bundle lies d bundles on, times the d - 1 between, for d up to the gap.

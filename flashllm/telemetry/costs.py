@@ -13,6 +13,7 @@ _JSON_NAMES = {
     "evicted_early": "spilled",
     "prefetched": "guessed",
     "prefetched_used": "guesses_used",
+    "prefetched_bytes_wasted": "guess_bytes_wasted",
 }
 
 
@@ -52,6 +53,8 @@ class TokenCost:
     kv_recall: float | None = None
     """Share of attention's mass on what was seen, of the heads that were measured; None where none
     was."""
+    prefetched_bytes_wasted: int = 0
+    """Bytes of `bytes_read` that belong to prefetched bundles that were not needed."""
 
     @property
     def io_hidden_ns(self) -> int:
@@ -106,7 +109,8 @@ class TokenCost:
 
 _SUMMED_COSTS = (
     "wall_ns", "bytes_read", "bytes_useful", "reads", "io_busy_ns", "depth_ns", "hits", "misses",
-    "extra_rounds", "evicted_early", "prefetched", "prefetched_used", "neurons", "neurons_silent",
+    "extra_rounds", "evicted_early", "prefetched", "prefetched_used", "prefetched_bytes_wasted",
+    "neurons", "neurons_silent",
 )  # fmt: skip
 NO_COST = TokenCost(0, dict.fromkeys(PARTS, 0), 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """The cost of a token for which nothing was measured."""
@@ -158,6 +162,7 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
         "spilled": sum(cost.evicted_early for cost in costs),
         "guessed": sum(cost.prefetched for cost in costs),
         "guesses_used": sum(cost.prefetched_used for cost in costs),
+        "guess_bytes_wasted": sum(cost.prefetched_bytes_wasted for cost in costs),
         "neurons": sum(cost.neurons for cost in costs),
         "neurons_silent": sum(cost.neurons_silent for cost in costs),
         "io_busy_ns": io_busy_ns,
@@ -174,8 +179,8 @@ def decode_summary(costs: Sequence[TokenCost]) -> dict[str, Any]:
 
 
 _SUMMED = ("tokens", "wall_ns", "bytes_read", "bytes_useful", "reads", "hits", "misses", "passes",
-           "spilled", "guessed", "guesses_used", "neurons", "neurons_silent", "io_busy_ns",
-           "kv_tokens", "kv_seen", "kv_recalls")  # fmt: skip
+           "spilled", "guessed", "guesses_used", "guess_bytes_wasted", "neurons",
+           "neurons_silent", "io_busy_ns", "kv_tokens", "kv_seen", "kv_recalls")  # fmt: skip
 
 
 def merged_summary(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from flashllm.telemetry.device_rates import (
 from flashllm.telemetry.formatting import format_parts, format_share_of_profile, format_split
 from flashllm.telemetry.neuron_map import NeuronMap
 from flashllm.units import (
+    format_bytes,
     format_bytes_moved,
     format_count,
     format_memory,
@@ -234,9 +235,21 @@ def decode_rows(
         ("flash", _format_flash(decode, rates)),
         ("in DRAM", f"{100 * rate:.1f} % of the {plan.bundle_noun}s that tokens needed"),
     ]
+    if guessed := decode["guessed"]:
+        rows.append(("read ahead", format_guesses(guessed, decode, plan.bundle_noun)))
     if neurons := decode["neurons"]:
         rows.append(("experts", format_silent(neurons, decode["neurons_silent"])))
     return [*rows, ("bound", format_bound(rates, plan, moved))]
+
+
+def format_guesses(guessed: int, decode: Mapping[str, Any], bundle_noun: str) -> str:
+    """How many bundles were read before it was known that they are needed, and what for."""
+    # Conversations of earlier versions do not say how many bytes were wasted.
+    wasted = format_bytes(decode.get("guess_bytes_wasted", 0))
+    return (
+        f"{guessed} {bundle_noun}s before their layer's turn; {decode['guesses_used']} were needed,"
+        f" {wasted} read in vain"
+    )
 
 
 def format_silent(neurons: int, silent: int) -> str:

@@ -19,6 +19,8 @@ class StreamCounters:
     """Bundles whose reads began before it was known that they are needed."""
     prefetched_used: int = 0
     """Prefetched bundles that were needed; they count as misses too."""
+    prefetched_bytes_wasted: int = 0
+    """Of prefetched bundles that were not needed, as far as they were read."""
     neurons: int = 0
     """Neurons of chosen experts whose gate may be zero: those of ReLU and its like."""
     neurons_silent: int = 0

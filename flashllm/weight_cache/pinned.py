@@ -63,7 +63,7 @@ class PinnedBundles:
         self.counters.hits += pinned
         self.counters.misses += n_bundles - pinned
 
-    def prefetch(self, layer: int, ids: Ids) -> None:
+    def prefetch(self, layer: int, ids: Ids, is_certain: bool = False) -> None:
         """Does nothing: see `prefetches`."""
 
     def blocks(self, layer: int) -> Iterator[Block]:

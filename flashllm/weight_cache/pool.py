@@ -59,8 +59,11 @@ class BundlePool(Protocol):
     def rounds(self, layer: int, ids: Ids) -> Iterator[Round]:
         """Ascending `ids` in rounds that fit; a round's reads have begun when it is yielded."""
 
-    def prefetch(self, layer: int, ids: Ids) -> None:
-        """Begin to read `ids` that the layer is likely to need later, most likely first."""
+    def prefetch(self, layer: int, ids: Ids, is_certain: bool = False) -> None:
+        """Begin to read `ids` that the layer is likely to need later, most likely first.
+
+        They are needed for certain, or large bundles are read behind all else.
+        """
 
     def blocks(self, layer: int) -> Iterator[Block]:
         """All bundles of a layer in order, always cut into the same blocks."""

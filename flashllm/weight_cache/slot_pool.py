@@ -37,6 +37,11 @@ class Prefetch:
     slots: Ids
     tickets: list[int]
 
+    def only(self, where: NDArray[np.bool_]) -> Prefetch:
+        """Some of them, where each has a ticket of its own."""
+        tickets = [self.tickets[number] for number in np.flatnonzero(where)]
+        return Prefetch(self.ids[where], self.slots[where], tickets)
+
 
 @dataclass(slots=True)
 class Fetch:
@@ -97,6 +102,8 @@ class SlotPool:
         self._clock = clock or PartClock()
         self._early = early
         self._prefetches: dict[int, Prefetch] = {}
+        self._dropped: dict[int, Prefetch] = {}
+        """Prefetched bundles that turned out not to be needed, until their reads have ended."""
         self._landed: dict[int, tuple[int, int]] = {}
         """Prefetched bundles that `reserve` waited for: how many, and how many were needed."""
         self._marks = np.zeros(n_bundles, dtype=np.bool_)  # a set of ids, empty between calls
@@ -138,12 +145,12 @@ class SlotPool:
             arrivals = self.arrivals(layer, fetch, self._early)
             yield Round(piece, fetch.positions, self.rows, arrivals, reads)
 
-    def prefetch(self, layer: int, ids: Ids) -> None:
+    def prefetch(self, layer: int, ids: Ids, is_certain: bool = False) -> None:
         """Begin to read `ids`, most likely first, as far as there are slots for them."""
         self._clock.switch("manage")
-        self.plan_prefetch(layer, ids)
+        self.plan_prefetch(layer, ids, is_certain)
         self._clock.switch("io_exposed")
-        self.start_prefetch(layer)
+        self.start_prefetch(layer, is_certain)
 
     def blocks(self, layer: int) -> Iterator[Block]:
         """The whole layer; bundles that are in slots are not read."""
@@ -261,6 +268,7 @@ class SlotPool:
         """Drop the memory of the slots; the store is closed."""
         del self.rows, self._buffer
         self._prefetches.clear()
+        self._dropped.clear()
         self._stream.close()
 
     def _split(self, layer: int, ids: Ids) -> list[Ids]:
@@ -269,21 +277,24 @@ class SlotPool:
         self.counters.extra_rounds += len(pieces) - 1
         return pieces
 
-    def plan_prefetch(self, layer: int, ids: Ids) -> None:
+    def plan_prefetch(self, layer: int, ids: Ids, is_certain: bool = False) -> None:
         """Give slots to `ids`, most likely first; `start_prefetch` must follow."""
         assert layer not in self._prefetches
+        if self._store.tickets_each and not is_certain:
+            ids = self._within_spare_slots(layer, ids)
         found, slots = self._layers[layer].prefetch(ids, self.token)
         if len(found):
             self._prefetches[layer] = Prefetch(found, slots, [])
             self.counters.prefetched += len(found)
 
-    def start_prefetch(self, layer: int) -> None:
+    def start_prefetch(self, layer: int, is_certain: bool = False) -> None:
         """Begin to read the bundles that `plan_prefetch` gave slots."""
         prefetch = self._prefetches.get(layer)
         if prefetch is None:
             return
         try:
-            prefetch.tickets = self._begin(layer, prefetch.ids, prefetch.slots)
+            ahead = self._store.tickets_each and not is_certain
+            prefetch.tickets = self._begin(layer, prefetch.ids, prefetch.slots, ahead)
         except BaseException:
             del self._prefetches[layer]
             raise
@@ -293,6 +304,9 @@ class SlotPool:
 
         `acquire` must follow; the two are separate so that waiting and deciding can be timed apart.
         """
+        if self._store.tickets_each:
+            self._drop(layer, ids)
+            return
         prefetch, n_slots = self._prefetches.get(layer), self._layers[layer].n_slots
         made = 0 if prefetch is None else len(prefetch.ids)
         if prefetch is None or len(ids) + made <= n_slots:
@@ -306,6 +320,8 @@ class SlotPool:
         prefetch = self._prefetches.get(layer)
         in_flight = NO_IDS if prefetch is None else prefetch.ids
         made, settled = self._landed.pop(layer, (len(in_flight), 0))
+        if layer in self._dropped:
+            in_flight = np.concatenate([in_flight, self._dropped[layer].ids])
         acquired = self._layers[layer].acquire(ids, self.token, in_flight)
         missing, used = acquired.n_missing, settled + acquired.n_in_flight
         token, acquisitions = self._last[layer]
@@ -316,6 +332,8 @@ class SlotPool:
         counters = self.counters
         counters.misses += missing + used
         counters.prefetched_used += used
+        if not self._store.tickets_each:
+            counters.prefetched_bytes_wasted += (made - used) * self._stride
         counters.hits += len(ids) - missing - used
         counters.evicted_early += acquired.evicted_early
         return Fetch(acquired, made, used)
@@ -349,6 +367,7 @@ class SlotPool:
         finally:
             # Also if nobody wants the rest: no read may land in a slot that is evicted.
             self._wait(layer, fetch)
+            self._settle_dropped(layer)
         if early and late:
             yield acquired.missing
         elif not early and len(acquired.ids):
@@ -388,10 +407,14 @@ class SlotPool:
 
     def drain(self) -> None:
         """Wait for reads that nobody else will wait for."""
+        for layer in list(self._prefetches) if self._store.tickets_each else ():
+            self._drop(layer, NO_IDS)
         self._landed.clear()
         for layer in list(self._prefetches):
             with contextlib.suppress(Cancelled):
                 self._complete(layer)
+        for layer in list(self._dropped):
+            self._settle_dropped(layer)
 
     def _count_among(self, some: Ids, ids: Ids) -> int:
         """How many of `ids` are among `some`."""
@@ -400,11 +423,52 @@ class SlotPool:
         self._marks[some] = False
         return found
 
-    def _begin(self, layer: int, ids: Ids, slots: Ids) -> list[int]:
+    def _within_spare_slots(self, layer: int, ids: Ids) -> Ids:
+        """Of likely ids those in slots, and as many others as there are slots beyond a token's.
+
+        Others would take slots from bundles that the token needs if they were guessed wrong.
+        """
+        here = self._layers[layer].held()[ids]
+        spare = max(self._layers[layer].n_slots - len(ids), 0)
+        return np.concatenate([ids[here], ids[~here][:spare]])
+
+    def _drop(self, layer: int, ids: Ids) -> None:
+        """Stop to read those prefetched bundles that are not among `ids`, the needed ones."""
+        prefetch = self._prefetches.pop(layer, None)
+        if prefetch is None:
+            return
+        self._marks[ids] = True
+        is_needed = self._marks[prefetch.ids]
+        self._marks[ids] = False
+        needed, dropped = prefetch.only(is_needed), prefetch.only(~is_needed)
+        self._landed[layer] = (len(prefetch.ids), 0)
+        if needed.tickets:
+            self._prefetches[layer] = needed
+        if dropped.tickets:
+            self._dropped[layer] = dropped
+        for ticket in needed.tickets:
+            self._store.hasten(ticket)
+        for ticket in dropped.tickets:
+            self.counters.prefetched_bytes_wasted += self._store.drop(ticket)
+        if len(ids) + len(dropped.ids) > self._layers[layer].n_slots:
+            self._settle_dropped(layer)
+
+    def _settle_dropped(self, layer: int) -> None:
+        """Wait for the reads of dropped bundles that had begun; a bundle that is whole stays."""
+        dropped = self._dropped.pop(layer, None)
+        if dropped is None:
+            return
+        for number, ticket in enumerate(dropped.tickets):
+            try:
+                self._store.wait_bundles(layer, [ticket])
+            except FlashllmError:  # most often since it was dropped; nobody needs it
+                self._layers[layer].release(dropped.slots[number : number + 1])
+
+    def _begin(self, layer: int, ids: Ids, slots: Ids, ahead: bool = False) -> list[int]:
         """Begin to read bundles into their slots; tickets for them."""
         destinations = slots.astype(np.int64) * self._stride
         try:
-            return self._store.submit_bundles(layer, ids, self._buffer, destinations)
+            return self._store.submit_bundles(layer, ids, self._buffer, destinations, ahead)
         except BaseException:
             self._layers[layer].release(slots)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -136,6 +137,24 @@ def test_urgent_batches_arrive_with_those_they_overtook(
     reader.wait(tickets[0])
     assert np.array_equal(guessed.array(), contents[:262_144])
     assert reader.stats()["reads"] == 512 + 4 + 4
+
+
+def test_what_is_read_ahead_arrives_if_it_is_needed_and_never_if_it_is_dropped(
+    open_reader: Open, core: ModuleType, contents: np.ndarray
+) -> None:
+    reader = open_reader(threads=2, max_read_bytes=512)
+    guessed, needed = core.Buffer(262_144), core.Buffer(4096)
+    wrong = reader.submit(int64(0), 262_144, guessed, int64(0), ahead=True)
+    right = reader.submit(int64(8192), 4096, needed, int64(0), ahead=True)
+    reader.hasten(right)
+    reader.wait(right)
+    assert np.array_equal(needed.array(), contents[8192:12_288])
+    assert 0 <= reader.drop(wrong) <= 262_144
+    with contextlib.suppress(InterruptedError):  # unless all of it was there already
+        reader.wait(wrong)
+    for call in (reader.hasten, reader.drop, reader.wait):
+        with pytest.raises(ValueError, match="no ticket"):
+            call(wrong)
 
 
 def test_a_buffer_that_nobody_holds_outlives_its_reads(open_reader: Open, core: ModuleType) -> None:

@@ -13,7 +13,9 @@ from flashllm.convert import convert, verify
 from flashllm.engine.loading import load_decoder
 from flashllm.engine.local import open_model
 from flashllm.flash.manifest import read_manifest
+from flashllm.model.router import SelectRouted
 from flashllm.options import POLICIES
+from flashllm.weight_cache.counters import StreamCounters
 from tests.support.compare import Oracle, check_prefill, check_steps, oracle, prompt
 from tests.support.smallthinker import SmallThinker
 from tests.support.tiny import rewrite_config, tiny
@@ -266,10 +268,18 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return root / "model"
 
 
-def answer(directory: Path, **options: Any) -> tuple[list[int], np.ndarray]:
-    """Twenty greedy tokens after a prompt that needs most experts, and the last logits."""
-    decoder, _, store = load_decoder(directory, **options)
+def answer(
+    directory: Path, slots: int = 0, counted: StreamCounters | None = None, **options: Any
+) -> tuple[list[int], np.ndarray]:
+    """Twenty greedy tokens after a prompt that needs most experts, and the last logits.
+
+    With so many `slots` a layer, where that is not the plan's number; `counted` gets the counts.
+    """
+    decoder, plan, store = load_decoder(directory, **options)
     with store:
+        if slots:
+            decoder.pool.resize((slots,) * len(plan.slots_per_layer))
+        decoder.pool.counters = counted or decoder.pool.counters
         logits = decoder.prefill(prompt(30, decoder.spec.vocab_size))
         ids = []
         for _ in range(20):
@@ -292,6 +302,31 @@ def test_same_bits_at_every_ceiling_policy_and_number_of_threads(converted: Path
         found = answer(converted, **setting)
         assert found[0] == expected[0], setting
         assert np.array_equal(found[1], expected[1]), setting
+
+
+def test_what_routers_say_a_layer_early_changes_no_bit(
+    converted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, counted = answer(converted), StreamCounters()
+    found = answer(converted, slots=6, counted=counted)
+    assert found[0] == expected[0]
+    assert np.array_equal(found[1], expected[1])
+    assert 0 < counted.prefetched_used <= counted.prefetched
+    router = read_manifest(converted).spec.experts
+    assert router is not None
+    if router.router_input == "block":
+        return  # what it says is certain
+
+    def unlikely(self: SelectRouted, layer: int, x: np.ndarray) -> np.ndarray:
+        return np.flatnonzero(self.weights(layer, x[None])[0] == 0)[:3].astype(np.int32)
+
+    monkeypatch.setattr(SelectRouted, "ranked", unlikely)
+    wrong = StreamCounters()
+    found = answer(converted, slots=6, counted=wrong)
+    assert found[0] == expected[0]
+    assert np.array_equal(found[1], expected[1])
+    assert wrong.prefetched > 0
+    assert wrong.prefetched_used * counted.prefetched < wrong.prefetched * counted.prefetched_used
 
 
 def test_a_router_that_reads_the_blocks_input_begins_to_read_before_attention(

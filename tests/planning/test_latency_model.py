@@ -70,6 +70,14 @@ def test_no_read_is_longer_than_the_longest() -> None:
 
 def test_where_anything_is_read_there_is_a_read() -> None:
     assert merged_reads(4, 4, 16384, 0) == (1, 4 * 16384)
+
+
+@pytest.mark.parametrize("loaded", [0.3, 1.0])
+def test_an_expert_is_as_many_reads_however_few_are_loaded(loaded: float) -> None:
+    stride = 13 << 20  # 26 reads of 512 KiB
+    assert merged_reads(loaded, 32, stride, 4096) == (26 * loaded, loaded * stride)
+    more, _ = merged_reads(1.01, 32, stride, 4096)
+    assert more == pytest.approx(26 * 1.01)
     small = dataclasses.replace(SPEC, activation="silu", d_ffn=64)
     _, expected = planned(case(small, None, "all"))
     assert 0 < expected.traffic.bytes_read < SPEC.n_layers * MAX_READ_BYTES

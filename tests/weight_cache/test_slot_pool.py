@@ -34,15 +34,24 @@ class FakeStore:
 
     header = FakeHeader()
     spec = SimpleNamespace(neurons_per_bundle=1)
+    tickets_each = False
 
     def __init__(self) -> None:
+        self.ahead: set[int] = set()
+        self.dropped: set[int] = set()
+        self.whole_when_dropped = False
         self.under_way: dict[int, tuple[int, Ids, NDArray[np.uint8], NDArray[np.int64]]] = {}
         self.broken: set[int] = set()
         self.cancelled = False
         self._tickets = 0
 
     def submit_bundles(
-        self, layer: int, ids: Ids, buffer: Any, destinations: NDArray[np.int64], *_: Any
+        self,
+        layer: int,
+        ids: Ids,
+        buffer: Any,
+        destinations: NDArray[np.int64],
+        ahead: bool = False,
     ) -> list[int]:
         memory = buffer.array()
         for place in destinations:
@@ -51,13 +60,23 @@ class FakeStore:
             assert not set(others.tolist()) & set(destinations.tolist()), "two reads into a slot"
         self._tickets += 1
         self.under_way[self._tickets] = (layer, ids.copy(), memory, destinations.copy())
+        self.ahead |= {self._tickets} if ahead else set()
         return [self._tickets]
+
+    def hasten(self, ticket: int) -> None:
+        assert ticket in self.under_way
+        self.ahead.discard(ticket)
+
+    def drop(self, ticket: int) -> int:
+        assert ticket in self.ahead
+        self.dropped |= set() if self.whole_when_dropped else {ticket}
+        return 3
 
     def wait_bundles(self, layer: int, tickets: Sequence[int]) -> None:
         for ticket in tickets:
             of, ids, memory, destinations = self.under_way.pop(ticket)
             assert of == layer
-            if self.cancelled:
+            if self.cancelled or ticket in self.dropped:
                 raise Cancelled("stopped")
             if self.broken & set(ids.tolist()):
                 raise ReadFailed("a broken sector")
@@ -69,13 +88,19 @@ class ExpertStore(FakeStore):
     """Each bundle has a ticket of its own."""
 
     spec = SimpleNamespace(neurons_per_bundle=8)
+    tickets_each = True
 
     def submit_bundles(
-        self, layer: int, ids: Ids, buffer: Any, destinations: NDArray[np.int64], *_: Any
+        self,
+        layer: int,
+        ids: Ids,
+        buffer: Any,
+        destinations: NDArray[np.int64],
+        ahead: bool = False,
     ) -> list[int]:
         each = [(ids[i : i + 1], destinations[i : i + 1]) for i in range(len(ids))]
         submit = super().submit_bundles
-        return [ticket for one, to in each for ticket in submit(layer, one, buffer, to)]
+        return [ticket for one, to in each for ticket in submit(layer, one, buffer, to, ahead)]
 
 
 def sorted_ids(values: set[int]) -> Ids:
@@ -121,11 +146,19 @@ def use(pool: SlotPool, layer: int, ids: Ids, early: bool = True) -> None:
     st.integers(64, 100),
     st.sampled_from(POLICIES),
     st.integers(1, 4),
+    st.sampled_from([FakeStore, ExpertStore]),
+    st.booleans(),
 )
 def test_every_bundle_is_right_whatever_was_guessed(
-    tokens: list[tuple[set[int], set[int], bool]], slots: int, policy: str, window: int
+    tokens: list[tuple[set[int], set[int], bool]],
+    slots: int,
+    policy: str,
+    window: int,
+    made: type[FakeStore],
+    whole_when_dropped: bool,
 ) -> None:
-    store = FakeStore()
+    store = made()
+    store.whole_when_dropped = whole_when_dropped
     pool = pool_of(store, slots, policy, window)
     for active, prefetched, ahead in tokens:
         # A layer ahead: the guess for layer 1 is under way while layer 0 is claimed.
@@ -272,12 +305,41 @@ def test_guessed_experts_arrive_before_the_others() -> None:
     store = ExpertStore()
     pool = pool_of(store)
     pool.prefetch(0, np.array([9, 3], dtype=np.int32))
-    assert len(store.under_way) == 2
+    assert len(store.under_way) == len(store.ahead) == 2
     ids = np.array([1, 3, 6], dtype=np.int32)
     fetch = acquire(pool, 0, ids)
+    assert len(store.ahead) == len(store.dropped) == 1, "what is needed is read like all else"
     pool.begin(0, fetch)
     assert [ids[part].tolist() for part in pool.arrivals(0, fetch)] == [[3], [1], [6]]
     assert not store.under_way
+    assert pool.layer(0).resident().tolist() == [1, 3, 6], "9 was not read to its end"
+    counters = pool.counters
+    assert (counters.prefetched, counters.prefetched_used) == (2, 1)
+    assert counters.prefetched_bytes_wasted == 3
+
+
+def test_a_guessed_expert_that_is_there_when_it_is_dropped_stays() -> None:
+    store = ExpertStore()
+    store.whole_when_dropped = True
+    pool = pool_of(store)
+    pool.prefetch(0, np.array([9, 3], dtype=np.int32))
+    use(pool, 0, np.array([1, 3], dtype=np.int32))
+    assert pool.layer(0).resident().tolist() == [1, 3, 9]
+    use(pool, 0, np.array([3, 9], dtype=np.int32))
+    assert pool.counters.hits == 2
+
+
+def test_experts_are_guessed_as_far_as_a_token_leaves_slots() -> None:
+    store = ExpertStore()
+    pool = pool_of(store, slots=4)
+    use(pool, 0, np.array([1, 2, 3, 4], dtype=np.int32))
+    pool.prefetch(0, np.array([7, 1, 8], dtype=np.int32))
+    assert len(store.under_way) == 1, "7, and 1 is there"
+    use(pool, 0, np.array([2, 5, 6], dtype=np.int32))
+    pool.prefetch(0, np.array([7, 8, 9, 10], dtype=np.int32))
+    assert not store.under_way
+    pool.prefetch(1, np.array([7], dtype=np.int32), is_certain=True)
+    assert not store.ahead - store.dropped
 
 
 def test_what_could_not_be_begun_is_not_there(

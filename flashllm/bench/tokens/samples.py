@@ -16,8 +16,8 @@ COLD, WARM, PLAIN, AGAIN = "cold", "warm", "plain", "again"
 """Kinds of runs: the first one; those that count; without telemetry; further ones with it."""
 _COUNTS = (
     "bytes_read", "bytes_useful", "reads", "io_busy_ns", "io_hidden_ns", "depth_max", "hits",
-    "misses", "passes", "spilled", "guessed", "guesses_used", "rss_bytes", "hit_rate",
-    "queue_depth_mean", "io_bytes_per_second",
+    "misses", "passes", "spilled", "guessed", "guesses_used", "guess_bytes_wasted",
+    "rss_bytes", "hit_rate", "queue_depth_mean", "io_bytes_per_second",
 )  # fmt: skip
 TOKENS_MIN = 2
 """The fewest tokens of a meaningful run."""

@@ -171,6 +171,7 @@ def _cache(model: Model, runs: Sequence[RunSample]) -> dict[str, Any]:
         "overlap": model.plan.overlap,
         "guessed_per_token": ratio(sums["guessed"], tokens),
         "guesses_used": ratio(sums["guesses_used"], sums["guessed"]),
+        "guess_bytes_wasted_per_token": ratio(sums["guess_bytes_wasted"], tokens),
         "neurons_per_token": ratio(sums["neurons"], tokens),
         "neurons_silent_per_token": ratio(sums["neurons_silent"], tokens),
     }

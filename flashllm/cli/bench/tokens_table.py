@@ -177,7 +177,8 @@ def _flash(summary: dict[str, Any]) -> list[Row]:
             (
                 "  guesses",
                 f"{cache['guessed_per_token']:.1f} bundles a token read before"
-                f" they were known to be needed; {cache['guesses_used']:.1%} were",
+                f" they were known to be needed; {cache['guesses_used']:.1%} were,"
+                f" {format_bytes(cache['guess_bytes_wasted_per_token'])} a token were not",
             )
         )
     if neurons := cache["neurons_per_token"]:

@@ -88,6 +88,7 @@ class _Batch:
     offsets: NDArray[np.int64]
     length: int
     destinations: NDArray[np.int64]
+    is_dropped: bool = False
 
 
 class _Retries:
@@ -184,10 +185,11 @@ class Reader:
         buffer: Buffer,
         destinations: NDArray[np.int64],
         urgent: bool = False,  # noqa: ARG002
+        ahead: bool = False,  # noqa: ARG002
     ) -> int:
         """Check and plan reads of `length` bytes at each offset; returns a ticket for `wait`.
 
-        `urgent` is kept for its twin's sake: what is waited for first is read first.
+        `urgent` and `ahead` are kept for their twin's sake: what is waited for first is read first.
         """
         self._check_open()
         require_array("offsets", offsets, np.int64)
@@ -203,14 +205,27 @@ class Reader:
         )
         return ticket
 
-    def wait(self, ticket: int) -> None:
-        """Read what was submitted."""
+    def hasten(self, ticket: int) -> None:
+        """Does nothing but check the ticket: what is waited for is read."""
+        self._batch(ticket)
+
+    def drop(self, ticket: int) -> int:
+        """Read nothing of a batch; how many of its bytes were read already."""
+        self._batch(ticket).is_dropped = True
+        return 0
+
+    def _batch(self, ticket: int) -> _Batch:
         self._check_open()
         if ticket not in self._batches:
             raise ValueError(f"no ticket {ticket}; each is waited for once")
-        batch = self._batches.pop(ticket)
+        return self._batches[ticket]
+
+    def wait(self, ticket: int) -> None:
+        """Read what was submitted."""
+        batch = self._batch(ticket)
+        del self._batches[ticket]
         for run in batch.runs:
-            if self._cancelled.is_set():
+            if self._cancelled.is_set() or batch.is_dropped:
                 raise InterruptedError(f"reading {self._path} was cancelled")
             self._read_run(run, batch.target)
         if self._checks is not None:

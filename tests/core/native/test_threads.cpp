@@ -60,52 +60,85 @@ TEST_BACKENDS(cancel_drops_what_is_queued_and_ends_every_wait) {
   CHECK(buffer->data()[8192] == 7);
 }
 
-TEST_BACKENDS(urgent_batches_overtake_reads_that_were_not_started) {
-  // Tells where it is read, and holds the first read until it is let go.
-  class Gate final : public RingedSource {
-   public:
-    uint64_t size() const override { return 1 << 20; }
-    size_t alignment() const override { return 512; }
-    ssize_t read(const iovec* vectors, int, uint64_t offset) override {
-      std::unique_lock<std::mutex> lock(mutex_);
-      offsets.push_back(offset);
-      changed_.notify_all();
-      changed_.wait(lock, [this] { return open_; });
-      return static_cast<ssize_t>(vectors[0].iov_len);
-    }
-    void await_first_read() {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return !offsets.empty(); });
-    }
-    void open() {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      open_ = true;
-      changed_.notify_all();
-    }
-    std::vector<uint64_t> offsets;
+// Tells where it is read, and holds every read until it is let go.
+class Gate final : public RingedSource {
+ public:
+  uint64_t size() const override { return 1 << 20; }
+  size_t alignment() const override { return 512; }
+  ssize_t read(const iovec* vectors, int, uint64_t offset) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    offsets.push_back(offset);
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+    return static_cast<ssize_t>(vectors[0].iov_len);
+  }
+  void await_reads(size_t count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this, count] { return offsets.size() >= count; });
+  }
+  void open() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  std::vector<uint64_t> offsets;
 
-   private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool open_ = false;
-  };
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+TEST_BACKENDS(batches_are_read_by_their_priority) {
   auto owned = std::make_unique<Gate>();
   Gate* const gate = owned.get();
   Reader reader({std::move(owned), ""}, "gate", {1, 0, 512, backend});
   std::vector<uint64_t> tickets;
-  const auto submit = [&](int64_t offset, int64_t length, bool urgent) {
+  const auto submit = [&](int64_t offset, int64_t length, Priority priority) {
     const int64_t start = 0;
     tickets.push_back(
-        reader.submit({&offset, &start, 1, length}, std::make_shared<Buffer>(2048), urgent));
+        reader.submit({&offset, &start, 1, length}, std::make_shared<Buffer>(2048), priority));
   };
-  submit(0, 2048, false);
-  gate->await_first_read();
-  submit(10240, 512, false);
-  submit(20480, 1024, true);
-  submit(30720, 512, true);
+  submit(0, 2048, Priority::usual);
+  gate->await_reads(1);
+  submit(61440, 512, Priority::ahead);
+  submit(51200, 512, Priority::ahead);
+  submit(10240, 512, Priority::usual);
+  submit(20480, 1024, Priority::urgent);
+  submit(40960, 512, Priority::ahead);
+  submit(30720, 512, Priority::urgent);
+  reader.hasten(tickets[5]);  // behind what was there of its new kind
+  CHECK(reader.drop(tickets[2]) == 0);
   gate->open();
-  for (const uint64_t ticket : tickets) reader.wait(ticket);
-  CHECK((gate->offsets == std::vector<uint64_t>{0, 20480, 20992, 30720, 512, 1024, 1536, 10240}));
+  for (const size_t other : {0, 1, 3, 4, 5, 6}) reader.wait(tickets[other]);
+  CHECK(was_cancelled(&reader, tickets[2]));
+  CHECK((gate->offsets ==
+         std::vector<uint64_t>{0, 20480, 20992, 30720, 512, 1024, 1536, 10240, 40960, 61440}));
+}
+
+TEST(few_reads_are_in_flight_of_what_is_read_ahead) {
+  auto owned = std::make_unique<Gate>();
+  Gate* const gate = owned.get();
+  Reader reader({std::move(owned), ""}, "gate", {16, 0, 512});
+  const auto submit = [&](int64_t offset, int64_t length, Priority priority) {
+    const int64_t start = 0;
+    return reader.submit({&offset, &start, 1, length}, std::make_shared<Buffer>(8192), priority);
+  };
+  const uint64_t wrong = submit(0, 1024, Priority::ahead);
+  const uint64_t right = submit(8192, 4096, Priority::ahead);
+  gate->await_reads(kReadsAhead);
+  CHECK(reader.drop(wrong) == 1024);  // both had been started
+  reader.hasten(right);
+  const uint64_t needed = submit(65536, 1024, Priority::usual);
+  gate->open();
+  reader.wait(wrong);
+  reader.wait(right);
+  reader.wait(needed);
+  CHECK(gate->offsets.size() == 2 + 8 + 2);
+  const uint64_t in_vain = submit(0, 8192, Priority::ahead);
+  reader.drop(in_vain);
+  reader.wait(submit(0, 8192, Priority::ahead));  // what was dropped holds no place
+  static_cast<void>(was_cancelled(&reader, in_vain));
 }
 
 TEST_BACKENDS(close_while_others_wait_ends_their_waiting) {

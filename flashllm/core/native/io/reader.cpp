@@ -101,7 +101,7 @@ void Reader::verify_bundles(std::unique_ptr<BundleChecks> checks) {
   checks_ = std::move(checks);
 }
 
-uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, bool urgent) {
+uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, Priority priority) {
   check_process();
   auto job = std::make_shared<Job>();
   job->plan = plan_reads(batch, source_->size(), target->size(), limits_);
@@ -110,7 +110,7 @@ uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, bool
     job->bundles = std::make_unique<BatchBundles>(checks_->file(), job->plan);
   }
   job->target = std::move(target);
-  job->urgent = urgent;
+  job->priority = priority;
   job->unfinished = job->plan.runs.size();
   const size_t wakes = std::min(job->unfinished, ring_ ? 1 : kWakes);
   uint64_t ticket = 0;
@@ -130,12 +130,51 @@ uint64_t Reader::submit(const Batch& batch, std::shared_ptr<Buffer> target, bool
 }
 
 void Reader::queue_locked(std::shared_ptr<Job> job) {
-  auto place = queue_.end();
-  if (job->urgent) {
-    place = std::find_if(queue_.begin(), queue_.end(),
-                         [](const std::shared_ptr<Job>& other) { return !other->urgent; });
-  }
+  const auto place = std::find_if(
+      queue_.begin(), queue_.end(),
+      [&job](const std::shared_ptr<Job>& other) { return other->priority < job->priority; });
   queue_.insert(place, std::move(job));
+}
+
+std::shared_ptr<Reader::Job> Reader::job_locked(uint64_t ticket) const {
+  check_open_locked();
+  const auto found = jobs_.find(ticket);
+  if (found == jobs_.end()) {
+    throw std::invalid_argument("no ticket " + std::to_string(ticket) +
+                                "; each is waited for once");
+  }
+  return found->second;
+}
+
+void Reader::hasten(uint64_t ticket) {
+  check_process();
+  {
+    const std::lock_guard<std::mutex> lock(signals_->mutex);
+    const std::shared_ptr<Job> job = job_locked(ticket);
+    if (job->priority != Priority::ahead) return;
+    ahead_in_flight_ -= job->in_flight;
+    job->priority = Priority::usual;
+    const auto queued = std::find(queue_.begin(), queue_.end(), job);
+    if (queued == queue_.end()) return;
+    queue_.erase(queued);
+    queue_locked(job);
+  }
+  for (size_t i = 0; i < kWakes; ++i) signals_->work.notify_one();
+}
+
+uint64_t Reader::drop(uint64_t ticket) {
+  check_process();
+  const std::lock_guard<std::mutex> lock(signals_->mutex);
+  const std::shared_ptr<Job> job = job_locked(ticket);
+  uint64_t started = 0;
+  for (size_t run = 0; run < job->next; ++run) {
+    const Run& one = job->plan.runs[run];
+    for (size_t i = 0; i < one.count; ++i) started += job->plan.pieces[one.first + i].length;
+  }
+  const auto queued = std::find(queue_.begin(), queue_.end(), job);
+  if (queued != queue_.end()) queue_.erase(queued);
+  drop_locked(job.get());
+  return started;
 }
 
 void Reader::wait(uint64_t ticket) {
@@ -143,14 +182,8 @@ void Reader::wait(uint64_t ticket) {
   std::shared_ptr<Job> job;
   {
     std::unique_lock<std::mutex> lock(signals_->mutex);
-    check_open_locked();
-    const auto found = jobs_.find(ticket);
-    if (found == jobs_.end()) {
-      throw std::invalid_argument("no ticket " + std::to_string(ticket) +
-                                  "; each is waited for once");
-    }
-    job = std::move(found->second);
-    jobs_.erase(found);
+    job = job_locked(ticket);
+    jobs_.erase(ticket);
     signals_->done.wait(lock, [&job] { return job->unfinished == 0; });
   }
   if (job->error) std::rethrow_exception(job->error);
@@ -209,21 +242,32 @@ void Reader::work() {
   Buffer scratch(scratch_bytes(limits_));
   std::unique_lock<std::mutex> lock(signals_->mutex);
   while (true) {
-    signals_->work.wait(lock, [this] { return closed_ || !queue_.empty(); });
+    signals_->work.wait(lock, [this] { return closed_ || startable_locked() != queue_.end(); });
     if (closed_) return;
     run_one(&lock, &scratch);
   }
 }
 
-// The next run of the first job: its plan and target are read without the lock.
-Reader::Work Reader::claim_locked() {
-  const std::shared_ptr<Job> job = queue_.front();
+// The first job of which a read may be started. What is read ahead is behind all others.
+Reader::Queue::iterator Reader::startable_locked() {
+  if (queue_.empty()) return queue_.end();
+  const bool is_ahead = queue_.front()->priority == Priority::ahead;
+  return is_ahead && ahead_in_flight_ >= kReadsAhead ? queue_.end() : queue_.begin();
+}
+
+// The next run of a job: its plan and target are read without the lock.
+Reader::Work Reader::claim_locked(Queue::iterator place) {
+  const std::shared_ptr<Job> job = *place;
   const Run* const run = &job->plan.runs[job->next++];
-  if (job->next == job->plan.runs.size()) queue_.pop_front();
+  ++job->in_flight;
+  if (job->priority == Priority::ahead) ++ahead_in_flight_;
+  if (job->next == job->plan.runs.size()) queue_.erase(place);
   return {job, run};
 }
 
 void Reader::finish_locked(Job* job, const std::exception_ptr& error) {
+  --job->in_flight;
+  if (job->priority == Priority::ahead) --ahead_in_flight_;
   if (error && !job->error) {
     job->error = error;
     const auto queued =
@@ -267,8 +311,8 @@ void Reader::read_again(Job* job, const ReadBundle& bundle) {
 }
 
 void Reader::run_one(std::unique_lock<std::mutex>* lock, Buffer* scratch) {
-  const Work work = claim_locked();
-  const bool more = !queue_.empty();
+  const Work work = claim_locked(startable_locked());
+  const bool more = startable_locked() != queue_.end();
   lock->unlock();
   for (size_t i = 0; more && i < kWakes; ++i) signals_->work.notify_one();
   std::exception_ptr error;
@@ -295,9 +339,11 @@ void Reader::work_ring() {
       if (closed_) return;
     }
     taken.clear();
-    while (reads.has_room() && !queue_.empty()) {
+    while (reads.has_room()) {
+      const auto place = startable_locked();
+      if (place == queue_.end()) break;
       taken.push_back(reads.take());
-      works[taken.back()] = claim_locked();
+      works[taken.back()] = claim_locked(place);
     }
     lock.unlock();
     for (const size_t slot : taken) {

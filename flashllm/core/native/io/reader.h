@@ -33,6 +33,13 @@ namespace flash_core {
 // faster ones where other programs wanted the cores too.
 enum class Backend { automatic, threads, uring };
 
+// Which batches come first. Ahead: it is only likely that somebody waits for them.
+enum class Priority { ahead, usual, urgent };
+
+// Reads in flight of all batches that are read ahead: enough for most of what a device gives, and
+// little to wait for where they turn out to be in vain.
+constexpr size_t kReadsAhead = 4;
+
 // invalid_argument for a name that is none of "auto", "threads", "uring".
 Backend parse_backend(const std::string& name);
 
@@ -57,8 +64,17 @@ class Reader {
 
   // Queues a batch; out_of_range and invalid_argument if any of it is wrong, with nothing queued.
   // Reads are started batch by batch, in the order of submitting; an urgent batch is before every
-  // read not yet started of those that are not.
-  uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target, bool urgent = false);
+  // read not yet started of those that are not, and one that is read ahead is behind all others,
+  // with few reads in flight, so that what turns out to be needed does not wait for it.
+  uint64_t submit(const Batch& batch, std::shared_ptr<Buffer> target,
+                  Priority priority = Priority::usual);
+
+  // A batch that is read ahead is needed: from now on it is like any other.
+  void hasten(uint64_t ticket);
+
+  // A batch is not needed: no more of its reads are started, and `wait`, which has to follow,
+  // throws ReadCancelled unless all had been. Returns the useful bytes of those that had.
+  uint64_t drop(uint64_t ticket);
 
   // Until a batch is done, once for each ticket; DeviceError, EndOfFile, ChecksumError or
   // ReadCancelled if it is not complete, and then no read of it is in flight any more.
@@ -88,8 +104,9 @@ class Reader {
     ReadPlan plan;
     std::unique_ptr<BatchBundles> bundles;  // none where nothing is verified
     std::shared_ptr<Buffer> target;
-    bool urgent = false;
+    Priority priority = Priority::usual;
     size_t next = 0;        // run to be started
+    size_t in_flight = 0;   // runs started and not finished
     size_t unfinished = 0;  // runs queued or in flight
     std::exception_ptr error;
   };
@@ -110,8 +127,12 @@ class Reader {
     const Run* run;
   };
 
+  using Queue = std::deque<std::shared_ptr<Job>>;
+
   void open_ring(Backend backend);
-  Work claim_locked();
+  std::shared_ptr<Job> job_locked(uint64_t ticket) const;
+  Queue::iterator startable_locked();
+  Work claim_locked(Queue::iterator place);
   void finish_locked(Job* job, const std::exception_ptr& error);
   void verify(const Work& work);
   void read_again(Job* job, const ReadBundle& bundle);
@@ -134,7 +155,8 @@ class Reader {
   std::unique_ptr<BundleChecks> checks_;  // does not change once there was a batch
 
   std::unique_ptr<Signals> signals_ = std::make_unique<Signals>();
-  std::deque<std::shared_ptr<Job>> queue_;  // those that are urgent come first
+  Queue queue_;  // by priority, then by the order of submitting
+  size_t ahead_in_flight_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Job>> jobs_;
   uint64_t next_ticket_ = 1;
   bool cancelled_ = false;
