@@ -51,6 +51,8 @@ Overlap = Literal["none", "hits", "attention", "layer"]
 attention, while prefetches are under way; also the previous layer."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 DEFAULT_OVERLAP: Overlap = "layer"
+DEFAULT_EXPERT_OVERLAP: Overlap = "hits"
+"""Of experts whose router reads what attention gave."""
 
 Verify = Literal["off", "first", "always"]
 """Which weights are held against their checksums when they are read: none; resident weights and

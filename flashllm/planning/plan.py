@@ -25,6 +25,7 @@ from flashllm.kv_cache.layout import (
 )
 from flashllm.options import (
     DEFAULT_CONTEXT,
+    DEFAULT_EXPERT_OVERLAP,
     DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
     DEFAULT_KV_SELECTION,
@@ -317,7 +318,7 @@ def make_plan(
         prefill_blocks=allocation.own_blocks + sum(allocation.lent_blocks),
         lent_blocks=tuple(allocation.lent_blocks),
         gap_bytes=fitting[0].gap_bytes,
-        overlap=_overlap(options.overlap),
+        overlap=_overlap(options.overlap, spec),
         policy=policy,
         kv_dtype=encoding,
         kv_pages=_kv_pages(spec, options),
@@ -481,9 +482,12 @@ def _scattered_share(stride: int, threads: int, profile: Profile | None) -> floa
     return min(profile.throughput(stride, threads) / in_order, 1.0)
 
 
-def _overlap(name: Overlap | None) -> Overlap:
+def _overlap(name: Overlap | None, spec: ModelSpec) -> Overlap:
     if name is not None and name not in OVERLAPS:
         raise UsageError(f"--overlap {name}: expected one of {', '.join(OVERLAPS)}")
+    if name is None and spec.experts is not None and spec.experts.router_input == "ffn":
+        # Guessed a layer early, megabytes are read in vain where the disk has no time for it.
+        return DEFAULT_EXPERT_OVERLAP
     return name or DEFAULT_OVERLAP
 
 

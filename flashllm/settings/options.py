@@ -11,6 +11,7 @@ from typing import Any
 
 from flashllm.options import (
     DEFAULT_CONTEXT,
+    DEFAULT_EXPERT_OVERLAP,
     DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
     DEFAULT_KV_POLICY,
@@ -273,9 +274,10 @@ MODEL_OPTIONS = (
         "--overlap",
         OVERLAPS,
         "what is computed while neurons are read: none, hits, attention, layer (each more than the"
-        " one before; the default is the last); no answer depends on it",
+        " one before; the default is the last, of most experts hits); no answer depends on it",
         "WHAT",
-        DEFAULT_OVERLAP,
+        unset=f"{DEFAULT_OVERLAP}, of experts whose routers read behind attention"
+        f" {DEFAULT_EXPERT_OVERLAP}",
     ),
     _choice(
         "verify",

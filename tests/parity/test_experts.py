@@ -308,7 +308,7 @@ def test_what_routers_say_a_layer_early_changes_no_bit(
     converted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, counted = answer(converted), StreamCounters()
-    found = answer(converted, slots=6, counted=counted)
+    found = answer(converted, slots=6, counted=counted, overlap="layer")
     assert found[0] == expected[0]
     assert np.array_equal(found[1], expected[1])
     assert 0 < counted.prefetched_used <= counted.prefetched
@@ -322,7 +322,7 @@ def test_what_routers_say_a_layer_early_changes_no_bit(
 
     monkeypatch.setattr(SelectRouted, "ranked", unlikely)
     wrong = StreamCounters()
-    found = answer(converted, slots=6, counted=wrong)
+    found = answer(converted, slots=6, counted=wrong, overlap="layer")
     assert found[0] == expected[0]
     assert np.array_equal(found[1], expected[1])
     assert wrong.prefetched > 0
