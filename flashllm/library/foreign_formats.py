@@ -105,10 +105,12 @@ def _of_config(file: Path) -> str:
     settings = values.get("quantization")
     if not isinstance(settings, dict) or "group_size" not in settings:
         return ""
+    if settings.get("bits") in (4, 8):  # those that `convert --requantise` takes
+        return ""
     bits = clean(str(settings.get("bits", "few")))[:8]
     return (
-        f"a model in {bits} bits for Apple's MLX, whose groups have offsets that no encoding here"
-        f" has: {_ORIGINAL}"
+        f"a model in {bits} bits for Apple's MLX, of which only those in 4 and 8 bits can be rounded"
+        f" again: {_ORIGINAL}"
     )
 
 

@@ -183,10 +183,12 @@ def test_other_quantised_weights_are_refused(
 
 
 @pytest.mark.parametrize("keys", [("quantization",), ("quantization", "quantization_config")])
-def test_weights_of_mlx_are_refused_with_the_reason(tmp_path: Path, keys: tuple[str, ...]) -> None:
-    values = {key: {"group_size": 64, "bits": 4} for key in keys}
+def test_weights_of_mlx_in_other_bits_are_refused_with_the_reason(
+    tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    values = {key: {"group_size": 64, "bits": 3} for key in keys}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe"} | values))
-    with pytest.raises(UnsupportedModel, match=r"quantization is that of Apple's MLX, in 4 bits: "):
+    with pytest.raises(UnsupportedModel, match=r"quantization is that of Apple's MLX, in 3 bits; "):
         describe(tmp_path)
 
 

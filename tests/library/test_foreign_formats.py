@@ -59,8 +59,10 @@ def test_directories(tmp_path: Path) -> None:
     assert "an adapter (LoRA)" in describe_foreign(tmp_path)
     put(tmp_path, config_json={"model_type": "x"})
     assert describe_foreign(tmp_path) == ""  # a checkpoint, whatever lies beside it
+    put(tmp_path, config_json={"quantization": {"group_size": 64, "bits": 3}})
+    assert describe_foreign(tmp_path).startswith("a model in 3 bits for Apple's MLX")
     put(tmp_path, config_json={"quantization": {"group_size": 64, "bits": 4}})
-    assert describe_foreign(tmp_path).startswith("a model in 4 bits for Apple's MLX")
+    assert describe_foreign(tmp_path) == ""  # a checkpoint, too
 
 
 @pytest.mark.parametrize(

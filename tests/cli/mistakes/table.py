@@ -58,7 +58,7 @@ SECTIONS: dict[str, tuple[Mistake, ...]] = {
         Mistake("flashllm run checkpoint -p hi", ("flashllm convert checkpoint",), 65),
         Mistake("flashllm convert checkpoint/model.safetensors", ("the checkpoint: ",), 65),
         Mistake("flashllm convert weights.pt out", ("PyTorch, weights alone",), 65),
-        Mistake("flashllm convert mlx out", ("4 bits for Apple's MLX",), 65),
+        Mistake("flashllm convert mlx out", ("3 bits for Apple's MLX",), 65),
         Mistake("flashllm convert org/tiny", (DONE,), 0),
         Mistake("flashllm plan opt-13c", ("did you mean opt-13b",), 66),
         Mistake("flashllm show bgi", ("did you mean big?",), 66),
@@ -123,7 +123,7 @@ def build(root: Path) -> dict[str, str]:
     for name in ("checkpoint", "mlx"):
         shutil.copytree(GOLDEN / "source", work / name)
     config = json.loads((work / "mlx" / "config.json").read_bytes())
-    config["quantization"] = {"group_size": 64, "bits": 4}
+    config["quantization"] = {"group_size": 64, "bits": 3}
     (work / "mlx" / "config.json").write_text(json.dumps(config))
     (work / "model.gguf").write_bytes(b"GGUF\x03\0\0\0")
     (work / "model.onnx").write_bytes(b"\x08\x07")

@@ -129,7 +129,11 @@ def quantisation_of(config: Config) -> str | None:
     `UnsupportedModel` for weights that are quantised in another way.
     """
     # MLX writes its own key, and lately the usual one besides.
-    key = _MLX_KEY if is_mlx(config.values.get(_MLX_KEY)) else _QUANTISATION_KEY
+    key = _QUANTISATION_KEY
+    if is_mlx(config.values.get(_MLX_KEY)):
+        key = _MLX_KEY
+        if config.values.get(_QUANTISATION_KEY) == config.values[_MLX_KEY]:
+            config.get(_QUANTISATION_KEY)  # says the same, so that it is understood
     try:
         return encoding_of(config.get(key))
     except QuantisationError as problem:

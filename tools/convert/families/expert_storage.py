@@ -29,6 +29,14 @@ def fused_in(block: str) -> ExpertNames:
     return fused(f"{block}.gate.weight", f"{stacks}.gate_up_proj", f"{stacks}.down_proj")
 
 
+def stacked_in(block: str, stack: str) -> ExpertNames:
+    """All experts of a layer in three tensors [experts, out, in], as mlx-lm has them."""
+    gate, up, down = (
+        ExpertMatrix(f"{block}.{stack}.{name}_proj.weight") for name in ("gate", "up", "down")
+    )
+    return ExpertNames(f"{block}.gate.weight", gate, up, down)
+
+
 def separate(block: str, gate: str, up: str, down: str, router: str = "gate") -> ExpertNames:
     """Each matrix of each expert in a tensor of its own."""
 

@@ -10,7 +10,7 @@ from flashllm.errors import NotACheckpoint, UnsupportedModel
 from flashllm.spec import MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, MoeSpec
 
 from .config import Config
-from .expert_storage import alternating, fused, fused_in, in_blocks, separate
+from .expert_storage import alternating, fused, fused_in, in_blocks, separate, stacked_in
 from .family import ROTARY_BUFFERS, Row, window_size, windows_alike, windows_by_layer
 from .gated import EMBEDDING, HEAD, LAYER, LLAMA, NORMS, attention, biases, rms_features
 
@@ -79,6 +79,7 @@ QWEN3_MOE = replace(
     experts=(
         separate(f"{LAYER}.mlp", "gate_proj", "up_proj", "down_proj"),
         fused_in(f"{LAYER}.mlp"),
+        stacked_in(f"{LAYER}.mlp", "switch_mlp"),
     ),
     special_ids={},
 )

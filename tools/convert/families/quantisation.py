@@ -3,7 +3,8 @@
 mxfp4 by tensors that name it; four bits of GPTQ and of compressed-tensors, symmetric and with the
 inputs in order, which are our int4 (`source/packed_int4.py`); four bits of AWQ, whose zero points
 our int8 has room for and int4 has not (`source/packed_awq.py`); floats of eight bits with scales of
-squares, which become bf16 as in transformers (`source/fp8_blocks.py`).
+squares, which become bf16 as in transformers (`source/fp8_blocks.py`). Those of Apple's MLX have
+offsets and would be rounded again.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ def encoding_of(value: Any) -> str | None:
     if not value:
         return None
     if is_mlx(value):
-        raise QuantisationError(
-            f"is that of Apple's MLX, in {str(value['bits'])[:8]} bits: its groups have offsets,"
-            " which no encoding here has; take the original weights"
-        )
+        encoding = _OF_MLX.get(value["bits"]) if type(value["bits"]) is int else None
+        if encoding is None:
+            raise QuantisationError(
+                f"is that of Apple's MLX, in {str(value['bits'])[:8]} bits; 4 and 8 are supported,"
+                " with --requantise, since its groups have offsets, which no encoding here has;"
+                " take the original weights"
+            )
+        return encoding
     method = value.get("quant_method") if isinstance(value, dict) else None
     if not isinstance(method, str) or method not in _CHECKED:
         raise QuantisationError(
@@ -100,6 +105,8 @@ def _want(values: Mapping[str, Any], supported: str, **wanted: Any) -> None:
             )
 
 
+_OF_MLX = {4: "int4", 8: "int8"}
+"""What its weights become, by their bits: rounded again (`source/packed_affine.py`)."""
 _CHECKED: dict[str, tuple[str, Callable[[Mapping[str, Any]], None] | None]] = {
     "mxfp4": ("mxfp4", None),
     "gptq": ("int4", _check_gptq),

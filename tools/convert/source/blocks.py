@@ -4,8 +4,9 @@ A block of Q8_0 is a scale in f16 and 32 signed bytes, one of Q4_0 a scale and 1
 weights each, plus 8, number i in the low and i + 16 in the high half; one of MXFP4 has a scale of a
 byte, and codes in the places of these; one of AWQ (`packed_awq`) has a zero point of a byte between
 a scale in f16 and its numbers, from which it is taken; one of FP8 (`fp8_blocks`) is a scale in f32
-and 32 floats of eight bits, which nothing of ours has. Our rows have the same numbers in the same
-order, and the scales behind those of all groups.
+and 32 floats of eight bits, which nothing of ours has; one of MLX (`packed_affine`) is a scale and
+an offset, and numbers of four or eight bits in order, which nothing of ours has either. Our rows
+have the same numbers in the same order, and the scales behind those of all groups.
 """
 
 from __future__ import annotations
@@ -19,11 +20,17 @@ from flashllm.dtypes import DTYPE_BYTES, GROUP, SCALE_BYTES
 from flashllm.flash.raw_tensor import MXFP4_SCALE_MOST
 
 from .gguf_types import BlockType, decoded_by_package, find_type
+from .packed_affine import BITS, SCALE_DTYPES
 from .tensor import SourceTensor
 
 Raw = NDArray[np.uint8]
 _FP8, _AWQ = BlockType("fp8", 32, 36), BlockType("awq", 32, 19)
-_OF_SAFETENSORS = {kind.name: kind for kind in (_FP8, _AWQ)}
+_MLX = [
+    BlockType(f"mlx{bits}_{dtype}", GROUP, 4 + GROUP * bits // 8)
+    for bits in BITS
+    for dtype in SCALE_DTYPES
+]
+_OF_SAFETENSORS = {kind.name: kind for kind in (_FP8, _AWQ, *_MLX)}
 _SCALE_BYTES = {"q4_0": 2, "q8_0": 2, "mxfp4": 1, "awq": 2}
 """Of the types that are decoded here."""
 _TWICE_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
@@ -84,6 +91,8 @@ def decode(raw: Raw, source: str) -> NDArray[np.float32]:
     kind = _kind(source)
     if source == "fp8":
         return _decode_fp8(raw)
+    if kind in _MLX:
+        return _decode_affine(raw, kind)
     numbers = _NUMBERS.get(source)
     if numbers is None:
         return decoded_by_package(raw, kind)
@@ -118,6 +127,22 @@ def _decode_fp8(raw: Raw) -> NDArray[np.float32]:
     scales = np.ascontiguousarray(blocks[:, :4]).view(np.float32)
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is found afterwards
         values: NDArray[np.float32] = _FP8_VALUES[blocks[:, 4:]] * scales
+    return values.reshape(-1)
+
+
+def _decode_affine(raw: Raw, kind: BlockType) -> NDArray[np.float32]:
+    blocks = raw.reshape(-1, kind.block_bytes)
+    halves = np.ascontiguousarray(blocks[:, :4]).view(np.uint16)
+    if kind.name.endswith("_bf16"):
+        pairs = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        pairs = halves.view(np.float16).astype(np.float32)
+    scales, offsets = pairs[:, :1], pairs[:, 1:]
+    numbers = blocks[:, 4:]
+    if numbers.shape[1] < GROUP:
+        numbers = np.stack([numbers & 15, numbers >> 4], axis=-1).reshape(len(blocks), GROUP)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is found afterwards
+        values: NDArray[np.float32] = numbers.astype(np.float32) * scales + offsets
     return values.reshape(-1)
 
 

@@ -21,6 +21,7 @@ from .files import RangeFile, read_small, source_file
 from .fp8_blocks import find_squares
 from .gguf_files import GgufFiles, find_gguf
 from .gguf_header import MetaValue
+from .packed_affine import find_affine
 from .packed_awq import find_awq
 from .packed_int4 import find_packed
 from .paired_blocks import find_pairs
@@ -32,6 +33,9 @@ INDEX_BYTES_MAX = 32 << 20
 SAFETENSORS_FILE = "model.safetensors"
 PICKLED_FILE = "pytorch_model.bin"
 INDEX_ENDING = ".index.json"
+
+
+_CONFIG_FILE = "config.json"
 
 
 class Checkpoint:
@@ -72,6 +76,9 @@ class Checkpoint:
         for find in (find_pairs, find_packed, find_awq, find_squares):
             for one in find(stored, str(directory)):
                 self._show(one)
+        if any(tensor.dtype == "u32" for tensor in stored.values()):
+            for matrix in find_affine(stored, str(directory), _affine_settings(directory)):
+                self._show(matrix)
 
     def _show(self, one: StoredInParts) -> None:
         """One tensor instead of those that it is stored as; of the last of their files."""
@@ -121,6 +128,16 @@ class Checkpoint:
         """`NotACheckpoint` when a file was written to since it was opened."""
         for shard in self._shards.values():
             shard.check_unchanged()
+
+
+def _affine_settings(directory: Path) -> Mapping[str, object]:
+    """What config.json says of the groups of mlx-lm; nothing where it says none."""
+    if not (directory / _CONFIG_FILE).exists():
+        return {}
+    raw = read_small(directory, _CONFIG_FILE, INDEX_BYTES_MAX)
+    values = parse_object(raw, directory / _CONFIG_FILE, NotACheckpoint, depth_max=16)
+    found = values.get("quantization")
+    return found if isinstance(found, dict) else {}
 
 
 def tensors_of(file: str, index: Mapping[str, TensorRecord]) -> list[SourceTensor]:
