@@ -109,8 +109,8 @@ def _of_config(file: Path) -> str:
         return ""
     bits = clean(str(settings.get("bits", "few")))[:8]
     return (
-        f"a model in {bits} bits for Apple's MLX, of which only those in 4 and 8 bits can be rounded"
-        f" again: {_ORIGINAL}"
+        f"a model in {bits} bits for Apple's MLX, of which only those in 4 and 8 bits can be"
+        f" rounded again: {_ORIGINAL}"
     )
 
 

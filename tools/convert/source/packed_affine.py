@@ -117,9 +117,9 @@ def find_affine(
             ]
             raise TensorMismatch(
                 f"{where}: tensor {stem}{SCALES} is {found[0]} and {stem}{OFFSETS} {found[1]},"
-                f" which do not fit u32 {list(numbers.shape)} of MLX in {str(bits)[:8]} bits and groups"
-                f" of {str(size)[:8]}; taken are {BITS[0]} and {BITS[1]} bits, groups of a multiple"
-                f" of {GROUP}, scales in {' and '.join(SCALE_DTYPES)}"
+                f" which do not fit u32 {list(numbers.shape)} of MLX in {str(bits)[:8]} bits and"
+                f" groups of {str(size)[:8]}; taken are {BITS[0]} and {BITS[1]} bits, groups of a"
+                f" multiple of {GROUP}, scales in {' and '.join(SCALE_DTYPES)}"
             )
         assert scales is not None
         assert offsets is not None
