@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from rich.cells import cached_cell_len
 from rich.segment import Segment
+from rich.style import Style
 from textual._segment_tools import make_blank
 from textual._styles_cache import StylesCache
 from textual.css.scalar import Scalar
 from textual.geometry import Offset, Region, Size, Spacing
+from textual.strip import Strip
 
 
 def forget_closed_widgets() -> None:
@@ -16,9 +18,11 @@ def forget_closed_widgets() -> None:
     The one of `StylesCache` has `self` in its keys, and so holds the lines of the last thousand
     widgets. Those of places hold tens of thousands, which come back only where sizes do; those of
     texts the last 4,096 that were measured, up to 511 characters each, and 16,384 that were cut.
-    What they save is little arithmetic; the next frame does it anew.
+    A style says at which place of a widget its text is, so 16,384 of them were written as codes for
+    the terminal before one was forgotten. What all of these save is little arithmetic; the next
+    frame does it anew.
     """
-    for kind in (StylesCache, Region, Size, Offset, Spacing, Scalar, Segment):
+    for kind in (StylesCache, Region, Size, Offset, Spacing, Scalar, Segment, Style, Strip):
         for method in vars(kind).values():
             function = getattr(method, "__func__", method)  # a class method has none by itself
             clear = getattr(function, "cache_clear", None)
