@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-
 _USUAL = (
     b', "temp": 0.7, "seed": , "sums_up": {"prompt_tokens": , "prefill": {"tokens": '
     b', "reused_tokens": 0, "wall_ns": , "bytes_read": 0}, "decode": {"tokens": , "wall_ns": '
