@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import pytest
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.segment import Segment
+from rich.style import Style
+from textual._segment_tools import make_blank
 from textual.pilot import Pilot
+from textual.strip import Strip
 from textual.widget import Widget
 
 from flashllm.options import DEFAULT_REASONING, ReasoningOptions
@@ -83,7 +89,7 @@ def alive() -> tuple[int, int]:
 
 
 def cached() -> Counter[str]:
-    """What functions of Textual and Rich remember, by their names, once nobody waits."""
+    """How much functions of Textual and Rich remember, by name, when nobody waits."""
     forget_closed_widgets()
     found: Counter[str] = Counter()
     for name, module in list(sys.modules.items()):
@@ -152,6 +158,20 @@ async def test_pages_that_were_closed_are_collected(monkeypatch: pytest.MonkeyPa
         await until(pilot, lambda: page() is None)
         assert drawn
         assert not [one for one in drawn if one() is not None], "the lines that they drew"
+
+
+def test_texts_cuts_and_styles_that_are_gone_are_forgotten() -> None:
+    for number in range(100):
+        segment = Segment(f"gone {number}", Style(meta={"offset": (number, 0)}))
+        assert cell_len(segment.text) < len("gone 1000")
+        segment.split_cells(2)
+        make_blank(number, segment.style)
+        Strip.render_ansi(segment.style, ColorSystem.TRUECOLOR)
+    kept = cached()
+    for place in ("cells.cached_cell_len", "segment.Segment._split_cells"):
+        assert kept[f"rich.{place}"] == 0
+    for place in ("_segment_tools.make_blank", "strip.Strip.render_ansi"):
+        assert kept[f"textual.{place}"] == 0
 
 
 async def test_old_turns_come_back_where_the_reader_scrolls_to_them() -> None:
