@@ -165,6 +165,9 @@ REMOVE_TURN = """
 
 SIDE_FILES = ("", "-wal", "-shm")
 """Suffixes of a database's files: the database, its write-ahead log, and the log's index."""
+CACHE_BYTES = 256 << 10
+"""Pages of the file that a connection keeps. The kernel keeps them as well, and SQLite's own 2 MB
+would fill up in the chat as the file grows, turn after turn."""
 _LOCK_POLL_SECONDS = 0.05
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _PROBE_BYTES = 64 << 10
@@ -262,6 +265,7 @@ def _set_modes(connection: sqlite3.Connection, busy_seconds: float) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA secure_delete = ON")  # what was deleted is gone from the file too
     connection.execute(f"PRAGMA journal_size_limit = {4 << 20}")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_BYTES >> 10}")  # negative: in KiB
 
 
 def _contains(text: object, folded: str) -> bool:

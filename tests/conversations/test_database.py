@@ -58,6 +58,13 @@ def asked(path: Path, question: str) -> Any:
         return connection.execute(question).fetchone()[0]
 
 
+def test_few_pages_are_kept_in_memory(path: Path) -> None:
+    """SQLite's own 2 MB would fill up in the chat, as the file grows."""
+    with SessionStore(path) as store:
+        kept = store._connection.execute("PRAGMA cache_size").fetchone()[0]
+    assert -256 <= kept < 0, "KiB"
+
+
 def test_a_database_of_the_first_schema_opens(path: Path) -> None:
     """What the first version wrote: never to be changed."""
     connection = sqlite3.connect(path)

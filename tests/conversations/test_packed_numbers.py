@@ -9,6 +9,7 @@ from typing import Any
 
 from flashllm.conversations.exchange import turn_of
 from flashllm.conversations.packed_numbers import PackedNumbers
+from flashllm.telemetry.costs import decode_summary
 from tests.support.fake_engine import fake_cost
 
 NUMBERS: dict[str, Any] = {
@@ -31,8 +32,17 @@ def test_they_are_read_as_the_mapping_that_they_were() -> None:
 
 
 def test_they_take_little() -> None:
-    packed = PackedNumbers(NUMBERS)
-    assert sys.getsizeof(packed) + sys.getsizeof(packed._packed) < 500
+    costs = [fake_cost(wall_ns=50_000_000 + number) for number in range(20)]
+    prefill = {"tokens": 12, "reused_tokens": 4, "wall_ns": 107_283_551, "bytes_read": 11_796_480}
+    numbers = {
+        "prompt_tokens": 16,
+        "prefill": prefill,
+        "decode": decode_summary(costs),
+        "tokens": 20,
+    }
+    packed = PackedNumbers(json.loads(json.dumps(numbers)))
+    assert packed == json.loads(json.dumps(numbers))
+    assert sys.getsizeof(packed) + sys.getsizeof(packed._packed) < 300, "each answer has them"
 
 
 def test_what_json_can_hold_nests_as_deeply_as_a_file_may_have_it() -> None:

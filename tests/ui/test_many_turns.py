@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import pytest
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.segment import Segment
+from rich.style import Style
+from textual._segment_tools import make_blank
 from textual.pilot import Pilot
+from textual.strip import Strip
 from textual.widget import Widget
 
 from flashllm.options import DEFAULT_REASONING, ReasoningOptions
 from flashllm.ui.app import ChatApp
 from flashllm.ui.chat import answering
+from flashllm.ui.closed_widgets import forget_closed_widgets
 from flashllm.ui.transcript.transcript import MOUNTED_AT_ONCE, Transcript
 from flashllm.ui.transcript.turn import Question
 from tests.support.chat_pilot import ask, make_app, ready, screen_text
@@ -27,6 +37,8 @@ SIZE = (80, 16)
 MOUNTED_MAX = 2 * MOUNTED_AT_ONCE
 OBJECTS_PER_TURN = 300
 """Most of them are cached lines of the screen; one widget has as many."""
+CACHED_MORE_MAX = 50
+"""What styles and keys come late; every turn has more texts of its own than that."""
 
 
 class ForgetfulTokenizer(FakeTokenizer):
@@ -76,6 +88,23 @@ def alive() -> tuple[int, int]:
     return sum(issubclass(type(one), Widget) for one in found), len(found)
 
 
+def cached() -> Counter[str]:
+    """How much functions of Textual and Rich remember, by name, when nobody waits."""
+    forget_closed_widgets()
+    found: Counter[str] = Counter()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in ("textual", "rich"):
+            continue
+        kinds = [one for one in vars(module).values() if isinstance(one, type)]
+        for holder in (module, *kinds):
+            for one in vars(holder).values():
+                function = getattr(one, "__func__", one)
+                if isinstance(function, functools._lru_cache_wrapper):
+                    place = f"{function.__module__}.{function.__qualname__}"
+                    found[place] = function.cache_info().currsize
+    return found
+
+
 def consecutive(turns: list[int]) -> bool:
     return turns == list(range(turns[0], turns[-1] + 1))
 
@@ -86,7 +115,10 @@ async def test_after_many_turns_there_is_no_more_than_after_some() -> None:
     async with make_app(model).run_test(size=SIZE) as pilot:
         app = await asked(pilot, model, 1, SETTLED)
         widgets, objects = alive()
+        before = cached()
         await asked(pilot, model, SETTLED + 1, TURNS)
+        more = cached() - before
+        assert more.total() <= CACHED_MORE_MAX, more.most_common(5)
         assert len(mounted(app)) <= MOUNTED_MAX
         assert mounted(app)[-1] == 2 * TURNS
         assert consecutive(mounted(app))
@@ -126,6 +158,20 @@ async def test_pages_that_were_closed_are_collected(monkeypatch: pytest.MonkeyPa
         await until(pilot, lambda: page() is None)
         assert drawn
         assert not [one for one in drawn if one() is not None], "the lines that they drew"
+
+
+def test_texts_cuts_and_styles_that_are_gone_are_forgotten() -> None:
+    for number in range(100):
+        segment = Segment(f"gone {number}", Style(meta={"offset": (number, 0)}))
+        assert cell_len(segment.text) < len("gone 1000")
+        segment.split_cells(2)
+        make_blank(number, segment.style)
+        Strip.render_ansi(segment.style, ColorSystem.TRUECOLOR)
+    kept = cached()
+    for place in ("cells.cached_cell_len", "segment.Segment._split_cells"):
+        assert kept[f"rich.{place}"] == 0
+    for place in ("_segment_tools.make_blank", "strip.Strip.render_ansi"):
+        assert kept[f"textual.{place}"] == 0
 
 
 async def test_old_turns_come_back_where_the_reader_scrolls_to_them() -> None:
