@@ -13,6 +13,8 @@ class FetchCounts:
     """Tokens before each one, of each key head."""
     fetched: int = 0
     """Those of them that were fetched."""
+    late: int = 0
+    """Those of them that were not known a layer ahead, so that attention waits for them."""
     fetched_bytes: int = 0
     index_bytes: int = 0
     """What choosing read."""

@@ -145,6 +145,7 @@ class SelectedCache:
         counts, fetched = self.counts, tokens if positions is None else positions.shape[1]
         counts.tokens += tokens * self._kv_heads
         counts.fetched += fetched * self._kv_heads
+        counts.late += 0 if positions is None else self.policy.late * self._kv_heads
         counts.fetched_bytes += 2 * fetched * self._kv_heads * self._rows.row_bytes
         counts.index_bytes += self.policy.index_bytes(tokens)
 

@@ -71,6 +71,7 @@ class KvRun:
             "counted_tokens": self.meter.tokens,
             "accuracy": self.right / max(1, self.meter.tokens),
             "seen_share": fetched / available if available else 1.0,
+            "late_share": sum(counts.late for counts in self.counts) / max(1, available),
             "recall": sum(sums.values()) / sum(measured.values()) if measured else 1.0,
             "recall_of_layers": {str(layer): recall for layer, recall in layers.items()},
             "seen_bytes_per_token": self.seen_bytes / tokens,
