@@ -18,6 +18,8 @@ class FetchCounts:
     fetched_bytes: int = 0
     index_bytes: int = 0
     """What choosing read."""
+    measured_bytes: int = 0
+    """What measuring recalls read from flash, besides."""
     recall_sums: dict[int, float] = field(default_factory=dict)
     """By layer, of `recall_counts` measured heads."""
     recall_counts: dict[int, int] = field(default_factory=dict)

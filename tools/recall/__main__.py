@@ -19,9 +19,7 @@ CALIBRATION = Shape(pairs=200, noise=200, asked=100)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains, writes, and says how it went."""
     parser = argparse.ArgumentParser(prog="python -m tools.recall", description=__doc__)
-    parser.add_argument(
-        "output", type=Path, help="where the checkpoint goes, and training goes on"
-    )
+    parser.add_argument("output", type=Path, help="where the checkpoint goes, and training goes on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=15.0, help="at most (%(default)g)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)d)")

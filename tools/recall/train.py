@@ -51,14 +51,14 @@ class Step:
 def make_batch(
     shape: Shape, texts: int, generator: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, positions, and which tokens are answers, each [texts, tokens].
+    """Ids, positions, and the answers that are to be given, each [texts, tokens].
 
     Positions have gaps at some places, so that the model meets distances up to its longest context
     in short texts; what stands together stays together.
     """
     made = [make_text(shape, generator) for _ in range(texts)]
     ids = np.stack([ids for ids, _ in made])
-    answers = np.stack([is_answer for _, is_answer in made])
+    answers = np.stack([answers for _, answers in made])
     return (
         torch.from_numpy(ids),
         torch.from_numpy(_positions(shape, ids, generator)),
@@ -161,9 +161,9 @@ def _step(state: _State, generator: np.random.Generator, rate: float) -> float:
     for group in state.optimizer.param_groups:
         group["lr"] = rate * RATE * min(1.0, (state.number + 1) / WARM_UP_STEPS)
     # Answers are at the same places in all texts; a question's logits say its answer.
-    wanted = answers[0].nonzero()[:, 0] - 1
+    wanted = (answers[0] >= 0).nonzero()[:, 0] - 1
     logits, restlessness = state.model(ids, positions, wanted, is_calm=is_calm)
-    targets = ids[:, wanted + 1]
+    targets = answers[:, wanted + 1]
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     state.optimizer.zero_grad()
     (loss + restlessness).backward()

@@ -27,10 +27,16 @@ class KvPassage:
     prompt: int
     counted: NDArray[np.bool_] | None = None
     """Which tokens count, [tokens]; None: all that are decoded. Those of the prompt never do."""
+    expected: NDArray[np.int64] | None = None
+    """What is to be found in place of each token that counts, [tokens]; None: the text's own."""
 
     def counts(self, position: int) -> bool:
         """Whether the token there counts."""
         return position >= self.prompt and (self.counted is None or bool(self.counted[position]))
+
+    def target(self, position: int) -> int:
+        """What is to be found there."""
+        return self.ids[position] if self.expected is None else int(self.expected[position])
 
 
 @dataclass(slots=True)
@@ -139,7 +145,7 @@ def _run(
             return False
         if passage.counts(position):
             kept.append(logits)
-            targets.append(ids[position])
+            targets.append(passage.target(position))
         if position == len(ids) - 1:
             break
         start_ns = time.perf_counter_ns()
