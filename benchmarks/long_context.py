@@ -126,7 +126,7 @@ def measure(options: argparse.Namespace, case: str) -> dict[str, Any]:
 def _read(model: Model) -> dict[str, float]:
     pool = model.decoder.kv_pool
     both = model.reader_stats()
-    pages = {name: 0 for name in both} if pool is None or pool.file is None else pool.file.stats()
+    pages = dict.fromkeys(both, 0) if pool is None or pool.file is None else pool.file.stats()
     return {
         "device_bytes": float(device_bytes() or 0),
         "kv_bytes": float(pages["bytes_read"]),
@@ -257,9 +257,9 @@ def _arguments() -> argparse.ArgumentParser:
     add("--kv-dir", type=Path, help="where keys and values go (the model's directory)")
     add("--budget", type=argument(parse_share), default=0.1, help="of infinigen (%(default)g)")
     add("--alpha", type=float, default=8.0,
-        help="of infinigen, to begin with: so few tokens teach it nothing (%(default)g)")  # fmt: skip
+        help="of infinigen, to begin with: few tokens teach it nothing (%(default)g)")  # fmt: skip
     add("--stretch", type=positive, default=1, metavar="N",
-        help="tokens in a row that are chosen together: 1 is the worst for pages (%(default)d)")  # fmt: skip
+        help="tokens in a row that are chosen together (%(default)d, the worst)")  # fmt: skip
     add("--spec-start-layer", dest="start_layer", type=positive, default=2, help="(%(default)d)")
     add("--seed", type=int, default=0)
     add("--cases", type=lambda text: tuple(text.split(",")), default=CASES,

@@ -31,9 +31,7 @@ def make_passages(shape: Shape, texts: int, seed: int) -> list[KvPassage]:
     """Texts whose answers count, and whose questions are decoded."""
     generator = np.random.default_rng(seed)
     made = [make_text(shape, generator) for _ in range(texts)]
-    return [
-        KvPassage(ids.tolist(), shape.prompt, answers >= 0, answers) for ids, answers in made
-    ]
+    return [KvPassage(ids.tolist(), shape.prompt, answers >= 0, answers) for ids, answers in made]
 
 
 def compare(

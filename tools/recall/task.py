@@ -2,7 +2,8 @@
 
 A key's value is another one in every text, so that it can only be looked up. It is not written
 behind the question, where a blank stands: who forgets where it was told finds it nowhere else,
-however often it was asked for. Keys are asked for from anywhere in the text. Source of the form: Arora et al., Zoology, arXiv 2312.04927.
+however often it was asked for. Keys are asked for from anywhere in the text. Source of the form:
+Arora et al., Zoology, arXiv 2312.04927.
 """
 
 from __future__ import annotations
