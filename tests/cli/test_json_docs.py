@@ -104,7 +104,7 @@ CASES: dict[str, list[str]] = {
     ],
     "bench kv --json": ["bench kv {demo} --text {text} -n 300 --kv infinigen --budget 20% --json"],
     "inspect similarity --json": [
-        "inspect similarity {demo} --text {text} -n 200 --spec-start-layer 1 --json"
+        "inspect similarity {demo} --text {text} -n 300 --spec-start-layer 1 --json"
     ],
     "calibrate --json": ["calibrate {demo} --text {text} --tokens 300 --json"],
     "sessions list --json": ["sessions list --json"],
