@@ -73,7 +73,8 @@ def late_count(distances: Floats, alpha: float, most: int) -> int:
     The mean over heads of those within alpha, rounded up, so that no head's best is missed.
     """
     within = np.count_nonzero((distances > -alpha) | (distances == 0), axis=1)
-    return min(math.ceil(within.mean()), most, int(np.isfinite(distances).sum(axis=1).min()))
+    there = int(np.isfinite(distances).sum(axis=1).min())
+    return min(math.ceil(float(within.mean())), most, there)
 
 
 @dataclass(frozen=True, slots=True)

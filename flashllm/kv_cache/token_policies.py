@@ -290,7 +290,9 @@ class InfiniGen(_Policy):
         ahead, late = self._fetch.choose(layer, queries, tokens, scale, held)
         self._use(layer, late, tokens)
         self.late = 0 if late is None else late.shape[1]
-        return ahead if late is None else np.sort(np.hstack((ahead, late)), axis=1)
+        if ahead is None or late is None:
+            return ahead
+        return np.sort(np.hstack((ahead, late)), axis=1)
 
     def index_bytes(self, tokens: int) -> int:
         """The partial keys, for the guess and for the queries themselves."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -133,14 +134,14 @@ class RecallModel(nn.Module):
         from which the queries and keys of these heads are made.
         """
         self.embed_tokens.weight[:, 0] = 1.0
-        attention = self.layers[0].self_attn
+        attention = cast("Layer", self.layers[0]).self_attn
         pairs = HEAD_DIM // 2
         angles = THETA ** -(torch.arange(pairs) / pairs)
         sharp = torch.exp(-torch.arange(pairs) / 2)  # quick pairs tell neighbours apart
         key = torch.cat((sharp, torch.zeros(pairs)))
         query = torch.cat((sharp * angles.cos(), -sharp * angles.sin()))
         for name, own, heads in (("k_proj", key, 1), ("q_proj", query, HEADS // KV_HEADS)):
-            rows = attention[name].weight[: heads * HEAD_DIM]
+            rows = cast("nn.Linear", attention[name]).weight[: heads * HEAD_DIM]
             rows[:] = 0.1 * rows
             rows[:, 0] += LOOK_BACK * own.repeat(heads)
 
@@ -189,7 +190,8 @@ def _entropy(query: Tensor, key: Tensor) -> Tensor:
     scores = query[:, :, rows] @ key.transpose(2, 3) * HEAD_DIM**-0.5
     hidden = rows[:, None] < torch.arange(tokens)
     logs = scores.masked_fill(hidden, -torch.inf).log_softmax(dim=-1)
-    return -(logs.exp() * logs.masked_fill(hidden, 0)).sum(dim=-1).mean()
+    mean: Tensor = -(logs.exp() * logs.masked_fill(hidden, 0)).sum(dim=-1).mean()
+    return mean
 
 
 def _turns(positions: Tensor) -> tuple[Tensor, Tensor]:

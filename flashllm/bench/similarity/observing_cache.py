@@ -64,7 +64,8 @@ def tokens_needed(weights: Floats) -> NDArray[np.intp]:
     With figure 4 of the paper in mind.
     """
     largest = -np.sort(-weights.astype(np.float64), axis=1)
-    return (np.cumsum(largest, axis=1) < WEIGHT_SHARE).sum(axis=1) + 1
+    counts: NDArray[np.intp] = (np.cumsum(largest, axis=1) < WEIGHT_SHARE).sum(axis=1) + 1
+    return counts
 
 
 class ObservingCache(KvCache):
