@@ -54,7 +54,7 @@ def test_the_index_of_a_policy_has_all_of_them() -> None:
 
 def test_the_table(sparse_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = [str(sparse_model), "--tokens", "120", "--decoded", "2", "--spec-start-layer", "1"]
-    given += ["--memory", "400MiB", "--kv-memory", "10MiB", "--budget", "20%"]
+    given += ["--memory", "2GiB", "--kv-memory", "10MiB", "--budget", "20%"]
     options = long_context._arguments().parse_args(given)
     rows = {}
     for case in ("infinigen", "ahead", "fits"):
