@@ -1,7 +1,7 @@
 """A long context whose keys and values are on flash: chosen ones against all, and against DRAM.
 
     python -m benchmarks.synthetic llama-7b-grouped-relu SRC --layers 8
-    flashllm convert SRC MODEL --dtype int8 && rm -r SRC
+    flashllm convert SRC MODEL --dtype int4 && rm -r SRC
     python -m benchmarks.long_context MODEL [--tokens 32768] [--decoded 12] [--rounds 3]
 
 The model is synthetic, and so are the keys and values, which fill the context directly

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from flashllm.kv_cache.context import Context
+from flashllm.kv_cache.layout import SAMPLE_TOKENS
 from flashllm.kv_cache.selected import SelectedCache
 from flashllm.spec import ModelSpec
 
@@ -45,6 +46,7 @@ def fill(context: Context, spec: ModelSpec, tokens: int, seed: int, stretch: int
             cache.append(layer, torch.from_numpy(keys), torch.from_numpy(values))
             if isinstance(cache, SelectedCache) and layer in cache.policy.layers:
                 # Only the first tokens' queries are looked at, which choose the index's columns.
-                queries = generator.standard_normal((count, spec.n_heads, width), np.float32)
+                asked = count if first < SAMPLE_TOKENS else 0
+                queries = generator.standard_normal((asked, spec.n_heads, width), np.float32)
                 cache.policy.append(layer, context.length, queries, keys)
         context.append_prefilled([TOKEN] * count)
