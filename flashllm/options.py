@@ -83,6 +83,8 @@ class KvSelection:
     ratio: float = 0.3
     """Of infinigen: the share of columns in the index of keys."""
     index_dtype: KvIndexDType = "int4"
+    corrects: bool = True
+    """Of infinigen: whether a layer adds what its own queries find to what was guessed ahead."""
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(KvPolicy):

@@ -51,9 +51,17 @@ TINY = {
         "llama-7b-relu", **_SMALL, num_key_value_heads=4, intermediate_size=2048
     ),
 }  # fmt: skip
+_LONG = {"max_position_embeddings": 40_960, "rope_theta": 1e6}
+GROUPED = {
+    "small-llama-grouped": _tiny(
+        "llama-7b-relu", **_SMALL, num_key_value_heads=2, intermediate_size=2048
+    ) | _LONG,
+    "llama-7b-grouped-relu": BUILT_IN["llama-7b-relu"] | {"num_key_value_heads": 8} | _LONG,
+}  # fmt: skip
+"""Query heads that share keys, and long contexts: no published model with this activation."""
 SHAPES = {
     name: config
-    for name, config in (TINY | BUILT_IN).items()
+    for name, config in (TINY | GROUPED | BUILT_IN).items()
     if config["model_type"] in MAKERS and "relu" in map(config.get, ACTIVATION_KEYS)
 }
 

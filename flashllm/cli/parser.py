@@ -94,6 +94,15 @@ CONFIG_COMMANDS = (
         "flashllm.cli.commands.config:add_nothing",
     ),
 )
+INSPECT_COMMANDS = (
+    Command(
+        "similarity",
+        "how alike layers' inputs are, and what guessing their queries misses",
+        "flashllm.cli.commands.inspect:similarity",
+        "flashllm.cli.commands.inspect:add_similarity_arguments",
+        "flashllm.cli.commands.inspect:SIMILARITY_EXAMPLES",
+    ),
+)
 BENCH_COMMANDS = (
     Command(
         "io",
@@ -316,6 +325,12 @@ COMMANDS = (
         "measure the disk, and what each token costs",
         kinds=BENCH_COMMANDS,
         kinds_title="what to measure",
+    ),
+    Command(
+        "inspect",
+        "look into what a model computes on a text",
+        kinds=INSPECT_COMMANDS,
+        kinds_title="what to look at",
     ),
     Command("config", "what is set, and where", kinds=CONFIG_COMMANDS, kinds_title="what to do"),
     Command(

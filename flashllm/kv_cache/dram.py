@@ -26,6 +26,8 @@ from flashllm.spec import ModelSpec
 class KvCache(SeesEverything):
     """Holds `length` tokens; rows beyond them are never read. As `KeysValues` says."""
 
+    scored_bytes = 0
+
     def __init__(
         self,
         spec: ModelSpec,

@@ -13,9 +13,13 @@ class FetchCounts:
     """Tokens before each one, of each key head."""
     fetched: int = 0
     """Those of them that were fetched."""
+    late: int = 0
+    """Those of them that were not known a layer ahead, so that attention waits for them."""
     fetched_bytes: int = 0
     index_bytes: int = 0
     """What choosing read."""
+    measured_bytes: int = 0
+    """What measuring recalls read from flash, besides."""
     recall_sums: dict[int, float] = field(default_factory=dict)
     """By layer, of `recall_counts` measured heads."""
     recall_counts: dict[int, int] = field(default_factory=dict)

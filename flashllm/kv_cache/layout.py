@@ -165,7 +165,8 @@ def index_bytes(spec: ModelSpec, context: int, ratio: float, dtype: KvIndexDType
     """
     columns = column_count(ratio, spec.head_dim)
     keys, sample = context * row_bytes(dtype, columns), 2 * SAMPLE_TOKENS * spec.head_dim
-    return spec.n_kv_heads * (keys + 4 * (columns * spec.head_dim + sample))
+    evening = 2 * columns  # a centre and a scale of each
+    return spec.n_kv_heads * (keys + 4 * (columns * spec.head_dim + evening + sample))
 
 
 def skewing_bytes(spec: ModelSpec) -> int:

@@ -58,6 +58,7 @@ class PagedKvCache(SeesEverything):
         self.is_damaged = False
         self.row_bytes = pool.shape.row_bytes
         """Of a token's key in one head, and of its value."""
+        self.scored_bytes = 0
         self._prefetched: dict[int, PageFetch] = {}
         """By layer: pages that are on their way, or pinned, for `attend_to`."""
 
@@ -210,7 +211,11 @@ class PagedKvCache(SeesEverything):
         self, layer: int, kv_head: int, queries: NDArray[np.float32], end: int
     ) -> NDArray[np.float32]:
         """Products [queries, end] of queries [queries, head_dim] with a head's first `end` keys."""
-        rows = np.ascontiguousarray(self.encoded(layer, 0, end)[0, kv_head]).reshape(-1)
+        pages = self.pool.pages(layer, np.array(self.blocks[: self._shape.blocks(end)], np.int64))
+        missing = int(np.count_nonzero(self.pool.slots(pages[kv_head]) < 0))
+        self.scored_bytes += missing * self._shape.page_bytes
+        heads = slice(kv_head, kv_head + 1)
+        rows = np.ascontiguousarray(self._encoded_of(layer, heads, 0, end)[0]).reshape(-1)
         out = np.empty((len(queries), end), np.float32)
         self._kernels.matmul(rows, self.dtype, np.ascontiguousarray(queries), out)
         return out
@@ -245,10 +250,15 @@ class PagedKvCache(SeesEverything):
 
     def encoded(self, layer: int, first: int, end: int) -> NDArray[np.uint8]:
         """A copy of [keys or values, kv_heads, positions, bytes of a row]."""
+        return self._encoded_of(layer, slice(0, self._heads), first, end)
+
+    def _encoded_of(self, layer: int, heads: slice, first: int, end: int) -> NDArray[np.uint8]:
+        """That of some heads, of which alone pages are read."""
         shape, at = self._shape, np.arange(first, end)
         pages, tokens = at // shape.tokens - first // shape.tokens, at % shape.tokens
-        rows = np.empty((2, self._heads, end - first, shape.row_bytes), np.uint8)
-        for part in self._parts(layer, first, end):
+        count = heads.stop - heads.start
+        rows = np.empty((2, count, end - first, shape.row_bytes), np.uint8)
+        for part in self._parts(layer, first, end, heads):
             places = part.places[:, pages]
             for kind in range(2):
                 rows[kind, part.first : part.end] = self.pool.rows[places, kind, tokens]
@@ -303,17 +313,22 @@ class PagedKvCache(SeesEverything):
             self._kernels.attend_many_runs(queries, *cache, tokens, window, *rest)
         return out
 
-    def _parts(self, layer: int, first: int, end: int) -> Iterator[_Part]:
-        """Key heads whose rows of positions `first` to `end` - 1 are in DRAM, some at a time."""
+    def _parts(
+        self, layer: int, first: int, end: int, heads: slice = slice(None)
+    ) -> Iterator[_Part]:
+        """Those of `heads` whose rows of positions `first` to `end` - 1 are in DRAM, some a time.
+
+        Counted from the first of them.
+        """
         pool, shape = self.pool, self._shape
         begin = first // shape.tokens
         table = np.array(self.blocks[begin : shape.blocks(end)], np.int64)
-        pages = pool.pages(layer, table)
+        pages = pool.pages(layer, table)[heads]
         slots = pool.slots(pages)
         missing = slots < 0
         pool.policy.used(slots[~missing])
         if not missing.any():
-            yield _Part(0, self._heads, slots)
+            yield _Part(0, len(slots), slots)
             return
         rounds = _rounds(missing.sum(axis=1).tolist(), pool.plan.staging // 2)
         coming = self._stage(pages, slots, *rounds[0], half=0)

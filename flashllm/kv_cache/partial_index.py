@@ -3,6 +3,10 @@
 Source: InfiniGen (Lee et al., OSDI 2024, arXiv 2406.19707), section 4.3. There the columns are
 chosen from the prompt; here from the first tokens of a context alone, so that the choice does not
 depend on how a prompt was cut into chunks, nor on whether the context was continued or begun anew.
+
+Few bits hold little where one column is far larger than the others, or far from zero in all tokens.
+So each column is centred, which changes the scores of a query by the same for all tokens, and
+scaled, which its queries undo: both by the same first tokens.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from flashllm.options import KvIndexDType
 from flashllm.spec import ModelSpec
 
 Floats = NDArray[np.float32]
+_SCALE_LEAST = 2.0**-10
+"""Of the largest column of the first tokens: one that is next to nothing there may grow."""
 Skewing = Sequence[Floats]
 """Of each layer an orthogonal matrix a key head, [kv_heads, head_dim, head_dim]."""
 
@@ -59,7 +65,11 @@ class _LayerSample:
 class _LayerColumns:
     """What makes partial rows of a layer: the chosen columns of each key head."""
 
-    columns: list[Index] = field(default_factory=list)
+    columns: list[Index]
+    centres: list[Floats]
+    """Of each key head, what is taken from its columns."""
+    scales: list[Floats]
+    """What they are divided by then, and queries are multiplied by."""
     matrices: list[NDArray[np.uint8]] = field(default_factory=list)
     """The transposed columns of the skewing matrices, as rows in f32; none without skewing."""
 
@@ -123,9 +133,9 @@ class PartialIndex:
             choose_columns(sizes, own, self.columns)
             for sizes, own in zip(sample.sizes, sample.keys, strict=True)
         ]
-        self._chosen[layer] = self._layer_columns(layer, columns)
         partial = [sample.keys[head][:, columns[head]] for head in range(self._kv_heads)]
-        self._encode(layer, 0, np.stack(partial))
+        self._chosen[layer] = self._layer_columns(layer, columns, partial)
+        self._encode(layer, 0, partial)
         if end > SAMPLE_TOKENS:
             self._write(layer, SAMPLE_TOKENS, keys[:, taken:])
 
@@ -136,7 +146,9 @@ class PartialIndex:
         rows = self._rows[layer].reshape(self._kv_heads, -1)
         for head in range(self._kv_heads):
             group = self._group(head)
-            partial = self._partial(layer, head, queries[group])
+            partial = (
+                self._partial(layer, head, queries[group]) * self._chosen_of(layer).scales[head]
+            )
             first = rows[head, : tokens * self.row_bytes]
             self._kernels.matmul(first, self.dtype, partial, out[group])
         out *= np.float32(scale)
@@ -171,8 +183,7 @@ class PartialIndex:
 
     def _partial(self, layer: int, head: int, x: Floats) -> Floats:
         """The chosen columns of rows [n, columns], skewed."""
-        chosen = self._chosen[layer]
-        assert chosen is not None
+        chosen = self._chosen_of(layer)
         if not chosen.matrices:
             return np.ascontiguousarray(x[:, chosen.columns[head]])
         return self._product(chosen.matrices[head], x, self.columns)
@@ -183,24 +194,38 @@ class PartialIndex:
         self._kernels.matmul(rows, "f32", np.ascontiguousarray(x), out)
         return out
 
-    def _layer_columns(self, layer: int, columns: list[Index]) -> _LayerColumns:
-        if self._skewing is None:
-            return _LayerColumns(columns)
-        matrices = [
-            _as_rows(matrix[:, own].T)
-            for matrix, own in zip(self._skewing[layer], columns, strict=True)
-        ]
-        return _LayerColumns(columns, matrices)
+    def _layer_columns(
+        self, layer: int, columns: list[Index], partial: Sequence[Floats]
+    ) -> _LayerColumns:
+        centres = [np.median(own, axis=0) for own in partial]
+        scales = [_scales_of(own - centre) for own, centre in zip(partial, centres, strict=True)]
+        chosen = _LayerColumns(columns, centres, scales)
+        if self._skewing is not None:
+            chosen.matrices = [
+                _as_rows(matrix[:, own].T)
+                for matrix, own in zip(self._skewing[layer], columns, strict=True)
+            ]
+        return chosen
+
+    def _chosen_of(self, layer: int) -> _LayerColumns:
+        chosen = self._chosen[layer]
+        assert chosen is not None
+        return chosen
 
     def _write(self, layer: int, position: int, keys: Floats) -> None:
         partial = [self._partial(layer, head, keys[head]) for head in range(self._kv_heads)]
-        self._encode(layer, position, np.stack(partial))
+        self._encode(layer, position, partial)
 
-    def _encode(self, layer: int, position: int, partial: Floats) -> None:
-        """Partial keys [kv_heads, tokens, columns] as rows from `position` on."""
+    def _encode(self, layer: int, position: int, partial: Sequence[Floats]) -> None:
+        """Partial keys [kv_heads][tokens, columns] as rows from `position` on."""
+        chosen = self._chosen_of(layer)
+        even = np.stack([
+            (own - centre) / scale
+            for own, centre, scale in zip(partial, chosen.centres, chosen.scales, strict=True)
+        ])  # fmt: skip
         try:
             self._kernels.write_head_rows(
-                np.ascontiguousarray(partial).reshape(-1),
+                even.reshape(-1),
                 self.dtype,
                 self.columns,
                 self._kv_heads,
@@ -212,6 +237,17 @@ class PartialIndex:
                 f"layer {layer}: a key of attention is too large for the index of keys in"
                 f" {self.dtype} ({error}); use --kv-policy full"
             ) from error
+
+
+def _scales_of(centred: Floats) -> Floats:
+    """The mean size of each column [tokens, columns], none of them far below the largest.
+
+    In whole powers of two, so that scaling rounds nothing.
+    """
+    sizes = np.abs(centred).mean(axis=0, dtype=np.float64)
+    floor = max(float(sizes.max()) * _SCALE_LEAST, float(np.finfo(np.float32).tiny))
+    scales: Floats = np.exp2(np.rint(np.log2(np.maximum(sizes, floor)))).astype(np.float32)
+    return scales
 
 
 def _as_rows(matrix: Floats) -> NDArray[np.uint8]:

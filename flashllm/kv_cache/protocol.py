@@ -104,6 +104,8 @@ class SelectableRows(KeysValues, Protocol):
 
     row_bytes: int
     """Of a token's key in one head, and of its value."""
+    scored_bytes: int
+    """What `scores` had to read from flash so far."""
 
     def prefetch(self, layer: int, positions: NDArray[np.int32] | None) -> None:
         """`attend_to` will be asked for `positions` [kv_heads, count] of a layer; None: for all."""

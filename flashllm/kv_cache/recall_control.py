@@ -15,8 +15,9 @@ DEFAULT_TARGET = 0.95
 ALPHA_MIN, ALPHA_MAX = 0.5, 1000.0
 """Where attention looks at few tokens, a guess may be off by many times the alpha of the paper; the
 budget limits what that may cost."""
-STEP_MAX = 0.3
-"""A token that is unlike others changes alpha by no more than this share."""
+GAIN = 0.5
+"""A recall that is so much too small makes the logarithm of alpha so much larger. The step is not
+limited: where most recalls are 1 and few are next to 0, limits would leave their mean too small."""
 
 
 def recall_of(scores: NDArray[np.float32], positions: NDArray[np.int32]) -> float:
@@ -49,7 +50,7 @@ class RecallControl:
             return
         self.truncate(token)  # what a cancelled token taught
         before = self._alphas[layer]
-        step = min(max(self.target - recall, -STEP_MAX), STEP_MAX)
+        step = GAIN * (self.target - recall)
         self._alphas[layer] = min(max(before * math.exp(step), ALPHA_MIN), ALPHA_MAX)
         self._learnt.append((token, layer, before))
 

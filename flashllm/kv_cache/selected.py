@@ -17,6 +17,8 @@ from flashllm.kv_cache.token_policies import TokenPolicy
 
 _SCATTER, _SCATTER_BITS = 0x9E3779B1, 13
 """Multiplied with a token's number, the bits from the latter on look like chance."""
+_LONG_TOKENS, _LONG_STEPS = 4096, 4
+"""Behind so many tokens one in so many is measured: a head's keys are much to read from flash."""
 
 
 class SelectedCache:
@@ -145,6 +147,7 @@ class SelectedCache:
         counts, fetched = self.counts, tokens if positions is None else positions.shape[1]
         counts.tokens += tokens * self._kv_heads
         counts.fetched += fetched * self._kv_heads
+        counts.late += 0 if positions is None else self.policy.late * self._kv_heads
         counts.fetched_bytes += 2 * fetched * self._kv_heads * self._rows.row_bytes
         counts.index_bytes += self.policy.index_bytes(tokens)
 
@@ -159,10 +162,12 @@ class SelectedCache:
         """Holds the choice against the true scores of some heads."""
         layers = self.policy.layers
         # The same one of the same token, always, and in no step with what repeats in a text.
-        drawn = (tokens * _SCATTER >> _SCATTER_BITS) % (len(layers) * self._kv_heads)
+        scattered = tokens * _SCATTER >> _SCATTER_BITS
+        steps = _LONG_STEPS if tokens > _LONG_TOKENS else 1
+        drawn, step = divmod(scattered % (len(layers) * self._kv_heads * steps), steps)
         sampled, sampled_head = divmod(drawn, self._kv_heads)
-        is_sampled = layer == layers[sampled]
-        start_ns = perf_counter_ns()
+        is_sampled = layer == layers[sampled] and step == 0
+        start_ns, scored_bytes = perf_counter_ns(), self._rows.scored_bytes
         for head in range(self._kv_heads):
             learns = is_sampled and head == sampled_head
             if not (learns or self._measures_all):
@@ -173,5 +178,6 @@ class SelectedCache:
             self.counts.add_recall(layer, recall)
             if learns and self._control is not None:
                 self._control.learn(layer, tokens, recall)
+        self.counts.measured_bytes += self._rows.scored_bytes - scored_bytes
         if self._measures_all:
             self.counts.measuring_ns += perf_counter_ns() - start_ns

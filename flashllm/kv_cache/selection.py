@@ -54,6 +54,8 @@ def make_keys_values(
             spec, context, kernels, selection.ratio, selection.index_dtype, skewing
         )
         control = RecallControl(spec.n_layers, selection.alpha, selection.recall or None)
-        fetch = SpeculativeFetch(index, layers, spec.n_kv_heads, control, selection.share)
+        fetch = SpeculativeFetch(
+            index, layers, spec.n_kv_heads, control, selection.share, corrects=selection.corrects
+        )
         policy = InfiniGen(fetch, control, pool)
     return SelectedCache(rows, policy, heads, control, measures_all=measures_all)

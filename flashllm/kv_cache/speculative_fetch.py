@@ -3,10 +3,14 @@
 Source: InfiniGen (Lee et al., OSDI 2024, arXiv 2406.19707), section 4.3: a token whose score is
 more than alpha below the best one has less than exp(-alpha) of its weight. Heads that share keys
 share a choice: a token counts as what the head makes of it that wants it most.
+
+The guess misses what the feed-forward layer between changes. So half of the budget is left for what
+the layer's own queries find in the same index once they are known; only that is waited for.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +67,16 @@ def best_positions(distances: Floats | NDArray[np.int64], count: int) -> Positio
     return found
 
 
+def late_count(distances: Floats, alpha: float, most: int) -> int:
+    """How many more tokens each key head fetches, whose `distances` are -inf where it has them.
+
+    The mean over heads of those within alpha, rounded up, so that no head's best is missed.
+    """
+    within = np.count_nonzero((distances > -alpha) | (distances == 0), axis=1)
+    there = int(np.isfinite(distances).sum(axis=1).min())
+    return min(math.ceil(float(within.mean())), most, there)
+
+
 @dataclass(frozen=True, slots=True)
 class _Speculation:
     tokens: int
@@ -79,13 +93,18 @@ class SpeculativeFetch:
         kv_heads: int,
         control: RecallControl,
         share_max: float = DEFAULT_SHARE_MAX,
+        *,
+        corrects: bool = True,
     ) -> None:
-        """`layers` choose; all others attend to everything."""
+        """`layers` choose; all others attend to everything.
+
+        `corrects`: a layer adds what its own queries find. Without it the choice is the paper's.
+        """
         self.index = index
         self.control = control
         self.share_max = share_max
         self.layers = layers
-        self._kv_heads = kv_heads
+        self._kv_heads, self._corrects = kv_heads, corrects
         self._ahead: dict[int, _Speculation] = {}
 
     def speculate(
@@ -103,18 +122,52 @@ class SpeculativeFetch:
         """
         positions = None
         if tokens > FLOOR_TOKENS:
-            scores = self.index.scores(layer, queries, tokens, scale)
-            if held is not None:
-                group = len(scores) // self._kv_heads
-                scores = np.where(held.repeat(group, axis=0), scores, np.float32(-np.inf))
-            distances = below_best(scores, self._kv_heads)
-            most = tokens_max(tokens, self.share_max)
-            count = fetch_count(distances, self.control.alpha(layer), most)
+            distances = self._distances(layer, queries, tokens, scale, held)
+            share = self.share_max / 2 if self._corrects else self.share_max
+            count = fetch_count(distances, self.control.alpha(layer), tokens_max(tokens, share))
             positions = best_positions(distances, count)
         self._ahead[layer] = _Speculation(tokens, positions)
         return positions
 
-    def choose(self, layer: int, tokens: int) -> Positions | None:
-        """What was speculated for this layer and token; None for everything."""
+    def choose(
+        self,
+        layer: int,
+        queries: Floats,
+        tokens: int,
+        scale: float,
+        held: NDArray[np.bool_] | None = None,
+    ) -> tuple[Positions | None, Positions | None]:
+        """What was speculated for this layer and token, and what its own `queries` find besides.
+
+        None for everything, and for nothing besides.
+        """
         ahead = self._ahead.pop(layer, None)
-        return None if ahead is None or ahead.tokens != tokens else ahead.positions
+        if ahead is None or ahead.tokens != tokens or ahead.positions is None:
+            return None, None
+        if not self._corrects:
+            return ahead.positions, None
+        distances = self._distances(layer, queries, tokens, scale, held)
+        np.put_along_axis(distances, ahead.positions.astype(np.intp), -np.inf, axis=1)
+        most = tokens_max(tokens, self.share_max) - ahead.positions.shape[1]
+        count = late_count(distances, self.control.alpha(layer), most)
+        return ahead.positions, best_positions(distances, count) if count > 0 else None
+
+    @property
+    def index_reads(self) -> int:
+        """How often a token's choice reads the index."""
+        return 2 if self._corrects else 1
+
+    def _distances(
+        self,
+        layer: int,
+        queries: Floats,
+        tokens: int,
+        scale: float,
+        held: NDArray[np.bool_] | None,
+    ) -> Floats:
+        """[kv_heads, tokens]: how far below the best each token's estimated score is."""
+        scores = self.index.scores(layer, queries, tokens, scale)
+        if held is not None:
+            group = len(scores) // self._kv_heads
+            scores = np.where(held.repeat(group, axis=0), scores, np.float32(-np.inf))
+        return below_best(scores, self._kv_heads)

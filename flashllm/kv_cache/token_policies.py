@@ -45,6 +45,8 @@ class TokenPolicy(Protocol):
     """Those in which it chooses; the others attend to everything."""
     speculates: bool
     """Whether it chooses a layer ahead, by a guess of the layer's queries."""
+    late: int
+    """Of the last choice, the tokens of each key head that were not known a layer ahead."""
 
     def append(self, layer: int, position: int, queries: Floats, keys: Floats, /) -> None:
         """Tokens from `position` on: queries [tokens, heads, ..], keys [kv_heads, tokens, ..]."""
@@ -79,7 +81,7 @@ class _Policy:
     speculates = False
 
     def __init__(self, layers: tuple[int, ...]) -> None:
-        self.layers = layers
+        self.layers, self.late = layers, 0
 
     def append(self, *_: Any, **__: Any) -> None:
         """Nothing is kept of it."""
@@ -241,8 +243,8 @@ class QuantisedKeys(_Policy):
         if tokens <= FLOOR_TOKENS:
             return None
         scores = self._index.scores(layer, queries, tokens, scale)
-        count = tokens_max(tokens, self._share)
-        return best_positions(below_best(scores, self._kv_heads), count)
+        self.late = tokens_max(tokens, self._share)
+        return best_positions(below_best(scores, self._kv_heads), self.late)
 
     def index_bytes(self, tokens: int) -> int:
         """The copy of the keys."""
@@ -279,19 +281,32 @@ class InfiniGen(_Policy):
 
     def speculate(self, layer: int, queries: Floats, tokens: int, scale: float) -> Positions | None:
         """Chooses by the guess."""
-        held = None if self._pool is None else self._pool.held(layer, tokens)
-        positions = self._fetch.speculate(layer, queries, tokens, scale, held)
+        held = self._held(layer, tokens)
+        return self._use(layer, self._fetch.speculate(layer, queries, tokens, scale, held), tokens)
+
+    def choose(self, layer: int, queries: Floats, tokens: int, scale: float) -> Positions | None:
+        """What was chosen a layer ahead, and what these queries need besides."""
+        held = self._held(layer, tokens)
+        ahead, late = self._fetch.choose(layer, queries, tokens, scale, held)
+        self._use(layer, late, tokens)
+        self.late = 0 if late is None else late.shape[1]
+        if ahead is None or late is None:
+            return ahead
+        return np.sort(np.hstack((ahead, late)), axis=1)
+
+    def index_bytes(self, tokens: int) -> int:
+        """The partial keys, for the guess and for the queries themselves."""
+        if tokens <= FLOOR_TOKENS:
+            return 0
+        return self._fetch.index_reads * self._fetch.index.scores_bytes(tokens)
+
+    def _held(self, layer: int, tokens: int) -> NDArray[np.bool_] | None:
+        return None if self._pool is None else self._pool.held(layer, tokens)
+
+    def _use(self, layer: int, positions: Positions | None, tokens: int) -> Positions | None:
         if self._pool is not None and positions is not None:
             self._pool.use(layer, positions, tokens)
         return positions
-
-    def choose(self, layer: int, _queries: Floats, tokens: int, _scale: float) -> Positions | None:
-        """What was chosen a layer ahead."""
-        return self._fetch.choose(layer, tokens)
-
-    def index_bytes(self, tokens: int) -> int:
-        """The partial keys."""
-        return self._fetch.index.scores_bytes(tokens) if tokens > FLOOR_TOKENS else 0
 
     def may_stay(self, shared: int, length: int) -> int:
         """All, unless columns are to be chosen anew, or some tokens are lost."""

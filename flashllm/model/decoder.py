@@ -38,7 +38,7 @@ from flashllm.model.products import Products
 from flashllm.model.router import SelectRouted
 from flashllm.model.schedule import Mode, Pass, Progress, PromptSchedule, TokenSchedule
 from flashllm.model.stage_link import StageLink
-from flashllm.model.transformer import Transformer
+from flashllm.model.transformer import LayerObserver, Transformer
 from flashllm.options import KvDType, KvSelection
 from flashllm.planning.plan import Plan
 from flashllm.planning.release import slots_without
@@ -147,6 +147,11 @@ class Decoder:
         return self._skewing is not None
 
     @property
+    def skewing(self) -> Skewing | None:
+        """What turns queries and keys where a policy chooses by them; None without."""
+        return self._skewing
+
+    @property
     def kernels(self) -> core.Kernels:
         """What multiplies encoded rows."""
         return self._kernels
@@ -184,6 +189,10 @@ class Decoder:
             self.spec, rows, self._kernels, selection, self._skewing, pool=pool,
             measures_all=measures_all,
         )  # fmt: skip
+
+    def observe_layers(self, observer: LayerObserver | None) -> None:
+        """Who is told of what goes through each layer from now on; None for nobody."""
+        self._transformer.observer = observer
 
     def new_context(self, keys_values: KeysValues | None = None) -> Context:
         """A new, empty context; `UsageError` if the plan has no memory for another one.

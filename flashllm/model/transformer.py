@@ -31,6 +31,8 @@ from flashllm.system.clock import PartClock
 
 FeedForwardCall = Callable[[LayerInputs], Tensor]
 """From what the feed-forward layer can read to its output."""
+LayerObserver = Callable[[int, Tensor, Tensor, Tensor], None]
+"""Called with a layer's number and the stream as it came, behind attention, and as it left."""
 BeforeAttention = Callable[[Tensor, Tensor], None]
 """Called with the residual stream and attention's input."""
 
@@ -52,6 +54,8 @@ class Transformer:
         link: StageLink | None = None,
     ) -> None:
         self.spec = spec
+        self.observer: LayerObserver | None = None
+        """Who is told of each layer."""
         self._clock = clock
         self._link = link
         parts = ResidentParts(spec, resident, products)
@@ -133,15 +137,21 @@ class Transformer:
         if spec.block == "parallel":
             self._speculate(index + 1, x, rotations, spans)
             inputs = LayerInputs(self.parallel_input(index, x, normed), x, x)
-            return x + attended + self._scaled(feed_forward(inputs))
+            behind = x + attended
+            return self._observed(index, x, behind, behind + self._scaled(feed_forward(inputs)))
         assert layer.ffn_norm is not None
         block, x = x, x + attended
         if not pre:
             x = layer.attention_norm(x)
         self._speculate(index + 1, x, rotations, spans)
         inputs = LayerInputs(layer.ffn_norm(x) if pre else x, x, block)
-        x = x + self._scaled(self._through_ffn(index, inputs, feed_forward))
-        return x if pre else layer.ffn_norm(x)
+        behind, x = x, x + self._scaled(self._through_ffn(index, inputs, feed_forward))
+        return self._observed(index, block, behind, x if pre else layer.ffn_norm(x))
+
+    def _observed(self, index: int, came: Tensor, behind: Tensor, left: Tensor) -> Tensor:
+        if self.observer is not None:
+            self.observer(index, came, behind, left)
+        return left
 
     def _speculate(
         self, index: int, x: Tensor, rotations: Rotations | None, spans: Sequence[Span]

@@ -103,6 +103,9 @@ CASES: dict[str, list[str]] = {
         "bench cache {demo} --text {text} --tokens 300 --slots 20% --memory 2GiB --json"
     ],
     "bench kv --json": ["bench kv {demo} --text {text} -n 300 --kv infinigen --budget 20% --json"],
+    "inspect similarity --json": [
+        "inspect similarity {demo} --text {text} -n 300 --spec-start-layer 1 --json"
+    ],
     "calibrate --json": ["calibrate {demo} --text {text} --tokens 300 --json"],
     "sessions list --json": ["sessions list --json"],
     "sessions search --json": ["sessions search ocean --json"],

@@ -358,10 +358,15 @@ def test_attention_to_a_set_has_the_bits_of_one_piece(
                 each.append(at, *rows.rows[at, :, :, own])
         caches, query = (cache, expected), rows.query[own]
         assert torch.equal(*(one.attend_to(layer, query, chosen, 0.2, SINKS) for one in caches))
-        asked = query[0, 3:].numpy()
+        asked, before = query[0, 3:].numpy(), cache.scored_bytes
         assert np.array_equal(*(one.scores(layer, 1, asked, token + 1) for one in caches))
+        # Of one head of one layer, and what is in DRAM is not read.
+        pages = cache.pool.shape.blocks(token + 1)
+        assert cache.scored_bytes - before <= pages * cache.pool.shape.page_bytes
         for each in (cache, expected):
             each.length += 1
+    if slots in (None, LEAST):
+        assert (cache.scored_bytes > 0) == (slots == LEAST)
     cache.prefetch(0, chosen)
     cache.truncate(20)
     cache.close()

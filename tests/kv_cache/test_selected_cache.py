@@ -161,7 +161,11 @@ def test_what_is_fetched_is_counted() -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])
 def test_the_index_scores_as_its_columns_do(dtype: str) -> None:
-    """Skewed by the definition, in f64, and rounded by the encoding alone."""
+    """Skewed by the definition, in f64, and rounded by the encoding alone.
+
+    One column of the keys is far from zero in all tokens: it changes all scores of a query by the
+    same, and costs nothing of the few bits.
+    """
     generator = np.random.default_rng(4)
     skewing = [
         np.stack(
@@ -170,7 +174,8 @@ def test_the_index_scores_as_its_columns_do(dtype: str) -> None:
         for _ in range(2)
     ]
     index = PartialIndex(SHAPE, 128, core.Kernels(), 0.3, dtype, skewing)
-    keys, asked = KEYS.numpy(), QUERIES.numpy()
+    keys, asked = KEYS.numpy().copy(), QUERIES.numpy()
+    keys[:, :, 7] += 30
     index.append(LAYER, 0, asked[:70], keys[:, :70])
     index.append(LAYER, 70, asked[70:90], keys[:, 70:90])
     found = index.scores(LAYER, asked[91], 90, SCALE)
@@ -184,7 +189,8 @@ def test_the_index_scores_as_its_columns_do(dtype: str) -> None:
         assert np.array_equal(index.chosen_columns(LAYER)[kv_head], columns)
         skewed = keys[kv_head, :90] @ matrix[:, columns]
         expected = SCALE * skewed @ (asked[91, head] @ matrix[:, columns])
-        np.testing.assert_allclose(found[head], expected, atol=tolerance)
+        shifted = found[head] - found[head].mean()
+        np.testing.assert_allclose(shifted, expected - expected.mean(), atol=tolerance)
 
 
 def test_heavy_hitters_by_hand() -> None:

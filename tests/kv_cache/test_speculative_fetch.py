@@ -12,6 +12,7 @@ from flashllm.kv_cache.layout import column_count
 from flashllm.kv_cache.partial_index import choose_columns, query_sizes
 from flashllm.kv_cache.recall_control import ALPHA_MAX, ALPHA_MIN, RecallControl, recall_of
 from flashllm.kv_cache.speculative_fetch import (
+    SpeculativeFetch,
     below_best,
     best_positions,
     fetch_count,
@@ -41,6 +42,56 @@ def test_a_choice_by_hand() -> None:
     assert best_positions(distances, 3).tolist() == [[0, 1, 2], [0, 1, 3]]
     assert best_positions(distances, 1).tolist() == [[0], [0]]
     assert best_positions(distances, 5).tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+class GivenScores:
+    """An index whose estimates are the queries themselves: [heads, tokens]."""
+
+    def scores(self, layer: int, queries: np.ndarray, tokens: int, scale: float) -> np.ndarray:
+        return scale * queries[:, :tokens]
+
+
+def scored(tokens: int, heads: dict[int, dict[int, float]]) -> np.ndarray:
+    """Scores of two heads that are -9 but for those given."""
+    scores = np.full((2, tokens), -9.0, np.float32)
+    for head, given in heads.items():
+        scores[head, list(given)] = list(given.values())
+    return scores
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+def test_what_the_guess_missed_comes_late(corrects: bool) -> None:
+    """Two key heads, 100 tokens, at most 10 of them, alpha of 4."""
+    control = RecallControl(1, 4.0, None)
+    index = GivenScores()
+    fetch = SpeculativeFetch(index, (0,), 2, control, 0.1, corrects=corrects)  # type: ignore[arg-type]
+    guess = scored(100, {0: {3: 5.0, 8: 4.0}, 1: {5: 1.0, 6: 0.5}})
+    own = scored(100, {0: {3: 5.0, 70: 4.5}, 1: {5: 1.0, 6: 0.5}})
+    assert fetch.speculate(0, guess, 100, 1.0).tolist() == [[3, 8], [5, 6]]  # type: ignore[union-attr]
+    ahead, late = fetch.choose(0, own, 100, 1.0)
+    assert ahead is not None
+    assert ahead.tolist() == [[3, 8], [5, 6]]
+    if not corrects:
+        assert late is None
+        return
+    # One head misses 70, the other nothing: half a token a head, rounded up; the first of equals.
+    assert late is not None
+    assert late.tolist() == [[70], [0]]
+    # A guess right away leaves nothing to be found, and a guess far off gets no more than half.
+    fetch.speculate(0, own, 100, 1.0)
+    assert fetch.choose(0, own, 100, 1.0)[1] is None
+    everyone = np.zeros((2, 100), np.float32)
+    ahead = fetch.speculate(0, everyone, 100, 1.0)
+    assert ahead is not None
+    assert ahead.tolist() == [[0, 1, 2, 3, 4]] * 2
+    late = fetch.choose(0, everyone, 100, 1.0)[1]
+    assert late is not None
+    assert late.tolist() == [[5, 6, 7, 8, 9]] * 2
+    # Tokens that gave way in a pool are not found late either.
+    held = np.ones((2, 100), np.bool_)
+    held[:, 70] = False
+    fetch.speculate(0, guess, 100, 1.0, held)
+    assert fetch.choose(0, own, 100, 1.0, held)[1] is None
 
 
 def test_positions_are_those_of_a_stable_sort() -> None:

@@ -12,7 +12,7 @@ from flashllm.convert import convert
 from flashllm.engine.loading import open_decoder
 from tools.recall.compare import make_passages
 from tools.recall.model import RecallModel
-from tools.recall.task import FIRST_NOISE, FIRST_VALUE, Shape, make_text
+from tools.recall.task import BLANK, FIRST_NOISE, FIRST_VALUE, Shape, make_text
 from tools.recall.train import Step, make_batch, train
 
 SHAPE = Shape(pairs=10, noise=8, asked=6)
@@ -21,18 +21,19 @@ SHAPE = Shape(pairs=10, noise=8, asked=6)
 def test_answers_are_the_values_that_were_told() -> None:
     generator = np.random.default_rng(1)
     for shape in (SHAPE, Shape(pairs=10, noise=0, asked=30, popular=0.2)):
-        ids, is_answer = make_text(shape, generator)
-        assert len(ids) == len(is_answer) == shape.tokens
+        ids, answers = make_text(shape, generator)
+        assert len(ids) == len(answers) == shape.tokens
         told = {
             key: value
             for key, value in itertools.pairwise(ids[: shape.prompt].tolist())
             if 0 < key < FIRST_VALUE <= value < FIRST_NOISE
         }
         assert len(told) == shape.pairs
-        places = np.flatnonzero(is_answer)
+        places = np.flatnonzero(answers >= 0)
         assert len(places) == shape.asked
         assert places[0] > shape.prompt
-        assert all(told[int(ids[place - 1])] == ids[place] for place in places)
+        assert all(told[int(ids[place - 1])] == answers[place] for place in places)
+        assert np.array_equal(places, np.flatnonzero(ids == BLANK))
     assert len({int(ids[place - 1]) for place in places}) <= 2
 
 
@@ -41,7 +42,7 @@ def test_gaps_between_positions_part_no_pair() -> None:
     steps = positions.diff(dim=1)
     assert (positions[:, 0] == 0).all()
     assert (steps > 1).any()
-    assert (steps[answers[:, 1:]] == 1).all()
+    assert (steps[answers[:, 1:] >= 0] == 1).all()
     assert (steps[:, : SHAPE.prompt - 1] == 1).all()
     assert ids.shape == positions.shape
 

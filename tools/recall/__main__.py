@@ -9,24 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.recall.model import RecallModel
 from tools.recall.task import Shape, make_text
 from tools.recall.train import Step, train
 
-TEXT = Shape(pairs=400, noise=1000, asked=120)
+TEXT = Shape(pairs=400, noise=6800, asked=400)
 CALIBRATION = Shape(pairs=200, noise=200, asked=100)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains, writes, and says how it went."""
     parser = argparse.ArgumentParser(prog="python -m tools.recall", description=__doc__)
-    parser.add_argument("output", type=Path, help="directory of the checkpoint")
+    parser.add_argument("output", type=Path, help="where the checkpoint goes, and training goes on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=15.0, help="at most (%(default)g)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (%(default)d)")
-    parser.add_argument(
-        "--resume", type=Path, metavar="DIR", help="a checkpoint of earlier, for the last stage"
-    )
     options = parser.parse_args(arguments)
 
     def report(step: Step) -> None:
@@ -38,9 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 flush=True,
             )
 
-    begun = None if options.resume is None else RecallModel.load(options.resume)
-    seconds = 60 * options.minutes
-    model = train(options.seed, seconds, report, options.threads, begun=begun)
+    kept = options.output / "training.pt"
+    model = train(options.seed, 60 * options.minutes, report, options.threads, kept=kept)
     model.save(options.output)
     generator = np.random.default_rng(options.seed + 1)
     for name, shape in (("text.ids", TEXT), ("calibration.ids", CALIBRATION)):

@@ -22,27 +22,41 @@ from flashllm.engine.local import Model, open_model
 from flashllm.options import KV_VICTIMS, KvSelection, ModelOptions
 from tools.recall.task import Shape, make_text
 
-TEXT = Shape(pairs=60, noise=700, asked=100)
-POPULAR = Shape(pairs=60, noise=300, asked=300, popular=0.2)
+TOKENS = 8192
+ASKED = 200
+POPULAR = Shape(pairs=60, noise=0, asked=600, popular=0.2)
+"""Pairs first, then questions about few of them: once the pool is full, the pairs are the oldest
+tokens that it has, and some of them those that are used most."""
 POOL_SHARE = 0.8
 
 
-def make_passages(shape: Shape, texts: int, seed: int) -> list[KvPassage]:
-    """Texts whose answers count, and whose questions are decoded."""
+def text_shape(tokens: int) -> Shape:
+    """Texts of so many tokens, one in twelve of which is the key or the value of a pair."""
+    pairs = tokens // 24
+    return Shape(pairs=pairs, noise=tokens - 1 - 2 * pairs - 2 * ASKED, asked=ASKED)
+
+
+def make_passages(shape: Shape, texts: int, seed: int, first: int = 0) -> list[KvPassage]:
+    """Texts whose answers from token `first` on count, and whose questions are decoded."""
     generator = np.random.default_rng(seed)
     made = [make_text(shape, generator) for _ in range(texts)]
-    return [KvPassage(ids.tolist(), shape.prompt, is_answer) for ids, is_answer in made]
+    is_late = np.arange(shape.tokens) >= first
+    return [
+        KvPassage(ids.tolist(), shape.prompt, (answers >= 0) & is_late, answers)
+        for ids, answers in made
+    ]
 
 
 def compare(
-    model: Model, texts: int, budgets: Sequence[float], base: KvSelection, seed: int
+    model: Model, text: Shape, texts: int, budgets: Sequence[float], base: KvSelection, seed: int
 ) -> dict[str, list[dict[str, Any]]]:
     """The rows of both comparisons; the model has room for a second context and any policy."""
     dtype, decoder = model.plan.kv_dtype, model.decoder
     everyone = parse_cases(POLICIES, budgets, base, dtype)
     limited = parse_cases(["infinigen"], budgets[-1:], base, dtype, KV_VICTIMS)
     whole = parse_cases(["infinigen"], budgets[-1:], base, dtype)
-    lookups, popular = (make_passages(shape, texts, seed) for shape in (TEXT, POPULAR))
+    lookups = make_passages(text, texts, seed)
+    popular = make_passages(POPULAR, texts, seed, int(POOL_SHARE * POPULAR.tokens))
     return {
         "policies": report(run_cases(decoder, everyone, lookups)),
         "pool": report(run_cases(decoder, [*whole, *limited[1:]], popular, POOL_SHARE)),
@@ -53,24 +67,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compares, and prints two tables, or JSON."""
     parser = argparse.ArgumentParser(prog="python -m tools.recall.compare", description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--texts", type=int, default=4, help="(%(default)d)")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a text (%(default)d)")
+    parser.add_argument("--texts", type=int, default=1, help="(%(default)d)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--start-layer", type=int, default=1, help="(%(default)d)")
     parser.add_argument("--recall", type=float, default=0.95, help="(%(default)g)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    context = max(TEXT.tokens, POPULAR.tokens)
+    text = text_shape(options.tokens)
+    context = max(text.tokens, POPULAR.tokens)
     opened = ModelOptions(contexts=2, context=context, kv_policy="specache")
     base = KvSelection("infinigen", recall=options.recall, start_layer=options.start_layer)
     with open_model(options.model, opened) as model:
         for caution in model.cautions():
             print(caution, file=sys.stderr)
-        found = compare(model, options.texts, (0.05, 0.1, 0.2), base, options.seed)
+        found = compare(model, text, options.texts, (0.05, 0.1, 0.2), base, options.seed)
     if options.json:
         print(json.dumps(found))
     else:
-        print(f"look-ups in {TEXT.tokens:,} tokens\n\n{table(found['policies'])}")
-        print(f"a pool of {POOL_SHARE:.0%} of {POPULAR.tokens:,} tokens\n\n{table(found['pool'])}")
+        print(f"look-ups in {text.tokens:,} tokens\n\n{table(found['policies'])}")
+        pool = f"a pool of {POOL_SHARE:.0%} of {POPULAR.tokens:,} tokens, once it is full"
+        print(f"{pool}\n\n{table(found['pool'])}")
     return 0
 
 

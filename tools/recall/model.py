@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,11 +14,16 @@ from torch.nn import functional
 from tools.recall.task import BOS, VOCAB
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, D_FFN = 3, 64, 4, 2, 32, 128
-THETA = 10_000.0
+THETA = 1e7
+"""So large that some pairs of a head hardly turn in all POSITIONS: those find keys from afar."""
 POSITIONS = 16_384
 EPS = 1e-5
 ENTROPY_WEIGHT, CHANGE_WEIGHT = 0.03, 0.3
 """Of nats of attention, and of the square of what a feed-forward layer adds to the stream."""
+LOOK_BACK = 3.0
+"""How sharply the first heads look at the token before, at the beginning of training."""
+SAMPLED_ROWS = 64
+"""Tokens of a text whose nats are counted."""
 
 
 class Norm(nn.Module):
@@ -50,8 +56,13 @@ class Layer(nn.Module):
             "down_proj": nn.Linear(D_FFN, WIDTH, bias=False),
         })  # fmt: skip
 
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """[texts, tokens, width] to the same, and the layer's `restlessness`."""
+    def forward(
+        self, x: Tensor, turns: tuple[Tensor, Tensor], wanted: Tensor | None, is_calm: bool
+    ) -> tuple[Tensor, Tensor]:
+        """[texts, tokens, width] to [texts, wanted, width], and the layer's `restlessness`.
+
+        Only `wanted` [wanted] tokens go through, None for all; the latter is 0 unless `is_calm`.
+        """
         normed, attention = self.input_layernorm(x), self.self_attn
         query, key, value = (
             attention[f"{kind}_proj"](normed).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
@@ -59,17 +70,18 @@ class Layer(nn.Module):
         )
         query, key = _turned(query, turns), _turned(key, turns)
         key, value = (kind.repeat_interleave(HEADS // KV_HEADS, dim=1) for kind in (key, value))
-        scores = query @ key.transpose(2, 3) * HEAD_DIM**-0.5
-        hidden = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
-        logs = scores.masked_fill(hidden, -torch.inf).log_softmax(dim=-1)
-        weights = logs.exp()
-        mixed = weights @ value
+        entropy = _entropy(query, key) if is_calm else torch.zeros(())
+        if wanted is None:
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            x, query = x[:, wanted], query[:, :, wanted]
+            seen = wanted[:, None] >= torch.arange(key.shape[2])
+            mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         x = x + attention["o_proj"](mixed.transpose(1, 2).flatten(2))
         normed, ffn = self.post_attention_layernorm(x), self.mlp
         gated: Tensor = functional.silu(ffn["gate_proj"](normed)) * ffn["up_proj"](normed)
         change = ffn["down_proj"](gated)
-        entropy = -(weights * logs.masked_fill(hidden, 0)).sum(dim=-1).mean()
-        share = change.square().mean() / x.square().mean()
+        share = change.square().mean() / x.square().mean() if is_calm else torch.zeros(())
         return x + change, ENTROPY_WEIGHT * entropy + CHANGE_WEIGHT * share
 
 
@@ -87,21 +99,51 @@ class RecallModel(nn.Module):
                 is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
                 std = 0.3 if "embed" in name else 0.02 if is_output else WIDTH**-0.5
                 nn.init.normal_(parameter, std=std)
+        self._look_back()
 
-    def forward(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and positions [texts, tokens] to logits [texts, tokens, vocab], and restlessness.
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        wanted: Tensor | None = None,
+        *,
+        is_calm: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Ids and positions [texts, tokens] to logits [texts, wanted, vocab], and restlessness.
 
-        That is small where attention looks at few tokens and feed-forward layers change the stream
-        little. So do the layers of large models (InfiniGen, figure 4 and table 1), and this one
-        only if it is made to: it has few layers, and is trained for minutes.
+        `wanted` [wanted] are tokens whose logits are asked for, None for all. Restlessness is small
+        where attention looks at few tokens and feed-forward layers change the stream little. So do
+        the layers of large models (InfiniGen, figure 4 and table 1), and this one only if it is
+        made to: it has few layers, and is trained for minutes.
         """
         x, turns = self.embed_tokens(ids), _turns(positions)
         restlessness = torch.zeros(())
         for layer in self.layers:
-            x, own = layer(x, turns)
+            only = wanted if layer is self.layers[-1] else None
+            x, own = layer(x, turns, only, is_calm)
             restlessness = restlessness + own
         logits: Tensor = self.norm(x) @ self.embed_tokens.weight.T
         return logits, restlessness
+
+    @torch.no_grad()
+    def _look_back(self) -> None:
+        """Begins with heads of the first layer that look at the token before.
+
+        A look-up needs them, and training spends most of its time on finding them. All that they do
+        with what they see is left to it. Embeddings get a column that is the same for all tokens,
+        from which the queries and keys of these heads are made.
+        """
+        self.embed_tokens.weight[:, 0] = 1.0
+        attention = cast("Layer", self.layers[0]).self_attn
+        pairs = HEAD_DIM // 2
+        angles = THETA ** -(torch.arange(pairs) / pairs)
+        sharp = torch.exp(-torch.arange(pairs) / 2)  # quick pairs tell neighbours apart
+        key = torch.cat((sharp, torch.zeros(pairs)))
+        query = torch.cat((sharp * angles.cos(), -sharp * angles.sin()))
+        for name, own, heads in (("k_proj", key, 1), ("q_proj", query, HEADS // KV_HEADS)):
+            rows = cast("nn.Linear", attention[name]).weight[: heads * HEAD_DIM]
+            rows[:] = 0.1 * rows
+            rows[:, 0] += LOOK_BACK * own.repeat(heads)
 
     @classmethod
     def load(cls, directory: Path) -> RecallModel:
@@ -139,6 +181,17 @@ class RecallModel(nn.Module):
             "torch_dtype": "float32",
         }
         (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def _entropy(query: Tensor, key: Tensor) -> Tensor:
+    """Mean nats of the attention of some tokens, [texts, heads, tokens, head_dim] both."""
+    tokens = query.shape[2]
+    rows = torch.randint(tokens, (min(SAMPLED_ROWS, tokens),))
+    scores = query[:, :, rows] @ key.transpose(2, 3) * HEAD_DIM**-0.5
+    hidden = rows[:, None] < torch.arange(tokens)
+    logs = scores.masked_fill(hidden, -torch.inf).log_softmax(dim=-1)
+    mean: Tensor = -(logs.exp() * logs.masked_fill(hidden, 0)).sum(dim=-1).mean()
+    return mean
 
 
 def _turns(positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,9 @@
-"""The task: pairs of a key and a value, among noise; then keys again, each with its value to say.
+"""The task: pairs of a key and a value, among noise; then keys again, whose values are to be said.
 
-A key's value is another one in every text, so that it can only be looked up. Keys are asked for
-from anywhere in the text. Source of the form: Arora et al., Zoology, arXiv 2312.04927.
+A key's value is another one in every text, so that it can only be looked up. It is not written
+behind the question, where a blank stands: who forgets where it was told finds it nowhere else,
+however often it was asked for. Keys are asked for from anywhere in the text. Source of the form:
+Arora et al., Zoology, arXiv 2312.04927.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ BOS = 0
 FIRST_KEY = 1
 FIRST_VALUE = FIRST_KEY + KEYS
 FIRST_NOISE = FIRST_VALUE + VALUES
-VOCAB = FIRST_NOISE + NOISES
+BLANK = FIRST_NOISE + NOISES
+VOCAB = BLANK + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,8 @@ class Shape:
 
 def make_text(
     shape: Shape, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Token ids of a text, and which of them are answers, both [tokens]."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Token ids of a text, and at each blank the value to be said there, else -1; both [tokens]."""
     keys = FIRST_KEY + generator.permutation(shape.keys)[: shape.pairs]
     values = FIRST_VALUE + generator.integers(0, VALUES, shape.pairs)
     pairs = np.stack((keys, values), axis=1)
@@ -60,6 +63,7 @@ def make_text(
     chosen = generator.permutation(shape.pairs)[:some]
     asked = pairs[generator.choice(chosen, shape.asked)]
     ids = np.concatenate(([BOS], told, asked.reshape(-1)))
-    is_answer = np.zeros(len(ids), np.bool_)
-    is_answer[shape.prompt + 1 :: 2] = True
-    return ids, is_answer
+    answers = np.full(len(ids), -1, np.int64)
+    blanks = slice(shape.prompt + 1, None, 2)
+    answers[blanks], ids[blanks] = ids[blanks], BLANK
+    return ids, answers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,13 +22,19 @@ STAGES = (
     Shape(pairs=24, noise=24, asked=40),
     Shape(pairs=80, noise=80, asked=96),
     Shape(pairs=60, noise=240, asked=80),
+    Shape(pairs=120, noise=1400, asked=160),
+    Shape(pairs=200, noise=3200, asked=256),
+    Shape(pairs=400, noise=6800, asked=400),
 )
-"""The next one begins once almost all answers are right; in the last one layers become calm."""
-TOKENS = 2048
+"""The next one begins once almost all answers are right. The last one has 8,401 tokens."""
+CALM_STAGE = 4
+"""From here on layers become calm."""
+TOKENS = 1024
 """Of a step."""
 RIGHT_ENOUGH = 0.97
 RATE = 3e-3
 WARM_UP_STEPS = 50
+SAVED_EVERY_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +51,14 @@ class Step:
 def make_batch(
     shape: Shape, texts: int, generator: np.random.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, positions, and which tokens are answers, each [texts, tokens].
+    """Ids, positions, and the answers that are to be given, each [texts, tokens].
 
     Positions have gaps at some places, so that the model meets distances up to its longest context
     in short texts; what stands together stays together.
     """
     made = [make_text(shape, generator) for _ in range(texts)]
     ids = np.stack([ids for ids, _ in made])
-    answers = np.stack([is_answer for _, is_answer in made])
+    answers = np.stack([answers for _, answers in made])
     return (
         torch.from_numpy(ids),
         torch.from_numpy(_positions(shape, ids, generator)),
@@ -79,37 +86,89 @@ def train(
     report: Callable[[Step], None],
     threads: int = 1,
     steps_max: int = 1 << 30,
-    begun: RecallModel | None = None,
+    kept: Path | None = None,
 ) -> RecallModel:
-    """A model trained for so long or so many steps; one that was `begun` goes on."""
+    """A model trained for so long or so many steps.
+
+    What `kept` holds of an earlier training goes on, and it is written there from time to time.
+    """
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
-    generator = np.random.default_rng(seed)
-    model = begun or RecallModel()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01)
-    start, number, stage, right = time.monotonic(), 0, 0, 0.0
-    if begun is not None:
-        stage = len(STAGES) - 1
-    while (spent := time.monotonic() - start) < seconds and number < steps_max:
-        shape = STAGES[stage]
-        ids, positions, answers = make_batch(shape, max(1, TOKENS // shape.tokens), generator)
-        rate = RATE * min(1.0, (number + 1) / WARM_UP_STEPS) * max(0.1, 1 - spent / seconds)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        wanted = answers[:, 1:]
-        found, restlessness = model(ids, positions)
-        logits, targets = found[:, :-1][wanted], ids[:, 1:][wanted]
-        loss = functional.cross_entropy(logits, targets)
-        if stage + 1 == len(STAGES):
-            loss = loss + restlessness
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        share = float((logits.argmax(-1) == targets).float().mean())
-        right = 0.9 * right + 0.1 * share
-        report(Step(number, stage, float(loss.detach()), right, spent))
-        number += 1
-        if right > RIGHT_ENOUGH and stage + 1 < len(STAGES):
-            stage, right = stage + 1, 0.0
-    return model
+    state = _State.begin() if kept is None or not kept.exists() else _State.load(kept)
+    # Another one for every number of steps, so that training that goes on sees new texts.
+    generator = np.random.default_rng((seed, state.number))
+    start, first = time.monotonic(), state.number
+    saved = start
+    while (spent := time.monotonic() - start) < seconds and state.number < first + steps_max:
+        loss = _step(state, generator, max(0.1, 1 - spent / seconds))
+        report(Step(state.number, state.stage, loss, state.right, spent))
+        state.number += 1
+        if state.right > RIGHT_ENOUGH and state.stage + 1 < len(STAGES):
+            state.stage, state.right = state.stage + 1, 0.0
+        if kept is not None and time.monotonic() - saved > SAVED_EVERY_S:
+            state.save(kept)
+            saved = time.monotonic()
+    if kept is not None:
+        state.save(kept)
+    return state.model
+
+
+@dataclass(slots=True)
+class _State:
+    """A training that may go on."""
+
+    model: RecallModel
+    optimizer: torch.optim.Optimizer
+    number: int = 0
+    stage: int = 0
+    right: float = 0.0
+    """The share of right answers, of the latest steps."""
+
+    @classmethod
+    def begin(cls) -> _State:
+        model = RecallModel()
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        return cls(model, optimizer)
+
+    @classmethod
+    def load(cls, path: Path) -> _State:
+        state, held = cls.begin(), torch.load(path, weights_only=True)
+        state.model.load_state_dict(held["model"])
+        state.optimizer.load_state_dict(held["optimizer"])
+        state.number, state.stage, state.right = held["number"], held["stage"], held["right"]
+        return state
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "number": self.number,
+            "stage": self.stage,
+            "right": self.right,
+        }
+        unfinished = path.with_suffix(".unfinished")
+        torch.save(held, unfinished)
+        unfinished.replace(path)
+
+
+def _step(state: _State, generator: np.random.Generator, rate: float) -> float:
+    """One step of training, with `rate` times the usual rate; its loss."""
+    shape, is_calm = STAGES[state.stage], state.stage >= CALM_STAGE
+    ids, positions, answers = make_batch(shape, max(1, TOKENS // shape.tokens), generator)
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate * RATE * min(1.0, (state.number + 1) / WARM_UP_STEPS)
+    # Answers are at the same places in all texts; a question's logits say its answer.
+    wanted = (answers[0] >= 0).nonzero()[:, 0] - 1
+    logits, restlessness = state.model(ids, positions, wanted, is_calm=is_calm)
+    targets = answers[:, wanted + 1]
+    loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    state.optimizer.zero_grad()
+    (loss + restlessness).backward()
+    torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
+    state.optimizer.step()
+    share = float((logits.argmax(-1) == targets).float().mean())
+    state.right = 0.9 * state.right + 0.1 * share
+    return float(loss.detach())

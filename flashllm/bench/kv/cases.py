@@ -10,8 +10,10 @@ from typing import cast
 from flashllm.errors import UsageError
 from flashllm.options import KV_VICTIMS, KvDType, KvPolicy, KvSelection
 
-POLICIES = ("full", "window", "h2o", "int4", "infinigen", "specache")
-"""`int4` sees everything, rounded to 4 bits."""
+AHEAD = "infinigen-ahead"
+POLICIES = ("full", "window", "h2o", "int4", AHEAD, "infinigen", "specache")
+"""`int4` sees everything, rounded to 4 bits. `AHEAD` is infinigen without the correction by a
+layer's own queries, as the paper has it."""
 INT4: KvDType = "int4"
 
 
@@ -53,20 +55,23 @@ def parse_cases(
         if name == "int4":
             cases.append(KvCase(name, cases[0].selection, INT4))
         elif name != "full":
-            cases += _with_budgets(cast("KvPolicy", name), budgets, base, kv_dtype, victims)
+            cases += _with_budgets(name, budgets, base, kv_dtype, victims)
     return cases
 
 
 def _with_budgets(
-    name: KvPolicy,
+    name: str,
     budgets: Sequence[float],
     base: KvSelection,
     kv_dtype: KvDType,
     victims: Sequence[str],
 ) -> Iterator[KvCase]:
     for share in budgets:
-        selection = dataclasses.replace(base, policy=name, share=share)
-        if name != "infinigen" or not victims:
+        policy = cast("KvPolicy", "infinigen" if name == AHEAD else name)
+        selection = dataclasses.replace(
+            base, policy=policy, share=share, corrects=base.corrects and name != AHEAD
+        )
+        if policy != "infinigen" or not victims:
             yield KvCase(name, selection, kv_dtype)
         else:
             yield from (KvCase(f"{name}, {who}", selection, kv_dtype, who) for who in victims)

@@ -15,6 +15,7 @@ COLORS = {
     "window": "#999999",
     "h2o": "#d55e00",
     "infinigen": "#0072b2",
+    "infinigen-ahead": "#56b4e9",
     "specache": "#009e73",
 }
 
@@ -27,8 +28,8 @@ def report(runs: Sequence[KvRun]) -> list[dict[str, Any]]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """What each policy costs, and what it loses."""
     heads = [
-        "policy", "budget", "perplexity", "ratio", "right", "seen", "recall", "fetched a token",
-        "index a token", "s a token", "fast memory",
+        "policy", "budget", "perplexity", "ratio", "right", "seen", "late", "recall",
+        "fetched a token", "index a token", "s a token", "fast memory",
     ]  # fmt: skip
     cells = [
         [
@@ -38,6 +39,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['ratio']:.4f}",
             f"{row['accuracy']:.1%}",
             f"{row['seen_share']:.1%}",
+            f"{row['late_share']:.1%}",
             f"{row['recall']:.3f}",
             format_bytes(round(row["fetched_bytes_per_token"])),
             format_bytes(round(row["index_bytes_per_token"])),

@@ -27,10 +27,16 @@ class KvPassage:
     prompt: int
     counted: NDArray[np.bool_] | None = None
     """Which tokens count, [tokens]; None: all that are decoded. Those of the prompt never do."""
+    expected: NDArray[np.int64] | None = None
+    """What is to be found in place of each token that counts, [tokens]; None: the text's own."""
 
     def counts(self, position: int) -> bool:
         """Whether the token there counts."""
         return position >= self.prompt and (self.counted is None or bool(self.counted[position]))
+
+    def target(self, position: int) -> int:
+        """What is to be found there."""
+        return self.ids[position] if self.expected is None else int(self.expected[position])
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class KvRun:
             "counted_tokens": self.meter.tokens,
             "accuracy": self.right / max(1, self.meter.tokens),
             "seen_share": fetched / available if available else 1.0,
+            "late_share": sum(counts.late for counts in self.counts) / max(1, available),
             "recall": sum(sums.values()) / sum(measured.values()) if measured else 1.0,
             "recall_of_layers": {str(layer): recall for layer, recall in layers.items()},
             "seen_bytes_per_token": self.seen_bytes / tokens,
@@ -138,7 +145,7 @@ def _run(
             return False
         if passage.counts(position):
             kept.append(logits)
-            targets.append(ids[position])
+            targets.append(passage.target(position))
         if position == len(ids) - 1:
             break
         start_ns = time.perf_counter_ns()
