@@ -50,6 +50,7 @@ class EncodedRow:
             "sampling": row.sampling,
             "stop": prompt.stop,
             "answer": len(prompt.begun),
+            "reuse_answers": False,  # those of other rows
         }
 
 

@@ -99,6 +99,7 @@ class Generation:
         on_prefill: OnPrefill | None,
         telemetry: bool,
         answer: int,
+        reuse_answers: bool,
     ) -> None:
         """`claim` is of the context to compute in; the rest is what `Model.generate` was given."""
         self.finish_reason: str | None = None
@@ -121,6 +122,7 @@ class Generation:
         self.context = claim.context
         self._max_tokens = max_tokens
         self._on_prefill = on_prefill
+        self._reuse_answers = reuse_answers
         self._steps_seen = -1
         self._sampled: int | None = None  # the last token
         self._matcher = StopMatcher(stop)
@@ -358,9 +360,10 @@ class Generation:
         """How many tokens the context has of prompt and answer; others are asked for theirs."""
         ids, said = [*self.prompt, *self._said], len(self._said)
         self._model.restore_kept(self.context, ids, said)
+        reuse_answers = self._reuse_answers
         if not said:
-            self._decoder.share_prefix(self.context, ids)
-        return self.context.tokens.cached_prefix(ids, said)
+            self._decoder.share_prefix(self.context, ids, reuse_answers=reuse_answers)
+        return self.context.tokens.cached_prefix(ids, said, reuse_answers=reuse_answers)
 
     def _accept(self, token: int, last: bool) -> str:
         # Takes a token in: what to show, and whether it is the last one.

@@ -216,6 +216,7 @@ class Model:
         *,
         telemetry: bool = True,
         answer: int = 0,
+        reuse_answers: bool = True,
         context: Context | None = None,
     ) -> Generation:
         """Continue a text, or ids, by up to `max_tokens`; runs when tokens are asked for.
@@ -224,7 +225,10 @@ class Model:
         end the text and are not part of it. `on_prefill` is called after each layer with (tokens
         done, tokens to be read in all), where one layer counts as 1 / layers of a token. Without
         `telemetry` nothing is measured, and costs are empty. The last `answer` ids are a stopped
-        answer, which continues as if it had not been stopped. A `context` writes one answer at a
+        answer, which continues as if it had not been stopped. Where tokens of answers are computed
+        otherwise than those of prompts, a conversation goes on from its answers as they were
+        written; without `reuse_answers` the whole prompt is computed as one, so that what comes
+        does not depend on what was answered before. A `context` writes one answer at a
         time: `EngineBusy` until it is over, closed or no longer referred to. Answers in several
         contexts may be interleaved token by token, also from several threads.
         """
@@ -252,6 +256,7 @@ class Model:
             on_prefill,
             telemetry,
             answer,
+            reuse_answers,
         )
 
     def chat(

@@ -60,6 +60,7 @@ class GenerateOptions(TypedDict, total=False):
     stop: Sequence[str]
     telemetry: bool
     answer: int
+    reuse_answers: bool
 
 
 class EngineGeneration(Protocol):

@@ -61,21 +61,27 @@ class ContextTokens:
         del self.ids[length:], self._decoded[length:]
         self.unchanged = min(self.unchanged, length)
 
-    def cached_prefix(self, ids: Sequence[int], answer: int = 0) -> int:
+    def cached_prefix(
+        self, ids: Sequence[int], answer: int = 0, *, reuse_answers: bool = True
+    ) -> int:
         """How many of the first `ids` may stay; at least one is left, to compute the logits from.
 
         The last `answer` ids belong to an answer; of these, only tokens that were decoded one by
-        one may stay.
+        one may stay. A conversation goes on from its earlier answers; without `reuse_answers`, of
+        the ids before the last answer only tokens of prompts may stay, as if nothing had been
+        answered before.
         """
-        shared = self._shared_prefix(ids, answer)
+        shared = self._shared_prefix(ids, answer, reuse_answers)
         return shared if self._may_stay is None else self._may_stay(shared)
 
-    def _shared_prefix(self, ids: Sequence[int], answer: int) -> int:
+    def _shared_prefix(self, ids: Sequence[int], answer: int, reuse_answers: bool) -> int:
         """The same, as far as the tokens go."""
         end = min(_shared(ids, self.ids), len(ids) - 1)
         if self.decoded_alike:
             return end
         start = min(len(ids) - answer, end)
+        if not reuse_answers and self.prefilled_prefix < start:
+            return self.prefilled_prefix
         return start + _count_true(self._decoded[start:end])
 
     def _add(self, ids: Sequence[int], is_decoded: bool) -> None:

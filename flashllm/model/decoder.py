@@ -351,17 +351,20 @@ class Decoder:
         self._check_cancelled()
         yield from self._logits_of_each(hidden)
 
-    def share_prefix(self, context: Context, ids: Sequence[int]) -> None:
+    def share_prefix(
+        self, context: Context, ids: Sequence[int], *, reuse_answers: bool = True
+    ) -> None:
         """Let a context begin with what another one has of the prompt `ids`, if that is more.
 
         Only tokens of prompts are taken over, whose bits are those that the context would compute.
         """
         if not context.shares_prefixes:
             return
-        present, best, source = context.tokens.cached_prefix(ids), 0, None
+        present = context.tokens.cached_prefix(ids, reuse_answers=reuse_answers)
+        best, source = 0, None
         for other in self._contexts:
             if other is not context and other.shares_prefixes:
-                usable = min(other.tokens.cached_prefix(ids), other.tokens.prefilled_prefix)
+                usable = other.tokens.cached_prefix(ids, reuse_answers=False)
                 if usable > best:
                     best, source = usable, other
         if source is not None and best >= present + SHARED_TOKENS_MIN:

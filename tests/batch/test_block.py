@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from flashllm.batch.encoded_row import EncodedRow
+from flashllm.batch.row import Row
+from flashllm.batch.row_by_row import RowByRow
 from flashllm.cli.main import main
+from flashllm.engine.answer import Prompt
+from flashllm.engine.local import Model, open_model
+from flashllm.engine.sampling import Sampling
 from tests.cli.test_batch_command import demo_rows, lines_of, write
 
 
@@ -51,6 +57,30 @@ def test_answers_are_those_of_one_by_one(
         expected = (tmp_path / "alone").read_bytes()
     assert main(["batch", str(rows), str(tmp_path / "answers"), str(demo), *options]) == 65
     assert (tmp_path / "answers").read_bytes() == expected
+
+
+def test_a_prompt_that_repeats_an_answer_is_computed_as_a_prompt(demo: Path) -> None:
+    """With predictors, keys and values of decoded tokens have other bits than a prompt's."""
+
+    def answer(model: Model, *prompts: list[int]) -> bytes:
+        rows = [
+            EncodedRow(
+                number,
+                Row(number + 1, number, tuple(ids), (), True, 12, Sampling(), ()),
+                Prompt(ids, [], (), 0),
+            )
+            for number, ids in enumerate(prompts)
+        ]
+        assert len(list(RowByRow(model, lambda: False, lambda: None).answers(rows))) == len(rows)
+        return model.decoder.context.keys_values.encoded(2, 0, len(prompts[-1])).tobytes()
+
+    with open_model(demo, select="predicted") as model:
+        begin = model.tokenizer.encode("What does ocean mean?")
+        repeating = [*begin, *model.generate(begin, 12).complete().ids, *begin]
+        model.forget()
+        expected = answer(model, repeating)
+        model.forget()
+        assert answer(model, begin, repeating) == expected
 
 
 def test_as_finished_has_the_same_lines(

@@ -158,6 +158,23 @@ def test_what_both_begin_with_stays_but_one_token() -> None:
     assert running.cached_prefix([1, 2, 3, 4, 5, 6, 10, 11], 3) == 5  # an answer is decoded anew
 
 
+def test_answers_of_others_are_no_part_of_a_prompt() -> None:
+    """A prompt may repeat an answer; what was decoded is computed anew with the prompt."""
+    running = ContextTokens()
+    running.append_prefilled([1, 2])
+    for token in (3, 4):
+        running.append_decoded(token)
+    running.append_prefilled([5, 6])
+    ids = [1, 2, 3, 4, 5, 6, 7]
+    assert running.cached_prefix(ids) == 6
+    assert running.cached_prefix(ids, reuse_answers=False) == 2
+    assert running.cached_prefix(ids[:5], answer=3, reuse_answers=False) == 4
+    assert running.cached_prefix(ids, answer=4, reuse_answers=False) == 2
+    alike = ContextTokens(decoded_alike=True)
+    alike.append_decoded(1)
+    assert alike.cached_prefix([1, 2], reuse_answers=False) == 1
+
+
 def test_where_all_tokens_are_alike_an_answer_stays_as_it_was_read() -> None:
     running = ContextTokens(decoded_alike=True)
     running.append_prefilled([1, 2, 3, 4, 5, 6])

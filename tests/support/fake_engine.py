@@ -320,13 +320,14 @@ class FakeModel:
         *,
         telemetry: bool = True,
         answer: int = 0,
+        reuse_answers: bool = True,
     ) -> FakeGeneration:
         if self._running is not None and (before := self._running()) and before.is_running:
             raise EngineBusy("the engine is writing another answer")
         self.cancelled.clear()
         self.requests.append(
             {"ids": list(ids), "max_tokens": max_tokens, "sampling": sampling, "stop": stop,
-             "answer": answer}
+             "answer": answer, "reuse_answers": reuse_answers}
         )  # fmt: skip
         steps = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         generation = FakeGeneration(self, ids, steps, max_tokens, on_prefill)
