@@ -41,6 +41,7 @@ DEFAULT_KV_POLICY: KvPolicy = "full"
 KvVictims = Literal["fifo", "lru", "counter"]
 """Which tokens give way where keys and values are limited."""
 KV_VICTIMS: tuple[KvVictims, ...] = get_args(KvVictims)
+DEFAULT_KV_VICTIMS: KvVictims = "fifo"
 
 KvIndexDType = Literal["f16", "int8", "int4"]
 """Encoding of the columns of keys that find tokens."""
@@ -190,6 +191,7 @@ class OverridesWithoutMemory(KvOverrides, total=False):
     chunk_tokens: int | None
     prompt_neurons: PromptNeurons | None
     kv_dir: str | os.PathLike[str] | None
+    kv_victims: KvVictims | None
     keep_kv: int | None
 
 
@@ -223,6 +225,8 @@ class ModelOptions:
     fit is on flash, in a file without a name. None: they are all in DRAM."""
     kv_dir: str | os.PathLike[str] | None = None
     """Directory of that file; None: the model's, or else that of caches."""
+    kv_victims: KvVictims | None = None
+    """Which pages leave DRAM first; None: FIFO."""
     kv_policy: KvPolicy | None = None
     """Which keys and values a token of an answer sees; this and the next four as `KvSelection`."""
     kv_budget: float | None = None

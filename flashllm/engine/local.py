@@ -415,7 +415,9 @@ class Model:
         Its `write(path)` gives JSON for Perfetto and Chrome's viewer.
         """
         self._turns.check_open()
-        return StepTrace(self._decoder.clock, self._store.reader)
+        kv_file = self._decoder.kv_pool and self._decoder.kv_pool.file
+        others = kv_file.timed if kv_file else None
+        return StepTrace(self._decoder.clock, self._store.reader, others)
 
     def current_wait(self) -> EngineWait:
         """How long the present wait for the disk has lasted; from any thread."""

@@ -109,8 +109,8 @@ def flash_bytes_a_token(spec: ModelSpec, dtype: KvDType, plan: PagePlan, tokens:
 
 _PAGE_RECORD_BYTES = 4 + 1 + 8
 """Of each page: its slot, whether it is on flash, two checksums."""
-_SLOT_RECORD_BYTES = 8 + 8 + 4 + 1 + 8
-"""Of each slot: its page, when it was written, pins, whether it leaves, its place when free."""
+_SLOT_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 8
+"""Of each slot: its page, when it was written and used, pins, whether it leaves, its free place."""
 
 
 def least_slots(shape: PageShape) -> int:

@@ -46,7 +46,7 @@ class PageFetch:
         except BaseException:
             self.release()
             raise
-        pool.policy.used(self._pinned)
+        pool.used(self._pinned)
 
     @property
     def pages_read(self) -> int:

@@ -12,49 +12,19 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashllm import core
 from flashllm.kv_cache.layout import PagePlan, PageShape
+from flashllm.kv_cache.page_staging import PageStaging, Slots
+from flashllm.kv_cache.pool import make_pool_policy
 from flashllm.kv_cache.tiers import PageFile, Pages, PageWrite
+from flashllm.options import DEFAULT_KV_VICTIMS, KvVictims
 
-Slots = NDArray[np.int64]
 _AHEAD_MOST = 1024
-
-
-class EvictionPolicy(Protocol):
-    """Which pages leave DRAM first: those whose slots have the least `worth`."""
-
-    worth: NDArray[np.int64]
-    """[slots]"""
-
-    def written(self, slots: Slots) -> None:
-        """Rows were written to the pages in these slots, or pages were read into them."""
-
-    def used(self, slots: Slots) -> None:
-        """Attention used the pages in these slots."""
-
-
-class OldestFirst:
-    """The page that was written to the longest ago leaves first.
-
-    Of full attention any choice is as good; attention within a window never sees it again.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self.worth = np.zeros(slots, np.int64)
-        self._now = 0
-
-    def written(self, slots: Slots) -> None:
-        """They are the newest."""
-        self._now += 1
-        self.worth[slots] = self._now
-
-    def used(self, slots: Slots) -> None:
-        """Changes nothing."""
 
 
 class PagePool:
@@ -66,10 +36,14 @@ class PagePool:
         plan: PagePlan,
         directories: Sequence[Path] = (),
         direct: bool = True,
+        *,
+        overlaps: bool = True,
+        victims: KvVictims = DEFAULT_KV_VICTIMS,
     ) -> None:
         """The scratch file, where the plan has one, is in the first of `directories` that takes it.
 
-        Errors are those of `PageFile`.
+        Without `overlaps` nothing is read or written while something is computed. `victims` says
+        which pages leave DRAM first. Errors are those of `PageFile`, and `UsageError`.
         """
         self.shape, self.plan = shape, plan
         # One page more than there are places: checksums of values look as far.
@@ -81,7 +55,8 @@ class PagePool:
         self.file: PageFile | None = None
         if plan.flash_bytes:
             self.file = PageFile(directories, shape, plan.blocks, self.buffer, direct)
-        self.policy: EvictionPolicy = OldestFirst(plan.slots)
+        self._policy = make_pool_policy(victims, plan.slots, "--kv-victims")
+        self._time = 0
         self._slot_of = np.full(layers * heads * plan.blocks, -1, np.int32)
         self._on_flash = np.zeros(len(self._slot_of), bool)
         self._page_in = np.full(plan.slots, -1, np.int64)
@@ -92,6 +67,8 @@ class PagePool:
         # As many more slots as a step asks for are emptied while it is computed.
         self._ahead = min(max(2 * shape.block_pages, plan.slots // 16), _AHEAD_MOST)
         self._ahead = min(self._ahead, plan.slots // 4)
+        self.overlaps = overlaps
+        self.staging = PageStaging(plan, shape.page_bytes, self.file, overlaps)
         self._references = np.zeros(plan.blocks, np.int32)
         self._free_blocks = list(range(plan.blocks))
         self.abandoned: deque[list[int]] = deque()
@@ -131,6 +108,7 @@ class PagePool:
             self._references[block] -= 1
             if self._references[block]:
                 continue
+            self.staging.drop()  # what it read ahead may be of this block
             pages = self._pages_of_block(block)
             slots = self._slot_of[pages].astype(np.int64)
             slots = slots[slots >= 0]
@@ -188,8 +166,18 @@ class PagePool:
             self.unpin(here)
         slots[slots < 0] = taken
         self._on_flash[pages] = False
-        self.policy.written(slots.ravel())
+        self._written(slots.ravel())
         return slots
+
+    def used(self, slots: Slots) -> None:
+        """Attention fetched the pages in these slots."""
+        self._time += 1
+        self._policy.use(slots, self._time)
+
+    def _written(self, slots: Slots) -> None:
+        """Rows were written to the pages in these slots, or pages were read into them."""
+        self._time += 1
+        self._policy.insert(slots, self._time)
 
     def bring(self, pages: Pages, only_stored: bool = False) -> Slots:
         """Slots [n] for pages [n] that are in none, which are read from flash.
@@ -214,7 +202,7 @@ class PagePool:
         """Pages are in slots that were taken."""
         self._slot_of[pages] = slots
         self._page_in[slots] = pages
-        self.policy.written(slots)
+        self._written(slots)
 
     def pin(self, slots: Slots) -> None:
         """The pages in these slots stay until they are unpinned as often."""
@@ -233,7 +221,8 @@ class PagePool:
                 self._collect(wait=True)
         self._free_count -= count
         taken = self._free[self._free_count : self._free_count + count].copy()
-        if self._free_count < self._ahead // 2 and self.file is not None:
+        is_behind = self.overlaps and self.file is not None
+        if is_behind and self._free_count < self._ahead // 2:
             self._empty(self._ahead - self._free_count, behind=True)
         return taken
 
@@ -256,6 +245,7 @@ class PagePool:
 
     def close(self) -> None:
         """Drop the memory and the file."""
+        self.staging.drop()
         if self.file is not None:
             self.file.close()
         self.__dict__.pop("buffer", None)
@@ -281,8 +271,7 @@ class PagePool:
         assert behind or count or self._leaving.any(), "a step needs more slots than there are"
         if not count:
             return
-        worth = self.policy.worth[movable]
-        chosen = movable[np.argpartition(worth, count - 1)[:count]]
+        chosen = self._policy.victims(movable, count)
         pages = self._page_in[chosen]
         stored = self._on_flash[pages]
         self._slot_of[pages[stored]] = -1

@@ -1,15 +1,14 @@
 """Keys and values of one context in pages, in DRAM or on flash: the same bits as in one piece.
 
-Attention reads rows where they lie. Pages on flash are staged, the next heads' while those of the
-present ones are multiplied, so that a step needs memory for two heads' pages and no more, and reads
-each page once. Source of pages and of sharing them: PagedAttention, arXiv 2309.06180, section 4.
+Attention reads rows where they lie. Pages on flash are staged (`page_staging`), so that a step
+needs memory for two heads' pages and no more, and reads each page once. Source of pages and of
+sharing them: PagedAttention, arXiv 2309.06180, section 4.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,10 +19,11 @@ from flashllm import core
 from flashllm.errors import ReadFailed
 from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.page_fetch import PageFetch, Runs
-from flashllm.kv_cache.page_pool import PagePool, Slots
+from flashllm.kv_cache.page_pool import PagePool
+from flashllm.kv_cache.page_staging import Slots, StagedHeads
 from flashllm.kv_cache.protocol import KeysValues, SeesEverything
 from flashllm.kv_cache.rows import RowWriter
-from flashllm.kv_cache.tiers import PageRead
+from flashllm.kv_cache.tiers import Pages
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
@@ -116,6 +116,25 @@ class PagedKvCache(SeesEverything):
         self._own_blocks(self.length + tokens)
         self._store(layer, self.length, rows.reshape(2, self._heads, tokens, -1))
 
+    def expect(self, layer: int, window: int) -> None:
+        """The attention after the next one will be this one: its pages may be read meanwhile."""
+        here = weakref.ref(self)  # nobody keeps a context for what is expected
+
+        def pages() -> tuple[Pages, Slots]:
+            cache = here()
+            nothing = np.empty((0, 0), np.int64)
+            found = nothing if cache is None else cache.full_pages(layer, window)
+            return found, nothing if cache is None else cache.pool.slots(found)
+
+        self.pool.staging.expect(pages)
+
+    def full_pages(self, layer: int, window: int) -> Pages:
+        """Pages [kv_heads, blocks] of the full blocks that the next token will see."""
+        size = self._shape.tokens
+        first = max(self.length + 1 - window, 0) if window else 0
+        table = np.array(self.blocks[first // size : self.length // size], np.int64)
+        return self.pool.pages(layer, table)
+
     def attend(
         self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
@@ -127,7 +146,7 @@ class PagedKvCache(SeesEverything):
         first = max(self.length + 1 - window, 0) if window else 0
         begin = first - first % self._shape.tokens
         out = torch.empty(query.shape)
-        for part in self._parts(layer, first, end):
+        for part in self._parts(layer, first, end, attends=True):
             heads = slice(part.first * self._sharing, part.end * self._sharing)
             runs = runs_of(self._shape, part.places, first - begin, end - begin)
             own = None if sinks is None else sinks[heads]
@@ -143,7 +162,7 @@ class PagedKvCache(SeesEverything):
     def prefetch(self, layer: int, positions: NDArray[np.int32] | None) -> None:
         """Begin to read the pages of `positions` [kv_heads, count]; nothing if that is all."""
         self._drop_prefetched(layer)
-        if positions is None:
+        if positions is None or not self.pool.overlaps:
             return
         blocks = [np.unique(own // self._shape.tokens).astype(np.int64) for own in positions]
         if self._fit(blocks):
@@ -314,68 +333,28 @@ class PagedKvCache(SeesEverything):
         return out
 
     def _parts(
-        self, layer: int, first: int, end: int, heads: slice = slice(None)
-    ) -> Iterator[_Part]:
+        self,
+        layer: int,
+        first: int,
+        end: int,
+        heads: slice = slice(None),
+        *,
+        attends: bool = False,
+    ) -> Iterator[StagedHeads]:
         """Those of `heads` whose rows of positions `first` to `end` - 1 are in DRAM, some a time.
 
         Counted from the first of them.
         """
-        pool, shape = self.pool, self._shape
-        begin = first // shape.tokens
-        table = np.array(self.blocks[begin : shape.blocks(end)], np.int64)
-        pages = pool.pages(layer, table)[heads]
-        slots = pool.slots(pages)
-        missing = slots < 0
-        pool.policy.used(slots[~missing])
-        if not missing.any():
-            yield _Part(0, len(slots), slots)
-            return
-        rounds = _rounds(missing.sum(axis=1).tolist(), pool.plan.staging // 2)
-        coming = self._stage(pages, slots, *rounds[0], half=0)
+        table = np.array(self.blocks[first // self._shape.tokens : self._shape.blocks(end)])
+        pages = self.pool.pages(layer, table.astype(np.int64))[heads]
+        slots = self.pool.slots(pages)
+        self.pool.used(slots[slots >= 0])
+        assert self.pool.is_on_flash(pages[slots < 0]).all()
         try:
-            for number, (head, last) in enumerate(rounds):
-                read, coming = coming, None
-                if number + 1 < len(rounds):
-                    coming = self._stage(pages, slots, *rounds[number + 1], half=(number + 1) % 2)
-                if read is not None:
-                    self._wait(read)
-                yield _Part(head, last, slots[head:last])
-        finally:
-            if coming is not None:
-                assert pool.file is not None
-                pool.file.abandon(coming)
-
-    def _wait(self, read: PageRead) -> None:
-        assert self.pool.file is not None
-        try:
-            self.pool.file.wait(read)
+            yield from self.pool.staging.parts(pages, slots, attends=attends)
         except ReadFailed:
             self.is_damaged = True
             raise
-
-    def _stage(
-        self, pages: NDArray[np.int64], slots: Slots, head: int, last: int, half: int
-    ) -> PageRead | None:
-        """Begin to read what is missing of these heads into half of the staging; `slots` learn."""
-        pool = self.pool
-        missing = slots[head:last] < 0
-        wanted = pages[head:last][missing]
-        if not len(wanted):
-            return None
-        assert pool.file is not None
-        assert pool.is_on_flash(wanted).all()
-        places = pool.plan.slots + half * (pool.plan.staging // 2) + np.arange(len(wanted))
-        slots[head:last][missing] = places
-        return pool.file.submit(wanted, places * self._shape.page_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Key heads first to end - 1, and the places of their pages, [heads, pages]."""
-
-    first: int
-    end: int
-    places: Slots
 
 
 def runs_of(shape: PageShape, places: Slots, first: int, end: int) -> Runs:
@@ -389,14 +368,3 @@ def runs_of(shape: PageShape, places: Slots, first: int, end: int) -> Runs:
     runs[:, 0, 2] -= first
     runs[..., 1] = runs[..., 0] + shape.part_bytes
     return runs.reshape(-1, 3), np.arange(1, heads + 1, dtype=np.int32) * np.int32(pages)
-
-
-def _rounds(missing: list[int], fitting: int) -> list[tuple[int, int]]:
-    """Heads first to end - 1 of each round, of which at most `fitting` pages are missing."""
-    rounds, first, count = [], 0, 0
-    for head, more in enumerate(missing):
-        if count + more > fitting and head > first:
-            rounds.append((first, head))
-            first, count = head, 0
-        count += more
-    return [*rounds, (first, len(missing))]

@@ -1,9 +1,10 @@
-"""Which tokens' keys and values give way where there is room for so many only. Pure: no bytes.
+"""Which keys and values give way where there is room for so many only. Pure: no bytes.
 
 Source: InfiniGen (Lee et al., OSDI 2024, arXiv 2406.19707), section 4.4. A policy is data, as those
-of `weight_cache.policies`: a number for each slot, which says how long its token stays; the least
-gives way, and the older one of equals. A fresh token has not been used yet and would go at once, so
-the newer half of the tokens is protected, but from FIFO.
+of `weight_cache.policies`: a number for each slot, which says how long what is in it stays; the
+least gives way, and the older one of equals. What is fresh has not been used yet and would go at
+once, so the newer half is protected, but from FIFO. `PagePool` moves pages to flash by it,
+`LimitedPool` forgets tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ COUNT_MAX = 255
 
 
 class PoolPolicy(ABC):
-    """How much the tokens in the slots of one key head are worth."""
+    """How much the tokens, or pages, in slots are worth."""
 
     protects_new = True
 
@@ -30,33 +31,31 @@ class PoolPolicy(ABC):
         """The number of the insertion into each slot."""
         self._insertions = 0
 
-    def insert(self, slot: int, time: int) -> None:
-        """A new token is in a slot, in place of what was there."""
-        self._inserted[slot] = self._insertions
-        self._insertions += 1
-        self._start(slot, time)
+    def insert(self, slots: Index, time: int) -> None:
+        """Something new is in distinct `slots`, in place of what was there."""
+        self._inserted[slots] = self._insertions + np.arange(len(slots))
+        self._insertions += len(slots)
+        self._start(slots, time)
 
     @abstractmethod
     def use(self, slots: Index, time: int) -> None:
-        """The tokens in distinct `slots` are fetched; `time` never goes back."""
+        """What is in distinct `slots` is fetched; `time` never goes back."""
 
-    def victim(self) -> int:
-        """The slot whose token gives way, when all are full."""
-        values = self._values()
-        if self.protects_new and len(values) > 1:
-            newer = np.argsort(self._inserted)[(len(values) + 1) // 2 :]
-            values = values.copy()
-            values[newer] = np.iinfo(np.int64).max
-        least = np.flatnonzero(values == values.min())
-        return int(least[self._inserted[least].argmin()])
+    def victims(self, slots: Index, count: int) -> Index:
+        """Those `count` of distinct `slots` that give way, the first one first."""
+        inserted, values = self._inserted[slots], self._values(slots)
+        is_new = np.zeros(len(slots), np.bool_)
+        if self.protects_new and len(slots) > 1:
+            is_new[np.argsort(inserted)[(len(slots) + 1) // 2 :]] = True
+        return slots[np.lexsort((inserted, values, is_new))[:count]]
 
     @abstractmethod
-    def _start(self, slot: int, time: int) -> None:
-        """A new token begins."""
+    def _start(self, slots: Index, time: int) -> None:
+        """Something new begins."""
 
     @abstractmethod
-    def _values(self) -> NDArray[np.int64]:
-        """What the token of each slot is worth."""
+    def _values(self, slots: Index) -> NDArray[np.int64]:
+        """What is in each of the slots is worth so much."""
 
 
 class FirstIn(PoolPolicy):
@@ -67,11 +66,11 @@ class FirstIn(PoolPolicy):
     def use(self, slots: Index, time: int) -> None:
         """Changes nothing."""
 
-    def _start(self, slot: int, time: int) -> None:
+    def _start(self, slots: Index, time: int) -> None:
         pass
 
-    def _values(self) -> NDArray[np.int64]:
-        return self._inserted
+    def _values(self, slots: Index) -> NDArray[np.int64]:
+        return self._inserted[slots]
 
 
 class LeastRecent(PoolPolicy):
@@ -85,11 +84,11 @@ class LeastRecent(PoolPolicy):
         """Remembers the time."""
         self._used[slots] = time
 
-    def _start(self, slot: int, time: int) -> None:
-        self._used[slot] = time
+    def _start(self, slots: Index, time: int) -> None:
+        self._used[slots] = time
 
-    def _values(self) -> NDArray[np.int64]:
-        return self._used
+    def _values(self, slots: Index) -> NDArray[np.int64]:
+        return self._used[slots]
 
 
 class Counter(PoolPolicy):
@@ -105,11 +104,11 @@ class Counter(PoolPolicy):
             self.counts >>= 1
         self.counts[slots] += 1
 
-    def _start(self, slot: int, time: int) -> None:  # noqa: ARG002
-        self.counts[slot] = 0
+    def _start(self, slots: Index, time: int) -> None:  # noqa: ARG002
+        self.counts[slots] = 0
 
-    def _values(self) -> NDArray[np.int64]:
-        return self.counts.astype(np.int64)
+    def _values(self, slots: Index) -> NDArray[np.int64]:
+        return self.counts[slots].astype(np.int64)
 
 
 _POLICIES: dict[KvVictims, type[PoolPolicy]] = {
@@ -119,12 +118,12 @@ _POLICIES: dict[KvVictims, type[PoolPolicy]] = {
 }
 
 
-def make_pool_policy(name: str, slots: int) -> PoolPolicy:
-    """The policy of that name for the tokens of one key head; `UsageError` if there is none."""
+def make_pool_policy(name: str, slots: int, flag: str = "--victims") -> PoolPolicy:
+    """The policy of that name; `UsageError` that names the `flag` if there is none."""
     for known in KV_VICTIMS:
         if name == known:
             return _POLICIES[known](slots)
-    raise UsageError(f"--victims {name}: expected one of {', '.join(KV_VICTIMS)}")
+    raise UsageError(f"{flag} {name}: expected one of {', '.join(KV_VICTIMS)}")
 
 
 class LimitedPool:
@@ -136,6 +135,7 @@ class LimitedPool:
         """At most `limit` tokens of a layer and key head, of a context of `context`."""
         assert limit > 0
         self.limit, self._victims = limit, victims
+        self._all = np.arange(limit)
         self._held = {layer: np.zeros((kv_heads, context), np.bool_) for layer in layers}
         self._slot_of = {layer: np.zeros((kv_heads, context), np.intp) for layer in layers}
         self._token_in = {layer: np.zeros((kv_heads, limit), np.intp) for layer in layers}
@@ -158,12 +158,14 @@ class LimitedPool:
         for head, policy in enumerate(self._policies[layer]):
             held, tokens = self._held[layer][head], self._token_in[layer][head]
             for token in range(first, end):
-                slot = token if token < self.limit else policy.victim()
+                slot = token
+                if token >= self.limit:
+                    slot = int(policy.victims(self._all, 1)[0])
                 if token >= self.limit:
                     held[tokens[slot]] = False
                 tokens[slot], self._slot_of[layer][head, token] = token, slot
                 held[token] = True
-                policy.insert(slot, token)
+                policy.insert(np.array([slot]), token)
 
     def use(self, layer: int, positions: NDArray[np.int32], time: int) -> None:
         """Token number `time` fetches `positions` [kv_heads, count], which are held."""

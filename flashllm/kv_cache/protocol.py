@@ -26,6 +26,9 @@ class SeesEverything:
     def speculate(self, layer: int, query: Tensor, scale: float) -> None:
         """Nothing is chosen."""
 
+    def expect(self, layer: int, window: int) -> None:
+        """They are there already."""
+
     def take_counts(self) -> None:
         """Nothing is left out."""
 
@@ -62,6 +65,12 @@ class KeysValues(Protocol):
         self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
         """The same for one token of an answer, which may see less than all before it."""
+
+    def expect(self, layer: int, window: int) -> None:
+        """After the next `attend` of any context, the next one will be of this one in a layer.
+
+        What it will read may be read ahead, while the one before it is computed.
+        """
 
     @property
     def sees_everything(self) -> bool:

@@ -116,6 +116,11 @@ class SelectedCache:
         positions = self.policy.speculate(layer, query.numpy(), self.length, scale)
         self._rows.prefetch(layer, positions)
 
+    def expect(self, layer: int, window: int) -> None:
+        """As that of the rows, in layers where everything is seen."""
+        if layer not in self.policy.layers:
+            self._rows.expect(layer, window)
+
     def attend(
         self, layer: int, query: Tensor, window: int, scale: float, sinks: Tensor | None = None
     ) -> Tensor:

@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 from flashllm import core
 from flashllm.errors import Cancelled, CannotCreate, NotEnoughSpace, ReadFailed
 from flashllm.kv_cache.layout import PageShape
+from flashllm.system.clock import now_ns
 from flashllm.system.filesystem import describe_storage
+from flashllm.system.noted_times import NotedTimes, TimedTransfers
 from flashllm.units import format_bytes
 
 Pages = NDArray[np.int64]
@@ -92,6 +94,7 @@ class PageFile:
             self._file.close()
             raise
         self.bytes_written = 0
+        self.write_times = NotedTimes()
         self._last_stats: dict[str, Any] = {}
         self._jobs: queue.SimpleQueue[PageWrite | None] = queue.SimpleQueue()
         self._done: deque[PageWrite] = deque()
@@ -112,6 +115,11 @@ class PageFile:
     def stats(self) -> dict[str, Any]:
         """The reader's counters since the file was made; after `close`, those at the end."""
         return self._last_stats or self._reader.stats()
+
+    @property
+    def timed(self) -> dict[str, TimedTransfers]:
+        """What notes when pages are read and written, by the names of their lanes in a trace."""
+        return {"kv read": self._reader, "kv write": self.write_times}
 
     @functools.cached_property
     def _storage(self) -> dict[str, Any]:
@@ -266,11 +274,13 @@ class PageFile:
                 self._memory[place : place + size].data
                 for place in places[at : at + count].tolist()
             ]
+            begun_ns = now_ns()
             done = os.pwritev(self._file.fileno(), vectors, job.failed_page * size)
             if done < size:  # not one whole page: the disk is full, or about to say what is wrong
                 done = os.pwrite(self._file.fileno(), vectors[0], job.failed_page * size)
                 if done < size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.write_times.note(begun_ns, now_ns())
             at += done // size
             self.bytes_written += done // size * size
 

@@ -15,6 +15,7 @@ _KEYWORDS = {
     "kv-dtype": "kv_dtype",
     "kv-memory": "kv_memory",
     "kv-dir": "kv_dir",
+    "kv-victims": "kv_victims",
     "select": "select",
     "policy": "policy",
     "window": "window",

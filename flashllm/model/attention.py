@@ -52,16 +52,27 @@ class Attention:
     2309.17453, section 3.3."""
 
     def __call__(
-        self, x: Tensor, layer: int, spans: Sequence[Span], rotation: Rotation | None
+        self,
+        x: Tensor,
+        layer: int,
+        spans: Sequence[Span],
+        rotation: Rotation | None,
+        next_window: int | None = None,
     ) -> Tensor:
         """[tokens, d_model] to [tokens, d_model]: the tokens of spans, one span after another.
 
-        Appends to their caches but does not advance them.
+        Appends to their caches but does not advance them. What a span needs is read ahead while the
+        one before it is computed; `next_window` is the window of the next layer, None if this is
+        the last one.
         """
         query = self.queries(x, rotation)
         key = self._placed(self.key(x), self.key_norm, rotation)
         value, mixed, first = self._heads(self.value(x)), [], 0
-        for span in spans:
+        for number, span in enumerate(spans):
+            if number + 1 < len(spans):
+                spans[number + 1].cache.expect(layer, self.window)
+            elif next_window is not None:
+                spans[0].cache.expect(layer + 1, next_window)
             own = slice(first, first + span.tokens)
             span.cache.append(layer, key[:, own], value[:, own])
             seen = query[:, own].transpose(0, 1)

@@ -134,7 +134,10 @@ class Decoder:
         """Pages of keys and values, where these have a limit of their own."""
         if plan.kv_pages is not None:
             page_shape = PageShape.of(spec, plan.kv_dtype)
-            self.kv_pool = PagePool(page_shape, plan.kv_pages, kv_directories, store.reader.direct)
+            self.kv_pool = PagePool(
+                page_shape, plan.kv_pages, kv_directories, store.reader.direct,
+                overlaps=plan.overlap != "none", victims=plan.kv_victims,
+            )  # fmt: skip
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self._contexts_lock = threading.Lock()
         self.context = self.new_context()
@@ -496,6 +499,8 @@ class Decoder:
         A context whose keys and values cannot be read back forgets them, to compute them anew.
         """
         self.pool.drain()
+        if self.kv_pool is not None:
+            self.kv_pool.staging.drop()
         for context in self._contexts:
             if context.keys_values.is_damaged:
                 context.truncate(0)

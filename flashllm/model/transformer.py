@@ -133,7 +133,9 @@ class Transformer:
             before_attention(x, normed)
             self._clock.switch("attention")
         rotation = None if rotations is None else rotations.of(layer.attention.window)
-        attended = self._scaled(layer.attention(normed, index, spans, rotation))
+        attended = self._scaled(
+            layer.attention(normed, index, spans, rotation, self._window(index + 1))
+        )
         if spec.block == "parallel":
             self._speculate(index + 1, x, rotations, spans)
             inputs = LayerInputs(self.parallel_input(index, x, normed), x, x)
@@ -152,6 +154,10 @@ class Transformer:
         if self.observer is not None:
             self.observer(index, came, behind, left)
         return left
+
+    def _window(self, index: int) -> int | None:
+        """That of a layer's attention; None behind the last layer."""
+        return self._layers[index].attention.window if index < len(self._layers) else None
 
     def _speculate(
         self, index: int, x: Tensor, rotations: Rotations | None, spans: Sequence[Span]

@@ -29,14 +29,17 @@ from flashllm.options import (
     DEFAULT_IO_THREADS,
     DEFAULT_KV_DTYPE,
     DEFAULT_KV_SELECTION,
+    DEFAULT_KV_VICTIMS,
     DEFAULT_OVERLAP,
     DEFAULT_PROMPT_NEURONS,
     DEFAULT_VERIFY,
+    KV_VICTIMS,
     OVERLAPS,
     PROMPT_NEURONS,
     VERIFIES,
     KvDType,
     KvSelection,
+    KvVictims,
     ModelOptions,
     Overlap,
     Policy,
@@ -202,6 +205,8 @@ class Plan:
     """Encoding of keys and values."""
     kv_pages: PagePlan | None = None
     """How keys and values lie where they have a limit of their own, and some may be on flash."""
+    kv_victims: KvVictims = DEFAULT_KV_VICTIMS
+    """Which pages leave DRAM first where some do."""
     kv_selection: KvSelection = DEFAULT_KV_SELECTION
     """Which keys and values a token of an answer sees."""
     contexts: int = 1
@@ -322,6 +327,7 @@ def make_plan(
         policy=policy,
         kv_dtype=encoding,
         kv_pages=_kv_pages(spec, options),
+        kv_victims=_kv_victims(options),
         kv_selection=options.kv_selection,
         contexts=_contexts(options),
         verify=_verify(options),
@@ -480,6 +486,13 @@ def _scattered_share(stride: int, threads: int, profile: Profile | None) -> floa
         return _SCATTERED_SHARE
     in_order = profile.throughput(MAX_READ_BYTES, threads)
     return min(profile.throughput(stride, threads) / in_order, 1.0)
+
+
+def _kv_victims(options: ModelOptions) -> KvVictims:
+    name = options.kv_victims or DEFAULT_KV_VICTIMS
+    if name not in KV_VICTIMS:
+        raise UsageError(f"--kv-victims {name}: expected one of {', '.join(KV_VICTIMS)}")
+    return name
 
 
 def _overlap(name: Overlap | None, spec: ModelSpec) -> Overlap:

@@ -16,6 +16,7 @@ from flashllm.options import (
     DEFAULT_KV_DTYPE,
     DEFAULT_KV_POLICY,
     DEFAULT_KV_SELECTION,
+    DEFAULT_KV_VICTIMS,
     DEFAULT_MAX_TOKENS,
     DEFAULT_OVERLAP,
     DEFAULT_POLICY,
@@ -24,6 +25,7 @@ from flashllm.options import (
     EFFORTS,
     KV_DTYPES,
     KV_POLICIES,
+    KV_VICTIMS,
     OVERLAPS,
     POLICIES,
     PROMPT_NEURONS,
@@ -171,6 +173,16 @@ MODEL_OPTIONS = (
         "directory for keys and values that go to disk (default: where the model is)",
         "DIR",
         unset="where the model is, or where caches are if that cannot be written to",
+    ),
+    _choice(
+        "kv_victims",
+        "--kv-victims",
+        KV_VICTIMS,
+        "which keys and values go to disk first: fifo (the oldest; the default), lru (the least"
+        " recently fetched) or counter (the least often fetched); with --kv-policy infinigen or"
+        " specache, which fetch some; no answer depends on it",
+        "WHICH",
+        DEFAULT_KV_VICTIMS,
     ),
     Option(
         "keep_kv",

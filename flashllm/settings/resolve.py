@@ -90,6 +90,7 @@ class Settings:
             kv_dtype=self.value("kv_dtype"),
             kv_memory=self.value("kv_memory"),
             kv_dir=self.value("kv_dir"),
+            kv_victims=self.value("kv_victims"),
             profile=self.value("profile"),
             kv_policy=self.value("kv_policy"),
             kv_budget=self.value("kv_budget"),

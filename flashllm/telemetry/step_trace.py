@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +18,11 @@ from numpy.typing import NDArray
 from flashllm.errors import CannotCreate
 from flashllm.system.atomic_file import replacing
 from flashllm.system.clock import PartClock
+from flashllm.system.noted_times import TimedTransfers
 
 EVENTS_MAX = 1 << 19
 """Parts of steps that are kept; later ones are not."""
 _COMPUTE, _STEPS, _FIRST_READ = 1, 2, 10  # lanes
-
-
-class TimedReader(Protocol):
-    """A reader that notes when reads begin and end."""
-
-    def keep_read_times(self, keep: bool, /) -> None:
-        """From now on, or no longer."""
-
-    def take_read_times(self) -> NDArray[np.int64]:
-        """Beginning and end of each, in ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +37,35 @@ class Slice:
 class StepTrace:
     """Records steps of a model while it is on; a context manager."""
 
-    def __init__(self, clock: PartClock, reader: TimedReader) -> None:
+    def __init__(
+        self,
+        clock: PartClock,
+        reader: TimedTransfers,
+        others: Mapping[str, TimedTransfers] | None = None,
+    ) -> None:
+        """`reader` is that of weights; `others` transfer something else, by its name."""
         self.parts: list[Slice] = []
         """One after the other."""
         self.steps: list[Slice] = []
         """Prompts and tokens that were measured."""
         self.reads: NDArray[np.int64] = np.empty((0, 2), np.int64)
         """Beginning and end of each, in ns of the same clock; known at the end."""
-        self._clock, self._reader = clock, reader
+        self.transfers: dict[str, NDArray[np.int64]] = {}
+        """The same by name: `read` of weights, and others."""
+        self._clock, self._readers = clock, {"read": reader, **(others or {})}
 
     def __enter__(self) -> StepTrace:
         self._clock.on_stop = self._note
-        self._reader.keep_read_times(True)
+        for reader in self._readers.values():
+            reader.keep_read_times(True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._clock.on_stop = None
-        self.reads = self._reader.take_read_times().reshape(-1, 2)
-        self._reader.keep_read_times(False)
+        for name, reader in self._readers.items():
+            self.transfers[name] = reader.take_read_times().reshape(-1, 2)
+            reader.keep_read_times(False)
+        self.reads = self.transfers["read"]
 
     def _note(self, notes: Sequence[Any]) -> None:
         if len(self.parts) >= EVENTS_MAX or not notes:
@@ -92,8 +94,8 @@ class StepTrace:
 
     def _named_lanes(self) -> Iterator[dict[str, Any]]:
         names = {_COMPUTE: "compute", _STEPS: "steps"}
-        lanes = max((lane for lane, _ in self.read_lanes()), default=-1) + 1
-        names |= {_FIRST_READ + lane: f"read {lane + 1}" for lane in range(lanes)}
+        for name, first, lanes in self._transfer_lanes():
+            names |= {first + lane: f"{name} {lane + 1}" for lane in range(lanes)}
         for lane, name in names.items():
             yield {"name": "thread_name", "ph": "M", "pid": 1, "tid": lane, "args": {"name": name}}
 
@@ -101,8 +103,17 @@ class StepTrace:
         for lane, slices in ((_STEPS, self.steps), (_COMPUTE, self.parts)):
             for one in slices:
                 yield self._event(lane, one)
-        for lane, (begin_ns, end_ns) in self.read_lanes():
-            yield self._event(_FIRST_READ + lane, Slice("read", begin_ns, end_ns))
+        for name, first, _ in self._transfer_lanes():
+            for lane, (begin_ns, end_ns) in lanes_of(self.transfers[name]):
+                yield self._event(first + lane, Slice(name, begin_ns, end_ns))
+
+    def _transfer_lanes(self) -> Iterator[tuple[str, int, int]]:
+        """Of each kind of transfer: its first lane, and how many it has."""
+        first = _FIRST_READ
+        for name, times in self.transfers.items():
+            lanes = max((lane for lane, _ in lanes_of(times)), default=-1) + 1
+            yield name, first, lanes
+            first += lanes
 
     def _event(self, lane: int, one: Slice) -> dict[str, Any]:
         begin_us = (one.begin_ns - self.begin_ns) / 1000
@@ -116,13 +127,14 @@ class StepTrace:
             "dur": round(duration_us, 3),
         }
 
-    def read_lanes(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Each read with a lane in which none overlaps another: (lane, (begin, end))."""
-        free: list[int] = []
-        busy: list[tuple[int, int]] = []  # end, lane
-        for begin_ns, end_ns in self.reads[np.argsort(self.reads[:, 0], kind="stable")].tolist():
-            while busy and busy[0][0] <= begin_ns:
-                heapq.heappush(free, heapq.heappop(busy)[1])
-            lane = heapq.heappop(free) if free else len(busy)
-            heapq.heappush(busy, (end_ns, lane))
-            yield lane, (begin_ns, end_ns)
+
+def lanes_of(times: NDArray[np.int64]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Each of `times` [n, 2] with a lane in which none overlaps another: (lane, (begin, end))."""
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []  # end, lane
+    for begin_ns, end_ns in times[np.argsort(times[:, 0], kind="stable")].tolist():
+        while busy and busy[0][0] <= begin_ns:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lane = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end_ns, lane))
+        yield lane, (begin_ns, end_ns)

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flashllm.errors import CannotCreate, UsageError
 from flashllm.system.clock import PARTS
@@ -17,6 +18,7 @@ _COLOURS = dict(zip(PARTS, (
     "#8c6bb1", "#c7b8dd", "#e34a33", "#fdbb84", "#2b8cbe", "#31a354", "#7bccc4", "#bdbdbd",
     "#d9d9d9",
 ), strict=True))  # fmt: skip
+_TRANSFER_COLOURS = ("#e34a33", "#2b8cbe", "#31a354")
 
 
 def require_matplotlib() -> None:
@@ -58,9 +60,14 @@ def draw(trace: StepTrace, path: Path) -> None:
         handles=[Patch(color=_COLOURS[name], label=name) for name in PARTS],
         ncols=len(PARTS), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False,
     )  # fmt: skip
-    times, depths = _in_flight(trace)
-    reads.fill_between((times - begin_ns) / 1e6, depths, step="post", color="#e34a33", alpha=0.6)
-    reads.set_ylabel("reads in flight")
+    for name, colour in zip(trace.transfers, _TRANSFER_COLOURS, strict=False):
+        times, depths = _in_flight(trace.transfers[name])
+        reads.fill_between(
+            (times - begin_ns) / 1e6, depths, step="post", color=colour, alpha=0.6, label=name
+        )
+    if len(trace.transfers) > 1:
+        reads.legend(loc="upper left", frameon=False)
+    reads.set_ylabel("in flight")
     reads.set_xlabel("ms")
     reads.set_xlim(0, max((end_ns - begin_ns) / 1e6, 1e-3))
     reads.set_ylim(0)
@@ -70,9 +77,9 @@ def draw(trace: StepTrace, path: Path) -> None:
         raise CannotCreate(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _in_flight(trace: StepTrace) -> tuple[np.ndarray, np.ndarray]:
-    """Moments in ns at which the number of reads in flight changed, and that number."""
-    moments = np.concatenate([trace.reads[:, 0], trace.reads[:, 1]])
-    changes = np.repeat([1, -1], len(trace.reads))
+def _in_flight(transfers: NDArray[np.int64]) -> tuple[np.ndarray, np.ndarray]:
+    """Moments in ns at which the number of transfers [n, 2] in flight changed, and that number."""
+    moments = np.concatenate([transfers[:, 0], transfers[:, 1]])
+    changes = np.repeat([1, -1], len(transfers))
     order = np.lexsort((changes, moments))
     return moments[order], np.cumsum(changes[order])

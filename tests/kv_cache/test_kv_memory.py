@@ -231,10 +231,14 @@ def test_tokens_of_several_contexts_at_once(sparse_model: Path) -> None:
     with open_decoder(sparse_model, context=CONTEXT, contexts=3) as decoder:
         expected = run(decoder)
     kv_memory = limit(decoder.spec, contexts=3)
-    with open_decoder(sparse_model, context=CONTEXT, contexts=3, kv_memory=kv_memory) as decoder:
-        assert all(map(np.array_equal, run(decoder), expected))
-        assert decoder.kv_pool is not None
-        assert decoder.kv_pool.report()["bytes_read"] > 0
+    for overlap in ("layer", "none"):
+        with open_decoder(
+            sparse_model, context=CONTEXT, contexts=3, kv_memory=kv_memory, overlap=overlap
+        ) as decoder:
+            assert all(map(np.array_equal, run(decoder), expected))
+            assert decoder.kv_pool is not None
+            assert decoder.kv_pool.overlaps == (overlap != "none")
+            assert decoder.kv_pool.report()["bytes_read"] > 0
 
 
 def test_a_ceiling_without_room_for_keys_and_values_names_the_way_to_flash() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,11 @@ class Pools:
     def __init__(self, directory: Path) -> None:
         self.directory, self.made = directory, []  # type: Path, list[PagePool]
 
-    def pool(self, dtype: KvDType, slots: int | None, contexts: int = 1) -> PagePool:
+    def pool(
+        self, dtype: KvDType, slots: int | None, contexts: int = 1, **options: bool
+    ) -> PagePool:
         plan = plan_of(dtype, slots, contexts)
-        self.made.append(PagePool(PageShape.of(SHAPE, dtype), plan, [self.directory]))
+        self.made.append(PagePool(PageShape.of(SHAPE, dtype), plan, [self.directory], **options))
         return self.made[-1]
 
     def cache(self, dtype: KvDType, slots: int | None, pool: PagePool | None = None) -> Any:
@@ -156,6 +159,72 @@ def test_a_prefix_is_shared_until_one_goes_on(pools: Pools, slots: int | None, l
     # Both begin anew in the same blocks.
     expected.truncate(0)
     assert same(branch.step(first, 90), branch.step(expected, 90))
+
+
+class Events:
+    """Counts reads into staging, and those between whose begin and end something was computed."""
+
+    def __init__(self, pool: PagePool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads = self.hidden = self.pages = 0
+        self._computed = 0
+        self._begun: dict[int, int] = {}
+        file, attend = pool.file, PagedKvCache._attend
+        assert file is not None
+        submit, wait = file.submit, file.wait
+
+        def note_submit(pages: Any, destinations: Any, *rest: Any) -> Any:
+            read = submit(pages, destinations, *rest)
+            if destinations[0] >= pool.plan.slots * pool.shape.page_bytes:
+                self._begun[read.ticket] = self._computed
+                self.pages += len(pages)
+            return read
+
+        def note_wait(read: Any) -> None:
+            if read.ticket in self._begun:
+                self.reads += 1
+                self.hidden += self._begun.pop(read.ticket) < self._computed
+            wait(read)
+
+        def note_computed(cache: PagedKvCache, *rest: Any) -> torch.Tensor:
+            self._computed += 1
+            return attend(cache, *rest)
+
+        monkeypatch.setattr(file, "submit", note_submit)
+        monkeypatch.setattr(file, "wait", note_wait)
+        monkeypatch.setattr(PagedKvCache, "_attend", note_computed)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_what_the_next_context_needs_is_read_while_the_one_before_is_computed(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch, overlaps: bool
+) -> None:
+    pool = pools.pool("f16", LEAST, contexts=3, overlaps=overlaps)
+    caches = [pools.cache("f16", LEAST, pool) for _ in range(3)]
+    texts = [Sequence(seed) for seed in range(3)]
+    alone = [whole("f16") for _ in texts]
+    for cache, own, text in zip(caches, alone, texts, strict=True):
+        text.step(cache, 150)
+        text.step(own, 150)
+    events, needed = Events(pool, monkeypatch), 0
+    for _ in range(12):
+        expected = [text.step(own, 1) for text, own in zip(texts, alone, strict=True)]
+        found: list[list[torch.Tensor]] = [[], [], []]
+        for layer, at in itertools.product(range(2), range(3)):
+            if (layer, at) != (1, 2):
+                caches[(at + 1) % 3].expect(layer + (at == 2), 0)
+            cache, own = caches[at], slice(caches[at].length, caches[at].length + 1)
+            cache.append(layer, *texts[at].rows[layer, :, :, own])
+            blocks = np.array(cache.blocks)
+            needed += np.count_nonzero(pool.slots(pool.pages(layer, blocks)) < 0)
+            found[at].append(cache.attend(layer, texts[at].query[own], 0, 0.2, None))
+        for cache in caches:
+            cache.length += 1
+        assert all(map(same, found, expected))
+    assert events.reads > 100
+    # Of a token's first context nobody knows before that it comes first.
+    assert events.reads - events.hidden == (12 if overlaps else events.reads)
+    assert events.pages == needed
+    pool.staging.drop()
 
 
 def test_a_context_that_is_dropped_gives_its_blocks_back(pools: Pools) -> None:

@@ -30,21 +30,21 @@ def slots(*numbers: int) -> np.ndarray:
 def test_victims_in_their_order(name: str, expected: list[int]) -> None:
     policy = make_pool_policy(name, SLOTS)
     for slot in range(SLOTS):
-        policy.insert(slot, slot)
+        policy.insert(slots(slot), slot)
     policy.use(slots(0), 6)
     policy.use(slots(1), 7)
     policy.use(slots(1), 8)
     found = []
     for time in range(9, 9 + len(expected)):
-        found.append(policy.victim())
-        policy.insert(found[-1], time)
+        found += policy.victims(slots(*range(SLOTS)), 1).tolist()
+        policy.insert(slots(found[-1]), time)
     assert found == expected
 
 
 def test_counts_are_halved_before_one_overflows() -> None:
     policy = Counter(3)
     for slot in range(3):
-        policy.insert(slot, slot)
+        policy.insert(slots(slot), slot)
     for time in range(COUNT_MAX):
         policy.use(slots(0), time)
     policy.use(slots(1), 300)
@@ -56,8 +56,21 @@ def test_counts_are_halved_before_one_overflows() -> None:
 def test_a_pool_of_one_slot_keeps_the_newest() -> None:
     for name in ("fifo", "lru", "counter"):
         policy = make_pool_policy(name, 1)
-        policy.insert(0, 0)
-        assert policy.victim() == 0
+        policy.insert(slots(0), 0)
+        assert policy.victims(slots(0), 1).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("fifo", [1, 2, 5, 7]), ("lru", [2, 1, 5, 7]), ("counter", [2, 1, 5, 7])]
+)
+def test_several_of_some_slots_give_way(name: str, expected: list[int]) -> None:
+    """1 is used, 5 and 7 are the newer half of those that may go, 0 and 3 stay."""
+    policy = make_pool_policy(name, 8)
+    policy.insert(slots(0, 1, 2), 1)
+    policy.use(slots(0, 1), 2)
+    policy.insert(slots(3, 5, 7), 3)
+    assert policy.victims(slots(1, 2, 5, 7), 4).tolist() == expected
+    assert policy.victims(slots(7, 5, 2, 1), 1).tolist() == expected[:1]
 
 
 def test_a_policy_that_there_is_not() -> None:

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from flashllm.cli.main import main
-from flashllm.engine.local import Model
+from flashllm.engine.local import Model, open_model
 from flashllm.errors import CannotCreate
+from flashllm.flash.manifest import read_manifest
 from flashllm.system.clock import PARTS, PartClock
-from flashllm.telemetry.step_trace import StepTrace
+from flashllm.telemetry.step_trace import StepTrace, lanes_of
+from flashllm.telemetry.trace_plot import draw
+from tests.kv_cache.test_kv_memory import CONTEXT, IDS, limit
 
 
 class Reads:
@@ -31,15 +34,16 @@ class Reads:
 
 def test_reads_in_a_lane_follow_one_another(tmp_path: Path) -> None:
     reader = Reads((5, 9), (0, 4), (1, 6), (4, 5), (8, 12))
-    with StepTrace(PartClock(), reader) as trace:
+    pages = Reads((2, 3))
+    with StepTrace(PartClock(), reader, {"kv read": pages, "kv write": Reads()}) as trace:
         pass
-    assert reader.calls == [True, False]
-    lanes = list(trace.read_lanes())
+    assert reader.calls == pages.calls == [True, False]
+    lanes = list(lanes_of(trace.reads))
     assert lanes == [(0, (0, 4)), (1, (1, 6)), (0, (4, 5)), (0, (5, 9)), (1, (8, 12))]
     trace.write(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert names == {1: "compute", 2: "steps", 10: "read 1", 11: "read 2"}
+    assert names == {1: "compute", 2: "steps", 10: "read 1", 11: "read 2", 12: "kv read 1"}
     with pytest.raises(CannotCreate, match="cannot be written"):
         trace.write(tmp_path / "none" / "trace.json")
 
@@ -66,6 +70,29 @@ def test_an_answer_is_traced(model: Model, tmp_path: Path) -> None:
     slices = [event for event in events if event["ph"] == "X"]
     assert len(slices) == len(trace.steps) + len(trace.parts) + len(trace.reads)
     assert min(event["ts"] for event in slices if event["tid"] == 2) == 0
+
+
+def test_pages_of_keys_and_values_have_lanes(sparse_model: Path, tmp_path: Path) -> None:
+    with (
+        open_model(
+            sparse_model, context=CONTEXT, kv_memory=limit(read_manifest(sparse_model).spec)
+        ) as model,
+        model.trace() as trace,
+    ):
+        model.generate(IDS[:110], 4).complete()
+    assert len(trace.transfers["kv read"])
+    assert len(trace.transfers["kv write"])
+    trace.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
+    for name, transfers in trace.transfers.items():
+        own = [event for event in events if event["ph"] == "X" and event["name"] == name]
+        assert len(own) == len(transfers)
+        assert {event["tid"] for event in own} == {
+            lane for called, lane in names.items() if called.rsplit(" ", 1)[0] == name
+        }
+    draw(trace, tmp_path / "trace.png")
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_run_and_batch_write_traces(

@@ -63,10 +63,12 @@ class LeadingDecoder(Decoder):
         with self._call("truncate", [context], length):
             super().truncate(length, context)
 
-    def share_prefix(self, context: Context, ids: Sequence[int]) -> None:
+    def share_prefix(
+        self, context: Context, ids: Sequence[int], *, reuse_answers: bool = True
+    ) -> None:
         """Let a context begin with what another one has of a prompt, at all stages."""
-        with self._call("share_prefix", [context], list(ids)):
-            super().share_prefix(context, ids)
+        with self._call("share_prefix", [context], list(ids), reuse_answers):
+            super().share_prefix(context, ids, reuse_answers=reuse_answers)
 
     def prefill(
         self,
@@ -147,7 +149,9 @@ class FollowingDecoder:
         self._calls: dict[str, Callable[..., object]] = {
             "new_context": self._new_context,
             "truncate": lambda contexts, length: decoder.truncate(length, contexts[0]),
-            "share_prefix": lambda contexts, ids: decoder.share_prefix(contexts[0], ids),
+            "share_prefix": lambda contexts, ids, reuse: decoder.share_prefix(
+                contexts[0], ids, reuse_answers=reuse
+            ),
             "prefill": lambda contexts, ids, cached: decoder.prefill(
                 ids, cached=cached, context=contexts[0]
             ),
