@@ -29,12 +29,13 @@ KvDType = Literal["f32", "f16", "int8", "int4"]
 KV_DTYPES: tuple[KvDType, ...] = get_args(KvDType)
 DEFAULT_KV_DTYPE: KvDType = "f16"
 
-KvPolicy = Literal["full", "infinigen", "window", "h2o", "specache"]
+KvPolicy = Literal["full", "infinigen", "window", "h2o", "values", "specache"]
 """Which tokens an answer attends to: all; those that were found a layer ahead to matter (Lee et
 al., OSDI 2024); the last ones; those with the most attention so far, and the last ones (Zhang et
-al., arXiv 2306.14048); or those that a copy of the keys in few bits finds (Jie et al., arXiv
+al., arXiv 2306.14048); those with the best scores, of which all keys are read (Sheng et al., arXiv
+2303.06865); or those that a copy of the keys in few bits finds (Jie et al., arXiv
 2503.16163). All but the first are lossy."""
-KV_POLICIES: tuple[KvPolicy, ...] = ("full", "infinigen", "window", "h2o")
+KV_POLICIES: tuple[KvPolicy, ...] = ("full", "infinigen", "window", "h2o", "values")
 """Those to answer with; `specache` is there to compare with."""
 DEFAULT_KV_POLICY: KvPolicy = "full"
 

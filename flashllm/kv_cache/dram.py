@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashllm import core
 from flashllm.kv_cache.layout import kv_bytes, kv_row_bytes
-from flashllm.kv_cache.protocol import KeysValues, SeesEverything
+from flashllm.kv_cache.protocol import ChooseByScores, KeysValues, SeesEverything
 from flashllm.kv_cache.rows import RowWriter
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
@@ -140,6 +140,22 @@ class KvCache(SeesEverything):
         rest = scale, out.view(-1).numpy(), None if sinks is None else sinks.numpy()
         self._kernels.attend(query.contiguous().view(-1).numpy(), *cache, *rest)
         return out
+
+    def attend_by_scores(
+        self,
+        layer: int,
+        query: Tensor,
+        choose: ChooseByScores,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As `SelectableRows` says."""
+        of_heads = query.numpy()[0].reshape(self._heads, -1, self._columns)
+        positions = []
+        for head, queries in enumerate(of_heads):
+            scores = self.scores(layer, head, queries, self.length + 1)
+            positions.append(choose(head, np.float32(scale) * scores))
+        return self.attend_to(layer, query, np.stack(positions), scale, sinks)
 
     def scores(
         self, layer: int, kv_head: int, queries: NDArray[np.float32], end: int

@@ -206,5 +206,7 @@ def fast_bytes(spec: ModelSpec, tokens: int, dtype: KvDType, selection: KvSelect
     per_layer = whole // spec.n_layers
     layers = len(choosing_layers(spec, selection))
     kept = int(per_layer * selection.share)
+    if selection.policy == "values":  # all keys, and some values
+        kept = (per_layer + kept) // 2
     stays = layers * kept if selection.policy in ("window", "h2o") else 2 * kept
     return (spec.n_layers - layers) * per_layer + stays + selection_bytes(spec, tokens, selection)

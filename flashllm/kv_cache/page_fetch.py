@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from flashllm.kv_cache.layout import PageShape
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.kv_cache.tiers import PageRead, Pages
 
@@ -90,9 +91,9 @@ class PageFetch:
                 firsts = blocks * size
                 counts = np.minimum(firsts + size, self._end) - firsts
             else:
-                firsts, counts = _joined(tokens[head], size)
+                firsts, counts = joined(tokens[head], size)
             places = slots[head][np.searchsorted(blocks, firsts // size)]
-            runs.append(self._runs_of(places, firsts % size, counts))
+            runs.append(token_runs(self._pool.shape, places, firsts % size, counts))
             count += len(firsts)
             ends.append(count)
         return np.concatenate(runs), np.array(ends, np.int32)
@@ -120,15 +121,19 @@ class PageFetch:
         self._read = pool.file.submit(missing, self._taken * pool.shape.page_bytes)
         self.bytes_read = len(missing) * pool.shape.page_bytes
 
-    def _runs_of(
-        self, places: NDArray[np.int64], firsts: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        shape = self._pool.shape
-        keys = places * shape.page_bytes + firsts * shape.row_bytes
-        return np.stack([keys, keys + shape.part_bytes, counts], axis=1)
+
+def token_runs(
+    shape: PageShape,
+    places: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Runs [n, 3] of so many tokens of pages in `places`, from their `firsts` on."""
+    keys = places * shape.page_bytes + firsts * shape.row_bytes
+    return np.stack([keys, keys + shape.part_bytes, counts], axis=1)
 
 
-def _joined(tokens: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def joined(tokens: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First token and length of the runs of `tokens`, none of which leaves its page."""
     starts = np.flatnonzero(np.append(True, (np.diff(tokens) != 1) | (tokens[1:] % size == 0)))
     return tokens[starts], np.diff(np.append(starts, len(tokens)))

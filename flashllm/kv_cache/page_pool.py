@@ -68,7 +68,7 @@ class PagePool:
         self._ahead = min(max(2 * shape.block_pages, plan.slots // 16), _AHEAD_MOST)
         self._ahead = min(self._ahead, plan.slots // 4)
         self.overlaps = overlaps
-        self.staging = PageStaging(plan, shape.page_bytes, self.file, overlaps)
+        self.staging = PageStaging(plan, shape, self.file, overlaps)
         self._references = np.zeros(plan.blocks, np.int32)
         self._free_blocks = list(range(plan.blocks))
         self.abandoned: deque[list[int]] = deque()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flashllm.kv_cache.layout import PagePlan
+from flashllm.kv_cache.layout import PagePlan, PageShape
 from flashllm.kv_cache.tiers import PageFile, PageRead, Pages
 
 Slots = NDArray[np.int64]
@@ -45,13 +45,14 @@ class PageStaging:
     """The staging of a pool. One caller at a time."""
 
     def __init__(
-        self, plan: PagePlan, page_bytes: int, file: PageFile | None, overlaps: bool
+        self, plan: PagePlan, shape: PageShape, file: PageFile | None, overlaps: bool
     ) -> None:
         """Behind the slots, of pages of the `file`; None where all pages have slots.
 
         Unless it `overlaps`, nothing is read while something is computed.
         """
-        self._first, self._page_bytes, self._file = plan.slots, page_bytes, file
+        self._first, self._file = plan.slots, file
+        self._page_bytes, self._part_bytes = shape.page_bytes, shape.part_bytes
         self._overlaps = overlaps
         self._fitting = plan.staging // 2
         self._expected: Callable[[], tuple[Pages, Slots]] | None = None
@@ -99,6 +100,22 @@ class PageStaging:
                     reads = self._stage(pages, slots, *following, half)
         finally:
             self._abandon(reads)
+
+    def read_part(
+        self, pages: Pages, slots: Slots, part: int, half: int, wanted: NDArray[np.bool_]
+    ) -> PageRead | None:
+        """Begin to read keys, part 0, or values, 1, of one head's `wanted` pages.
+
+        `slots` are theirs; -1 learns of a place in a half. What was read ahead is dropped.
+        """
+        self.drop()
+        unplaced = np.flatnonzero(slots < 0)
+        slots[unplaced] = self._places(half, len(unplaced))
+        if not wanted.any():
+            return None
+        assert self._file is not None
+        begins = slots[wanted] * self._page_bytes + part * self._part_bytes
+        return self._file.submit(pages[wanted], begins, part)
 
     def _begin(
         self, pages: Pages, slots: Slots, missing: NDArray[np.bool_], ahead: _Ahead | None

@@ -8,7 +8,7 @@ sharing them: PagedAttention, arXiv 2309.06180, section 4.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ from torch import Tensor
 from flashllm import core
 from flashllm.errors import ReadFailed
 from flashllm.kv_cache.layout import PageShape
-from flashllm.kv_cache.page_fetch import PageFetch, Runs
+from flashllm.kv_cache.page_fetch import PageFetch, Runs, joined, token_runs
 from flashllm.kv_cache.page_pool import PagePool
 from flashllm.kv_cache.page_staging import Slots, StagedHeads
-from flashllm.kv_cache.protocol import KeysValues, SeesEverything
+from flashllm.kv_cache.protocol import ChooseByScores, KeysValues, SeesEverything
 from flashllm.kv_cache.rows import RowWriter
-from flashllm.kv_cache.tiers import Pages
+from flashllm.kv_cache.tiers import PageFile, PageRead, Pages
 from flashllm.options import KvDType
 from flashllm.spec import ModelSpec
 
@@ -203,6 +203,81 @@ class PagedKvCache(SeesEverything):
         finally:
             if ahead is not None:
                 ahead.release()
+
+    def attend_by_scores(
+        self,
+        layer: int,
+        query: Tensor,
+        choose: ChooseByScores,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As `SelectableRows` says; the next head's keys are read with the present one's values.
+
+        `ReadFailed` where pages cannot be read back.
+        """
+        pages = self.pool.pages(layer, np.array(self.blocks[: self._shape.blocks(self.length + 1)]))
+        keys = self._keys_of_heads(pages)
+        out = torch.empty(query.shape)
+        try:
+            for head, (slots, missing) in enumerate(keys):
+                heads = slice(head * self._sharing, (head + 1) * self._sharing)
+                scores = self._page_scores(slots, query[0, heads].numpy())
+                chosen = choose(head, np.float32(scale) * scores)
+                tokens = np.append(chosen, self.length).astype(np.int64)
+                firsts, counts = joined(tokens, self._shape.tokens)
+                blocks = firsts // self._shape.tokens
+                wanted = np.zeros(len(slots), np.bool_)
+                wanted[blocks] = missing[blocks]
+                values = self.pool.staging.read_part(pages[head], slots, 1, 0, wanted)
+                if values is not None:
+                    self._file.wait(values)
+                runs = token_runs(self._shape, slots[blocks], firsts % self._shape.tokens, counts)
+                own = None if sinks is None else sinks[heads]
+                ends = np.array([len(runs)], np.int32)
+                out[:, heads] = self._attend((runs, ends), query[:, heads], 0, scale, own)
+        except ReadFailed:
+            self.is_damaged = True
+            raise
+        finally:
+            keys.close()
+        return out
+
+    @property
+    def _file(self) -> PageFile:
+        assert self.pool.file is not None
+        return self.pool.file
+
+    def _keys_of_heads(self, pages: Pages) -> Generator[tuple[Slots, NDArray[np.bool_]]]:
+        """Of each head the places of its pages, whose keys are there, and which had no slot."""
+        pool = self.pool
+        slots = pool.slots(pages)
+        missing = slots < 0
+        pool.used(slots[~missing])
+
+        def begin(head: int) -> PageRead | None:
+            half = head % 2
+            return pool.staging.read_part(pages[head], slots[head], 0, half, missing[head])
+
+        coming = begin(0)
+        try:
+            for head in range(self._heads):
+                if coming is not None:
+                    self._file.wait(coming)
+                coming = begin(head + 1) if pool.overlaps and head + 1 < self._heads else None
+                yield slots[head], missing[head]
+                if not pool.overlaps and head + 1 < self._heads:
+                    coming = begin(head + 1)
+        finally:
+            if coming is not None:
+                self._file.abandon(coming)
+
+    def _page_scores(self, places: Slots, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Products [queries, tokens] with the keys of pages in `places`, the next token's too."""
+        rows = self.pool.rows[places, 0].reshape(-1, self._shape.row_bytes)[: self.length + 1]
+        out = np.empty((len(queries), len(rows)), np.float32)
+        self._kernels.matmul(rows.reshape(-1), self.dtype, np.ascontiguousarray(queries), out)
+        return out
 
     def _fit(self, blocks: Sequence[NDArray[np.int64]]) -> bool:
         """Whether so many pages may be pinned, twice, beside all that others need."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from flashllm.kv_cache.fetch_counts import FetchCounts
 from flashllm.options import KvDType
+
+ChooseByScores = Callable[[int, NDArray[np.float32]], NDArray[np.int32]]
 
 
 class SeesEverything:
@@ -131,6 +133,20 @@ class SelectableRows(KeysValues, Protocol):
 
         `positions` [kv_heads, count] are ascending. The bits are those of attention to a cache that
         holds nothing else.
+        """
+
+    def attend_by_scores(
+        self,
+        layer: int,
+        query: Tensor,
+        choose: ChooseByScores,
+        scale: float,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As `attend_to`, with the positions of each key head that `choose` says.
+
+        It gets the key head, and the scores of its queries [heads, tokens]; the last token is the
+        one itself. All keys are read, and the values of the positions.
         """
 
     def scores(

@@ -12,7 +12,7 @@ from torch import Tensor
 from flashllm.kv_cache.fetch_counts import FetchCounts
 from flashllm.kv_cache.protocol import KeysValues, SelectableRows
 from flashllm.kv_cache.recall_control import RecallControl, recall_of
-from flashllm.kv_cache.speculative_fetch import Positions
+from flashllm.kv_cache.speculative_fetch import FLOOR_TOKENS, Positions
 from flashllm.kv_cache.token_policies import TokenPolicy
 
 _SCATTER, _SCATTER_BITS = 0x9E3779B1, 13
@@ -141,12 +141,41 @@ class SelectedCache:
         assert self._keys is not None
         tokens, queries = self.length, query.numpy()[0]
         self.policy.append(layer, tokens, query.numpy(), self._keys)
+        if self.policy.by_scores and tokens > FLOOR_TOKENS:
+            return self._attend_by_scores(layer, query, tokens, scale, sinks)
         positions = self.policy.choose(layer, queries, tokens, scale)
         self._count(tokens, positions)
         if positions is None:
             return self._rows.attend(layer, query, window, scale, sinks)
         self._measure(layer, tokens, queries, positions, scale)
         return self._rows.attend_to(layer, query, positions, scale, sinks)
+
+    def _attend_by_scores(
+        self, layer: int, query: Tensor, tokens: int, scale: float, sinks: Tensor | None
+    ) -> Tensor:
+        counts, sampled = self.counts, self._sampled_head(layer, tokens)
+
+        def choose(head: int, scores: NDArray[np.float32]) -> NDArray[np.int32]:
+            positions = self.policy.best(scores[:, :tokens])
+            if head == sampled or self._measures_all:
+                counts.add_recall(layer, recall_of(scores, positions))
+            counts.tokens += tokens
+            counts.fetched += len(positions)
+            counts.fetched_bytes += len(positions) * self._rows.row_bytes
+            counts.index_bytes += tokens * self._rows.row_bytes
+            return positions
+
+        return self._rows.attend_by_scores(layer, query, choose, scale, sinks)
+
+    def _sampled_head(self, layer: int, tokens: int) -> int | None:
+        """The key head whose recall is measured of a token in a layer; None in other layers."""
+        layers = self.policy.layers
+        # The same one of the same token, always, and in no step with what repeats in a text.
+        scattered = tokens * _SCATTER >> _SCATTER_BITS
+        steps = _LONG_STEPS if tokens > _LONG_TOKENS else 1
+        drawn, step = divmod(scattered % (len(layers) * self._kv_heads * steps), steps)
+        sampled, head = divmod(drawn, self._kv_heads)
+        return head if layer == layers[sampled] and step == 0 else None
 
     def _count(self, tokens: int, positions: Positions | None) -> None:
         counts, fetched = self.counts, tokens if positions is None else positions.shape[1]
@@ -165,16 +194,10 @@ class SelectedCache:
         scale: float,
     ) -> None:
         """Holds the choice against the true scores of some heads."""
-        layers = self.policy.layers
-        # The same one of the same token, always, and in no step with what repeats in a text.
-        scattered = tokens * _SCATTER >> _SCATTER_BITS
-        steps = _LONG_STEPS if tokens > _LONG_TOKENS else 1
-        drawn, step = divmod(scattered % (len(layers) * self._kv_heads * steps), steps)
-        sampled, sampled_head = divmod(drawn, self._kv_heads)
-        is_sampled = layer == layers[sampled] and step == 0
+        sampled = self._sampled_head(layer, tokens)
         start_ns, scored_bytes = perf_counter_ns(), self._rows.scored_bytes
         for head in range(self._kv_heads):
-            learns = is_sampled and head == sampled_head
+            learns = head == sampled
             if not (learns or self._measures_all):
                 continue
             own = queries[head * self._group : (head + 1) * self._group]

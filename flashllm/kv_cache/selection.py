@@ -16,6 +16,7 @@ from flashllm.kv_cache.token_policies import (
     QuantisedKeys,
     SlidingWindow,
     TokenPolicy,
+    TopValues,
 )
 from flashllm.options import KvSelection
 from flashllm.spec import ModelSpec
@@ -46,6 +47,8 @@ def make_keys_values(
         policy = SlidingWindow(layers, spec.n_kv_heads, selection.share)
     elif selection.policy == "h2o":
         policy = HeavyHitters(layers, heads, context, selection.share, rows)
+    elif selection.policy == "values":
+        policy = TopValues(layers, selection.share)
     elif selection.policy == "specache":
         index = PartialIndex(spec, context, kernels, 1.0, selection.index_dtype)
         policy = QuantisedKeys(layers, spec.n_kv_heads, selection.share, index)

@@ -222,15 +222,14 @@ class PageFile:
         wrong = np.zeros(len(read.pages), bool)
         for first, end in _stretches(read.pages, read.destinations, self._shape.page_bytes):
             page, destination = int(read.pages[first]), int(read.destinations[first])
-            if read.part is not None:  # parts may lie anywhere, close together too
-                for at in range(first, end):
-                    page, destination = int(read.pages[at]), int(read.destinations[at])
-                    found = self._checksums(page, 1, destination, self._shape.part_bytes, read.part)
-                    wrong[at] = found[0] != self._sums[read.part, page]
-                continue
-            for part in range(2):
-                begin = destination + part * self._shape.part_bytes
-                found = self._checksums(page, end - first, begin, self._shape.page_bytes, part)
+            for part in range(2) if read.part is None else (read.part,):
+                begin = destination
+                if read.part is None:
+                    begin += part * self._shape.part_bytes
+                # A part by itself may lie anywhere, also close to the end of memory.
+                is_one = read.part is not None and end - first == 1
+                stride = self._shape.part_bytes if is_one else self._shape.page_bytes
+                found = self._checksums(page, end - first, begin, stride, part)
                 wrong[first:end] |= found != self._sums[part, page : page + end - first]
         return np.flatnonzero(wrong)
 

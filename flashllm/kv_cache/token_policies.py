@@ -47,6 +47,8 @@ class TokenPolicy(Protocol):
     """Whether it chooses a layer ahead, by a guess of the layer's queries."""
     late: int
     """Of the last choice, the tokens of each key head that were not known a layer ahead."""
+    by_scores: bool
+    """Whether it chooses by the true scores of all tokens: `best` is asked instead of `choose`."""
 
     def append(self, layer: int, position: int, queries: Floats, keys: Floats, /) -> None:
         """Tokens from `position` on: queries [tokens, heads, ..], keys [kv_heads, tokens, ..]."""
@@ -61,6 +63,9 @@ class TokenPolicy(Protocol):
 
     def choose(self, layer: int, queries: Floats, tokens: int, scale: float, /) -> Positions | None:
         """What a token is given of the `tokens` before it, for its queries [heads, head_dim]."""
+
+    def best(self, scores: Floats, /) -> NDArray[np.int32]:
+        """What the heads of a group are given, by their scores [heads, tokens] with all tokens."""
 
     def index_bytes(self, tokens: int, /) -> int:
         """What choosing reads for a token in a layer, besides what it chooses."""
@@ -78,7 +83,7 @@ class TokenPolicy(Protocol):
 class _Policy:
     """What most policies do: nothing."""
 
-    speculates = False
+    speculates = by_scores = False
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         self.layers, self.late = layers, 0
@@ -92,6 +97,10 @@ class _Policy:
     def speculate(self, *_: Any, **__: Any) -> Positions | None:
         """Everything."""
         return None
+
+    def best(self, _scores: Floats) -> NDArray[np.int32]:
+        """Scores are no matter."""
+        raise AssertionError
 
     def index_bytes(self, _tokens: int) -> int:
         """No index."""
@@ -121,6 +130,31 @@ class SlidingWindow(_Policy):
             return None
         first = tokens - tokens_max(tokens, self._share)
         return np.tile(np.arange(first, tokens, dtype=np.int32), (self._kv_heads, 1))
+
+
+class TopValues(_Policy):
+    """All keys are read, and of the values only those of the best scores, a share of all.
+
+    A softmax over the chosen tokens alone. Heads that share keys share a choice, as everywhere.
+    Source: FlexGen (Sheng et al., arXiv 2303.06865), section 5, sparse attention.
+    """
+
+    by_scores = True
+
+    def __init__(self, layers: tuple[int, ...], share: float) -> None:
+        super().__init__(layers)
+        self._share = share
+
+    def choose(self, _layer: int, _queries: Floats, tokens: int, _scale: float) -> Positions | None:
+        """Of few tokens everything; else `best` chooses."""
+        assert tokens <= FLOOR_TOKENS
+        return None
+
+    def best(self, scores: Floats) -> NDArray[np.int32]:
+        """Those that any head of the group wants most."""
+        count = tokens_max(scores.shape[1], self._share)
+        found: NDArray[np.int32] = best_positions(below_best(scores, 1), count)[0]
+        return found
 
 
 class HeavyHitters(_Policy):

@@ -179,8 +179,8 @@ MODEL_OPTIONS = (
         "--kv-victims",
         KV_VICTIMS,
         "which keys and values go to disk first: fifo (the oldest; the default), lru (the least"
-        " recently fetched) or counter (the least often fetched); with --kv-policy infinigen or"
-        " specache, which fetch some; no answer depends on it",
+        " recently fetched) or counter (the least often fetched); with --kv-policy infinigen,"
+        " which fetches some; no answer depends on it",
         "WHICH",
         DEFAULT_KV_VICTIMS,
     ),
@@ -200,7 +200,7 @@ MODEL_OPTIONS = (
         KV_POLICIES,
         "which keys and values a token of an answer sees: full (all, the default), or (lossy)"
         " infinigen (those found a layer ahead to matter), window (the last ones), h2o (those with"
-        " the most attention so far)",
+        " the most attention so far), values (all keys, and the values of the best scores)",
         "NAME",
         DEFAULT_KV_POLICY,
     ),

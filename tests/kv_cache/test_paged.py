@@ -51,7 +51,7 @@ class Pools:
         self.directory, self.made = directory, []  # type: Path, list[PagePool]
 
     def pool(
-        self, dtype: KvDType, slots: int | None, contexts: int = 1, **options: bool
+        self, dtype: KvDType, slots: int | None, contexts: int = 1, **options: Any
     ) -> PagePool:
         plan = plan_of(dtype, slots, contexts)
         self.made.append(PagePool(PageShape.of(SHAPE, dtype), plan, [self.directory], **options))
@@ -225,6 +225,76 @@ def test_what_the_next_context_needs_is_read_while_the_one_before_is_computed(
     assert events.reads - events.hidden == (12 if overlaps else events.reads)
     assert events.pages == needed
     pool.staging.drop()
+
+
+@pytest.mark.parametrize(("slots", "overlaps"), [(None, True), (LEAST, True), (LEAST, False)])
+@pytest.mark.parametrize("dtype", ["f16", "int4"])
+def test_values_of_chosen_tokens_alone_are_read(
+    pools: Pools,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: KvDType,
+    slots: int | None,
+    overlaps: bool,
+) -> None:
+    """The bits of one piece; from flash all keys, and values of the pages that were chosen."""
+    pool = pools.pool(dtype, slots, overlaps=overlaps)
+    cache, alone, text = pools.cache(dtype, slots, pool), whole(dtype), Sequence(5)
+    for one in (cache, alone):
+        text.step(one, 180)
+    read: dict[int | None, int] = {0: 0, 1: 0}
+    if pool.file is not None:
+        submit = pool.file.submit
+
+        def note(pages: Any, destinations: Any, part: int | None = None) -> Any:
+            read[part] = read.get(part, 0) + len(pages)
+            return submit(pages, destinations, part)
+
+        monkeypatch.setattr(pool.file, "submit", note)
+    for layer in range(2):
+        rows, query = text.rows[layer, :, :, 180:181], text.query[180:181]
+        chosen: list[np.ndarray] = []
+
+        def choose(head: int, scores: np.ndarray, chosen: list[np.ndarray] = chosen) -> np.ndarray:
+            assert scores.shape == (3, 181)
+            best = np.sort(np.argsort(-scores[:, :180].max(0), kind="stable")[:9])
+            chosen.append(best)
+            return best.astype(np.int32)
+
+        found = []
+        for one in (alone, cache):
+            one.append(layer, *rows)
+            missing = np.zeros((2, 12), bool)
+            if one is cache:
+                missing = pool.slots(pool.pages(layer, np.array(cache.blocks))) < 0
+                read.update({0: 0, 1: 0})
+                chosen.clear()
+            found.append(one.attend_by_scores(layer, query, choose, 0.2, SINKS))
+        assert torch.equal(*found)
+        assert read[0] == missing.sum()
+        assert read[1] == sum(
+            int(of_head[np.unique(own // 16)].sum())
+            for of_head, own in zip(missing, chosen, strict=True)
+        )
+        assert (read[0] > 6) == (slots is not None)
+
+
+@pytest.mark.parametrize(
+    ("victims", "leaving"), [("fifo", (0, 0)), ("lru", (1, 0)), ("counter", (0, 1))]
+)
+def test_pages_leave_by_the_policy(pools: Pools, victims: str, leaving: tuple[int, int]) -> None:
+    """Layer 1 is fresh. Of layer 0 one head is used twice, then the other: first head 1, then 0."""
+    for first, expected in zip((1, 0), leaving, strict=True):
+        pool = pools.pool("f16", 32, overlaps=False, victims=victims)
+        cache = pools.cache("f16", 32, pool)
+        Sequence(1).step(cache, 64)
+        layers = [pool.slots(pool.pages(layer, np.array(cache.blocks))) for layer in range(2)]
+        for head in (first, first, 1 - first):
+            pool.used(layers[0][head])
+        pool.give_back(pool.take(20))  # there are 16 free ones
+        layers = [pool.slots(pool.pages(layer, np.array(cache.blocks))) for layer in range(2)]
+        assert (layers[1] >= 0).all()
+        assert (layers[0] < 0).all(axis=1).tolist() == [expected == 0, expected == 1]
+        assert (layers[0] < 0).sum() == 4
 
 
 def test_a_context_that_is_dropped_gives_its_blocks_back(pools: Pools) -> None:

@@ -22,6 +22,7 @@ SELECTIONS = [
     KvSelection("window", start_layer=1),
     KvSelection("h2o", start_layer=1),
     KvSelection("specache", start_layer=1),
+    KvSelection("values", start_layer=1),
 ]
 
 
@@ -157,6 +158,31 @@ def test_what_is_fetched_is_counted() -> None:
     assert counts.recall_counts == {1: 3}
     assert counts.recall is not None
     assert 0 < counts.recall < 1
+
+
+def test_values_of_the_best_scores_by_a_mask() -> None:
+    """Against attention in f64 to the tokens whose scores are the best of any head of a group."""
+    cache = made(KvSelection("values", share=0.1, start_layer=1))
+    prompt(cache, 100)
+    found = answer(cache, 3)
+    keys, values = contents(cache._rows, LAYER, 0, 103).double()
+    group = HEADS // KV_HEADS
+    for token, mixed in zip(range(100, 103), found, strict=True):
+        count = token // 10
+        for kv_head in range(KV_HEADS):
+            own = slice(kv_head * group, (kv_head + 1) * group)
+            scores = SCALE * QUERIES[token, own].double() @ keys[kv_head, : token + 1].T
+            before = scores[:, :token]
+            worth = (before - before.max(1, keepdim=True).values).max(0).values
+            hidden = torch.ones(token + 1, dtype=torch.bool)
+            hidden[worth.topk(count).indices], hidden[token] = False, False
+            scores[:, hidden] = -torch.inf
+            expected = torch.softmax(scores, 1) @ values[kv_head, : token + 1]
+            torch.testing.assert_close(mixed[0, own].double(), expected, atol=3e-6, rtol=0)
+    counts = cache.counts
+    assert counts.fetched_bytes == 30 * KV_HEADS * WIDTH * 2  # values alone
+    assert counts.index_bytes == 303 * KV_HEADS * WIDTH * 2  # all keys
+    assert counts.recall_counts == {1: 3}
 
 
 @pytest.mark.parametrize("dtype", ["f16", "int8", "int4"])

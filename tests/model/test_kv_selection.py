@@ -72,7 +72,7 @@ def test_with_everything_fetched_it_is_full_attention_bit_for_bit(
         assert cache.counts.recall == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("policy", ["infinigen", "window", "h2o"])
+@pytest.mark.parametrize("policy", ["infinigen", "window", "h2o", "values"])
 def test_the_same_answer_at_every_ceiling_and_chunk(
     grouped: Path, sparse_model: Path, policy: str
 ) -> None:
@@ -91,7 +91,7 @@ def test_the_same_answer_at_every_ceiling_and_chunk(
         assert np.array_equal(steps(sparse_model, selection, **options)[0], expected)
 
 
-@pytest.mark.parametrize("policy", ["infinigen", "h2o"])
+@pytest.mark.parametrize("policy", ["infinigen", "h2o", "values"])
 def test_the_same_answer_with_keys_and_values_on_flash(grouped: Path, policy: str) -> None:
     selection = KvSelection(policy, share=0.2, start_layer=1)
     expected, decoder = steps(grouped, selection, context=160)

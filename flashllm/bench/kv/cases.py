@@ -11,7 +11,7 @@ from flashllm.errors import UsageError
 from flashllm.options import KV_VICTIMS, KvDType, KvPolicy, KvSelection
 
 AHEAD = "infinigen-ahead"
-POLICIES = ("full", "window", "h2o", "int4", AHEAD, "infinigen", "specache")
+POLICIES = ("full", "window", "h2o", "int4", AHEAD, "infinigen", "values", "specache")
 """`int4` sees everything, rounded to 4 bits. `AHEAD` is infinigen without the correction by a
 layer's own queries, as the paper has it."""
 INT4: KvDType = "int4"

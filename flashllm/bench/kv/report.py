@@ -16,6 +16,7 @@ COLORS = {
     "h2o": "#d55e00",
     "infinigen": "#0072b2",
     "infinigen-ahead": "#56b4e9",
+    "values": "#cc79a7",
     "specache": "#009e73",
 }
 

@@ -177,7 +177,7 @@ def _add_counts(run: KvRun, decoder: Decoder, cache: Any, whole_bytes: int, take
     run.seconds += (taken_ns - counts.measuring_ns) / 1e9
     run.seen_bytes += counts.fetched_bytes + whole_bytes * (spec.n_layers - layers) // spec.n_layers
     # What a window or H2O leaves out is lost, and what it keeps stays where it is.
-    is_fetched = run.case.selection.policy in ("infinigen", "specache")
+    is_fetched = run.case.selection.policy in ("infinigen", "values", "specache")
     run.fetched_bytes += counts.fetched_bytes if is_fetched else 0
     run.index_bytes += counts.index_bytes
 

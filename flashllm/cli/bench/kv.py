@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flashllm.options import KvPolicy, ModelOptions
 
 BUDGETS = [0.05, 0.1, 0.2]
-NAMES = ["full", "window", "h2o", "int4", "infinigen-ahead", "infinigen", "specache"]
+NAMES = ["full", "window", "h2o", "int4", "infinigen-ahead", "infinigen", "values", "specache"]
 VICTIMS = ["fifo", "lru", "counter"]
 DECODED_MIN = 16
 

@@ -263,7 +263,7 @@ def add_kv_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv",
         type=lambda text: text.split(","),
         metavar="NAME,...",
-        help="some of full, window, h2o, int4, infinigen-ahead, infinigen, specache (all)",
+        help="some of full, window, h2o, int4, infinigen-ahead, infinigen, values, specache (all)",
     )
     parser.add_argument(
         "--budget",
