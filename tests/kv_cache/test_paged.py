@@ -278,6 +278,41 @@ def test_values_of_chosen_tokens_alone_are_read(
         assert (read[0] > 6) == (slots is not None)
 
 
+@pytest.mark.parametrize("fits", [False, True])
+def test_pages_that_leave_after_others_were_read_ahead(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    """They are read behind those if half of the staging has room, else all are read anew."""
+    pool, tokens = pools.pool("f16", LEAST, contexts=2), 150
+    caches = [pools.cache("f16", LEAST, pool) for _ in range(2)]
+    texts, alone = [Sequence(1), Sequence(2)], whole("f16")
+    for cache, text in zip(caches, texts, strict=True):
+        text.step(cache, tokens)
+    texts[1].step(alone, tokens)
+    events, own = Events(pool, monkeypatch), slice(tokens, tokens + 1)
+    caches[1].expect(1, 0)
+    caches[0].append(1, *texts[0].rows[1, :, :, own])
+    caches[0].attend(1, texts[0].query[own], 0, 0.2)
+    ahead = pool.staging._ahead
+    assert ahead is not None
+    before = events.pages - len(ahead.pages)
+    full = caches[1].full_pages(1, 0)
+    for count in range(1 if fits else LEAST - 2, LEAST):
+        pool.give_back(pool.take(count))
+        if (pool.slots(full) < 0).sum() > len(ahead.pages):
+            break
+    found = []
+    for cache in (caches[1], alone):
+        cache.append(1, *texts[1].rows[1, :, :, own])
+        if cache is caches[1]:
+            missing = pool.slots(pool.pages(1, np.array(cache.blocks))) < 0
+        found.append(cache.attend(1, texts[1].query[own], 0, 0.2))
+    assert torch.equal(*found)
+    assert missing[: ahead.heads].sum() > len(ahead.pages)
+    again = 0 if fits else len(ahead.pages)
+    assert events.pages - before == missing.sum() + again
+
+
 @pytest.mark.parametrize(
     ("victims", "leaving"), [("fifo", (0, 0)), ("lru", (1, 0)), ("counter", (0, 1))]
 )
