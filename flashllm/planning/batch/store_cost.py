@@ -18,6 +18,7 @@ from flashllm.hardware.machine_profile import Profile
 from flashllm.kv_cache.layout import kv_bytes
 from flashllm.options import DEFAULT_KV_DTYPE
 from flashllm.planning.advisor import Scenario
+from flashllm.planning.batch.applied_policy import BARRED
 from flashllm.planning.batch.block_cost import BlockCost, MemoryNeed, Phase
 from flashllm.planning.batch.placement import Affine, affine, shares
 from flashllm.planning.batch.policy import Block, Workload
@@ -39,7 +40,6 @@ ASSUMED: Final = (
 _ACTIVATION_BYTES = 4
 _BUFFERS = 10
 """Vectors of the model's width that a row's step needs at once."""
-_NO_DEVICE = "this runtime computes on the CPU, so nothing can be placed on a device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class StoreModel:
     """That may be taken, the model's own files included."""
     compress: bool = False
     """Whether keys and values have 4 bits; weights have the model's encoding."""
+    context_tokens: int | None = None
+    """Tokens for which each row has room; None: those of its prompt and its answer."""
 
     def __post_init__(self) -> None:
         profile, spec = self.scenario.profile, self.scenario.spec
@@ -85,10 +87,7 @@ class StoreModel:
             decode=_phase(self._decode(block), layers * answers, answers * head),
             needs=tuple(self._needs(block)),
             limit_bytes={"device": 0.0, "dram": self.dram_bytes, "flash": self.flash_bytes},
-            barred={
-                **dict.fromkeys(("wg", "cg", "hg"), _NO_DEVICE),
-                "hd": "this runtime keeps activations in DRAM",
-            },
+            barred=BARRED,
         )
 
     @property
@@ -213,7 +212,7 @@ class StoreModel:
         """What DRAM and flash hold: what a single row needs, and what the block adds."""
         _, wc, _, _, cc, cd, _, _, _ = shares()
         scenario, spec = self.scenario, self.scenario.spec
-        tokens = self.work.prompt_tokens + self.work.new_tokens
+        tokens = self.context_tokens or self.work.prompt_tokens + self.work.new_tokens
         options = scenario.options.having(context=tokens, contexts=1)
         one_row = kv_bytes(spec, tokens, options.kv_dtype or DEFAULT_KV_DTYPE)
         fixed = smallest_ceiling(spec, scenario.sizes, options, scenario.profile) - one_row
