@@ -30,7 +30,10 @@ from flashllm.flash.manifest import read_manifest
 from flashllm.settings.values import parse_positive, parse_size
 
 NAME = "batch_report"
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
+COLORS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000",
+    "#882255", "#44aa99",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -102,7 +105,7 @@ def main() -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotCreate(f"{options.out}: {error.strerror}") from error
-    sizes = [Measured(f"{n} rows", n, ("--block", str(n))) for n in options.blocks]
+    sizes = [Measured(f"{n} row{'s' * (n > 1)}", n, ("--block", str(n))) for n in options.blocks]
     whole = max(options.blocks)
     block = ("--block", str(whole))
     ablation = [
@@ -194,6 +197,9 @@ def draw(
         yscale="log",
     )
     left.margins(0.15)
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     left.legend(frameon=False, fontsize=8)
     everything = [*sizes, *ablation]
     names = list(dict.fromkeys(name for one in everything for name in one.parts))
@@ -206,7 +212,7 @@ def draw(
     right.set_yticks(places, [one.name for one in everything], fontsize=8)
     right.invert_yaxis()
     right.set(title="where a token's time goes", xlabel="ms a token of an answer")
-    right.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     drawn: Path = save(figure, path)
