@@ -201,6 +201,7 @@ class ModelOverrides(OverridesWithoutMemory, total=False):
 
     memory: int | None
     kv_memory: int | None
+    slot_memory: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,8 @@ class ModelOptions:
     kv_memory: int | None = None
     """The part of the ceiling that keys and values of all contexts take, in bytes; what does not
     fit is on flash, in a file without a name. None: they are all in DRAM."""
+    slot_memory: int | None = None
+    """The most that weights in slots take of the ceiling, in bytes; None: as much as fits."""
     kv_dir: str | os.PathLike[str] | None = None
     """Directory of that file; None: the model's, or else that of caches."""
     kv_victims: KvVictims | None = None
@@ -257,6 +260,7 @@ class ModelOptions:
             "contexts",
             "chunk_tokens",
             "kv_memory",
+            "slot_memory",
             "keep_kv",
             "spec_start_layer",
         ):

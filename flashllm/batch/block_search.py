@@ -80,14 +80,15 @@ def find_block(
 def _tried(open_engine: OpenEngine, prompts: Sequence[Sequence[int]], rows: int) -> Trial:
     try:
         with open_engine(rows) as model:
-            return Trial(rows, _tokens_per_second(model, prompts, rows))
+            return Trial(rows, tokens_per_second(model, prompts, rows))
     except (MemoryCeilingTooSmall, OutOfMemory) as error:
         if rows == 1:
             raise
         return Trial(rows, 0.0, str(error).splitlines()[0])
 
 
-def _tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], rows: int) -> float:
+def tokens_per_second(model: Model, prompts: Sequence[Sequence[int]], rows: int) -> float:
+    """Tokens of a few steps of so many rows, whose prompts are the beginnings of these."""
     contexts = [None, *(model.new_context() for _ in range(rows - 1))]
     going = [
         model.generate(

@@ -49,7 +49,11 @@ class BatchSummary:
         return ratio(self.costs.completion_tokens, self.seconds)
 
     def to_json(
-        self, rates: DeviceRates | None, plan: Plan, workers: list[dict[str, Any]] | None = None
+        self,
+        rates: DeviceRates | None,
+        plan: Plan,
+        workers: list[dict[str, Any]] | None = None,
+        policy: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Plain values, as `flashllm batch --json` prints them.
 
@@ -79,6 +83,7 @@ class BatchSummary:
             "ceiling_bytes": plan.ceiling_bytes,
             "rss_peak_bytes": rss_peak_bytes(),
             "workers": workers,
+            "policy": policy,
         }
 
 

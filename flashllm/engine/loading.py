@@ -31,6 +31,7 @@ from flashllm.model.active_set_selectors import (
 from flashllm.model.decoder import Decoder
 from flashllm.model.router import SelectRouted
 from flashllm.options import DEFAULT_OPTIONS, DEFAULT_VERIFY, ModelOptions, ModelOverrides
+from flashllm.planning.advisor import Scenario
 from flashllm.planning.model_facts import (
     choose_selector,
     converted_sizes,
@@ -192,6 +193,16 @@ def _counting(store: Store, select: str, on_loading: OnLoading | None) -> OnRead
 
     on_loading(0, total)
     return count
+
+
+def scenario_of(directory: Path, options: ModelOptions, profile: Profile | None) -> Scenario:
+    """What a plan of a converted model is made of; its activity is what was recorded, if it was."""
+    with opening_errors(directory), Store(directory) as store:
+        select = choose_selector(store, options.select)
+        sizes = model_sizes(store, select)
+        return Scenario(
+            store.spec, sizes, sizes.activity, options.having(select=select), profile, True
+        )
 
 
 def make_selector(

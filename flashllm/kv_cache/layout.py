@@ -148,6 +148,16 @@ def plan_pages(
     return PagePlan(blocks, slots, staging, memory_bytes, pages * shape.page_bytes)
 
 
+def pages_memory(spec: ModelSpec, context: int, contexts: int, dtype: KvDType, share: float) -> int:
+    """The `memory_bytes` of `plan_pages` for a share of all pages in DRAM, or else the least."""
+    shape = PageShape.of(spec, dtype)
+    pages = contexts * shape.blocks(context) * shape.block_pages
+    staging = 2 * shape.blocks(context)
+    slots = max(round(share * pages), least_slots(shape))
+    fixed = pages * _PAGE_RECORD_BYTES + (staging + 1) * shape.page_bytes
+    return fixed + slots * (shape.page_bytes + _SLOT_RECORD_BYTES)
+
+
 SAMPLE_TOKENS = 64
 """The first tokens of a context, whose queries and keys choose the columns of an index. Contexts
 that are no longer need none: all of their tokens are attended to."""

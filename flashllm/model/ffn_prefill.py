@@ -18,6 +18,7 @@ from flashllm.model.active_set_selectors import ActiveMask, ActiveSet, Selector
 from flashllm.model.ffn_experts import Experts, ExpertTiles
 from flashllm.model.ffn_neurons import NeuronTiles
 from flashllm.model.layer_inputs import LayerInputs
+from flashllm.model.neuron_slices import NeuronSlices, is_less_work
 from flashllm.model.neurons import FeedForwardWeights, Neurons
 from flashllm.model.products import Products
 from flashllm.model.token_sets import BlockSlice, TokenSets, of_each
@@ -33,6 +34,8 @@ Chosen = Callable[[int, list[Ids]], None]
 """Called with (layer, the selected ids of each token) where only selected neurons are computed."""
 
 _Floats = NDArray[np.float32]
+_MASK_BYTES_MAX = 4 << 20
+"""Beyond it, what tokens want of a layer is asked for tile by tile, to save the memory."""
 
 
 class TileSums(Protocol):
@@ -128,8 +131,7 @@ class FeedForwardPrefill:
             gate = None if weights.gate is None else weights.gate(x)
             active = self._select_each(layer, inputs, gate)
             wanted = active.among(0, self._spec.bundles_per_layer)
-            silent = functools.partial(_not_among, wanted)
-            tiles = NeuronTiles(self._spec, weights, self._products, x, gate, silent)
+            tiles = self._tiles_of(layer, x, gate, wanted)
         union = np.flatnonzero(wanted.any(axis=0)).astype(np.int32)
         for found in self._pool.rounds(layer, union):
             for _ in found.arrivals:
@@ -165,8 +167,24 @@ class FeedForwardPrefill:
         silent = None
         if selects:
             active = self._select_each(layer, inputs, gate)
+            bundles = self._spec.bundles_per_layer
+            if margins is None and len(x) * bundles <= _MASK_BYTES_MAX:
+                return self._tiles_of(layer, x, gate, active.among(0, bundles))
             silent = functools.partial(_not_selected, active)
         return NeuronTiles(self._spec, weights, self._products, x, gate, silent, margins)
+
+    def _tiles_of(
+        self, layer: int, x: Tensor, gate: Tensor | None, wanted: NDArray[np.bool_]
+    ) -> TileSums:
+        """What adds those bundles that each token wants, [tokens, bundles], with least work."""
+        if self._neurons is not None and is_less_work(wanted):
+            gates: _Floats | None = None if gate is None else activate(self._spec, gate).numpy()
+            vectors: _Floats = x.contiguous().numpy()
+            return NeuronSlices(
+                self._neurons, layer, vectors, gates, wanted, self._spec.bundles_per_layer
+            )
+        silent = functools.partial(_not_among, wanted)
+        return NeuronTiles(self._spec, self._weights[layer], self._products, x, gate, silent)
 
     def _expert_tiles(self, experts: Experts, layer: int, inputs: LayerInputs) -> ExpertTiles:
         router = experts.router

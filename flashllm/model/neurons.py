@@ -146,7 +146,7 @@ class Neurons:
 
         `gates` is [tokens, d_ffn]. Returns the outputs [n].
         """
-        rows, positions = block.rows, block.positions[slice_.ids - np.int32(block.first)]
+        rows, positions = block.rows, block.positions_of(slice_.ids)
         gate = None if gates is None else gates[slice_.tokens, slice_.ids]
         outputs = self.outputs(layer, rows, slice_.ids, positions, x, gate, slice_.ends)
         if slice_.weights is not None:

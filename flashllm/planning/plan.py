@@ -282,7 +282,7 @@ def make_plan(
     """
     select, window, ceiling_bytes = options.select, options.window, options.memory
     assert select is not None
-    context, encoding = _context(spec, options), _encoding(options)
+    context, encoding = context_of(spec, options), _encoding(options)
     if window is not None:
         window = _within("window", window, DEFAULT_WINDOW, 1 << 30)
     policy = choose_policy(options.policy, window)
@@ -305,7 +305,8 @@ def make_plan(
     shape = least if chunk_is_given else least.grown(spec, spare_bytes // _CHUNK_SHARE)
     split["prefill"] += shape.bytes(spec, sizes.stride) - least.bytes(spec, sizes.stride)
     activity, bundles = sizes.activity, shape.bundles
-    allocator = SlotAllocator(spec, sizes.stride, activity, select, policy, window, bundles)
+    most = None if options.slot_memory is None else options.slot_memory // sizes.stride
+    allocator = SlotAllocator(spec, sizes.stride, activity, select, policy, window, bundles, most)
     allocation = allocator.allocate(ceiling_bytes - sum(split.values()))
     split["prefill"] += (allocation.own_blocks - LEAST_BLOCKS) * bundles * sizes.stride
     split["slots"] = sum(allocation.slots) * sizes.stride
@@ -359,7 +360,7 @@ def smaller_options(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[st
     narrow = options.having(kv_dtype=kv_dtype)
     if _encoding(options) != kv_dtype:
         yield f"--kv-dtype {kv_dtype}", narrow
-    if _context(spec, options) > SHORT_CONTEXT:
+    if context_of(spec, options) > SHORT_CONTEXT:
         yield f"--ctx-size {SHORT_CONTEXT}", options.having(context=SHORT_CONTEXT)
         if _encoding(options) != kv_dtype:
             words = f"--ctx-size {SHORT_CONTEXT} --kv-dtype {kv_dtype}"
@@ -379,7 +380,7 @@ def _fitting_options(
 
 def _on_flash(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, ModelOptions]]:
     """The same with most keys and values on flash, which slows long contexts down."""
-    context, contexts, encoding = _context(spec, options), _contexts(options), _encoding(options)
+    context, contexts, encoding = context_of(spec, options), _contexts(options), _encoding(options)
     part = contexts * kv_bytes(spec, context, encoding) // _FLASH_SHARE // MIB * MIB
     if options.kv_memory is None and part:
         with contextlib.suppress(UsageError):  # staging alone takes more
@@ -387,7 +388,8 @@ def _on_flash(spec: ModelSpec, options: ModelOptions) -> Iterator[tuple[str, Mod
             yield f"--kv-memory {part // MIB}MiB", options.having(kv_memory=part)
 
 
-def _context(spec: ModelSpec, options: ModelOptions) -> int:
+def context_of(spec: ModelSpec, options: ModelOptions) -> int:
+    """The most tokens that a context can hold with these options."""
     usual = min(DEFAULT_CONTEXT, spec.max_positions)
     return _within("ctx-size", options.context, usual, spec.max_positions)
 
@@ -403,7 +405,7 @@ def _encoding(options: ModelOptions) -> KvDType:
 def _kv_pages(spec: ModelSpec, options: ModelOptions) -> PagePlan | None:
     if options.kv_memory is None:
         return None
-    context, contexts = _context(spec, options), _contexts(options)
+    context, contexts = context_of(spec, options), _contexts(options)
     return plan_pages(spec, context, contexts, _encoding(options), options.kv_memory)
 
 
@@ -413,7 +415,7 @@ def _least_slot_bytes(spec: ModelSpec, sizes: Sizes, select: Select) -> int:
 
 def _fixed_bytes(spec: ModelSpec, sizes: Sizes, options: ModelOptions) -> dict[str, int]:
     """Bytes by component that any ceiling must hold; the prefill with its smallest ring."""
-    context, encoding, contexts = _context(spec, options), _encoding(options), _contexts(options)
+    context, encoding, contexts = context_of(spec, options), _encoding(options), _contexts(options)
     beside = {"application": sizes.application} if sizes.application else {}
     pages = _kv_pages(spec, options)
     kv = contexts * kv_bytes(spec, context, encoding) if pages is None else pages.memory_bytes

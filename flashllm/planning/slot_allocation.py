@@ -123,14 +123,18 @@ class SlotAllocator:
     window: int | None
     block_bundles: int
     """Bundles in one block of the prompt's ring."""
+    slots_most: int | None = None
+    """Slots of all layers together, but for the least; None: as many as there is room for."""
 
     def allocate(self, spare_bytes: int) -> SlotAllocation:
-        """Allocates all of `spare_bytes`; a ring of `LEAST_BLOCKS` is already paid for."""
+        """Allocates `spare_bytes` up to `slots_most`; a ring of `LEAST_BLOCKS` is paid for."""
         least_bytes = self.spec.bundled_layers * least_slots(self.spec, self.select) * self.stride
         # What the least slots take is not left over: at the smallest ceiling nothing is.
         blocks = _ring_blocks(spare_bytes - least_bytes, self.block_bundles * self.stride)
         slots = spare_bytes // self.stride
-        if self.select not in _LENDING or not self._are_short(self._slots_left(slots, blocks)):
+        left = self._slots_left(slots, blocks)
+        is_limited = left < self._room(slots, blocks)
+        if self.select not in _LENDING or is_limited or not self._are_short(left):
             return self._allocation(slots, blocks, blocks)
         allocation = self._allocation(slots, LEAST_BLOCKS, blocks)
         if allocation.own_blocks + sum(allocation.lent_blocks) < blocks:
@@ -141,6 +145,13 @@ class SlotAllocator:
 
     def _slots_left(self, slots: int, own_blocks: int) -> int:
         """Slots that remain of `slots` when the ring has `own_blocks` blocks of its own."""
+        room = self._room(slots, own_blocks)
+        if self.slots_most is None:
+            return room
+        least = self.spec.bundled_layers * least_slots(self.spec, self.select)
+        return min(room, max(self.slots_most, least))
+
+    def _room(self, slots: int, own_blocks: int) -> int:
         return slots - (own_blocks - LEAST_BLOCKS) * self.block_bundles
 
     def _are_short(self, slots: int) -> bool:

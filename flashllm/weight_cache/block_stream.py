@@ -53,6 +53,12 @@ class Block:
         """What of an array with a column for each bundle of the layer is about these."""
         return slice(self.first, self.first + len(self)) if self.some is None else self.some
 
+    def positions_of(self, ids: Ids) -> Ids:
+        """Positions of some of its bundles, by their ids."""
+        if self.some is None:
+            return self.positions[ids - np.int32(self.first)]
+        return self.positions[np.searchsorted(self.some, ids)]
+
     def pieces(self, bundles: int) -> Iterator[Block]:
         """The block in pieces of up to `bundles` bundles, cut between blocks of summation."""
         if self.some is not None:

@@ -31,7 +31,7 @@ def search(
             raise CEILING
         yield SimpleNamespace()
 
-    monkeypatch.setattr(block_search, "_tokens_per_second", lambda _model, _ids, rows: speed(rows))
+    monkeypatch.setattr(block_search, "tokens_per_second", lambda _model, _ids, rows: speed(rows))
     trials: list[Trial] = []
     found = find_block(opened, [[1]], most, lambda: len(trials) >= stop_after, trials.append)
     return found, trials

@@ -101,6 +101,41 @@ def open_model_of(directory: Path) -> Model:
     return open_directory(directory, DEFAULT_OPTIONS)
 
 
+def test_a_policy_by_hand_changes_places_and_no_answer(
+    answered: tuple[Path, bytes], demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, expected = answered
+    out = tmp_path / "answers"
+    command = ["batch", str(rows), str(out), str(demo), "--json", "--stats"]
+    assert main([*command, "--policy", "3,2,0,40,0,30,0,100"]) == 0
+    assert out.read_bytes() == expected
+    printed = capsys.readouterr()
+    got = json.loads(printed.out)["policy"]
+    assert got["requested"]["text"] == "3,2,0,40,0,30,0,100"
+    assert (got["realised"]["gbs"], got["realised"]["num_gb"]) == (6, 1)
+    assert got["realised"]["wc"] == pytest.approx(40, abs=1)
+    assert got["realised"]["cc"] == pytest.approx(30, abs=1)
+    assert "3,2,0,40,0,30,0,100 asked for, 6,1,0," in printed.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--policy", "3,2,0,40,0,70,0"], "has 7 numbers; expected 8"),
+        (["--policy", "3,2,0,40,40,70,0,100"], "cg + cc is 110 % of the keys and values"),
+        (["--policy", "3,2,0,40,0,70,0,100", "--block", "4"], "leave out --block"),
+        (["--policy", "auto", "--stages", "2"], "leave it out, or --stages"),
+        (["--policy", "lfu"], "'lfu' is unknown; did you mean lru? expected one of blend"),
+    ],
+)
+def test_policies_that_make_no_sense(
+    typed: SimpleNamespace, flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["batch", "rows.jsonl", "answers.jsonl", *flags]) == 2
+    assert problem in capsys.readouterr().err
+    assert not (typed.folder / "answers.jsonl").exists()
+
+
 def test_a_seed_of_a_row_gives_what_run_gives(
     tmp_path: Path, demo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,11 @@ from flashllm.convert import convert
 from numpy.typing import NDArray
 
 from flashllm.engine.loading import load_decoder
+from flashllm.flash.manifest import read_manifest
+from flashllm.model import ffn_prefill, neuron_slices
 from flashllm.model.decoder import Decoder
 from flashllm.options import POLICIES
+from flashllm.planning import plan as planning
 from tests.parity.test_chunks import experts, gated
 from tests.support.smallthinker import SmallThinker
 from tests.support.tiny import save_exact_predictors, sparse_opt, tiny
@@ -107,6 +110,26 @@ def test_at_the_least_ceiling_and_with_every_policy(
     settings: list[dict[str, Any]] = [{"least": True, "policy": policy} for policy in POLICIES]
     for setting in [*settings, {"least": True, "io_threads": 1, "overlap": "none"}]:
         check(together(model, 4, **setting), expected, setting)
+
+
+@pytest.mark.parametrize("reads", ["union", "layer"])
+def test_each_row_with_its_own_neurons_or_with_those_of_all(
+    model: Path, expected: list[list[Logits]], reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of each row's own neurons have the bits of those with the neurons of all rows."""
+    made: list[object] = []
+    own = neuron_slices.NeuronSlices
+
+    def noted(*arguments: Any) -> Any:
+        made.append(own(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(ffn_prefill, "is_less_work", lambda _: True)
+    monkeypatch.setattr(ffn_prefill, "NeuronSlices", noted)
+    if reads == "layer":
+        monkeypatch.setattr(planning, "_union_tokens", lambda *_: 1)
+    check(together(model, 4, least=True), expected, reads)
+    assert bool(made) == (read_manifest(model).spec.experts is None)
 
 
 def test_blocks_that_read_layers_whole(tmp_path: Path) -> None:

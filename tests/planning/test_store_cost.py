@@ -16,7 +16,7 @@ from flashllm.planning.batch.batch_plan import plan_policy, plan_search
 from flashllm.planning.batch.block_cost import BlockCost
 from flashllm.planning.batch.placement import Placement
 from flashllm.planning.batch.policy import Block, Workload, parse_batch_policy
-from flashllm.planning.batch.store_cost import StoreModel
+from flashllm.planning.batch.store_cost import BlockOverheads, StoreModel
 from flashllm.planning.batch.tiered_cost import COMPRESSED
 from flashllm.planning.cost_model import Encodings, ResidentBytes, dram_bytes_a_token, dram_seconds
 from flashllm.planning.plan import smallest_ceiling
@@ -25,6 +25,7 @@ from flashllm.units import GIB, MIB
 from tests.support.profiles import FLAT, RATES, law
 
 RATE = 2e9
+ROW_LAYER_SECONDS = 3e-5
 WORK = Workload(256, 32)
 DRAM = Placement(0, 1, 0, 0, 1, 0, 0, 1, 0)
 FLASH = Placement(0, 0, 1, 0, 0, 1, 0, 1, 0)
@@ -40,7 +41,8 @@ def store_model(
     options = ModelOptions(select=select, io_threads=32)
     profile = law(1e-6, RATE)
     scenario = Scenario(spec, sizes_of_shape(spec, INTERPRETER), activity, options, profile)
-    return StoreModel(scenario, WORK, float(dram_bytes), 1e12, **changes)
+    overheads = BlockOverheads(0.0, ROW_LAYER_SECONDS, 0.0)
+    return StoreModel(scenario, WORK, float(dram_bytes), 1e12, overheads=overheads, **changes)
 
 
 def parts(cost: BlockCost, placement: Placement) -> dict[str, float]:
@@ -65,7 +67,8 @@ def test_one_row_computes_what_a_decoded_token_does() -> None:
         expected.attention + expected.gate + expected.ffn, rel=1e-6
     )
     assert found["attention"] == pytest.approx(expected.kv, rel=0.01)
-    assert found["overhead"] == pytest.approx(spec.n_layers * RATES.layer_overhead_ns / 1e9)
+    layer_seconds = RATES.layer_overhead_ns / 1e9 + ROW_LAYER_SECONDS
+    assert found["overhead"] == pytest.approx(spec.n_layers * layer_seconds)
     assert found["weights from flash"] == found["kv from flash"] == 0
 
 

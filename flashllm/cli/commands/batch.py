@@ -21,6 +21,7 @@ from flashllm.batch.output import BatchOutput, FileOutput, StreamOutput
 from flashllm.batch.row import Row, RowDefaults
 from flashllm.batch.row_by_row import RowByRow, Schedule
 from flashllm.batch.run import BatchRun, BatchSummary
+from flashllm.cli.commands import batch_policy
 from flashllm.cli.commands.batch_progress import BatchProgress
 from flashllm.cli.commands.batch_stages import add_stages, check_stages, follow, opened_stages
 from flashllm.cli.commands.batch_workers import add_ray, check_ray, opened_workers
@@ -28,11 +29,13 @@ from flashllm.cli.shared import open_model
 from flashllm.cli.shared.flags import add_model, add_options, argument
 from flashllm.cli.shared.interrupt import Cancellable, RunningModel, run_interruptibly
 from flashllm.cli.shared.output import Output, remark
+from flashllm.cli.shared.policy_flag import AUTO, add_model_options, add_policy
 from flashllm.cli.shared.prompt_flags import add_prompt_flags, check_prompt_flags
 from flashllm.cli.shared.tracing import add_trace, check_trace, traced
 from flashllm.engine.sampling import StopMatcher
 from flashllm.errors import FlashllmError, UsageError
 from flashllm.flash.manifest import manifest_hash
+from flashllm.planning.batch.applied_policy import ROWS_MAX
 from flashllm.settings.options import MODEL_OPTIONS, SAMPLING_OPTIONS
 from flashllm.settings.values import parse_count
 from flashllm.telemetry.token_report import stats_table
@@ -47,14 +50,12 @@ if TYPE_CHECKING:
     from flashllm.batch.answer_order import AnswerOrder
     from flashllm.engine.local import Model
     from flashllm.engine.protocol import PromptModel
+    from flashllm.planning.batch.policy import BatchPolicy
     from flashllm.planning.plan import Plan
     from flashllm.telemetry.device_rates import DeviceRates
 
 EXIT_ROW_ERRORS = 65
 """As of bad data: some rows have an error instead of an answer."""
-BLOCK_MAX = 1024
-"""Rows at once; each takes memory for its own keys and values."""
-AUTO = "auto"
 TRIED_PROMPTS = 16
 """Rows whose prompts the number of rows is found with."""
 MODEL_NAMES = ("ctx_size", "select", "kv_dtype", "prompt_neurons")
@@ -68,6 +69,7 @@ def batch(arguments: argparse.Namespace) -> int:
     defaults = _defaults(arguments)
     _check_output(arguments)
     check_trace(arguments.trace)
+    batch_policy.check_policy(arguments)
     check_ray(arguments)
     check_stages(arguments)
     if arguments.stage:  # the first one has number 0
@@ -86,8 +88,8 @@ def _block(text: str) -> int:
     if text == AUTO:
         return 0
     rows = parse_count(text)
-    if not 1 <= rows <= BLOCK_MAX:
-        raise UsageError(f"{text!r}: expected 1 to {BLOCK_MAX} rows at once, or {AUTO}")
+    if not 1 <= rows <= ROWS_MAX:
+        raise UsageError(f"{text!r}: expected 1 to {ROWS_MAX} rows at once, or {AUTO}")
     return rows
 
 
@@ -165,10 +167,13 @@ class _Report:
         rates: DeviceRates | None,
         plan: Plan,
         workers: list[dict[str, Any]] | None = None,
+        policy: batch_policy.PolicyReport | None = None,
     ) -> _Report:
         """Of one process, or by the rates of one worker; without rates there is no bound."""
-        stats = stats_table(summary.costs.rows(rates, plan))
-        return cls(summary, summary.to_json(rates, plan, workers), stats)
+        rows, shares = summary.costs.rows(rates, plan), None
+        if policy is not None:
+            rows, shares = [*policy.rows(), *rows], policy.to_json()
+        return cls(summary, summary.to_json(rates, plan, workers, shares), stats_table(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +193,14 @@ class _Batch:
         return self._answer_here() if self.arguments.ray is None else self._answer_by_workers()
 
     def _answer_here(self) -> _Report:
-        arguments = self.arguments
+        arguments, policy = self.arguments, self._policy()
         block = arguments.block or self._found_block()
         opened: contextlib.AbstractContextManager[Model]
         if arguments.stages is not None:
             opened = opened_stages(arguments, self.directory)
+        elif policy is not None:
+            made, block = batch_policy.applied(arguments, self.directory, policy), policy.block.rows
+            opened = open_model.open_engine(self.directory, arguments, block, made.options)
         else:
             opened = open_model.open_engine(self.directory, arguments, block)
         with opened as model, self._running(model):
@@ -206,7 +214,10 @@ class _Batch:
                 summary = self._run(model).answer(schedule)
             # What a stage waits for is no bound of its own machine.
             rates = None if arguments.stages is not None else model.rates()
-            return _Report.of(summary, rates, model.plan)
+            report = None
+            if policy is not None:
+                report = batch_policy.PolicyReport.of(policy, model.plan, model.decoder.spec)
+            return _Report.of(summary, rates, model.plan, policy=report)
 
     def _answer_by_workers(self) -> _Report:
         workers = opened_workers(
@@ -222,7 +233,30 @@ class _Batch:
 
     def _found_block(self) -> int:
         """The number of rows that was the fastest in trials."""
-        return _found_block(self.arguments, self.directory, self.rows, self.defaults, self.running)
+        prompts = self._tried_prompts()
+        if not prompts:
+            return 1
+        return _found_block(self.arguments, self.directory, prompts, len(self.rows), self.running)
+
+    def _policy(self) -> BatchPolicy | None:
+        """The policy of the block, as it was asked for or found; None where there is none."""
+        asked: BatchPolicy | str | None = self.arguments.batch_policy
+        if not isinstance(asked, str):
+            return asked
+        rows = len(self.rows)
+        return batch_policy.found_policy(
+            self.arguments, self.directory, self._tried_prompts(), rows, self.running
+        )
+
+    def _tried_prompts(self) -> list[list[int]]:
+        """Prompts of the first rows, for trials."""
+        first = map(self.rows.row, range(min(len(self.rows), TRIED_PROMPTS)))
+        prompts: list[list[int]] = []
+        with open_model.open_engine(self.directory, self.arguments) as model:
+            for row in (one for one in first if isinstance(one, Row)):
+                with contextlib.suppress(FlashllmError):  # which the row is told in its turn
+                    prompts.append(encode_row(model, row, self.defaults).ids)
+        return prompts
 
     def cancel(self) -> None:
         """Nothing: workers ask often enough whether they are to stop."""
@@ -277,19 +311,11 @@ def _answer(
 def _found_block(
     arguments: argparse.Namespace,
     directory: Path,
-    rows: InputRows,
-    defaults: RowDefaults,
+    prompts: list[list[int]],
+    rows: int,
     running: RunningModel,
 ) -> int:
     """The number of rows that was the fastest in trials."""
-    first = map(rows.row, range(min(len(rows), TRIED_PROMPTS)))
-    prompts: list[list[int]] = []
-    with open_model.open_engine(directory, arguments) as model:
-        for row in (one for one in first if isinstance(one, Row)):
-            with contextlib.suppress(FlashllmError):  # which the row is told when its turn comes
-                prompts.append(encode_row(model, row, defaults).ids)
-    if not prompts:
-        return 1
 
     @contextlib.contextmanager
     def opened(contexts: int) -> Iterator[Model]:
@@ -304,7 +330,7 @@ def _found_block(
         speed = f"{format_number(trial.tokens_per_second)} tokens a second"
         remark(f"--block {trial.rows}: {trial.problem or speed}")
 
-    most = min(len(rows), BLOCK_MAX)
+    most = min(rows, ROWS_MAX)
     return find_block(opened, prompts, most, lambda: running.is_stopped, tell)
 
 
@@ -357,7 +383,6 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--block",
         type=argument(_block),
-        default=1,
         metavar="N",
         help="answer so many rows at once: what they need is read once for all of them, and each"
         " has keys and values of its own in memory (1); auto tries which number is the fastest",
@@ -387,4 +412,5 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     add_stages(parser)
     add_trace(parser)
     add_options(parser, "answers, where rows do not say otherwise", SAMPLING_OPTIONS)
-    add_options(parser, "model", MODEL_OPTIONS)
+    add_policy(parser.add_argument, batch_policy.HELP, auto=True)
+    add_model_options(parser)

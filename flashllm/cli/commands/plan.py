@@ -12,12 +12,12 @@ from flashllm.cli.commands import plan_batch, plan_report
 from flashllm.cli.commands.convert import add_reading, add_requantise
 from flashllm.cli.commands.show import plan_rows
 from flashllm.cli.shared import open_model
-from flashllm.cli.shared.flags import add_options, argument
+from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.open_model import options_of
 from flashllm.cli.shared.output import Output, remark, table
+from flashllm.cli.shared.policy_flag import add_model_options
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
 from flashllm.flash.file_names import MANIFEST_FILE
-from flashllm.settings.options import MODEL_OPTIONS
 from flashllm.settings.values import parse_share
 
 if TYPE_CHECKING:
@@ -193,24 +193,13 @@ def _described(arguments: argparse.Namespace) -> ModelSpec:
 
 
 def _converted(arguments: argparse.Namespace, profile: Profile | None) -> Scenario:
-    from flashllm.engine.loading import model_sizes
-    from flashllm.flash.store import Store
-    from flashllm.planning.advisor import Scenario
-    from flashllm.planning.model_facts import choose_selector, recorded_activity
+    from flashllm.engine.loading import scenario_of
 
-    with Store(Path(arguments.model)) as store:
-        select = choose_selector(store, arguments.select)
-        sizes = model_sizes(store, select)
-        spec = store.spec
-        activity = _activity(arguments, spec, select, recorded_activity(store, select))
-    return Scenario(
-        spec,
-        sizes,
-        activity,
-        options_of(arguments).having(select=select),
-        profile,
-        converted=True,
-    )
+    found = scenario_of(Path(arguments.model), options_of(arguments), profile)
+    select = found.options.select
+    assert select is not None
+    activity = _activity(arguments, found.spec, select, found.activity)
+    return dataclasses.replace(found, activity=activity)
 
 
 def _activity(
@@ -262,9 +251,4 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading(parser)
     add_requantise(parser)
     plan_batch.add_batch_arguments(parser)
-    # `--policy` is added there, since it may also be a batch's.
-    options = (
-        dataclasses.replace(option, flags=()) if option.name == "policy" else option
-        for option in MODEL_OPTIONS
-    )
-    add_options(parser, "model", tuple(options))
+    add_model_options(parser)

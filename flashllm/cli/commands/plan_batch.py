@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashllm.cli.shared.flags import argument
 from flashllm.cli.shared.output import Output
+from flashllm.cli.shared.policy_flag import add_policy
 from flashllm.errors import MemoryCeilingTooSmall, UsageError
-from flashllm.options import POLICIES
 from flashllm.settings.values import number_between, parse_positive
 
 if TYPE_CHECKING:
@@ -198,37 +198,6 @@ def _check_positions(spec: ModelSpec, work: Workload) -> None:
         )
 
 
-class _Policies(tuple[str, ...]):
-    """The cache's policies, to be completed and corrected, and any policy of a batch."""
-
-    __slots__ = ()
-
-    def __contains__(self, value: object) -> bool:
-        return super().__contains__(value) or (isinstance(value, str) and "," in value)
-
-
-class _PolicyAction(argparse.Action):
-    """Puts a policy of a batch beside that of the cache, whose flag it shares."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        from flashllm.planning.batch.policy import parse_batch_policy
-
-        assert isinstance(values, str)
-        if "," not in values:
-            namespace.policy = values
-            return
-        try:
-            namespace.batch_policy = parse_batch_policy(values)
-        except UsageError as error:
-            raise argparse.ArgumentError(self, str(error)) from error
-
-
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `--batch`, and `--policy`, which is also the cache's."""
     from flashllm.planning.batch.tiered_cost import COST_MODELS
@@ -249,13 +218,9 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--new-tokens", type=argument(parse_positive), metavar="N", help="tokens of an answer"
     )
-    group.add_argument(
-        "--policy",
-        dest="policy",
-        action=_PolicyAction,
-        choices=_Policies(POLICIES),
-        metavar="POLICY",
-        help="with --batch gbs,#gb,wg,wc,cg,cc,hg,hc: rows computed together, how many such"
+    add_policy(
+        group.add_argument,
+        "with --batch gbs,#gb,wg,wc,cg,cc,hg,hc: rows computed together, how many such"
         " batches, and percentages of weights, keys and values, and activations on the device (g)"
         " and in DRAM (c) (default: searched for); without it, which neurons stay in memory, as"
         " for `run` [FLASHLLM_POLICY]",
@@ -289,4 +254,3 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
         help="whether the CPU computes attention to what is not on the device (default: on, off"
         " with --compress)",
     )
-    parser.set_defaults(batch_policy=None)

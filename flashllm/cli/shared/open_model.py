@@ -86,11 +86,17 @@ def demo_folder(model: str | None, directory: Path) -> Path | None:
     return demo_checkpoint(name) if name in DEMO_NAMES else None
 
 
-def open_engine(directory: Path, arguments: argparse.Namespace, contexts: int = 1) -> Model:
-    """Opens the model with the options of the command line, and so many contexts."""
+def open_engine(
+    directory: Path,
+    arguments: argparse.Namespace,
+    contexts: int = 1,
+    options: ModelOptions | None = None,
+) -> Model:
+    """Opens the model with so many contexts, and these options or those of the command line."""
     from flashllm.library import open as library_open
 
-    return library_open.open_directory(directory, options_of(arguments), contexts=contexts)
+    options = options or options_of(arguments)
+    return library_open.open_directory(directory, options, contexts=contexts)
 
 
 def start_launcher(arguments: argparse.Namespace) -> EngineLauncher:

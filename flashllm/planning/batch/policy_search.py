@@ -152,13 +152,13 @@ def largest_fitting(
 
     wanted, smallest = policy.block, Block(policy.block.batch_rows, 1)
     if fits(smallest):
-        batches = _most(wanted.batches, lambda n: fits(Block(wanted.batch_rows, n)))
+        batches = most_that_holds(wanted.batches, lambda n: fits(Block(wanted.batch_rows, n)))
         return BatchPolicy(Block(wanted.batch_rows, batches), policy.placement)
-    rows = _most(wanted.batch_rows, lambda n: fits(Block(n, 1)))
+    rows = most_that_holds(wanted.batch_rows, lambda n: fits(Block(n, 1)))
     return BatchPolicy(Block(rows, 1), policy.placement) if rows else None
 
 
-def _most(limit: int, holds: Callable[[int], bool]) -> int:
+def most_that_holds(limit: int, holds: Callable[[int], bool]) -> int:
     """The most up to `limit` for which it holds, which it does for all below; 0 if for none."""
     low, high = 0, limit
     while low < high:

@@ -1,0 +1,249 @@
+"""Batches that have to give what one-by-one runs give, byte for byte, however they are run.
+
+    python -m benchmarks.batch_equal [MODEL ...] [--rows 200] [--kills 50] [--full] [--seed 0]
+
+For each model (the two demos): rows of mixed lengths, some with stop texts, answered one by one;
+then at three ceilings, by five policies, by every schedule, with overlap and without, in two
+pipeline stages, and by three workers of Ray of which one is killed (left out and named where Ray is
+not installed). Each setting of each kind occurs; --full runs all of their combinations. Last,
+`kill -9` at random moments, --kills of them: the same command goes on each time, and what it has
+written in the end are the same bytes. Ends with exit code 1 at the first difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import psutil
+
+from benchmarks.own_command import ended, remark
+from flashllm.cli.commands.batch import EXIT_ROW_ERRORS
+from flashllm.cli.shared.flags import argument
+from flashllm.errors import BenchmarkInvalid
+from flashllm.flash.manifest import read_manifest
+from flashllm.library.open import model_directory
+from flashllm.options import ModelOptions
+from flashllm.planning.plan import make_plan
+from flashllm.settings.values import parse_count, parse_positive
+from flashllm.units import MIB
+
+NAME = "batch_equal"
+MODELS = ("demo", "demo-moe")
+CONTEXT = "192"
+POLICIES = (
+    (),
+    ("--block", "7"),
+    ("--block", "32"),
+    ("--policy", "8,2,0,50,0,100,0,100"),
+    ("--policy", "5,3,0,25,0,30,0,100"),
+)
+"""Of a block, beside row by row."""
+SCHEDULES = ("continuous", "zigzag", "diagonal")
+OVERLAPS = ("layer", "none")
+SPARE_MIB = (64, 128, None)
+"""Ceilings: so much above the least of a single row; None: what is free."""
+WORDS = (
+    "ocean", "forest", "river", "stone", "bread", "music", "winter", "horse", "doctor", "ship",
+    "moon", "garden", "window", "letter", "summer", "table", "island", "silver", "market", "bridge",
+)  # fmt: skip
+EXIT_CODES = (0, EXIT_ROW_ERRORS)
+"""A row that is too long for the context has an error each time."""
+SECONDS_MAX = 900.0
+
+
+def main() -> int:
+    """Run everything; the last line of the output is JSON."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{NAME}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("models", nargs="*", default=MODELS, metavar="MODEL")
+    add("--rows", type=argument(parse_positive), default=200, metavar="N")
+    add("--kills", type=argument(parse_count), default=50, metavar="N")
+    add("--full", action="store_true", help="all combinations, not each setting once")
+    add("--seed", type=argument(parse_count), default=0)
+    options = parser.parse_args()
+    done: dict[str, dict[str, int]] = {}
+    for name in options.models:
+        with tempfile.TemporaryDirectory(prefix="batch-equal-") as folder:
+            done[name] = checked(str(model_directory(name)), Path(folder), options)
+    print(json.dumps({"rows": options.rows, "equal": True, "models": done}))
+    return 0
+
+
+def checked(model: str, folder: Path, options: argparse.Namespace) -> dict[str, int]:
+    """How many runs of each kind gave the same bytes; `BenchmarkInvalid` at one that did not."""
+    rows = write_rows(folder / "rows.jsonl", options.rows, Random(options.seed))
+    begin = time.monotonic()
+    expected = answered(model, rows, folder / "alone", ())
+    seconds = time.monotonic() - begin
+    remark(NAME, f"{model}: {options.rows} rows one by one in {seconds:.1f} s")
+    count: dict[str, int] = {"settings": 0, "stages": 0, "ray": 0, "kills": 0}
+    for flags in settings(model, full=options.full):
+        equal(expected, answered(model, rows, folder / "out", flags), flags)
+        count["settings"] += 1
+    stages = ("--stages", "2", "--block", "8")
+    equal(expected, answered(model, rows, folder / "out", stages), stages)
+    count["stages"] += 1
+    if importlib.util.find_spec("ray") is None:
+        remark(NAME, "left out: workers of Ray, which is not installed")
+    else:
+        flags = ("--ray", "local", "--workers", "3", "--block", "4")
+        equal(expected, answered(model, rows, folder / "out", flags, kills_worker=True), flags)
+        count["ray"] += 1
+    flags = ("--block", "8")
+    count["kills"] = killed(
+        model, rows, folder / "out", expected, flags, options.kills, seconds, Random(options.seed)
+    )
+    return count
+
+
+def write_rows(path: Path, count: int, random: Random) -> Path:
+    """Rows whose prompts and answers have many lengths."""
+    with path.open("w") as file:
+        for number in range(count):
+            text = f"What does {random.choice(WORDS)} mean?"
+            if number % 3 == 0:
+                text = " ".join(random.choice(WORDS) for _ in range(random.randrange(1, 16)))
+            row = {"id": f"row {number}", "prompt": text, "max_tokens": random.randrange(1, 40)}
+            if number % 5 == 0:
+                row["stop"] = random.choice(["of", "the", ";", "zzz"])
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def settings(model: str, *, full: bool) -> Iterator[tuple[str, ...]]:
+    """Flags of runs: all combinations, or each setting at least once."""
+    least = least_mib(model)
+    ceilings = [() if spare is None else ("--memory", f"{least + spare}MiB") for spare in SPARE_MIB]
+    schedules = [("--schedule", name) for name in SCHEDULES]
+    overlaps = [("--overlap", name) for name in OVERLAPS]
+    if full:
+        for chosen in itertools.product(POLICIES, ceilings, schedules, overlaps):
+            yield tuple(itertools.chain.from_iterable(chosen))
+        return
+    kinds: Sequence[Sequence[tuple[str, ...]]] = (POLICIES, ceilings, schedules, overlaps)
+    # Lists of lengths without a common divisor, but for one: 15 rows have most pairs.
+    for number in range(len(POLICIES) * len(ceilings)):
+        yield tuple(
+            itertools.chain.from_iterable(
+                kind[(number + number // (3 * at + 1)) % len(kind)] for at, kind in enumerate(kinds)
+            )
+        )
+
+
+def least_mib(model: str) -> int:
+    """The least ceiling of one row of this context."""
+    from flashllm.engine.loading import scenario_of
+
+    assert read_manifest(Path(model)) is not None
+    facts = scenario_of(Path(model), ModelOptions(context=int(CONTEXT)), None)
+    plan = make_plan(facts.spec, facts.sizes, facts.options, None)
+    return plan.smallest_bytes // MIB + 1
+
+
+def answered(
+    model: str, rows: Path, out: Path, flags: tuple[str, ...], *, kills_worker: bool = False
+) -> bytes:
+    """The bytes of OUT, begun anew; `BenchmarkInvalid` where the command fails."""
+    for path in (out, out.with_name(out.name + ".partial")):
+        path.unlink(missing_ok=True)
+    process = started(model, rows, out, flags)
+    if kills_worker:
+        remark(NAME, f"worker {kill_worker(process, out)} was killed")
+    _, said = process.communicate(timeout=SECONDS_MAX)
+    if process.returncode not in EXIT_CODES:
+        last = (said.strip().splitlines() or ["no message"])[-1]
+        raise BenchmarkInvalid(f"{' '.join(flags)}: exit code {process.returncode}: {last}")
+    return out.read_bytes()
+
+
+def started(model: str, rows: Path, out: Path, flags: tuple[str, ...]) -> subprocess.Popen[str]:
+    """`flashllm batch`, which goes on with OUT where it was."""
+    command = [sys.executable, "-m", "flashllm", "batch", str(rows), str(out), model]
+    command += ["--ctx-size", CONTEXT, *flags]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def kill_worker(process: subprocess.Popen[str], out: Path) -> int:
+    """Kills one of Ray's workers once there are answers; its process id."""
+    end = time.monotonic() + SECONDS_MAX
+    while process.poll() is None and time.monotonic() < end:
+        if out.exists() and out.stat().st_size:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if child.name().startswith("ray::") and "IDLE" not in child.name():
+                        child.kill()
+                        return child.pid
+        time.sleep(0.02)
+    raise BenchmarkInvalid("no worker of Ray was found while it answered")
+
+
+def equal(expected: bytes, found: bytes, flags: tuple[str, ...]) -> None:
+    """`BenchmarkInvalid`, with the first line that differs."""
+    words = " ".join(flags) or "as it is"
+    if found == expected:
+        remark(NAME, f"equal: {words}")
+        return
+    pairs = itertools.zip_longest(expected.splitlines(), found.splitlines(), fillvalue=b"nothing")
+    number, lines = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+    shown = " instead of ".join(repr(line[:200]) for line in reversed(lines))
+    raise BenchmarkInvalid(f"{words}: line {number + 1} is {shown}")
+
+
+def killed(
+    model: str,
+    rows: Path,
+    out: Path,
+    expected: bytes,
+    flags: tuple[str, ...],
+    kills: int,
+    seconds: float,
+    random: Random,
+) -> int:
+    """Kills at random moments of runs of some `seconds`, until there were so many."""
+    done = 0
+    while done < kills:
+        for path in (out, out.with_name(out.name + ".partial")):
+            path.unlink(missing_ok=True)
+        while True:
+            process = started(model, rows, out, flags)
+            wait = random.uniform(0.0, 1.2 * seconds) if done < kills else None
+            try:
+                process.communicate(timeout=SECONDS_MAX if wait is None else wait)
+                break
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                if wait is None:
+                    raise BenchmarkInvalid(f"not done after {SECONDS_MAX:.0f} s") from None
+                done += 1
+        if process.returncode not in EXIT_CODES:
+            raise BenchmarkInvalid(f"after {done} kills: exit code {process.returncode}")
+        equal(expected, out.read_bytes(), (*flags, f"after {done} kills"))
+    return done
+
+
+if __name__ == "__main__":
+    raise SystemExit(ended(NAME, main))

@@ -1,0 +1,125 @@
+"""Rows of random tokens, runs of `flashllm batch` on them, and this machine's rates beside them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.memory_limit import limited
+from benchmarks.own_command import CommandError, ask
+from benchmarks.peers.contenders import environment, memory_ceiling_bytes
+from flashllm.hardware.machine_profile import Profile, load
+from flashllm.planning.cost_model import CHUNK, ResidentBytes
+from flashllm.planning.plan import MAX_READ_BYTES
+from flashllm.spec import ModelSpec
+
+FIRST_ID = 10
+"""Ids before are marks of beginnings and ends in many vocabularies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows of one length of prompts and of answers."""
+
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def context(self) -> int:
+        """Tokens for which a row has room."""
+        return self.prompt_tokens + self.new_tokens + 1
+
+
+def parse_case(text: str) -> Case:
+    """`256+32`: tokens of a prompt and of its answer; `ValueError` for anything else."""
+    prompt, answer = text.split("+")
+    case = Case(int(prompt), int(answer))
+    if min(case.prompt_tokens, case.new_tokens) < 1:
+        raise ValueError(text)
+    return case
+
+
+def random_prompts(vocab_size: int, rows: int, case: Case, seed: int = 0) -> list[list[int]]:
+    """Prompts that share no beginning, the same ones each time."""
+    random = Random(seed)
+    return [
+        [random.randrange(FIRST_ID, vocab_size) for _ in range(case.prompt_tokens)]
+        for _ in range(rows)
+    ]
+
+
+def write_rows(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> Path:
+    """A file of rows for `flashllm batch`."""
+    rows = ({"prompt": list(ids), "max_tokens": new_tokens} for ids in prompts)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+    return path
+
+
+def run_batch(
+    model: Path, rows: Path, case: Case, flags: Sequence[str], limit_bytes: int | None = None
+) -> dict[str, Any]:
+    """What `flashllm batch --json` printed, in a process of its own; `CommandError` if it failed.
+
+    With a limit the kernel holds it to that, and it gets `--memory` a little below.
+    """
+    command = [sys.executable, "-m", "flashllm", "batch", str(rows), str(rows) + ".answers"]
+    command += [str(model), "--overwrite", "--json", "--ctx-size", str(case.context), *flags]
+    if limit_bytes is None:
+        return _printed(command)
+    command += ["--memory", str(memory_ceiling_bytes(limit_bytes))]
+    with limited(limit_bytes) as group:
+        return _printed(group.command(command))
+
+
+def measured_profile(model: Path, folder: Path) -> tuple[Path, Profile]:
+    """A quick profile of the model's disk and of this machine, made now, and its file."""
+    path = folder / "profile.json"
+    ask("bench", "io", str(model), "--quick", "--json", "--profile", str(path))
+    return path, load(path)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBound:
+    """The least time of a batch: its products at the rate of chunks, and its reads in order."""
+
+    product_seconds: float
+    disk_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Both can go on at once."""
+        return max(self.product_seconds, self.disk_seconds)
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, stride: int, profile: Profile, report: dict[str, Any], used: float
+    ) -> BatchBound:
+        """Of a run, by its tokens and bytes; a token uses the share `used` of all bundles."""
+        rates = profile.rates
+        assert rates is not None
+        resident, chunk = ResidentBytes.of(spec), rates.kernel_bytes_per_second
+        new, prompts = report["completion_tokens"], report["prompt_tokens"]
+        bundles = spec.bundled_layers * spec.bundles_per_layer * stride * used
+        matrices = resident.attention + resident.gate
+        tokens = new + prompts
+        products = tokens * bundles / chunk[CHUNK.format(spec.dtype)]
+        products += (tokens * matrices + new * resident.head) / chunk[
+            CHUNK.format(spec.matrix_dtype)
+        ]
+        in_order = profile.throughput(MAX_READ_BYTES, profile.best_threads(MAX_READ_BYTES))
+        return cls(products, report["bytes_per_token"] * new / in_order)
+
+
+def _printed(command: Sequence[str]) -> dict[str, Any]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise CommandError(said.removeprefix("flashllm: "), done.returncode)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

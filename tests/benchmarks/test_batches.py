@@ -1,0 +1,95 @@
+"""Benchmarks of batches: what they compare, bound, cover and draw."""
+
+from __future__ import annotations
+
+import itertools
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flashllm.convert.families.known_shapes import describe_shape
+
+from benchmarks import batch_equal, batches
+from benchmarks.batch_policies import Compared
+from benchmarks.batch_policies import table as policies_table
+from benchmarks.batch_report import Measured, draw
+from benchmarks.batch_runs import BatchBound, Case, parse_case, random_prompts, write_rows
+from benchmarks.batches import ACCELERATE, BLOCKS, ONE_BY_ONE, Run
+from flashllm.planning.cost_model import CHUNK
+from tests.support.profiles import RATES, law
+
+CASE = Case(256, 32)
+
+
+def test_blocks_are_compared_with_the_others_of_their_case() -> None:
+    runs = [
+        Run(ONE_BY_ONE, "--block 1", 8, CASE, 256, 128.0, 256e9, 64.0),
+        Run(ACCELERATE, "batch 8", 8, CASE, 256, 512.0, None),
+        Run(BLOCKS, "--block 64", 64, CASE, 2048, 256.0, 128e9, 192.0),
+        Run(ACCELERATE, "batch 1", 8, Case(32, 128), problem="out of memory"),
+    ]
+    lines = [
+        [cell.strip() for cell in line.split("|")] for line in batches.table(runs, 64).split("\n")
+    ]
+    one, peer, block, failed = (line for line in lines[2:] if len(line) > 1)
+    assert one[5:7] == ["2", "1024 (extrapolated)"]
+    assert one[8:11] == ["1", "0.50", "4.00 in tokens/s, 16.0 in tokens/GB"]
+    assert peer[6:11] == ["4096 (extrapolated)", "unknown", "", "", "16.00 in tokens/s"]
+    assert block[5:7] == ["8", "256"]
+    assert block[9:11] == ["0.75", ""]
+    assert failed[5] == "out of memory"
+
+
+def test_the_bound_is_the_larger_of_products_and_reads() -> None:
+    spec, profile = describe_shape("llama-2-7b"), law(1e-9, 2e9)
+    report: dict[str, Any] = {"completion_tokens": 10, "prompt_tokens": 90, "bytes_per_token": 1e9}
+    stride = spec.bundle_bytes
+    bound = BatchBound.of(spec, stride, profile, report, 1.0)
+    assert bound.disk_seconds == pytest.approx(10e9 / 2e9, rel=0.01)
+    weights = 2 * (6_738_415_616 - 2 * spec.vocab_size * spec.d_model)
+    head = 2 * spec.vocab_size * spec.d_model
+    rate = RATES.kernel_bytes_per_second[CHUNK.format("f16")]
+    assert bound.product_seconds == pytest.approx((100 * weights + 10 * head) / rate, rel=0.01)
+    assert bound.seconds == max(bound.disk_seconds, bound.product_seconds)
+
+
+def test_settings_have_each_choice_and_full_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_equal, "least_mib", lambda _: 100)
+    some = list(batch_equal.settings("m", full=False))
+    words = set(itertools.chain.from_iterable(some))
+    assert {"164MiB", "228MiB", *batch_equal.SCHEDULES, *batch_equal.OVERLAPS} <= words
+    for policy in batch_equal.POLICIES:
+        assert any(flags[: len(policy)] == policy for flags in some)
+    every = list(batch_equal.settings("m", full=True))
+    assert len(set(every)) == len(every) == 5 * 3 * 3 * 2
+    assert set(some) <= set(every)
+
+
+def test_rows_are_the_same_each_time_and_share_no_beginning(tmp_path: Path) -> None:
+    prompts = random_prompts(600, 20, Case(12, 3))
+    assert prompts == random_prompts(600, 20, parse_case("12+3"))
+    assert len({tuple(ids[:2]) for ids in prompts}) == 20
+    assert write_rows(tmp_path / "rows", prompts, 3).read_text().count('"max_tokens": 3') == 20
+
+
+def test_errors_of_predictions_are_signed() -> None:
+    one = Compared("1,1,0,100,0,100,0,100", (), 1, 1.2, 1.0, 10, 1.1)
+    assert one.error == pytest.approx(0.2)
+    assert "+20%" in policies_table([one, Compared("x", (), 4, problem="too small")])
+
+
+def test_a_report_is_drawn(tmp_path: Path) -> None:
+    report = {
+        "completion_tokens": 20,
+        "bytes_per_token": 5e5,
+        "prefill": {"wall_ns": 4_000_000},
+        "decode": {"parts_ns": {"attention": 6_000_000, "ffn": 10_000_000}},
+    }
+    ways = [Measured(f"{n} rows", n, (), [n, 3.0, n], [report] * 3) for n in (1, 4)]
+    assert ways[1].tokens_per_second == 5
+    assert ways[0].tokens_per_megabyte == 2
+    assert ways[0].parts == {"prompts": 0.2, "attention": 0.3, "ffn": 0.5}
+    options = Namespace(model=Path("m"), case=CASE)
+    path = draw(ways, ways[:1], tmp_path / "batches.png", options)
+    assert path.read_bytes().startswith(b"\x89PNG")
