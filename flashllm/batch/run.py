@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashllm.batch.answer_lines import AnswerForm
@@ -79,6 +79,7 @@ class BatchSummary:
             "ceiling_bytes": plan.ceiling_bytes,
             "rss_peak_bytes": rss_peak_bytes(),
             "workers": workers,
+            "device": None if plan.device is None else asdict(plan.device),
         }
 
 

@@ -53,7 +53,8 @@ examples:
   flashllm bench kv ~/big.flash --text notes.txt --kv infinigen --pool 80%
 """
 
-_ABLATION_FIXED = ("ctx_size", "policy", "overlap", "kv_memory", "kv_dir", "keep_kv")
+_ABLATION_FIXED = ("ctx_size", "policy", "overlap", "kv_memory", "kv_dir", "keep_kv",
+                   "device", "device_memory")  # fmt: skip
 """Options that an ablation has no use for."""
 
 
