@@ -177,9 +177,10 @@ fuzz-parsers: $(TEST_STAMP)
 # input, or with ALL=1 by all of them, which takes as long as they do.
 COVERAGE := build/coverage
 COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks --ignore=tests/machines --ignore=tests/wheel, \
-  tests/batch tests/cli/test_plan_batch.py tests/conversations tests/convert tests/engine/test_hot_set.py tests/engine/test_kept_context.py tests/faults tests/flash \
-  tests/fuzz tests/hardware tests/kv_cache/test_kept_file.py tests/planning/test_batch_costs.py tests/predictors/test_skewing.py tests/test_sanitize.py \
-  tests/test_spec.py tests/untrusted)
+  tests/batch tests/cli/test_plan_batch.py tests/conversations tests/convert tests/engine/test_hot_set.py \
+  tests/engine/test_kept_context.py tests/faults tests/flash tests/fuzz tests/hardware \
+  tests/kv_cache/test_kept_file.py tests/planning/test_batch_costs.py tests/predictors/test_skewing.py \
+  tests/test_sanitize.py tests/test_spec.py tests/untrusted)
 coverage: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(COVERAGE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DFLASHLLM_TESTS=ON -DFLASHLLM_FUZZ=ON -DFLASHLLM_COVERAGE=ON >/dev/null

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -155,7 +156,7 @@ def test_a_copy_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(input_rows.shutil, "copyfileobj", full)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
     for scratch in (tmp_path / "none", tmp_path):
         read, write = os.pipe()
         os.close(write)
