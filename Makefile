@@ -176,7 +176,8 @@ fuzz-parsers: $(TEST_STAMP)
 # The core by its own tests and the kept inputs of its targets; the Python by the tests of what checks
 # input, or with ALL=1 by all of them, which takes as long as they do.
 COVERAGE := build/coverage
-COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks --ignore=tests/machines --ignore=tests/wheel, \
+COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks \
+  --ignore=tests/machines/test_data_parallel.py --ignore=tests/wheel, \
   tests/batch tests/cli/test_plan_batch.py tests/conversations tests/convert tests/engine/test_hot_set.py \
   tests/engine/test_kept_context.py tests/faults tests/flash tests/fuzz tests/hardware \
   tests/kv_cache/test_kept_file.py tests/planning/test_batch_costs.py tests/predictors/test_skewing.py \
