@@ -176,8 +176,12 @@ fuzz-parsers: $(TEST_STAMP)
 # The core by its own tests and the kept inputs of its targets; the Python by the tests of what checks
 # input, or with ALL=1 by all of them, which takes as long as they do.
 COVERAGE := build/coverage
-COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks --ignore=tests/machines --ignore=tests/wheel,tests/batch tests/conversations \
-  tests/convert tests/faults tests/flash tests/fuzz tests/test_sanitize.py tests/test_spec.py tests/untrusted)
+COVERAGE_TESTS := $(if $(ALL),tests --ignore=tests/benchmarks \
+  --ignore=tests/machines/test_data_parallel.py --ignore=tests/wheel, \
+  tests/batch tests/cli/test_plan_batch.py tests/conversations tests/convert tests/engine/test_hot_set.py \
+  tests/engine/test_kept_context.py tests/faults tests/flash tests/fuzz tests/hardware \
+  tests/kv_cache/test_kept_file.py tests/planning/test_batch_costs.py tests/predictors/test_skewing.py \
+  tests/test_sanitize.py tests/test_spec.py tests/untrusted)
 coverage: $(TEST_STAMP)
 	@$(BIN)/cmake -S . -B $(COVERAGE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DFLASHLLM_TESTS=ON -DFLASHLLM_FUZZ=ON -DFLASHLLM_COVERAGE=ON >/dev/null
@@ -187,7 +191,8 @@ coverage: $(TEST_STAMP)
 	@for target in $(FUZZ_CORE); do \
 	  $(COVERAGE)/tests/fuzz/native/fuzz_$$target -runs=0 tests/fuzz/corpus/$$target; done
 	@rm -f $(COVERAGE)/python*
-	COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage run -m pytest -q $(COVERAGE_TESTS)
+	COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage run -m pytest -q $(COVERAGE_TESTS) \
+	  --numprocesses=2 --dist=loadfile
 	@COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage combine --quiet
 	@COVERAGE_FILE=$(COVERAGE)/python $(BIN)/python -m coverage json --quiet -o $(COVERAGE)/python.json
 	$(BIN)/python -m tests.coverage --native $(COVERAGE) --python $(COVERAGE)/python.json \

@@ -212,9 +212,8 @@ class KeptFile:
         if not self._read(record.rows_at + self._layers * layer_bytes, checksums.view(np.uint8)):
             return False
         for layer in range(self._layers):
-            if not self._read(record.rows_at + layer * layer_bytes, rows):
-                return False
-            if core.crc32c(rows) != int(checksums[layer]):
+            is_whole = self._read(record.rows_at + layer * layer_bytes, rows)
+            if not is_whole or core.crc32c(rows) != int(checksums[layer]):
                 return False
             cache.append_encoded(layer, len(head.ids), rows)
         return True

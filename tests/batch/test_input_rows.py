@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flashllm.batch import input_rows
 from flashllm.batch.input_rows import InputRows
-from flashllm.batch.row import Row, RowFailure
-from flashllm.errors import ReadFailed, UsageError
+from flashllm.batch.row import Row, RowDefaults, RowFailure
+from flashllm.errors import FlashllmError, ReadFailed, UsageError
 from tests.batch.batches import open_rows
 
 
@@ -111,6 +115,55 @@ def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
         Path(path).write_bytes(b'{"prompt": "b"}\n{"prompt": "c"}\n')
         with pytest.raises(ReadFailed, match="was changed while"):
             rows.row(0)
+
+
+class FailingFile(io.FileIO):
+    """Rows on a device that fails from the read of that number on."""
+
+    def __init__(self, path: str, whole_reads: int) -> None:
+        super().__init__(path)
+        self.reads = iter(range(whole_reads))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        if next(self.reads, None) is None:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().readline(size)
+
+
+def test_a_file_that_cannot_be_read_through_or_later(tmp_path: Path) -> None:
+    path = written(tmp_path, b'{"prompt": "a"}\n' * 3)
+
+    def opened(whole_reads: int) -> InputRows:
+        file: Any = FailingFile(path, whole_reads)
+        return input_rows.read_rows(file, path, RowDefaults())
+
+    for reads in range(4):
+        with pytest.raises(ReadFailed, match=r"rows\.jsonl: cannot be read: Input/output error"):
+            opened(reads)
+    with opened(5) as rows:
+        assert isinstance(rows.row(2), Row)
+        with pytest.raises(ReadFailed, match=r"rows\.jsonl: cannot be read: Input/output error"):
+            rows.row(0)
+
+
+def test_what_standard_input_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed; name a file"):
+        input_rows.open_source("-")
+
+
+def test_a_copy_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    for scratch in (tmp_path / "none", tmp_path):
+        read, write = os.pipe()
+        os.close(write)
+        descriptors = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(FlashllmError, match="a copy of rows"):
+            input_rows.read_rows(os.fdopen(read, "rb"), "rows", RowDefaults(), scratch)
+        assert len(os.listdir("/proc/self/fd")) == descriptors - 1
 
 
 MEASURE = """

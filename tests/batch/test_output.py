@@ -16,8 +16,9 @@ import pytest
 from flashllm.batch import output as output_module
 from flashllm.batch.answer_lines import AnswerForm, read_answer
 from flashllm.batch.encoded_row import EncodedRow
+from flashllm.batch.journal import read_header
 from flashllm.batch.row import RowFailure
-from flashllm.errors import CannotCreate, DestinationExists, NotEnoughSpace
+from flashllm.errors import CannotCreate, DestinationExists, NotEnoughSpace, ReadFailed
 from tests.batch.batches import (
     KEY,
     answers,
@@ -303,6 +304,11 @@ def test_a_file_of_the_journals_name_that_is_none(tmp_path: Path, content: bytes
         run(tmp_path)
     assert (tmp_path / "answers.jsonl.partial").read_bytes() == content
     assert names(tmp_path) == ["answers.jsonl.partial"]
+
+
+def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ReadFailed, match="cannot be read: Is a directory"):
+        read_header(tmp_path)
 
 
 def test_two_batches_into_one_file(tmp_path: Path) -> None:

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from flashllm.cli.main import main
+from flashllm.errors import UsageError
 from flashllm.hardware.machine_profile import save
-from flashllm.planning.batch.machine import MACHINES, known_machines
+from flashllm.planning.batch.machine import (
+    FILE_BYTES_MAX,
+    MACHINES,
+    known_machines,
+    read_values,
+)
 from flashllm.units import GIB
 from tests.support.profiles import law
 
@@ -187,6 +193,15 @@ def test_bad_machines(
     file.write_text(text)
     assert main(["plan", "opt-30b", *T4, "--machine", str(file)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_files_that_are_no_machine(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--machine .*: cannot be read \(Is a directory\)"):
+        read_values(tmp_path)
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(FILE_BYTES_MAX + 1)
+    with pytest.raises(UsageError, match="large: is too large to describe a machine"):
+        read_values(tmp_path / "large")
 
 
 def test_every_machine_that_comes_along_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from flashllm.convert import describe
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from flashllm.errors import UnsupportedModel
 from flashllm.spec import ModelSpec
@@ -147,6 +149,27 @@ def test_two_names_of_one_kind_of_scaling(tmp_path: Path) -> None:
     assert found.rope is not None
     assert found.rope.attention_factor == pytest.approx(1.29957, abs=1e-5)
     assert (found.activation, found.gate, found.sparse) == ("relu2", "none", True)
+
+
+def test_scaling_that_is_sharper_by_two_weights(tmp_path: Path) -> None:
+    """As published configurations of DeepSeek have it; the factor is that of transformers."""
+    scaling = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.2, "mscale_all_dim": 0.7}
+    scaling["original_max_position_embeddings"] = 4096
+    values = sizes(128, 256, 2, 4, 64, max_position_embeddings=163840)
+    found = spec(tmp_path, "llama", **values, hidden_act="silu", rope_scaling=scaling)
+    config = LlamaConfig(**values, rope_parameters={**scaling, "rope_theta": 10000.0})
+    _, factor = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    assert found.rope is not None
+    assert found.rope.attention_factor == pytest.approx(factor, abs=1e-6)
+    assert factor > 1.05
+
+
+def test_scaling_that_kinds_of_layers_have_alike(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
+    values = sizes(128, 256, 2, 4, 64, hidden_act="silu", max_position_embeddings=256)
+    alike = {"full_attention": scaling, "sliding_attention": scaling}
+    found = spec(tmp_path, "llama", **values, rope_parameters=alike)
+    assert found == spec(tmp_path, "llama", **values, rope_parameters=scaling)
 
 
 def test_scaled_in_three_places(tmp_path: Path) -> None:

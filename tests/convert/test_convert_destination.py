@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flashllm.convert import convert, verify
-from flashllm.convert.output import destination
+from flashllm.convert.output import destination, predictor_files
 
 from flashllm.errors import (
     CannotCreate,
@@ -444,5 +444,9 @@ def test_predictors_are_copied_and_checked(source: Path, tmp_path: Path) -> None
     write_predictors(predictors, d_ffn=20)
     (tmp_path / "p" / "activity.json").write_text('{"layers": [{}]}')
     with pytest.raises(LayoutError, match="does not describe 2 layers"):
+        convert(source, tmp_path / "other", predictors=predictors)
+    with (tmp_path / "p" / "activity.json").open("r+b") as file:
+        file.truncate(predictor_files.ACTIVITY_BYTES_MAX + 1)
+    with pytest.raises(LayoutError, match=r"activity\.json: larger than"):
         convert(source, tmp_path / "other", predictors=predictors)
     assert not (tmp_path / "other").exists()

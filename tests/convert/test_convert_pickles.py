@@ -229,5 +229,12 @@ def test_what_is_true_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     use_process(monkeypatch, tmp_path, f"say([{GOOD!r}])")
     with open_checkpoint(source, allow_pickle=True) as checkpoint:
         assert checkpoint.tensors["t"].nbytes == 24
+    for told in (7, GOOD[:4], [GOOD]):
+        use_process(monkeypatch, tmp_path, f"say([{told!r}])")
+        assert "holds more than tensors" in str(refusal(source))
+    (source / "second.bin").write_bytes((source / "pytorch_model.bin").read_bytes())
+    use_process(monkeypatch, tmp_path, f"say([{GOOD!r}])")
+    with pytest.raises(NotACheckpoint, match="torch says too little of it"):
+        pickled.open_pickles(source, ["pytorch_model.bin", "second.bin"])
     use_process(monkeypatch, tmp_path, f"say([{GOOD!r}, {GOOD!r}])")
     assert "several tensors have one name" in str(refusal(source))

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from flashllm.convert import convert, describe, verify
-from flashllm.convert.source.gguf_types import block_type
+from flashllm.convert.source.gguf_types import block_type, decoded_by_package, find_type
 from safetensors.numpy import load_file
 
 from flashllm.core.numpy_twin.rows import decode
@@ -315,6 +315,7 @@ def test_the_package_is_needed_for_other_blocks_only(
     monkeypatch.setitem(sys.modules, "gguf", None)
     block_type.cache_clear()
     assert describe(exact.gguf).dtype == "int8"
+    assert (find_type("q8_0"), find_type("q5_0")) == (block_type(8, ""), None)
     with pytest.raises(UsageError, match=r"type 6, which the package gguf .*flashllm\[gguf\]"):
         describe(other.gguf)
 
@@ -341,6 +342,14 @@ def test_rows_in_pairs_are_those_of_rotations_of_neighbours() -> None:
     expected = (of_halves(queries, angles[0]) * of_halves(keys, angles[1])).sum(axis=1)
     found = of_neighbours(of_file(queries), angles[0]) * of_neighbours(of_file(keys), angles[1])
     np.testing.assert_allclose(found.sum(axis=1), expected, rtol=1e-12)
+
+
+def test_what_the_package_does_not_decode() -> None:
+    """Types that it has the sizes of, and no weights are ever stored in."""
+    kind = find_type("q8_1")
+    assert kind is not None
+    with pytest.raises(UnsupportedModel, match="Q8_1: the installed gguf cannot decode it"):
+        decoded_by_package(np.zeros(kind.block_bytes, np.uint8), kind)
 
 
 def test_parts_of_a_model(tmp_path: Path) -> None:
@@ -386,6 +395,21 @@ def test_scaling_by_wavelength_is_recognised_by_its_factors(tmp_path: Path) -> N
     append_tensor(files.gguf, tmp_path / "other.gguf", "rope_freqs.weight", factors)
     with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight holds factors"):
         describe(tmp_path / "other.gguf")
+    (tmp_path / "both").mkdir()
+    kinds = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 8.0}
+    linear = write_gguf(tmp_path / "source", tmp_path / "both", "llama", metadata=kinds).gguf
+    append_tensor(linear, tmp_path / "both.gguf", "rope_freqs.weight", plain * 8)
+    with pytest.raises(UnsupportedModel, match="holds factors that nobody"):
+        describe(tmp_path / "both.gguf")
+    factors[20] /= 1.1
+    append_tensor(linear, tmp_path / "set.gguf", "rope_freqs.weight", factors)
+    with pytest.raises(UnsupportedModel, match=r"rope\.scaling\.type and rope_freqs.* both set"):
+        describe(tmp_path / "set.gguf")
+    config = json.loads((tmp_path / "source" / "config.json").read_text())
+    of_kind = {"rope_type": "linear", "factor": 8.0, "rope_theta": 500000.0}
+    config["rope_parameters"] = of_kind
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    assert describe(linear) == describe(tmp_path / "source", dtype="f32")
     append_tensor(files.gguf, tmp_path / "two.gguf", "rope_freqs.weight", np.ones((2, 32)))
     with pytest.raises(UnsupportedModel, match="is no row of F32"):
         describe(tmp_path / "two.gguf")
@@ -416,6 +440,7 @@ def append_tensor(source: Path, path: Path, name: str, values: np.ndarray) -> No
         ({"qwen3moe.expert_gating_func": 2}, "expert_gating_func is 2; supported: 1"),
         ({"qwen3moe.expert_shared_count": 1}, "expert_shared_count is 1; nobody"),
         ({"qwen3moe.rope.scaling.type": "longrope"}, "'longrope'; supported"),
+        ({"qwen3moe.block_count": "two"}, "num_hidden_layers is 'two'"),
         ({"qwen3moe.block_count": [2, 3]}, "block_count differs between layers"),
         ({"qwen3moe.attention.value_length": 16}, "value_length is 16, but keys have 32"),
         ({"qwen3moe.rope.dimension_count": 8}, r"partial_rotary_factor is 0\.25"),

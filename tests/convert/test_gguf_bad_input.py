@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flashllm.convert import convert, describe
+from flashllm.convert.source.gguf_files import find_gguf
 from flashllm.convert.source.gguf_header import (
     HEADER_BYTES_MAX,
     STRINGS_MAX,
@@ -295,6 +296,11 @@ def test_files_without_the_ending_are_known_by_their_content(tmp_path: Path, mod
     (tmp_path / "notes").write_bytes(b"hello")
     with pytest.raises(NotACheckpoint, match="not a directory"):
         describe(tmp_path / "notes")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
+def test_a_file_whose_beginning_cannot_be_read_is_none() -> None:
+    assert find_gguf(Path("/proc/self/mem")) is None  # nothing is at address 0
 
 
 def test_types_that_are_no_weights(tmp_path: Path, model: Path) -> None:

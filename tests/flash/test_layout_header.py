@@ -134,6 +134,8 @@ def test_rows_that_a_neuron_has_no_room_for() -> None:
         ({"neurons_per_bundle": (1 << 20) + 1, "down_columns": (1 << 20) + 1}, "expected 1 to"),
         ({"neurons_per_bundle": 24, "down_columns": 24}, "stride of 32768 for bundles of 36864"),
         ({"neurons_per_bundle": 21, "down_columns": 21}, "bundle_bytes is 30720, but .* 32256"),
+        ({"biases": 1}, "1 biases of an expert; expected 0 or 3"),
+        ({"biases": 3}, "bundle_bytes is 30720, but|for bundles of 31904 bytes"),
         ({"major": 1}, "unused bytes of the header are not zero"),
     ],
 )
@@ -195,6 +197,13 @@ def test_offsets_are_disjoint_and_inside(header: BundleHeader, data: st.DataObje
         assert header.offset(layer, bundle + 1) == offset + header.stride
     elif layer + 1 < header.n_layers:
         assert header.offset(layer + 1, 0) == offset + header.stride
+
+
+def test_neighbouring_layers_are_counted_from_0_again() -> None:
+    some = HEADER.of_layers(range(1, 3))
+    assert [some.offset(layer, 5) for layer in range(2)] == [HEADER.offset(n, 5) for n in (1, 2)]
+    with pytest.raises(IndexError, match="2 layers of 64 bundles"):
+        some.offset(2, 0)
 
 
 @pytest.mark.parametrize(("layer", "bundle"), [(-1, 0), (4, 0), (0, -1), (0, 64)])

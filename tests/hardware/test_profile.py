@@ -151,6 +151,12 @@ def test_what_is_no_profile_at_all_is_refused(tmp_path: Path) -> None:
         profiles.load(tmp_path / "absent")
     with pytest.raises(ProfileError, match="no such file"):
         profiles.load(tmp_path)
+    with pytest.raises(ProfileError, match="cannot be read"):
+        profiles.load(tmp_path / ("long" * 500))
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(profiles.FILE_BYTES_MAX + 1)
+    with pytest.raises(ProfileError, match="too large to be a profile"):
+        profiles.load(tmp_path / "large")
     missing = linear_profile().to_json()
     del missing["date"]
     with pytest.raises(ProfileError, match="'date' is missing"):
@@ -171,6 +177,7 @@ def test_the_kept_profile_of_a_device_is_found(
     device = describe_device(tmp_path)
     path = profiles.save(linear_profile(device=device))
     assert path.parent == tmp_path / "home" / "profiles"
+    assert profiles.find(tmp_path / ("long" * 500)) is None  # nor is the device known
     found = profiles.find(tmp_path / "not" / "there" / "yet")
     assert found is not None
     assert found.device == device

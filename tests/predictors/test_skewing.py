@@ -111,6 +111,7 @@ def test_a_file_that_cannot_be_used_is_left_alone_with_a_word(model: Path, tmp_p
     flipped[-7] ^= 4
     assert "layers.1.skewing at offset" in changed(model, tmp_path / "flipped", bytes(flipped))
     assert "reach to" in changed(model, tmp_path / "short", whole[:-4])
+    assert "larger than" in changed(model, tmp_path / "long", whole + bytes(2 << 20))
     assert "too few" in changed(model, tmp_path / "empty", b"")
     other = whole.replace(b'"version":"1"', b'"version":"9"')
     assert "version '9'" in changed(model, tmp_path / "version", other)
@@ -121,10 +122,17 @@ def test_a_file_that_cannot_be_used_is_left_alone_with_a_word(model: Path, tmp_p
     assert "no metadata" in changed(model, tmp_path / "bare", bare)
     shutil.copytree(model, tmp_path / "skewed")
     with Store(model) as store:
+        assert usable_skewing(model, store.spec)[1] == ""
         shape = (store.spec.n_kv_heads, store.spec.head_dim, store.spec.head_dim)
-        write_skewing(tmp_path / "skewed", [np.ones(shape, np.float32)] * store.spec.n_layers)
-        with pytest.raises(FlashllmError, match="not orthogonal"):
-            read_skewing(tmp_path / "skewed", store.spec)
+        for value in (1, 1e30, np.inf, np.nan):
+            matrices = [np.full(shape, value, np.float32)] * store.spec.n_layers
+            write_skewing(tmp_path / "skewed", matrices)
+            with pytest.raises(FlashllmError, match="not orthogonal"):
+                read_skewing(tmp_path / "skewed", store.spec)
+        for layers in (matrices[1:], [*matrices, matrices[0]]):
+            write_skewing(tmp_path / "skewed", layers)
+            with pytest.raises(FlashllmError, match="not of the shape of this model"):
+                read_skewing(tmp_path / "skewed", store.spec)
         (tmp_path / "skewed" / SKEWING_FILE).unlink()
         assert read_skewing(tmp_path / "skewed", store.spec) is None
         assert "no file" in usable_skewing(tmp_path / "skewed", store.spec)[1]

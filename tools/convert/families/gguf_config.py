@@ -220,14 +220,16 @@ def _wavelength_factors(count: int, theta: float, factor: float) -> NDArray[np.f
 
 def _read_row(model: GgufModel) -> NDArray[np.float32]:
     """The factors of the frequencies."""
-    for name, header in zip(model.files.names, model.headers, strict=True):
-        for tensor in header.tensors:
-            if tensor.name == _FREQUENCIES:
-                found = np.empty(tensor.shape, np.float32)
-                with RangeFile(source_file(model.files.directory, name)) as file:
-                    file.read_into(found.view(np.uint8).data, tensor.offset)
-                return found
-    raise AssertionError(_FREQUENCIES)
+    name, tensor = next(
+        (name, tensor)
+        for name, header in zip(model.files.names, model.headers, strict=True)
+        for tensor in header.tensors
+        if tensor.name == _FREQUENCIES
+    )
+    found = np.empty(tensor.shape, np.float32)
+    with RangeFile(source_file(model.files.directory, name)) as file:
+        file.read_into(found.view(np.uint8).data, tensor.offset)
+    return found
 
 
 def _check_rotated(
