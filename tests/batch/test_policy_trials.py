@@ -55,7 +55,8 @@ def test_the_fastest_that_fits_is_chosen(
 def test_where_nothing_fits_the_last_reason_is_told() -> None:
     @contextlib.contextmanager
     def opened(policy: BatchPolicy) -> Iterator[Any]:
-        raise MemoryCeilingTooSmall(f"{policy.block.rows} rows are too many", 1)
+        if policy.block.rows:
+            raise MemoryCeilingTooSmall(f"{policy.block.rows} rows are too many", 1)
         yield
 
     with pytest.raises(MemoryCeilingTooSmall, match="1 rows are too many"):
